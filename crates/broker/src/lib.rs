@@ -1,0 +1,1 @@
+//! The embedded single-node broker: the Kafka protocol over segment files

@@ -1,0 +1,1 @@
+//! The drone-delivery application: requests, workflow and the five simulated services

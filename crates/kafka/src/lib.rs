@@ -1,0 +1,1 @@
+//! Consumers, producers and the partitioner over rdkafka; bytes in, bytes out

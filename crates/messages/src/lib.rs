@@ -1,0 +1,1 @@
+//! The Avro records of the topics, their framing, headers and topic names

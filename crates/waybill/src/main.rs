@@ -1,0 +1,2 @@
+//! The waybill program.
+fn main() {}

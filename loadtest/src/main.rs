@@ -1,0 +1,2 @@
+//! The open-loop load generator
+fn main() {}
