@@ -15,7 +15,7 @@ mod partitioner;
 mod record;
 mod time;
 
-pub use id::{Attempt, Epoch, OperationId, OwnerId, PartitionId, Offset};
+pub use id::{Attempt, Epoch, Offset, OperationId, OwnerId, PartitionId};
 pub use operation::{
     Created, OperationError, OperationRow, OperationState, ProcessState, RequestHash, StepError,
     StepProgress, StepState,

@@ -42,7 +42,10 @@ impl Add<Duration> for Timestamp {
     type Output = Self;
 
     fn add(self, duration: Duration) -> Self {
-        Self(self.0.saturating_add(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)))
+        Self(
+            self.0
+                .saturating_add(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)),
+        )
     }
 }
 
@@ -50,7 +53,10 @@ impl Sub<Duration> for Timestamp {
     type Output = Self;
 
     fn sub(self, duration: Duration) -> Self {
-        Self(self.0.saturating_sub(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)))
+        Self(
+            self.0
+                .saturating_sub(i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)),
+        )
     }
 }
 

@@ -195,8 +195,10 @@ pub trait Store: fmt::Debug + Send + Sync {
     ) -> BoxFuture<'_, Result<Vec<DueEntry>, StoreError>>;
 
     /// The first bucket of a shard that was not swept to its end; `None` before the first advance.
-    fn due_cursor(&self, shard: PartitionId)
-    -> BoxFuture<'_, Result<Option<DueBucket>, StoreError>>;
+    fn due_cursor(
+        &self,
+        shard: PartitionId,
+    ) -> BoxFuture<'_, Result<Option<DueBucket>, StoreError>>;
 
     /// Moves the sweep cursor of a shard durably; entries before it may be forgotten.
     fn advance_due_cursor(
