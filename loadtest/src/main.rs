@@ -1,2 +1,97 @@
-//! The open-loop load generator
-fn main() {}
+//! An open-loop load generator for Waybill.
+//!
+//! Requests leave at their intended times whatever the answers do, and every latency counts from
+//! the intended time, so that a server that stalls cannot hide it. Acceptance (the answer 202) and
+//! end to end (the final state, from the status topic) are measured apart.
+
+mod client;
+mod completion;
+mod cpu;
+mod report;
+mod run;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Parser, ValueEnum};
+
+use crate::completion::Completions;
+use crate::cpu::Usage;
+
+/// Sends deliveries to a running Waybill at a fixed rate and measures what becomes of them.
+#[derive(Parser, Debug)]
+#[command(version)]
+struct Arguments {
+    /// The API.
+    #[arg(long, default_value = "127.0.0.1:8080")]
+    http: SocketAddr,
+    /// A Kafka-protocol broker, for the status topic.
+    #[arg(long, default_value = "127.0.0.1:9092")]
+    brokers: String,
+    /// The prefix of Waybill's topics.
+    #[arg(long, default_value = "waybill")]
+    topic_prefix: String,
+    /// Deliveries a second.
+    #[arg(long, default_value_t = 1_000.0)]
+    rate: f64,
+    /// Deliveries in all.
+    #[arg(long, default_value_t = 10_000)]
+    count: usize,
+    /// How requests travel.
+    #[arg(long, value_enum, default_value_t = Transport::Single)]
+    transport: Transport,
+    /// Connections. With `single`, the number of requests that can be under way.
+    #[arg(long, default_value_t = 64)]
+    connections: usize,
+    /// Requests in one batch, with `batch`.
+    #[arg(long, default_value_t = 100)]
+    batch: usize,
+    /// How long completions are waited for after the last request, in seconds. 0 only accepts.
+    #[arg(long, default_value_t = 60)]
+    wait_seconds: u64,
+    /// A process whose CPU and memory are reported, by thread.
+    #[arg(long)]
+    pid: Option<u32>,
+    /// Writes the report as JSON to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// How requests travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Transport {
+    /// One HTTP/1.1 request a delivery.
+    Single,
+    /// NDJSON batches.
+    Batch,
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    anyhow::ensure!(arguments.rate > 0.0, "--rate must be above 0");
+    anyhow::ensure!(arguments.connections > 0 && arguments.batch > 0, "nothing can be sent");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let completions = runtime
+        .block_on(Completions::follow(&arguments.brokers, &arguments.topic_prefix))
+        .context("the status topic cannot be followed")?;
+    let before = arguments.pid.map(Usage::read).transpose()?;
+    let run = runtime.block_on(run::run(&arguments, &completions))?;
+    let finished = completions.finish(run.accepted, Duration::from_secs(arguments.wait_seconds));
+    let after = arguments.pid.map(Usage::read).transpose()?;
+    let usage = before.zip(after).map(|(before, after)| after.since(&before));
+    let report = report::Report::new(&arguments, &run, &finished, usage.as_ref());
+    print!("{report}");
+    if let Some(path) = &arguments.json {
+        let json = serde_json::to_vec_pretty(&report)?;
+        std::fs::write(path, json).with_context(|| format!("{} cannot be written", path.display()))?;
+    }
+    anyhow::ensure!(
+        arguments.wait_seconds == 0 || finished.completed == run.accepted,
+        "{} of {} accepted deliveries did not complete in time",
+        run.accepted - finished.completed.min(run.accepted),
+        run.accepted
+    );
+    Ok(())
+}

@@ -1,1 +1,66 @@
-//! The embedded single-node broker: the Kafka protocol over segment files
+//! An embedded, single-node broker that speaks the Kafka protocol over TCP.
+//!
+//! **What it is for:** development, tests and one machine. It has no replication, no
+//! transactions, no authentication and no encryption: bind it to addresses that you trust.
+//! Beyond one machine, Apache Kafka takes its place by configuration alone, because everything
+//! that talks to it uses an ordinary Kafka client (librdkafka, kcat, the Java client).
+//!
+//! What must hold:
+//!
+//! * **A record batch is kept as it was sent.** Only the base offset and the partition leader
+//!   epoch are rewritten; both lie outside the batch's checksum. Whatever codec a producer used
+//!   is what its consumer gets.
+//! * **Acknowledged means kept.** On a topic with `flush.messages=1` a produce request is
+//!   answered, and its records become visible to consumers, only after they were synced to disk;
+//!   everything that waits shares one sync. On other topics an acknowledged record survives the
+//!   death of the process, not that of the machine. A disk that fails takes its partition
+//!   offline: nothing is acknowledged that may be lost.
+//! * **A torn tail is cut at the last whole batch** when a partition is opened, with a log line.
+//! * **Nothing is polled.** A waiting fetch is woken by the append itself.
+//! * **No bytes make it panic, and memory is bounded.** Malformed frames close the one
+//!   connection that sent them; frame sizes, connections, requests per connection and the bytes
+//!   in flight are limited by [`BrokerConfig`].
+//!
+//! Deliberately absent: looking into the records of a batch (they are the client's, and may be
+//! compressed with any codec), fetch sessions, log compaction, quotas, access control, the
+//! consumer group protocol of KIP-848, message formats older than version 2.
+//!
+//! On disk, below [`BrokerConfig::data_dir`]: `lock` (one process owns the directory), `meta/`
+//! (topics, producer id blocks, log starts and group offsets in an embedded key-value store) and
+//! `logs/<topic>/<partition>/<base offset>.log` with an `.index` beside each closed segment.
+
+mod api;
+mod broker;
+mod config;
+mod connection;
+mod group;
+mod log;
+mod meta;
+mod server;
+mod stats;
+mod sync;
+mod topic_config;
+mod topics;
+mod wire;
+
+pub use broker::{Broker, BrokerFailure, StartError};
+pub use config::BrokerConfig;
+pub use stats::Stats;
+pub use topic_config::{TopicConfig, TopicConfigError};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks `mutex`. The guarded values are valid between any two statements, so that a panic
+/// elsewhere while one was held harms nobody else.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Milliseconds since the Unix epoch, as the protocol counts time.
+fn now_ms() -> i64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| {
+            i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+        })
+}

@@ -114,3 +114,7 @@ counter! {
     /// The number of a partition's ownership; every new owner has a higher one.
     Epoch(u64)
 }
+counter! {
+    /// The number of a batch of commands of one partition engine, counted from 0.
+    BatchNumber(u64)
+}

@@ -9,16 +9,29 @@
 //! What must hold here: no message leaves before the row that intends it is durable, a checkpoint
 //! never passes unfinished work, and the same events in the same order give the same commands.
 
+mod advance;
+mod definition;
 mod id;
 mod operation;
+mod partition;
 mod partitioner;
 mod record;
+mod step;
 mod time;
+mod tracker;
+mod workflow;
 
-pub use id::{Attempt, Epoch, Offset, OperationId, OwnerId, PartitionId};
+pub use definition::{
+    Backoff, Condition, DurationError, StepDefinition, WorkflowDefinition, parse_duration,
+};
+pub use id::{Attempt, BatchNumber, Epoch, Offset, OperationId, OwnerId, PartitionId};
 pub use operation::{
     Created, OperationError, OperationRow, OperationState, ProcessState, RequestHash, StepError,
     StepProgress, StepState,
+};
+pub use partition::{
+    Batch, Command, EngineCheckpoint, EngineConfig, EngineStats, Event, ForwardRecord, Held,
+    InFlight, Message, Ownership, PartitionEngine, RowChange,
 };
 pub use partitioner::{murmur2, partition_for};
 pub use record::{
@@ -26,3 +39,5 @@ pub use record::{
     Source, StatusKind, StepReply, StepRequest,
 };
 pub use time::{Stamp, Timestamp};
+pub use tracker::OffsetTracker;
+pub use workflow::{Step, StepCondition, StepSet, Workflow, WorkflowError, Workflows};

@@ -1,1 +1,46 @@
-//! Consumers, producers and the partitioner over rdkafka; bytes in, bytes out
+//! Consumers, a producer and topic administration over rdkafka: bytes in, bytes out.
+//!
+//! This crate exists so that librdkafka's settings, threads and error codes are dealt with once,
+//! and no role has to know them. What the bytes mean is the business of `waybill-messages`.
+//!
+//! What must hold here:
+//!
+//! * **Nothing is committed behind the caller's back.** Automatic commits and automatic offset
+//!   stores are off, and no property can switch them on.
+//! * **A missing offset is never skipped over.** A [`PartitionConsumer`] that is asked to start
+//!   where the log no longer (or not yet) is reports [`PollError::OffsetOutOfRange`].
+//! * **Every record that was taken for sending is settled exactly once**, and a failure says
+//!   whether the record may have been appended nevertheless ([`ProduceError`]).
+//! * **Memory is bounded**: consumers by `queue_kib_max`, the producer by `queue_records_max` and
+//!   `queue_kib_max`; a full producer queue hands the token back at once.
+//!
+//! Deliberately absent: `pause` and `resume` (they throw prefetched records away; to stop polling
+//! is the backpressure), per-partition queues (lost wake-ups), transactions, librdkafka's own
+//! partitioners (every record names its partition, see [`partition_for`]), and futures per record.
+
+mod admin;
+mod client_log;
+mod delivery;
+mod error;
+mod group_consumer;
+mod native;
+mod partition_consumer;
+mod poll;
+mod producer;
+mod record;
+mod settings;
+mod settlement;
+
+pub use admin::{Admin, AdminError, TopicSpec};
+pub use delivery::{Delivered, DeliveredShared, Delivery, ProduceError};
+pub use error::{ClientError, RequestError};
+pub use group_consumer::{GroupConsumer, GroupHandler, GroupOptions, TopicPartition};
+pub use partition_consumer::{ConsumerOptions, PartitionConsumer};
+pub use poll::{PollError, PollLimits, Polled};
+pub use producer::{Producer, ProducerOptions, SendError};
+/// librdkafka's error codes, local and the broker's alike.
+pub use rdkafka::types::RDKafkaErrorCode as ErrorCode;
+pub use record::{Header, Headers, OutRecord, RawRecord, RecordRef};
+pub use settings::KafkaSettings;
+pub use settlement::{Settled, Settlement};
+pub use waybill_engine::{murmur2, partition_for};

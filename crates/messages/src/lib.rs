@@ -1,1 +1,36 @@
-//! The Avro records of the topics, their framing, headers and topic names
+//! The records of the topics: their Avro schemas, framing, headers and topic names.
+//!
+//! This crate exists so that the engine's values stay free of how they look on the wire, and no
+//! role has to know Avro. [`Record`] encodes and decodes the engine's own values; the wire structs
+//! behind it are private.
+//!
+//! What must hold here:
+//!
+//! * **Whatever bytes arrive, decoding returns.** It never panics; values over
+//!   [`VALUE_BYTES_MAX`] are not looked at, and no length that a record announces makes it allocate
+//!   more than 16 MiB.
+//! * **A record is read with the schema that it was written with**, found by its fingerprint or by
+//!   its registry id, and resolved to the current one. What cannot be found is an error that says
+//!   what is missing, never a guess.
+//! * **Every released version stays readable.** The copies under `schemas/released/` are part of
+//!   the decoders, and a test holds them to it.
+//!
+//! Deliberately absent: the W3C trace context, which travels in a header
+//! ([`headers::TRACEPARENT`]): decoded values have no `traceparent` until the caller sets it.
+
+mod codec;
+mod error;
+mod failed_operation;
+pub mod headers;
+mod operation_request;
+mod operation_status;
+mod record;
+mod step_reply;
+mod step_request;
+mod topics;
+mod wire;
+
+pub use codec::{Schemas, VALUE_BYTES_MAX, WriterSchema};
+pub use error::{DecodeError, EncodeError, SchemaError};
+pub use record::{RECORD_SCHEMAS, Record, RecordSchema};
+pub use topics::{Topics, is_topic_name};

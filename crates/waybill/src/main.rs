@@ -1,2 +1,122 @@
-//! The waybill program.
-fn main() {}
+//! The waybill program: reads what is wanted, starts it, and turns its end into an exit code.
+
+use std::error::Error;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use waybill::admin::Admin;
+use waybill::cli::{Cli, Command, ConfigCommand, Role};
+use waybill::config::{Config, Environment, load_workflows};
+use waybill::shutdown::{Running, Signals};
+use waybill::telemetry::{self, Metrics, VERSION};
+
+/// Something failed.
+const FAILED: u8 = 1;
+
+/// The command line or the configuration was refused; the parser of the command line ends with
+/// the same code.
+const REFUSED: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let environment = Environment::of_process();
+    let config = match cli.configuration(&environment) {
+        Ok(config) => config,
+        Err(error) => return report(REFUSED, &error),
+    };
+    match (&cli.command, cli.command.role()) {
+        (_, Some(role)) => run(role, &config, &environment),
+        (
+            Command::Config {
+                command: ConfigCommand::Show,
+            },
+            None,
+        ) => show(&config),
+        (_, None) => check(&config),
+    }
+}
+
+/// Prints the effective configuration.
+fn show(config: &Config) -> ExitCode {
+    let yaml = match config.to_yaml() {
+        Ok(yaml) => yaml,
+        Err(error) => return report(FAILED, &error),
+    };
+    match std::io::stdout().write_all(yaml.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(FAILED, &error),
+    }
+}
+
+/// Checks what the configuration refers to.
+fn check(config: &Config) -> ExitCode {
+    match load_workflows(&config.workflows) {
+        Ok(_) => {
+            println!("ok");
+            ExitCode::SUCCESS
+        }
+        Err(error) => report(REFUSED, &error),
+    }
+}
+
+fn run(role: Role, config: &Config, environment: &Environment) -> ExitCode {
+    let metrics = match telemetry::install(&config.telemetry) {
+        Ok(metrics) => metrics,
+        Err(error) => return report(FAILED, &error),
+    };
+    tracing::info!(version = VERSION, ?role, "starting");
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => return report(FAILED, &error),
+    };
+    let outcome = runtime.block_on(live(role, config, environment, metrics));
+    // Whatever is left was cut off on purpose.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(()) => {
+            tracing::info!("stopped");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            // Its causes were logged when it happened.
+            tracing::error!(%error, "stopped after a failure");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// The whole life of a process with roles.
+async fn live(
+    role: Role,
+    config: &Config,
+    environment: &Environment,
+    metrics: Metrics,
+) -> anyhow::Result<()> {
+    let mut signals = Signals::of_process().context("signals cannot be received")?;
+    let running = Running::new();
+    let admin = Admin::new(metrics);
+    let all_started = admin.readiness.expect("the start of every role");
+    let start = async {
+        let listen = config.admin.listen;
+        let bound = admin.start(listen, &running).await;
+        bound.with_context(|| format!("the admin address {listen} cannot be bound"))?;
+        waybill::roles::start(role, config, environment, &admin, &running).await?;
+        all_started.set(true);
+        Ok(())
+    };
+    Ok(running
+        .run(start, &mut signals, config.shutdown_timeout)
+        .await?)
+}
+
+/// Says on standard error what went wrong, with every cause.
+fn report(code: u8, error: &(dyn Error + 'static)) -> ExitCode {
+    let causes: Vec<String> = anyhow::Chain::new(error).map(ToString::to_string).collect();
+    eprintln!("waybill: {}", causes.join(": "));
+    ExitCode::from(code)
+}

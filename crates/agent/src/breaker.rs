@@ -1,0 +1,173 @@
+//! The circuit breaker before one service.
+//!
+//! [`recloser`] decides when it opens, half-opens and closes. This wrapper adds what an agent needs
+//! beside that: when to come back while it is open, a bound on concurrent probes while it is
+//! half-open (recloser lets every call through then), and its state as a metric. The state shown is
+//! what callers last saw: it turns to open with the first call that is refused.
+
+use std::future::Future;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use metrics::Gauge;
+use recloser::{AsyncRecloser, Recloser};
+use tokio::time::Instant;
+
+/// When a breaker opens, and for how long.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct BreakerSettings {
+    /// The share of failures among the last `calls` at which it opens.
+    pub(crate) failure_rate: f32,
+    /// How many calls the share is taken over; it stays closed until that many were made.
+    pub(crate) calls: usize,
+    /// How long it stays open.
+    pub(crate) open_for: Duration,
+    /// How many calls probe the service before it closes, and how many of them at once.
+    pub(crate) half_open_calls: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Breaker {
+    recloser: AsyncRecloser,
+    settings: BreakerSettings,
+    view: Mutex<View>,
+    gauge: Gauge,
+}
+
+/// What is known of recloser's state, which it does not tell.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum View {
+    Closed,
+    /// Seen refusing calls for the first time at `since`.
+    Open {
+        since: Instant,
+    },
+    HalfOpen {
+        in_flight: usize,
+        finished: usize,
+    },
+}
+
+/// How a call ended, in the breaker's eyes. What the service refused for good is a success of the
+/// service.
+pub(crate) enum Judged<T> {
+    Healthy(T),
+    Failure(T),
+}
+
+/// The breaker refused the call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Refused {
+    /// When it may let calls through again.
+    pub(crate) retry_after: Duration,
+}
+
+impl Breaker {
+    pub(crate) fn new(settings: BreakerSettings, gauge: Gauge) -> Self {
+        let recloser = Recloser::custom()
+            .error_rate(settings.failure_rate)
+            .closed_len(settings.calls)
+            .half_open_len(settings.half_open_calls)
+            .open_wait(settings.open_for)
+            .build();
+        gauge.set(0.0);
+        Self {
+            recloser: AsyncRecloser::from(recloser),
+            settings,
+            view: Mutex::new(View::Closed),
+            gauge,
+        }
+    }
+
+    /// Makes the call, unless the breaker is open or enough calls probe the service already.
+    pub(crate) async fn call<T>(
+        &self,
+        call: impl Future<Output = Judged<T>>,
+    ) -> Result<T, Refused> {
+        if matches!(*self.view(), View::HalfOpen { in_flight, .. }
+            if in_flight >= self.settings.half_open_calls)
+        {
+            return Err(Refused {
+                retry_after: self.settings.open_for / 10,
+            });
+        }
+        let guarded = async {
+            let _in_flight = self.admitted();
+            match call.await {
+                Judged::Healthy(value) => Ok(value),
+                Judged::Failure(value) => Err(value),
+            }
+        };
+        match self.recloser.call(guarded).await {
+            Ok(value) => {
+                self.finished();
+                Ok(value)
+            }
+            Err(recloser::Error::Inner(value)) => {
+                self.finished();
+                Ok(value)
+            }
+            Err(recloser::Error::Rejected) => Err(Refused {
+                retry_after: self.refused(),
+            }),
+        }
+    }
+
+    /// A call was let through: it is a probe, if the breaker was open before.
+    fn admitted(&self) -> Option<InFlight<'_>> {
+        let mut view = self.view();
+        match &mut *view {
+            View::Closed => return None,
+            View::Open { .. } => {
+                *view = View::HalfOpen {
+                    in_flight: 1,
+                    finished: 0,
+                };
+                self.gauge.set(1.0);
+            }
+            View::HalfOpen { in_flight, .. } => *in_flight += 1,
+        }
+        Some(InFlight(self))
+    }
+
+    /// A call's result was counted. Recloser decides at the result after its ring has filled.
+    fn finished(&self) {
+        let mut view = self.view();
+        if let View::HalfOpen { finished, .. } = &mut *view {
+            *finished += 1;
+            if *finished > self.settings.half_open_calls {
+                *view = View::Closed;
+                self.gauge.set(0.0);
+            }
+        }
+    }
+
+    fn refused(&self) -> Duration {
+        let now = Instant::now();
+        let mut view = self.view();
+        let since = match *view {
+            View::Open { since } if now < since + self.settings.open_for => since,
+            View::Open { .. } | View::Closed | View::HalfOpen { .. } => {
+                *view = View::Open { since: now };
+                self.gauge.set(2.0);
+                now
+            }
+        };
+        (since + self.settings.open_for).saturating_duration_since(now)
+    }
+
+    fn view(&self) -> MutexGuard<'_, View> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts a probe until it ends, however it ends.
+struct InFlight<'a>(&'a Breaker);
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        if let View::HalfOpen { in_flight, .. } = &mut *self.0.view() {
+            *in_flight = in_flight.saturating_sub(1);
+        }
+    }
+}

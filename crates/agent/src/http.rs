@@ -1,0 +1,399 @@
+//! The declarative HTTP agent: a YAML mapping from step to request.
+//!
+//! What must hold:
+//!
+//! * Every attempt at a step carries the same idempotency key, and the time by which it must be
+//!   done.
+//! * A failure is called without effect only where that is sure: what broke off after the request
+//!   may have left is [`Outcome::Unknown`].
+//! * No value of an operation changes the host that is called, or adds a path segment or a header.
+//!
+//! Deliberately absent: redirects, cookies, proxies from the environment, and bodies other than
+//! JSON.
+
+mod answer;
+mod client;
+mod config;
+mod plan;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use hyper::Response;
+use hyper::body::Incoming;
+use tokio::time::{Instant, sleep, timeout_at};
+use waybill_engine::{Outcome, murmur2};
+
+pub use config::{
+    AgentConfig, AgentsFile, BreakerConfig, HttpConfig, PoolConfig, RequestConfig, RetriesConfig,
+    StatusSet, StatusesConfig,
+};
+
+use crate::breaker::{Breaker, BreakerSettings, Judged};
+use crate::handler::{Handler, StepCall, not_attempted, permanent, transient, unknown};
+use crate::metrics::breaker_state;
+use crate::template::{Scope, TemplateError};
+use answer::{Judge, Verdict, retry_after};
+use client::{BodyError, Client, read_body};
+use plan::{Plan, StepPlan};
+
+/// Why agents cannot be loaded from their file.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file is not YAML, or holds unknown keys or unsuitable values.
+    #[error("the agents' file cannot be read")]
+    Yaml {
+        /// What and where.
+        #[source]
+        source: Box<serde_saphyr::Error>,
+    },
+    /// One of the agents cannot work.
+    #[error("agent {agent:?} cannot be loaded")]
+    Agent {
+        /// Its name.
+        agent: String,
+        /// Why.
+        #[source]
+        source: Box<LoadError>,
+    },
+    /// A value does not fit.
+    #[error("`{key}`: {why}")]
+    Invalid {
+        /// The key's path.
+        key: String,
+        /// What is wrong with its value.
+        why: String,
+    },
+    /// A template does not fit.
+    #[error("`{key}` is not a template that can be used")]
+    Template {
+        /// The key's path.
+        key: String,
+        /// What is wrong with it.
+        #[source]
+        source: TemplateError,
+    },
+    /// The system's TLS library refused to start.
+    #[error("TLS is not available")]
+    Tls {
+        /// Why.
+        #[source]
+        source: native_tls::Error,
+    },
+}
+
+impl LoadError {
+    fn invalid(key: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::Invalid {
+            key: key.into(),
+            why: why.into(),
+        }
+    }
+}
+
+/// An agent's name and its handler, as [`Agents::start`](crate::Agents::start) takes them.
+pub type NamedHandler = (String, Arc<dyn Handler>);
+
+impl AgentsFile {
+    /// Parses a file; no agent is checked yet.
+    ///
+    /// # Errors
+    ///
+    /// If it is not YAML of the documented shape.
+    pub fn from_yaml(text: &str) -> Result<Self, LoadError> {
+        serde_saphyr::from_str(text).map_err(|source| LoadError::Yaml {
+            source: Box::new(source),
+        })
+    }
+
+    /// Makes the agents, by name. `variables` are what `{name}` in a `baseUrl` stands for.
+    ///
+    /// # Errors
+    ///
+    /// If an agent's settings cannot work, or two have the same name.
+    pub fn load(
+        &self,
+        variables: &BTreeMap<String, String>,
+    ) -> Result<Vec<NamedHandler>, LoadError> {
+        let mut seen = BTreeSet::new();
+        self.agents
+            .iter()
+            .map(|agent| {
+                if !seen.insert(&agent.name) {
+                    return Err(LoadError::invalid("name", "two agents have it"));
+                }
+                let handler = HttpAgent::new(&agent.name, &agent.http, variables)?;
+                Ok((agent.name.clone(), Arc::new(handler) as Arc<dyn Handler>))
+            })
+            .zip(&self.agents)
+            .map(|(loaded, agent)| {
+                loaded.map_err(|source| LoadError::Agent {
+                    agent: agent.name.clone(),
+                    source: Box::new(source),
+                })
+            })
+            .collect()
+    }
+}
+
+/// An agent that performs each step as one HTTP exchange.
+#[derive(Debug)]
+pub struct HttpAgent {
+    plan: Plan,
+    judge: Judge,
+    client: Client,
+    breaker: Breaker,
+    retries: RetriesConfig,
+    timeout: Duration,
+    concurrency_max: usize,
+    response_bytes_max: usize,
+}
+
+/// What one exchange came to.
+struct Exchanged {
+    outcome: Outcome,
+    /// How long the service asks to wait.
+    retry_after: Option<Duration>,
+}
+
+impl HttpAgent {
+    /// Makes the agent `name`.
+    ///
+    /// # Errors
+    ///
+    /// If its settings cannot work.
+    pub fn new(
+        name: &str,
+        config: &HttpConfig,
+        variables: &BTreeMap<String, String>,
+    ) -> Result<Self, LoadError> {
+        check(name, config)?;
+        let plan = Plan::compile(config, variables)?;
+        if config.http2 && plan.is_tls() {
+            return Err(LoadError::invalid(
+                "http2",
+                "is for services that offer it without TLS",
+            ));
+        }
+        Ok(Self {
+            judge: Judge::compile(config)?,
+            client: Client::new(config, plan.is_tls())?,
+            breaker: Breaker::new(
+                BreakerSettings {
+                    failure_rate: config.breaker.failure_rate,
+                    calls: config.breaker.calls,
+                    open_for: config.breaker.open_for,
+                    half_open_calls: config.breaker.half_open_calls,
+                },
+                breaker_state(name),
+            ),
+            plan,
+            retries: config.retries.clone(),
+            timeout: config.timeout,
+            concurrency_max: config.concurrency_max,
+            response_bytes_max: config.response_bytes_max,
+        })
+    }
+
+    async fn perform(&self, call: &StepCall) -> Outcome {
+        let step = &call.request.step;
+        let Some(plan) = self.plan.step(step) else {
+            return permanent(
+                "step-unknown",
+                format!("this agent has no request for the step {step:?}"),
+            );
+        };
+        let key = call.idempotency_key();
+        let scope = Scope::new(&call.request, &key);
+        let mut retry = 0;
+        loop {
+            let request = match self.plan.render(plan, &scope) {
+                Ok(request) => request,
+                Err(error) => return permanent(error.code(), error.to_string()),
+            };
+            let exchange = async {
+                let exchanged = self.exchange(plan, request, call.deadline).await;
+                match exchanged.outcome {
+                    Outcome::Transient { .. } | Outcome::Unknown { .. } => {
+                        Judged::Failure(exchanged)
+                    }
+                    Outcome::Success { .. }
+                    | Outcome::Permanent { .. }
+                    | Outcome::NotAttempted { .. } => Judged::Healthy(exchanged),
+                }
+            };
+            let exchanged = match self.breaker.call(exchange).await {
+                Ok(exchanged) => exchanged,
+                Err(refused) => {
+                    return not_attempted(
+                        "breaker-open",
+                        "the service has failed too often; its circuit breaker is open",
+                        refused.retry_after,
+                    );
+                }
+            };
+            if !matches!(exchanged.outcome, Outcome::Transient { .. }) || retry == self.retries.max
+            {
+                return exchanged.outcome;
+            }
+            let delay = self.delay(retry, &key, exchanged.retry_after);
+            if delay > self.retries.delay_max || delay >= call.remaining() {
+                return exchanged.outcome;
+            }
+            sleep(delay).await;
+            retry += 1;
+        }
+    }
+
+    /// The wait before a retry: the backoff, doubled each time, of which between half and all is
+    /// taken; at least what the service asks for.
+    fn delay(&self, retry: u32, key: &str, asked: Option<Duration>) -> Duration {
+        let backoff = self
+            .retries
+            .backoff
+            .saturating_mul(2_u32.saturating_pow(retry))
+            .min(self.retries.delay_max);
+        // Operations spread over the interval by their key; no random source is needed for that.
+        let spread = f64::from(murmur2(key.as_bytes()) ^ retry) / f64::from(u32::MAX);
+        backoff
+            .mul_f64(0.5 + spread / 2.0)
+            .max(asked.unwrap_or_default())
+    }
+
+    /// Sends one request and judges the answer, within the time that there is.
+    async fn exchange(
+        &self,
+        step: &StepPlan,
+        request: hyper::Request<http_body_util::Full<bytes::Bytes>>,
+        deadline: Instant,
+    ) -> Exchanged {
+        let until = deadline.min(Instant::now() + self.timeout);
+        let exchange = async {
+            match self.client.send(request).await {
+                Ok(response) => self.judge(step, response).await,
+                Err(error) if error.is_connect() => Exchanged::of(transient(
+                    "connect-failed",
+                    format!("no connection to the service: {}", chain(&error)),
+                )),
+                Err(error) => Exchanged::of(unknown(
+                    "outcome-unknown",
+                    format!("the exchange broke off: {}", chain(&error)),
+                )),
+            }
+        };
+        timeout_at(until, exchange).await.unwrap_or_else(|_| {
+            Exchanged::of(unknown(
+                "outcome-unknown",
+                "the service did not answer in time",
+            ))
+        })
+    }
+
+    async fn judge(&self, step: &StepPlan, response: Response<Incoming>) -> Exchanged {
+        let (head, body) = response.into_parts();
+        let verdict = self.judge.verdict(head.status);
+        let body = read_body(body, self.response_bytes_max).await;
+        let outcome = match (verdict, body) {
+            (Verdict::Success, _) if step.keep.is_empty() => Outcome::Success {
+                outputs: Vec::new(),
+            },
+            (Verdict::Success, Ok(body)) => step.keep.outcome(&body),
+            (Verdict::Success, Err(BodyError::TooLarge)) => unknown(
+                "answer-too-large",
+                format!(
+                    "the service's answer has more than {} bytes",
+                    self.response_bytes_max
+                ),
+            ),
+            (Verdict::Success, Err(BodyError::Incomplete(error))) => unknown(
+                "answer-incomplete",
+                format!("the service's answer broke off: {}", chain(&error)),
+            ),
+            (failure, body) => self
+                .judge
+                .failure(failure, head.status, body.as_deref().ok()),
+        };
+        Exchanged {
+            outcome,
+            retry_after: retry_after(&head.headers),
+        }
+    }
+}
+
+impl Handler for HttpAgent {
+    fn run<'a>(&'a self, call: &'a StepCall) -> BoxFuture<'a, Outcome> {
+        self.perform(call).boxed()
+    }
+
+    fn concurrency_max(&self) -> usize {
+        self.concurrency_max
+    }
+}
+
+impl Exchanged {
+    fn of(outcome: Outcome) -> Self {
+        Self {
+            outcome,
+            retry_after: None,
+        }
+    }
+}
+
+/// Refuses settings that no agent can work with.
+fn check(name: &str, config: &HttpConfig) -> Result<(), LoadError> {
+    let name_fits = !name.is_empty()
+        && name.len() <= 100
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+    if !name_fits {
+        return Err(LoadError::invalid(
+            "name",
+            "is not made of lower-case letters, digits and hyphens (100 at most)",
+        ));
+    }
+    for (key, value) in [
+        ("concurrencyMax", config.concurrency_max),
+        ("breaker.calls", config.breaker.calls),
+        ("breaker.halfOpenCalls", config.breaker.half_open_calls),
+    ] {
+        if !(1..=100_000).contains(&value) {
+            return Err(LoadError::invalid(key, "is not between 1 and 100000"));
+        }
+    }
+    for (key, value) in [
+        ("timeout", config.timeout),
+        ("connectTimeout", config.connect_timeout),
+        ("breaker.openFor", config.breaker.open_for),
+    ] {
+        if value.is_zero() || value > Duration::from_secs(24 * 3600) {
+            return Err(LoadError::invalid(key, "is not between 1ms and 24h"));
+        }
+    }
+    let rate = config.breaker.failure_rate;
+    if !(rate > 0.0 && rate <= 1.0) {
+        return Err(LoadError::invalid(
+            "breaker.failureRate",
+            "is not above 0 and at most 1",
+        ));
+    }
+    Ok(())
+}
+
+/// An error with its causes, for a message that travels as text.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,206 @@
+//! What a service's answer means.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hyper::StatusCode;
+use hyper::header::{HeaderMap, RETRY_AFTER};
+use serde_json::Value;
+use waybill_engine::{Outcome, Outputs};
+
+use super::LoadError;
+use super::config::{HttpConfig, StatusesConfig};
+use crate::handler::{permanent, success, transient, unknown};
+
+/// The longest error message that goes into a reply, in bytes.
+const MESSAGE_BYTES_MAX: usize = 300;
+/// The longest error code that is taken from a service, in bytes.
+const CODE_BYTES_MAX: usize = 64;
+
+/// What a status says of the attempt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    Success,
+    Transient,
+    Permanent,
+    Unknown,
+}
+
+/// How answers are judged.
+#[derive(Debug)]
+pub(super) struct Judge {
+    statuses: StatusesConfig,
+    error_code: String,
+}
+
+impl Judge {
+    pub(super) fn compile(config: &HttpConfig) -> Result<Self, LoadError> {
+        check_pointer("errorCode", &config.error_code)?;
+        Ok(Self {
+            statuses: config.statuses.clone(),
+            error_code: config.error_code.clone(),
+        })
+    }
+
+    pub(super) fn verdict(&self, status: StatusCode) -> Verdict {
+        let code = status.as_u16();
+        let statuses = &self.statuses;
+        if statuses.transient.contains(code) {
+            Verdict::Transient
+        } else if statuses.unknown.contains(code) {
+            Verdict::Unknown
+        } else if statuses.permanent.contains(code) {
+            Verdict::Permanent
+        } else if statuses.success.contains(code) || status.is_success() {
+            Verdict::Success
+        } else if status.is_server_error() {
+            Verdict::Unknown
+        } else {
+            Verdict::Permanent
+        }
+    }
+
+    /// The outcome of an answer whose status is no success. A body that could not be read is
+    /// `None`: the status decides alone.
+    pub(super) fn failure(
+        &self,
+        verdict: Verdict,
+        status: StatusCode,
+        body: Option<&[u8]>,
+    ) -> Outcome {
+        let json = body.and_then(|body| serde_json::from_slice::<Value>(body).ok());
+        let code = json
+            .as_ref()
+            .and_then(|json| json.pointer(&self.error_code))
+            .and_then(Value::as_str)
+            .filter(|code| is_code(code))
+            .map_or_else(|| format!("http-{}", status.as_u16()), str::to_owned);
+        let message = message(status, json.as_ref(), body.unwrap_or_default());
+        match verdict {
+            Verdict::Transient => transient(code, message),
+            Verdict::Permanent => permanent(code, message),
+            Verdict::Success | Verdict::Unknown => unknown(code, message),
+        }
+    }
+}
+
+/// Whether `code` can stand as a stable code in replies and metrics.
+fn is_code(code: &str) -> bool {
+    !code.is_empty()
+        && code.len() <= CODE_BYTES_MAX
+        && code
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.:/".contains(&byte))
+}
+
+/// For people: what the service says (RFC 9457's `detail` or `title`, else the start of the body).
+fn message(status: StatusCode, json: Option<&Value>, body: &[u8]) -> String {
+    let said = ["detail", "title", "message"]
+        .iter()
+        .find_map(|member| json?.get(member)?.as_str())
+        .map_or_else(|| String::from_utf8_lossy(body), Into::into);
+    let said = said.trim();
+    let mut message = format!("the service answered {status}");
+    if !said.is_empty() {
+        let mut end = said.len().min(MESSAGE_BYTES_MAX);
+        while !said.is_char_boundary(end) {
+            end -= 1;
+        }
+        message.push_str(": ");
+        message.push_str(&said[..end]);
+    }
+    message
+}
+
+/// How long the service asks to wait. The date form of `Retry-After` is not read: it would compare
+/// the service's clock with this one.
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers
+        .get(RETRY_AFTER)?
+        .to_str()
+        .ok()?
+        .trim()
+        .parse()
+        .ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// Which values of a successful answer are kept.
+#[derive(Debug)]
+pub(super) struct Keep(Vec<Kept>);
+
+#[derive(Debug)]
+struct Kept {
+    name: String,
+    pointer: String,
+    optional: bool,
+}
+
+impl Keep {
+    pub(super) fn compile(key: &str, keep: &BTreeMap<String, String>) -> Result<Self, LoadError> {
+        keep.iter()
+            .map(|(name, pointer)| {
+                let (pointer, optional) = match pointer.strip_suffix('?') {
+                    Some(pointer) => (pointer, true),
+                    None => (pointer.as_str(), false),
+                };
+                check_pointer(&format!("{key}.{name}"), pointer)?;
+                Ok(Kept {
+                    name: name.clone(),
+                    pointer: pointer.to_owned(),
+                    optional,
+                })
+            })
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+
+    /// Whether the answer's body is of no interest.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The outcome of a successful answer. The effect was made: a body that does not hold what it
+    /// should leaves the outcome unknown, never failed without effect.
+    pub(super) fn outcome(&self, body: &[u8]) -> Outcome {
+        let json: Value = match serde_json::from_slice(body) {
+            Ok(json) => json,
+            Err(error) => {
+                return unknown(
+                    "answer-not-json",
+                    format!("the service's answer cannot be read: {error}"),
+                );
+            }
+        };
+        let mut outputs = Outputs::with_capacity(self.0.len());
+        for kept in &self.0 {
+            match json.pointer(&kept.pointer) {
+                None | Some(Value::Null) if kept.optional => {}
+                None | Some(Value::Null) => {
+                    return unknown(
+                        "answer-value-missing",
+                        format!(
+                            "the service's answer has no value at {:?} for {:?}",
+                            kept.pointer, kept.name
+                        ),
+                    );
+                }
+                Some(Value::String(text)) => outputs.push((kept.name.clone(), text.clone())),
+                Some(value) => outputs.push((kept.name.clone(), value.to_string())),
+            }
+        }
+        success(outputs)
+    }
+}
+
+/// RFC 6901: empty, or every part after a slash.
+fn check_pointer(key: &str, pointer: &str) -> Result<(), LoadError> {
+    if pointer.is_empty() || pointer.starts_with('/') {
+        Ok(())
+    } else {
+        Err(LoadError::invalid(
+            key,
+            format!("{pointer:?} is not a JSON pointer such as /id"),
+        ))
+    }
+}

@@ -1,0 +1,308 @@
+//! The YAML of declarative HTTP agents.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use serde::de::{Error as _, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer};
+use waybill_engine::parse_duration;
+
+/// A file of agents.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct AgentsFile {
+    /// The agents, each with a name of its own.
+    pub agents: Vec<AgentConfig>,
+}
+
+/// One agent.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct AgentConfig {
+    /// The name that workflows call it by; it names the topic `<prefix>.<name>.requests.v1`.
+    pub name: String,
+    /// The service that it wraps.
+    pub http: HttpConfig,
+}
+
+/// How an agent calls its service.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct HttpConfig {
+    /// Scheme, authority and optionally a path: `https://stock.example/api`. `{name}` stands for a
+    /// variable that the program supplies when it loads the file.
+    pub base_url: String,
+    /// The request for every step that has no entry in `steps`.
+    #[serde(default)]
+    pub request: Option<RequestConfig>,
+    /// Requests of single steps, by the step's name.
+    #[serde(default)]
+    pub steps: BTreeMap<String, RequestConfig>,
+    /// The header that carries the idempotency key. Default: `Idempotency-Key`.
+    #[serde(default = "default_idempotency_key_header")]
+    pub idempotency_key_header: String,
+    /// The header that carries complete-by as RFC 3339 in UTC. Default: `Waybill-Complete-By`.
+    #[serde(default = "default_complete_by_header")]
+    pub complete_by_header: String,
+    /// What the service's statuses mean.
+    #[serde(default)]
+    pub statuses: StatusesConfig,
+    /// Where a failed answer holds a stable error code: a JSON pointer. Default: `/code`. Without a
+    /// code there, it is `http-<status>`.
+    #[serde(default = "default_error_code")]
+    pub error_code: String,
+    /// How long to wait for one answer, within complete-by. Default: 10s.
+    #[serde(default = "default_timeout", deserialize_with = "duration")]
+    pub timeout: Duration,
+    /// How long to wait for a connection, within `timeout`. Default: 2s.
+    #[serde(default = "default_connect_timeout", deserialize_with = "duration")]
+    pub connect_timeout: Duration,
+    /// How many attempts run at once. Default: 64.
+    #[serde(default = "default_concurrency_max")]
+    pub concurrency_max: usize,
+    /// How large an answer may be that is read for its values or its error. Default: 65536.
+    #[serde(default = "default_response_bytes_max")]
+    pub response_bytes_max: usize,
+    /// Speak HTTP/2 without negotiation (over `http://`: with prior knowledge). Default: false.
+    #[serde(default)]
+    pub http2: bool,
+    /// The connection pool.
+    #[serde(default)]
+    pub pool: PoolConfig,
+    /// Immediate retries of transient failures, inside one attempt.
+    #[serde(default)]
+    pub retries: RetriesConfig,
+    /// The circuit breaker.
+    #[serde(default)]
+    pub breaker: BreakerConfig,
+}
+
+/// One kind of request, as a template.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct RequestConfig {
+    /// The HTTP method, for example `PUT`.
+    pub method: String,
+    /// The path below `baseUrl`, with its query: a template. Values are percent-encoded.
+    pub path: String,
+    /// Further headers; the values are templates.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+    /// The JSON body: any value whose strings are templates. A string that is exactly one
+    /// placeholder becomes the value with its JSON type. Absent: no body.
+    #[serde(default)]
+    pub body: Option<serde_json::Value>,
+    /// What to keep of a successful answer: output names and where they lie (JSON pointers). A
+    /// trailing `?` on the name's pointer lets the value be absent.
+    #[serde(default)]
+    pub keep: BTreeMap<String, String>,
+}
+
+/// What statuses mean. A status in none of the lists: 2xx is a success, 5xx unknown, all else
+/// permanent. A list that is given replaces the default one.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct StatusesConfig {
+    /// The step is done. Default: 200-299.
+    pub success: StatusSet,
+    /// It failed without effect and may succeed later. Default: 408, 425, 429, 503. A service that
+    /// answers other 5xx only where nothing took effect may have them here: they are then repeated
+    /// inside the attempt.
+    pub transient: StatusSet,
+    /// It was refused and would be again. Default: none beside the rule above.
+    pub permanent: StatusSet,
+    /// It may have taken effect. Default: none beside the rule above.
+    pub unknown: StatusSet,
+}
+
+impl Default for StatusesConfig {
+    fn default() -> Self {
+        Self {
+            success: StatusSet(vec![(200, 299)]),
+            transient: [408, 425, 429, 503].into_iter().collect(),
+            permanent: StatusSet::default(),
+            unknown: StatusSet::default(),
+        }
+    }
+}
+
+/// A set of HTTP statuses: `[404, 500-599]`.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct StatusSet(Vec<(u16, u16)>);
+
+impl StatusSet {
+    /// Whether `status` is in the set.
+    #[must_use]
+    pub fn contains(&self, status: u16) -> bool {
+        self.0
+            .iter()
+            .any(|(from, to)| (*from..=*to).contains(&status))
+    }
+}
+
+impl FromIterator<u16> for StatusSet {
+    fn from_iter<I: IntoIterator<Item = u16>>(statuses: I) -> Self {
+        Self(
+            statuses
+                .into_iter()
+                .map(|status| (status, status))
+                .collect(),
+        )
+    }
+}
+
+impl<'de> Deserialize<'de> for StatusSet {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Vec::<StatusRange>::deserialize(deserializer)
+            .map(|ranges| Self(ranges.into_iter().map(|range| (range.0, range.1)).collect()))
+    }
+}
+
+struct StatusRange(u16, u16);
+
+impl<'de> Deserialize<'de> for StatusRange {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Range;
+
+        impl Visitor<'_> for Range {
+            type Value = StatusRange;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an HTTP status such as 404, or a range such as 500-599")
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, status: u64) -> Result<Self::Value, E> {
+                match u16::try_from(status) {
+                    Ok(status @ 100..=599) => Ok(StatusRange(status, status)),
+                    _ => Err(E::invalid_value(Unexpected::Unsigned(status), &self)),
+                }
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, status: i64) -> Result<Self::Value, E> {
+                match u64::try_from(status) {
+                    Ok(status) => self.visit_u64(status),
+                    Err(_) => Err(E::invalid_value(Unexpected::Signed(status), &self)),
+                }
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                let (from, to) = text.split_once('-').unwrap_or((text, text));
+                match (from.trim().parse(), to.trim().parse()) {
+                    (Ok(from @ 100..=599), Ok(to @ 100..=599)) if from <= to => {
+                        Ok(StatusRange(from, to))
+                    }
+                    _ => Err(E::invalid_value(Unexpected::Str(text), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(Range)
+    }
+}
+
+/// The connection pool of an agent.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct PoolConfig {
+    /// How many idle connections are kept. Default: as many as `concurrencyMax`.
+    pub idle_max: Option<usize>,
+    /// How long an idle connection is kept. Keep it below the service's own limit. Default: 30s.
+    #[serde(deserialize_with = "duration")]
+    pub idle_for: Duration,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        Self {
+            idle_max: None,
+            idle_for: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Immediate retries inside one attempt, before the scheduler hears of it.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct RetriesConfig {
+    /// How many. Default: 1.
+    pub max: u32,
+    /// The wait before the first one, doubled for each further one, with jitter. Default: 50ms.
+    #[serde(deserialize_with = "duration")]
+    pub backoff: Duration,
+    /// The longest wait, also where the service asks for more with `Retry-After`: then the attempt
+    /// ends as transient instead. Default: 1s.
+    #[serde(deserialize_with = "duration")]
+    pub delay_max: Duration,
+}
+
+impl Default for RetriesConfig {
+    fn default() -> Self {
+        Self {
+            max: 1,
+            backoff: Duration::from_millis(50),
+            delay_max: Duration::from_secs(1),
+        }
+    }
+}
+
+/// The circuit breaker. Transient and unknown outcomes are failures of the service; a permanent one
+/// is a success of it.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct BreakerConfig {
+    /// The share of failures, above 0 and up to 1, at which it opens. Default: 0.5.
+    pub failure_rate: f32,
+    /// Over how many of the last calls the share is taken. Default: 50.
+    pub calls: usize,
+    /// How long it stays open. Default: 5s.
+    #[serde(deserialize_with = "duration")]
+    pub open_for: Duration,
+    /// How many calls probe the service before it closes. Default: 5.
+    pub half_open_calls: usize,
+}
+
+impl Default for BreakerConfig {
+    fn default() -> Self {
+        Self {
+            failure_rate: 0.5,
+            calls: 50,
+            open_for: Duration::from_secs(5),
+            half_open_calls: 5,
+        }
+    }
+}
+
+fn default_idempotency_key_header() -> String {
+    "Idempotency-Key".to_owned()
+}
+
+fn default_complete_by_header() -> String {
+    "Waybill-Complete-By".to_owned()
+}
+
+fn default_error_code() -> String {
+    "/code".to_owned()
+}
+
+fn default_timeout() -> Duration {
+    Duration::from_secs(10)
+}
+
+fn default_connect_timeout() -> Duration {
+    Duration::from_secs(2)
+}
+
+fn default_concurrency_max() -> usize {
+    64
+}
+
+fn default_response_bytes_max() -> usize {
+    64 * 1024
+}
+
+/// Reads a duration such as `250ms` or `10s`.
+fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse_duration(&text).map_err(D::Error::custom)
+}

@@ -1,0 +1,288 @@
+//! An agent's requests, compiled: what is sent for a step call.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::http::uri::{Authority, PathAndQuery, Scheme};
+use hyper::{HeaderMap, Method, Request, Uri};
+
+use super::LoadError;
+use super::answer::Keep;
+use super::config::{HttpConfig, RequestConfig};
+use crate::template::{Body, Path, RenderError, Scope, TemplateError, Text, rfc3339};
+
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// Headers that belong to the connection, not to a template.
+const RESERVED_HEADERS: [&str; 8] = [
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// All that an agent can send.
+#[derive(Debug)]
+pub(super) struct Plan {
+    base: Base,
+    idempotency_key_header: HeaderName,
+    complete_by_header: HeaderName,
+    request: Option<StepPlan>,
+    steps: BTreeMap<String, StepPlan>,
+}
+
+/// The fixed part of every URL. Scheme and authority are parsed once and never rendered, so that no
+/// value can change the host.
+#[derive(Debug)]
+struct Base {
+    scheme: Scheme,
+    authority: Authority,
+    /// The path prefix, without a trailing slash.
+    path: String,
+}
+
+/// What is sent for one step, and what is kept of its answer.
+#[derive(Debug)]
+pub(super) struct StepPlan {
+    method: Method,
+    path: Path,
+    headers: Vec<(HeaderName, Text)>,
+    body: Option<Body>,
+    pub(super) keep: Keep,
+}
+
+impl Plan {
+    pub(super) fn compile(
+        config: &HttpConfig,
+        variables: &BTreeMap<String, String>,
+    ) -> Result<Self, LoadError> {
+        if config.request.is_none() && config.steps.is_empty() {
+            return Err(LoadError::invalid(
+                "request",
+                "neither it nor `steps` is given",
+            ));
+        }
+        Ok(Self {
+            base: Base::parse(&config.base_url, variables)?,
+            idempotency_key_header: header_name(
+                "idempotencyKeyHeader",
+                &config.idempotency_key_header,
+            )?,
+            complete_by_header: header_name("completeByHeader", &config.complete_by_header)?,
+            request: config
+                .request
+                .as_ref()
+                .map(|request| StepPlan::compile("request", request))
+                .transpose()?,
+            steps: config
+                .steps
+                .iter()
+                .map(|(step, request)| {
+                    Ok((
+                        step.clone(),
+                        StepPlan::compile(&format!("steps.{step}"), request)?,
+                    ))
+                })
+                .collect::<Result<_, LoadError>>()?,
+        })
+    }
+
+    pub(super) fn is_tls(&self) -> bool {
+        self.base.scheme == Scheme::HTTPS
+    }
+
+    /// What is sent for a step; `None` if this agent does not perform it.
+    pub(super) fn step(&self, step: &str) -> Option<&StepPlan> {
+        self.steps.get(step).or(self.request.as_ref())
+    }
+
+    /// Renders the request.
+    pub(super) fn render(
+        &self,
+        step: &StepPlan,
+        scope: &Scope<'_>,
+    ) -> Result<Request<Full<Bytes>>, RenderError> {
+        let mut path = String::with_capacity(self.base.path.len() + 96);
+        path.push_str(&self.base.path);
+        step.path.render_into(scope, &mut path)?;
+
+        let mut headers = HeaderMap::with_capacity(step.headers.len() + 6);
+        for (name, template) in &step.headers {
+            let value = HeaderValue::try_from(template.render(scope)?)
+                .map_err(|_| template.unsuitable("does not fit into a header"))?;
+            headers.insert(name.clone(), value);
+        }
+        headers.insert(
+            self.idempotency_key_header.clone(),
+            scope_header("idempotencyKey", scope.idempotency_key())?,
+        );
+        headers.insert(
+            self.complete_by_header.clone(),
+            scope_header("completeBy", &rfc3339(scope.request().complete_by))?,
+        );
+        if let Some(traceparent) = scope.request().traceparent.as_deref()
+            && let Ok(value) = HeaderValue::from_str(traceparent)
+        {
+            headers.insert(TRACEPARENT, value);
+        }
+        let body = match &step.body {
+            Some(body) => {
+                headers
+                    .entry(CONTENT_TYPE)
+                    .or_insert(HeaderValue::from_static("application/json"));
+                Full::new(Bytes::from(body.render(scope)?))
+            }
+            None => Full::default(),
+        };
+
+        let mut uri = hyper::http::uri::Parts::default();
+        uri.scheme = Some(self.base.scheme.clone());
+        uri.authority = Some(self.base.authority.clone());
+        uri.path_and_query =
+            Some(
+                PathAndQuery::try_from(path).map_err(|_| RenderError::Unsuitable {
+                    placeholder: "path".to_owned(),
+                    why: "makes the URL too long",
+                })?,
+            );
+        let uri = Uri::from_parts(uri).expect("scheme, authority and path are all given");
+
+        let mut request = Request::new(body);
+        *request.method_mut() = step.method.clone();
+        *request.uri_mut() = uri;
+        *request.headers_mut() = headers;
+        Ok(request)
+    }
+}
+
+fn scope_header(placeholder: &str, value: &str) -> Result<HeaderValue, RenderError> {
+    HeaderValue::from_str(value).map_err(|_| RenderError::Unsuitable {
+        placeholder: placeholder.to_owned(),
+        why: "does not fit into a header",
+    })
+}
+
+impl Base {
+    fn parse(text: &str, variables: &BTreeMap<String, String>) -> Result<Self, LoadError> {
+        let text = substitute(text, variables)?;
+        let invalid = |why: &str| LoadError::invalid("baseUrl", format!("{text:?} {why}"));
+        if text.contains(['?', '#']) {
+            return Err(invalid("has a query or a fragment"));
+        }
+        let uri: Uri = text.parse().map_err(|_| invalid("is not a URL"))?;
+        let parts = uri.into_parts();
+        let (Some(scheme), Some(authority)) = (parts.scheme, parts.authority) else {
+            return Err(invalid("lacks its scheme or its host"));
+        };
+        if scheme != Scheme::HTTP && scheme != Scheme::HTTPS {
+            return Err(invalid("is neither http nor https"));
+        }
+        if authority.as_str().contains('@') {
+            return Err(invalid("carries a user; use a header"));
+        }
+        let path = parts
+            .path_and_query
+            .map(|path| path.as_str().trim_end_matches('/').to_owned())
+            .unwrap_or_default();
+        Ok(Self {
+            scheme,
+            authority,
+            path,
+        })
+    }
+}
+
+/// Replaces each `{name}` by its variable.
+fn substitute(text: &str, variables: &BTreeMap<String, String>) -> Result<String, LoadError> {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find('{') {
+        out.push_str(&rest[..start]);
+        let inner = &rest[start + 1..];
+        let Some(end) = inner.find('}') else {
+            return Err(LoadError::invalid(
+                "baseUrl",
+                format!("`{{` is not closed in {text:?}"),
+            ));
+        };
+        let name = &inner[..end];
+        let Some(value) = variables.get(name) else {
+            let known: Vec<&str> = variables.keys().map(String::as_str).collect();
+            return Err(LoadError::invalid(
+                "baseUrl",
+                format!(
+                    "`{{{name}}}` is not a variable; known are: {}",
+                    known.join(", ")
+                ),
+            ));
+        };
+        out.push_str(value);
+        rest = &inner[end + 1..];
+    }
+    out.push_str(rest);
+    Ok(out)
+}
+
+impl StepPlan {
+    fn compile(key: &str, config: &RequestConfig) -> Result<Self, LoadError> {
+        let template = |part: &str, source: TemplateError| LoadError::Template {
+            key: format!("{key}.{part}"),
+            source,
+        };
+        Ok(Self {
+            method: Method::from_bytes(config.method.as_bytes())
+                .ok()
+                .filter(|method| {
+                    *method != Method::CONNECT
+                        && method
+                            .as_str()
+                            .bytes()
+                            .all(|byte| byte.is_ascii_uppercase())
+                })
+                .ok_or_else(|| {
+                    LoadError::invalid(
+                        format!("{key}.method"),
+                        format!("{:?} is not a method such as PUT", config.method),
+                    )
+                })?,
+            path: Path::compile(&config.path).map_err(|source| template("path", source))?,
+            headers: config
+                .headers
+                .iter()
+                .map(|(name, value)| {
+                    let key = format!("{key}.headers");
+                    let value = Text::compile(value).map_err(|source| LoadError::Template {
+                        key: format!("{key}.{name}"),
+                        source,
+                    })?;
+                    Ok((header_name(&key, name)?, value))
+                })
+                .collect::<Result<_, LoadError>>()?,
+            body: config
+                .body
+                .as_ref()
+                .map(Body::compile)
+                .transpose()
+                .map_err(|source| template("body", source))?,
+            keep: Keep::compile(&format!("{key}.keep"), &config.keep)?,
+        })
+    }
+}
+
+fn header_name(key: &str, name: &str) -> Result<HeaderName, LoadError> {
+    HeaderName::from_bytes(name.as_bytes())
+        .ok()
+        .filter(|name| !RESERVED_HEADERS.contains(&name.as_str()))
+        .ok_or_else(|| {
+            LoadError::invalid(
+                key,
+                format!("{name:?} is not a header that an agent may set"),
+            )
+        })
+}

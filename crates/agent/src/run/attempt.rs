@@ -1,0 +1,50 @@
+//! One attempt: on time, and with panics caught.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use futures_util::FutureExt as _;
+use tokio::time::{Instant, timeout_at};
+use waybill_engine::{Outcome, StepRequest, Timestamp};
+
+use crate::handler::{Handler, StepCall, unknown};
+
+/// The wall clock, which complete-by is measured with.
+pub(crate) fn wall_clock() -> Timestamp {
+    let since_epoch = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Timestamp(i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX))
+}
+
+/// A request with its deadline on the monotonic clock.
+pub(crate) fn call_of(request: StepRequest) -> StepCall {
+    let deadline = Instant::now() + request.complete_by.since(wall_clock());
+    StepCall { request, deadline }
+}
+
+/// Runs one attempt: not past its deadline, and with panics caught. `None` is no answer.
+pub(crate) async fn perform(handler: &dyn Handler, call: &StepCall) -> Option<Outcome> {
+    if Instant::now() >= call.deadline {
+        return None;
+    }
+    // The handler's own code before its first await runs inside, too.
+    let attempt = AssertUnwindSafe(async { handler.run(call).await }).catch_unwind();
+    match timeout_at(call.deadline, attempt).await {
+        Ok(Ok(outcome)) => Some(outcome).filter(|_| Instant::now() < call.deadline),
+        Ok(Err(panic)) => Some(unknown("agent-panicked", panic_message(&*panic))),
+        Err(_) => None,
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let said = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    match said {
+        Some(said) => format!("the agent panicked: {said}"),
+        None => "the agent panicked".to_owned(),
+    }
+}

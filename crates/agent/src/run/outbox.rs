@@ -1,0 +1,190 @@
+//! What agents send: step replies and dead letters, each with the record that it finishes.
+//!
+//! Whatever cannot be sent or was not acknowledged waits here for the poller, which sends it again
+//! before it reads on: a broker that takes nothing stops the reading of requests, too.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use waybill_engine::{PartitionId, Timestamp};
+use waybill_kafka::{
+    ClientError, Delivered, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
+    Producer, ProducerOptions,
+};
+
+use super::attempt::wall_clock;
+use super::offsets::{Offsets, Source};
+
+/// How long a record that was refused waits before it is sent again.
+const RESEND_PAUSE: Duration = Duration::from_secs(1);
+/// With this many records kept, no more requests are read.
+const KEPT_MAX: usize = 1_000;
+
+/// A record to send.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) topic: Arc<str>,
+    pub(super) partition: PartitionId,
+    pub(super) key: Option<Vec<u8>>,
+    pub(super) value: Option<Vec<u8>>,
+    pub(super) headers: Vec<(String, Option<Vec<u8>>)>,
+    /// Past this instant nobody waits for it, and what it finishes is done without it.
+    pub(super) until: Option<Timestamp>,
+    /// What is done once it is acknowledged.
+    pub(super) source: Source,
+}
+
+/// An outgoing record on its way, as the producer's token.
+struct OnItsWay {
+    outgoing: Arc<Outgoing>,
+    back: Arc<Back>,
+}
+
+impl Delivered for Box<OnItsWay> {
+    fn delivered(self, delivery: Delivery) {
+        match delivery.result {
+            Ok(()) => self.back.offsets.done(self.outgoing.source),
+            Err(error) => self.back.keep(self.outgoing, error),
+        }
+    }
+}
+
+/// Where the producer's outcomes go. It holds no producer, so that a token never drops the last
+/// handle of one.
+#[derive(Debug)]
+struct Back {
+    offsets: Arc<Offsets>,
+    kept: Mutex<VecDeque<Kept>>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    outgoing: Arc<Outgoing>,
+    /// Not to be sent again before.
+    at: Instant,
+}
+
+impl Back {
+    fn keep(&self, outgoing: Arc<Outgoing>, error: ProduceError) {
+        // A full queue empties soon; what was refused for another reason would be again.
+        let full = error.code() == ErrorCode::QueueFull;
+        let pause = if full { Duration::ZERO } else { RESEND_PAUSE };
+        let mut kept = self.kept();
+        if kept.is_empty() && !full {
+            tracing::warn!(
+                topic = &*outgoing.topic,
+                error = &error as &dyn std::error::Error,
+                "a record was not acknowledged; it and others like it are sent again"
+            );
+        }
+        kept.push_back(Kept {
+            outgoing,
+            at: Instant::now() + pause,
+        });
+    }
+
+    fn kept(&self) -> MutexGuard<'_, VecDeque<Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The producer of all agents of a process.
+pub(super) struct Outbox {
+    producer: Producer<Box<OnItsWay>>,
+    back: Arc<Back>,
+}
+
+impl Outbox {
+    pub(super) fn new(
+        kafka: &KafkaSettings,
+        client_id: &str,
+        offsets: Arc<Offsets>,
+    ) -> Result<Self, ClientError> {
+        let mut options = ProducerOptions::new(client_id);
+        // A dead letter holds a whole record and up to 64 KiB of headers.
+        options.message_bytes_max += 64 * 1024;
+        Ok(Self {
+            producer: Producer::new(kafka, &options)?,
+            back: Arc::new(Back {
+                offsets,
+                kept: Mutex::default(),
+            }),
+        })
+    }
+
+    /// Sends a record, or keeps it for [`Outbox::send_kept`] while there is no room. Never blocks.
+    pub(super) fn send(&self, outgoing: Outgoing) {
+        self.dispatch(Arc::new(outgoing));
+    }
+
+    /// Sends again what could not be sent or was not acknowledged, as far as it is due.
+    ///
+    /// Returns whether little enough is left that more may be taken on.
+    pub(super) fn send_kept(&self) -> bool {
+        let now = Instant::now();
+        let due: VecDeque<Kept> = {
+            let mut kept = self.back.kept();
+            if kept.is_empty() {
+                return true;
+            }
+            let (due, later): (VecDeque<_>, _) = kept.drain(..).partition(|kept| kept.at <= now);
+            *kept = later;
+            due
+        };
+        for Kept { outgoing, .. } in due {
+            if outgoing.until.is_some_and(|until| until <= wall_clock()) {
+                self.back.offsets.done(outgoing.source);
+            } else {
+                self.dispatch(outgoing);
+            }
+        }
+        self.back.kept().len() < KEPT_MAX
+    }
+
+    /// Waits up to `timeout` until all that was sent is acknowledged or failed. Blocks.
+    pub(super) fn flush(&self, timeout: Duration) {
+        if let Err(error) = self.producer.flush(timeout) {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "not every reply was acknowledged; their requests will be read again"
+            );
+        }
+    }
+
+    fn dispatch(&self, outgoing: Arc<Outgoing>) {
+        let token = Box::new(OnItsWay {
+            outgoing: Arc::clone(&outgoing),
+            back: Arc::clone(&self.back),
+        });
+        let headers: Vec<Header<'_>> = outgoing
+            .headers
+            .iter()
+            .map(|(key, value)| Header {
+                key,
+                value: value.as_deref(),
+            })
+            .collect();
+        let record = OutRecord {
+            topic: &outgoing.topic,
+            partition: outgoing.partition,
+            key: outgoing.key.as_deref(),
+            value: outgoing.value.as_deref(),
+            headers: &headers,
+            timestamp_ms: None,
+        };
+        if let Err(refused) = self.producer.send(&record, token) {
+            let (token, error) = refused.into_parts();
+            self.back.keep(token.outgoing, error);
+        }
+    }
+}
+
+impl fmt::Debug for Outbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outbox")
+            .field("producer", &self.producer)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,482 @@
+//! The polling thread, and the workers that it feeds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+use waybill_engine::{Offset, Outcome, PartitionId, StepReply, StepRequest, murmur2};
+use waybill_kafka::{
+    GroupConsumer, GroupHandler, GroupOptions, PollLimits, RecordRef, TopicPartition,
+};
+use waybill_messages::headers::{DeadLetter, Stage, TRACEPARENT};
+use waybill_messages::{DecodeError, Record as _, Topics};
+
+use super::attempt::{call_of, perform};
+use super::offsets::{Offsets, Source};
+use super::outbox::{Outbox, Outgoing};
+use super::queue::{NoRoom, Queue, Work};
+use super::{AgentsConfig, AgentsError, StartError};
+use crate::handler::{Handler, StepCall, not_attempted, unknown};
+use crate::metrics::AgentMetrics;
+
+/// What one poll takes at most, so that commits and metrics get their turn.
+const POLL_LIMITS: PollLimits = PollLimits {
+    records: 2_000,
+    bytes: 8 * 1024 * 1024,
+};
+/// How long a poll waits: the longest that a shutdown goes unnoticed.
+const POLL_WAIT: Duration = Duration::from_millis(100);
+/// How long the poller pauses while the broker takes nothing.
+const BLOCKED_PAUSE: Duration = Duration::from_millis(20);
+/// How long leaving the group may take.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Work that was handed back is asked for again after this long at least, and this long at most.
+const RETRY_AFTER_MIN: Duration = Duration::from_millis(100);
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
+
+/// How the owner tells the polling thread to stop.
+#[derive(Debug, Default)]
+pub(super) struct Signal(AtomicU8);
+
+impl Signal {
+    const RUN: u8 = 0;
+    const DRAIN: u8 = 1;
+    const ABANDON: u8 = 2;
+
+    /// Stop in order.
+    pub(super) fn drain(&self) {
+        // A drain never takes back an abandonment.
+        _ = self
+            .0
+            .compare_exchange(Self::RUN, Self::DRAIN, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Stop at once.
+    pub(super) fn abandon(&self) {
+        self.0.store(Self::ABANDON, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u8 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What workers and the polling thread share.
+#[derive(Debug)]
+struct Shared {
+    agents: Vec<Agent>,
+    offsets: Arc<Offsets>,
+    outbox: Outbox,
+    replies_topic: Arc<str>,
+    client_id: String,
+}
+
+/// One agent of the process.
+struct Agent {
+    topic: String,
+    handler: Arc<dyn Handler>,
+    queue: Queue,
+    metrics: AgentMetrics,
+}
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agent")
+            .field("topic", &self.topic)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Reads the requests, and hands them to the workers.
+#[derive(Debug)]
+pub(super) struct Poller {
+    shared: Arc<Shared>,
+    consumer: GroupConsumer,
+    workers: Vec<AbortHandle>,
+    signal: Arc<Signal>,
+    commit_interval: Duration,
+    drain_timeout: Duration,
+}
+
+impl Poller {
+    pub(super) fn new(
+        config: AgentsConfig,
+        agents: Vec<(String, Arc<dyn Handler>)>,
+        signal: Arc<Signal>,
+        runtime: &Handle,
+    ) -> Result<Self, StartError> {
+        let offsets = Arc::new(Offsets::default());
+        let client_id = config.instance_id.as_deref().unwrap_or("waybill-agents");
+        let mut options = GroupOptions::new(&config.group, client_id);
+        options.instance_id.clone_from(&config.instance_id);
+        options.session_timeout = config.session_timeout;
+        let consumer = GroupConsumer::new(&config.kafka, &options)?;
+        let outbox = Outbox::new(&config.kafka, client_id, Arc::clone(&offsets))?;
+
+        let agents: Vec<Agent> = agents
+            .into_iter()
+            .map(|(name, handler)| Agent {
+                topic: config.topics.step_requests(&name),
+                queue: Queue::new(
+                    handler.concurrency_max(),
+                    config.in_flight_max,
+                    config.in_flight_bytes_max,
+                ),
+                metrics: AgentMetrics::new(&name),
+                handler,
+            })
+            .collect();
+        let topics: Vec<&str> = agents.iter().map(|agent| agent.topic.as_str()).collect();
+        consumer.subscribe(&topics)?;
+
+        let shared = Arc::new(Shared {
+            agents,
+            offsets,
+            outbox,
+            replies_topic: config.topics.step_replies().into(),
+            client_id: client_id.to_owned(),
+        });
+        let workers = (0..shared.agents.len())
+            .flat_map(|agent| {
+                let workers = shared.agents[agent].queue.workers();
+                std::iter::repeat_n(agent, workers)
+            })
+            .map(|agent| {
+                let worker = work(Arc::clone(&shared), agent);
+                runtime.spawn(worker).abort_handle()
+            })
+            .collect();
+        Ok(Self {
+            shared,
+            consumer,
+            workers,
+            signal,
+            commit_interval: config.commit_interval,
+            drain_timeout: config.drain_timeout,
+        })
+    }
+
+    /// Polls until it is told to stop, or cannot go on.
+    pub(super) fn run(self) -> Result<(), AgentsError> {
+        let mut intake = Intake {
+            touched: vec![false; self.shared.agents.len()],
+            shared: Arc::clone(&self.shared),
+        };
+        let mut commit_at = Instant::now() + self.commit_interval;
+        let ended = loop {
+            if self.signal.get() != Signal::RUN {
+                break Ok(());
+            }
+            if self.shared.outbox.send_kept() {
+                let polled = self.consumer.poll(POLL_LIMITS, POLL_WAIT, &mut intake);
+                intake.wake();
+                if let Err(error) = polled {
+                    break Err(AgentsError::from(error));
+                }
+            } else {
+                std::thread::sleep(BLOCKED_PAUSE);
+            }
+            if Instant::now() >= commit_at {
+                self.commit();
+                intake.shared.show_depths();
+                commit_at = Instant::now() + self.commit_interval;
+            }
+        };
+        if self.signal.get() == Signal::ABANDON {
+            self.stop_workers();
+            return ended;
+        }
+        self.drain(&mut intake);
+        ended
+    }
+
+    /// Hands waiting work back, lets running attempts end, sends what is to be sent, and leaves
+    /// the group with everything committed.
+    fn drain(self, intake: &mut Intake) {
+        let deadline = Instant::now() + self.drain_timeout;
+        let shared = &self.shared;
+        for agent in &shared.agents {
+            for work in agent.queue.close() {
+                let outcome = not_attempted(
+                    "agent-stopping",
+                    "the agent's process is stopping",
+                    RETRY_AFTER_MIN,
+                );
+                agent.queue.finished(work.bytes, None);
+                shared.answer(agent, &work.call, outcome, work.source);
+            }
+        }
+        while shared.offsets.open() > 0
+            && Instant::now() < deadline
+            && self.signal.get() != Signal::ABANDON
+        {
+            shared.outbox.send_kept();
+            shared
+                .offsets
+                .wait_idle(deadline.min(Instant::now() + POLL_WAIT));
+        }
+        self.stop_workers();
+        let open = shared.offsets.open();
+        if open > 0 {
+            tracing::warn!(
+                open,
+                "the drain time is over; requests that are not done will be read again"
+            );
+            shared.outbox.flush(Duration::from_millis(500));
+        }
+        self.consumer.close(CLOSE_TIMEOUT, intake);
+    }
+
+    fn stop_workers(&self) {
+        for worker in &self.workers {
+            worker.abort();
+        }
+    }
+
+    fn commit(&self) {
+        let commits = self.shared.offsets.take_commits();
+        let commits: Vec<(&str, PartitionId, Offset)> = commits
+            .iter()
+            .map(|(agent, partition, offset)| {
+                (
+                    self.shared.agents[*agent].topic.as_str(),
+                    *partition,
+                    *offset,
+                )
+            })
+            .collect();
+        if let Err(error) = self.consumer.commit(&commits) {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "the agents' offsets were not committed; the next commit makes up for it"
+            );
+        }
+    }
+}
+
+/// Performs one agent's work until its queue is closed.
+async fn work(shared: Arc<Shared>, agent: usize) {
+    let agent = &shared.agents[agent];
+    while let Some(Work {
+        call,
+        source,
+        bytes,
+    }) = agent.queue.next().await
+    {
+        // Another member of the group has it by now.
+        if !shared.offsets.holds(source) {
+            agent.queue.finished(bytes, None);
+            continue;
+        }
+        let start = Instant::now();
+        let outcome = perform(&*agent.handler, &call).await;
+        let took = start.elapsed();
+        agent.metrics.duration.record(took);
+        agent.queue.finished(bytes, Some(took));
+        match outcome {
+            Some(outcome) => shared.answer(agent, &call, outcome, source),
+            None => shared.give_up(agent, source),
+        }
+    }
+}
+
+impl Shared {
+    /// Answers an attempt; its record is done once the answer is acknowledged.
+    fn answer(&self, agent: &Agent, call: &StepCall, outcome: Outcome, source: Source) {
+        agent.metrics.count(&outcome);
+        let request = &call.request;
+        let mut reply = StepReply {
+            operation: request.operation,
+            step: request.step.to_string(),
+            attempt: request.attempt,
+            epoch: request.epoch,
+            outcome,
+        };
+        let mut value = Vec::with_capacity(192);
+        if let Err(error) = reply.encode(&mut value) {
+            // Its outputs are too large for a record. The step may be done all the same.
+            reply.outcome = unknown("reply-too-large", error.to_string());
+            if let Err(error) = reply.encode(&mut value) {
+                tracing::error!(
+                    operation = %request.operation,
+                    error = &error as &dyn std::error::Error,
+                    "an attempt cannot be answered; its complete-by will pass"
+                );
+                return self.offsets.done(source);
+            }
+        }
+        self.outbox.send(Outgoing {
+            topic: Arc::clone(&self.replies_topic),
+            partition: request.reply_partition,
+            key: Some(request.operation.key().to_vec()),
+            value: Some(value),
+            headers: Vec::new(),
+            until: Some(request.complete_by),
+            source,
+        });
+    }
+
+    /// Leaves an attempt without an answer: complete-by has passed.
+    fn give_up(&self, agent: &Agent, source: Source) {
+        agent.metrics.late.increment(1);
+        self.offsets.done(source);
+    }
+
+    fn show_depths(&self) {
+        for agent in &self.agents {
+            let (waiting, running) = agent.queue.depth();
+            agent.metrics.queued.set(waiting as f64);
+            agent.metrics.in_flight.set(running as f64);
+        }
+    }
+}
+
+/// Takes records in, on the polling thread.
+struct Intake {
+    shared: Arc<Shared>,
+    /// Agents that got work since their workers were last woken.
+    touched: Vec<bool>,
+}
+
+impl Intake {
+    /// Wakes the workers of agents that got work.
+    fn wake(&mut self) {
+        for (agent, touched) in self.shared.agents.iter().zip(&mut self.touched) {
+            if std::mem::take(touched) {
+                agent.queue.wake();
+            }
+        }
+    }
+
+    fn agent_of(&self, topic: &str) -> Option<usize> {
+        self.shared
+            .agents
+            .iter()
+            .position(|agent| agent.topic == topic)
+    }
+
+    fn take(&mut self, index: usize, request: StepRequest, source: Source, bytes: usize) {
+        let shared = &self.shared;
+        let agent = &shared.agents[index];
+        let call = call_of(request);
+        let now = tokio::time::Instant::now();
+        if call.deadline <= now {
+            return shared.give_up(agent, source);
+        }
+        let work = Work {
+            call,
+            source,
+            bytes,
+        };
+        match agent.queue.push(work, now) {
+            Ok(()) => self.touched[index] = true,
+            Err(no_room) => {
+                let NoRoom { work, retry_after } = *no_room;
+                let retry_after = spread(&work.call.request, retry_after);
+                let outcome =
+                    not_attempted("no-room", "the agent cannot start it in time", retry_after);
+                shared.answer(agent, &work.call, outcome, work.source);
+            }
+        }
+    }
+
+    /// Sends a record that cannot be decoded to its dead-letter topic, as it is.
+    fn bury(&self, index: usize, record: RecordRef<'_>, source: Source, error: &DecodeError) {
+        self.shared.agents[index].metrics.poison.increment(1);
+        tracing::warn!(
+            topic = record.topic(),
+            partition = record.partition().0,
+            offset = record.offset().0,
+            error = error as &dyn std::error::Error,
+            "a step request cannot be read and goes to the dead-letter topic"
+        );
+        let letter = DeadLetter {
+            topic: record.topic(),
+            partition: record.partition(),
+            offset: record.offset(),
+            task_id: &self.shared.client_id,
+            stage: Stage::Value,
+            component: "agent",
+            error_kind: "DecodeError",
+            message: &error.to_string(),
+        };
+        let raw = record.to_raw();
+        let mut headers = raw.headers;
+        headers.extend(
+            letter
+                .headers()
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), Some(value))),
+        );
+        self.shared.outbox.send(Outgoing {
+            topic: Topics::dead_letter(&raw.topic).into(),
+            partition: raw.partition,
+            key: raw.key,
+            value: raw.value,
+            headers,
+            until: None,
+            source,
+        });
+    }
+}
+
+/// Stretches a wait by up to half, by operation, so that what was turned away together does not
+/// come back together.
+fn spread(request: &StepRequest, wait: Duration) -> Duration {
+    let share = f64::from(murmur2(&request.operation.key())) / f64::from(u32::MAX);
+    wait.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
+        .mul_f64(1.0 + share / 2.0)
+}
+
+impl GroupHandler for Intake {
+    fn record(&mut self, record: RecordRef<'_>) {
+        let Some(index) = self.agent_of(record.topic()) else {
+            return;
+        };
+        let source = self
+            .shared
+            .offsets
+            .begin(index, record.partition(), record.offset());
+        let Some(source) = source else {
+            return;
+        };
+        match StepRequest::decode(record.value().unwrap_or_default()) {
+            Ok(mut request) => {
+                request.traceparent = record
+                    .header(TRACEPARENT)
+                    .and_then(|value| std::str::from_utf8(value).ok())
+                    .map(Arc::from);
+                self.take(index, request, source, record.bytes());
+            }
+            Err(error) => self.bury(index, record, source, &error),
+        }
+    }
+
+    fn assigned(&mut self, partitions: &[TopicPartition]) {
+        for at in partitions {
+            if let Some(agent) = self.agent_of(&at.topic) {
+                self.shared.offsets.assign(agent, at.partition);
+            }
+        }
+    }
+
+    fn revoked(
+        &mut self,
+        partitions: &[TopicPartition],
+        lost: bool,
+    ) -> Vec<(TopicPartition, Offset)> {
+        if lost {
+            tracing::warn!("the group has given this member's partitions to others");
+        }
+        partitions
+            .iter()
+            .filter_map(|at| {
+                let agent = self.agent_of(&at.topic)?;
+                let offset = self.shared.offsets.revoke(agent, at.partition)?;
+                Some((at.clone(), offset))
+            })
+            .collect()
+    }
+}

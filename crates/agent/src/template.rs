@@ -1,0 +1,424 @@
+//! Templates: text, header values, URL paths and JSON bodies with `{{placeholders}}`.
+//!
+//! A template is compiled once, when the agent's file is loaded; what it names is checked then.
+//! What must hold: **a value stays a value**. Rendered into a path it cannot add a segment, climb
+//! out of one or start a query; into a JSON text it cannot end the text; into a header it cannot
+//! start another line.
+//!
+//! Deliberately absent: expressions, loops and conditions. An agent that needs them is written in
+//! Rust.
+
+mod body;
+mod path;
+
+use std::cell::OnceCell;
+use std::fmt::Write as _;
+
+use serde_json::Value;
+use waybill_engine::{StepRequest, Timestamp};
+
+pub(crate) use body::Body;
+pub(crate) use path::Path;
+
+/// Why a template cannot be loaded.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// A `{{` without its `}}`.
+    #[error("`{{{{` is not closed by `}}}}` in {template:?}")]
+    Unclosed {
+        /// The template.
+        template: String,
+    },
+    /// A placeholder that names nothing known.
+    #[error(
+        "`{{{{{placeholder}}}}}` is not known: use input.<path>, results.<step>.<name>, operation, \
+         workflow, step, attempt, tenant, idempotencyKey or completeBy"
+    )]
+    UnknownPlaceholder {
+        /// The text between the braces.
+        placeholder: String,
+    },
+    /// A path template that is not a safe absolute path.
+    #[error("the path template {template:?} {why}")]
+    Path {
+        /// The template.
+        template: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+/// Why a template cannot be rendered for one request. Trying again is of no use.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RenderError {
+    /// A value that is not there, or null.
+    #[error("`{{{{{placeholder}}}}}` has no value")]
+    Missing {
+        /// The text between the braces.
+        placeholder: String,
+    },
+    /// A value that does not fit where it is wanted.
+    #[error("the value of `{{{{{placeholder}}}}}` {why}")]
+    Unsuitable {
+        /// The text between the braces.
+        placeholder: String,
+        /// Why it does not fit.
+        why: &'static str,
+    },
+    /// The operation's input is not JSON.
+    #[error("the operation's input is not JSON: {cause}")]
+    Input {
+        /// What the parser says.
+        cause: String,
+    },
+}
+
+impl RenderError {
+    /// The stable code that this failure is answered with.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Missing { .. } => "template-value-missing",
+            Self::Unsuitable { .. } => "template-value-unsuitable",
+            Self::Input { .. } => "input-not-json",
+        }
+    }
+}
+
+/// What placeholders stand for, for one request.
+pub(crate) struct Scope<'a> {
+    request: &'a StepRequest,
+    idempotency_key: &'a str,
+    input: OnceCell<Result<Value, String>>,
+}
+
+impl<'a> Scope<'a> {
+    pub(crate) fn new(request: &'a StepRequest, idempotency_key: &'a str) -> Self {
+        Self {
+            request,
+            idempotency_key,
+            input: OnceCell::new(),
+        }
+    }
+
+    pub(crate) fn request(&self) -> &'a StepRequest {
+        self.request
+    }
+
+    pub(crate) fn idempotency_key(&self) -> &'a str {
+        self.idempotency_key
+    }
+
+    fn input(&self) -> Result<&Value, RenderError> {
+        self.input
+            .get_or_init(|| {
+                serde_json::from_slice(&self.request.input).map_err(|error| error.to_string())
+            })
+            .as_ref()
+            .map_err(|cause| RenderError::Input {
+                cause: cause.clone(),
+            })
+    }
+}
+
+/// A wall-clock instant as RFC 3339 in UTC, with microseconds only where there are any.
+pub(crate) fn rfc3339(at: Timestamp) -> String {
+    jiff::Timestamp::from_microsecond(at.as_micros())
+        .unwrap_or(jiff::Timestamp::MAX)
+        .to_string()
+}
+
+/// One `{{placeholder}}`.
+#[derive(Clone, PartialEq, Debug)]
+struct Placeholder {
+    /// As it was written, for messages.
+    text: Box<str>,
+    root: Root,
+    /// Written with a trailing `?`: renders as nothing where there is no value.
+    optional: bool,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+enum Root {
+    Input(Vec<Box<str>>),
+    /// `step.name`, as results are keyed.
+    Result(Box<str>),
+    Operation,
+    Workflow,
+    Step,
+    Attempt,
+    Tenant,
+    IdempotencyKey,
+    CompleteBy,
+}
+
+/// A placeholder's value.
+enum Found<'a> {
+    Json(&'a Value),
+    Text(&'a str),
+    Owned(String),
+    Number(u32),
+}
+
+impl Placeholder {
+    fn parse(inner: &str) -> Result<Self, TemplateError> {
+        let trimmed = inner.trim();
+        let (name, optional) = match trimmed.strip_suffix('?') {
+            Some(name) => (name, true),
+            None => (trimmed, false),
+        };
+        let unknown = || TemplateError::UnknownPlaceholder {
+            placeholder: trimmed.to_owned(),
+        };
+        let mut parts = name.split('.');
+        let root = parts.next().unwrap_or_default();
+        let rest: Vec<Box<str>> = parts.map(Into::into).collect();
+        if rest.iter().any(|part| !is_name(part)) {
+            return Err(unknown());
+        }
+        let root = match (root, rest.len()) {
+            ("input", _) => Root::Input(rest),
+            ("results", 2) => Root::Result(rest.join(".").into()),
+            ("operation", 0) => Root::Operation,
+            ("workflow", 0) => Root::Workflow,
+            ("step", 0) => Root::Step,
+            ("attempt", 0) => Root::Attempt,
+            ("tenant", 0) => Root::Tenant,
+            ("idempotencyKey", 0) => Root::IdempotencyKey,
+            ("completeBy", 0) => Root::CompleteBy,
+            _ => return Err(unknown()),
+        };
+        Ok(Self {
+            text: trimmed.into(),
+            root,
+            optional,
+        })
+    }
+
+    /// The value; `None` where there is none (or null) and the placeholder is optional.
+    fn find<'a>(&self, scope: &'a Scope<'_>) -> Result<Option<Found<'a>>, RenderError> {
+        let request = scope.request;
+        let found = match &self.root {
+            Root::Input(path) => path
+                .iter()
+                .try_fold(scope.input()?, |value, key| match value {
+                    Value::Object(members) => members.get(&**key),
+                    Value::Array(items) => items.get(key.parse::<usize>().ok()?),
+                    _ => None,
+                })
+                .filter(|value| !value.is_null())
+                .map(Found::Json),
+            Root::Result(name) => request
+                .results
+                .iter()
+                .find(|(key, _)| **key == **name)
+                .map(|(_, value)| Found::Text(value)),
+            Root::Operation => Some(Found::Owned(request.operation.to_string())),
+            Root::Workflow => Some(Found::Text(&request.workflow)),
+            Root::Step => Some(Found::Text(&request.step)),
+            Root::Attempt => Some(Found::Number(request.attempt.0)),
+            Root::Tenant => Some(Found::Text(&request.tenant)),
+            Root::IdempotencyKey => Some(Found::Text(scope.idempotency_key)),
+            Root::CompleteBy => Some(Found::Owned(rfc3339(request.complete_by))),
+        };
+        if found.is_none() && !self.optional {
+            return Err(RenderError::Missing {
+                placeholder: self.text.to_string(),
+            });
+        }
+        Ok(found)
+    }
+
+    fn unsuitable(&self, why: &'static str) -> RenderError {
+        RenderError::Unsuitable {
+            placeholder: self.text.to_string(),
+            why,
+        }
+    }
+
+    /// Appends the value as text; nothing for an optional value that is not there.
+    fn render_text(
+        &self,
+        scope: &Scope<'_>,
+        escape: Escape,
+        out: &mut String,
+    ) -> Result<(), RenderError> {
+        let Some(found) = self.find(scope)? else {
+            return Ok(());
+        };
+        match found {
+            Found::Text(text) => escape.push(text, out),
+            Found::Json(Value::String(text)) => escape.push(text, out),
+            Found::Owned(text) => escape.push(&text, out),
+            Found::Number(number) => escape.push(&number.to_string(), out),
+            Found::Json(value @ (Value::Number(_) | Value::Bool(_))) => {
+                escape.push(&value.to_string(), out);
+            }
+            Found::Json(_) => {
+                return Err(self.unsuitable("is an object or a list, which does not fit into text"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends the value as JSON and keeps its type; says whether there was one.
+    fn render_json(&self, scope: &Scope<'_>, out: &mut String) -> Result<bool, RenderError> {
+        let Some(found) = self.find(scope)? else {
+            return Ok(false);
+        };
+        match found {
+            Found::Json(value) => write!(out, "{value}"),
+            Found::Number(number) => write!(out, "{number}"),
+            Found::Text(text) => {
+                push_json_string(text, out);
+                Ok(())
+            }
+            Found::Owned(text) => {
+                push_json_string(&text, out);
+                Ok(())
+            }
+        }
+        .expect("writing to a String cannot fail");
+        Ok(true)
+    }
+}
+
+fn is_name(part: &str) -> bool {
+    !part.is_empty()
+        && part
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
+}
+
+/// How values are written into a text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Escape {
+    /// As they are.
+    Plain,
+    /// Percent-encoded, all but RFC 3986's unreserved characters.
+    Percent,
+    /// As the inside of a JSON string.
+    Json,
+}
+
+impl Escape {
+    fn push(self, text: &str, out: &mut String) {
+        match self {
+            Self::Plain => out.push_str(text),
+            Self::Percent => {
+                for byte in text.bytes() {
+                    if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+                        out.push(char::from(byte));
+                    } else {
+                        write!(out, "%{byte:02X}").expect("writing to a String cannot fail");
+                    }
+                }
+            }
+            Self::Json => {
+                for character in text.chars() {
+                    match character {
+                        '"' => out.push_str("\\\""),
+                        '\\' => out.push_str("\\\\"),
+                        control if control < ' ' => {
+                            write!(out, "\\u{:04x}", u32::from(control))
+                                .expect("writing to a String cannot fail");
+                        }
+                        other => out.push(other),
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn push_json_string(text: &str, out: &mut String) {
+    out.push('"');
+    Escape::Json.push(text, out);
+    out.push('"');
+}
+
+#[derive(Clone, PartialEq, Debug)]
+enum Part {
+    Literal(Box<str>),
+    Placeholder(Placeholder),
+}
+
+/// A text with placeholders.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Text(Vec<Part>);
+
+impl Text {
+    /// Compiles a template.
+    pub(crate) fn compile(template: &str) -> Result<Self, TemplateError> {
+        let mut parts = Vec::new();
+        let mut rest = template;
+        while let Some(start) = rest.find("{{") {
+            if start > 0 {
+                parts.push(Part::Literal(rest[..start].into()));
+            }
+            let inner = &rest[start + 2..];
+            let end = inner.find("}}").ok_or_else(|| TemplateError::Unclosed {
+                template: template.to_owned(),
+            })?;
+            parts.push(Part::Placeholder(Placeholder::parse(&inner[..end])?));
+            rest = &inner[end + 2..];
+        }
+        if !rest.is_empty() {
+            parts.push(Part::Literal(rest.into()));
+        }
+        Ok(Self(parts))
+    }
+
+    /// Renders the text as it stands, for a header value.
+    pub(crate) fn render(&self, scope: &Scope<'_>) -> Result<String, RenderError> {
+        let mut out = String::new();
+        self.render_into(scope, Escape::Plain, &mut out)?;
+        Ok(out)
+    }
+
+    /// Says that the rendered text does not fit where it is wanted.
+    pub(crate) fn unsuitable(&self, why: &'static str) -> RenderError {
+        match self.first_placeholder() {
+            Some(placeholder) => placeholder.unsuitable(why),
+            None => RenderError::Unsuitable {
+                placeholder: String::new(),
+                why,
+            },
+        }
+    }
+
+    /// Whether nothing in it depends on the request.
+    fn is_literal(&self) -> bool {
+        !self
+            .0
+            .iter()
+            .any(|part| matches!(part, Part::Placeholder(_)))
+    }
+
+    /// The first placeholder, to name in a message.
+    fn first_placeholder(&self) -> Option<&Placeholder> {
+        self.0.iter().find_map(|part| match part {
+            Part::Placeholder(placeholder) => Some(placeholder),
+            Part::Literal(_) => None,
+        })
+    }
+
+    fn render_into(
+        &self,
+        scope: &Scope<'_>,
+        escape: Escape,
+        out: &mut String,
+    ) -> Result<(), RenderError> {
+        for part in &self.0 {
+            match part {
+                Part::Literal(text) if escape == Escape::Json => escape.push(text, out),
+                Part::Literal(text) => out.push_str(text),
+                Part::Placeholder(placeholder) => placeholder.render_text(scope, escape, out)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! JSON bodies.
+
+use serde_json::Value;
+
+use super::{Part, Placeholder, RenderError, Scope, TemplateError, Text, push_json_string};
+
+/// A JSON body with placeholders in its strings.
+///
+/// A string that is exactly one placeholder becomes the value itself, with its JSON type; an
+/// optional one that has no value leaves its object member or list item out, and is `null` as the
+/// whole body.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Body(Node);
+
+#[derive(Clone, PartialEq, Debug)]
+enum Node {
+    /// Nothing in it depends on the request: JSON text.
+    Literal(Box<str>),
+    Value(Placeholder),
+    Text(Text),
+    /// Members with their keys as JSON text, the colon included.
+    Object(Vec<(Box<str>, Node)>),
+    Array(Vec<Node>),
+}
+
+impl Body {
+    /// Compiles a template.
+    pub(crate) fn compile(template: &Value) -> Result<Self, TemplateError> {
+        Node::compile(template).map(Self)
+    }
+
+    /// Renders the body as JSON text.
+    pub(crate) fn render(&self, scope: &Scope<'_>) -> Result<String, RenderError> {
+        let mut out = String::with_capacity(256);
+        if !self.0.render(scope, &mut out)? {
+            out.push_str("null");
+        }
+        Ok(out)
+    }
+}
+
+impl Node {
+    fn compile(template: &Value) -> Result<Self, TemplateError> {
+        let node = match template {
+            Value::String(text) => {
+                let mut compiled = Text::compile(text)?;
+                match compiled.0.as_slice() {
+                    [Part::Placeholder(_)] => match compiled.0.pop() {
+                        Some(Part::Placeholder(placeholder)) => Self::Value(placeholder),
+                        _ => unreachable!("the slice was just matched"),
+                    },
+                    _ if compiled.is_literal() => Self::literal(template),
+                    _ => Self::Text(compiled),
+                }
+            }
+            Value::Object(members) => {
+                let members = members
+                    .iter()
+                    .map(|(key, value)| {
+                        let mut name = String::with_capacity(key.len() + 3);
+                        push_json_string(key, &mut name);
+                        name.push(':');
+                        Ok((name.into_boxed_str(), Self::compile(value)?))
+                    })
+                    .collect::<Result<Vec<_>, TemplateError>>()?;
+                if members.iter().all(|(_, node)| node.is_literal()) {
+                    Self::literal(template)
+                } else {
+                    Self::Object(members)
+                }
+            }
+            Value::Array(items) => {
+                let items = items
+                    .iter()
+                    .map(Self::compile)
+                    .collect::<Result<Vec<_>, _>>()?;
+                if items.iter().all(Self::is_literal) {
+                    Self::literal(template)
+                } else {
+                    Self::Array(items)
+                }
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => Self::literal(template),
+        };
+        Ok(node)
+    }
+
+    fn literal(template: &Value) -> Self {
+        Self::Literal(template.to_string().into_boxed_str())
+    }
+
+    fn is_literal(&self) -> bool {
+        matches!(self, Self::Literal(_))
+    }
+
+    /// Appends the node; says whether there was anything to append.
+    fn render(&self, scope: &Scope<'_>, out: &mut String) -> Result<bool, RenderError> {
+        match self {
+            Self::Literal(json) => out.push_str(json),
+            Self::Value(placeholder) => return placeholder.render_json(scope, out),
+            Self::Text(text) => {
+                out.push('"');
+                text.render_into(scope, super::Escape::Json, out)?;
+                out.push('"');
+            }
+            Self::Object(members) => {
+                out.push('{');
+                for (key, node) in members {
+                    render_item(key, node, scope, out)?;
+                }
+                close(out, '}');
+            }
+            Self::Array(items) => {
+                out.push('[');
+                for node in items {
+                    render_item("", node, scope, out)?;
+                }
+                close(out, ']');
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Appends `key`, the node and a comma, or nothing where the node has no value.
+fn render_item(
+    key: &str,
+    node: &Node,
+    scope: &Scope<'_>,
+    out: &mut String,
+) -> Result<(), RenderError> {
+    let start = out.len();
+    out.push_str(key);
+    if node.render(scope, out)? {
+        out.push(',');
+    } else {
+        out.truncate(start);
+    }
+    Ok(())
+}
+
+/// Replaces the last item's comma by the closing bracket. No item ends in a comma of its own: a
+/// JSON value never does.
+fn close(out: &mut String, bracket: char) {
+    if out.ends_with(',') {
+        out.pop();
+    }
+    out.push(bracket);
+}

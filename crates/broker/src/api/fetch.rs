@@ -1,0 +1,274 @@
+//! Fetch, with long polling.
+//!
+//! A fetch that finds too little registers itself with its partitions and is woken by the append.
+//! It runs when its answer is the next to leave its connection, so that pipelined fetches do not
+//! hold buffers at the same time. There are no fetch sessions: every answer names session 0, after
+//! which clients list all their partitions each time.
+//!
+//! The answer is written by hand: records are read from the file straight into it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{BufMut, BytesMut};
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::FetchRequest;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::{Call, OK, Reply, int};
+use crate::connection::Frame;
+use crate::log::{LEADER_EPOCH, Partition, ReadError};
+use crate::stats::add;
+use crate::wire::{self, Malformed};
+
+/// A partition as it was asked for.
+struct Wanted {
+    partition: Option<Arc<Partition>>,
+    index: i32,
+    offset: i64,
+    leader_epoch: i32,
+    bytes_max: usize,
+}
+
+/// The partitions of a topic as they were asked for.
+struct WantedTopic {
+    name: kafka_protocol::protocol::StrBytes,
+    partitions: Vec<Wanted>,
+}
+
+/// Answers when `min_bytes` can be read, or the time is over.
+pub(super) fn fetch(
+    call: Call,
+    appended: Arc<Notify>,
+    request: FetchRequest,
+) -> Result<Reply, Malformed> {
+    add(&call.server.counters.fetch_requests, 1);
+    if request.session_id != 0 {
+        let mut frame = start(&call);
+        put_head(
+            &mut frame,
+            call.head.version,
+            ResponseError::FetchSessionIdNotFound.code(),
+            0,
+        );
+        return Ok(Reply::Now(wire::finish(frame)));
+    }
+    let bytes_max = usize::try_from(request.max_bytes).unwrap_or(0);
+    let bytes_max = bytes_max.min(call.server.config.fetch_bytes_max);
+    let bytes_min = usize::try_from(request.min_bytes)
+        .unwrap_or(0)
+        .min(bytes_max);
+    let wait = Duration::from_millis(u64::try_from(request.max_wait_ms).unwrap_or(0));
+    let wanted = resolve(&call, request);
+    Ok(Reply::Later(Box::pin(async move {
+        wait_for_records(&call, &appended, &wanted, bytes_min, wait).await;
+        answer(&call, &wanted, bytes_max).await
+    })))
+}
+
+fn resolve(call: &Call, request: FetchRequest) -> Vec<WantedTopic> {
+    let topics = request.topics.into_iter().map(|asked| {
+        let topic = call.server.topics.get(&asked.topic);
+        let partitions = asked.partitions.into_iter().map(|wanted| Wanted {
+            partition: topic
+                .as_ref()
+                .and_then(|t| t.partition(wanted.partition))
+                .cloned(),
+            index: wanted.partition,
+            offset: wanted.fetch_offset,
+            leader_epoch: wanted.current_leader_epoch,
+            bytes_max: usize::try_from(wanted.partition_max_bytes).unwrap_or(0),
+        });
+        WantedTopic {
+            name: asked.topic.into(),
+            partitions: partitions.collect(),
+        }
+    });
+    topics.collect()
+}
+
+async fn wait_for_records(
+    call: &Call,
+    appended: &Arc<Notify>,
+    wanted: &[WantedTopic],
+    bytes_min: usize,
+    wait: Duration,
+) {
+    let all = || wanted.iter().flat_map(|topic| &topic.partitions);
+    if wait.is_zero() || all().next().is_none() || enough(wanted, bytes_min) {
+        return;
+    }
+    add(&call.server.counters.fetch_waits, 1);
+    let mut deadline = std::pin::pin!(tokio::time::sleep_until(Instant::now() + wait));
+    let mut stopping = std::pin::pin!(call.server.stopping.cancelled());
+    loop {
+        for partition in all().filter_map(|wanted| wanted.partition.as_ref()) {
+            partition.wake(appended);
+        }
+        // Look again: an append before the registration has woken nobody.
+        if enough(wanted, bytes_min) {
+            return;
+        }
+        tokio::select! {
+            () = appended.notified() => {}
+            () = &mut deadline => return,
+            () = &mut stopping => return,
+        }
+        if enough(wanted, bytes_min) {
+            return;
+        }
+    }
+}
+
+/// Whether there is something to answer with: enough bytes, or an error.
+fn enough(wanted: &[WantedTopic], bytes_min: usize) -> bool {
+    if bytes_min == 0 {
+        return true;
+    }
+    let mut bytes = 0_u64;
+    for wanted in wanted.iter().flat_map(|topic| &topic.partitions) {
+        let Ok(partition) = check(wanted) else {
+            return true;
+        };
+        let found = if bytes_min == 1 {
+            partition.has_records(wanted.offset).map(u64::from)
+        } else {
+            partition.bytes_from(wanted.offset)
+        };
+        let Ok(found) = found else { return true };
+        bytes += found.min(wanted.bytes_max.max(1) as u64);
+        if bytes >= bytes_min as u64 {
+            return true;
+        }
+    }
+    false
+}
+
+fn check(wanted: &Wanted) -> Result<&Arc<Partition>, ResponseError> {
+    let partition = wanted
+        .partition
+        .as_ref()
+        .ok_or(ResponseError::UnknownTopicOrPartition)?;
+    if wanted.leader_epoch > LEADER_EPOCH {
+        return Err(ResponseError::UnknownLeaderEpoch);
+    }
+    Ok(partition)
+}
+
+async fn answer(call: &Call, wanted: &[WantedTopic], bytes_max: usize) -> Result<Frame, Malformed> {
+    // No more than can be there is reserved; what is appended after this is left for later.
+    let mut readable = 0_u64;
+    for wanted in wanted.iter().flat_map(|topic| &topic.partitions) {
+        if let Ok(partition) = check(wanted) {
+            let found = partition.bytes_from(wanted.offset).unwrap_or(0);
+            readable += found.min(wanted.bytes_max as u64);
+        }
+    }
+    let readable = usize::try_from(readable)
+        .unwrap_or(usize::MAX)
+        .min(bytes_max);
+    let permit = match call.server.buffers.reserve(readable) {
+        Some(reserved) => Some(reserved.await),
+        None => None,
+    };
+    let version = call.head.version;
+    let mut frame = start(call);
+    frame.reserve(readable + 256);
+    put_head(&mut frame, version, OK, wanted.len());
+    let mut left = readable;
+    let mut fetched = 0;
+    let mut is_first = true;
+    for topic in wanted {
+        frame.put_i16(i16::try_from(topic.name.len()).unwrap_or(i16::MAX));
+        frame.put_slice(topic.name.as_bytes());
+        frame.put_i32(int(topic.partitions.len()));
+        for wanted in &topic.partitions {
+            let read = put_partition(&mut frame, version, wanted, left, is_first);
+            left = left.saturating_sub(read);
+            fetched += read;
+            is_first &= read == 0;
+        }
+    }
+    add(&call.server.counters.fetched_bytes, fetched);
+    Ok(Frame {
+        bytes: wire::finish(frame),
+        permit,
+    })
+}
+
+/// A frame with its header: length, correlation id.
+fn start(call: &Call) -> BytesMut {
+    let mut frame = BytesMut::with_capacity(256);
+    frame.put_i32(0);
+    frame.put_i32(call.head.correlation_id);
+    frame
+}
+
+/// The answer up to the first topic.
+fn put_head(frame: &mut BytesMut, version: i16, error_code: i16, topics: usize) {
+    frame.put_i32(0);
+    if version >= 7 {
+        frame.put_i16(error_code);
+        frame.put_i32(0);
+    }
+    frame.put_i32(int(topics));
+}
+
+/// One partition with its records; returns their bytes.
+fn put_partition(
+    frame: &mut BytesMut,
+    version: i16,
+    wanted: &Wanted,
+    left: usize,
+    is_first: bool,
+) -> usize {
+    frame.put_i32(wanted.index);
+    let error_at = frame.len();
+    frame.put_i16(OK);
+    let (high_watermark, log_start) = match &wanted.partition {
+        Some(partition) => (partition.high_watermark(), partition.log_start()),
+        None => (-1, -1),
+    };
+    frame.put_i64(high_watermark);
+    // Without transactions everything below the high watermark is stable.
+    frame.put_i64(high_watermark);
+    if version >= 5 {
+        frame.put_i64(log_start);
+    }
+    // No aborted transactions.
+    frame.put_i32(-1);
+    if version >= 11 {
+        // No preferred replica.
+        frame.put_i32(-1);
+    }
+    let length_at = frame.len();
+    frame.put_i32(0);
+    let read = check(wanted).and_then(|partition| {
+        let bytes_max = wanted.bytes_max.min(left);
+        partition
+            .read(wanted.offset, bytes_max, is_first, frame)
+            .map_err(|error| match error {
+                ReadError::OutOfRange => ResponseError::OffsetOutOfRange,
+                ReadError::Offline => ResponseError::KafkaStorageError,
+                ReadError::Deleted => ResponseError::UnknownTopicOrPartition,
+                ReadError::Io(cause) => {
+                    tracing::error!(
+                        topic = %partition.topic, partition = partition.index, %cause,
+                        "a log cannot be read"
+                    );
+                    ResponseError::KafkaStorageError
+                }
+            })
+    });
+    match read {
+        Ok(read) => {
+            frame[length_at..length_at + 4].copy_from_slice(&int(read).to_be_bytes());
+            read
+        }
+        Err(error) => {
+            frame[error_at..error_at + 2].copy_from_slice(&error.code().to_be_bytes());
+            0
+        }
+    }
+}

@@ -1,0 +1,527 @@
+//! Consumer groups: membership, and committed offsets.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::delete_groups_response::DeletableGroupResult;
+use kafka_protocol::messages::describe_groups_response::{DescribedGroup, DescribedGroupMember};
+use kafka_protocol::messages::join_group_response::JoinGroupResponseMember;
+use kafka_protocol::messages::leave_group_response::MemberResponse;
+use kafka_protocol::messages::list_groups_response::ListedGroup;
+use kafka_protocol::messages::offset_commit_response::{
+    OffsetCommitResponsePartition, OffsetCommitResponseTopic,
+};
+use kafka_protocol::messages::offset_fetch_response::{
+    OffsetFetchResponseGroup, OffsetFetchResponsePartition, OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic, OffsetFetchResponseTopics,
+};
+use kafka_protocol::messages::{
+    DeleteGroupsRequest, DeleteGroupsResponse, DescribeGroupsRequest, DescribeGroupsResponse,
+    GroupId, HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, JoinGroupResponse,
+    LeaveGroupRequest, LeaveGroupResponse, ListGroupsRequest, ListGroupsResponse,
+    OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest, OffsetFetchResponse,
+    SyncGroupRequest, SyncGroupResponse, TopicName,
+};
+use kafka_protocol::protocol::StrBytes;
+
+use super::{Call, NO_OPERATIONS, OK, Reply};
+use crate::connection::Frame;
+use crate::group::{Join, JoinAnswer, Leaver, Membership, Sync, SyncAnswer};
+use crate::meta::{CommittedOffset, MetaError};
+use crate::server::Server;
+use crate::wire::Malformed;
+
+/// The longest session and rebalance time-outs, in milliseconds: 30 minutes, as in Kafka.
+const SESSION_MS_MAX: i32 = 30 * 60 * 1000;
+/// The longest metadata of a committed offset, as in Kafka.
+const COMMIT_METADATA_BYTES_MAX: usize = 4096;
+
+/// A member joins and is answered when all have.
+pub(super) fn join(call: Call, request: JoinGroupRequest) -> Result<Reply, Malformed> {
+    let version = call.head.version;
+    let refused = |error: ResponseError, member_id: StrBytes| {
+        answer_join(&call, Err((error, member_id))).map(Reply::Now)
+    };
+    if request.group_id.is_empty() {
+        return refused(ResponseError::InvalidGroupId, request.member_id);
+    }
+    if !(1..=SESSION_MS_MAX).contains(&request.session_timeout_ms) {
+        return refused(ResponseError::InvalidSessionTimeout, request.member_id);
+    }
+    let rebalance_ms = if version >= 1 {
+        request.rebalance_timeout_ms.clamp(1, SESSION_MS_MAX)
+    } else {
+        request.session_timeout_ms
+    };
+    let millis = |ms: i32| Duration::from_millis(u64::from(ms.unsigned_abs()));
+    let member_id = request.member_id.clone();
+    let join = Join {
+        member_id: owned(&request.member_id),
+        instance_id: request.group_instance_id.as_ref().map(owned),
+        client_id: owned(&call.head.client_id),
+        client_host: StrBytes::from_string(format!("/{}", call.ends.peer.ip())),
+        session_timeout: millis(request.session_timeout_ms),
+        rebalance_timeout: millis(rebalance_ms),
+        protocol_type: owned(&request.protocol_type),
+        protocols: request
+            .protocols
+            .iter()
+            .map(|protocol| (owned(&protocol.name), protocol.metadata.to_vec().into()))
+            .collect(),
+        takes_generated_id: version >= 4,
+        can_skip_assignment: version >= 9,
+    };
+    let Some(mut answered) = call.server.coordinator.join(&request.group_id, join) else {
+        return refused(ResponseError::GroupMaxSizeReached, member_id);
+    };
+    if let Ok(answer) = answered.try_recv() {
+        return answer_join(&call, answer).map(Reply::Now);
+    }
+    Ok(Reply::Later(Box::pin(async move {
+        let stopping = call.server.stopping.clone();
+        let gone = Err((ResponseError::CoordinatorNotAvailable, member_id));
+        let answer = tokio::select! {
+            answer = answered => answer.unwrap_or(gone),
+            () = stopping.cancelled() => gone,
+        };
+        answer_join(&call, answer).map(Frame::from)
+    })))
+}
+
+fn answer_join(call: &Call, answer: JoinAnswer) -> Result<bytes::Bytes, Malformed> {
+    let version = call.head.version;
+    let response = match answer {
+        Ok(joined) => {
+            let members = joined
+                .members
+                .into_iter()
+                .map(|(id, instance, subscription)| {
+                    let member = JoinGroupResponseMember::default()
+                        .with_member_id(id)
+                        .with_metadata(subscription);
+                    if version >= 5 {
+                        member.with_group_instance_id(instance)
+                    } else {
+                        member
+                    }
+                });
+            let response = JoinGroupResponse::default()
+                .with_generation_id(joined.generation)
+                .with_protocol_name(Some(joined.protocol))
+                .with_leader(joined.leader)
+                .with_member_id(joined.member_id)
+                .with_members(members.collect());
+            let response = if version >= 7 {
+                response.with_protocol_type(Some(joined.protocol_type))
+            } else {
+                response
+            };
+            if version >= 9 {
+                response.with_skip_assignment(joined.skip_assignment)
+            } else {
+                response
+            }
+        }
+        Err((error, member_id)) => JoinGroupResponse::default()
+            .with_error_code(error.code())
+            .with_generation_id(-1)
+            .with_protocol_name((version < 7).then(StrBytes::new))
+            .with_member_id(member_id),
+    };
+    call.head.answer(&response)
+}
+
+/// A member gets its assignment when the leader has brought it.
+pub(super) fn sync(call: Call, request: SyncGroupRequest) -> Result<Reply, Malformed> {
+    let sync = Sync {
+        membership: membership(
+            request.member_id,
+            request.group_instance_id,
+            request.generation_id,
+        ),
+        protocol_type: request.protocol_type,
+        protocol: request.protocol_name,
+        assignments: request
+            .assignments
+            .into_iter()
+            .map(|assigned| (assigned.member_id, assigned.assignment.to_vec().into()))
+            .collect(),
+    };
+    let mut answered = call.server.coordinator.sync(&request.group_id, sync);
+    if let Ok(answer) = answered.try_recv() {
+        return answer_sync(&call, answer).map(Reply::Now);
+    }
+    Ok(Reply::Later(Box::pin(async move {
+        let stopping = call.server.stopping.clone();
+        let gone = Err(ResponseError::CoordinatorNotAvailable);
+        let answer = tokio::select! {
+            answer = answered => answer.unwrap_or(gone),
+            () = stopping.cancelled() => gone,
+        };
+        answer_sync(&call, answer).map(Frame::from)
+    })))
+}
+
+fn answer_sync(call: &Call, answer: SyncAnswer) -> Result<bytes::Bytes, Malformed> {
+    let response = match answer {
+        Ok((protocol_type, protocol, assignment)) => {
+            let response = SyncGroupResponse::default().with_assignment(assignment);
+            if call.head.version >= 5 {
+                response
+                    .with_protocol_type(Some(protocol_type))
+                    .with_protocol_name(Some(protocol))
+            } else {
+                response
+            }
+        }
+        Err(error) => SyncGroupResponse::default().with_error_code(error.code()),
+    };
+    call.head.answer(&response)
+}
+
+/// A member says that it is alive.
+pub(super) fn heartbeat(server: &Server, request: &HeartbeatRequest) -> HeartbeatResponse {
+    let member = membership(
+        request.member_id.clone(),
+        request.group_instance_id.clone(),
+        request.generation_id,
+    );
+    let alive = server.coordinator.heartbeat(&request.group_id, &member);
+    HeartbeatResponse::default().with_error_code(code_of(alive))
+}
+
+/// Members leave.
+pub(super) fn leave(
+    server: &Server,
+    version: i16,
+    request: LeaveGroupRequest,
+) -> LeaveGroupResponse {
+    let leave = |member_id, instance_id| {
+        code_of(server.coordinator.leave(
+            &request.group_id,
+            &Leaver {
+                member_id,
+                instance_id,
+            },
+        ))
+    };
+    if version < 3 {
+        let code = leave(request.member_id.clone(), None);
+        return LeaveGroupResponse::default().with_error_code(code);
+    }
+    let members = request.members.iter().map(|member| {
+        let code = leave(member.member_id.clone(), member.group_instance_id.clone());
+        MemberResponse::default()
+            .with_member_id(member.member_id.clone())
+            .with_group_instance_id(member.group_instance_id.clone())
+            .with_error_code(code)
+    });
+    LeaveGroupResponse::default().with_members(members.collect())
+}
+
+/// Commits offsets of a group.
+pub(super) fn commit(server: &Server, request: OffsetCommitRequest) -> OffsetCommitResponse {
+    let member = membership(
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id_or_member_epoch,
+    );
+    let allowed = if request.group_id.is_empty() {
+        Err(ResponseError::InvalidGroupId)
+    } else {
+        server.coordinator.check_commit(&request.group_id, &member)
+    };
+    let check = |topic: &str, partition: i32, metadata: Option<&StrBytes>| {
+        allowed?;
+        if metadata.is_some_and(|metadata| metadata.len() > COMMIT_METADATA_BYTES_MAX) {
+            return Err(ResponseError::OffsetMetadataTooLarge);
+        }
+        let known = server
+            .topics
+            .get(topic)
+            .is_some_and(|t| t.partition(partition).is_some());
+        if known {
+            Ok(())
+        } else {
+            Err(ResponseError::UnknownTopicOrPartition)
+        }
+    };
+    let mut commits = Vec::new();
+    for topic in &request.topics {
+        for partition in &topic.partitions {
+            let metadata = partition.committed_metadata.as_ref();
+            if check(&topic.name, partition.partition_index, metadata).is_ok() {
+                let committed = CommittedOffset {
+                    offset: partition.committed_offset,
+                    leader_epoch: partition.committed_leader_epoch,
+                    metadata: metadata.map(|text| text.to_string()).unwrap_or_default(),
+                };
+                commits.push((&**topic.name, partition.partition_index, committed));
+            }
+        }
+    }
+    let written = server
+        .meta
+        .commit_offsets(&request.group_id, commits.into_iter());
+    if let Err(error) = &written {
+        tracing::error!(%error, "offsets were not committed");
+    }
+    let stored = written.map_err(|_| ResponseError::KafkaStorageError);
+    let topics = request.topics.iter().map(|topic| {
+        let partitions = topic.partitions.iter().map(|partition| {
+            let metadata = partition.committed_metadata.as_ref();
+            let outcome = check(&topic.name, partition.partition_index, metadata).and(stored);
+            OffsetCommitResponsePartition::default()
+                .with_partition_index(partition.partition_index)
+                .with_error_code(code_of(outcome))
+        });
+        OffsetCommitResponseTopic::default()
+            .with_name(topic.name.clone())
+            .with_partitions(partitions.collect())
+    });
+    OffsetCommitResponse::default().with_topics(topics.collect())
+}
+
+/// A topic's name with the committed offset of each partition, or none.
+type CommittedTopic = (TopicName, Vec<(i32, Option<CommittedOffset>)>);
+
+/// The committed offsets of groups.
+pub(super) fn committed(
+    server: &Server,
+    version: i16,
+    request: OffsetFetchRequest,
+) -> OffsetFetchResponse {
+    if version >= 8 {
+        let groups = request.groups.into_iter().map(|group| {
+            let asked = group.topics.map(|topics| {
+                topics
+                    .into_iter()
+                    .map(|topic| (topic.name, topic.partition_indexes))
+                    .collect()
+            });
+            let answer = OffsetFetchResponseGroup::default();
+            let answer = match committed_of(server, &group.group_id, asked) {
+                Ok(topics) => answer.with_topics(topics.into_iter().map(topic_v8).collect()),
+                Err(error) => answer.with_error_code(storage_failed(&error)),
+            };
+            answer.with_group_id(group.group_id)
+        });
+        return OffsetFetchResponse::default().with_groups(groups.collect());
+    }
+    let asked = request.topics.map(|topics| {
+        topics
+            .into_iter()
+            .map(|topic| (topic.name, topic.partition_indexes))
+            .collect()
+    });
+    match committed_of(server, &request.group_id, asked) {
+        Ok(topics) => {
+            let topics = topics.into_iter().map(|topic| topic_v1(topic, version));
+            OffsetFetchResponse::default().with_topics(topics.collect())
+        }
+        Err(error) => {
+            let code = storage_failed(&error);
+            let answer = OffsetFetchResponse::default();
+            if version >= 2 {
+                answer.with_error_code(code)
+            } else {
+                answer
+            }
+        }
+    }
+}
+
+fn committed_of(
+    server: &Server,
+    group: &str,
+    asked: Option<Vec<(TopicName, Vec<i32>)>>,
+) -> Result<Vec<CommittedTopic>, MetaError> {
+    let Some(asked) = asked else {
+        let mut topics: Vec<CommittedTopic> = Vec::new();
+        for (topic, partition, committed) in server.meta.offsets(group)? {
+            match topics.last_mut() {
+                Some((name, partitions)) if *name.0 == *topic => {
+                    partitions.push((partition, Some(committed)));
+                }
+                _ => {
+                    let name = TopicName(StrBytes::from_string(topic));
+                    topics.push((name, vec![(partition, Some(committed))]));
+                }
+            }
+        }
+        return Ok(topics);
+    };
+    asked
+        .into_iter()
+        .map(|(name, partitions)| {
+            let partitions = partitions
+                .into_iter()
+                .map(|index| Ok((index, server.meta.offset(group, &name, index)?)))
+                .collect::<Result<_, MetaError>>()?;
+            Ok((name, partitions))
+        })
+        .collect()
+}
+
+fn topic_v8((name, partitions): CommittedTopic) -> OffsetFetchResponseTopics {
+    let partitions = partitions.into_iter().map(|(index, committed)| {
+        let (offset, leader_epoch, metadata) = parts(committed);
+        OffsetFetchResponsePartitions::default()
+            .with_partition_index(index)
+            .with_committed_offset(offset)
+            .with_committed_leader_epoch(leader_epoch)
+            .with_metadata(metadata)
+    });
+    OffsetFetchResponseTopics::default()
+        .with_name(name)
+        .with_partitions(partitions.collect())
+}
+
+fn topic_v1((name, partitions): CommittedTopic, version: i16) -> OffsetFetchResponseTopic {
+    let partitions = partitions.into_iter().map(|(index, committed)| {
+        let (offset, leader_epoch, metadata) = parts(committed);
+        let answer = OffsetFetchResponsePartition::default()
+            .with_partition_index(index)
+            .with_committed_offset(offset)
+            .with_metadata(metadata);
+        if version >= 5 {
+            answer.with_committed_leader_epoch(leader_epoch)
+        } else {
+            answer
+        }
+    });
+    OffsetFetchResponseTopic::default()
+        .with_name(name)
+        .with_partitions(partitions.collect())
+}
+
+fn parts(committed: Option<CommittedOffset>) -> (i64, i32, Option<StrBytes>) {
+    match committed {
+        Some(c) => (
+            c.offset,
+            c.leader_epoch,
+            Some(StrBytes::from_string(c.metadata)),
+        ),
+        None => (-1, -1, Some(StrBytes::new())),
+    }
+}
+
+/// Groups as operators see them.
+pub(super) fn describe(server: &Server, request: DescribeGroupsRequest) -> DescribeGroupsResponse {
+    let groups = request.groups.into_iter().map(|group| {
+        let answer = DescribedGroup::default().with_authorized_operations(NO_OPERATIONS);
+        let answer = match server.coordinator.describe(&group) {
+            Some(described) => {
+                let members = described.members.into_iter().map(|member| {
+                    DescribedGroupMember::default()
+                        .with_member_id(member.member_id)
+                        .with_group_instance_id(member.instance_id)
+                        .with_client_id(member.client_id)
+                        .with_client_host(member.client_host)
+                        .with_member_metadata(member.subscription)
+                        .with_member_assignment(member.assignment)
+                });
+                answer
+                    .with_group_state(StrBytes::from_static_str(described.state))
+                    .with_protocol_type(described.protocol_type)
+                    .with_protocol_data(described.protocol)
+                    .with_members(members.collect())
+            }
+            None => {
+                let has_offsets = server
+                    .meta
+                    .offsets(&group)
+                    .is_ok_and(|found| !found.is_empty());
+                let state = if has_offsets { "Empty" } else { "Dead" };
+                answer.with_group_state(StrBytes::from_static_str(state))
+            }
+        };
+        answer.with_group_id(group)
+    });
+    DescribeGroupsResponse::default().with_groups(groups.collect())
+}
+
+/// All groups.
+pub(super) fn list(
+    server: &Server,
+    version: i16,
+    request: &ListGroupsRequest,
+) -> ListGroupsResponse {
+    let mut found: Vec<(Arc<str>, &'static str, StrBytes)> = server
+        .coordinator
+        .list()
+        .into_iter()
+        .map(|(name, group)| (name, group.state, group.protocol_type))
+        .collect();
+    match server.meta.groups() {
+        Ok(stored) => {
+            for name in stored {
+                if !found.iter().any(|(known, _, _)| **known == *name) {
+                    let consumer = StrBytes::from_static_str("consumer");
+                    found.push((name.into(), "Empty", consumer));
+                }
+            }
+        }
+        Err(error) => {
+            return ListGroupsResponse::default().with_error_code(storage_failed(&error));
+        }
+    }
+    let wanted = |state: &str| {
+        request.states_filter.is_empty() || request.states_filter.iter().any(|s| **s == *state)
+    };
+    let groups = found.into_iter().filter(|(_, state, _)| wanted(state)).map(
+        |(name, state, protocol_type)| {
+            let group = ListedGroup::default()
+                .with_group_id(GroupId(StrBytes::from_string(name.to_string())))
+                .with_protocol_type(protocol_type);
+            if version >= 4 {
+                group.with_group_state(StrBytes::from_static_str(state))
+            } else {
+                group
+            }
+        },
+    );
+    ListGroupsResponse::default().with_groups(groups.collect())
+}
+
+/// Forgets groups that have no members.
+pub(super) fn delete(server: &Server, request: DeleteGroupsRequest) -> DeleteGroupsResponse {
+    let results = request.groups_names.into_iter().map(|group| {
+        let code = if server.coordinator.describe(&group).is_some() {
+            ResponseError::NonEmptyGroup.code()
+        } else {
+            match server.meta.remove_group(&group) {
+                Ok(true) => OK,
+                Ok(false) => ResponseError::GroupIdNotFound.code(),
+                Err(error) => storage_failed(&error),
+            }
+        };
+        DeletableGroupResult::default()
+            .with_group_id(group)
+            .with_error_code(code)
+    });
+    DeleteGroupsResponse::default().with_results(results.collect())
+}
+
+fn membership(member_id: StrBytes, instance_id: Option<StrBytes>, generation: i32) -> Membership {
+    Membership {
+        member_id,
+        instance_id,
+        generation,
+    }
+}
+
+/// A copy that does not hold the request's whole frame in memory.
+fn owned(text: &StrBytes) -> StrBytes {
+    StrBytes::from_string(text.to_string())
+}
+
+fn code_of(outcome: Result<(), ResponseError>) -> i16 {
+    outcome.map_or_else(|error| error.code(), |()| OK)
+}
+
+fn storage_failed(error: &MetaError) -> i16 {
+    tracing::error!(%error, "committed offsets cannot be read");
+    ResponseError::KafkaStorageError.code()
+}

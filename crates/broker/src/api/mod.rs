@@ -1,0 +1,291 @@
+//! What each request does. Requests are translated here; the work is done by the logs, the
+//! registry of topics and the groups.
+
+mod configs;
+mod fetch;
+mod groups;
+mod metadata;
+mod offsets;
+mod produce;
+mod topics;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::api_versions_response::ApiVersion;
+use kafka_protocol::messages::*;
+use kafka_protocol::protocol::{Encodable, HeaderVersion, StrBytes};
+use tokio::sync::Notify;
+
+use crate::connection::{Frame, Pending};
+use crate::server::{Ends, Server};
+use crate::wire::{self, APIS, Head, Malformed};
+
+/// The key of produce requests.
+pub(crate) const PRODUCE: i16 = ApiKey::Produce as i16;
+/// Success in a response.
+const OK: i16 = 0;
+/// A field for authorised operations that were not asked for, or are not known.
+const NO_OPERATIONS: i32 = i32::MIN;
+
+/// How a request is answered.
+pub(crate) enum Reply {
+    /// Not at all.
+    None,
+    /// With these bytes.
+    Now(Bytes),
+    /// When this is done; later requests are handled meanwhile.
+    Later(Pending),
+    /// When this is done; later requests are not handled before.
+    Exclusive(Pending),
+}
+
+/// A request on its way: everything but its body.
+pub(crate) struct Call {
+    server: Arc<Server>,
+    ends: Ends,
+    head: Head,
+}
+
+/// Handles one request.
+pub(crate) fn handle(
+    server: &Arc<Server>,
+    ends: Ends,
+    appended: &Arc<Notify>,
+    mut frame: Bytes,
+) -> Result<Reply, Malformed> {
+    // An ApiVersions request that is too new has a header that may be unknown too; its answer is
+    // in version 0, which every client understands.
+    if let Some((key, version)) = wire::peek(&frame)
+        && key == ApiKey::ApiVersions as i16
+        && !(0..=API_VERSIONS_MAX).contains(&version)
+    {
+        let correlation_id = frame.get(4..8).and_then(|b| b.first_chunk().copied());
+        let correlation_id = i32::from_be_bytes(correlation_id.ok_or(Malformed::Header)?);
+        let client_id = StrBytes::new();
+        let head = Head {
+            key,
+            version,
+            correlation_id,
+            client_id,
+        };
+        let answer = api_versions(ResponseError::UnsupportedVersion.code());
+        return head.answer_in(&answer, 0).map(Reply::Now);
+    }
+    let head = Head::read(&mut frame)?;
+    let Some(api) = wire::api(head.key).filter(|api| (api.min..=api.max).contains(&head.version))
+    else {
+        return refuse(&head).map(Reply::Now);
+    };
+    let call = Call {
+        server: Arc::clone(server),
+        ends,
+        head,
+    };
+    let head = &call.head;
+    match api.key {
+        ApiKey::Produce => produce::produce(call.clone_parts(), head.decode(api, frame)?),
+        ApiKey::Fetch => fetch::fetch(
+            call.clone_parts(),
+            Arc::clone(appended),
+            head.decode(api, frame)?,
+        ),
+        ApiKey::ListOffsets => call.now(&offsets::list_offsets(server, head.decode(api, frame)?)),
+        ApiKey::Metadata => metadata::metadata(call.clone_parts(), head.decode(api, frame)?),
+        ApiKey::OffsetCommit => call.now(&groups::commit(server, head.decode(api, frame)?)),
+        ApiKey::OffsetFetch => call.now(&groups::committed(
+            server,
+            head.version,
+            head.decode(api, frame)?,
+        )),
+        ApiKey::FindCoordinator => {
+            let request = head.decode(api, frame)?;
+            call.now(&metadata::find_coordinator(
+                server,
+                ends,
+                head.version,
+                request,
+            ))
+        }
+        ApiKey::JoinGroup => groups::join(call.clone_parts(), head.decode(api, frame)?),
+        ApiKey::Heartbeat => call.now(&groups::heartbeat(server, &head.decode(api, frame)?)),
+        ApiKey::LeaveGroup => call.now(&groups::leave(
+            server,
+            head.version,
+            head.decode(api, frame)?,
+        )),
+        ApiKey::SyncGroup => groups::sync(call.clone_parts(), head.decode(api, frame)?),
+        ApiKey::DescribeGroups => call.now(&groups::describe(server, head.decode(api, frame)?)),
+        ApiKey::ListGroups => call.now(&groups::list(
+            server,
+            head.version,
+            &head.decode(api, frame)?,
+        )),
+        ApiKey::ApiVersions => {
+            let _: ApiVersionsRequest = head.decode(api, frame)?;
+            call.now(&api_versions(OK))
+        }
+        ApiKey::CreateTopics => {
+            let request = head.decode(api, frame)?;
+            call.blocking(|call| topics::create(&call.server, call.head.version, request))
+        }
+        ApiKey::DeleteTopics => {
+            let request = head.decode(api, frame)?;
+            call.blocking(|call| topics::delete(&call.server, call.head.version, request))
+        }
+        ApiKey::DeleteRecords => {
+            let request = head.decode(api, frame)?;
+            call.blocking(|call| offsets::delete_records(&call.server, request))
+        }
+        ApiKey::InitProducerId => {
+            let request = head.decode(api, frame)?;
+            call.blocking(move |call| produce::init_producer_id(&call.server, &request))
+        }
+        ApiKey::OffsetForLeaderEpoch => call.now(&offsets::offset_for_leader_epoch(
+            server,
+            head.decode(api, frame)?,
+        )),
+        ApiKey::DescribeConfigs => call.now(&configs::describe(
+            server,
+            head.version,
+            head.decode(api, frame)?,
+        )),
+        ApiKey::CreatePartitions => {
+            let request = head.decode(api, frame)?;
+            call.blocking(|call| topics::create_partitions(&call.server, request))
+        }
+        ApiKey::DeleteGroups => call.now(&groups::delete(server, head.decode(api, frame)?)),
+        ApiKey::IncrementalAlterConfigs => {
+            let request = head.decode(api, frame)?;
+            call.blocking(|call| configs::alter(&call.server, request))
+        }
+        ApiKey::DescribeCluster => {
+            let _: DescribeClusterRequest = head.decode(api, frame)?;
+            call.now(&metadata::describe_cluster(server, ends, head.version))
+        }
+        _ => refuse(head).map(Reply::Now),
+    }
+}
+
+impl Call {
+    fn clone_parts(&self) -> Self {
+        Self {
+            server: Arc::clone(&self.server),
+            ends: self.ends,
+            head: self.head.clone(),
+        }
+    }
+
+    fn now<R: Encodable + HeaderVersion>(&self, answer: &R) -> Result<Reply, Malformed> {
+        self.head.answer(answer).map(Reply::Now)
+    }
+
+    /// Answers with what `work` returns, which may block on the disk.
+    fn blocking<R, W>(&self, work: W) -> Result<Reply, Malformed>
+    where
+        R: Encodable + HeaderVersion + Send + 'static,
+        W: FnOnce(&Call) -> R + Send + 'static,
+    {
+        let call = self.clone_parts();
+        let work = tokio::task::spawn_blocking(move || {
+            let answer = work(&call);
+            call.head.answer(&answer)
+        });
+        let (key, version) = (self.head.key, self.head.version);
+        Ok(Reply::Exclusive(Box::pin(async move {
+            match work.await {
+                Ok(frame) => frame.map(Frame::from),
+                Err(error) => Err(Malformed::Answer {
+                    key,
+                    version,
+                    cause: error.to_string(),
+                }),
+            }
+        })))
+    }
+}
+
+/// The highest version of `ApiVersions` itself.
+const API_VERSIONS_MAX: i16 = 4;
+
+fn api_versions(error_code: i16) -> ApiVersionsResponse {
+    let keys = APIS.iter().map(|api| {
+        ApiVersion::default()
+            .with_api_key(api.key as i16)
+            .with_min_version(api.advertised_min)
+            .with_max_version(api.max)
+    });
+    ApiVersionsResponse::default()
+        .with_error_code(error_code)
+        .with_api_keys(keys.collect())
+}
+
+/// Answers a request that is not supported with the protocol's error, where its answer has a place
+/// for it. Where it has not, the connection is closed, as Kafka does.
+fn refuse(head: &Head) -> Result<Bytes, Malformed> {
+    let code = ResponseError::UnsupportedVersion.code();
+    macro_rules! with_error {
+        ($($api:ident => $response:ident),* $(,)?) => {
+            match ApiKey::try_from(head.key) {
+                $(Ok(ApiKey::$api)
+                    if $response::default().compute_size(head.version).is_ok() =>
+                {
+                    head.answer(&$response::default().with_error_code(code))
+                })*
+                _ => Err(Malformed::Unsupported { key: head.key, version: head.version }),
+            }
+        };
+    }
+    with_error! {
+        AddOffsetsToTxn => AddOffsetsToTxnResponse,
+        ConsumerGroupHeartbeat => ConsumerGroupHeartbeatResponse,
+        DescribeAcls => DescribeAclsResponse,
+        DescribeCluster => DescribeClusterResponse,
+        DescribeUserScramCredentials => DescribeUserScramCredentialsResponse,
+        EndTxn => EndTxnResponse,
+        GetTelemetrySubscriptions => GetTelemetrySubscriptionsResponse,
+        Heartbeat => HeartbeatResponse,
+        InitProducerId => InitProducerIdResponse,
+        JoinGroup => JoinGroupResponse,
+        LeaveGroup => LeaveGroupResponse,
+        ListGroups => ListGroupsResponse,
+        ListTransactions => ListTransactionsResponse,
+        PushTelemetry => PushTelemetryResponse,
+        SaslAuthenticate => SaslAuthenticateResponse,
+        SaslHandshake => SaslHandshakeResponse,
+        ShareGroupHeartbeat => ShareGroupHeartbeatResponse,
+        SyncGroup => SyncGroupResponse,
+    }
+}
+
+/// A protocol error and what to say about it.
+struct Refusal {
+    error: ResponseError,
+    message: String,
+}
+
+impl Refusal {
+    fn new(error: ResponseError, message: impl Into<String>) -> Self {
+        Self {
+            error,
+            message: message.into(),
+        }
+    }
+}
+
+/// The code and message of a result.
+fn outcome<T>(result: &Result<T, Refusal>) -> (i16, Option<StrBytes>) {
+    match result {
+        Ok(_) => (OK, None),
+        Err(refusal) => (
+            refusal.error.code(),
+            Some(StrBytes::from_string(refusal.message.clone())),
+        ),
+    }
+}
+
+/// Whole numbers of the protocol are signed; counts that do not fit are cut.
+fn int(count: usize) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}

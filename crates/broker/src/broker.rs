@@ -1,0 +1,365 @@
+//! Starting and stopping the broker.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use kafka_protocol::protocol::StrBytes;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+use crate::connection::{Closed, Connection};
+use crate::group::Coordinator;
+use crate::log::Limits;
+use crate::meta::{Meta, MetaError};
+use crate::server::{Buffers, Ends, Server};
+use crate::stats::{Counters, Stats, add};
+use crate::sync::{SyncQueue, SyncThreads};
+use crate::topics::{OpenTopicsError, Topics};
+use crate::{BrokerConfig, now_ms};
+
+/// How long to wait after the system refused to accept a connection (it has no more files, say).
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Why the broker did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The data directory belongs to another process.
+    #[error("the broker's data directory {path} is in use by another process")]
+    Locked {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The data directory cannot be used.
+    #[error("cannot use the broker's data directory {path}")]
+    DataDir {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The address cannot be listened on.
+    #[error("the broker cannot listen on {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// What is stored cannot be read.
+    #[error("cannot open the broker's data in {path}")]
+    Open {
+        /// The data directory.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// The disk failed: some partition is offline until the broker is started again.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the broker's disk failed: {cause}")]
+pub struct BrokerFailure {
+    cause: String,
+}
+
+/// A running broker. Dropping it stops it without waiting; [`Broker::shutdown`] stops it in order.
+pub struct Broker {
+    address: SocketAddr,
+    server: Arc<Server>,
+    syncs: Arc<SyncQueue>,
+    threads: SyncThreads,
+    connections: TaskTracker,
+    /// Ends connections that did not finish in time.
+    abort: CancellationToken,
+    background: Vec<JoinHandle<()>>,
+    _abort_on_drop: DropGuard,
+    _stop_on_drop: DropGuard,
+    _lock: File,
+}
+
+impl std::fmt::Debug for Broker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Broker")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Broker {
+    /// Opens the data directory, recovers what is in it, and begins to serve.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub async fn start(config: BrokerConfig) -> Result<Self, StartError> {
+        let listener = TcpListener::bind(config.listen).await;
+        let address = listener
+            .as_ref()
+            .ok()
+            .and_then(|listener| listener.local_addr().ok());
+        let listener = listener.map_err(|source| StartError::Listen {
+            address: config.listen,
+            source,
+        })?;
+        let path = config.data_dir.clone();
+        let opened = tokio::task::spawn_blocking(move || open(config)).await;
+        let (server, syncs, threads, lock) = opened.map_err(|panicked| StartError::Open {
+            path,
+            source: Box::new(panicked),
+        })??;
+        let address = address.unwrap_or(server.config.listen);
+        let connections = TaskTracker::new();
+        let abort = CancellationToken::new();
+        let background = vec![
+            tokio::spawn(accept(
+                listener,
+                Arc::clone(&server),
+                connections.clone(),
+                abort.clone(),
+            )),
+            tokio::spawn(drive_groups(Arc::clone(&server))),
+            tokio::spawn(apply_retention(Arc::clone(&server))),
+        ];
+        let (log_bytes, partitions) = server.topics.totals();
+        tracing::info!(%address, partitions, log_bytes, "the broker is listening");
+        Ok(Self {
+            address,
+            syncs,
+            threads,
+            connections,
+            background,
+            _abort_on_drop: abort.clone().drop_guard(),
+            _stop_on_drop: server.stopping.clone().drop_guard(),
+            abort,
+            server,
+            _lock: lock,
+        })
+    }
+
+    /// The address that it listens on.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What it has done since it started.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let (log_bytes, partitions) = self.server.topics.totals();
+        self.server.counters.snapshot(log_bytes, partitions)
+    }
+
+    /// Resolves when the disk has failed. The broker goes on with the partitions that still work;
+    /// the process that owns it should stop in order.
+    pub async fn failed(&self) -> BrokerFailure {
+        BrokerFailure {
+            cause: self.syncs.failed().await,
+        }
+    }
+
+    /// Stops: takes no more requests, answers those that it has, syncs everything and lets go of
+    /// the data directory. Answers `false` if something could not be synced (it is logged).
+    pub async fn shutdown(self) -> bool {
+        let Self {
+            server,
+            threads,
+            connections,
+            abort,
+            background,
+            _lock: lock,
+            ..
+        } = self;
+        server.stopping.cancel();
+        connections.close();
+        let timeout = server.config.shutdown_timeout;
+        if tokio::time::timeout(timeout, connections.wait())
+            .await
+            .is_err()
+        {
+            tracing::warn!(
+                open = connections.len(),
+                "connections did not finish in time"
+            );
+        }
+        abort.cancel();
+        connections.wait().await;
+        for task in background {
+            if let Err(error) = task.await {
+                tracing::error!(%error, "a task of the broker failed");
+            }
+        }
+        let closed = tokio::task::spawn_blocking(move || {
+            drop(threads);
+            let logs = server.topics.close().inspect_err(|error| {
+                tracing::error!(
+                    error = error as &dyn std::error::Error,
+                    "a log was not closed"
+                );
+            });
+            let meta = server.meta.sync().inspect_err(|error| {
+                tracing::error!(
+                    error = error as &dyn std::error::Error,
+                    "metadata was not synced"
+                );
+            });
+            drop(server);
+            drop(lock);
+            logs.is_ok() && meta.is_ok()
+        });
+        closed.await.unwrap_or(false)
+    }
+}
+
+type Opened = (Arc<Server>, Arc<SyncQueue>, SyncThreads, File);
+
+fn open(mut config: BrokerConfig) -> Result<Opened, StartError> {
+    let path = config.data_dir.clone();
+    let lock = lock(&path)?;
+    let counters = Arc::new(Counters::default());
+    let syncs = SyncQueue::new(Arc::clone(&counters));
+    let threads = SyncThreads::start(Arc::clone(&syncs)).map_err(|source| StartError::DataDir {
+        path: path.clone(),
+        source,
+    })?;
+    let unreadable = |source: Box<dyn std::error::Error + Send + Sync>| StartError::Open {
+        path: path.clone(),
+        source,
+    };
+    let from_meta = |error: MetaError| unreadable(Box::new(error));
+    let meta = Arc::new(Meta::open(&path.join("meta")).map_err(from_meta)?);
+    let cluster_id = StrBytes::from_string(meta.cluster_id().map_err(from_meta)?);
+    let limits = Limits {
+        producers_max: config.producers_max,
+        syncs: Arc::clone(&syncs),
+    };
+    let topics = Topics::open(&path, config.partitions_max, limits, Arc::clone(&meta))
+        .map_err(|error: OpenTopicsError| unreadable(Box::new(error)))?;
+    let largest = config.request_bytes_max.max(config.fetch_bytes_max);
+    config.buffer_bytes_max = config.buffer_bytes_max.max(2 * largest);
+    let server = Server {
+        cluster_id,
+        topics,
+        meta,
+        coordinator: Coordinator::new(
+            config.group_initial_delay,
+            config.groups_max,
+            config.group_members_max,
+        ),
+        counters,
+        buffers: Buffers::new(config.buffer_bytes_max),
+        stopping: CancellationToken::new(),
+        config,
+    };
+    Ok((Arc::new(server), syncs, threads, lock))
+}
+
+/// Takes the data directory for this process. The lock ends with the returned file.
+fn lock(dir: &Path) -> Result<File, StartError> {
+    let failed = |source| StartError::DataDir {
+        path: dir.to_owned(),
+        source,
+    };
+    fs::create_dir_all(dir).map_err(failed)?;
+    let file = File::create(dir.join("lock")).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(StartError::Locked {
+            path: dir.to_owned(),
+        }),
+        Err(TryLockError::Error(source)) => Err(failed(source)),
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    server: Arc<Server>,
+    connections: TaskTracker,
+    abort: CancellationToken,
+) {
+    let places = Arc::new(Semaphore::new(server.config.connections_max));
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = server.stopping.cancelled() => return,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "a connection was not accepted");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+                continue;
+            }
+        };
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+            let max = server.config.connections_max;
+            tracing::warn!(%peer, max, "closed a new connection: there are too many");
+            continue;
+        };
+        let (server, abort) = (Arc::clone(&server), abort.clone());
+        connections.spawn(async move {
+            let _place = place;
+            let counters = Arc::clone(&server.counters);
+            add(&counters.connections, 1);
+            tokio::select! {
+                () = serve(stream, peer, server) => {}
+                () = abort.cancelled() => {}
+            }
+            counters.connections.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+}
+
+async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>) {
+    let prepared = stream.set_nodelay(true).and_then(|()| stream.local_addr());
+    let Ok(local) = prepared.inspect_err(|error| tracing::debug!(%peer, %error, "gone at once"))
+    else {
+        return;
+    };
+    let counters = Arc::clone(&server.counters);
+    let closed = Connection::new(stream, Ends { peer, local }, server)
+        .run()
+        .await;
+    match closed {
+        Closed::Malformed(cause) => {
+            add(&counters.malformed, 1);
+            tracing::warn!(%peer, %cause, "closed a connection because of what it sent");
+        }
+        Closed::Stalled | Closed::Idle => {
+            tracing::info!(%peer, cause = %closed, "closed a connection")
+        }
+        Closed::ByPeer | Closed::Stopping | Closed::Io(_) => {
+            tracing::debug!(%peer, cause = %closed, "a connection ended");
+        }
+    }
+}
+
+async fn drive_groups(server: Arc<Server>) {
+    server.coordinator.run(server.stopping.clone()).await;
+}
+
+async fn apply_retention(server: Arc<Server>) {
+    let mut due = tokio::time::interval(server.config.retention_interval);
+    due.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = due.tick() => {}
+            () = server.stopping.cancelled() => return,
+        }
+        let applying = Arc::clone(&server);
+        let applied =
+            tokio::task::spawn_blocking(move || applying.topics.apply_retention(now_ms()));
+        if let Err(error) = applied.await {
+            tracing::error!(%error, "applying retention failed");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The broker's settings. Every limit of the broker is here, with its default.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::TopicConfig;
+
+/// The settings of a [`Broker`](crate::Broker).
+#[derive(Clone, Debug)]
+pub struct BrokerConfig {
+    /// Where to listen; port 0 picks a free one. Default: 127.0.0.1:9092.
+    pub listen: SocketAddr,
+    /// The host and port that clients are told to connect to. `None` (the default) tells each
+    /// client the address that it reached the broker at.
+    pub advertised: Option<(String, u16)>,
+    /// Where everything is kept. One process owns it at a time.
+    pub data_dir: PathBuf,
+    /// Partitions of a topic whose creator leaves their number to the broker. Default: 1.
+    pub default_partitions: u32,
+    /// Create a topic when a client that allows it asks for its metadata. Default: no.
+    pub auto_create_topics: bool,
+    /// Settings of topics that do not say otherwise.
+    pub topic_defaults: TopicConfig,
+    /// Partitions of all topics together (each holds a file open). Default: 4,000.
+    pub partitions_max: usize,
+    /// Open connections; more are closed as they arrive. Default: 1,000.
+    pub connections_max: usize,
+    /// The largest request. Default: 16 MiB.
+    pub request_bytes_max: usize,
+    /// The largest request other than a produce request. Default: 1 MiB.
+    pub control_request_bytes_max: usize,
+    /// The most record bytes in one fetch response, unless a single batch is larger. Default:
+    /// 8 MiB.
+    pub fetch_bytes_max: usize,
+    /// Unanswered requests per connection; further ones stay in the socket. Default: 128.
+    pub requests_in_flight_max: usize,
+    /// Large request and response buffers of all connections together; whoever needs more waits.
+    /// Raised to twice the largest request or response where it is less. Default: 128 MiB.
+    pub buffer_bytes_max: usize,
+    /// A connection without traffic for this long is closed. Default: 10 minutes.
+    pub idle_timeout: Duration,
+    /// A request must have arrived, and a response must make progress, within this time.
+    /// Default: 60 s.
+    pub stall_timeout: Duration,
+    /// How often retention is applied. Default: 10 s.
+    pub retention_interval: Duration,
+    /// How long the first member of an empty consumer group waits for others, so that members
+    /// that start together share one rebalance. Default: 100 ms.
+    pub group_initial_delay: Duration,
+    /// Consumer groups with members. Default: 1,000.
+    pub groups_max: usize,
+    /// Members of one consumer group. Default: 500.
+    pub group_members_max: usize,
+    /// Idempotent producers remembered per partition; the longest unused is forgotten first.
+    /// Default: 1,000.
+    pub producers_max: usize,
+    /// How long an orderly shutdown waits for connections to finish. Default: 5 s.
+    pub shutdown_timeout: Duration,
+}
+
+impl BrokerConfig {
+    /// The defaults, with everything kept below `data_dir`.
+    #[must_use]
+    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 9092)),
+            advertised: None,
+            data_dir: data_dir.into(),
+            default_partitions: 1,
+            auto_create_topics: false,
+            topic_defaults: TopicConfig::default(),
+            partitions_max: 4_000,
+            connections_max: 1_000,
+            request_bytes_max: 16 << 20,
+            control_request_bytes_max: 1 << 20,
+            fetch_bytes_max: 8 << 20,
+            requests_in_flight_max: 128,
+            buffer_bytes_max: 128 << 20,
+            idle_timeout: Duration::from_secs(600),
+            stall_timeout: Duration::from_secs(60),
+            retention_interval: Duration::from_secs(10),
+            group_initial_delay: Duration::from_millis(100),
+            groups_max: 1_000,
+            group_members_max: 500,
+            producers_max: 1_000,
+            shutdown_timeout: Duration::from_secs(5),
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! One client's connection: frames in, answers out, in order.
+//!
+//! A connection is one task. Requests are handled as they arrive, so that later produce requests
+//! are appended while earlier ones wait for their sync; their answers wait in line. What must
+//! hold: answers leave in the order of their requests; memory is bounded, because reading stops
+//! while too many answers are waiting, large buffers are counted over all connections, and an
+//! idle connection holds no buffer.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use crate::api::{self, Reply};
+use crate::server::{Ends, SMALL_BUFFER_BYTES, Server};
+use crate::stats::add;
+use crate::wire::{self, Malformed};
+
+/// How often the time-outs are looked at.
+const WATCH_INTERVAL: Duration = Duration::from_secs(5);
+/// What is read at once where nothing larger is expected.
+const READ_BYTES: usize = 16 << 10;
+/// While so many answered bytes are unsent, no more requests are handled.
+const UNSENT_BYTES_MAX: usize = 1 << 20;
+const SLICES_MAX: usize = 32;
+
+/// An answer's bytes, with the permit for its buffer where that is large.
+pub(crate) struct Frame {
+    pub(crate) bytes: Bytes,
+    pub(crate) permit: Option<OwnedSemaphorePermit>,
+}
+
+impl From<Bytes> for Frame {
+    fn from(bytes: Bytes) -> Self {
+        Self {
+            bytes,
+            permit: None,
+        }
+    }
+}
+
+/// A future answer.
+pub(crate) type Pending = Pin<Box<dyn Future<Output = Result<Frame, Malformed>> + Send>>;
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Closed {
+    #[error("the client closed the connection")]
+    ByPeer,
+    #[error("the broker is stopping")]
+    Stopping,
+    #[error("nothing was sent for too long")]
+    Idle,
+    #[error("a request or an answer took too long to transfer")]
+    Stalled,
+    #[error("the client sent {0}")]
+    Malformed(#[from] Malformed),
+    #[error("the connection failed")]
+    Io(#[from] io::Error),
+}
+
+enum Queued {
+    Answered(Frame),
+    /// `exclusive`: later requests wait until this one is done.
+    Waiting {
+        answer: Pending,
+        exclusive: bool,
+    },
+}
+
+pub(crate) struct Connection {
+    stream: TcpStream,
+    ends: Ends,
+    server: Arc<Server>,
+    /// Wakes this connection's fetch.
+    appended: Arc<Notify>,
+    input: BytesMut,
+    /// The length of the frame at the front of `input`, once it is known.
+    expected: Option<usize>,
+    permit: Option<OwnedSemaphorePermit>,
+    permit_wait: Option<Pin<Box<dyn Future<Output = OwnedSemaphorePermit> + Send>>>,
+    queue: VecDeque<Queued>,
+    exclusive: bool,
+    output: VecDeque<Frame>,
+    unsent_bytes: usize,
+    stopping: Pin<Box<WaitForCancellationFutureOwned>>,
+    stopped: bool,
+    watch: Pin<Box<Sleep>>,
+    last_traffic: Instant,
+    /// Since when the frame at the front of `input` has been incomplete.
+    incomplete_since: Option<Instant>,
+    last_written: Instant,
+}
+
+impl Connection {
+    pub(crate) fn new(stream: TcpStream, ends: Ends, server: Arc<Server>) -> Self {
+        let now = Instant::now();
+        let stopping = Box::pin(server.stopping.clone().cancelled_owned());
+        Self {
+            stream,
+            ends,
+            server,
+            appended: Arc::new(Notify::new()),
+            input: BytesMut::new(),
+            expected: None,
+            permit: None,
+            permit_wait: None,
+            queue: VecDeque::new(),
+            exclusive: false,
+            output: VecDeque::new(),
+            unsent_bytes: 0,
+            stopping,
+            stopped: false,
+            watch: Box::pin(tokio::time::sleep(WATCH_INTERVAL)),
+            last_traffic: now,
+            incomplete_since: None,
+            last_written: now,
+        }
+    }
+
+    /// Serves the client until the connection ends.
+    pub(crate) async fn run(mut self) -> Closed {
+        poll_fn(|cx| self.poll(cx)).await
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Closed> {
+        match self.advance(cx) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(closed)) | Err(closed) => Poll::Ready(closed),
+        }
+    }
+
+    fn advance(&mut self, cx: &mut Context<'_>) -> Result<Poll<Closed>, Closed> {
+        if !self.stopped && self.stopping.as_mut().poll(cx).is_ready() {
+            self.stopped = true;
+        }
+        loop {
+            let mut progress = self.receive(cx)?;
+            progress |= self.collect(cx)?;
+            progress |= self.send(cx)?;
+            if !progress {
+                break;
+            }
+        }
+        if self.stopped && self.queue.is_empty() && self.output.is_empty() {
+            return Ok(Poll::Ready(Closed::Stopping));
+        }
+        while self.watch.as_mut().poll(cx).is_ready() {
+            self.check_time()?;
+            self.watch.as_mut().reset(Instant::now() + WATCH_INTERVAL);
+        }
+        Ok(Poll::Pending)
+    }
+
+    /// Whether another request may be handled.
+    fn has_room(&self) -> bool {
+        !self.stopped
+            && !self.exclusive
+            && self.unsent_bytes < UNSENT_BYTES_MAX
+            && self.queue.len() + self.output.len() < self.server.config.requests_in_flight_max
+    }
+
+    /// Reads what has arrived and handles whole requests.
+    fn receive(&mut self, cx: &mut Context<'_>) -> Result<bool, Closed> {
+        let mut progress = false;
+        loop {
+            progress |= self.handle_frames()?;
+            if !self.has_room() {
+                return Ok(progress);
+            }
+            if let Some(wait) = &mut self.permit_wait {
+                let Poll::Ready(permit) = wait.as_mut().poll(cx) else {
+                    return Ok(progress);
+                };
+                self.permit = Some(permit);
+                self.permit_wait = None;
+                // Time counts from when the client was allowed to go on.
+                self.incomplete_since = Some(Instant::now());
+            }
+            let Poll::Ready(ready) = self.stream.poll_read_ready(cx) else {
+                return Ok(progress);
+            };
+            ready?;
+            let missing = self
+                .expected
+                .map_or(0, |length| length + 4 - self.input.len());
+            // Memory follows what arrives, not what is announced.
+            let reserve = missing
+                .min(self.input.len().max(SMALL_BUFFER_BYTES))
+                .max(READ_BYTES);
+            self.input.reserve(reserve);
+            match self.stream.try_read_buf(&mut self.input) {
+                Ok(0) => return Err(Closed::ByPeer),
+                Ok(read) => {
+                    add(&self.server.counters.received_bytes, read);
+                    self.last_traffic = Instant::now();
+                    progress = true;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn handle_frames(&mut self) -> Result<bool, Closed> {
+        let mut progress = false;
+        while self.has_room() {
+            if self.expected.is_none() && !self.announce()? {
+                break;
+            }
+            let Some(length) = self.expected else { break };
+            if self.input.len() < length + 4 {
+                self.check_announced(length)?;
+                if self.incomplete_since.is_none() {
+                    self.incomplete_since = Some(self.last_traffic);
+                }
+                break;
+            }
+            self.check_announced(length)?;
+            self.input.advance(4);
+            let frame = self.input.split_to(length).freeze();
+            self.expected = None;
+            self.incomplete_since = None;
+            let _permit = self.permit.take();
+            self.handle(frame)?;
+            if length > SMALL_BUFFER_BYTES && self.input.is_empty() {
+                self.input = BytesMut::new();
+            }
+            progress = true;
+        }
+        Ok(progress)
+    }
+
+    /// Reads a frame's length; `false` if it has not arrived.
+    fn announce(&mut self) -> Result<bool, Closed> {
+        let Some(length) = self.input.first_chunk() else {
+            return Ok(false);
+        };
+        let length = i32::from_be_bytes(*length);
+        let max = self.server.config.request_bytes_max;
+        let valid = usize::try_from(length).ok().filter(|&length| length <= max);
+        let Some(length) = valid else {
+            return Err(Malformed::FrameSize {
+                bytes: i64::from(length),
+                max,
+            }
+            .into());
+        };
+        self.expected = Some(length);
+        if length + 4 > self.input.len()
+            && let Some(wait) = self.server.buffers.reserve(length)
+        {
+            self.permit_wait = Some(Box::pin(wait));
+        }
+        Ok(true)
+    }
+
+    /// Only produce requests may be large.
+    fn check_announced(&self, length: usize) -> Result<(), Malformed> {
+        let max = self.server.config.control_request_bytes_max;
+        match wire::peek(self.input.get(4..).unwrap_or_default()) {
+            Some((key, _)) if length > max && key != api::PRODUCE => Err(Malformed::FrameSize {
+                bytes: length as i64,
+                max,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn handle(&mut self, frame: Bytes) -> Result<(), Malformed> {
+        add(&self.server.counters.requests, 1);
+        match api::handle(&self.server, self.ends, &self.appended, frame)? {
+            Reply::None => {}
+            Reply::Now(bytes) => self.queue.push_back(Queued::Answered(bytes.into())),
+            Reply::Later(answer) => {
+                self.queue.push_back(Queued::Waiting {
+                    answer,
+                    exclusive: false,
+                });
+            }
+            Reply::Exclusive(answer) => {
+                self.exclusive = true;
+                self.queue.push_back(Queued::Waiting {
+                    answer,
+                    exclusive: true,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes answers that are ready from the front of the queue.
+    fn collect(&mut self, cx: &mut Context<'_>) -> Result<bool, Closed> {
+        let mut progress = false;
+        while self.unsent_bytes < UNSENT_BYTES_MAX {
+            let frame = match self.queue.front_mut() {
+                None => break,
+                Some(Queued::Answered(frame)) => Frame {
+                    bytes: std::mem::take(&mut frame.bytes),
+                    permit: frame.permit.take(),
+                },
+                Some(Queued::Waiting { answer, exclusive }) => {
+                    let Poll::Ready(frame) = answer.as_mut().poll(cx) else {
+                        break;
+                    };
+                    if *exclusive {
+                        self.exclusive = false;
+                    }
+                    frame?
+                }
+            };
+            self.queue.pop_front();
+            if self.output.is_empty() {
+                self.last_written = Instant::now();
+            }
+            self.unsent_bytes += frame.bytes.len();
+            self.output.push_back(frame);
+            progress = true;
+        }
+        Ok(progress)
+    }
+
+    fn send(&mut self, cx: &mut Context<'_>) -> Result<bool, Closed> {
+        let mut progress = false;
+        while !self.output.is_empty() {
+            let Poll::Ready(written) = self.poll_write(cx) else {
+                break;
+            };
+            let mut written = written?;
+            add(&self.server.counters.sent_bytes, written);
+            self.unsent_bytes -= written;
+            self.last_written = Instant::now();
+            self.last_traffic = self.last_written;
+            progress = true;
+            while let Some(front) = self.output.front_mut() {
+                let taken = written.min(front.bytes.len());
+                front.bytes.advance(taken);
+                written -= taken;
+                if !front.bytes.is_empty() {
+                    break;
+                }
+                self.output.pop_front();
+            }
+        }
+        Ok(progress)
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.stream.poll_write_ready(cx))?;
+            let result = match self.output.len() {
+                1 => self.stream.try_write(&self.output[0].bytes),
+                _ => {
+                    let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+                    for (slice, frame) in slices.iter_mut().zip(&self.output) {
+                        *slice = IoSlice::new(&frame.bytes);
+                    }
+                    self.stream
+                        .try_write_vectored(&slices[..self.output.len().min(SLICES_MAX)])
+                }
+            };
+            match result {
+                Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
+            }
+        }
+    }
+
+    fn check_time(&mut self) -> Result<(), Closed> {
+        if self.input.is_empty() && self.last_traffic.elapsed() >= WATCH_INTERVAL {
+            self.input = BytesMut::new();
+        }
+        let (idle, stall) = (
+            self.server.config.idle_timeout,
+            self.server.config.stall_timeout,
+        );
+        // A frame that waits for this connection's own answers or for buffers is not to blame.
+        let receiving = self.has_room() && self.permit_wait.is_none();
+        if receiving
+            && self
+                .incomplete_since
+                .is_some_and(|since| since.elapsed() > stall)
+            || !self.output.is_empty() && self.last_written.elapsed() > stall
+        {
+            return Err(Closed::Stalled);
+        }
+        if self.queue.is_empty() && self.last_traffic.elapsed() > idle {
+            return Err(Closed::Idle);
+        }
+        Ok(())
+    }
+}

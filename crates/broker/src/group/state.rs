@@ -1,0 +1,741 @@
+//! The state machine of one consumer group.
+//!
+//! ```text
+//!            join                all joined, or time-out        leader's sync
+//!   Empty ─────────▶ Preparing ──────────────────────▶ Completing ───────────▶ Stable
+//!     ▲                  ▲  ▲                               │                    │
+//!     │ no members left  │  └──── member lost or joined ────┴────────────────────┘
+//!     └──────────────────┘
+//! ```
+//!
+//! What must hold: members of one generation get assignments of that generation only; a static
+//! member (one with an instance id) that comes back with the same subscription takes over its
+//! predecessor's assignment at once, and the predecessor is fenced; a member that is waiting for
+//! an answer does not lose its session.
+//!
+//! The broker keeps no members over a restart: they are told that they are unknown, and join anew.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::protocol::StrBytes;
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+/// What a member says when it joins.
+pub(crate) struct Join {
+    pub(crate) member_id: StrBytes,
+    pub(crate) instance_id: Option<StrBytes>,
+    pub(crate) client_id: StrBytes,
+    pub(crate) client_host: StrBytes,
+    pub(crate) session_timeout: Duration,
+    pub(crate) rebalance_timeout: Duration,
+    pub(crate) protocol_type: StrBytes,
+    /// Assignment protocols with the member's subscription, best first.
+    pub(crate) protocols: Vec<(StrBytes, Bytes)>,
+    /// The member can take a generated id and come back with it.
+    pub(crate) takes_generated_id: bool,
+    /// The member understands an assignment that it must not compute.
+    pub(crate) can_skip_assignment: bool,
+}
+
+/// What a member is told when all have joined.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Joined {
+    pub(crate) generation: i32,
+    pub(crate) protocol_type: StrBytes,
+    pub(crate) protocol: StrBytes,
+    pub(crate) leader: StrBytes,
+    pub(crate) member_id: StrBytes,
+    /// For the leader: id, instance id and subscription of every member.
+    pub(crate) members: Vec<(StrBytes, Option<StrBytes>, Bytes)>,
+    pub(crate) skip_assignment: bool,
+}
+
+/// The answer to a join; an error carries the member's id.
+pub(crate) type JoinAnswer = Result<Joined, (ResponseError, StrBytes)>;
+
+/// What a member says when it asks for its assignment; the leader brings everyone's.
+pub(crate) struct Sync {
+    pub(crate) membership: Membership,
+    pub(crate) protocol_type: Option<StrBytes>,
+    pub(crate) protocol: Option<StrBytes>,
+    pub(crate) assignments: Vec<(StrBytes, Bytes)>,
+}
+
+/// The protocol's type and name, and the member's assignment.
+pub(crate) type SyncAnswer = Result<(StrBytes, StrBytes, Bytes), ResponseError>;
+
+/// Who a member says it is.
+pub(crate) struct Membership {
+    pub(crate) member_id: StrBytes,
+    pub(crate) instance_id: Option<StrBytes>,
+    pub(crate) generation: i32,
+}
+
+/// A member that leaves: by its id, or an operator names an instance id.
+pub(crate) struct Leaver {
+    pub(crate) member_id: StrBytes,
+    pub(crate) instance_id: Option<StrBytes>,
+}
+
+/// Whether a group takes a commit.
+pub(crate) type CommitCheck = Result<(), ResponseError>;
+
+/// A group as it is described to operators.
+#[derive(Default)]
+pub(crate) struct Described {
+    pub(crate) state: &'static str,
+    pub(crate) protocol_type: StrBytes,
+    pub(crate) protocol: StrBytes,
+    pub(crate) members: Vec<DescribedMember>,
+}
+
+/// A member as it is described to operators.
+pub(crate) struct DescribedMember {
+    pub(crate) member_id: StrBytes,
+    pub(crate) instance_id: Option<StrBytes>,
+    pub(crate) client_id: StrBytes,
+    pub(crate) client_host: StrBytes,
+    pub(crate) subscription: Bytes,
+    pub(crate) assignment: Bytes,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Empty,
+    Preparing {
+        /// Nobody is answered before this, so that members which start together share a
+        /// generation.
+        not_before: Instant,
+        /// Who has not joined by then is left out.
+        deadline: Instant,
+    },
+    Completing {
+        /// Who has not asked for its assignment by then is left out.
+        deadline: Instant,
+    },
+    Stable,
+}
+
+struct Member {
+    id: StrBytes,
+    instance_id: Option<StrBytes>,
+    client_id: StrBytes,
+    client_host: StrBytes,
+    session_timeout: Duration,
+    rebalance_timeout: Duration,
+    protocols: Vec<(StrBytes, Bytes)>,
+    assignment: Bytes,
+    session_deadline: Instant,
+    joining: Option<oneshot::Sender<JoinAnswer>>,
+    syncing: Option<oneshot::Sender<SyncAnswer>>,
+    synced: bool,
+}
+
+/// One group.
+pub(crate) struct Group {
+    state: State,
+    generation: i32,
+    protocol_type: StrBytes,
+    protocol: StrBytes,
+    leader: StrBytes,
+    members: Vec<Member>,
+    /// Ids that were handed out and not used yet, with the time until which they are valid.
+    promised: Vec<(StrBytes, Instant)>,
+    members_max: usize,
+}
+
+impl Group {
+    pub(crate) fn new(members_max: usize) -> Self {
+        Self {
+            state: State::Empty,
+            generation: 0,
+            protocol_type: StrBytes::new(),
+            protocol: StrBytes::new(),
+            leader: StrBytes::new(),
+            members: Vec::new(),
+            promised: Vec::new(),
+            members_max,
+        }
+    }
+
+    /// Whether the group has no members, present or promised.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.members.is_empty() && self.promised.is_empty()
+    }
+
+    /// A member joins; it is answered when all have.
+    pub(crate) fn join(
+        &mut self,
+        now: Instant,
+        initial_delay: Duration,
+        join: Join,
+        answer: oneshot::Sender<JoinAnswer>,
+    ) {
+        if let Err((error, member_id)) = self.try_join(now, initial_delay, join, answer) {
+            let (answer, error) = error;
+            // The member may be gone meanwhile.
+            let _ = answer.send(Err((error, member_id)));
+        }
+        self.complete_join(now);
+    }
+
+    fn try_join(
+        &mut self,
+        now: Instant,
+        initial_delay: Duration,
+        join: Join,
+        answer: oneshot::Sender<JoinAnswer>,
+    ) -> Result<(), ((oneshot::Sender<JoinAnswer>, ResponseError), StrBytes)> {
+        let refuse = |answer, error, id: &StrBytes| Err(((answer, error), id.clone()));
+        if !self.accepts_protocols(&join) {
+            return refuse(
+                answer,
+                ResponseError::InconsistentGroupProtocol,
+                &join.member_id,
+            );
+        }
+        let by_instance = join.instance_id.as_ref().and_then(|instance| {
+            self.members
+                .iter()
+                .position(|m| m.instance_id.as_ref() == Some(instance))
+        });
+        let at = if join.member_id.is_empty() {
+            match by_instance {
+                Some(at) => return self.replace_static(now, at, join, answer),
+                None => {
+                    if self.members.len() + self.promised.len() >= self.members_max {
+                        return refuse(answer, ResponseError::GroupMaxSizeReached, &join.member_id);
+                    }
+                    let id = new_member_id(join.instance_id.as_ref().unwrap_or(&join.client_id));
+                    if join.instance_id.is_none() && join.takes_generated_id {
+                        self.promised.push((id.clone(), now + join.session_timeout));
+                        return refuse(answer, ResponseError::MemberIdRequired, &id);
+                    }
+                    self.add_member(now, id, &join)
+                }
+            }
+        } else if let Some(at) = self.position(&join.member_id) {
+            if by_instance.is_some_and(|instance| instance != at) {
+                return refuse(answer, ResponseError::FencedInstanceId, &join.member_id);
+            }
+            at
+        } else if by_instance.is_some() {
+            return refuse(answer, ResponseError::FencedInstanceId, &join.member_id);
+        } else if let Some(promise) = self
+            .promised
+            .iter()
+            .position(|(id, _)| *id == join.member_id)
+        {
+            let (id, _) = self.promised.swap_remove(promise);
+            self.add_member(now, id, &join)
+        } else {
+            return refuse(answer, ResponseError::UnknownMemberId, &join.member_id);
+        };
+        let is_new = self.members[at].protocols.is_empty();
+        let changed = self.members[at].protocols != join.protocols;
+        let is_leader = self.members[at].id == self.leader;
+        self.update_member(now, at, join);
+        match self.state {
+            State::Empty => self.prepare(now, initial_delay),
+            State::Preparing { .. } => {}
+            // A repeated request, whose first answer was lost.
+            State::Completing { .. } if !changed && !is_new => {
+                let joined = self.joined(at, false);
+                let _ = answer.send(Ok(joined));
+                return Ok(());
+            }
+            State::Stable if !changed && !is_new && !is_leader => {
+                let joined = self.joined(at, false);
+                let _ = answer.send(Ok(joined));
+                return Ok(());
+            }
+            State::Completing { .. } | State::Stable => self.prepare(now, Duration::ZERO),
+        }
+        self.members[at].joining = Some(answer);
+        Ok(())
+    }
+
+    /// A static member came back under a new id.
+    fn replace_static(
+        &mut self,
+        now: Instant,
+        at: usize,
+        join: Join,
+        answer: oneshot::Sender<JoinAnswer>,
+    ) -> Result<(), ((oneshot::Sender<JoinAnswer>, ResponseError), StrBytes)> {
+        let new_id = new_member_id(join.instance_id.as_ref().unwrap_or(&join.client_id));
+        let member = &mut self.members[at];
+        let old_id = std::mem::replace(&mut member.id, new_id.clone());
+        if let Some(old) = member.joining.take() {
+            let _ = old.send(Err((ResponseError::FencedInstanceId, old_id.clone())));
+        }
+        if let Some(old) = member.syncing.take() {
+            let _ = old.send(Err(ResponseError::FencedInstanceId));
+        }
+        let was_leader = self.leader == old_id;
+        if was_leader {
+            self.leader = new_id;
+        }
+        let subscription = |protocols: &[(StrBytes, Bytes)], name: &StrBytes| {
+            protocols
+                .iter()
+                .find(|(known, _)| known == name)
+                .map(|(_, bytes)| bytes.clone())
+        };
+        let same_subscription = subscription(&self.members[at].protocols, &self.protocol)
+            == subscription(&join.protocols, &self.protocol);
+        let can_skip_assignment = join.can_skip_assignment;
+        self.update_member(now, at, join);
+        match self.state {
+            State::Stable if same_subscription => {
+                let mut joined = self.joined(at, was_leader && can_skip_assignment);
+                if was_leader && !can_skip_assignment {
+                    // It must not take itself for a leader that has to compute an assignment.
+                    joined.leader = old_id;
+                    joined.members.clear();
+                }
+                let _ = answer.send(Ok(joined));
+                return Ok(());
+            }
+            State::Stable | State::Completing { .. } | State::Empty => {
+                self.prepare(now, Duration::ZERO);
+            }
+            State::Preparing { .. } => {}
+        }
+        self.members[at].joining = Some(answer);
+        Ok(())
+    }
+
+    /// A member asks for its assignment; the leader brings all of them.
+    pub(crate) fn sync(&mut self, now: Instant, sync: Sync, answer: oneshot::Sender<SyncAnswer>) {
+        let at = match self.member(&sync.membership) {
+            Ok(at) => at,
+            Err(error) => {
+                let _ = answer.send(Err(error));
+                return;
+            }
+        };
+        let differs = |given: &Option<StrBytes>, ours: &StrBytes| {
+            given.as_ref().is_some_and(|given| given != ours)
+        };
+        if differs(&sync.protocol_type, &self.protocol_type)
+            || differs(&sync.protocol, &self.protocol)
+        {
+            let _ = answer.send(Err(ResponseError::InconsistentGroupProtocol));
+            return;
+        }
+        self.members[at].session_deadline = now + self.members[at].session_timeout;
+        match self.state {
+            State::Empty => {
+                let _ = answer.send(Err(ResponseError::UnknownMemberId));
+            }
+            State::Preparing { .. } => {
+                let _ = answer.send(Err(ResponseError::RebalanceInProgress));
+            }
+            State::Stable => {
+                let _ = answer.send(Ok(self.assignment(at)));
+            }
+            State::Completing { .. } => {
+                self.members[at].syncing = Some(answer);
+                self.members[at].synced = true;
+                if self.members[at].id == self.leader {
+                    for member in &mut self.members {
+                        let given = sync.assignments.iter().find(|(id, _)| *id == member.id);
+                        member.assignment = given.map_or(Bytes::new(), |(_, bytes)| bytes.clone());
+                    }
+                    self.state = State::Stable;
+                    for at in 0..self.members.len() {
+                        let assignment = self.assignment(at);
+                        let member = &mut self.members[at];
+                        if let Some(waiting) = member.syncing.take() {
+                            member.session_deadline = now + member.session_timeout;
+                            let _ = waiting.send(Ok(assignment));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// A member says that it is alive.
+    pub(crate) fn heartbeat(
+        &mut self,
+        now: Instant,
+        membership: &Membership,
+    ) -> Result<(), ResponseError> {
+        let at = self.member(membership)?;
+        self.members[at].session_deadline = now + self.members[at].session_timeout;
+        match self.state {
+            State::Empty => Err(ResponseError::UnknownMemberId),
+            State::Preparing { .. } => Err(ResponseError::RebalanceInProgress),
+            State::Completing { .. } | State::Stable => Ok(()),
+        }
+    }
+
+    /// A member leaves.
+    pub(crate) fn leave(&mut self, now: Instant, leaver: &Leaver) -> Result<(), ResponseError> {
+        if let Some(at) = self
+            .promised
+            .iter()
+            .position(|(id, _)| *id == leaver.member_id)
+        {
+            self.promised.swap_remove(at);
+            self.complete_join(now);
+            return Ok(());
+        }
+        let at = match &leaver.instance_id {
+            Some(instance) => {
+                let at = self
+                    .members
+                    .iter()
+                    .position(|member| member.instance_id.as_ref() == Some(instance))
+                    .ok_or(ResponseError::UnknownMemberId)?;
+                if !leaver.member_id.is_empty() && self.members[at].id != leaver.member_id {
+                    return Err(ResponseError::FencedInstanceId);
+                }
+                at
+            }
+            None => self
+                .position(&leaver.member_id)
+                .ok_or(ResponseError::UnknownMemberId)?,
+        };
+        self.remove(now, at);
+        Ok(())
+    }
+
+    /// Whether offsets may be committed by whoever this is.
+    pub(crate) fn check_commit(&mut self, now: Instant, membership: &Membership) -> CommitCheck {
+        // A consumer that assigns its own partitions is no member.
+        if membership.generation < 0 && membership.member_id.is_empty() && self.members.is_empty() {
+            return Ok(());
+        }
+        let at = self.member(membership)?;
+        self.members[at].session_deadline = now + self.members[at].session_timeout;
+        match self.state {
+            State::Completing { .. } => Err(ResponseError::RebalanceInProgress),
+            State::Empty => Err(ResponseError::UnknownMemberId),
+            State::Preparing { .. } | State::Stable => Ok(()),
+        }
+    }
+
+    /// Applies the time-outs that are due.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        self.promised.retain(|&(_, until)| until > now);
+        let expired = |member: &Member| {
+            member.joining.is_none() && member.syncing.is_none() && member.session_deadline <= now
+        };
+        while let Some(at) = self.members.iter().position(expired) {
+            tracing::info!(member = %self.members[at].id, "a group member's session timed out");
+            self.remove(now, at);
+        }
+        if let State::Completing { deadline } = self.state
+            && deadline <= now
+        {
+            while let Some(at) = self.members.iter().position(|member| !member.synced) {
+                self.remove(now, at);
+            }
+        }
+        self.complete_join(now);
+    }
+
+    /// When [`Group::tick`] is next needed.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let state = match self.state {
+            State::Preparing {
+                not_before,
+                deadline,
+            } => {
+                let all = self.members.iter().all(|member| member.joining.is_some())
+                    && self.promised.is_empty();
+                Some(if all {
+                    not_before.min(deadline)
+                } else {
+                    deadline
+                })
+            }
+            State::Completing { deadline } => Some(deadline),
+            State::Empty | State::Stable => None,
+        };
+        let sessions = self
+            .members
+            .iter()
+            .filter(|member| member.joining.is_none() && member.syncing.is_none())
+            .map(|member| member.session_deadline);
+        let promises = self.promised.iter().map(|&(_, until)| until);
+        state.into_iter().chain(sessions).chain(promises).min()
+    }
+
+    /// The group as operators see it.
+    pub(crate) fn describe(&self) -> Described {
+        let state = match self.state {
+            State::Empty => "Empty",
+            State::Preparing { .. } => "PreparingRebalance",
+            State::Completing { .. } => "CompletingRebalance",
+            State::Stable => "Stable",
+        };
+        let members = self.members.iter().map(|member| DescribedMember {
+            member_id: member.id.clone(),
+            instance_id: member.instance_id.clone(),
+            client_id: member.client_id.clone(),
+            client_host: member.client_host.clone(),
+            subscription: self.subscription(member),
+            assignment: member.assignment.clone(),
+        });
+        Described {
+            state,
+            protocol_type: self.protocol_type.clone(),
+            protocol: self.protocol.clone(),
+            members: members.collect(),
+        }
+    }
+
+    fn accepts_protocols(&self, join: &Join) -> bool {
+        if join.protocols.is_empty() || join.protocol_type.is_empty() {
+            return false;
+        }
+        let mut others = self
+            .members
+            .iter()
+            .filter(|m| m.id != join.member_id && !same_instance(m, join))
+            .peekable();
+        if others.peek().is_none() {
+            return true;
+        }
+        self.protocol_type == join.protocol_type
+            && join.protocols.iter().any(|(name, _)| {
+                self.members
+                    .iter()
+                    .filter(|m| m.id != join.member_id && !same_instance(m, join))
+                    .all(|member| member.protocols.iter().any(|(known, _)| known == name))
+            })
+    }
+
+    fn position(&self, id: &StrBytes) -> Option<usize> {
+        self.members.iter().position(|member| member.id == *id)
+    }
+
+    /// The member that `membership` speaks for, if it does so rightly.
+    fn member(&self, membership: &Membership) -> Result<usize, ResponseError> {
+        if let Some(instance) = &membership.instance_id {
+            let holder = self
+                .members
+                .iter()
+                .find(|m| m.instance_id.as_ref() == Some(instance));
+            match holder {
+                None => return Err(ResponseError::UnknownMemberId),
+                Some(holder) if holder.id != membership.member_id => {
+                    return Err(ResponseError::FencedInstanceId);
+                }
+                Some(_) => {}
+            }
+        }
+        let at = self
+            .position(&membership.member_id)
+            .ok_or(ResponseError::UnknownMemberId)?;
+        if membership.generation != self.generation {
+            return Err(ResponseError::IllegalGeneration);
+        }
+        Ok(at)
+    }
+
+    fn add_member(&mut self, now: Instant, id: StrBytes, join: &Join) -> usize {
+        self.members.push(Member {
+            id,
+            instance_id: join.instance_id.clone(),
+            client_id: join.client_id.clone(),
+            client_host: join.client_host.clone(),
+            session_timeout: join.session_timeout,
+            rebalance_timeout: join.rebalance_timeout,
+            protocols: Vec::new(),
+            assignment: Bytes::new(),
+            session_deadline: now + join.session_timeout,
+            joining: None,
+            syncing: None,
+            synced: false,
+        });
+        self.members.len() - 1
+    }
+
+    fn update_member(&mut self, now: Instant, at: usize, join: Join) {
+        if self.members.len() == 1 {
+            self.protocol_type = join.protocol_type;
+        }
+        let member = &mut self.members[at];
+        member.client_id = join.client_id;
+        member.client_host = join.client_host;
+        member.session_timeout = join.session_timeout;
+        member.rebalance_timeout = join.rebalance_timeout;
+        member.protocols = join.protocols;
+        member.session_deadline = now + join.session_timeout;
+    }
+
+    fn remove(&mut self, now: Instant, at: usize) {
+        let member = self.members.remove(at);
+        if let Some(waiting) = member.joining {
+            let _ = waiting.send(Err((ResponseError::UnknownMemberId, member.id)));
+        }
+        if let Some(waiting) = member.syncing {
+            let _ = waiting.send(Err(ResponseError::UnknownMemberId));
+        }
+        match self.state {
+            State::Stable | State::Completing { .. } => self.prepare(now, Duration::ZERO),
+            State::Empty | State::Preparing { .. } => {}
+        }
+        self.complete_join(now);
+    }
+
+    /// Begins a rebalance.
+    fn prepare(&mut self, now: Instant, delay: Duration) {
+        for member in &mut self.members {
+            if let Some(waiting) = member.syncing.take() {
+                let _ = waiting.send(Err(ResponseError::RebalanceInProgress));
+                member.session_deadline = now + member.session_timeout;
+            }
+        }
+        let timeout = self.rebalance_timeout();
+        self.state = State::Preparing {
+            not_before: now + delay,
+            deadline: now + timeout.max(delay),
+        };
+    }
+
+    fn rebalance_timeout(&self) -> Duration {
+        self.members
+            .iter()
+            .map(|m| m.rebalance_timeout)
+            .max()
+            .unwrap_or(Duration::ZERO)
+    }
+
+    /// Ends the joining phase if all have joined or the time is over.
+    fn complete_join(&mut self, now: Instant) {
+        let State::Preparing {
+            not_before,
+            deadline,
+        } = self.state
+        else {
+            return;
+        };
+        let all_joined =
+            self.promised.is_empty() && self.members.iter().all(|member| member.joining.is_some());
+        if !(deadline <= now || (all_joined && not_before <= now)) {
+            return;
+        }
+        // A static member that is away keeps its place until its session ends.
+        self.members
+            .retain(|member| member.joining.is_some() || member.instance_id.is_some());
+        let Some(first) = self.members.iter().find(|member| member.joining.is_some()) else {
+            if self.members.is_empty() {
+                self.state = State::Empty;
+                self.generation += 1;
+                self.leader = StrBytes::new();
+            } else {
+                // Nobody is there to lead: wait on, for someone to join or the sessions to end.
+                let deadline = now + self.rebalance_timeout().max(Duration::from_millis(100));
+                self.state = State::Preparing {
+                    not_before,
+                    deadline,
+                };
+            }
+            return;
+        };
+        let led = self
+            .members
+            .iter()
+            .any(|m| m.joining.is_some() && m.id == self.leader);
+        if !led {
+            self.leader = first.id.clone();
+        }
+        self.generation = self.generation.checked_add(1).unwrap_or(1);
+        self.protocol = self.elect_protocol();
+        self.state = State::Completing {
+            deadline: now + self.rebalance_timeout(),
+        };
+        for at in 0..self.members.len() {
+            let joined = self.joined(at, false);
+            let member = &mut self.members[at];
+            member.assignment = Bytes::new();
+            member.synced = false;
+            if let Some(waiting) = member.joining.take() {
+                member.session_deadline = now + member.session_timeout;
+                let _ = waiting.send(Ok(joined));
+            } else {
+                member.synced = true;
+            }
+        }
+    }
+
+    /// Of the protocols that all members know, the one that most members like best.
+    fn elect_protocol(&self) -> StrBytes {
+        let common = |name: &StrBytes| {
+            self.members
+                .iter()
+                .all(|m| m.protocols.iter().any(|(known, _)| known == name))
+        };
+        let mut votes: Vec<(&StrBytes, usize)> = Vec::new();
+        for member in &self.members {
+            if let Some((best, _)) = member.protocols.iter().find(|(name, _)| common(name)) {
+                match votes.iter_mut().find(|(name, _)| *name == best) {
+                    Some((_, count)) => *count += 1,
+                    None => votes.push((best, 1)),
+                }
+            }
+        }
+        let most = votes.iter().map(|&(_, count)| count).max();
+        let elected = votes.iter().find(|&&(_, count)| Some(count) == most);
+        elected.map(|&(name, _)| name.clone()).unwrap_or_default()
+    }
+
+    fn joined(&self, at: usize, skip_assignment: bool) -> Joined {
+        let member = &self.members[at];
+        let members = if member.id == self.leader {
+            self.members
+                .iter()
+                .map(|m| (m.id.clone(), m.instance_id.clone(), self.subscription(m)))
+                .collect()
+        } else {
+            Vec::new()
+        };
+        Joined {
+            generation: self.generation,
+            protocol_type: self.protocol_type.clone(),
+            protocol: self.protocol.clone(),
+            leader: self.leader.clone(),
+            member_id: member.id.clone(),
+            members,
+            skip_assignment,
+        }
+    }
+
+    fn subscription(&self, member: &Member) -> Bytes {
+        let known = member
+            .protocols
+            .iter()
+            .find(|(name, _)| *name == self.protocol);
+        known.map(|(_, bytes)| bytes.clone()).unwrap_or_default()
+    }
+
+    fn assignment(&self, at: usize) -> (StrBytes, StrBytes, Bytes) {
+        let assignment = self.members[at].assignment.clone();
+        (
+            self.protocol_type.clone(),
+            self.protocol.clone(),
+            assignment,
+        )
+    }
+}
+
+fn same_instance(member: &Member, join: &Join) -> bool {
+    member.instance_id.is_some() && member.instance_id == join.instance_id
+}
+
+fn new_member_id(prefix: &str) -> StrBytes {
+    StrBytes::from_string(format!("{prefix}-{}", Uuid::new_v4()))
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

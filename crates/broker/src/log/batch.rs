@@ -1,0 +1,309 @@
+//! The header of a record batch of message format 2, and what may be read without decoding its
+//! records.
+//!
+//! The layout is that of the protocol guide's section "Record Batch". The broker keeps batches as
+//! they were sent: it reads the header, checks the checksum and writes two fields anew.
+
+use bytes::{Buf, Bytes};
+
+/// Bytes of a batch's header, which is also the smallest batch.
+pub(crate) const HEADER_BYTES: usize = 61;
+/// Bytes before the part that the batch's own length counts.
+const LENGTH_END: usize = 12;
+/// Bytes at the front which the broker writes anew: base offset, length (kept), leader epoch.
+pub(crate) const REWRITTEN_BYTES: usize = 16;
+/// The first byte that the checksum covers.
+const CHECKED_FROM: usize = 21;
+/// There is one leader, and it never changes.
+pub(crate) const LEADER_EPOCH: i32 = 0;
+
+const ATTRIBUTE_CODEC: i16 = 0x07;
+const ATTRIBUTE_TRANSACTIONAL: i16 = 0x10;
+const ATTRIBUTE_CONTROL: i16 = 0x20;
+const CODEC_MAX: i16 = 4;
+
+/// The fields of a batch's header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BatchHeader {
+    pub(crate) base_offset: i64,
+    /// The whole batch, header included.
+    pub(crate) bytes: usize,
+    pub(crate) magic: i8,
+    pub(crate) crc: u32,
+    pub(crate) attributes: i16,
+    pub(crate) last_offset_delta: i32,
+    pub(crate) base_timestamp: i64,
+    pub(crate) max_timestamp: i64,
+    pub(crate) producer_id: i64,
+    pub(crate) producer_epoch: i16,
+    pub(crate) base_sequence: i32,
+    pub(crate) records: i32,
+}
+
+/// Why a batch is not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum BatchError {
+    #[error("the batch is cut short or its length is wrong")]
+    Length,
+    #[error("more than one record batch per partition")]
+    Several,
+    #[error("message format {0} is not supported; 2 is")]
+    Magic(i8),
+    #[error("the checksum does not match")]
+    Checksum,
+    #[error("the number of records does not match the offsets")]
+    Count,
+    #[error("the compression codec is unknown")]
+    Codec,
+    #[error("transactions are not supported")]
+    Transactional,
+    #[error("clients may not write control batches")]
+    Control,
+    #[error("the producer id, epoch or sequence is invalid")]
+    Sequence,
+}
+
+impl BatchHeader {
+    /// Reads the header at the front of `bytes`; `None` if they are no header of format 2 (the
+    /// rest of the batch need not be there).
+    pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
+        let mut header = bytes.get(..HEADER_BYTES)?;
+        let base_offset = header.get_i64();
+        let length = header.get_i32();
+        let _leader_epoch = header.get_i32();
+        let header = Self {
+            base_offset,
+            bytes: usize::try_from(length).ok()?.checked_add(LENGTH_END)?,
+            magic: header.get_i8(),
+            crc: header.get_u32(),
+            attributes: header.get_i16(),
+            last_offset_delta: header.get_i32(),
+            base_timestamp: header.get_i64(),
+            max_timestamp: header.get_i64(),
+            producer_id: header.get_i64(),
+            producer_epoch: header.get_i16(),
+            base_sequence: header.get_i32(),
+            records: header.get_i32(),
+        };
+        (header.bytes >= HEADER_BYTES).then_some(header)
+    }
+
+    /// Reads and checks what a producer sent for one partition: exactly one whole batch.
+    pub(crate) fn of_produced(bytes: &[u8]) -> Result<Self, BatchError> {
+        // The format's number lies at one place in all formats.
+        if let Some(&magic) = bytes.get(REWRITTEN_BYTES)
+            && magic != 2
+        {
+            return Err(BatchError::Magic(i8::from_be_bytes([magic])));
+        }
+        let header = Self::read(bytes).ok_or(BatchError::Length)?;
+        match header.bytes.cmp(&bytes.len()) {
+            std::cmp::Ordering::Greater => return Err(BatchError::Length),
+            std::cmp::Ordering::Less => return Err(BatchError::Several),
+            std::cmp::Ordering::Equal => {}
+        }
+        if !header.is_intact(bytes) {
+            return Err(BatchError::Checksum);
+        }
+        if header.records < 1 || header.last_offset_delta != header.records - 1 {
+            return Err(BatchError::Count);
+        }
+        if header.attributes & ATTRIBUTE_CODEC > CODEC_MAX {
+            return Err(BatchError::Codec);
+        }
+        if header.attributes & ATTRIBUTE_CONTROL != 0 {
+            return Err(BatchError::Control);
+        }
+        if header.attributes & ATTRIBUTE_TRANSACTIONAL != 0 {
+            return Err(BatchError::Transactional);
+        }
+        if header.is_idempotent() && (header.producer_epoch < 0 || header.base_sequence < 0) {
+            return Err(BatchError::Sequence);
+        }
+        Ok(header)
+    }
+
+    /// Whether the checksum of the whole batch `bytes` matches.
+    pub(crate) fn is_intact(&self, bytes: &[u8]) -> bool {
+        bytes
+            .get(CHECKED_FROM..self.bytes)
+            .is_some_and(|checked| crc32c::crc32c(checked) == self.crc)
+    }
+
+    /// The offset of the batch's last record; `None` if the header makes no sense.
+    pub(crate) fn last_offset(&self) -> Option<i64> {
+        if self.last_offset_delta < 0 || self.base_offset < 0 {
+            return None;
+        }
+        self.base_offset
+            .checked_add(i64::from(self.last_offset_delta))
+    }
+
+    /// Whether the batch carries a producer's sequence.
+    pub(crate) fn is_idempotent(&self) -> bool {
+        self.producer_id >= 0
+    }
+
+    /// The sequence of the batch's last record.
+    pub(crate) fn last_sequence(&self) -> i32 {
+        sequence_after(self.base_sequence, self.last_offset_delta)
+    }
+
+    fn is_compressed(&self) -> bool {
+        self.attributes & ATTRIBUTE_CODEC != 0
+    }
+}
+
+/// Sequences count from 0 to `i32::MAX` and begin again.
+pub(crate) fn sequence_after(sequence: i32, count: i32) -> i32 {
+    (sequence.wrapping_add(count)) & i32::MAX
+}
+
+/// The front of a batch as it is kept at `base_offset`.
+pub(crate) fn rewritten(batch: &[u8], base_offset: i64) -> [u8; REWRITTEN_BYTES] {
+    let mut front = [0; REWRITTEN_BYTES];
+    front[..8].copy_from_slice(&base_offset.to_be_bytes());
+    front[8..12].copy_from_slice(&batch[8..12]);
+    front[12..].copy_from_slice(&LEADER_EPOCH.to_be_bytes());
+    front
+}
+
+/// The offset and timestamp of the first record of `batch` at or after `timestamp`.
+///
+/// The records of a compressed batch are not looked into: there the whole batch counts as its
+/// first record, which is never later than the right answer.
+pub(crate) fn first_at(batch: &Bytes, timestamp: i64) -> Option<(i64, i64)> {
+    let header = BatchHeader::read(batch)?;
+    if header.max_timestamp < timestamp {
+        return None;
+    }
+    if header.is_compressed() {
+        return Some((header.base_offset, header.base_timestamp));
+    }
+    let mut records = batch.get(HEADER_BYTES..header.bytes)?;
+    for _ in 0..header.records {
+        let length = usize::try_from(varint(&mut records)?).ok()?;
+        let mut record = records.get(..length)?;
+        records = &records[length..];
+        record = record.get(1..)?;
+        let at = header.base_timestamp.checked_add(varint(&mut record)?)?;
+        let delta = varint(&mut record)?;
+        if at >= timestamp {
+            return Some((header.base_offset.checked_add(delta)?, at));
+        }
+    }
+    None
+}
+
+/// A zigzag variable-length number, at most 10 bytes.
+fn varint(bytes: &mut &[u8]) -> Option<i64> {
+    let mut value = 0_u64;
+    for shift in (0..70).step_by(7) {
+        let (&byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        value |= u64::from(byte & 0x7f).checked_shl(shift)?;
+        if byte & 0x80 == 0 {
+            return Some((value >> 1) as i64 ^ -((value & 1) as i64));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use bytes::{BufMut, BytesMut};
+
+    use super::*;
+
+    /// A batch of `timestamps.len()` small records, as an idempotent producer would send it.
+    pub(crate) fn batch(producer: i64, epoch: i16, sequence: i32, timestamps: &[i64]) -> Bytes {
+        let base = timestamps[0];
+        let mut records = BytesMut::new();
+        for (index, at) in timestamps.iter().enumerate() {
+            let mut record = vec![0_u8];
+            put_varint(&mut record, at - base);
+            put_varint(&mut record, index as i64);
+            put_varint(&mut record, -1);
+            put_varint(&mut record, 3);
+            record.extend_from_slice(b"abc");
+            put_varint(&mut record, 0);
+            let mut length = Vec::new();
+            put_varint(&mut length, record.len() as i64);
+            records.put_slice(&length);
+            records.put_slice(&record);
+        }
+        let mut checked = BytesMut::new();
+        checked.put_i16(0);
+        checked.put_i32(timestamps.len() as i32 - 1);
+        checked.put_i64(base);
+        checked.put_i64(*timestamps.iter().max().unwrap());
+        checked.put_i64(producer);
+        checked.put_i16(epoch);
+        checked.put_i32(sequence);
+        checked.put_i32(timestamps.len() as i32);
+        checked.put_slice(&records);
+        let mut batch = BytesMut::new();
+        batch.put_i64(0);
+        batch.put_i32((checked.len() + 9) as i32);
+        batch.put_i32(-1);
+        batch.put_i8(2);
+        batch.put_u32(crc32c::crc32c(&checked));
+        batch.put_slice(&checked);
+        batch.freeze()
+    }
+
+    fn put_varint(out: &mut Vec<u8>, value: i64) {
+        let mut zigzag = ((value << 1) ^ (value >> 63)) as u64;
+        while zigzag >= 0x80 {
+            out.push(zigzag as u8 | 0x80);
+            zigzag >>= 7;
+        }
+        out.push(zigzag as u8);
+    }
+
+    #[test]
+    fn a_batch_is_taken_whole_and_intact_only() {
+        let good = batch(-1, -1, -1, &[10, 20]);
+        let header = BatchHeader::of_produced(&good).unwrap();
+        assert_eq!(
+            (header.records, header.max_timestamp, header.bytes),
+            (2, 20, good.len())
+        );
+        for cut in 0..good.len() {
+            assert!(
+                BatchHeader::of_produced(&good[..cut]).is_err(),
+                "cut at {cut}"
+            );
+        }
+        for at in 8..good.len() {
+            let mut bad = good.to_vec();
+            bad[at] ^= 0x40;
+            let kept_outside_checksum = (12..16).contains(&at);
+            assert_eq!(
+                BatchHeader::of_produced(&bad).is_ok(),
+                kept_outside_checksum,
+                "byte {at}"
+            );
+        }
+        let twice = [&good[..], &good[..]].concat();
+        assert_eq!(BatchHeader::of_produced(&twice), Err(BatchError::Several));
+    }
+
+    #[test]
+    fn the_first_record_at_a_time_is_found() {
+        let batch = batch(-1, -1, -1, &[10, 20, 30]);
+        assert_eq!(first_at(&batch, 0), Some((0, 10)));
+        assert_eq!(first_at(&batch, 11), Some((1, 20)));
+        assert_eq!(first_at(&batch, 30), Some((2, 30)));
+        assert_eq!(first_at(&batch, 31), None);
+        for cut in 0..batch.len() {
+            let _ = first_at(&batch.slice(..cut), 30);
+        }
+    }
+
+    #[test]
+    fn sequences_begin_again_after_the_largest() {
+        assert_eq!(sequence_after(i32::MAX, 1), 0);
+        assert_eq!(sequence_after(i32::MAX - 1, 3), 1);
+    }
+}

@@ -1,0 +1,20 @@
+//! The log of a partition: append-only segment files of record batches.
+//!
+//! * `batch`: what is read of a batch.
+//! * `segment`: one file, its sparse index, and how both are recovered.
+//! * `producers`: the sequences of idempotent producers.
+//! * `partition`: appending, syncing and who waits for it.
+//! * `read`: reading by offset and by time.
+//! * `trim`: deleting old segments.
+
+mod batch;
+mod partition;
+mod producers;
+mod read;
+mod segment;
+mod trim;
+
+pub(crate) use batch::{BatchError, BatchHeader, LEADER_EPOCH};
+pub(crate) use partition::{AppendError, Appended, Closing, Condition, Limits, Partition};
+pub(crate) use read::ReadError;
+pub(crate) use segment::{LogError, sync_dir};

@@ -1,0 +1,111 @@
+//! Deleting the beginning of a log: by age, by size, and when a client asks for it.
+//!
+//! Whole closed segments are deleted. An active segment that holds nothing worth keeping is closed
+//! first, so that its space is freed too.
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::partition::{Condition, Log, Partition};
+use super::segment::{ClosedSegment, index_path, segment_path};
+use crate::locked;
+
+impl Partition {
+    /// Applies the topic's retention at the time `now_ms`.
+    pub(crate) fn apply_retention(self: &Arc<Self>, now_ms: i64) -> io::Result<()> {
+        let mut log = locked(&self.log);
+        if self.condition() != Condition::Online {
+            return Ok(());
+        }
+        let oldest_kept_ms = log.config.retention.map(|retention| {
+            now_ms.saturating_sub(i64::try_from(retention.as_millis()).unwrap_or(i64::MAX))
+        });
+        let is_expired = |max_timestamp: i64| {
+            // Batches without timestamps carry -1 and do not age.
+            oldest_kept_ms.is_some_and(|oldest| (0..oldest).contains(&max_timestamp))
+        };
+        if is_expired(log.active.max_timestamp) && self.is_visible_whole(&log) {
+            self.roll(&mut log)?;
+        }
+        let mut bytes = log.active.bytes
+            + log
+                .closed
+                .iter()
+                .map(|segment| segment.index.bytes)
+                .sum::<u64>();
+        let mut deleted = Vec::new();
+        while let Some(first) = log.closed.front() {
+            let is_surplus = log
+                .config
+                .retention_bytes
+                .is_some_and(|kept| bytes.saturating_sub(first.index.bytes) >= kept);
+            let durable = first.index.next_offset <= self.high_watermark();
+            if !durable || !(is_surplus || is_expired(first.index.max_timestamp)) {
+                break;
+            }
+            bytes -= first.index.bytes;
+            deleted.extend(log.closed.pop_front());
+        }
+        self.remove(log, &deleted)
+    }
+
+    /// Moves the log start up to `offset`, which lies within the log, and deletes the segments
+    /// below it. Answers with the log start.
+    pub(crate) fn delete_records(self: &Arc<Self>, offset: i64) -> io::Result<i64> {
+        let mut log = locked(&self.log);
+        self.log_start.fetch_max(offset, Ordering::AcqRel);
+        let log_start = self.log_start();
+        if log_start == log.active.next_offset && log.active.bytes > 0 {
+            self.roll(&mut log)?;
+        }
+        let mut deleted = Vec::new();
+        while log
+            .closed
+            .front()
+            .is_some_and(|first| first.index.next_offset <= log_start)
+        {
+            deleted.extend(log.closed.pop_front());
+        }
+        self.remove(log, &deleted)?;
+        Ok(log_start)
+    }
+
+    fn is_visible_whole(&self, log: &Log) -> bool {
+        log.active.bytes > 0 && self.high_watermark() >= log.active.next_offset
+    }
+
+    /// Deletes segments that were taken out of the log.
+    fn remove(
+        &self,
+        log: std::sync::MutexGuard<'_, Log>,
+        deleted: &[Arc<ClosedSegment>],
+    ) -> io::Result<()> {
+        let first = log
+            .closed
+            .front()
+            .map_or(log.active.base, |segment| segment.index.base);
+        self.log_start.fetch_max(first, Ordering::AcqRel);
+        drop(log);
+        for segment in deleted {
+            let base = segment.index.base;
+            tracing::info!(
+                topic = %self.topic,
+                partition = self.index,
+                base,
+                bytes = segment.index.bytes,
+                "deleted a segment"
+            );
+            // The index first: without its segment it would be in nobody's way, but forgotten.
+            match fs::remove_file(index_path(&self.dir, base)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            fs::remove_file(segment_path(&self.dir, base))?;
+            self.topic_bytes
+                .fetch_sub(segment.index.bytes, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}

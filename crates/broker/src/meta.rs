@@ -1,0 +1,364 @@
+//! What the broker knows beside the logs: topics, log starts, producer ids and group offsets, in
+//! an embedded key-value store.
+//!
+//! Topics and blocks of producer ids are synced before they are used. Group offsets and log
+//! starts survive the death of the process; after a power loss they may be a little older, as a
+//! consumer that repeats records and a log that begins earlier can both bear.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use uuid::Uuid;
+
+use crate::{TopicConfig, locked};
+
+/// Producer ids are taken from the store in blocks.
+const PRODUCER_ID_BLOCK: i64 = 1_000;
+/// The store holds little: small buffers keep its memory small.
+const CACHE_BYTES: u64 = 1 << 20;
+const MEMTABLE_BYTES: u64 = 2 << 20;
+const JOURNAL_BYTES: u64 = 64 << 20;
+
+const CLUSTER_ID: &[u8] = b"cluster-id";
+const NEXT_PRODUCER_ID: &[u8] = b"next-producer-id";
+const TOPIC_PREFIX: &[u8] = b"topic/";
+const LOG_START_PREFIX: &[u8] = b"start/";
+
+/// Why the store could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MetaError {
+    #[error("cannot {action} the broker's metadata in {path}")]
+    Store {
+        action: &'static str,
+        path: PathBuf,
+        #[source]
+        source: fjall::Error,
+    },
+    #[error("the broker's metadata in {path} holds a value that cannot be read: {key}")]
+    Corrupt { path: PathBuf, key: String },
+}
+
+/// A topic as it is stored.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct TopicRecord {
+    pub(crate) id: [u8; 16],
+    pub(crate) partitions: u32,
+    pub(crate) config: TopicConfig,
+}
+
+/// A committed offset of a consumer group.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct CommittedOffset {
+    pub(crate) offset: i64,
+    pub(crate) leader_epoch: i32,
+    pub(crate) metadata: String,
+}
+
+/// The store.
+pub(crate) struct Meta {
+    path: PathBuf,
+    database: Database,
+    cluster: Keyspace,
+    offsets: Keyspace,
+    producer_ids: Mutex<std::ops::Range<i64>>,
+}
+
+impl Meta {
+    pub(crate) fn open(path: &Path) -> Result<Self, MetaError> {
+        let failed = |source| MetaError::Store {
+            action: "open",
+            path: path.to_owned(),
+            source,
+        };
+        let database = Database::builder(path)
+            .cache_size(CACHE_BYTES)
+            .worker_threads(1)
+            .max_journaling_size(JOURNAL_BYTES)
+            .open()
+            .map_err(failed)?;
+        let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
+        let cluster = database.keyspace("cluster", options).map_err(failed)?;
+        let offsets = database.keyspace("offsets", options).map_err(failed)?;
+        Ok(Self {
+            path: path.to_owned(),
+            database,
+            cluster,
+            offsets,
+            producer_ids: Mutex::new(0..0),
+        })
+    }
+
+    /// The cluster's id, made at the first start.
+    pub(crate) fn cluster_id(&self) -> Result<String, MetaError> {
+        if let Some(id) = self.get(&self.cluster, CLUSTER_ID)? {
+            return Ok(id);
+        }
+        let id = Uuid::new_v4().simple().to_string();
+        self.put_synced(CLUSTER_ID, &id)?;
+        Ok(id)
+    }
+
+    /// A producer id that was never given out before.
+    pub(crate) fn next_producer_id(&self) -> Result<i64, MetaError> {
+        let mut block = locked(&self.producer_ids);
+        if let Some(id) = block.next() {
+            return Ok(id);
+        }
+        let first: i64 = self.get(&self.cluster, NEXT_PRODUCER_ID)?.unwrap_or(0);
+        let end = first + PRODUCER_ID_BLOCK;
+        self.put_synced(NEXT_PRODUCER_ID, &end)?;
+        *block = first + 1..end;
+        Ok(first)
+    }
+
+    /// All topics.
+    pub(crate) fn topics(&self) -> Result<Vec<(String, TopicRecord)>, MetaError> {
+        let mut topics = Vec::new();
+        for entry in self.cluster.prefix(TOPIC_PREFIX) {
+            let (key, value) = entry.into_inner().map_err(self.failed("read"))?;
+            let name = String::from_utf8_lossy(&key[TOPIC_PREFIX.len()..]).into_owned();
+            topics.push((name, self.decode(&key, &value)?));
+        }
+        Ok(topics)
+    }
+
+    /// Writes a topic; durable when it returns.
+    pub(crate) fn put_topic(&self, name: &str, topic: &TopicRecord) -> Result<(), MetaError> {
+        self.put_synced(&topic_key(name), topic)
+    }
+
+    /// Removes a topic with its log starts and committed offsets; durable when it returns.
+    pub(crate) fn remove_topic(&self, name: &str, id: [u8; 16]) -> Result<(), MetaError> {
+        let mut batch = self.database.batch().durability(Some(PersistMode::SyncAll));
+        batch.remove(&self.cluster, topic_key(name));
+        for entry in self.cluster.prefix([LOG_START_PREFIX, &id].concat()) {
+            batch.remove(&self.cluster, entry.key().map_err(self.failed("read"))?);
+        }
+        for entry in self.offsets.iter() {
+            let key = entry.key().map_err(self.failed("read"))?;
+            if split_offset_key(&key).is_some_and(|(_, topic, _)| topic == name) {
+                batch.remove(&self.offsets, key);
+            }
+        }
+        batch.commit().map_err(self.failed("write"))
+    }
+
+    /// Where the log of a partition was made to start, if it was.
+    pub(crate) fn log_start(&self, topic: [u8; 16], partition: i32) -> Result<i64, MetaError> {
+        Ok(self
+            .get(&self.cluster, &log_start_key(topic, partition))?
+            .unwrap_or(0))
+    }
+
+    /// Remembers where the log of a partition starts.
+    pub(crate) fn put_log_start(
+        &self,
+        topic: [u8; 16],
+        partition: i32,
+        offset: i64,
+    ) -> Result<(), MetaError> {
+        let value = self.encode(&offset)?;
+        self.cluster
+            .insert(log_start_key(topic, partition), value)
+            .map_err(self.failed("write"))
+    }
+
+    /// Writes committed offsets of a group: all or none.
+    pub(crate) fn commit_offsets<'a>(
+        &self,
+        group: &str,
+        offsets: impl Iterator<Item = (&'a str, i32, CommittedOffset)>,
+    ) -> Result<(), MetaError> {
+        let mut batch = self.database.batch().durability(Some(PersistMode::Buffer));
+        for (topic, partition, committed) in offsets {
+            let value = self.encode(&committed)?;
+            batch.insert(&self.offsets, offset_key(group, topic, partition), value);
+        }
+        batch.commit().map_err(self.failed("write"))
+    }
+
+    /// The committed offset of a group for one partition.
+    pub(crate) fn offset(
+        &self,
+        group: &str,
+        topic: &str,
+        partition: i32,
+    ) -> Result<Option<CommittedOffset>, MetaError> {
+        self.get(&self.offsets, &offset_key(group, topic, partition))
+    }
+
+    /// All committed offsets of a group.
+    pub(crate) fn offsets(
+        &self,
+        group: &str,
+    ) -> Result<Vec<(String, i32, CommittedOffset)>, MetaError> {
+        let mut found = Vec::new();
+        for entry in self.offsets.prefix(offset_prefix(group)) {
+            let (key, value) = entry.into_inner().map_err(self.failed("read"))?;
+            if let Some((_, topic, partition)) = split_offset_key(&key) {
+                found.push((topic.to_owned(), partition, self.decode(&key, &value)?));
+            }
+        }
+        Ok(found)
+    }
+
+    /// The groups that have committed offsets.
+    pub(crate) fn groups(&self) -> Result<Vec<String>, MetaError> {
+        let mut groups: Vec<String> = Vec::new();
+        for entry in self.offsets.iter() {
+            let key = entry.key().map_err(self.failed("read"))?;
+            if let Some((group, _, _)) = split_offset_key(&key)
+                && groups.last().is_none_or(|last| last != group)
+            {
+                groups.push(group.to_owned());
+            }
+        }
+        Ok(groups)
+    }
+
+    /// Forgets the offsets of a group; `false` if there were none.
+    pub(crate) fn remove_group(&self, group: &str) -> Result<bool, MetaError> {
+        let mut batch = self.database.batch().durability(Some(PersistMode::Buffer));
+        for entry in self.offsets.prefix(offset_prefix(group)) {
+            batch.remove(&self.offsets, entry.key().map_err(self.failed("read"))?);
+        }
+        let found = !batch.is_empty();
+        batch.commit().map_err(self.failed("write"))?;
+        Ok(found)
+    }
+
+    /// Makes everything durable.
+    pub(crate) fn sync(&self) -> Result<(), MetaError> {
+        self.database
+            .persist(PersistMode::SyncAll)
+            .map_err(self.failed("sync"))
+    }
+
+    fn get<T: DeserializeOwned>(
+        &self,
+        keyspace: &Keyspace,
+        key: &[u8],
+    ) -> Result<Option<T>, MetaError> {
+        let value = keyspace.get(key).map_err(self.failed("read"))?;
+        value.map(|value| self.decode(key, &value)).transpose()
+    }
+
+    fn put_synced<T: Serialize>(&self, key: &[u8], value: &T) -> Result<(), MetaError> {
+        let value = self.encode(value)?;
+        let mut batch = self.database.batch().durability(Some(PersistMode::SyncAll));
+        batch.insert(&self.cluster, key, value);
+        batch.commit().map_err(self.failed("write"))
+    }
+
+    fn encode<T: Serialize>(&self, value: &T) -> Result<Vec<u8>, MetaError> {
+        postcard::to_stdvec(value).map_err(|_| MetaError::Corrupt {
+            path: self.path.clone(),
+            key: "new value".to_owned(),
+        })
+    }
+
+    fn decode<T: DeserializeOwned>(&self, key: &[u8], value: &[u8]) -> Result<T, MetaError> {
+        postcard::from_bytes(value).map_err(|_| MetaError::Corrupt {
+            path: self.path.clone(),
+            key: String::from_utf8_lossy(key).into_owned(),
+        })
+    }
+
+    fn failed(&self, action: &'static str) -> impl Fn(fjall::Error) -> MetaError {
+        move |source| MetaError::Store {
+            action,
+            path: self.path.clone(),
+            source,
+        }
+    }
+}
+
+fn topic_key(name: &str) -> Vec<u8> {
+    [TOPIC_PREFIX, name.as_bytes()].concat()
+}
+
+fn log_start_key(topic: [u8; 16], partition: i32) -> Vec<u8> {
+    [LOG_START_PREFIX, &topic, &partition.to_be_bytes()].concat()
+}
+
+/// Group and topic with their lengths in front, then the partition.
+fn offset_key(group: &str, topic: &str, partition: i32) -> Vec<u8> {
+    let mut key = offset_prefix(group);
+    key.extend_from_slice(topic.as_bytes());
+    key.extend_from_slice(&partition.to_be_bytes());
+    key
+}
+
+fn offset_prefix(group: &str) -> Vec<u8> {
+    // A protocol string has at most 2^15 bytes.
+    let length = u16::try_from(group.len()).unwrap_or(u16::MAX);
+    [&length.to_be_bytes(), group.as_bytes()].concat()
+}
+
+fn split_offset_key(key: &[u8]) -> Option<(&str, &str, i32)> {
+    let (length, rest) = key.split_first_chunk()?;
+    let (group, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes(*length)))?;
+    let (topic, partition) = rest.split_last_chunk()?;
+    let group = std::str::from_utf8(group).ok()?;
+    Some((
+        group,
+        std::str::from_utf8(topic).ok()?,
+        i32::from_be_bytes(*partition),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_there_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let topic = TopicRecord {
+            id: [7; 16],
+            partitions: 3,
+            config: TopicConfig::default(),
+        };
+        let committed = CommittedOffset {
+            offset: 5,
+            leader_epoch: -1,
+            metadata: "mark".to_owned(),
+        };
+        let meta = Meta::open(dir.path()).unwrap();
+        let cluster_id = meta.cluster_id().unwrap();
+        meta.put_topic("orders", &topic).unwrap();
+        meta.put_log_start([7; 16], 2, 40).unwrap();
+        meta.commit_offsets("g", [("orders", 1, committed.clone())].into_iter())
+            .unwrap();
+        meta.commit_offsets("gg", [("orders", 1, committed.clone())].into_iter())
+            .unwrap();
+        let first = meta.next_producer_id().unwrap();
+        assert_eq!(meta.next_producer_id().unwrap(), first + 1);
+        meta.sync().unwrap();
+        drop(meta);
+
+        let meta = Meta::open(dir.path()).unwrap();
+        assert_eq!(meta.cluster_id().unwrap(), cluster_id);
+        assert_eq!(meta.topics().unwrap(), [("orders".to_owned(), topic)]);
+        assert_eq!(meta.log_start([7; 16], 2).unwrap(), 40);
+        assert_eq!(meta.log_start([7; 16], 1).unwrap(), 0);
+        assert_eq!(
+            meta.offset("g", "orders", 1).unwrap(),
+            Some(committed.clone())
+        );
+        assert_eq!(
+            meta.offsets("g").unwrap(),
+            [("orders".to_owned(), 1, committed)]
+        );
+        assert_eq!(meta.groups().unwrap(), ["g", "gg"]);
+        assert!(meta.next_producer_id().unwrap() >= first + PRODUCER_ID_BLOCK);
+        assert!(meta.remove_group("g").unwrap());
+        assert!(!meta.remove_group("g").unwrap());
+        meta.remove_topic("orders", [7; 16]).unwrap();
+        assert_eq!(meta.topics().unwrap(), []);
+        assert_eq!(meta.groups().unwrap(), Vec::<String>::new());
+        assert_eq!(meta.log_start([7; 16], 2).unwrap(), 0);
+    }
+}

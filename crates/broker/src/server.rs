@@ -1,0 +1,91 @@
+//! What all connections share.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use kafka_protocol::messages::BrokerId;
+use kafka_protocol::protocol::StrBytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+
+use crate::BrokerConfig;
+use crate::group::Coordinator;
+use crate::meta::Meta;
+use crate::stats::Counters;
+use crate::topics::Topics;
+
+/// The one broker's node id.
+pub(crate) const NODE: BrokerId = BrokerId(1);
+
+/// Buffers up to this size are not counted: every connection may have a few.
+pub(crate) const SMALL_BUFFER_BYTES: usize = 64 << 10;
+
+/// The broker's parts, as its connections use them.
+pub(crate) struct Server {
+    pub(crate) config: BrokerConfig,
+    pub(crate) cluster_id: StrBytes,
+    pub(crate) topics: Topics,
+    pub(crate) meta: Arc<Meta>,
+    pub(crate) coordinator: Coordinator,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) buffers: Buffers,
+    /// No more requests are taken; whoever waits is answered.
+    pub(crate) stopping: CancellationToken,
+}
+
+/// The two ends of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ends {
+    pub(crate) peer: SocketAddr,
+    pub(crate) local: SocketAddr,
+}
+
+impl Server {
+    /// The address that a client is told to connect to.
+    pub(crate) fn advertised(&self, ends: Ends) -> (StrBytes, i32) {
+        match &self.config.advertised {
+            Some((host, port)) => (StrBytes::from_string(host.clone()), i32::from(*port)),
+            None => {
+                let host = ends.local.ip().to_canonical().to_string();
+                (StrBytes::from_string(host), i32::from(ends.local.port()))
+            }
+        }
+    }
+}
+
+/// The large buffers of all connections, counted in KiB.
+pub(crate) struct Buffers {
+    kib: Arc<Semaphore>,
+    kib_max: u32,
+}
+
+impl Buffers {
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        let kib_max = u32::try_from(bytes_max >> 10)
+            .unwrap_or(u32::MAX >> 4)
+            .min(u32::MAX >> 4);
+        Self {
+            kib: Arc::new(Semaphore::new(kib_max as usize)),
+            kib_max,
+        }
+    }
+
+    /// Waits until a buffer of so many bytes may be used. Small ones need no permit.
+    pub(crate) fn reserve(
+        &self,
+        bytes: usize,
+    ) -> Option<impl Future<Output = OwnedSemaphorePermit> + Send + use<>> {
+        if bytes <= SMALL_BUFFER_BYTES {
+            return None;
+        }
+        let kib = u32::try_from(bytes.div_ceil(1024))
+            .unwrap_or(u32::MAX)
+            .min(self.kib_max);
+        let all = Arc::clone(&self.kib);
+        Some(async move {
+            all.acquire_many_owned(kib)
+                .await
+                .expect("the semaphore is never closed")
+        })
+    }
+}

@@ -1,0 +1,85 @@
+//! Counters: atomics that the hot paths add to, and a plain copy of them for whoever shows them.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// What the broker has done since it started, and what it holds now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Bytes read from clients.
+    pub received_bytes: u64,
+    /// Bytes written to clients.
+    pub sent_bytes: u64,
+    /// Requests of all kinds.
+    pub requests: u64,
+    /// Produce requests.
+    pub produce_requests: u64,
+    /// Record batches appended.
+    pub batches: u64,
+    /// Bytes of record batches appended.
+    pub appended_bytes: u64,
+    /// Fetch requests.
+    pub fetch_requests: u64,
+    /// Fetch requests that had to wait for records.
+    pub fetch_waits: u64,
+    /// Bytes of record batches handed to consumers.
+    pub fetched_bytes: u64,
+    /// Syncs to disk that produce requests waited for.
+    pub syncs: u64,
+    /// Time spent in them.
+    pub sync_time: Duration,
+    /// Connections now open.
+    pub connections: u64,
+    /// Connections that were closed because of what they sent.
+    pub malformed: u64,
+    /// Bytes of all logs on disk.
+    pub log_bytes: u64,
+    /// Partitions of all topics.
+    pub partitions: u64,
+}
+
+/// The counters behind [`Stats`].
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) received_bytes: AtomicU64,
+    pub(crate) sent_bytes: AtomicU64,
+    pub(crate) requests: AtomicU64,
+    pub(crate) produce_requests: AtomicU64,
+    pub(crate) batches: AtomicU64,
+    pub(crate) appended_bytes: AtomicU64,
+    pub(crate) fetch_requests: AtomicU64,
+    pub(crate) fetch_waits: AtomicU64,
+    pub(crate) fetched_bytes: AtomicU64,
+    pub(crate) syncs: AtomicU64,
+    pub(crate) sync_micros: AtomicU64,
+    pub(crate) connections: AtomicU64,
+    pub(crate) malformed: AtomicU64,
+}
+
+impl Counters {
+    /// A copy of the counters; `log_bytes` and `partitions` are the registry's to say.
+    pub(crate) fn snapshot(&self, log_bytes: u64, partitions: u64) -> Stats {
+        Stats {
+            received_bytes: self.received_bytes.load(Relaxed),
+            sent_bytes: self.sent_bytes.load(Relaxed),
+            requests: self.requests.load(Relaxed),
+            produce_requests: self.produce_requests.load(Relaxed),
+            batches: self.batches.load(Relaxed),
+            appended_bytes: self.appended_bytes.load(Relaxed),
+            fetch_requests: self.fetch_requests.load(Relaxed),
+            fetch_waits: self.fetch_waits.load(Relaxed),
+            fetched_bytes: self.fetched_bytes.load(Relaxed),
+            syncs: self.syncs.load(Relaxed),
+            sync_time: Duration::from_micros(self.sync_micros.load(Relaxed)),
+            connections: self.connections.load(Relaxed),
+            malformed: self.malformed.load(Relaxed),
+            log_bytes,
+            partitions,
+        }
+    }
+}
+
+/// Adds `amount` to a counter.
+pub(crate) fn add(counter: &AtomicU64, amount: usize) {
+    counter.fetch_add(amount as u64, Relaxed);
+}

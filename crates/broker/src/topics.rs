@@ -1,0 +1,382 @@
+//! The topics and their partitions.
+//!
+//! Requests look topics up under a short read lock. Creating, deleting and changing topics is
+//! serialised by one lock of its own, and blocks on the disk: callers do it on a blocking thread.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use uuid::Uuid;
+
+use crate::log::{Limits, LogError, Partition, sync_dir};
+
+use crate::meta::{Meta, MetaError, TopicRecord};
+use crate::{TopicConfig, locked};
+
+/// The longest name of a topic, as Kafka has it.
+const NAME_CHARS_MAX: usize = 249;
+
+/// A topic. It is replaced as a whole when it changes.
+pub(crate) struct Topic {
+    pub(crate) name: Arc<str>,
+    pub(crate) id: Uuid,
+    pub(crate) config: TopicConfig,
+    pub(crate) partitions: Vec<Arc<Partition>>,
+    /// Bytes of its logs.
+    bytes: Arc<AtomicU64>,
+}
+
+impl Topic {
+    /// The partition with this number.
+    pub(crate) fn partition(&self, index: i32) -> Option<&Arc<Partition>> {
+        self.partitions.get(usize::try_from(index).ok()?)
+    }
+}
+
+/// Why topics could not be read at the start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenTopicsError {
+    #[error("cannot read the list of topics")]
+    Meta(#[from] MetaError),
+    #[error("cannot open partition {partition} of topic {topic}")]
+    Log {
+        topic: String,
+        partition: u32,
+        #[source]
+        source: LogError,
+    },
+    #[error("cannot prepare {path}")]
+    Directory {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why a topic was not created or changed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TopicError {
+    #[error("the name must have 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'")]
+    Name,
+    #[error("the topic exists already")]
+    Exists,
+    #[error("there is no such topic")]
+    Unknown,
+    #[error(
+        "the number of partitions must be positive, more than now, and all topics together may have {max}"
+    )]
+    Partitions { max: usize },
+    #[error("the disk failed")]
+    Disk,
+}
+
+/// The registry.
+pub(crate) struct Topics {
+    logs: PathBuf,
+    graves: PathBuf,
+    partitions_max: usize,
+    limits: Limits,
+    meta: Arc<Meta>,
+    topics: RwLock<HashMap<Arc<str>, Arc<Topic>>>,
+    changing: Mutex<()>,
+}
+
+impl Topics {
+    /// Opens all topics. Everything that was not yet deleted of deleted topics goes now.
+    pub(crate) fn open(
+        data_dir: &Path,
+        partitions_max: usize,
+        limits: Limits,
+        meta: Arc<Meta>,
+    ) -> Result<Self, OpenTopicsError> {
+        let (logs, graves) = (data_dir.join("logs"), data_dir.join("deleted"));
+        let at = |path: &Path| {
+            let path = path.to_owned();
+            move |source| OpenTopicsError::Directory { path, source }
+        };
+        match fs::remove_dir_all(&graves) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(at(&graves)(error));
+            }
+            _ => {}
+        }
+        for dir in [&logs, &graves] {
+            fs::create_dir_all(dir).map_err(at(dir))?;
+        }
+        let registry = Self {
+            logs,
+            graves,
+            partitions_max,
+            limits,
+            meta,
+            topics: RwLock::default(),
+            changing: Mutex::new(()),
+        };
+        let mut topics = HashMap::new();
+        for (name, record) in registry.meta.topics()? {
+            let name: Arc<str> = name.into();
+            let bytes = Arc::new(AtomicU64::new(0));
+            let mut partitions = Vec::new();
+            for index in 0..record.partitions {
+                let number = i32::try_from(index).unwrap_or(i32::MAX);
+                let log_start = registry.meta.log_start(record.id, number)?;
+                let partition = registry
+                    .open_partition(&name, number, &record, log_start, &bytes)
+                    .map_err(|source| OpenTopicsError::Log {
+                        topic: name.to_string(),
+                        partition: index,
+                        source,
+                    })?;
+                partitions.push(partition);
+            }
+            topics.insert(
+                Arc::clone(&name),
+                topic_of(name, &record, partitions, bytes),
+            );
+        }
+        *registry
+            .topics
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = topics;
+        Ok(registry)
+    }
+
+    /// The topic with this name.
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<Topic>> {
+        self.topics
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(name)
+            .cloned()
+    }
+
+    /// The topic with this id.
+    pub(crate) fn by_id(&self, id: Uuid) -> Option<Arc<Topic>> {
+        let topics = self.topics.read().unwrap_or_else(PoisonError::into_inner);
+        topics.values().find(|topic| topic.id == id).cloned()
+    }
+
+    /// All topics, by name.
+    pub(crate) fn all(&self) -> Vec<Arc<Topic>> {
+        let topics = self.topics.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = topics.values().cloned().collect();
+        all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// Bytes of all logs, and how many partitions there are.
+    pub(crate) fn totals(&self) -> (u64, u64) {
+        let topics = self.topics.read().unwrap_or_else(PoisonError::into_inner);
+        topics.values().fold((0, 0), |(bytes, partitions), topic| {
+            (
+                bytes + topic.bytes.load(Ordering::Relaxed),
+                partitions + topic.partitions.len() as u64,
+            )
+        })
+    }
+
+    /// Whether a topic could be created.
+    pub(crate) fn check_new(&self, name: &str, partitions: i32) -> Result<(), TopicError> {
+        let valid_name = (1..=NAME_CHARS_MAX).contains(&name.len())
+            && name != "."
+            && name != ".."
+            && name
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+        if !valid_name {
+            return Err(TopicError::Name);
+        }
+        if self.get(name).is_some() {
+            return Err(TopicError::Exists);
+        }
+        self.check_growth(0, partitions)
+    }
+
+    /// Whether a topic of `now` partitions could get `wanted`.
+    pub(crate) fn check_growth(&self, now: usize, wanted: i32) -> Result<(), TopicError> {
+        let max = self.partitions_max;
+        let all = usize::try_from(self.totals().1).unwrap_or(usize::MAX);
+        usize::try_from(wanted)
+            .ok()
+            .filter(|&wanted| wanted > now && all + (wanted - now) <= max)
+            .map(|_| ())
+            .ok_or(TopicError::Partitions { max })
+    }
+
+    /// Creates a topic; durable when it returns. Blocks.
+    pub(crate) fn create(
+        &self,
+        name: &str,
+        partitions: i32,
+        config: TopicConfig,
+    ) -> Result<Arc<Topic>, TopicError> {
+        let _changing = locked(&self.changing);
+        self.check_new(name, partitions)?;
+        let record = TopicRecord {
+            id: *Uuid::new_v4().as_bytes(),
+            partitions: partitions.unsigned_abs(),
+            config,
+        };
+        let name: Arc<str> = name.into();
+        let bytes = Arc::new(AtomicU64::new(0));
+        let partitions = (0..partitions)
+            .map(|index| self.open_partition(&name, index, &record, 0, &bytes))
+            .collect::<Result<Vec<_>, _>>()
+            .and_then(|partitions| self.sync_dirs(&name).map(|()| partitions))
+            .map_err(disk)?;
+        self.meta.put_topic(&name, &record).map_err(disk)?;
+        let topic = topic_of(name, &record, partitions, bytes);
+        self.put(Arc::clone(&topic));
+        tracing::info!(topic = %topic.name, partitions = topic.partitions.len(), "created a topic");
+        Ok(topic)
+    }
+
+    /// Adds partitions to a topic; durable when it returns. Blocks.
+    pub(crate) fn grow(&self, name: &str, count: i32) -> Result<(), TopicError> {
+        let _changing = locked(&self.changing);
+        let topic = self.get(name).ok_or(TopicError::Unknown)?;
+        let now = topic.partitions.len();
+        self.check_growth(now, count)?;
+        let record = TopicRecord {
+            id: *topic.id.as_bytes(),
+            partitions: count.unsigned_abs(),
+            config: topic.config,
+        };
+        let mut partitions = topic.partitions.clone();
+        for index in i32::try_from(now).unwrap_or(i32::MAX)..count {
+            let partition = self.open_partition(&topic.name, index, &record, 0, &topic.bytes);
+            partitions.push(partition.map_err(disk)?);
+        }
+        self.sync_dirs(&topic.name).map_err(disk)?;
+        self.meta.put_topic(name, &record).map_err(disk)?;
+        let (name, bytes) = (Arc::clone(&topic.name), Arc::clone(&topic.bytes));
+        self.put(topic_of(name, &record, partitions, bytes));
+        Ok(())
+    }
+
+    /// Changes a topic's configuration; durable when it returns. Blocks.
+    pub(crate) fn configure(&self, name: &str, config: TopicConfig) -> Result<(), TopicError> {
+        let _changing = locked(&self.changing);
+        let topic = self.get(name).ok_or(TopicError::Unknown)?;
+        let record = TopicRecord {
+            id: *topic.id.as_bytes(),
+            partitions: u32::try_from(topic.partitions.len()).unwrap_or(u32::MAX),
+            config,
+        };
+        self.meta.put_topic(name, &record).map_err(disk)?;
+        for partition in &topic.partitions {
+            partition.set_config(config);
+        }
+        let (name, bytes) = (Arc::clone(&topic.name), Arc::clone(&topic.bytes));
+        self.put(topic_of(name, &record, topic.partitions.clone(), bytes));
+        Ok(())
+    }
+
+    /// Deletes a topic. Blocks.
+    pub(crate) fn delete(&self, name: &str) -> Result<(), TopicError> {
+        let _changing = locked(&self.changing);
+        let topic = self.get(name).ok_or(TopicError::Unknown)?;
+        let mut topics = self.topics.write().unwrap_or_else(PoisonError::into_inner);
+        topics.remove(name);
+        drop(topics);
+        for partition in &topic.partitions {
+            partition.delete();
+        }
+        // Log before list: a log is never taken for that of another topic of the same name.
+        let grave = self.graves.join(Uuid::new_v4().simple().to_string());
+        match fs::rename(self.logs.join(name), &grave) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(disk(error)),
+            _ => {}
+        }
+        self.meta
+            .remove_topic(name, *topic.id.as_bytes())
+            .map_err(disk)?;
+        tracing::info!(topic = name, "deleted a topic");
+        match fs::remove_dir_all(&grave) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%error, path = %grave.display(), "a deleted topic's files remain until the next start");
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Applies retention to every partition. Blocks.
+    pub(crate) fn apply_retention(&self, now_ms: i64) {
+        for topic in self.all() {
+            for partition in &topic.partitions {
+                if let Err(error) = partition.apply_retention(now_ms) {
+                    tracing::warn!(%error, topic = %topic.name, partition = partition.index, "retention failed");
+                }
+            }
+        }
+    }
+
+    /// Syncs and closes every log, also after one has failed. Blocks.
+    pub(crate) fn close(&self) -> Result<(), LogError> {
+        let mut outcome = Ok(());
+        for partition in self.all().iter().flat_map(|topic| &topic.partitions) {
+            outcome = outcome.and(partition.close());
+        }
+        outcome
+    }
+
+    fn put(&self, topic: Arc<Topic>) {
+        let mut topics = self.topics.write().unwrap_or_else(PoisonError::into_inner);
+        topics.insert(Arc::clone(&topic.name), topic);
+    }
+
+    fn open_partition(
+        &self,
+        name: &Arc<str>,
+        index: i32,
+        record: &TopicRecord,
+        log_start: i64,
+        bytes: &Arc<AtomicU64>,
+    ) -> Result<Arc<Partition>, LogError> {
+        Partition::open(
+            Arc::clone(name),
+            index,
+            self.logs.join(&**name).join(index.to_string()),
+            record.config,
+            log_start,
+            Arc::clone(bytes),
+            self.limits.clone(),
+        )
+        .map(Arc::new)
+    }
+
+    fn sync_dirs(&self, name: &str) -> Result<(), LogError> {
+        for dir in [self.logs.join(name), self.logs.clone()] {
+            sync_dir(&dir).map_err(LogError::of("cannot sync", &dir))?;
+        }
+        Ok(())
+    }
+}
+
+fn topic_of(
+    name: Arc<str>,
+    record: &TopicRecord,
+    partitions: Vec<Arc<Partition>>,
+    bytes: Arc<AtomicU64>,
+) -> Arc<Topic> {
+    let (id, config) = (Uuid::from_bytes(record.id), record.config);
+    Arc::new(Topic {
+        name,
+        id,
+        config,
+        partitions,
+        bytes,
+    })
+}
+
+/// Logs the cause of a failed disk; clients are told the kind only.
+fn disk(error: impl std::error::Error) -> TopicError {
+    let cause = error.source().map(ToString::to_string);
+    tracing::error!(%error, cause, "a topic could not be changed");
+    TopicError::Disk
+}

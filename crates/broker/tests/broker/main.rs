@@ -1,0 +1,8 @@
+//! The broker as its clients see it: ordinary ones, ones that speak the protocol frame by frame,
+//! and ones whose broker is killed under them.
+
+mod clients;
+mod common;
+mod crash;
+mod kcat;
+mod protocol;

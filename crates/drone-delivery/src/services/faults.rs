@@ -1,0 +1,289 @@
+//! Faults: how often a service fails and how, and how long it takes.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::key::mix;
+use super::{Service, StartError};
+use crate::field::{FieldError, pointer_to, shown};
+
+/// How long a latency or a jitter may be, in milliseconds.
+pub const DELAY_MS_MAX: u64 = 60_000;
+
+/// The faults of one service. Rates are shares of requests, from 0 to 1; they are drawn one by one,
+/// error, hang, refuse, do-then-time-out, and the first that hits decides.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Faults {
+    /// Answers 503, without effect.
+    pub error_rate: f64,
+    /// Never answers, without effect.
+    pub hang_rate: f64,
+    /// Makes the effect and then never answers.
+    pub do_then_timeout_rate: f64,
+    /// Refuses the forward action for good, without effect. The same keys are refused as long as
+    /// the rate stays; an undo never is.
+    pub refuse_rate: f64,
+    /// How long every answer takes at least, in milliseconds.
+    pub latency_ms: u64,
+    /// How much longer it may take, evenly spread, in milliseconds.
+    pub jitter_ms: u64,
+}
+
+impl Faults {
+    /// These faults with the fields that `change` names replaced.
+    ///
+    /// # Errors
+    ///
+    /// Every field that is unknown or out of range; nothing is changed then.
+    pub fn changed(mut self, change: &Map<String, Value>) -> Result<Self, Vec<FieldError>> {
+        let mut errors = Vec::new();
+        for (name, value) in change {
+            let changed = match name.as_str() {
+                "errorRate" => set_rate(&mut self.error_rate, value),
+                "hangRate" => set_rate(&mut self.hang_rate, value),
+                "doThenTimeoutRate" => set_rate(&mut self.do_then_timeout_rate, value),
+                "refuseRate" => set_rate(&mut self.refuse_rate, value),
+                "latencyMs" => set_delay(&mut self.latency_ms, value),
+                "jitterMs" => set_delay(&mut self.jitter_ms, value),
+                _ => Err(
+                    "is unknown; the fields are errorRate, hangRate, doThenTimeoutRate, \
+                     refuseRate, latencyMs, jitterMs"
+                        .to_owned(),
+                ),
+            };
+            if let Err(detail) = changed {
+                errors.push(FieldError::new(pointer_to("", name), detail));
+            }
+        }
+        if errors.is_empty() {
+            Ok(self)
+        } else {
+            Err(errors)
+        }
+    }
+
+    /// Which fields are out of range.
+    fn wrong_fields(&self) -> Vec<FieldError> {
+        let rates = [
+            ("errorRate", self.error_rate),
+            ("hangRate", self.hang_rate),
+            ("doThenTimeoutRate", self.do_then_timeout_rate),
+            ("refuseRate", self.refuse_rate),
+        ];
+        let delays = [("latencyMs", self.latency_ms), ("jitterMs", self.jitter_ms)];
+        let rates = rates
+            .into_iter()
+            .filter(|(_, rate)| !(0.0..=1.0).contains(rate))
+            .map(|(name, rate)| FieldError::new(pointer_to("", name), not_a_rate(&rate)));
+        let delays = delays
+            .into_iter()
+            .filter(|(_, delay)| *delay > DELAY_MS_MAX)
+            .map(|(name, delay)| FieldError::new(pointer_to("", name), not_a_delay(&delay)));
+        rates.chain(delays).collect()
+    }
+}
+
+fn set_rate(rate: &mut f64, value: &Value) -> Result<(), String> {
+    match value.as_f64() {
+        Some(number) if (0.0..=1.0).contains(&number) => {
+            *rate = number;
+            Ok(())
+        }
+        _ => Err(not_a_rate(&shown(value))),
+    }
+}
+
+fn set_delay(delay: &mut u64, value: &Value) -> Result<(), String> {
+    match value.as_u64() {
+        Some(number @ 0..=DELAY_MS_MAX) => {
+            *delay = number;
+            Ok(())
+        }
+        _ => Err(not_a_delay(&shown(value))),
+    }
+}
+
+fn not_a_rate(found: &dyn std::fmt::Display) -> String {
+    format!("must be a number from 0 to 1, not {found}")
+}
+
+fn not_a_delay(found: &dyn std::fmt::Display) -> String {
+    format!("must be a whole number of milliseconds from 0 to {DELAY_MS_MAX}, not {found}")
+}
+
+/// The faults of all services.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+#[allow(missing_docs, reason = "the names are those of the services")]
+pub struct FaultsByService {
+    pub account: Faults,
+    pub package: Faults,
+    pub third_party: Faults,
+    pub drone: Faults,
+    pub delivery: Faults,
+}
+
+impl FaultsByService {
+    /// The faults of one service.
+    #[must_use]
+    pub const fn of(&self, service: Service) -> &Faults {
+        match service {
+            Service::Account => &self.account,
+            Service::Package => &self.package,
+            Service::ThirdParty => &self.third_party,
+            Service::Drone => &self.drone,
+            Service::Delivery => &self.delivery,
+        }
+    }
+
+    /// The faults of one service, to change.
+    pub const fn of_mut(&mut self, service: Service) -> &mut Faults {
+        match service {
+            Service::Account => &mut self.account,
+            Service::Package => &mut self.package,
+            Service::ThirdParty => &mut self.third_party,
+            Service::Drone => &mut self.drone,
+            Service::Delivery => &mut self.delivery,
+        }
+    }
+}
+
+/// What happens to one request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Fate {
+    /// How long to wait first.
+    pub(super) delay: Duration,
+    /// What comes then.
+    pub(super) ending: Ending,
+}
+
+/// How a request ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ending {
+    /// It is performed and answered.
+    Answer,
+    /// It is answered with 503 and not performed.
+    Error,
+    /// It is neither performed nor answered.
+    Hang,
+    /// It is performed and not answered.
+    DoThenHang,
+    /// If it is a forward action that was not performed yet, it is refused.
+    Refuse,
+}
+
+impl Fate {
+    const FAULTLESS: Self = Self {
+        delay: Duration::ZERO,
+        ending: Ending::Answer,
+    };
+}
+
+/// The faults in force, and the dice.
+pub(super) struct FaultBoard {
+    configured: FaultsByService,
+    current: RwLock<FaultsByService>,
+    dice: Dice,
+}
+
+impl FaultBoard {
+    pub(super) fn new(configured: FaultsByService) -> Result<Self, StartError> {
+        for service in Service::ALL {
+            let errors = configured.of(service).wrong_fields();
+            if !errors.is_empty() {
+                let service = service.as_str();
+                return Err(StartError::Faults { service, errors });
+            }
+        }
+        Ok(Self {
+            configured,
+            current: RwLock::new(configured),
+            dice: Dice::new(),
+        })
+    }
+
+    pub(super) fn all(&self) -> FaultsByService {
+        *self.current.read().expect("no holder of the lock panics")
+    }
+
+    /// Changes a service's faults and tells the new ones.
+    pub(super) fn change(
+        &self,
+        service: Service,
+        change: &Map<String, Value>,
+    ) -> Result<Faults, Vec<FieldError>> {
+        let mut current = self.current.write().expect("no holder of the lock panics");
+        let changed = current.of(service).changed(change)?;
+        *current.of_mut(service) = changed;
+        Ok(changed)
+    }
+
+    /// Goes back to the configured faults and tells them.
+    pub(super) fn reset(&self, service: Service) -> Faults {
+        let configured = *self.configured.of(service);
+        let mut current = self.current.write().expect("no holder of the lock panics");
+        *current.of_mut(service) = configured;
+        configured
+    }
+
+    /// What happens to a request. `number` stands for its key: what is refused at random is
+    /// decided by it alone, so that a repeat is refused again.
+    pub(super) fn fate(&self, service: Service, number: impl FnOnce() -> u64) -> Fate {
+        let faults = {
+            let current = self.current.read().expect("no holder of the lock panics");
+            *current.of(service)
+        };
+        if faults == Faults::default() {
+            return Fate::FAULTLESS;
+        }
+        let ending = if self.dice.hits(faults.error_rate) {
+            Ending::Error
+        } else if self.dice.hits(faults.hang_rate) {
+            Ending::Hang
+        } else if faults.refuse_rate > 0.0 && unit(number()) < faults.refuse_rate {
+            Ending::Refuse
+        } else if self.dice.hits(faults.do_then_timeout_rate) {
+            Ending::DoThenHang
+        } else {
+            Ending::Answer
+        };
+        let jitter = Duration::from_millis(faults.jitter_ms).mul_f64(self.dice.unit());
+        Fate {
+            delay: Duration::from_millis(faults.latency_ms) + jitter,
+            ending,
+        }
+    }
+}
+
+/// A source of random numbers that all requests share: splitmix64 over a counter.
+struct Dice(AtomicU64);
+
+impl Dice {
+    fn new() -> Self {
+        Self(AtomicU64::new(RandomState::new().hash_one(0)))
+    }
+
+    fn unit(&self) -> f64 {
+        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+        unit(mix(self.0.fetch_add(STEP, Ordering::Relaxed)))
+    }
+
+    fn hits(&self, rate: f64) -> bool {
+        rate > 0.0 && self.unit() < rate
+    }
+}
+
+/// The number's upper 53 bits as a fraction from 0 up to, but not including, 1.
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "53 bits fit an f64 without loss"
+)]
+fn unit(number: u64) -> f64 {
+    (number >> 11) as f64 / (1_u64 << 53) as f64
+}

@@ -1,0 +1,68 @@
+//! Reading the ledger while it is written: lines that are there never change.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// How much is read at once.
+const READ_BYTES: usize = 64 * 1024;
+
+/// How every line of a tombstone ends.
+const TOMBSTONE_END: &[u8] = b",\"tombstone\":true}\n";
+
+/// Reads whole lines, some dozens of kilobytes at a time. It blocks.
+pub(in super::super) struct Reader {
+    file: Arc<File>,
+    /// What is still to be read, in order; each begins and ends with a line.
+    ranges: std::vec::IntoIter<Range<u64>>,
+    current: Range<u64>,
+    /// The beginning of a line whose end was not read yet.
+    rest: Vec<u8>,
+}
+
+impl Reader {
+    pub(super) fn new(file: Arc<File>, ranges: Vec<Range<u64>>) -> Self {
+        Self {
+            file,
+            ranges: ranges.into_iter(),
+            current: 0..0,
+            rest: Vec::new(),
+        }
+    }
+
+    /// The next whole lines; `None` at the end.
+    pub(in super::super) fn next_lines(&mut self) -> io::Result<Option<Vec<u8>>> {
+        while self.current.is_empty() {
+            match self.ranges.next() {
+                Some(range) => self.current = range,
+                None => return Ok(None),
+            }
+        }
+        let left = self.current.end - self.current.start;
+        let wanted = usize::try_from(left).map_or(READ_BYTES, |left| left.min(READ_BYTES));
+        let mut lines = std::mem::take(&mut self.rest);
+        let from = lines.len();
+        lines.resize(from + wanted, 0);
+        self.file
+            .read_exact_at(&mut lines[from..], self.current.start)?;
+        self.current.start += wanted as u64;
+        let end = lines
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .map_or(0, |newline| newline + 1);
+        self.rest = lines.split_off(end);
+        Ok(Some(lines))
+    }
+}
+
+/// Whether this line, with its end, is a tombstone's.
+pub(in super::super) fn is_tombstone(line: &[u8]) -> bool {
+    line.ends_with(TOMBSTONE_END)
+}
+
+/// How every line of `operation` begins.
+pub(in super::super) fn line_start(operation: &str) -> String {
+    format!("{{\"operation\":\"{operation}\",")
+}

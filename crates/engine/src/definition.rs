@@ -1,0 +1,286 @@
+//! Workflows as a file says them: data without checks beyond their shape.
+//!
+//! The engine has no parser; the program reads these values from YAML. Whether a definition makes
+//! sense is decided when it becomes a [`Workflow`](crate::Workflow).
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, de};
+
+/// A workflow.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WorkflowDefinition {
+    /// Its name: `[a-z0-9-]`, at most 64 characters.
+    pub name: String,
+    /// Its version. Operations keep the version that they started with.
+    pub version: u32,
+    /// Its steps, at most 64.
+    pub steps: Vec<StepDefinition>,
+}
+
+/// A step of a workflow.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct StepDefinition {
+    /// Its name, unique in the workflow: `[a-z0-9-]`, at most 64 characters.
+    pub name: String,
+    /// The agent that performs it: `[a-z0-9-]`, at most 64 characters.
+    pub agent: String,
+    /// The steps that must be completed or skipped first. Left out: the step above it, if there is
+    /// one. Empty: none.
+    #[serde(default)]
+    pub after: Option<Vec<String>>,
+    /// The step is skipped unless this holds.
+    #[serde(default)]
+    pub when: Option<Condition>,
+    /// How long one attempt may take, for example `10s`.
+    #[serde(
+        default = "StepDefinition::complete_by_default",
+        deserialize_with = "duration"
+    )]
+    pub complete_by: Duration,
+    /// The step fails for good once it has failed or timed out this often.
+    #[serde(default = "StepDefinition::failures_max_default")]
+    pub failures_max: u32,
+    /// How long to wait before the next attempt.
+    #[serde(default)]
+    pub backoff: Backoff,
+}
+
+impl StepDefinition {
+    /// The default of `completeBy`.
+    #[must_use]
+    pub const fn complete_by_default() -> Duration {
+        Duration::from_secs(10)
+    }
+
+    /// The default of `failuresMax`.
+    #[must_use]
+    pub const fn failures_max_default() -> u32 {
+        8
+    }
+}
+
+/// How the waits between attempts grow: `initial`, times `factor` after each failure, up to `max`.
+/// Between half and all of it is waited, so that what failed together does not return together.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Backoff {
+    /// After the first failure.
+    #[serde(deserialize_with = "duration")]
+    pub initial: Duration,
+    /// By how much it grows.
+    pub factor: f64,
+    /// The longest.
+    #[serde(deserialize_with = "duration")]
+    pub max: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self {
+            initial: Duration::from_millis(200),
+            factor: 2.0,
+            max: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A condition on what an earlier step produced. It holds if that step is completed and its output
+/// has the value. A skipped step has no outputs: it does not hold.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Condition {
+    /// The earlier step.
+    pub step: String,
+    /// The name of the output.
+    pub output: String,
+    /// The value that it must have.
+    pub equals: String,
+}
+
+/// Why a text is no duration.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "{text:?} is no duration: expected a whole number and a unit of ms, s, m or h, as in 200ms"
+)]
+pub struct DurationError {
+    text: String,
+}
+
+/// Reads a duration: a whole number and its unit, `ms`, `s`, `m` or `h`, without a space.
+///
+/// # Errors
+///
+/// If the text is anything else, or more than a `u64` of milliseconds.
+pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
+    let refuse = || DurationError {
+        text: text.to_owned(),
+    };
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit_ms = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(refuse()),
+    };
+    let number: u64 = number.parse().map_err(|_| refuse())?;
+    let ms = number.checked_mul(unit_ms).ok_or_else(refuse)?;
+    Ok(Duration::from_millis(ms))
+}
+
+/// For fields of other definitions that hold durations as text: `deserialize_with`.
+fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    struct Text;
+
+    impl de::Visitor<'_> for Text {
+        type Value = Duration;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("a duration such as \"5s\" or \"200ms\"")
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Duration, E> {
+            parse_duration(text).map_err(E::custom)
+        }
+    }
+
+    deserializer.deserialize_str(Text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_a_whole_number_and_a_unit() {
+        for (text, expected_ms) in [
+            ("200ms", 200),
+            ("5s", 5_000),
+            ("2m", 120_000),
+            ("1h", 3_600_000),
+            ("0s", 0),
+        ] {
+            assert_eq!(
+                parse_duration(text),
+                Ok(Duration::from_millis(expected_ms)),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn anything_else_is_refused_with_what_was_expected() {
+        for text in [
+            "",
+            "5",
+            "s",
+            "5 s",
+            " 5s",
+            "5S",
+            "-5s",
+            "1.5s",
+            "5sec",
+            "1h30m",
+            "٥s",
+            "99999999999999999999s",
+            "18446744073709551615h",
+        ] {
+            let error = parse_duration(text).expect_err(text);
+            assert!(
+                error
+                    .to_string()
+                    .contains("expected a whole number and a unit"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_definition_has_defaults_for_all_but_names_and_agents() {
+        let workflow: WorkflowDefinition = serde_json::from_str(
+            r#"{"name": "order", "version": 3, "steps": [{"name": "pay", "agent": "payment"}]}"#,
+        )
+        .unwrap();
+        assert_eq!(
+            workflow,
+            WorkflowDefinition {
+                name: "order".to_owned(),
+                version: 3,
+                steps: vec![StepDefinition {
+                    name: "pay".to_owned(),
+                    agent: "payment".to_owned(),
+                    after: None,
+                    when: None,
+                    complete_by: Duration::from_secs(10),
+                    failures_max: 8,
+                    backoff: Backoff {
+                        initial: Duration::from_millis(200),
+                        factor: 2.0,
+                        max: Duration::from_secs(30),
+                    },
+                }],
+            }
+        );
+    }
+
+    #[test]
+    fn a_definition_may_say_everything() {
+        let step: StepDefinition = serde_json::from_str(
+            r#"{"name": "drone", "agent": "drones", "after": ["account", "package"],
+                "when": {"step": "transport", "output": "booked", "equals": "false"},
+                "completeBy": "1500ms", "failuresMax": 3,
+                "backoff": {"initial": "50ms", "factor": 1.5, "max": "1m"}}"#,
+        )
+        .unwrap();
+        assert_eq!(
+            step,
+            StepDefinition {
+                name: "drone".to_owned(),
+                agent: "drones".to_owned(),
+                after: Some(vec!["account".to_owned(), "package".to_owned()]),
+                when: Some(Condition {
+                    step: "transport".to_owned(),
+                    output: "booked".to_owned(),
+                    equals: "false".to_owned(),
+                }),
+                complete_by: Duration::from_millis(1500),
+                failures_max: 3,
+                backoff: Backoff {
+                    initial: Duration::from_millis(50),
+                    factor: 1.5,
+                    max: Duration::from_secs(60),
+                },
+            }
+        );
+    }
+
+    #[test]
+    fn unknown_keys_and_wrong_durations_are_refused_by_name() {
+        for (json, told) in [
+            (r#"{"name": "a", "agent": "b", "retries": 3}"#, "retries"),
+            (
+                r#"{"name": "a", "agent": "b", "complete_by": "5s"}"#,
+                "complete_by",
+            ),
+            (
+                r#"{"name": "a", "agent": "b", "completeBy": "soon"}"#,
+                "\"soon\" is no duration",
+            ),
+            (
+                r#"{"name": "a", "agent": "b", "completeBy": 5}"#,
+                "a duration such as",
+            ),
+            (
+                r#"{"name": "a", "agent": "b", "backoff": {"first": "5s"}}"#,
+                "first",
+            ),
+        ] {
+            let error = serde_json::from_str::<StepDefinition>(json).unwrap_err();
+            assert!(error.to_string().contains(told), "{error}");
+        }
+    }
+}

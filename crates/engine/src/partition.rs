@@ -1,0 +1,439 @@
+//! The engine of one partition: what its records, replies, rows and hours do to its operations.
+//!
+//! [`PartitionEngine::apply`] changes operations in memory; [`PartitionEngine::take_batch`] hands
+//! over, as one ordered list of commands, what has to become of that. The shell around it executes
+//! the list (durable first, then sent) and reports [`Event::Settled`]; only then is what the list
+//! carried done, and the checkpoint may pass it.
+//!
+//! What must hold:
+//!
+//! * **No message without its row.** A step request or a status leaves in the batch that writes
+//!   the row which intends it, or after it.
+//! * **The checkpoint never passes unfinished work.** A request is done when its operation is final
+//!   and announced, or handed off to the deadline index; every other record when the batch with
+//!   what it caused, and all batches before it, are settled.
+//! * **Whoever was handed off is never forgotten.** Until it is final and announced, the deadline
+//!   index has an entry for it whose hint was not settled.
+//! * **Bad input harms only itself.** The logic of one operation runs under `catch_unwind`: if it
+//!   panics, or meets a state that cannot be, that operation is parked in `Error` with the code
+//!   `internal-error`, and the partition goes on.
+//!
+//! Deliberately absent: limits. The engine says how much it holds ([`PartitionEngine::has_room`]);
+//! not to offer more requests then is the shell's part. Replies, rows and hints are always taken,
+//! for they are what empties it.
+
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+pub use command::{Batch, Command, Message, RowChange};
+pub use config::{EngineCheckpoint, EngineConfig, EngineStats, Held, InFlight, Ownership};
+pub use event::{Event, ForwardRecord};
+
+use crate::id::{BatchNumber, Offset, OperationId};
+use crate::partition::batch::{OpenBatch, Unsettled};
+use crate::partition::hasher::IdHash;
+use crate::partition::live::{Desk, Live};
+use crate::partition::load::{Loading, Waiting};
+use crate::partition::timers::Timers;
+use crate::record::{CreateRequest, IdOrigin, Position, StepReply};
+use crate::step::IllegalTransition;
+use crate::time::{Stamp, Timestamp};
+use crate::tracker::OffsetTracker;
+use crate::workflow::Workflows;
+
+mod batch;
+mod command;
+mod config;
+mod event;
+mod forward;
+mod hasher;
+mod live;
+mod load;
+mod messages;
+mod timers;
+
+/// The engine of one partition. See the [module](self) for what it promises.
+#[derive(Debug)]
+pub struct PartitionEngine {
+    config: Arc<EngineConfig>,
+    workflows: Arc<Workflows>,
+    ownership: Ownership,
+    slots: HashMap<OperationId, Slot, IdHash>,
+    /// How many of `slots` are loading.
+    loading: usize,
+    /// About how much memory `slots` take.
+    bytes: usize,
+    /// Ids whose rows nobody was asked for yet.
+    loads: Vec<OperationId>,
+    requests: OffsetTracker,
+    /// Requests again, done as soon as their first row is durable.
+    consumed: OffsetTracker,
+    replies: OffsetTracker,
+    /// Hints of the deadline index, by their sequence number.
+    dues: OffsetTracker,
+    timers: Timers,
+    /// Operations with an overdue attempt that wait for the inbox to be read.
+    held_back: Vec<OperationId>,
+    open: OpenBatch,
+    /// Batches that were handed over, in order.
+    unsettled: VecDeque<Unsettled>,
+    last_stamp: Stamp,
+    stats: EngineStats,
+}
+
+/// An operation that the engine has to do with.
+#[derive(Debug)]
+enum Slot {
+    Loading(Loading),
+    Live(Box<Live>),
+}
+
+impl PartitionEngine {
+    /// An engine for an ownership that was just taken.
+    #[must_use]
+    pub fn new(config: Arc<EngineConfig>, workflows: Arc<Workflows>, ownership: Ownership) -> Self {
+        Self {
+            slots: HashMap::with_hasher(IdHash::new(ownership.owner)),
+            loading: 0,
+            bytes: 0,
+            loads: Vec::new(),
+            requests: OffsetTracker::new(ownership.requests_next),
+            consumed: OffsetTracker::new(ownership.requests_next),
+            replies: OffsetTracker::new(ownership.replies_next),
+            dues: OffsetTracker::new(Offset(0)),
+            timers: Timers::default(),
+            held_back: Vec::new(),
+            open: OpenBatch::new(BatchNumber(0)),
+            unsettled: VecDeque::new(),
+            last_stamp: Stamp::default(),
+            stats: EngineStats::default(),
+            config,
+            workflows,
+            ownership,
+        }
+    }
+
+    /// Applies one event in memory. What must become of it is collected; see
+    /// [`PartitionEngine::take_batch`] and [`PartitionEngine::loads`].
+    pub fn apply(&mut self, event: Event, now: Timestamp) {
+        match event {
+            Event::Request {
+                offset,
+                fingerprint,
+                bytes,
+                rerouted,
+                request,
+            } => self.request(offset, fingerprint, bytes, rerouted, request, now),
+            Event::Reply { offset, reply } => self.reply(offset, reply, now),
+            Event::Unreadable {
+                source,
+                offset,
+                fingerprint,
+                cause,
+                record,
+            } => self.unreadable(source, offset, fingerprint, cause, record),
+            Event::Misplaced {
+                source,
+                offset,
+                fingerprint,
+                home,
+                already_rerouted,
+                record,
+            } => self.misplaced(source, offset, fingerprint, home, already_rerouted, record),
+            Event::Loaded { operation, row } => self.loaded(operation, row, now),
+            Event::Settled { batch } => self.settled(batch),
+            Event::Due {
+                sequence,
+                due,
+                operation,
+            } => self.due(sequence, due, operation, now),
+            Event::StampLimit(limit) => {
+                self.ownership.stamp_limit = self.ownership.stamp_limit.max(limit);
+            }
+            Event::InboxEnd(end) => self.ownership.replies_end = end,
+            Event::Tick => self.tick(now),
+        }
+        if !self.held_back.is_empty() && self.is_inbox_read() {
+            for id in std::mem::take(&mut self.held_back) {
+                self.with_live(id, now, |live, desk| live.due(desk));
+            }
+        }
+    }
+
+    /// Ids whose rows are to be read from the store, each answered with [`Event::Loaded`].
+    pub fn loads(&mut self) -> Vec<OperationId> {
+        std::mem::take(&mut self.loads)
+    }
+
+    /// How much is held.
+    #[must_use]
+    pub fn in_flight(&self) -> InFlight {
+        InFlight {
+            operations: self.slots.len() - self.loading,
+            bytes: self.bytes,
+            loading: self.loading,
+        }
+    }
+
+    /// Whether more requests may be offered.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.slots.len() < self.config.in_flight_max && self.bytes < self.config.in_flight_bytes_max
+    }
+
+    /// How far the engine has got.
+    #[must_use]
+    pub fn checkpoint(&self) -> EngineCheckpoint {
+        EngineCheckpoint {
+            requests: self.requests.low(),
+            replies: self.replies.low(),
+            requests_fingerprint: self.requests.fingerprint_below_low(),
+            consumed: self.consumed.low(),
+            due: self.dues.low().0.unsigned_abs(),
+        }
+    }
+
+    /// When to apply the next [`Event::Tick`], at the latest.
+    #[must_use]
+    pub fn next_timer(&self) -> Option<Timestamp> {
+        self.timers.first()
+    }
+
+    /// The operation whose request holds the requests checkpoint, if it is one: it may also be a
+    /// record whose batch is not settled. Looks at all operations; meant for explaining a lag.
+    #[must_use]
+    pub fn oldest_held(&self) -> Option<Held> {
+        let low = self.requests.low();
+        self.slots.iter().find_map(|(id, slot)| {
+            let (holds, since) = match slot {
+                Slot::Live(live) => (live.held == Some(low), live.since),
+                Slot::Loading(loading) => (
+                    loading.waiting.iter().any(
+                        |event| matches!(event, Waiting::Request { offset, .. } if *offset == low),
+                    ),
+                    loading.since,
+                ),
+            };
+            holds.then_some(Held {
+                operation: *id,
+                offset: low,
+                since,
+            })
+        })
+    }
+
+    /// The counters since they were last taken.
+    pub fn take_stats(&mut self) -> EngineStats {
+        std::mem::take(&mut self.stats)
+    }
+
+    fn request(
+        &mut self,
+        offset: Offset,
+        fingerprint: u64,
+        bytes: usize,
+        rerouted: bool,
+        request: CreateRequest,
+        now: Timestamp,
+    ) {
+        if !self.requests.begin_with(offset, fingerprint) {
+            return;
+        }
+        self.consumed.begin(offset);
+        let is_fresh = request.id_origin == IdOrigin::Server
+            && !rerouted
+            && offset >= self.ownership.requests_end;
+        match self.slots.get(&request.operation) {
+            Some(Slot::Live(_)) => self.request_known_row(offset, bytes, request, now),
+            None if is_fresh => self.request_known_row(offset, bytes, request, now),
+            Some(Slot::Loading(_)) | None => {
+                let id = request.operation;
+                let request = Box::new(request);
+                let event = Waiting::Request {
+                    offset,
+                    bytes,
+                    request,
+                };
+                self.wait_for_row(id, event, now);
+            }
+        }
+    }
+
+    /// A request of an operation that is in memory if it has a row.
+    fn request_known_row(
+        &mut self,
+        offset: Offset,
+        bytes: usize,
+        request: CreateRequest,
+        now: Timestamp,
+    ) {
+        self.open.done.consumed.push(offset);
+        let position = Position {
+            partition: self.ownership.partition,
+            offset,
+        };
+        let Some(Slot::Live(live)) = self.slots.get_mut(&request.operation) else {
+            self.create(position, bytes, request, now);
+            return;
+        };
+        if live.created.request_hash != request.request_hash {
+            self.stats.rejected += 1;
+            let partition = position.partition;
+            let status = messages::rejected_status(request, partition, offset, now);
+            self.open.sends.push(status);
+            self.open.done.requests.push(offset);
+        } else if live.created.request != position {
+            self.stats.duplicates += 1;
+            self.open.done.requests.push(offset);
+        } else if live.state.state.is_final() {
+            self.open.done.requests.push(offset);
+        } else {
+            live.held = Some(offset);
+        }
+    }
+
+    fn create(&mut self, position: Position, bytes: usize, request: CreateRequest, now: Timestamp) {
+        let id = request.operation;
+        let live = Live::create(
+            request,
+            position,
+            bytes,
+            &self.workflows,
+            &self.ownership,
+            now,
+        );
+        self.stats.created += 1;
+        self.bytes += live.bytes;
+        self.slots.insert(id, Slot::Live(Box::new(live)));
+        self.with_live(id, now, |live, desk| live.start(desk));
+    }
+
+    fn reply(&mut self, offset: Offset, reply: StepReply, now: Timestamp) {
+        if !self.replies.begin(offset) {
+            return;
+        }
+        if let Some(Slot::Live(_)) = self.slots.get(&reply.operation) {
+            self.reply_known_row(offset, reply, now);
+        } else {
+            let id = reply.operation;
+            self.wait_for_row(id, Waiting::Reply { offset, reply }, now);
+        }
+    }
+
+    /// A reply to an operation that is in memory if it has a row.
+    fn reply_known_row(&mut self, offset: Offset, reply: StepReply, now: Timestamp) {
+        self.open.done.replies.push(offset);
+        let id = reply.operation;
+        if self.slots.contains_key(&id) {
+            self.with_live(id, now, |live, desk| live.reply(reply, desk));
+        } else {
+            self.stats.unknown_replies += 1;
+        }
+    }
+
+    fn due(&mut self, sequence: u64, due: Timestamp, id: OperationId, now: Timestamp) {
+        // A number beyond the range of offsets would take 10^11 years of hints.
+        let Ok(sequence) = i64::try_from(sequence).map(Offset) else {
+            return;
+        };
+        if !self.dues.begin(sequence) {
+            return;
+        }
+        if let Some(Slot::Live(_)) = self.slots.get(&id) {
+            self.due_known_row(sequence, due, id, now);
+        } else {
+            self.wait_for_row(id, Waiting::Due { sequence, due }, now);
+        }
+    }
+
+    /// A hint for an operation that is in memory if it has a row.
+    fn due_known_row(&mut self, sequence: Offset, due: Timestamp, id: OperationId, now: Timestamp) {
+        self.open.done.dues.push(sequence);
+        self.with_live(id, now, |live, desk| {
+            live.index_entry_came_up(due, desk);
+            Ok(())
+        });
+    }
+
+    fn tick(&mut self, now: Timestamp) {
+        while let Some((at, id)) = self.timers.pop_due(now) {
+            let Some(Slot::Live(live)) = self.slots.get_mut(&id) else {
+                continue;
+            };
+            if live.armed != Some(at) {
+                continue;
+            }
+            live.armed = None;
+            self.with_live(id, now, |live, desk| {
+                live.due(desk)?;
+                live.hand_off_if_lingering(desk);
+                Ok(())
+            });
+        }
+        self.timers.prune(self.slots.len(), |at, id| {
+            matches!(self.slots.get(&id), Some(Slot::Live(live)) if live.armed == Some(at))
+        });
+    }
+
+    fn is_inbox_read(&self) -> bool {
+        self.replies.next() >= self.ownership.replies_end
+    }
+
+    /// Runs the logic of one operation in memory so that a failure of it harms that operation
+    /// alone, and sees to all that follows from a change: its place in the batch, its timer.
+    fn with_live(
+        &mut self,
+        id: OperationId,
+        now: Timestamp,
+        logic: impl FnOnce(&mut Live, &mut Desk<'_>) -> Result<(), IllegalTransition>,
+    ) {
+        let time_outs = self.is_inbox_read();
+        let Some(Slot::Live(live)) = self.slots.get_mut(&id) else {
+            return;
+        };
+        let mut desk = Desk {
+            config: &self.config,
+            ownership: &self.ownership,
+            stats: &mut self.stats,
+            batch: self.open.number,
+            time_outs,
+            now,
+        };
+        let (bytes, leaving, held_back) = (live.bytes, live.leaving, live.held_back);
+        match catch_unwind(AssertUnwindSafe(|| logic(live, &mut desk))) {
+            Ok(Ok(())) if live.is_stuck() => {
+                live.park(
+                    "nothing is due for it, nor ever will be".to_owned(),
+                    &mut desk,
+                );
+            }
+            Ok(Ok(())) => {}
+            Ok(Err(illegal)) => live.park(illegal.to_string(), &mut desk),
+            Err(panic) => live.park(panic_message(&*panic), &mut desk),
+        }
+        self.bytes = self.bytes - bytes + live.bytes;
+        self.open.take_in(live, leaving);
+        if live.held_back && !held_back {
+            self.held_back.push(id);
+        }
+        if let Some(at) = live.wake_at(&self.config, now)
+            && live.armed.is_none_or(|armed| at < armed)
+        {
+            live.armed = Some(at);
+            self.timers.push(at, id);
+        }
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!(
+        "the engine panicked: {}",
+        text.unwrap_or("without a message")
+    )
+}

@@ -1,0 +1,263 @@
+//! Batches: what was caused since the last one goes out as one list of commands, and what rode
+//! with it is done once it is settled.
+//!
+//! What must hold: a record is done only with the batch that carries what it caused, and batches
+//! count as settled in their order, whatever order their acknowledgements come in. So whatever was
+//! decided on top of an earlier batch is never called done before that batch is.
+
+use std::sync::Arc;
+
+use crate::id::{BatchNumber, Offset, OperationId};
+use crate::partition::command::{Batch, Command, Message, RowChange};
+use crate::partition::live::{Live, index_at};
+use crate::partition::messages;
+use crate::partition::{PartitionEngine, Slot};
+use crate::time::{Stamp, Timestamp};
+
+/// The batch that is being filled.
+#[derive(Debug)]
+pub(super) struct OpenBatch {
+    pub(super) number: BatchNumber,
+    /// Operations with something pending, in the order in which they got it.
+    changed: Vec<OperationId>,
+    /// Messages that belong to no operation in memory.
+    pub(super) sends: Vec<Message>,
+    /// What is done when it settles.
+    pub(super) done: Done,
+    /// Operations that leave memory, or at least release their request, when it settles.
+    departures: Vec<OperationId>,
+}
+
+/// Records that are done when a batch settles.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    pub(super) requests: Vec<Offset>,
+    /// Requests that are consumed durably then, done or not.
+    pub(super) consumed: Vec<Offset>,
+    pub(super) replies: Vec<Offset>,
+    pub(super) dues: Vec<Offset>,
+}
+
+impl Done {
+    fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+            && self.consumed.is_empty()
+            && self.replies.is_empty()
+            && self.dues.is_empty()
+    }
+}
+
+/// A batch that was handed over.
+#[derive(Debug)]
+pub(super) struct Unsettled {
+    number: BatchNumber,
+    settled: bool,
+    done: Done,
+    departures: Vec<OperationId>,
+}
+
+impl OpenBatch {
+    pub(super) fn new(number: BatchNumber) -> Self {
+        Self {
+            number,
+            changed: Vec::new(),
+            sends: Vec::new(),
+            done: Done::default(),
+            departures: Vec::new(),
+        }
+    }
+
+    /// Takes an operation in if something is pending for it, or if it began to leave.
+    pub(super) fn take_in(&mut self, live: &mut Live, left_before: Option<BatchNumber>) {
+        if !live.pending.listed && !live.pending.is_empty() {
+            live.pending.listed = true;
+            self.changed.push(live.id);
+        }
+        if live.leaving == Some(self.number) && left_before != live.leaving {
+            self.departures.push(live.id);
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.changed.is_empty()
+            && self.sends.is_empty()
+            && self.done.is_empty()
+            && self.departures.is_empty()
+    }
+}
+
+/// The commands of one batch, by kind.
+#[derive(Default)]
+struct Commands {
+    index: Vec<Command>,
+    attention: Vec<Command>,
+    rows: Vec<Command>,
+    sends: Vec<Command>,
+}
+
+impl Commands {
+    fn in_order(mut self) -> Vec<Command> {
+        if self.index.is_empty() && self.attention.is_empty() {
+            self.rows.reserve_exact(self.sends.len());
+            self.rows.append(&mut self.sends);
+            return self.rows;
+        }
+        self.index.append(&mut self.attention);
+        self.index.append(&mut self.rows);
+        self.index.append(&mut self.sends);
+        self.index
+    }
+}
+
+impl PartitionEngine {
+    /// Hands over everything that was caused since the last batch, with at most one row per
+    /// operation. `None` if nothing was, or while no stamp below the limit is left for its rows.
+    pub fn take_batch(&mut self, now: Timestamp) -> Option<Batch> {
+        if self.open.is_empty() {
+            return None;
+        }
+        if !self.open.changed.is_empty() {
+            self.last_stamp = self.next_stamp(now)?;
+        }
+        let next = OpenBatch::new(self.open.number.next());
+        let open = std::mem::replace(&mut self.open, next);
+        let mut commands = Commands {
+            rows: Vec::with_capacity(open.changed.len()),
+            sends: Vec::with_capacity(open.changed.len() + open.sends.len()),
+            ..Commands::default()
+        };
+        for id in open.changed {
+            self.add_commands(id, now, &mut commands);
+        }
+        commands
+            .sends
+            .extend(open.sends.into_iter().map(Command::Send));
+        self.unsettled.push_back(Unsettled {
+            number: open.number,
+            settled: false,
+            done: open.done,
+            departures: open.departures,
+        });
+        Some(Batch {
+            number: open.number,
+            commands: commands.in_order(),
+        })
+    }
+
+    fn next_stamp(&self, now: Timestamp) -> Option<Stamp> {
+        let stamp = Stamp(self.last_stamp.0 + 1)
+            .max(Stamp(now.as_micros()))
+            .max(self.ownership.stamp_floor);
+        (stamp < self.ownership.stamp_limit).then_some(stamp)
+    }
+
+    fn add_commands(&mut self, id: OperationId, now: Timestamp, commands: &mut Commands) {
+        let Some(Slot::Live(live)) = self.slots.get_mut(&id) else {
+            return;
+        };
+        let pending = std::mem::take(&mut live.pending);
+        let is_final = live.state.state.is_final();
+        if let Some(due) = live.state.next_due
+            && pending.write
+            && live.state.handed_off
+            && !is_final
+        {
+            let at = index_at(due, now);
+            let leaves = live.leaving.is_some();
+            if leaves {
+                live.state.next_due = Some(at);
+            }
+            if leaves || live.indexed.is_none_or(|indexed| indexed > at) {
+                live.indexed = Some(at);
+                commands.index.push(Command::Index {
+                    due: at,
+                    operation: id,
+                });
+            }
+        }
+        if pending.attention {
+            commands.attention.push(Command::Attention {
+                at: now,
+                operation: id,
+            });
+        }
+        if pending.write {
+            commands.rows.push(Command::Persist(Box::new(RowChange {
+                id,
+                created: pending.write_created.then(|| Arc::clone(&live.created)),
+                state: live.state.clone(),
+                stamp: self.last_stamp,
+                keep_for: is_final.then_some(self.config.retention),
+            })));
+        }
+        if pending.announce {
+            let (created, state) = (&live.created, &live.state);
+            let failed = messages::failed_operation(id, created, live.workflow.as_deref(), state);
+            let status = messages::final_status(id, created, state);
+            commands
+                .sends
+                .extend(failed.into_iter().chain([status]).map(Command::Send));
+        }
+        if let Some(workflow) = live.workflow.as_deref()
+            && !pending.ask.is_empty()
+        {
+            let (created, state) = (&live.created, &live.state);
+            commands.sends.extend(
+                pending
+                    .ask
+                    .iter()
+                    .filter_map(|index| {
+                        messages::step_request(id, created, workflow, state, index, &self.ownership)
+                    })
+                    .map(Command::Send),
+            );
+        }
+    }
+
+    pub(super) fn settled(&mut self, batch: BatchNumber) {
+        let Some(first) = self.unsettled.front().map(|first| first.number) else {
+            return;
+        };
+        let index = batch.0.checked_sub(first.0).map(usize::try_from);
+        if let Some(Ok(index)) = index
+            && let Some(unsettled) = self.unsettled.get_mut(index)
+        {
+            unsettled.settled = true;
+        }
+        while self.unsettled.front().is_some_and(|first| first.settled) {
+            if let Some(unsettled) = self.unsettled.pop_front() {
+                self.release(unsettled);
+            }
+        }
+    }
+
+    fn release(&mut self, batch: Unsettled) {
+        for offset in batch.done.requests {
+            self.requests.done(offset);
+        }
+        for offset in batch.done.consumed {
+            self.consumed.done(offset);
+        }
+        for offset in batch.done.replies {
+            self.replies.done(offset);
+        }
+        for sequence in batch.done.dues {
+            self.dues.done(sequence);
+        }
+        for id in batch.departures {
+            let Some(Slot::Live(live)) = self.slots.get_mut(&id) else {
+                continue;
+            };
+            // Handed off, it is safe in the store, even if a reply has kept it here since.
+            // (Its request may have been read again since, and ride with a later batch.)
+            if let Some(offset) = live.held.take() {
+                self.requests.done(offset);
+                self.consumed.done(offset);
+            }
+            if live.leaving == Some(batch.number) {
+                self.bytes -= live.bytes;
+                self.slots.remove(&id);
+            }
+        }
+    }
+}

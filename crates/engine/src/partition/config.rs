@@ -1,0 +1,139 @@
+//! What a partition engine is made from, and what it tells about itself.
+
+use std::time::Duration;
+
+use crate::id::{Epoch, Offset, OperationId, OwnerId, PartitionId};
+use crate::time::{Stamp, Timestamp};
+
+/// Settings of a partition engine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EngineConfig {
+    /// How long the row of a final operation is kept.
+    pub retention: Duration,
+    /// How long an operation may stay in memory, and hold the checkpoint, before it is handed off
+    /// to the deadline index.
+    pub hand_off_after: Duration,
+    /// How many operations may be in memory before no more requests should be offered.
+    pub in_flight_max: usize,
+    /// How many bytes the operations in memory may take before no more requests should be offered.
+    pub in_flight_bytes_max: usize,
+    /// How long after its complete-by an attempt counts as timed out: its reply may be on the way.
+    pub timeout_grace: Duration,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            retention: Duration::from_secs(7 * 24 * 60 * 60),
+            hand_off_after: Duration::from_secs(5),
+            in_flight_max: 10_000,
+            in_flight_bytes_max: 64 * 1024 * 1024,
+            timeout_grace: Duration::from_millis(500),
+        }
+    }
+}
+
+/// What the lease of a partition grants, and where its predecessor stopped.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ownership {
+    /// The partition.
+    pub partition: PartitionId,
+    /// How many partitions there are.
+    pub partitions: u32,
+    /// The owner's name.
+    pub owner: OwnerId,
+    /// The number of this ownership. **One engine per epoch**: whatever a row of this epoch
+    /// intends, this engine has sent, so that it is not sent again when the row is loaded.
+    pub epoch: Epoch,
+    /// The first request to read, from the checkpoint.
+    pub requests_next: Offset,
+    /// The first reply to read, from the checkpoint.
+    pub replies_next: Offset,
+    /// The end of the requests log when the lease was taken: an id of the server's at or past it
+    /// needs no read of the store.
+    pub requests_end: Offset,
+    /// The end of the inbox when the shell resumed: no time-outs until replies were read to it.
+    pub replies_end: Offset,
+    /// Stamps of this owner's writes are at least this: the limit of the owner before it.
+    pub stamp_floor: Stamp,
+    /// Stamps of this owner's writes are below this, until a renewal raises it.
+    pub stamp_limit: Stamp,
+}
+
+/// How much a partition engine holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct InFlight {
+    /// Operations in memory, those included whose last batch is not settled yet.
+    pub operations: usize,
+    /// About how many bytes they and the events that wait for rows take.
+    pub bytes: usize,
+    /// Operations whose row is awaited.
+    pub loading: usize,
+}
+
+/// How far a partition engine has got.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EngineCheckpoint {
+    /// Below this offset every request record is done.
+    pub requests: Offset,
+    /// Below this offset every reply record is done.
+    pub replies: Offset,
+    /// A fingerprint of the last request record below `requests`; `None` until the first record
+    /// of this ownership is done: then the one that was stored with the old checkpoint stands.
+    pub requests_fingerprint: Option<u64>,
+    /// The next request record that was not yet consumed durably: what lies below it has a row or
+    /// was answered. Starts at `requests_next`, which may lie before the predecessor's.
+    pub consumed: Offset,
+    /// Hints of the deadline index below this sequence number are settled.
+    pub due: u64,
+}
+
+/// The operation whose request holds the requests checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// The operation.
+    pub operation: OperationId,
+    /// Its request: the checkpoint cannot pass it.
+    pub offset: Offset,
+    /// Since when the operation is in memory.
+    pub since: Timestamp,
+}
+
+/// What happened since the counters were last taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct EngineStats {
+    /// Operations created.
+    pub created: u64,
+    /// Requests that repeated an operation.
+    pub duplicates: u64,
+    /// Requests with the id of an operation and another body.
+    pub rejected: u64,
+    /// Operations that ended `Processed`.
+    pub processed: u64,
+    /// Operations that ended in `Error`.
+    pub failed: u64,
+    /// Attempts beyond a step's first.
+    pub retries: u64,
+    /// Attempts that outlived their complete-by.
+    pub time_outs: u64,
+    /// Attempts that the agent did not make.
+    pub not_attempted: u64,
+    /// Replies that changed nothing: superseded, or repeated.
+    pub stale_replies: u64,
+    /// Successes among them, of steps that are not completed.
+    pub late_successes: u64,
+    /// Replies of operations that have no row.
+    pub unknown_replies: u64,
+    /// Operations handed off to the deadline index, each time counted.
+    pub handed_off: u64,
+    /// Operations taken over from an earlier ownership.
+    pub resumed: u64,
+    /// Records that could not be decoded.
+    pub unreadable: u64,
+    /// Records that belong to another partition.
+    pub misplaced: u64,
+    /// Records sent to a dead-letter topic.
+    pub dead_lettered: u64,
+    /// Operations parked because the engine's own logic failed on them.
+    pub internal_errors: u64,
+}

@@ -1,0 +1,107 @@
+//! What a partition engine is told.
+
+use crate::id::{BatchNumber, Offset, OperationId, PartitionId};
+use crate::operation::OperationRow;
+use crate::record::{CreateRequest, Source, StepReply};
+use crate::time::{Stamp, Timestamp};
+
+/// Something that happened, for [`PartitionEngine::apply`](super::PartitionEngine::apply).
+///
+/// Offsets of one source arrive ascending. An offset that was given before is ignored; one that
+/// never comes (a compacted or a control record) counts as done.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Event {
+    /// A record of `operation-requests` that belongs to this partition.
+    Request {
+        /// Where it lies.
+        offset: Offset,
+        /// A fingerprint of the record, for the checkpoint.
+        fingerprint: u64,
+        /// The record's size, which counts against the window.
+        bytes: usize,
+        /// Whether another partition's scheduler sent it home. It may then have been sent more
+        /// than once, so that even an id of the server's is looked up.
+        rerouted: bool,
+        /// What it asks for.
+        request: CreateRequest,
+    },
+    /// A record of `step-replies` that belongs to this partition.
+    Reply {
+        /// Where it lies.
+        offset: Offset,
+        /// What it says.
+        reply: StepReply,
+    },
+    /// A record that cannot be decoded: it goes to the dead-letter topic of its source.
+    Unreadable {
+        /// The topic that it was read from.
+        source: Source,
+        /// Where it lies.
+        offset: Offset,
+        /// A fingerprint of the record, for the checkpoint.
+        fingerprint: u64,
+        /// Why it cannot be decoded.
+        cause: String,
+        /// The record as it came.
+        record: Box<ForwardRecord>,
+    },
+    /// A record whose operation belongs to another partition: it is sent home once, marked; the
+    /// second time it goes to the dead-letter topic.
+    Misplaced {
+        /// The topic that it was read from.
+        source: Source,
+        /// Where it lies.
+        offset: Offset,
+        /// A fingerprint of the record, for the checkpoint.
+        fingerprint: u64,
+        /// The partition that its operation belongs to.
+        home: PartitionId,
+        /// Whether it bears the mark of having been sent home before.
+        already_rerouted: bool,
+        /// The record as it came.
+        record: Box<ForwardRecord>,
+    },
+    /// The answer to an id of [`PartitionEngine::loads`](super::PartitionEngine::loads).
+    Loaded {
+        /// The operation.
+        operation: OperationId,
+        /// Its row; `None` if the store has none.
+        row: Option<Box<OperationRow>>,
+    },
+    /// Every message of the batch is acknowledged; its index entries and rows were durable before
+    /// the first of them was sent.
+    Settled {
+        /// The batch.
+        batch: BatchNumber,
+    },
+    /// An entry of the deadline index came up.
+    Due {
+        /// The number that the sweeper gave this hint: they ascend from 0 in each ownership. The
+        /// sweep cursor may move past a hint once `EngineCheckpoint::due` is above its number.
+        sequence: u64,
+        /// The due time of the entry, as it stands in the index.
+        due: Timestamp,
+        /// The operation.
+        operation: OperationId,
+    },
+    /// A renewal of the lease raised the limit of stamps.
+    StampLimit(Stamp),
+    /// Where the inbox ended when the shell resumed after a pause: no time-out is applied until
+    /// replies were read to here. Replaces the end that was given before.
+    InboxEnd(Offset),
+    /// Time passed: apply what is due.
+    Tick,
+}
+
+/// A record that is passed on with its bytes as they came.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ForwardRecord {
+    /// Its key.
+    pub key: Option<Vec<u8>>,
+    /// Its value.
+    pub value: Option<Vec<u8>>,
+    /// Its headers, in order.
+    pub headers: Vec<(String, Option<Vec<u8>>)>,
+    /// Its timestamp, in milliseconds since the Unix epoch.
+    pub timestamp_ms: i64,
+}

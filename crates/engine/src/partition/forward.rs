@@ -1,0 +1,94 @@
+//! Records that concern no operation here: passed on with their bytes as they came.
+//!
+//! What must hold: such a record is done once whoever gets it has acknowledged it, and it holds up
+//! nothing but the checkpoint until then. A misplaced record is sent home once only: two
+//! schedulers that disagree about where it belongs would send it to and fro for ever.
+
+use crate::id::{Offset, PartitionId};
+use crate::partition::PartitionEngine;
+use crate::partition::command::Message;
+use crate::partition::event::ForwardRecord;
+use crate::record::Source;
+
+impl PartitionEngine {
+    pub(super) fn unreadable(
+        &mut self,
+        source: Source,
+        offset: Offset,
+        fingerprint: u64,
+        cause: String,
+        record: Box<ForwardRecord>,
+    ) {
+        if self.begin_foreign(source, offset, fingerprint) {
+            self.stats.unreadable += 1;
+            self.dead_letter(source, offset, cause, record);
+        }
+    }
+
+    pub(super) fn misplaced(
+        &mut self,
+        source: Source,
+        offset: Offset,
+        fingerprint: u64,
+        home: PartitionId,
+        already_rerouted: bool,
+        record: Box<ForwardRecord>,
+    ) {
+        if !self.begin_foreign(source, offset, fingerprint) {
+            return;
+        }
+        self.stats.misplaced += 1;
+        if already_rerouted {
+            let cause = format!(
+                "its operation belongs to partition {home} of {}, not to {}, and it was sent home \
+                 before",
+                self.ownership.partitions, self.ownership.partition,
+            );
+            self.dead_letter(source, offset, cause, record);
+        } else {
+            self.open.sends.push(Message::Home {
+                source,
+                partition: home,
+                record,
+            });
+        }
+    }
+
+    /// Begins a record that concerns no operation here.
+    fn begin_foreign(&mut self, source: Source, offset: Offset, fingerprint: u64) -> bool {
+        match source {
+            Source::Requests => {
+                let is_new = self.requests.begin_with(offset, fingerprint);
+                if is_new {
+                    self.consumed.begin(offset);
+                    self.open.done.requests.push(offset);
+                    self.open.done.consumed.push(offset);
+                }
+                is_new
+            }
+            Source::Replies => {
+                let is_new = self.replies.begin_with(offset, fingerprint);
+                if is_new {
+                    self.open.done.replies.push(offset);
+                }
+                is_new
+            }
+        }
+    }
+
+    fn dead_letter(
+        &mut self,
+        source: Source,
+        offset: Offset,
+        cause: String,
+        record: Box<ForwardRecord>,
+    ) {
+        self.stats.dead_lettered += 1;
+        self.open.sends.push(Message::DeadLetter {
+            source,
+            offset,
+            cause,
+            record,
+        });
+    }
+}

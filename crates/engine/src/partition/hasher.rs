@@ -1,0 +1,90 @@
+//! The hasher of the operations in memory.
+//!
+//! Ids are 16 bytes that are random for the most part, so that one multiplication per half is
+//! enough. Callers choose the ids of theirs, though: a seed that they cannot know, the owner's
+//! nonce, keeps them from choosing ids that collide. Nothing depends on the order of the map.
+
+use std::hash::{BuildHasher, Hasher};
+
+use crate::id::OwnerId;
+
+/// Makes hashers with one seed.
+#[derive(Clone, Debug)]
+pub(super) struct IdHash {
+    seed: u64,
+}
+
+impl IdHash {
+    pub(super) fn new(owner: OwnerId) -> Self {
+        let (high, low) = owner.0.as_u64_pair();
+        Self {
+            seed: fold(high, low),
+        }
+    }
+}
+
+impl BuildHasher for IdHash {
+    type Hasher = IdHasher;
+
+    fn build_hasher(&self) -> IdHasher {
+        IdHasher { state: self.seed }
+    }
+}
+
+/// Hashes one id.
+#[derive(Debug)]
+pub(super) struct IdHasher {
+    state: u64,
+}
+
+impl Hasher for IdHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.state = fold(self.state, u64::from_le_bytes(word));
+        }
+    }
+
+    /// The length of an id, which is always the same, tells nothing.
+    fn write_usize(&mut self, _length: usize) {}
+
+    fn finish(&self) -> u64 {
+        self.state
+    }
+}
+
+/// Multiplies to 128 bits and folds them, so that every bit of both halves counts.
+fn fold(state: u64, word: u64) -> u64 {
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let product = u128::from(state ^ word) * u128::from(ODD);
+    (product >> 64) as u64 ^ product as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::id::OperationId;
+
+    #[test]
+    fn ids_that_differ_in_one_bit_or_count_up_do_not_collide() {
+        let hash = IdHash::new(OwnerId(Uuid::from_u128(7)));
+        let base = 0x0198_0000_0000_7000_8000_0000_0000_0000_u128;
+        let ids = (0..128)
+            .map(|bit| base ^ (1 << bit))
+            .chain((0..100_000).map(|count| base + count));
+        let mut seen = HashSet::with_hasher(hash.clone());
+        let mut low_bits = HashSet::with_hasher(hash.clone());
+        for id in ids {
+            let value = hash.hash_one(OperationId(Uuid::from_u128(id)));
+            seen.insert(Uuid::from_u128(u128::from(value)));
+            low_bits.insert(Uuid::from_u128(u128::from(value & 0xfff)));
+        }
+        assert!(seen.len() >= 100_125, "{} hashes", seen.len());
+        assert_eq!(low_bits.len(), 4096, "all low bits are used");
+    }
+}

@@ -1,0 +1,391 @@
+//! One operation in memory, and what has to become of it in the batch that is being filled.
+//!
+//! What must hold: whatever changes an operation here marks its row to be written, and asks or
+//! announces only together with that, so that a batch can put the row before the message.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::advance::{Advance, next_due};
+use crate::id::{BatchNumber, Offset, OperationId};
+use crate::operation::{
+    Created, OperationError, OperationRow, OperationState, ProcessState, StepError, StepProgress,
+};
+use crate::partition::config::{EngineConfig, EngineStats, Ownership};
+use crate::partition::messages::FINAL_SEQUENCE;
+use crate::record::{CreateRequest, Outcome, Position, StepReply};
+use crate::step::IllegalTransition;
+use crate::time::Timestamp;
+use crate::workflow::{StepSet, Workflow, Workflows};
+
+/// About how many bytes an operation takes beside its request.
+const OPERATION_BYTES: usize = 1024;
+
+/// What an operation's logic may look at beside the operation.
+#[derive(Debug)]
+pub(super) struct Desk<'a> {
+    pub(super) config: &'a EngineConfig,
+    pub(super) ownership: &'a Ownership,
+    pub(super) stats: &'a mut EngineStats,
+    /// The batch that is being filled.
+    pub(super) batch: BatchNumber,
+    /// Whether replies were read so far that a missing one is missing.
+    pub(super) time_outs: bool,
+    pub(super) now: Timestamp,
+}
+
+/// An operation in memory.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) id: OperationId,
+    pub(super) created: Arc<Created>,
+    /// `None` if there is no such workflow: then the operation is final.
+    pub(super) workflow: Option<Arc<Workflow>>,
+    pub(super) state: OperationState,
+    /// About how much memory it takes.
+    pub(super) bytes: usize,
+    /// When it was created, loaded, or changed after it had been handed off.
+    pub(super) since: Timestamp,
+    /// Its request, if that is not done yet.
+    pub(super) held: Option<Offset>,
+    /// The deadline index has an entry for this instant which did not come up yet.
+    pub(super) indexed: Option<Timestamp>,
+    /// The instant that the timers have a valid entry for.
+    pub(super) armed: Option<Timestamp>,
+    /// An attempt is overdue, but replies are not read far enough to say so.
+    pub(super) held_back: bool,
+    /// It leaves memory when this batch settles: final, or handed off.
+    pub(super) leaving: Option<BatchNumber>,
+    pub(super) pending: Pending,
+}
+
+/// What the batch that is being filled has to do for an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Pending {
+    /// The batch knows of the operation.
+    pub(super) listed: bool,
+    /// Its row is to be written.
+    pub(super) write: bool,
+    /// With the immutable columns.
+    pub(super) write_created: bool,
+    /// An attention entry is to be written.
+    pub(super) attention: bool,
+    /// The messages of its final state are to be sent.
+    pub(super) announce: bool,
+    /// The running attempts of these steps are to be asked for.
+    pub(super) ask: StepSet,
+}
+
+impl Pending {
+    pub(super) fn is_empty(self) -> bool {
+        self == Self::default()
+    }
+}
+
+impl Live {
+    /// A new operation, without anything done for it.
+    pub(super) fn create(
+        request: CreateRequest,
+        position: Position,
+        bytes: usize,
+        workflows: &Workflows,
+        ownership: &Ownership,
+        now: Timestamp,
+    ) -> Self {
+        let workflow = workflows.newest(&request.workflow).cloned();
+        let created = Created {
+            workflow: workflow.as_ref().map_or_else(
+                || request.workflow.as_str().into(),
+                |workflow| Arc::clone(workflow.name()),
+            ),
+            workflow_version: workflow.as_ref().map_or(0, |workflow| workflow.version()),
+            step_names: workflow
+                .as_ref()
+                .map_or_else(Vec::new, |workflow| workflow.step_names().to_vec()),
+            tenant: request.tenant.into(),
+            caller_id: request.caller_id,
+            input: request.input.into(),
+            deadline: request.deadline,
+            reply_to: request.reply_to,
+            request_hash: request.request_hash,
+            request: position,
+            requested_at: request.requested_at,
+            created_at: now,
+            traceparent: request.traceparent.map(Into::into),
+        };
+        let state = OperationState {
+            state: ProcessState::Processing,
+            locked_by: Some(ownership.owner),
+            epoch: ownership.epoch,
+            next_due: None,
+            handed_off: false,
+            failure_count: 0,
+            sequence: 0,
+            updated_at: now,
+            error: None,
+            steps: vec![StepProgress::default(); created.step_names.len()],
+        };
+        Self {
+            bytes: bytes.max(created.input.len()) + OPERATION_BYTES,
+            held: Some(position.offset),
+            pending: Pending {
+                write_created: true,
+                ..Pending::default()
+            },
+            ..Self::of(request.operation, Arc::new(created), state, workflow, now)
+        }
+    }
+
+    /// An operation as the store has it.
+    pub(super) fn load(row: OperationRow, workflows: &Workflows, now: Timestamp) -> Self {
+        let workflow = workflows
+            .get(&row.created.workflow, row.created.workflow_version)
+            .filter(|workflow| {
+                workflow.step_names() == row.created.step_names
+                    && workflow.steps().len() == row.state.steps.len()
+            })
+            .cloned();
+        // A clean hand-off leaves the entry of the deadline index at the row's next due time. Of
+        // any other row it is only known that some entry stands.
+        let handed_off = row.state.handed_off && row.state.locked_by.is_none();
+        let outputs: usize = row.state.steps.iter().map(output_bytes).sum();
+        Self {
+            bytes: row.created.input.len() + outputs + OPERATION_BYTES,
+            indexed: row.state.next_due.filter(|_| handed_off),
+            ..Self::of(row.id, row.created, row.state, workflow, now)
+        }
+    }
+
+    fn of(
+        id: OperationId,
+        created: Arc<Created>,
+        state: OperationState,
+        workflow: Option<Arc<Workflow>>,
+        now: Timestamp,
+    ) -> Self {
+        Self {
+            id,
+            created,
+            workflow,
+            state,
+            bytes: 0,
+            since: now,
+            held: None,
+            indexed: None,
+            armed: None,
+            held_back: false,
+            leaving: None,
+            pending: Pending::default(),
+        }
+    }
+
+    /// Begins a new operation; one whose workflow is not known ends here.
+    pub(super) fn start(&mut self, desk: &mut Desk<'_>) -> Result<(), IllegalTransition> {
+        match self.advance(desk) {
+            Some(mut advance) => advance.start()?,
+            None => self.refuse_workflow(),
+        }
+        self.changed(desk);
+        Ok(())
+    }
+
+    /// Takes the operation over from an earlier owner.
+    pub(super) fn resume(&mut self, desk: &mut Desk<'_>) -> Result<(), IllegalTransition> {
+        match self.advance(desk) {
+            Some(mut advance) => advance.resume()?,
+            None => self.refuse_workflow(),
+        }
+        self.changed(desk);
+        Ok(())
+    }
+
+    /// Applies a reply if it answers a running attempt.
+    pub(super) fn reply(
+        &mut self,
+        reply: StepReply,
+        desk: &mut Desk<'_>,
+    ) -> Result<(), IllegalTransition> {
+        let grown = match &reply.outcome {
+            Outcome::Success { outputs } => pair_bytes(outputs),
+            Outcome::Transient { .. }
+            | Outcome::Permanent { .. }
+            | Outcome::Unknown { .. }
+            | Outcome::NotAttempted { .. } => 0,
+        };
+        let Some(mut advance) = self.advance(desk) else {
+            desk.stats.stale_replies += 1;
+            return Ok(());
+        };
+        if advance.reply(reply)? {
+            self.bytes += grown;
+            self.changed(desk);
+        }
+        Ok(())
+    }
+
+    /// Applies what is due.
+    pub(super) fn due(&mut self, desk: &mut Desk<'_>) -> Result<(), IllegalTransition> {
+        let (grace, time_outs) = (desk.config.timeout_grace, desk.time_outs);
+        let Some(mut advance) = self.advance(desk) else {
+            return Ok(());
+        };
+        let outcome = advance.due(grace, time_outs)?;
+        self.held_back = outcome.held_back;
+        if outcome.changed {
+            self.changed(desk);
+        }
+        Ok(())
+    }
+
+    /// Hands the operation off to the deadline index if it has been here for too long.
+    pub(super) fn hand_off_if_lingering(&mut self, desk: &mut Desk<'_>) {
+        let stays = self.state.state.is_final() || self.leaving.is_some();
+        if stays || self.since + desk.config.hand_off_after > desk.now {
+            return;
+        }
+        self.pending.attention |= !self.state.handed_off;
+        self.state.handed_off = true;
+        self.changed(desk);
+        self.state.locked_by = None;
+        self.leaving = Some(desk.batch);
+        desk.stats.handed_off += 1;
+    }
+
+    /// An entry of the deadline index came up. While the operation lives, another must stand.
+    pub(super) fn index_entry_came_up(&mut self, due: Timestamp, desk: &mut Desk<'_>) {
+        let another_stands = self.indexed.is_some_and(|indexed| indexed > due);
+        if self.state.state.is_final() || !self.state.handed_off || another_stands {
+            return;
+        }
+        self.indexed = None;
+        self.changed(desk);
+    }
+
+    /// Ends the operation because the engine itself failed on it, if it has not ended already.
+    pub(super) fn park(&mut self, message: String, desk: &mut Desk<'_>) {
+        desk.stats.internal_errors += 1;
+        let is_final = self.state.state.is_final();
+        if is_final && self.leaving.is_some() {
+            return;
+        }
+        if !is_final {
+            self.fail(StepError {
+                code: "internal-error".to_owned(),
+                message,
+            });
+        }
+        self.changed(desk);
+    }
+
+    /// Whether the operation lives and nothing will ever happen to it: no transition leads there.
+    pub(super) fn is_stuck(&self) -> bool {
+        !self.state.state.is_final() && self.pending.write && self.state.next_due.is_none()
+    }
+
+    /// When to look at it next.
+    pub(super) fn wake_at(&self, config: &EngineConfig, now: Timestamp) -> Option<Timestamp> {
+        if self.leaving.is_some() {
+            return None;
+        }
+        let hand_off = self.since + config.hand_off_after;
+        let after = self.held_back.then_some(now);
+        let due = next_due(&self.state, config.timeout_grace, after);
+        Some(due.map_or(hand_off, |due| due.min(hand_off)))
+    }
+
+    /// Whether the store has it exactly as it is here, and the deadline index an entry.
+    pub(super) fn is_handed_off_unchanged(&self) -> bool {
+        !self.state.state.is_final()
+            && self.state.handed_off
+            && self.state.locked_by.is_none()
+            && self.indexed.is_some()
+            && self.leaving.is_none()
+            && self.pending.is_empty()
+    }
+
+    /// Has the row written and, if the operation has ended, everything that follows from that.
+    fn changed(&mut self, desk: &mut Desk<'_>) {
+        if self.leaving.is_some() && !self.state.state.is_final() {
+            self.since = desk.now;
+        }
+        self.pending.write = true;
+        self.leaving = None;
+        self.state.updated_at = desk.now;
+        self.state.epoch = desk.ownership.epoch;
+        match self.state.state {
+            ProcessState::Pending | ProcessState::Processing => {
+                self.state.locked_by = Some(desk.ownership.owner);
+                self.state.next_due = next_due(&self.state, desk.config.timeout_grace, None);
+            }
+            ProcessState::Processed => {
+                desk.stats.processed += 1;
+                self.ended(desk);
+            }
+            ProcessState::Error => {
+                desk.stats.failed += 1;
+                self.pending.attention = true;
+                self.ended(desk);
+            }
+        }
+    }
+
+    fn ended(&mut self, desk: &Desk<'_>) {
+        self.state.locked_by = None;
+        self.state.next_due = None;
+        self.state.sequence = FINAL_SEQUENCE;
+        self.pending.write_created = true;
+        self.pending.announce = true;
+        self.leaving = Some(desk.batch);
+    }
+
+    fn refuse_workflow(&mut self) {
+        let created = &self.created;
+        let message = if created.step_names.is_empty() {
+            format!("there is no workflow {:?}", &*created.workflow)
+        } else {
+            format!(
+                "workflow {:?} has no version {} with the steps that this operation started with",
+                &*created.workflow, created.workflow_version
+            )
+        };
+        self.fail(StepError {
+            code: "workflow-unknown".to_owned(),
+            message,
+        });
+    }
+
+    fn fail(&mut self, error: StepError) {
+        self.state.state = ProcessState::Error;
+        self.state.error = Some(OperationError { step: None, error });
+    }
+
+    fn advance<'a>(&'a mut self, desk: &'a mut Desk<'_>) -> Option<Advance<'a>> {
+        Some(Advance {
+            id: self.id,
+            workflow: self.workflow.as_deref()?,
+            state: &mut self.state,
+            ask: &mut self.pending.ask,
+            stats: desk.stats,
+            now: desk.now,
+        })
+    }
+}
+
+fn output_bytes(step: &StepProgress) -> usize {
+    pair_bytes(&step.outputs)
+}
+
+fn pair_bytes(pairs: &[(String, String)]) -> usize {
+    const PAIR_BYTES: usize = 48;
+    pairs
+        .iter()
+        .map(|(name, value)| name.len() + value.len() + PAIR_BYTES)
+        .sum()
+}
+
+/// The instant that an entry of the deadline index should stand at for something that is due at
+/// `due`: never so near that its bucket may have been swept before the entry is durable.
+pub(super) fn index_at(due: Timestamp, now: Timestamp) -> Timestamp {
+    const INDEX_LEAD: Duration = Duration::from_secs(1);
+    due.max(now + INDEX_LEAD)
+}

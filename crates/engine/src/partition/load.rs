@@ -1,0 +1,141 @@
+//! Operations that are not in memory: their rows are awaited, and what happens to them meanwhile
+//! waits with them.
+//!
+//! What must hold: nothing is decided about an operation that may have a row before that row was
+//! read. A row of an earlier ownership is resumed first: its owner may have stopped between the
+//! row and the message, so what runs is asked for again and a final state is announced again. A
+//! row of this ownership needs neither: an operation leaves memory only when all its messages are
+//! acknowledged. (Asking again with a new complete-by at each load would also let an attempt
+//! outlive its complete-by for as long as anything else wakes the operation.)
+
+use crate::id::{Offset, OperationId};
+use crate::operation::OperationRow;
+use crate::partition::live::Live;
+use crate::partition::{PartitionEngine, Slot};
+use crate::record::{CreateRequest, StepReply};
+use crate::time::Timestamp;
+
+/// About how many bytes an event takes that waits for a row, beside what it carries.
+const WAITING_BYTES: usize = 256;
+
+/// An operation whose row is awaited.
+#[derive(Debug)]
+pub(super) struct Loading {
+    pub(super) since: Timestamp,
+    pub(super) waiting: Vec<Waiting>,
+    bytes: usize,
+}
+
+/// An event that waits for a row.
+#[derive(Debug)]
+pub(super) enum Waiting {
+    Request {
+        offset: Offset,
+        bytes: usize,
+        request: Box<CreateRequest>,
+    },
+    Reply {
+        offset: Offset,
+        reply: StepReply,
+    },
+    Due {
+        sequence: Offset,
+        due: Timestamp,
+    },
+}
+
+impl Waiting {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Request { bytes, .. } => WAITING_BYTES + bytes,
+            Self::Reply { .. } | Self::Due { .. } => WAITING_BYTES,
+        }
+    }
+}
+
+impl PartitionEngine {
+    /// Lets an event wait for the row of an operation that is not in memory.
+    pub(super) fn wait_for_row(&mut self, id: OperationId, event: Waiting, now: Timestamp) {
+        let bytes = event.bytes();
+        let slot = self.slots.entry(id).or_insert_with(|| {
+            self.loads.push(id);
+            self.loading += 1;
+            Slot::Loading(Loading {
+                since: now,
+                waiting: Vec::new(),
+                bytes: 0,
+            })
+        });
+        if let Slot::Loading(loading) = slot {
+            loading.bytes += bytes;
+            loading.waiting.push(event);
+            self.bytes += bytes;
+        }
+    }
+
+    pub(super) fn loaded(
+        &mut self,
+        id: OperationId,
+        row: Option<Box<OperationRow>>,
+        now: Timestamp,
+    ) {
+        if !matches!(self.slots.get(&id), Some(Slot::Loading(_))) {
+            return;
+        }
+        let Some(Slot::Loading(loading)) = self.slots.remove(&id) else {
+            return;
+        };
+        self.loading -= 1;
+        self.bytes -= loading.bytes;
+        if let Some(row) = row {
+            self.take_over(*row, now);
+        }
+        for event in loading.waiting {
+            match event {
+                Waiting::Request {
+                    offset,
+                    bytes,
+                    request,
+                } => self.request_known_row(offset, bytes, *request, now),
+                Waiting::Reply { offset, reply } => self.reply_known_row(offset, reply, now),
+                Waiting::Due { sequence, due } => self.due_known_row(sequence, due, id, now),
+            }
+        }
+        self.with_live(id, now, |live, desk| live.due(desk));
+        self.forget_if_unchanged(id);
+    }
+
+    fn take_over(&mut self, row: OperationRow, now: Timestamp) {
+        let id = row.id;
+        let is_final = row.state.state.is_final();
+        let was_left_cleanly = is_final || row.state.locked_by.is_none();
+        let is_own = row.state.epoch == self.ownership.epoch && was_left_cleanly;
+        let mut live = Live::load(row, &self.workflows, now);
+        if is_final {
+            live.pending.announce = !is_own;
+            live.leaving = Some(self.open.number);
+            self.open.take_in(&mut live, None);
+        }
+        self.bytes += live.bytes;
+        self.slots.insert(id, Slot::Live(Box::new(live)));
+        if !is_own {
+            self.stats.resumed += 1;
+        }
+        if !is_own && !is_final {
+            self.with_live(id, now, |live, desk| live.resume(desk));
+        }
+    }
+
+    /// Forgets an operation that was loaded and did not change, if the deadline index still has an
+    /// entry for it: the store has everything, so that even its request is done.
+    fn forget_if_unchanged(&mut self, id: OperationId) {
+        let Some(Slot::Live(live)) = self.slots.get(&id) else {
+            return;
+        };
+        if live.is_handed_off_unchanged() {
+            self.open.done.requests.extend(live.held);
+            self.bytes -= live.bytes;
+            self.slots.remove(&id);
+        }
+    }
+}

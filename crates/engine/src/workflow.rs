@@ -1,0 +1,204 @@
+//! Workflows, checked and compiled: what cannot work is refused when it is loaded, so that nothing
+//! of it has to be considered while operations run.
+//!
+//! What must hold of every [`Workflow`]: steps come in an order in which every step follows all
+//! that it waits for, and a condition reads only a step that is sure to have ended before. Sets of
+//! steps are bits of a `u64`, hence at most 64 steps.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use compile::WorkflowError;
+
+use crate::definition::Backoff;
+
+mod compile;
+
+/// Most steps that a workflow may have.
+pub const STEPS_MAX: usize = 64;
+
+/// Longest name of a workflow, step or agent, in characters.
+pub const NAME_LENGTH_MAX: usize = 64;
+
+/// Longest complete-by budget and longest wait between attempts.
+pub const DURATION_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// Largest factor of a backoff.
+pub const BACKOFF_FACTOR_MAX: f64 = 100.0;
+
+/// A set of a workflow's steps, one bit each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StepSet(u64);
+
+impl StepSet {
+    /// No step.
+    pub const EMPTY: Self = Self(0);
+
+    /// Adds the step with this index.
+    pub fn insert(&mut self, index: usize) {
+        self.0 |= 1 << index;
+    }
+
+    /// Takes the step with this index out.
+    pub fn remove(&mut self, index: usize) {
+        self.0 &= !(1 << index);
+    }
+
+    /// Whether the step with this index is in it.
+    #[must_use]
+    pub fn contains(self, index: usize) -> bool {
+        self.0 & (1 << index) != 0
+    }
+
+    /// Whether no step is in it.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The indices in it, ascending.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..STEPS_MAX).filter(move |index| self.contains(*index))
+    }
+
+    fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// A step of a [`Workflow`].
+#[derive(Clone, PartialEq, Debug)]
+pub struct Step {
+    /// Its name.
+    pub name: Arc<str>,
+    /// The agent that performs it.
+    pub agent: Arc<str>,
+    /// The steps that must be completed or skipped before it.
+    pub after: StepSet,
+    /// All steps that are sure to have ended before it.
+    pub ancestors: StepSet,
+    /// It is skipped unless this holds.
+    pub when: Option<StepCondition>,
+    /// How long one attempt may take.
+    pub complete_by: Duration,
+    /// It fails for good once it has failed this often.
+    pub failures_max: u32,
+    /// The waits between attempts.
+    pub backoff: Backoff,
+}
+
+/// A [`Condition`](crate::Condition) whose step was found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StepCondition {
+    /// The index of the step whose output is read.
+    pub step: usize,
+    /// The name of the output.
+    pub output: String,
+    /// The value that it must have.
+    pub equals: String,
+}
+
+/// A workflow that can run.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Workflow {
+    name: Arc<str>,
+    version: u32,
+    steps: Vec<Step>,
+    step_names: Vec<Arc<str>>,
+    /// Indices of `steps`, every step after all of its ancestors.
+    order: Vec<usize>,
+}
+
+impl Workflow {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Its version.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Its steps, in the order of the definition.
+    #[must_use]
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// The names of its steps, in the order of the definition.
+    #[must_use]
+    pub fn step_names(&self) -> &[Arc<str>] {
+        &self.step_names
+    }
+
+    /// The index of the step with this name.
+    #[must_use]
+    pub fn step_index(&self, name: &str) -> Option<usize> {
+        self.step_names.iter().position(|step| &**step == name)
+    }
+
+    /// The indices of its steps in an order in which each follows all that it waits for.
+    #[must_use]
+    pub fn order(&self) -> &[usize] {
+        &self.order
+    }
+}
+
+/// All workflows, by name and version.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Workflows {
+    by_name: BTreeMap<Arc<str>, BTreeMap<u32, Arc<Workflow>>>,
+}
+
+impl Workflows {
+    /// Puts workflows together.
+    ///
+    /// # Errors
+    ///
+    /// If two have the same name and version.
+    pub fn new(workflows: Vec<Workflow>) -> Result<Self, WorkflowError> {
+        let mut by_name: BTreeMap<Arc<str>, BTreeMap<u32, Arc<Workflow>>> = BTreeMap::new();
+        for workflow in workflows {
+            let versions = by_name.entry(Arc::clone(&workflow.name)).or_default();
+            if versions.contains_key(&workflow.version) {
+                return Err(WorkflowError::DuplicateWorkflow {
+                    workflow: workflow.name.to_string(),
+                    version: workflow.version,
+                });
+            }
+            versions.insert(workflow.version, Arc::new(workflow));
+        }
+        Ok(Self { by_name })
+    }
+
+    /// The version of a workflow that new operations start with.
+    #[must_use]
+    pub fn newest(&self, name: &str) -> Option<&Arc<Workflow>> {
+        self.by_name.get(name)?.values().next_back()
+    }
+
+    /// One version of a workflow.
+    #[must_use]
+    pub fn get(&self, name: &str, version: u32) -> Option<&Arc<Workflow>> {
+        self.by_name.get(name)?.get(&version)
+    }
+
+    /// The agents that the workflows need, each once, by name.
+    #[must_use]
+    pub fn agents(&self) -> Vec<Arc<str>> {
+        let agents: BTreeSet<_> = self
+            .iter()
+            .flat_map(|workflow| workflow.steps.iter().map(|step| Arc::clone(&step.agent)))
+            .collect();
+        agents.into_iter().collect()
+    }
+
+    /// All of them, by name and version.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Workflow>> {
+        self.by_name.values().flat_map(BTreeMap::values)
+    }
+}

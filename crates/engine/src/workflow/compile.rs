@@ -1,0 +1,314 @@
+//! From a definition to a workflow: every check, and what is derived once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::definition::{Condition, StepDefinition, WorkflowDefinition};
+use crate::workflow::{
+    BACKOFF_FACTOR_MAX, DURATION_MAX, NAME_LENGTH_MAX, STEPS_MAX, Step, StepCondition, StepSet,
+    Workflow,
+};
+
+/// Why a definition cannot become a [`Workflow`], or several cannot be used together.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum WorkflowError {
+    /// A name of the workflow is not acceptable.
+    #[error("workflow {workflow:?}: {field} {name:?} must be 1 to 64 of a-z, 0-9 and -")]
+    Name {
+        /// The workflow.
+        workflow: String,
+        /// Which name it is: `name`, `steps.name` or `steps.agent`.
+        field: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// It has no steps.
+    #[error("workflow {workflow:?} has no steps")]
+    NoSteps {
+        /// The workflow.
+        workflow: String,
+    },
+    /// It has too many steps.
+    #[error("workflow {workflow:?} has {steps} steps; 64 are allowed")]
+    TooManySteps {
+        /// The workflow.
+        workflow: String,
+        /// How many it has.
+        steps: usize,
+    },
+    /// Two of its steps have one name.
+    #[error("workflow {workflow:?} has two steps named {step:?}")]
+    DuplicateStep {
+        /// The workflow.
+        workflow: String,
+        /// The name.
+        step: String,
+    },
+    /// A step refers to one that does not exist.
+    #[error(
+        "workflow {workflow:?}, step {step:?}: {field} names {unknown:?}, which is no step of it"
+    )]
+    UnknownStep {
+        /// The workflow.
+        workflow: String,
+        /// The step.
+        step: String,
+        /// Where it refers: `after` or `when`.
+        field: &'static str,
+        /// What it refers to.
+        unknown: String,
+    },
+    /// A step waits for itself, at last.
+    #[error("workflow {workflow:?}: these steps wait for each other: {}", steps.join(", "))]
+    Cycle {
+        /// The workflow.
+        workflow: String,
+        /// The steps that can never start.
+        steps: Vec<String>,
+    },
+    /// A condition reads a step that may not have ended.
+    #[error(
+        "workflow {workflow:?}, step {step:?}: when reads step {read:?}, which does not come before it"
+    )]
+    ConditionNotBefore {
+        /// The workflow.
+        workflow: String,
+        /// The step.
+        step: String,
+        /// The step that its condition reads.
+        read: String,
+    },
+    /// A value is out of its range.
+    #[error("workflow {workflow:?}, step {step:?}: {field} must be {expected}")]
+    Value {
+        /// The workflow.
+        workflow: String,
+        /// The step.
+        step: String,
+        /// The field, as it stands in the file.
+        field: &'static str,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// Two workflows have one name and version.
+    #[error("workflow {workflow:?} is defined twice with version {version}")]
+    DuplicateWorkflow {
+        /// The workflow.
+        workflow: String,
+        /// The version.
+        version: u32,
+    },
+}
+
+impl TryFrom<WorkflowDefinition> for Workflow {
+    type Error = WorkflowError;
+
+    fn try_from(definition: WorkflowDefinition) -> Result<Self, WorkflowError> {
+        let workflow = &definition.name;
+        check_name(workflow, "name", workflow)?;
+        if definition.steps.is_empty() {
+            return Err(WorkflowError::NoSteps {
+                workflow: workflow.clone(),
+            });
+        }
+        if definition.steps.len() > STEPS_MAX {
+            return Err(WorkflowError::TooManySteps {
+                workflow: workflow.clone(),
+                steps: definition.steps.len(),
+            });
+        }
+        let mut names = BTreeMap::new();
+        for (index, step) in definition.steps.iter().enumerate() {
+            check_name(workflow, "steps.name", &step.name)?;
+            check_name(workflow, "steps.agent", &step.agent)?;
+            check_values(workflow, step)?;
+            if names.insert(step.name.as_str(), index).is_some() {
+                return Err(WorkflowError::DuplicateStep {
+                    workflow: workflow.clone(),
+                    step: step.name.clone(),
+                });
+            }
+        }
+        let after = definition
+            .steps
+            .iter()
+            .enumerate()
+            .map(|(index, step)| predecessors(workflow, index, step, &names))
+            .collect::<Result<Vec<_>, _>>()?;
+        let order = order(workflow, &definition.steps, &after)?;
+        let mut ancestors = vec![StepSet::EMPTY; after.len()];
+        for &index in &order {
+            ancestors[index] = after[index]
+                .iter()
+                .fold(after[index], |all, before| all.union(ancestors[before]));
+        }
+        let steps = definition
+            .steps
+            .iter()
+            .enumerate()
+            .map(|(index, step)| {
+                Ok(Step {
+                    name: step.name.as_str().into(),
+                    agent: step.agent.as_str().into(),
+                    after: after[index],
+                    ancestors: ancestors[index],
+                    when: step
+                        .when
+                        .as_ref()
+                        .map(|when| condition(workflow, step, when, ancestors[index], &names))
+                        .transpose()?,
+                    complete_by: step.complete_by,
+                    failures_max: step.failures_max,
+                    backoff: step.backoff.clone(),
+                })
+            })
+            .collect::<Result<Vec<_>, WorkflowError>>()?;
+        Ok(Self {
+            name: workflow.as_str().into(),
+            version: definition.version,
+            step_names: steps.iter().map(|step| Arc::clone(&step.name)).collect(),
+            steps,
+            order,
+        })
+    }
+}
+
+fn check_name(workflow: &str, field: &'static str, name: &str) -> Result<(), WorkflowError> {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if (1..=NAME_LENGTH_MAX).contains(&name.len()) && name.bytes().all(allowed) {
+        return Ok(());
+    }
+    Err(WorkflowError::Name {
+        workflow: workflow.to_owned(),
+        field,
+        name: name.to_owned(),
+    })
+}
+
+fn check_values(workflow: &str, step: &StepDefinition) -> Result<(), WorkflowError> {
+    const DURATION: &str = "more than 0 and at most 168h";
+    let in_range = |duration: Duration| !duration.is_zero() && duration <= DURATION_MAX;
+    let backoff = &step.backoff;
+    let wrong = if !in_range(step.complete_by) {
+        Some(("completeBy", DURATION))
+    } else if step.failures_max == 0 {
+        Some(("failuresMax", "at least 1"))
+    } else if !in_range(backoff.initial) {
+        Some(("backoff.initial", DURATION))
+    } else if !in_range(backoff.max) {
+        Some(("backoff.max", DURATION))
+    } else if backoff.max < backoff.initial {
+        Some(("backoff.max", "at least backoff.initial"))
+    } else if !(1.0..=BACKOFF_FACTOR_MAX).contains(&backoff.factor) {
+        Some(("backoff.factor", "between 1 and 100"))
+    } else if step
+        .when
+        .as_ref()
+        .is_some_and(|when| when.output.is_empty())
+    {
+        Some(("when.output", "the name of an output"))
+    } else {
+        None
+    };
+    match wrong {
+        None => Ok(()),
+        Some((field, expected)) => Err(WorkflowError::Value {
+            workflow: workflow.to_owned(),
+            step: step.name.clone(),
+            field,
+            expected,
+        }),
+    }
+}
+
+fn predecessors(
+    workflow: &str,
+    index: usize,
+    step: &StepDefinition,
+    names: &BTreeMap<&str, usize>,
+) -> Result<StepSet, WorkflowError> {
+    let mut before = StepSet::EMPTY;
+    match &step.after {
+        None if index > 0 => before.insert(index - 1),
+        None => {}
+        Some(after) => {
+            for name in after {
+                before.insert(find(workflow, step, "after", name, names)?);
+            }
+        }
+    }
+    Ok(before)
+}
+
+fn find(
+    workflow: &str,
+    step: &StepDefinition,
+    field: &'static str,
+    name: &str,
+    names: &BTreeMap<&str, usize>,
+) -> Result<usize, WorkflowError> {
+    names
+        .get(name)
+        .copied()
+        .ok_or_else(|| WorkflowError::UnknownStep {
+            workflow: workflow.to_owned(),
+            step: step.name.clone(),
+            field,
+            unknown: name.to_owned(),
+        })
+}
+
+/// Puts every step behind those that it waits for; of several that could come next, the first in
+/// the file does.
+fn order(
+    workflow: &str,
+    steps: &[StepDefinition],
+    after: &[StepSet],
+) -> Result<Vec<usize>, WorkflowError> {
+    let mut placed = StepSet::EMPTY;
+    let mut order = Vec::with_capacity(steps.len());
+    loop {
+        let next = (0..steps.len()).find(|&index| {
+            !placed.contains(index) && after[index].iter().all(|before| placed.contains(before))
+        });
+        match next {
+            Some(index) => {
+                placed.insert(index);
+                order.push(index);
+            }
+            None if order.len() == steps.len() => return Ok(order),
+            None => {
+                return Err(WorkflowError::Cycle {
+                    workflow: workflow.to_owned(),
+                    steps: (0..steps.len())
+                        .filter(|&index| !placed.contains(index))
+                        .map(|index| steps[index].name.clone())
+                        .collect(),
+                });
+            }
+        }
+    }
+}
+
+fn condition(
+    workflow: &str,
+    step: &StepDefinition,
+    when: &Condition,
+    ancestors: StepSet,
+    names: &BTreeMap<&str, usize>,
+) -> Result<StepCondition, WorkflowError> {
+    let read = find(workflow, step, "when", &when.step, names)?;
+    if !ancestors.contains(read) {
+        return Err(WorkflowError::ConditionNotBefore {
+            workflow: workflow.to_owned(),
+            step: step.name.clone(),
+            read: when.step.clone(),
+        });
+    }
+    Ok(StepCondition {
+        step: read,
+        output: when.output.clone(),
+        equals: when.equals.clone(),
+    })
+}

@@ -1,0 +1,4 @@
+//! What the partition engine promises, sentence by sentence.
+
+mod fixture;
+mod table;

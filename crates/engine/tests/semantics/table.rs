@@ -1,0 +1,150 @@
+//! Every event in every situation that an operation can be in, with all commands that follow.
+//!
+//! Times are in milliseconds after the operation's creation. `a:Running#2!1` is a step's state, its
+//! attempt and how often it has failed. `-` means that nothing follows.
+
+use std::fmt::Write as _;
+
+use waybill_engine::{Outcome, Timestamp};
+
+use crate::fixture::{Fixture, OTHER_HASH, T0, error, id, ms, request, success, told};
+
+const SITUATIONS: [&str; 8] = [
+    "unknown",
+    "first step running",
+    "last step running",
+    "waiting to try again",
+    "being handed off",
+    "handed off",
+    "processed, not settled",
+    "in error, not settled",
+];
+
+const EVENTS: [&str; 13] = [
+    "request again",
+    "request, other body",
+    "success a#1",
+    "success b#1",
+    "success a#2",
+    "transient a#1",
+    "unknown a#1",
+    "permanent a#1",
+    "not attempted a#1",
+    "tick at once",
+    "tick after 5 s",
+    "tick after 20 s",
+    "hint",
+];
+
+const TABLE: &str = include_str!("table.txt");
+
+#[test]
+fn every_event_in_every_situation_gives_exactly_the_commands_of_the_table() {
+    let mut actual = String::new();
+    for situation in SITUATIONS {
+        writeln!(actual, "{situation}").unwrap();
+        for event in EVENTS {
+            let mut fixture = Fixture::new();
+            bring_about(&mut fixture, situation);
+            happen(&mut fixture, event);
+            fixture.load();
+            let told = told(&fixture.round());
+            let told = if told.is_empty() {
+                "-".to_owned()
+            } else {
+                told.join("\n      ")
+            };
+            writeln!(actual, "  {event}\n      {told}").unwrap();
+        }
+    }
+    assert!(actual == TABLE, "the table now reads:\n{actual}");
+}
+
+fn bring_about(fixture: &mut Fixture, situation: &str) {
+    if situation == "unknown" {
+        return;
+    }
+    fixture.request(request(id(1)));
+    fixture.round();
+    match situation {
+        "first step running" => {}
+        "last step running" => {
+            fixture.reply(id(1), success("a", 1));
+            fixture.round();
+        }
+        "waiting to try again" => {
+            happen(fixture, "transient a#1");
+            fixture.round();
+        }
+        "being handed off" => {
+            fixture.pass(ms(5_000));
+            fixture.take();
+        }
+        "handed off" => {
+            fixture.pass(ms(5_000));
+            fixture.round();
+            assert_eq!(fixture.engine.in_flight().operations, 0);
+        }
+        "processed, not settled" => {
+            fixture.reply(id(1), success("a", 1));
+            fixture.reply(id(1), success("b", 1));
+            fixture.take();
+        }
+        "in error, not settled" => {
+            happen(fixture, "permanent a#1");
+            fixture.take();
+        }
+        _ => unreachable!("{situation}"),
+    }
+}
+
+fn happen(fixture: &mut Fixture, event: &str) {
+    let error = error("busy");
+    let reply = |outcome| ("a".to_owned(), 1, outcome);
+    match event {
+        "request again" => {
+            fixture.request(request(id(1)));
+        }
+        "request, other body" => {
+            let mut other = request(id(1));
+            other.request_hash = OTHER_HASH;
+            fixture.request(other);
+        }
+        "success a#1" => {
+            fixture.reply(id(1), success("a", 1));
+        }
+        "success b#1" => {
+            fixture.reply(id(1), success("b", 1));
+        }
+        "success a#2" => {
+            fixture.reply(id(1), success("a", 2));
+        }
+        "transient a#1" => {
+            fixture.reply(id(1), reply(Outcome::Transient { error }));
+        }
+        "unknown a#1" => {
+            fixture.reply(id(1), reply(Outcome::Unknown { error }));
+        }
+        "permanent a#1" => {
+            fixture.reply(id(1), reply(Outcome::Permanent { error }));
+        }
+        "not attempted a#1" => {
+            let retry_after_ms = 700;
+            let outcome = Outcome::NotAttempted {
+                error,
+                retry_after_ms,
+            };
+            fixture.reply(id(1), reply(outcome));
+        }
+        "tick at once" => fixture.pass(ms(0)),
+        "tick after 5 s" => fixture.pass(ms(5_000)),
+        "tick after 20 s" => fixture.pass(ms(20_000)),
+        "hint" => {
+            let due = fixture.rows.get(&id(1)).and_then(|row| row.state.next_due);
+            let due: Timestamp = due.unwrap_or(T0);
+            fixture.now = fixture.now.max(due);
+            fixture.hint(due, id(1));
+        }
+        _ => unreachable!("{event}"),
+    }
+}

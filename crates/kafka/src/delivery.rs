@@ -1,0 +1,171 @@
+//! What becomes of a record that was handed to the producer.
+
+use std::sync::Arc;
+
+use rdkafka::types::RDKafkaErrorCode;
+use tokio::sync::oneshot;
+use waybill_engine::{Offset, PartitionId};
+
+use crate::native::Persisted;
+
+/// The outcome of sending one record.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Delivery {
+    /// The partition that it was sent to.
+    pub partition: PartitionId,
+    /// Its offset there. `None` if it failed, and in the rare case where the broker acknowledged a
+    /// repeat of what it had already appended without saying where.
+    pub offset: Option<Offset>,
+    /// Whether the broker acknowledged it.
+    pub result: Result<(), ProduceError>,
+}
+
+impl Delivery {
+    /// The outcome of a record that could not be enqueued.
+    #[must_use]
+    pub fn failed(partition: PartitionId, error: ProduceError) -> Self {
+        Self {
+            partition,
+            offset: None,
+            result: Err(error),
+        }
+    }
+}
+
+/// Why a record was not acknowledged, and what that says about the log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ProduceError {
+    /// The record is surely not in the log: it never left this process, or the broker refused it.
+    #[error("the record was not appended")]
+    Refused {
+        /// librdkafka's error.
+        #[source]
+        code: RDKafkaErrorCode,
+    },
+    /// The record was sent and no answer came: it may be in the log, now or a moment later.
+    #[error("the record may or may not have been appended")]
+    OutcomeUnknown {
+        /// librdkafka's error.
+        #[source]
+        code: RDKafkaErrorCode,
+    },
+}
+
+impl ProduceError {
+    /// librdkafka's error code.
+    #[must_use]
+    pub const fn code(self) -> RDKafkaErrorCode {
+        match self {
+            Self::Refused { code } | Self::OutcomeUnknown { code } => code,
+        }
+    }
+
+    /// Whether the very same record would be refused again: it is the record, the topic or the
+    /// permission that is wrong, or the producer as a whole has given up.
+    #[must_use]
+    pub const fn is_permanent(self) -> bool {
+        matches!(
+            self,
+            Self::Refused {
+                code: RDKafkaErrorCode::MessageSizeTooLarge
+                    | RDKafkaErrorCode::MessageBatchTooLarge
+                    | RDKafkaErrorCode::InvalidMessage
+                    | RDKafkaErrorCode::InvalidMessageSize
+                    | RDKafkaErrorCode::InvalidRecord
+                    | RDKafkaErrorCode::InvalidTimestamp
+                    | RDKafkaErrorCode::InvalidTopic
+                    | RDKafkaErrorCode::InvalidArgument
+                    | RDKafkaErrorCode::UnknownTopic
+                    | RDKafkaErrorCode::UnknownPartition
+                    | RDKafkaErrorCode::UnknownTopicOrPartition
+                    | RDKafkaErrorCode::PolicyViolation
+                    | RDKafkaErrorCode::TopicAuthorizationFailed
+                    | RDKafkaErrorCode::ClusterAuthorizationFailed
+                    | RDKafkaErrorCode::UnsupportedCompressionType
+                    | RDKafkaErrorCode::UnsupportedForMessageFormat
+                    | RDKafkaErrorCode::Fatal
+            }
+        )
+    }
+
+    /// What a failed delivery means, given what librdkafka knows of the message's fate. A message
+    /// that was in flight when the producer was dropped is never called refused.
+    pub(crate) fn of_delivery(code: RDKafkaErrorCode, persisted: Persisted) -> Self {
+        match persisted {
+            Persisted::No if code != RDKafkaErrorCode::PurgeInflight => Self::Refused { code },
+            Persisted::No | Persisted::Possibly | Persisted::Yes => Self::OutcomeUnknown { code },
+        }
+    }
+}
+
+/// The token that goes with a record and is told its outcome, exactly once.
+///
+/// It is called on the producer's own thread, or on one that flushes the producer: it must not
+/// block, must not panic, and must not drop the last handle of its producer.
+///
+/// Implement it for `Box<T>` with a `T` of your own (one token per record), or implement
+/// [`DeliveredShared`] for a `T` and send `Arc<T>` (one token for many records).
+pub trait Delivered: rdkafka::IntoOpaque + 'static {
+    /// Takes the outcome.
+    fn delivered(self, delivery: Delivery);
+}
+
+/// What many records share and is told the outcome of each.
+pub trait DeliveredShared: Send + Sync + 'static {
+    /// Takes the outcome of one record.
+    fn delivered(&self, delivery: Delivery);
+}
+
+impl<T: DeliveredShared> Delivered for Arc<T> {
+    fn delivered(self, delivery: Delivery) {
+        T::delivered(&self, delivery);
+    }
+}
+
+/// For one record whose sender waits for it.
+impl Delivered for Box<oneshot::Sender<Delivery>> {
+    fn delivered(self, delivery: Delivery) {
+        // A receiver that is gone no longer wants to know.
+        drop(self.send(delivery));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_librdkafka_knows_to_be_absent_is_refused() {
+        let timed_out = RDKafkaErrorCode::MessageTimedOut;
+        assert_eq!(
+            ProduceError::of_delivery(timed_out, Persisted::No),
+            ProduceError::Refused { code: timed_out }
+        );
+        for persisted in [Persisted::Possibly, Persisted::Yes] {
+            assert_eq!(
+                ProduceError::of_delivery(timed_out, persisted),
+                ProduceError::OutcomeUnknown { code: timed_out }
+            );
+        }
+    }
+
+    #[test]
+    fn a_message_purged_in_flight_has_an_unknown_outcome_whatever_its_status() {
+        let code = RDKafkaErrorCode::PurgeInflight;
+        for persisted in [Persisted::No, Persisted::Possibly, Persisted::Yes] {
+            assert_eq!(
+                ProduceError::of_delivery(code, persisted),
+                ProduceError::OutcomeUnknown { code }
+            );
+        }
+    }
+
+    #[test]
+    fn an_unknown_outcome_is_never_permanent() {
+        let code = RDKafkaErrorCode::MessageSizeTooLarge;
+        assert!(ProduceError::Refused { code }.is_permanent());
+        assert!(!ProduceError::OutcomeUnknown { code }.is_permanent());
+        let code = RDKafkaErrorCode::MessageTimedOut;
+        assert!(!ProduceError::Refused { code }.is_permanent());
+    }
+}

@@ -1,0 +1,384 @@
+//! A member of a consumer group, for agents: at least once, with the assignment in plain sight.
+//!
+//! What must hold here: a partition is given up only after its handler was told and had the chance
+//! to have the offsets of finished work committed, and no partition is taken or given up outside
+//! [`GroupConsumer::poll`] and [`GroupConsumer::close`].
+//!
+//! librdkafka leaves it to the application when to take and give up partitions. So its rebalance
+//! events are only noted while it is polled, and acted on when the poll comes back to this module,
+//! where the handler can be borrowed.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, RebalanceProtocol};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::topic_partition_list::TopicPartitionList;
+use rdkafka::types::RDKafkaRespErr;
+use waybill_engine::{Offset, PartitionId};
+
+use crate::client_log::ClientLog;
+use crate::error::{ClientError, RequestError};
+use crate::partition_consumer::{fetch_settings, offsets_list};
+use crate::poll::{self, PollError, PollLimits, Polled};
+use crate::record::{RecordRef, partition_id};
+use crate::settings::KafkaSettings;
+
+/// Settings of a [`GroupConsumer`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GroupOptions {
+    /// The group.
+    pub group: String,
+    /// The name that brokers and logs know the client by.
+    pub client_id: String,
+    /// A name that stays the same over restarts: a member that comes back under it within the
+    /// session time-out gets its partitions back without a rebalance.
+    pub instance_id: Option<String>,
+    /// A member that was not heard of for so long loses its partitions. Default 6 s; at most five
+    /// minutes.
+    pub session_timeout: Duration,
+    /// Prefetched records are held up to about this size, over all partitions. Default 16 MiB.
+    pub queue_kib_max: u32,
+    /// Prefetched records are held up to about this number per partition. Default 1,000: what is
+    /// prefetched by one member cannot be done by another.
+    pub queue_records_max: u32,
+}
+
+impl GroupOptions {
+    /// The defaults for a member of a group.
+    #[must_use]
+    pub fn new(group: impl Into<String>, client_id: impl Into<String>) -> Self {
+        Self {
+            group: group.into(),
+            client_id: client_id.into(),
+            instance_id: None,
+            session_timeout: Duration::from_secs(6),
+            queue_kib_max: 16 * 1024,
+            queue_records_max: 1_000,
+        }
+    }
+}
+
+/// A partition of a topic.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct TopicPartition {
+    /// The topic.
+    pub topic: String,
+    /// The partition.
+    pub partition: PartitionId,
+}
+
+/// What a [`GroupConsumer`] tells while it is polled, on the polling thread.
+pub trait GroupHandler {
+    /// Takes a record.
+    fn record(&mut self, record: RecordRef<'_>);
+
+    /// These partitions are now the member's; their records follow, from the committed offset, or
+    /// the beginning where none is committed.
+    fn assigned(&mut self, partitions: &[TopicPartition]);
+
+    /// These partitions are about to be given up. Returns the offsets of the next records to read
+    /// that shall be committed first. With `lost` they are another member's already, and nothing
+    /// is committed. Work on them may go on; what it finishes can no longer be committed, and
+    /// another member does it again.
+    fn revoked(
+        &mut self,
+        partitions: &[TopicPartition],
+        lost: bool,
+    ) -> Vec<(TopicPartition, Offset)>;
+}
+
+/// A member of a consumer group, polled from the caller's own thread.
+///
+/// It must be polled at least every five minutes (librdkafka's `max.poll.interval.ms`), else the
+/// group takes its partitions away.
+pub struct GroupConsumer {
+    consumer: BaseConsumer<Context>,
+    client_id: String,
+}
+
+impl GroupConsumer {
+    /// Makes a member that has not subscribed yet. No broker need be there yet.
+    pub fn new(settings: &KafkaSettings, options: &GroupOptions) -> Result<Self, ClientError> {
+        let session_ms = options.session_timeout.as_millis().clamp(10, 300_000);
+        let mut defaults = fetch_settings(
+            options.queue_kib_max,
+            options.queue_records_max,
+            Duration::from_millis(500),
+        );
+        defaults.extend([
+            ("session.timeout.ms", session_ms.to_string()),
+            ("heartbeat.interval.ms", (session_ms / 3).to_string()),
+            (
+                "partition.assignment.strategy",
+                "cooperative-sticky".to_owned(),
+            ),
+            // A topic that is made after the subscription is found this soon.
+            ("topic.metadata.refresh.interval.ms", "10000".to_owned()),
+        ]);
+        let mut fixed = vec![
+            ("group.id", options.group.clone()),
+            ("enable.auto.commit", "false".to_owned()),
+            ("enable.auto.offset.store", "false".to_owned()),
+            ("enable.partition.eof", "false".to_owned()),
+            ("auto.offset.reset", "earliest".to_owned()),
+        ];
+        if let Some(instance) = &options.instance_id {
+            fixed.push(("group.instance.id", instance.clone()));
+        }
+        let config = settings.client_config(&options.client_id, &defaults, &fixed)?;
+        let context = Context {
+            log: ClientLog::new(&options.client_id),
+            rebalances: Mutex::default(),
+            unattended: AtomicBool::new(false),
+        };
+        let consumer = config
+            .create_with_context(context)
+            .map_err(|error| ClientError::new(&options.client_id, error))?;
+        Ok(Self {
+            consumer,
+            client_id: options.client_id.clone(),
+        })
+    }
+
+    /// Joins the group for these topics. Partitions come with later polls.
+    pub fn subscribe(&self, topics: &[&str]) -> Result<(), RequestError> {
+        self.consumer
+            .subscribe(topics)
+            .map_err(RequestError::new("subscribing"))
+    }
+
+    /// Waits up to `timeout` for a record, then takes what is there, up to the limits, without
+    /// waiting further. Tells the handler of every change of the assignment.
+    pub fn poll(
+        &self,
+        limits: PollLimits,
+        timeout: Duration,
+        handler: &mut dyn GroupHandler,
+    ) -> Result<Polled, PollError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let wait = deadline.saturating_duration_since(Instant::now());
+            // Comes back early when the group rebalances, so that this happens without delay.
+            let rebalances = &self.consumer.context().rebalances;
+            let polled = poll::take(
+                &self.consumer,
+                limits,
+                wait,
+                |record| handler.record(record),
+                || {
+                    !rebalances
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .is_empty()
+                },
+            )
+            .map_err(|source| PollError::Fatal {
+                client_id: self.client_id.clone(),
+                source,
+            })?;
+            self.rebalance(handler);
+            if polled.records > 0 || Instant::now() >= deadline {
+                return Ok(polled);
+            }
+        }
+    }
+
+    /// Commits offsets, each that of the next record to read. Returns at once; a failure is
+    /// logged, and the next commit makes up for it.
+    pub fn commit(&self, offsets: &[(&str, PartitionId, Offset)]) -> Result<(), RequestError> {
+        if offsets.is_empty() {
+            return Ok(());
+        }
+        offsets_list(offsets)
+            .and_then(|list| self.consumer.commit(&list, CommitMode::Async))
+            .map_err(RequestError::new("committing offsets"))
+    }
+
+    /// Leaves the group in order: the handler is told that its partitions are revoked, and the
+    /// offsets that it returns are committed. Records that were prefetched are given up. Waits up
+    /// to `timeout` for the group, and then leaves in any case.
+    pub fn close(self, timeout: Duration, handler: &mut dyn GroupHandler) {
+        let deadline = Instant::now() + timeout;
+        self.consumer.unsubscribe();
+        loop {
+            self.rebalance(handler);
+            let held = self.consumer.assignment().map_or(0, |list| list.count());
+            let left = deadline.saturating_duration_since(Instant::now());
+            if held == 0 || left.is_zero() {
+                return;
+            }
+            drop(self.consumer.poll(left.min(Duration::from_millis(100))));
+        }
+    }
+
+    /// Does what the group asked for since the last call.
+    fn rebalance(&self, handler: &mut dyn GroupHandler) {
+        while let Some(rebalance) = self.consumer.context().next_rebalance() {
+            match rebalance {
+                Rebalance::Assign(list) => {
+                    handler.assigned(&partitions_of(&list));
+                    self.log_failure("taking partitions", take_partitions(&self.consumer, &list));
+                }
+                Rebalance::Revoke(list) => {
+                    let lost = self.consumer.assignment_lost();
+                    let offsets = handler.revoked(&partitions_of(&list), lost);
+                    if !lost {
+                        let offsets: Vec<_> = offsets
+                            .iter()
+                            .map(|(at, offset)| (at.topic.as_str(), at.partition, *offset))
+                            .collect();
+                        if let Err(error) = self.commit(&offsets) {
+                            tracing::warn!(
+                                client = self.client_id,
+                                error = &error as &dyn std::error::Error,
+                                "offsets were not committed before partitions were given up"
+                            );
+                        }
+                    }
+                    let given_up = give_partitions_up(&self.consumer, &list);
+                    self.log_failure("giving partitions up", given_up);
+                }
+            }
+        }
+    }
+
+    fn log_failure(&self, action: &str, result: KafkaResult<()>) {
+        if let Err(error) = result {
+            self.consumer.context().log.transient(action, &error);
+        }
+    }
+}
+
+impl Drop for GroupConsumer {
+    /// Without [`GroupConsumer::close`] nobody can be told any more: partitions are given up
+    /// without a commit, and their unfinished and uncommitted records are read again by others.
+    fn drop(&mut self) {
+        let context = self.consumer.context();
+        context.unattended.store(true, Ordering::Release);
+        while let Some(rebalance) = context.next_rebalance() {
+            let (action, result) = match rebalance {
+                Rebalance::Assign(list) => {
+                    ("taking partitions", take_partitions(&self.consumer, &list))
+                }
+                Rebalance::Revoke(list) => (
+                    "giving partitions up",
+                    give_partitions_up(&self.consumer, &list),
+                ),
+            };
+            self.log_failure(action, result);
+        }
+    }
+}
+
+impl fmt::Debug for GroupConsumer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GroupConsumer")
+            .field("client_id", &self.client_id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A change of the assignment that waits to be made.
+enum Rebalance {
+    Assign(TopicPartitionList),
+    Revoke(TopicPartitionList),
+}
+
+/// What librdkafka calls back while the consumer is polled.
+struct Context {
+    log: ClientLog,
+    /// Noted, in order, and not yet acted on. One per rebalance: librdkafka sends none before the
+    /// last was acted on.
+    rebalances: Mutex<VecDeque<Rebalance>>,
+    /// Nobody polls any more: rebalances are acted on at once.
+    unattended: AtomicBool,
+}
+
+impl Context {
+    fn next_rebalance(&self) -> Option<Rebalance> {
+        self.rebalances
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop_front()
+    }
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        self.log.line(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.log.error(&error, reason);
+    }
+}
+
+impl ConsumerContext for Context {
+    fn rebalance(
+        &self,
+        consumer: &BaseConsumer<Self>,
+        kind: RDKafkaRespErr,
+        list: &mut TopicPartitionList,
+    ) {
+        let assign = kind == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
+        if self.unattended.load(Ordering::Acquire) {
+            let result = if assign {
+                take_partitions(consumer, list)
+            } else {
+                give_partitions_up(consumer, list)
+            };
+            if let Err(error) = result {
+                self.log.transient("leaving the group", &error);
+            }
+            return;
+        }
+        let list = list.clone();
+        self.rebalances
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_back(if assign {
+                Rebalance::Assign(list)
+            } else {
+                Rebalance::Revoke(list)
+            });
+    }
+
+    fn commit_callback(&self, result: KafkaResult<()>, _offsets: &TopicPartitionList) {
+        if let Err(error) = result {
+            self.log.transient("committing offsets", &error);
+        }
+    }
+}
+
+fn take_partitions(consumer: &BaseConsumer<Context>, list: &TopicPartitionList) -> KafkaResult<()> {
+    match consumer.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
+        RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.assign(list),
+    }
+}
+
+fn give_partitions_up(
+    consumer: &BaseConsumer<Context>,
+    list: &TopicPartitionList,
+) -> KafkaResult<()> {
+    match consumer.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
+        RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.unassign(),
+    }
+}
+
+fn partitions_of(list: &TopicPartitionList) -> Vec<TopicPartition> {
+    list.elements()
+        .iter()
+        .map(|element| TopicPartition {
+            topic: element.topic().to_owned(),
+            partition: partition_id(element.partition()),
+        })
+        .collect()
+}

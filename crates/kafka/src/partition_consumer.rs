@@ -1,0 +1,356 @@
+//! A consumer of partitions that the caller names: no group decides what it reads.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::topic_partition_list::TopicPartitionList;
+use rdkafka::types::RDKafkaErrorCode;
+use waybill_engine::{Offset, PartitionId};
+
+use crate::client_log::ClientLog;
+use crate::error::{ClientError, RequestError};
+use crate::poll::{self, PollError, PollLimits, Polled, Severity};
+use crate::record::{RecordRef, partition_id, partition_number};
+use crate::settings::KafkaSettings;
+
+/// How long a poll that met an invalid position may ask the broker which partition it is.
+const DIAGNOSIS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Settings of a [`PartitionConsumer`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConsumerOptions {
+    /// The name that brokers and logs know the client by.
+    pub client_id: String,
+    /// The group under which [`PartitionConsumer::commit_copy`] commits; `None` if it never does.
+    pub group_for_lag: Option<String>,
+    /// Prefetched records are held up to about this size, over all partitions. Default 16 MiB.
+    pub queue_kib_max: u32,
+    /// Prefetched records are held up to about this number per partition. Default 10,000.
+    pub queue_records_max: u32,
+    /// How long the broker may hold a fetch back that has nothing to give: records that arrive
+    /// meanwhile are sent at once. Default 500 ms.
+    pub fetch_wait_max: Duration,
+}
+
+impl ConsumerOptions {
+    /// The defaults under a client id.
+    #[must_use]
+    pub fn new(client_id: impl Into<String>) -> Self {
+        Self {
+            client_id: client_id.into(),
+            group_for_lag: None,
+            queue_kib_max: 16 * 1024,
+            queue_records_max: 10_000,
+            fetch_wait_max: Duration::from_millis(500),
+        }
+    }
+}
+
+/// Fetch settings that both kinds of consumers share.
+///
+/// The delay after a full queue is small, because librdkafka's own of a second starves a small
+/// queue; one fetch is not larger than the queue.
+pub(crate) fn fetch_settings(
+    queue_kib_max: u32,
+    queue_records_max: u32,
+    fetch_wait_max: Duration,
+) -> Vec<(&'static str, String)> {
+    let queue_kib = queue_kib_max.clamp(1, 2_097_151);
+    let fetch_bytes = (u64::from(queue_kib) * 1024).clamp(1024 * 1024, 50 * 1024 * 1024);
+    vec![
+        ("queued.max.messages.kbytes", queue_kib.to_string()),
+        (
+            "queued.min.messages",
+            queue_records_max.clamp(1, 10_000_000).to_string(),
+        ),
+        ("fetch.queue.backoff.ms", "5".to_owned()),
+        ("fetch.error.backoff.ms", "100".to_owned()),
+        (
+            "fetch.wait.max.ms",
+            fetch_wait_max.as_millis().clamp(1, 60_000).to_string(),
+        ),
+        ("fetch.min.bytes", "1".to_owned()),
+        ("fetch.max.bytes", fetch_bytes.to_string()),
+        ("check.crcs", "false".to_owned()),
+        ("allow.auto.create.topics", "false".to_owned()),
+    ]
+}
+
+/// A consumer of assigned partitions, polled from the caller's own thread.
+///
+/// To hold records back, stop polling: prefetching stops once the queue is full. Several threads
+/// may use it, but records of one partition are in order only if one thread polls.
+pub struct PartitionConsumer {
+    consumer: BaseConsumer<Context>,
+    client_id: String,
+    commits: bool,
+    /// Where each assigned partition was started: its position before its first record.
+    started_at: Mutex<HashMap<(String, i32), i64>>,
+}
+
+impl PartitionConsumer {
+    /// Makes a consumer with nothing assigned. No broker need be there yet.
+    pub fn new(settings: &KafkaSettings, options: &ConsumerOptions) -> Result<Self, ClientError> {
+        let mut defaults = fetch_settings(
+            options.queue_kib_max,
+            options.queue_records_max,
+            options.fetch_wait_max,
+        );
+        // No session is held, but the end of the consumer waits for so long for commits that found
+        // no broker.
+        defaults.push(("session.timeout.ms", "2000".to_owned()));
+        defaults.push(("heartbeat.interval.ms", "500".to_owned()));
+        // librdkafka wants a group even where no group is joined.
+        let group = options
+            .group_for_lag
+            .as_deref()
+            .unwrap_or("waybill-no-group");
+        let fixed = [
+            ("group.id", group.to_owned()),
+            ("enable.auto.commit", "false".to_owned()),
+            ("enable.auto.offset.store", "false".to_owned()),
+            ("enable.partition.eof", "false".to_owned()),
+            ("auto.offset.reset", "error".to_owned()),
+        ];
+        let config = settings.client_config(&options.client_id, &defaults, &fixed)?;
+        let context = Context {
+            log: ClientLog::new(&options.client_id),
+            position_lost: Mutex::default(),
+        };
+        let consumer = config
+            .create_with_context(context)
+            .map_err(|error| ClientError::new(&options.client_id, error))?;
+        Ok(Self {
+            consumer,
+            client_id: options.client_id.clone(),
+            commits: options.group_for_lag.is_some(),
+            started_at: Mutex::default(),
+        })
+    }
+
+    /// Replaces the assignment: each partition is read from its offset on. Everything that was
+    /// prefetched is thrown away, that of partitions assigned before and after too: use
+    /// [`PartitionConsumer::add`] and [`PartitionConsumer::remove`] to change a running one.
+    pub fn assign(&self, partitions: &[(&str, PartitionId, Offset)]) -> Result<(), RequestError> {
+        let failed = RequestError::new("assigning partitions");
+        let list = match offsets_list(partitions) {
+            Ok(list) => list,
+            Err(error) => return Err(failed(error)),
+        };
+        self.consumer.assign(&list).map_err(failed)?;
+        let mut started_at = self.started_at();
+        started_at.clear();
+        started_at.extend(start_positions(partitions));
+        Ok(())
+    }
+
+    /// Adds partitions to the assignment and leaves the others as they are.
+    pub fn add(&self, partitions: &[(&str, PartitionId, Offset)]) -> Result<(), RequestError> {
+        let failed = RequestError::new("adding partitions");
+        let list = match offsets_list(partitions) {
+            Ok(list) => list,
+            Err(error) => return Err(failed(error)),
+        };
+        self.consumer.incremental_assign(&list).map_err(failed)?;
+        self.started_at().extend(start_positions(partitions));
+        Ok(())
+    }
+
+    /// Takes partitions off the assignment; none of their records is handed over after this.
+    pub fn remove(&self, partitions: &[(&str, PartitionId)]) -> Result<(), RequestError> {
+        let mut list = TopicPartitionList::with_capacity(partitions.len());
+        for (topic, partition) in partitions {
+            list.add_partition(topic, partition_number(*partition));
+        }
+        self.consumer
+            .incremental_unassign(&list)
+            .map_err(RequestError::new("removing partitions"))?;
+        let mut started_at = self.started_at();
+        for (topic, partition) in partitions {
+            started_at.remove(&((*topic).to_owned(), partition_number(*partition)));
+        }
+        Ok(())
+    }
+
+    /// Waits up to `timeout` for a record, then takes what is there, up to the limits, without
+    /// waiting further.
+    pub fn poll(
+        &self,
+        limits: PollLimits,
+        timeout: Duration,
+        on_record: &mut dyn FnMut(RecordRef<'_>),
+    ) -> Result<Polled, PollError> {
+        poll::take(&self.consumer, limits, timeout, on_record, || false).map_err(|error| {
+            match poll::severity(&error) {
+                Severity::OffsetReset => self.diagnose(&error),
+                Severity::Transient | Severity::Fatal => PollError::Fatal {
+                    client_id: self.client_id.clone(),
+                    source: error,
+                },
+            }
+        })
+    }
+
+    /// The first offset of a partition and the one that its next record will get, asked of the
+    /// broker. Blocks up to `timeout`.
+    pub fn watermarks(
+        &self,
+        topic: &str,
+        partition: PartitionId,
+        timeout: Duration,
+    ) -> Result<(Offset, Offset), RequestError> {
+        let (low, high) = self
+            .consumer
+            .fetch_watermarks(topic, partition_number(partition), timeout)
+            .map_err(RequestError::new("asking for a partition's offsets"))?;
+        Ok((Offset(low), Offset(high)))
+    }
+
+    /// Commits offsets (of the next record to read) to the group that lag tools look at. Best
+    /// effort: it returns at once, failures are logged, and nothing ever reads them back. Does
+    /// nothing without [`ConsumerOptions::group_for_lag`].
+    pub fn commit_copy(&self, offsets: &[(&str, PartitionId, Offset)]) {
+        if !self.commits || offsets.is_empty() {
+            return;
+        }
+        let committed =
+            offsets_list(offsets).and_then(|list| self.consumer.commit(&list, CommitMode::Async));
+        if let Err(error) = committed {
+            self.consumer
+                .context()
+                .log
+                .transient("committing offsets", &error);
+        }
+    }
+
+    /// Finds out which partition's position does not exist. librdkafka's error does not say.
+    fn diagnose(&self, error: &KafkaError) -> PollError {
+        let positions = self.consumer.position().unwrap_or_default();
+        for element in positions.elements() {
+            let (topic, partition) = (element.topic(), element.partition());
+            let started_at = self
+                .started_at()
+                .get(&(topic.to_owned(), partition))
+                .copied()
+                .unwrap_or(0);
+            let position = match element.offset() {
+                rdkafka::Offset::Offset(offset) => offset,
+                _ => started_at,
+            };
+            let Ok((low, high)) =
+                self.consumer
+                    .fetch_watermarks(topic, partition, DIAGNOSIS_TIMEOUT)
+            else {
+                continue;
+            };
+            if position < low || position > high {
+                return PollError::OffsetOutOfRange {
+                    topic: topic.to_owned(),
+                    partition: partition_id(partition),
+                    offset: Offset(position),
+                    low: Offset(low),
+                    high: Offset(high),
+                };
+            }
+        }
+        let reason = self
+            .consumer
+            .context()
+            .position_lost
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        PollError::PositionLost {
+            reason: reason.unwrap_or_else(|| error.to_string()),
+        }
+    }
+
+    fn started_at(&self) -> std::sync::MutexGuard<'_, HashMap<(String, i32), i64>> {
+        self.started_at
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for PartitionConsumer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PartitionConsumer")
+            .field("client_id", &self.client_id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What librdkafka calls back while the consumer is polled.
+struct Context {
+    log: ClientLog,
+    /// The reason that came with the last invalid position.
+    position_lost: Mutex<Option<String>>,
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        self.log.line(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::AutoOffsetReset) {
+            *self
+                .position_lost
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = Some(reason.to_owned());
+        } else {
+            self.log.error(&error, reason);
+        }
+    }
+}
+
+impl ConsumerContext for Context {
+    fn commit_callback(&self, result: KafkaResult<()>, _offsets: &TopicPartitionList) {
+        if let Err(error) = result {
+            self.log.transient("committing offsets", &error);
+        }
+    }
+}
+
+/// A list of partitions with offsets, as librdkafka takes it.
+pub(crate) fn offsets_list(
+    offsets: &[(&str, PartitionId, Offset)],
+) -> Result<TopicPartitionList, KafkaError> {
+    let mut list = TopicPartitionList::with_capacity(offsets.len());
+    for (topic, partition, offset) in offsets {
+        let offset = rdkafka::Offset::Offset(offset.0);
+        list.add_partition_offset(topic, partition_number(*partition), offset)?;
+    }
+    Ok(list)
+}
+
+fn start_positions(
+    partitions: &[(&str, PartitionId, Offset)],
+) -> impl Iterator<Item = ((String, i32), i64)> {
+    partitions.iter().map(|(topic, partition, offset)| {
+        (
+            ((*topic).to_owned(), partition_number(*partition)),
+            offset.0,
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_queue_limits_what_one_fetch_brings() {
+        let settings = fetch_settings(2048, 100, Duration::from_millis(20));
+        assert!(settings.contains(&("queued.max.messages.kbytes", "2048".to_owned())));
+        assert!(settings.contains(&("fetch.max.bytes", (2048 * 1024).to_string())));
+        assert!(settings.contains(&("fetch.wait.max.ms", "20".to_owned())));
+        assert!(settings.contains(&("fetch.queue.backoff.ms", "5".to_owned())));
+    }
+}

@@ -1,0 +1,143 @@
+//! Taking records from a consumer, a batch at a time.
+
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::{BaseConsumer, ConsumerContext};
+use rdkafka::error::KafkaError;
+use rdkafka::types::RDKafkaErrorCode;
+use waybill_engine::{Offset, PartitionId};
+
+use crate::record::RecordRef;
+
+/// How much one poll may take. Whatever the limits, a poll takes one record if there is one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PollLimits {
+    /// At most this many records.
+    pub records: usize,
+    /// No further record once this many bytes of keys and values were taken: one record may reach
+    /// over it.
+    pub bytes: usize,
+}
+
+/// How much one poll took.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Polled {
+    /// Records.
+    pub records: usize,
+    /// Bytes of their keys and values.
+    pub bytes: usize,
+}
+
+/// Why a poll failed. A broker that is away is none of these: that is logged and waited for.
+///
+/// Records that were handed to the callback before the error was met stay handed over.
+#[derive(Debug, thiserror::Error)]
+pub enum PollError {
+    /// The offset to read next is not in the partition: retention took it, the log lost its end,
+    /// or the topic was made anew. The partition is not read any further.
+    #[error(
+        "offset {offset} of {topic} partition {partition} does not exist: the partition holds \
+         {low} up to {high}"
+    )]
+    OffsetOutOfRange {
+        /// The topic.
+        topic: String,
+        /// The partition.
+        partition: PartitionId,
+        /// The offset that was to be read next.
+        offset: Offset,
+        /// The first offset that exists.
+        low: Offset,
+        /// The offset that the next record will get.
+        high: Offset,
+    },
+    /// An assigned partition's position became invalid, and it could not be found out which.
+    #[error("the position in one of the assigned partitions is no longer valid: {reason}")]
+    PositionLost {
+        /// librdkafka's reason.
+        reason: String,
+    },
+    /// The consumer cannot go on: it is not allowed to, or librdkafka gave up.
+    #[error("the consumer {client_id:?} cannot go on")]
+    Fatal {
+        /// The client's id.
+        client_id: String,
+        /// librdkafka's error.
+        #[source]
+        source: KafkaError,
+    },
+}
+
+/// What an error met while polling asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Severity {
+    /// librdkafka repeats it by itself.
+    Transient,
+    /// The start offset does not exist.
+    OffsetReset,
+    /// Polling on is of no use.
+    Fatal,
+}
+
+pub(crate) fn severity(error: &KafkaError) -> Severity {
+    match error {
+        KafkaError::MessageConsumptionFatal(_) => Severity::Fatal,
+        KafkaError::MessageConsumption(code) => match code {
+            RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange => {
+                Severity::OffsetReset
+            }
+            RDKafkaErrorCode::Fatal
+            | RDKafkaErrorCode::Authentication
+            | RDKafkaErrorCode::SaslAuthenticationFailed
+            | RDKafkaErrorCode::UnsupportedSASLMechanism
+            | RDKafkaErrorCode::TopicAuthorizationFailed
+            | RDKafkaErrorCode::GroupAuthorizationFailed
+            | RDKafkaErrorCode::ClusterAuthorizationFailed
+            | RDKafkaErrorCode::InvalidGroupId
+            | RDKafkaErrorCode::FencedInstanceId
+            | RDKafkaErrorCode::UnsupportedFeature => Severity::Fatal,
+            _ => Severity::Transient,
+        },
+        _ => Severity::Transient,
+    }
+}
+
+/// Takes records until a limit or the end of what is there, or until `stop` says so: it is asked
+/// whenever librdkafka had no record to give.
+///
+/// Errors that are transient were logged by the consumer's context when they arose.
+pub(crate) fn take<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    limits: PollLimits,
+    timeout: Duration,
+    mut on_record: impl FnMut(RecordRef<'_>),
+    stop: impl Fn() -> bool,
+) -> Result<Polled, KafkaError> {
+    let mut polled = Polled::default();
+    let deadline = Instant::now() + timeout;
+    loop {
+        let wait = if polled.records == 0 {
+            deadline.saturating_duration_since(Instant::now())
+        } else {
+            Duration::ZERO
+        };
+        match consumer.poll(wait) {
+            Some(Ok(message)) => {
+                let record = RecordRef::new(&message);
+                polled.records += 1;
+                polled.bytes += record.bytes();
+                on_record(record);
+                if polled.records >= limits.records || polled.bytes >= limits.bytes {
+                    return Ok(polled);
+                }
+            }
+            Some(Err(error)) if severity(&error) == Severity::Transient => {}
+            Some(Err(error)) => return Err(error),
+            None => {
+                if polled.records > 0 || stop() || Instant::now() >= deadline {
+                    return Ok(polled);
+                }
+            }
+        }
+    }
+}

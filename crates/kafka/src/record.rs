@@ -1,0 +1,221 @@
+//! Records on their way in and out, as bytes.
+
+use std::fmt;
+
+use rdkafka::Message;
+use rdkafka::message::BorrowedMessage;
+use waybill_engine::{Offset, PartitionId};
+
+use crate::native;
+
+/// A record header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header<'a> {
+    /// Its name.
+    pub key: &'a str,
+    /// Its value; Kafka tells "none" from "empty".
+    pub value: Option<&'a [u8]>,
+}
+
+/// A consumed record. Its bytes are librdkafka's: nothing is copied before [`RecordRef::to_raw`].
+#[derive(Clone, Copy)]
+pub struct RecordRef<'a> {
+    message: &'a BorrowedMessage<'a>,
+}
+
+impl<'a> RecordRef<'a> {
+    pub(crate) fn new(message: &'a BorrowedMessage<'a>) -> Self {
+        Self { message }
+    }
+
+    /// The topic that it lies on.
+    #[must_use]
+    pub fn topic(&self) -> &'a str {
+        self.message.topic()
+    }
+
+    /// The partition that it lies in.
+    #[must_use]
+    pub fn partition(&self) -> PartitionId {
+        partition_id(self.message.partition())
+    }
+
+    /// Its offset there.
+    #[must_use]
+    pub fn offset(&self) -> Offset {
+        Offset(self.message.offset())
+    }
+
+    /// Its timestamp in milliseconds since the Unix epoch, if it has one.
+    #[must_use]
+    pub fn timestamp_ms(&self) -> Option<i64> {
+        self.message.timestamp().to_millis()
+    }
+
+    /// Its key.
+    #[must_use]
+    pub fn key(&self) -> Option<&'a [u8]> {
+        self.message.key()
+    }
+
+    /// Its value.
+    #[must_use]
+    pub fn value(&self) -> Option<&'a [u8]> {
+        self.message.payload()
+    }
+
+    /// Its headers, parsed when asked for. A header whose name is not UTF-8, which Kafka forbids,
+    /// is left out.
+    #[must_use]
+    pub fn headers(&self) -> Headers<'a> {
+        Headers {
+            message: self.message,
+            index: 0,
+        }
+    }
+
+    /// The value of the first header of this name; `None` if there is no such header or it has no
+    /// value.
+    #[must_use]
+    pub fn header(&self, key: &str) -> Option<&'a [u8]> {
+        self.headers()
+            .find(|header| header.key == key)
+            .and_then(|header| header.value)
+    }
+
+    /// Key and value together, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.message.key_len() + self.message.payload_len()
+    }
+
+    /// A copy that outlives the poll, for dead letters and records that are sent home.
+    #[must_use]
+    pub fn to_raw(&self) -> RawRecord {
+        RawRecord {
+            topic: self.topic().to_owned(),
+            partition: self.partition(),
+            offset: self.offset(),
+            timestamp_ms: self.timestamp_ms(),
+            key: self.key().map(<[u8]>::to_vec),
+            value: self.value().map(<[u8]>::to_vec),
+            headers: self
+                .headers()
+                .map(|header| (header.key.to_owned(), header.value.map(<[u8]>::to_vec)))
+                .collect(),
+        }
+    }
+}
+
+impl fmt::Debug for RecordRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecordRef")
+            .field("topic", &self.topic())
+            .field("partition", &self.partition().0)
+            .field("offset", &self.offset().0)
+            .field("bytes", &self.bytes())
+            .finish()
+    }
+}
+
+/// The headers of a consumed record, in order.
+#[derive(Clone)]
+pub struct Headers<'a> {
+    message: &'a BorrowedMessage<'a>,
+    index: usize,
+}
+
+impl<'a> Iterator for Headers<'a> {
+    type Item = Header<'a>;
+
+    fn next(&mut self) -> Option<Header<'a>> {
+        loop {
+            let (name, value) = native::header(self.message, self.index)?;
+            self.index += 1;
+            if let Ok(key) = name.to_str() {
+                return Some(Header { key, value });
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Headers<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.clone()).finish()
+    }
+}
+
+/// A consumed record with bytes of its own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RawRecord {
+    /// The topic that it lay on.
+    pub topic: String,
+    /// The partition that it lay in.
+    pub partition: PartitionId,
+    /// Its offset there.
+    pub offset: Offset,
+    /// Its timestamp in milliseconds since the Unix epoch, if it had one.
+    pub timestamp_ms: Option<i64>,
+    /// Its key.
+    pub key: Option<Vec<u8>>,
+    /// Its value.
+    pub value: Option<Vec<u8>>,
+    /// Its headers, in order.
+    pub headers: Vec<(String, Option<Vec<u8>>)>,
+}
+
+impl RawRecord {
+    /// Its headers, borrowed, as an [`OutRecord`] takes them.
+    #[must_use]
+    pub fn headers(&self) -> Vec<Header<'_>> {
+        self.headers
+            .iter()
+            .map(|(key, value)| Header {
+                key,
+                value: value.as_deref(),
+            })
+            .collect()
+    }
+}
+
+/// A record to send. Its bytes are copied into the producer's queue.
+#[derive(Clone, Copy, Debug)]
+pub struct OutRecord<'a> {
+    /// The topic.
+    pub topic: &'a str,
+    /// The partition; there is no default partitioner, see [`partition_for`](crate::partition_for).
+    pub partition: PartitionId,
+    /// The key.
+    pub key: Option<&'a [u8]>,
+    /// The value.
+    pub value: Option<&'a [u8]>,
+    /// The headers; none cost nothing.
+    pub headers: &'a [Header<'a>],
+    /// Milliseconds since the Unix epoch; `None` takes the time of sending.
+    pub timestamp_ms: Option<i64>,
+}
+
+impl<'a> OutRecord<'a> {
+    /// A record with key and value, and no headers.
+    #[must_use]
+    pub fn new(topic: &'a str, partition: PartitionId, key: &'a [u8], value: &'a [u8]) -> Self {
+        Self {
+            topic,
+            partition,
+            key: Some(key),
+            value: Some(value),
+            headers: &[],
+            timestamp_ms: None,
+        }
+    }
+}
+
+/// A partition as Kafka counts it. librdkafka never hands out a negative one with a record.
+pub(crate) fn partition_id(partition: i32) -> PartitionId {
+    PartitionId(u32::try_from(partition).unwrap_or(0))
+}
+
+/// A partition for librdkafka. One beyond its range exists on no broker, nor does `i32::MAX`.
+pub(crate) fn partition_number(partition: PartitionId) -> i32 {
+    i32::try_from(partition.0).unwrap_or(i32::MAX)
+}

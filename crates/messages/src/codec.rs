@@ -1,0 +1,306 @@
+//! Framing, and the way between wire structs and bytes.
+//!
+//! The writer frames a datum as an [Avro single object]: the marker `C3 01`, then the schema's
+//! CRC-64-AVRO fingerprint, little-endian. The reader takes that and the Confluent wire format: a
+//! zero byte, then the registry's id of the schema, big-endian.
+//!
+//! A datum whose writer schema is the current one goes straight into its wire struct through
+//! serde. Any other is resolved by the Avro library's own rules: read as a generic value, resolved
+//! to the current schema, written with it, and read like a current one. That is many times slower
+//! and only serves records that an older or newer version wrote.
+//!
+//! [Avro single object]: https://avro.apache.org/docs/1.12.0/specification/#single-object-encoding
+
+use std::sync::Arc;
+
+use apache_avro::Schema;
+use apache_avro::error::Details;
+use apache_avro::rabin::Rabin;
+use apache_avro::reader::datum::GenericDatumReader;
+use apache_avro::writer::datum::GenericDatumWriter;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{DecodeError, EncodeError, SchemaError};
+use crate::record::RecordSchema;
+
+/// The largest record, framing included, in bytes: 1 MiB, what Kafka takes by default. Larger
+/// values are neither written nor read.
+pub const VALUE_BYTES_MAX: usize = 1024 * 1024;
+
+/// What one length prefix may make the Avro library allocate. It holds for the whole process, so
+/// it is wider than [`VALUE_BYTES_MAX`]: generic values are larger than their encoding.
+const ALLOCATION_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+const SINGLE_OBJECT_MARKER: [u8; 2] = [0xc3, 0x01];
+const CONFLUENT_MARKER: u8 = 0x00;
+
+/// The longest reason of the Avro library's that is passed on, in bytes: it likes to print whole
+/// schemas.
+const CAUSE_BYTES_MAX: usize = 200;
+
+/// A schema that records were written with.
+#[derive(Clone, Debug)]
+pub struct WriterSchema {
+    schema: Schema,
+    fingerprint: u64,
+}
+
+impl WriterSchema {
+    /// Parses a schema.
+    pub fn parse(json: &str) -> Result<Self, SchemaError> {
+        let refused = |error| SchemaError {
+            cause: cause_of(error),
+        };
+        let schema = Schema::parse_str(json).map_err(refused)?;
+        let fingerprint = fingerprint_of(&schema).map_err(refused)?;
+        Ok(Self {
+            schema,
+            fingerprint,
+        })
+    }
+
+    /// Its CRC-64-AVRO fingerprint.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+}
+
+/// A source of the schemas that Confluent-framed records name: a schema registry.
+pub trait Schemas {
+    /// The schema with this id, if the registry has it. It is asked per record, so it keeps what
+    /// it has parsed.
+    fn writer_schema(&self, id: u32) -> Option<Arc<WriterSchema>>;
+}
+
+/// Writer and readers of one record, built once.
+pub(crate) struct Codec {
+    record: &'static str,
+    schema: &'static Schema,
+    fingerprint: u64,
+    writer: GenericDatumWriter<'static>,
+    reader: GenericDatumReader<'static>,
+    /// Older versions, each resolved to the current schema.
+    released: Vec<(u64, GenericDatumReader<'static>)>,
+}
+
+impl Codec {
+    /// Builds the codec of a committed schema.
+    ///
+    /// # Panics
+    ///
+    /// If a committed schema does not parse; a test builds every codec.
+    pub(crate) fn new(record: &RecordSchema) -> Self {
+        const COMMITTED: &str = "committed schemas parse";
+        apache_avro::util::max_allocation_bytes(ALLOCATION_BYTES_MAX);
+        // Kept for as long as the process lives, like the codec itself.
+        let keep = |json: &str| -> &'static WriterSchema {
+            Box::leak(Box::new(WriterSchema::parse(json).expect(COMMITTED)))
+        };
+        let current = keep(record.json);
+        let released = record
+            .released
+            .iter()
+            .map(|json| keep(json))
+            .filter(|released| released.fingerprint != current.fingerprint)
+            .map(|released| {
+                let reader = GenericDatumReader::builder(&released.schema)
+                    .reader_schema(&current.schema)
+                    .build()
+                    .expect(COMMITTED);
+                (released.fingerprint, reader)
+            })
+            .collect();
+        Self {
+            record: record.name,
+            schema: &current.schema,
+            fingerprint: current.fingerprint,
+            writer: GenericDatumWriter::builder(&current.schema)
+                .build()
+                .expect(COMMITTED),
+            reader: GenericDatumReader::builder(&current.schema)
+                .build()
+                .expect(COMMITTED),
+            released,
+        }
+    }
+
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// Appends the framed datum to `out`.
+    pub(crate) fn encode(
+        &self,
+        wire: &impl Serialize,
+        out: &mut Vec<u8>,
+    ) -> Result<(), EncodeError> {
+        let start = out.len();
+        out.extend_from_slice(&SINGLE_OBJECT_MARKER);
+        out.extend_from_slice(&self.fingerprint.to_le_bytes());
+        let written = self.writer.write_ser(out, wire);
+        let bytes = out.len() - start;
+        let result = match written {
+            Err(error) => Err(EncodeError::Avro {
+                record: self.record,
+                cause: cause_of(error),
+            }),
+            Ok(_) if bytes > VALUE_BYTES_MAX => Err(EncodeError::TooLarge {
+                record: self.record,
+                bytes,
+            }),
+            Ok(_) => Ok(()),
+        };
+        if result.is_err() {
+            out.truncate(start);
+        }
+        result
+    }
+
+    /// Reads a framed datum.
+    pub(crate) fn decode<T: DeserializeOwned>(
+        &self,
+        bytes: &[u8],
+        schemas: Option<&dyn Schemas>,
+    ) -> Result<T, DecodeError> {
+        if bytes.len() > VALUE_BYTES_MAX {
+            return Err(DecodeError::TooLarge { bytes: bytes.len() });
+        }
+        if let Some((fingerprint, datum)) = single_object(bytes) {
+            if fingerprint == self.fingerprint {
+                return self.read_current(datum);
+            }
+            let released = self
+                .released
+                .iter()
+                .find(|(known, _)| *known == fingerprint);
+            return match released {
+                Some((_, reader)) => self.read_resolved(reader, datum),
+                None => Err(DecodeError::UnknownFingerprint {
+                    record: self.record,
+                    fingerprint,
+                }),
+            };
+        }
+        if let Some((id, datum)) = confluent(bytes) {
+            let record = self.record;
+            let schemas = schemas.ok_or(DecodeError::NoRegistry { record, id })?;
+            let writer = schemas
+                .writer_schema(id)
+                .ok_or(DecodeError::UnknownSchemaId { record, id })?;
+            if writer.fingerprint == self.fingerprint {
+                return self.read_current(datum);
+            }
+            let reader = GenericDatumReader::builder(&writer.schema)
+                .reader_schema(self.schema)
+                .build()
+                .map_err(|error| self.malformed(error))?;
+            return self.read_resolved(&reader, datum);
+        }
+        Err(DecodeError::NotFramed { bytes: bytes.len() })
+    }
+
+    fn read_current<T: DeserializeOwned>(&self, mut datum: &[u8]) -> Result<T, DecodeError> {
+        let wire = self
+            .reader
+            .read_deser(&mut datum)
+            .map_err(|error| self.malformed(error))?;
+        self.at_end(datum)?;
+        Ok(wire)
+    }
+
+    fn read_resolved<T: DeserializeOwned>(
+        &self,
+        reader: &GenericDatumReader<'_>,
+        mut datum: &[u8],
+    ) -> Result<T, DecodeError> {
+        let value = reader
+            .read_value(&mut datum)
+            .map_err(|error| self.malformed(error))?;
+        self.at_end(datum)?;
+        let mut current = Vec::new();
+        self.writer
+            .write_value_ref(&mut current, &value)
+            .map_err(|error| self.malformed(error))?;
+        self.read_current(&current)
+    }
+
+    fn at_end(&self, rest: &[u8]) -> Result<(), DecodeError> {
+        if rest.is_empty() {
+            Ok(())
+        } else {
+            Err(DecodeError::TrailingBytes {
+                record: self.record,
+                bytes: rest.len(),
+            })
+        }
+    }
+
+    fn malformed(&self, error: apache_avro::Error) -> DecodeError {
+        DecodeError::Malformed {
+            record: self.record,
+            cause: cause_of(error),
+        }
+    }
+}
+
+fn single_object(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (fingerprint, datum) = bytes
+        .strip_prefix(&SINGLE_OBJECT_MARKER)?
+        .split_first_chunk::<8>()?;
+    Some((u64::from_le_bytes(*fingerprint), datum))
+}
+
+fn confluent(bytes: &[u8]) -> Option<(u32, &[u8])> {
+    let (id, datum) = bytes
+        .strip_prefix(&[CONFLUENT_MARKER])?
+        .split_first_chunk::<4>()?;
+    Some((u32::from_be_bytes(*id), datum))
+}
+
+/// The CRC-64-AVRO fingerprint of a schema's parsing canonical form.
+///
+/// The library leaves a primitive type that has a logical type as `{"type":"long"}` in the
+/// canonical form, where the specification's [PRIMITIVES] rule asks for `"long"`. Its fingerprints
+/// then differ from every other implementation's, so the rule is applied here.
+fn fingerprint_of(schema: &Schema) -> Result<u64, apache_avro::Error> {
+    let mut canonical = schema.canonical_form();
+    for primitive in [
+        "null", "boolean", "int", "long", "float", "double", "bytes", "string",
+    ] {
+        let simple = format!("\"{primitive}\"");
+        canonical = canonical.replace(&format!("{{\"type\":{simple}}}"), &simple);
+    }
+    // The digest is the hash in little-endian order, eight bytes long.
+    let digest = Schema::parse_str(&canonical)?.fingerprint::<Rabin>().bytes;
+    Ok(digest
+        .iter()
+        .rev()
+        .fold(0, |hash, byte| hash << 8 | u64::from(*byte)))
+}
+
+/// The library's reason without the schemas that it prints, and not longer than is useful.
+fn cause_of(error: apache_avro::Error) -> String {
+    let mut cause = match error.into_details() {
+        Details::DeserializeSchemaAware {
+            value_type, value, ..
+        }
+        | Details::SerializeValueWithSchema {
+            value_type, value, ..
+        } => {
+            format!("{value_type}: {value}")
+        }
+        Details::SerializeRecordFieldWithSchema {
+            field_name, error, ..
+        } => {
+            format!("{field_name}: {error}")
+        }
+        details => details.to_string(),
+    };
+    if cause.len() > CAUSE_BYTES_MAX {
+        cause.truncate(cause.floor_char_boundary(CAUSE_BYTES_MAX));
+        cause.push('…');
+    }
+    cause
+}

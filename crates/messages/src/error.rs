@@ -1,0 +1,123 @@
+//! Why a value cannot be written or read.
+
+/// Why a value cannot be encoded. The output is left as it was.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum EncodeError {
+    /// The record would be larger than readers take.
+    #[error(
+        "the {record} of {bytes} bytes is larger than {} bytes",
+        crate::VALUE_BYTES_MAX
+    )]
+    TooLarge {
+        /// The record's schema name.
+        record: &'static str,
+        /// Its encoded size.
+        bytes: usize,
+    },
+    /// A number has no place in the record's schema.
+    #[error("{field} of the {record} is out of range: {value}")]
+    OutOfRange {
+        /// The record's schema name.
+        record: &'static str,
+        /// The field.
+        field: &'static str,
+        /// The number.
+        value: u64,
+    },
+    /// The Avro library refused the value.
+    #[error("the {record} cannot be encoded: {cause}")]
+    Avro {
+        /// The record's schema name.
+        record: &'static str,
+        /// Its reason, shortened.
+        cause: String,
+    },
+}
+
+/// Why bytes are not a record: the cause that goes to the dead-letter topic with them.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// The value is larger than any record.
+    #[error(
+        "the value of {bytes} bytes is larger than {} bytes",
+        crate::VALUE_BYTES_MAX
+    )]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+    },
+    /// The value begins like neither Avro single-object encoding nor Confluent wire format.
+    #[error(
+        "the value of {bytes} bytes is framed neither as an Avro single object nor as Confluent wire format"
+    )]
+    NotFramed {
+        /// Its size.
+        bytes: usize,
+    },
+    /// The value was written with a schema that is not known here.
+    #[error("the {record} was written with an unknown schema, fingerprint {fingerprint:016x}")]
+    UnknownFingerprint {
+        /// The record that was expected.
+        record: &'static str,
+        /// The CRC-64-AVRO fingerprint of the schema that it was written with.
+        fingerprint: u64,
+    },
+    /// The value names a schema of a registry, and none is configured.
+    #[error("the {record} names the registry's schema {id}, and no schema registry is configured")]
+    NoRegistry {
+        /// The record that was expected.
+        record: &'static str,
+        /// The schema's id.
+        id: u32,
+    },
+    /// The registry has no such schema.
+    #[error("the {record} names the registry's schema {id}, which the registry does not have")]
+    UnknownSchemaId {
+        /// The record that was expected.
+        record: &'static str,
+        /// The schema's id.
+        id: u32,
+    },
+    /// The bytes are not what the schema says.
+    #[error("the {record} is malformed: {cause}")]
+    Malformed {
+        /// The record that was expected.
+        record: &'static str,
+        /// The Avro library's reason, shortened.
+        cause: String,
+    },
+    /// There are bytes after the record.
+    #[error("the {record} is followed by {bytes} bytes that are not part of it")]
+    TrailingBytes {
+        /// The record that was expected.
+        record: &'static str,
+        /// How many.
+        bytes: usize,
+    },
+    /// A field says something that this version does not know.
+    #[error("the {record} has a {field} that this version does not know")]
+    UnknownSymbol {
+        /// The record that was expected.
+        record: &'static str,
+        /// The field.
+        field: &'static str,
+    },
+    /// A number lies outside what it counts.
+    #[error("{field} of the {record} is out of range: {value}")]
+    OutOfRange {
+        /// The record that was expected.
+        record: &'static str,
+        /// The field.
+        field: &'static str,
+        /// The number.
+        value: i64,
+    },
+}
+
+/// Why a text is not a schema.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("not an Avro schema: {cause}")]
+pub struct SchemaError {
+    /// The Avro library's reason, shortened.
+    pub cause: String,
+}

@@ -1,0 +1,147 @@
+//! `failed-operation`: an operation that failed for good.
+
+use std::sync::LazyLock;
+
+use serde::{Deserialize, Serialize};
+use waybill_engine::{FailedOperation, OperationId, Timestamp};
+
+use crate::codec::{Codec, Schemas};
+use crate::error::{DecodeError, EncodeError};
+use crate::record::{Record, RecordSchema};
+use crate::wire::{ErrorIn, ErrorOut, Fields, Id, MapIn, MapOut, WireStepState};
+
+pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
+    "failed-operation",
+    include_str!("../../../schemas/failed-operation.avsc"),
+    &[include_str!(
+        "../../../schemas/released/failed-operation/v1.avsc"
+    )],
+);
+
+static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
+const FIELDS: Fields = Fields(SCHEMA.name);
+
+#[derive(Serialize)]
+#[serde(rename = "StepStatus")]
+struct StepOut<'a> {
+    step: &'a str,
+    state: WireStepState,
+}
+
+#[derive(Deserialize)]
+#[serde(rename = "StepStatus")]
+struct StepIn {
+    step: String,
+    state: WireStepState,
+}
+
+#[derive(Serialize)]
+#[serde(rename = "FailedOperation")]
+struct Out<'a> {
+    event_id: Id,
+    operation: Id,
+    caller_id: Option<&'a str>,
+    workflow: &'a str,
+    workflow_version: i32,
+    tenant: &'a str,
+    failing_step: Option<&'a str>,
+    failing_agent: Option<&'a str>,
+    error: ErrorOut<'a>,
+    completed_steps: &'a [String],
+    failure_counts: MapOut<'a, i32>,
+    step_states: Vec<StepOut<'a>>,
+    #[serde(with = "serde_bytes")]
+    input: &'a [u8],
+    requested_at: i64,
+    failed_at: i64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename = "FailedOperation")]
+struct In {
+    event_id: Id,
+    operation: Id,
+    caller_id: Option<String>,
+    workflow: String,
+    workflow_version: i32,
+    tenant: String,
+    failing_step: Option<String>,
+    failing_agent: Option<String>,
+    error: ErrorIn,
+    completed_steps: Vec<String>,
+    failure_counts: MapIn<i32>,
+    step_states: Vec<StepIn>,
+    #[serde(with = "serde_bytes")]
+    input: Vec<u8>,
+    requested_at: i64,
+    failed_at: i64,
+}
+
+impl Record for FailedOperation {
+    const SCHEMA: RecordSchema = SCHEMA;
+
+    fn fingerprint() -> u64 {
+        CODEC.fingerprint()
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+        let failure_counts = self
+            .failure_counts
+            .iter()
+            .map(|(step, count)| Ok((step.clone(), FIELDS.int("failure_counts", *count)?)))
+            .collect::<Result<Vec<_>, EncodeError>>()?;
+        let step_states = self
+            .step_states
+            .iter()
+            .map(|(step, state)| StepOut {
+                step,
+                state: (*state).into(),
+            })
+            .collect();
+        let wire = Out {
+            event_id: Id(self.event_id),
+            operation: Id(self.operation.0),
+            caller_id: self.caller_id.as_deref(),
+            workflow: &self.workflow,
+            workflow_version: FIELDS.int("workflow_version", self.workflow_version)?,
+            tenant: &self.tenant,
+            failing_step: self.failing_step.as_deref(),
+            failing_agent: self.failing_agent.as_deref(),
+            error: ErrorOut::from(&self.error),
+            completed_steps: &self.completed_steps,
+            failure_counts: MapOut(&failure_counts),
+            step_states,
+            input: &self.input,
+            requested_at: self.requested_at.as_micros(),
+            failed_at: self.failed_at.as_micros(),
+        };
+        CODEC.encode(&wire, out)
+    }
+
+    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
+        let wire: In = CODEC.decode(bytes, schemas)?;
+        let failure_counts = wire.failure_counts.0.into_iter();
+        let step_states = wire.step_states.into_iter();
+        Ok(Self {
+            event_id: wire.event_id.0,
+            operation: OperationId(wire.operation.0),
+            caller_id: wire.caller_id,
+            workflow: wire.workflow,
+            workflow_version: FIELDS.u32("workflow_version", wire.workflow_version)?,
+            tenant: wire.tenant,
+            failing_step: wire.failing_step,
+            failing_agent: wire.failing_agent,
+            error: wire.error.into(),
+            completed_steps: wire.completed_steps,
+            failure_counts: failure_counts
+                .map(|(step, count)| Ok((step, FIELDS.u32("failure_counts", count)?)))
+                .collect::<Result<_, DecodeError>>()?,
+            step_states: step_states
+                .map(|step| Ok((step.step, FIELDS.known("step_states", step.state.known())?)))
+                .collect::<Result<_, DecodeError>>()?,
+            input: wire.input,
+            requested_at: Timestamp(wire.requested_at),
+            failed_at: Timestamp(wire.failed_at),
+        })
+    }
+}

@@ -1,0 +1,133 @@
+//! `operation-status`: where an operation stands.
+
+use std::sync::LazyLock;
+
+use serde::{Deserialize, Serialize};
+use waybill_engine::{
+    Offset, OperationId, OperationStatus, PartitionId, Position, StatusKind, StepError, Timestamp,
+};
+
+use crate::codec::{Codec, Schemas};
+use crate::error::{DecodeError, EncodeError};
+use crate::record::{Record, RecordSchema};
+use crate::wire::{ErrorIn, ErrorOut, Fields, Id, WireProcessState};
+
+pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
+    "operation-status",
+    include_str!("../../../schemas/operation-status.avsc"),
+    &[include_str!(
+        "../../../schemas/released/operation-status/v1.avsc"
+    )],
+);
+
+static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
+const FIELDS: Fields = Fields(SCHEMA.name);
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename = "StatusKind")]
+enum WireStatusKind {
+    Unknown,
+    Final,
+    Rejected,
+}
+
+#[derive(Serialize)]
+#[serde(rename = "OperationStatus")]
+struct Out<'a> {
+    event_id: Id,
+    operation: Id,
+    caller_id: Option<&'a str>,
+    workflow: &'a str,
+    tenant: &'a str,
+    kind: WireStatusKind,
+    state: WireProcessState,
+    sequence: i32,
+    error: Option<ErrorOut<'a>>,
+    failing_step: Option<&'a str>,
+    request_partition: i32,
+    request_offset: i64,
+    requested_at: i64,
+    at: i64,
+    reply_to: Option<&'a str>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename = "OperationStatus")]
+struct In {
+    event_id: Id,
+    operation: Id,
+    caller_id: Option<String>,
+    workflow: String,
+    tenant: String,
+    kind: WireStatusKind,
+    state: WireProcessState,
+    sequence: i32,
+    error: Option<ErrorIn>,
+    failing_step: Option<String>,
+    request_partition: i32,
+    request_offset: i64,
+    requested_at: i64,
+    at: i64,
+    reply_to: Option<String>,
+}
+
+impl Record for OperationStatus {
+    const SCHEMA: RecordSchema = SCHEMA;
+
+    fn fingerprint() -> u64 {
+        CODEC.fingerprint()
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+        let wire = Out {
+            event_id: Id(self.event_id),
+            operation: Id(self.operation.0),
+            caller_id: self.caller_id.as_deref(),
+            workflow: &self.workflow,
+            tenant: &self.tenant,
+            kind: match self.kind {
+                StatusKind::Final => WireStatusKind::Final,
+                StatusKind::Rejected => WireStatusKind::Rejected,
+            },
+            state: self.state.into(),
+            sequence: FIELDS.int("sequence", self.sequence)?,
+            error: self.error.as_ref().map(ErrorOut::from),
+            failing_step: self.failing_step.as_deref(),
+            request_partition: FIELDS.int("request_partition", self.request.partition.0)?,
+            request_offset: self.request.offset.0,
+            requested_at: self.requested_at.as_micros(),
+            at: self.at.as_micros(),
+            reply_to: self.reply_to.as_deref(),
+        };
+        CODEC.encode(&wire, out)
+    }
+
+    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
+        let wire: In = CODEC.decode(bytes, schemas)?;
+        let kind = match wire.kind {
+            WireStatusKind::Unknown => None,
+            WireStatusKind::Final => Some(StatusKind::Final),
+            WireStatusKind::Rejected => Some(StatusKind::Rejected),
+        };
+        let partition = FIELDS.u32("request_partition", wire.request_partition)?;
+        Ok(Self {
+            event_id: wire.event_id.0,
+            operation: OperationId(wire.operation.0),
+            caller_id: wire.caller_id,
+            workflow: wire.workflow,
+            tenant: wire.tenant,
+            kind: FIELDS.known("kind", kind)?,
+            state: FIELDS.known("state", wire.state.known())?,
+            sequence: FIELDS.u32("sequence", wire.sequence)?,
+            error: wire.error.map(StepError::from),
+            failing_step: wire.failing_step,
+            request: Position {
+                partition: PartitionId(partition),
+                offset: Offset(wire.request_offset),
+            },
+            requested_at: Timestamp(wire.requested_at),
+            at: Timestamp(wire.at),
+            reply_to: wire.reply_to,
+        })
+    }
+}

@@ -1,0 +1,59 @@
+//! What every record has in common.
+
+use crate::codec::Schemas;
+use crate::error::{DecodeError, EncodeError};
+
+/// A committed schema.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecordSchema {
+    /// The name of its file under `schemas/`, without the extension.
+    pub name: &'static str,
+    /// The current schema.
+    pub json: &'static str,
+    /// The released versions, from 1 on.
+    pub released: &'static [&'static str],
+}
+
+impl RecordSchema {
+    /// Declares the schema of `schemas/<name>.avsc`.
+    pub(crate) const fn new(
+        name: &'static str,
+        json: &'static str,
+        released: &'static [&'static str],
+    ) -> Self {
+        Self {
+            name,
+            json,
+            released,
+        }
+    }
+}
+
+/// Every record's schema.
+pub const RECORD_SCHEMAS: [RecordSchema; 5] = [
+    crate::operation_request::SCHEMA,
+    crate::step_request::SCHEMA,
+    crate::step_reply::SCHEMA,
+    crate::failed_operation::SCHEMA,
+    crate::operation_status::SCHEMA,
+];
+
+/// A value of the engine's that travels as a record.
+pub trait Record: Sized {
+    /// Its schema.
+    const SCHEMA: RecordSchema;
+
+    /// The CRC-64-AVRO fingerprint of its schema.
+    fn fingerprint() -> u64;
+
+    /// Appends the record's value to `out`, framed as an Avro single object.
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError>;
+
+    /// Reads a record's value. Schemas of a registry are looked up in `schemas`.
+    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError>;
+
+    /// Reads a record's value where no schema registry is configured.
+    fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        Self::decode_with(bytes, None)
+    }
+}

@@ -1,0 +1,135 @@
+//! `step-reply`: how an attempt at a step ended.
+
+use std::sync::LazyLock;
+
+use serde::{Deserialize, Serialize};
+use waybill_engine::{Attempt, Epoch, OperationId, Outcome, StepError, StepReply};
+
+use crate::codec::{Codec, Schemas};
+use crate::error::{DecodeError, EncodeError};
+use crate::record::{Record, RecordSchema};
+use crate::wire::{ErrorIn, ErrorOut, Fields, Id, MapIn, MapOut};
+
+pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
+    "step-reply",
+    include_str!("../../../schemas/step-reply.avsc"),
+    &[include_str!("../../../schemas/released/step-reply/v1.avsc")],
+);
+
+static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
+const FIELDS: Fields = Fields(SCHEMA.name);
+
+/// How long to wait after a `NotAttempted` that does not say.
+const RETRY_AFTER_MS_DEFAULT: u32 = 1_000;
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename = "Outcome")]
+enum WireOutcome {
+    Unknown,
+    Success,
+    Transient,
+    Permanent,
+    NotAttempted,
+}
+
+#[derive(Serialize)]
+#[serde(rename = "StepReply")]
+struct Out<'a> {
+    operation: Id,
+    step: &'a str,
+    attempt: i32,
+    epoch: i64,
+    outcome: WireOutcome,
+    outputs: MapOut<'a, String>,
+    error: Option<ErrorOut<'a>>,
+    retry_after_ms: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename = "StepReply")]
+struct In {
+    operation: Id,
+    step: String,
+    attempt: i32,
+    epoch: i64,
+    outcome: WireOutcome,
+    outputs: MapIn<String>,
+    error: Option<ErrorIn>,
+    retry_after_ms: Option<i64>,
+}
+
+impl Record for StepReply {
+    const SCHEMA: RecordSchema = SCHEMA;
+
+    fn fingerprint() -> u64 {
+        CODEC.fingerprint()
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+        let mut outputs: &[(String, String)] = &[];
+        let mut retry_after = None;
+        let (outcome, error) = match &self.outcome {
+            Outcome::Success { outputs: produced } => {
+                outputs = produced;
+                (WireOutcome::Success, None)
+            }
+            Outcome::Transient { error } => (WireOutcome::Transient, Some(error)),
+            Outcome::Permanent { error } => (WireOutcome::Permanent, Some(error)),
+            Outcome::Unknown { error } => (WireOutcome::Unknown, Some(error)),
+            Outcome::NotAttempted {
+                error,
+                retry_after_ms,
+            } => {
+                retry_after = Some(i64::from(*retry_after_ms));
+                (WireOutcome::NotAttempted, Some(error))
+            }
+        };
+        let wire = Out {
+            operation: Id(self.operation.0),
+            step: &self.step,
+            attempt: FIELDS.int("attempt", self.attempt.0)?,
+            epoch: FIELDS.long("epoch", self.epoch.0)?,
+            outcome,
+            outputs: MapOut(outputs),
+            error: error.map(ErrorOut::from),
+            retry_after_ms: retry_after,
+        };
+        CODEC.encode(&wire, out)
+    }
+
+    /// An agent of another language may leave out why it failed, or how long to wait: the outcome
+    /// counts nevertheless.
+    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
+        let wire: In = CODEC.decode(bytes, schemas)?;
+        let error = wire.error.map_or_else(unspecified, StepError::from);
+        let outcome = match wire.outcome {
+            WireOutcome::Success => Outcome::Success {
+                outputs: wire.outputs.0,
+            },
+            WireOutcome::Transient => Outcome::Transient { error },
+            WireOutcome::Permanent => Outcome::Permanent { error },
+            WireOutcome::Unknown => Outcome::Unknown { error },
+            WireOutcome::NotAttempted => Outcome::NotAttempted {
+                error,
+                retry_after_ms: match wire.retry_after_ms {
+                    Some(retry_after) => FIELDS.u32("retry_after_ms", retry_after)?,
+                    None => RETRY_AFTER_MS_DEFAULT,
+                },
+            },
+        };
+        Ok(Self {
+            operation: OperationId(wire.operation.0),
+            step: wire.step,
+            attempt: Attempt(FIELDS.u32("attempt", wire.attempt)?),
+            epoch: Epoch(FIELDS.u64("epoch", wire.epoch)?),
+            outcome,
+        })
+    }
+}
+
+fn unspecified() -> StepError {
+    StepError {
+        code: "unspecified".to_owned(),
+        message: "the agent gave no reason".to_owned(),
+    }
+}

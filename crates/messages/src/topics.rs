@@ -1,0 +1,111 @@
+//! The names of the topics.
+
+/// The topics of one installation, told from others on the same brokers by their prefix.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Topics {
+    prefix: String,
+    requests: String,
+    step_replies: String,
+    failed_operations: String,
+    operation_status: String,
+}
+
+impl Topics {
+    /// The topics under a prefix, which must itself be a topic name.
+    #[must_use]
+    pub fn new(prefix: &str) -> Self {
+        Self {
+            prefix: prefix.to_owned(),
+            requests: format!("{prefix}.operation-requests.v1"),
+            step_replies: format!("{prefix}.step-replies.v1"),
+            failed_operations: format!("{prefix}.failed-operations.v1"),
+            operation_status: format!("{prefix}.operation-status.v1"),
+        }
+    }
+
+    /// What all names begin with.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// What callers ask for.
+    #[must_use]
+    pub fn requests(&self) -> &str {
+        &self.requests
+    }
+
+    /// What one agent is asked for. The name is made anew: keep it where records are sent.
+    #[must_use]
+    pub fn step_requests(&self, agent: &str) -> String {
+        format!("{}.{agent}.requests.v1", self.prefix)
+    }
+
+    /// What agents answer.
+    #[must_use]
+    pub fn step_replies(&self) -> &str {
+        &self.step_replies
+    }
+
+    /// Operations that failed for good.
+    #[must_use]
+    pub fn failed_operations(&self) -> &str {
+        &self.failed_operations
+    }
+
+    /// Where operations stand.
+    #[must_use]
+    pub fn operation_status(&self) -> &str {
+        &self.operation_status
+    }
+
+    /// Where poison records of a topic go.
+    #[must_use]
+    pub fn dead_letter(topic: &str) -> String {
+        format!("dlq.{topic}")
+    }
+}
+
+impl Default for Topics {
+    fn default() -> Self {
+        Self::new("waybill")
+    }
+}
+
+/// Whether Kafka takes this as the name of a topic: 1 to 249 letters, digits, dots, underscores
+/// and hyphens, and neither `.` nor `..`.
+#[must_use]
+pub fn is_topic_name(name: &str) -> bool {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    (1..=249).contains(&name.len()) && name.bytes().all(legal) && name != "." && name != ".."
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn topics_have_the_documented_names() {
+        let topics = Topics::default();
+        assert_eq!(topics.requests(), "waybill.operation-requests.v1");
+        assert_eq!(topics.step_requests("drone"), "waybill.drone.requests.v1");
+        assert_eq!(topics.step_replies(), "waybill.step-replies.v1");
+        assert_eq!(topics.failed_operations(), "waybill.failed-operations.v1");
+        assert_eq!(topics.operation_status(), "waybill.operation-status.v1");
+        assert_eq!(
+            Topics::dead_letter(topics.requests()),
+            "dlq.waybill.operation-requests.v1"
+        );
+        assert_eq!(Topics::new("acme").requests(), "acme.operation-requests.v1");
+    }
+
+    #[test]
+    fn names_that_kafka_refuses_are_told() {
+        for good in ["a", "waybill.drone-delivery.requests_v1", &"x".repeat(249)] {
+            assert!(is_topic_name(good), "{good}");
+        }
+        for bad in ["", ".", "..", "a b", "a/b", "ä", &"x".repeat(250)] {
+            assert!(!is_topic_name(bad), "{bad}");
+        }
+    }
+}

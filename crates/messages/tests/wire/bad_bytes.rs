@@ -1,0 +1,226 @@
+//! Whatever bytes arrive: a clear error, no panic, and no allocation out of proportion.
+
+use std::fmt::Debug;
+
+use crate::samples;
+use waybill_engine::{CreateRequest, FailedOperation, OperationStatus, StepReply, StepRequest};
+use waybill_messages::{DecodeError, Record, VALUE_BYTES_MAX};
+
+fn encoded(value: &impl Record) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    value.encode(&mut bytes).unwrap();
+    bytes
+}
+
+/// SplitMix64: the same numbers in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+}
+
+fn framed<R: Record>(datum: &[u8]) -> Vec<u8> {
+    [&[0xc3, 0x01], &R::fingerprint().to_le_bytes()[..], datum].concat()
+}
+
+fn truncations_are_errors<R: Record + Debug>(value: &R) {
+    let bytes = encoded(value);
+    for length in 0..bytes.len() {
+        let error = R::decode(&bytes[..length]).unwrap_err();
+        if length < 10 {
+            assert_eq!(error, DecodeError::NotFramed { bytes: length });
+        } else {
+            assert!(
+                matches!(error, DecodeError::Malformed { .. }),
+                "{length}: {error:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_record_cut_off_anywhere_is_an_error() {
+    truncations_are_errors(&samples::create_request());
+    truncations_are_errors(&samples::step_request());
+    truncations_are_errors(&samples::step_reply());
+    truncations_are_errors(&samples::failed_operation());
+    truncations_are_errors(&samples::operation_status());
+}
+
+#[test]
+fn bytes_after_a_record_are_an_error() {
+    let mut bytes = encoded(&samples::step_reply());
+    bytes.extend_from_slice(b"xyz");
+    assert_eq!(
+        StepReply::decode(&bytes),
+        Err(DecodeError::TrailingBytes {
+            record: "step-reply",
+            bytes: 3
+        })
+    );
+}
+
+fn random_bytes_return<R: Record>(random: &mut Random, rounds: usize) {
+    for _ in 0..rounds {
+        let datum: Vec<u8> = (0..random.below(200))
+            .map(|_| random.next() as u8)
+            .collect();
+        drop(R::decode(&datum));
+        drop(R::decode(&framed::<R>(&datum)));
+    }
+}
+
+fn changed_records_return<R: Record>(random: &mut Random, value: &R, rounds: usize) {
+    let bytes = encoded(value);
+    for _ in 0..rounds {
+        let mut changed = bytes.clone();
+        for _ in 0..=random.below(4) {
+            let at = 10 + random.below(changed.len() - 10);
+            match random.below(3) {
+                0 => changed[at] = random.next() as u8,
+                1 => changed.insert(at, random.next() as u8),
+                _ => drop(changed.remove(at)),
+            }
+        }
+        drop(R::decode(&changed));
+    }
+}
+
+#[test]
+fn random_bytes_and_changed_records_never_panic() {
+    let random = &mut Random(3);
+    random_bytes_return::<CreateRequest>(random, 5_000);
+    random_bytes_return::<StepRequest>(random, 5_000);
+    random_bytes_return::<StepReply>(random, 5_000);
+    random_bytes_return::<FailedOperation>(random, 5_000);
+    random_bytes_return::<OperationStatus>(random, 5_000);
+    changed_records_return(random, &samples::create_request(), 10_000);
+    changed_records_return(random, &samples::step_request(), 10_000);
+    changed_records_return(random, &samples::step_reply(), 10_000);
+    changed_records_return(random, &samples::failed_operation(), 10_000);
+    changed_records_return(random, &samples::operation_status(), 10_000);
+}
+
+/// A zigzag variable-length number, as Avro writes it.
+fn number(value: i64) -> Vec<u8> {
+    let mut rest = ((value << 1) ^ (value >> 63)) as u64;
+    let mut bytes = Vec::new();
+    while rest > 0x7f {
+        bytes.push(rest as u8 | 0x80);
+        rest >>= 7;
+    }
+    bytes.push(rest as u8);
+    bytes
+}
+
+#[test]
+fn lengths_that_lie_are_errors() {
+    for length in [
+        1 << 20,
+        1 << 24,
+        (1 << 24) + 1,
+        1 << 40,
+        i64::MAX,
+        i64::MIN,
+        -1,
+    ] {
+        // The operation id's length, and the number of entries of the outputs.
+        let as_length = framed::<StepReply>(&number(length));
+        let reply = encoded(&samples::step_reply());
+        let (entries_at, entry) = (10 + 1 + 36 + 1 + 5 + 1 + 1 + 1, number(2));
+        assert_eq!(reply[entries_at..entries_at + 1], entry);
+        let as_entries = [
+            &reply[..entries_at],
+            &number(length)[..],
+            &reply[entries_at + 1..],
+        ]
+        .concat();
+        for bytes in [as_length, as_entries] {
+            let error = StepReply::decode(&bytes).unwrap_err();
+            assert!(
+                matches!(error, DecodeError::Malformed { .. }),
+                "{length}: {error:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn causes_are_short_enough_for_a_header() {
+    let bytes = framed::<FailedOperation>(&[0xff; 100]);
+    let text = FailedOperation::decode(&bytes).unwrap_err().to_string();
+    assert!(text.len() < 300, "{text}");
+}
+
+#[test]
+fn values_too_large_for_a_record_are_not_looked_at() {
+    let bytes = vec![0xc3; VALUE_BYTES_MAX + 1];
+    assert_eq!(
+        StepReply::decode(&bytes),
+        Err(DecodeError::TooLarge {
+            bytes: VALUE_BYTES_MAX + 1
+        })
+    );
+}
+
+#[test]
+fn other_framings_are_named() {
+    for bytes in [&b""[..], b"{}", b"\xc3\x02aaaaaaaaaa", b"\x00\x00\x00\x01"] {
+        assert_eq!(
+            StepReply::decode(bytes),
+            Err(DecodeError::NotFramed { bytes: bytes.len() })
+        );
+    }
+    assert_eq!(
+        StepReply::decode(b"\x00\x00\x00\x01\x02rest"),
+        Err(DecodeError::NoRegistry {
+            record: "step-reply",
+            id: 0x102
+        })
+    );
+    let error = StepReply::decode(b"\xc3\x01\x08\x07\x06\x05\x04\x03\x02\x01rest").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the step-reply was written with an unknown schema, fingerprint 0102030405060708"
+    );
+}
+
+#[test]
+fn ids_that_are_no_hyphenated_uuids_are_errors() {
+    let reply = encoded(&samples::step_reply());
+    for id in [
+        "0190b1e23c4d7e5f8a9b0c1d2e3f4a5b",
+        "x190b1e2-3c4d-7e5f-8a9b-0c1d2e3f4a5b",
+        "",
+    ] {
+        let datum = [&number(id.len() as i64)[..], id.as_bytes(), &reply[47..]].concat();
+        let error = StepReply::decode(&framed::<StepReply>(&datum)).unwrap_err();
+        assert!(matches!(error, DecodeError::Malformed { .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn counters_below_zero_are_errors() {
+    let mut reply = encoded(&samples::step_reply());
+    let attempt_at = 10 + 1 + 36 + 1 + 5;
+    assert_eq!(reply[attempt_at], 4);
+    reply[attempt_at] = 3;
+    assert_eq!(
+        StepReply::decode(&reply),
+        Err(DecodeError::OutOfRange {
+            record: "step-reply",
+            field: "attempt",
+            value: -2
+        })
+    );
+}

@@ -1,0 +1,6 @@
+//! The records as bytes: golden, round trips, bad input, evolution.
+
+mod bad_bytes;
+mod evolution;
+mod records;
+mod samples;

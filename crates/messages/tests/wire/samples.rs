@@ -1,0 +1,156 @@
+//! One value of each record, with every field filled, and the golden bytes' place.
+
+use std::path::PathBuf;
+
+use uuid::Uuid;
+use waybill_engine::{
+    Action, Attempt, CreateRequest, Epoch, FailedOperation, IdOrigin, Offset, OperationId,
+    OperationStatus, Outcome, PartitionId, Position, ProcessState, RequestHash, StatusKind,
+    StepError, StepReply, StepRequest, StepState, Timestamp,
+};
+
+pub const OPERATION: OperationId =
+    OperationId(Uuid::from_u128(0x0190_b1e2_3c4d_7e5f_8a9b_0c1d_2e3f_4a5b));
+pub const EVENT: Uuid = Uuid::from_u128(0x1234_5678_9abc_5def_8123_4567_89ab_cdef);
+pub const AT: Timestamp = Timestamp(1_760_000_000_123_456);
+
+pub fn error() -> StepError {
+    StepError {
+        code: "owner-suspended".to_owned(),
+        message: "owner 7 is suspended".to_owned(),
+    }
+}
+
+pub fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect()
+}
+
+pub fn create_request() -> CreateRequest {
+    CreateRequest {
+        operation: OPERATION,
+        id_origin: IdOrigin::Server,
+        workflow: "drone-delivery".to_owned(),
+        tenant: "acme".to_owned(),
+        caller_id: Some("delivery-17".to_owned()),
+        input: r#"{"ownerId":"o-1","pickupLocation":"Zürich"}"#.as_bytes().to_vec(),
+        deadline: Some(Timestamp(1_760_000_600_000_000)),
+        reply_to: Some("acme.deliveries".to_owned()),
+        request_hash: RequestHash(*b"0123456789abcdef"),
+        requested_at: AT,
+        traceparent: None,
+    }
+}
+
+pub fn step_request() -> StepRequest {
+    StepRequest {
+        operation: OPERATION,
+        workflow: "drone-delivery".into(),
+        step: "drone".into(),
+        agent: "drone-scheduler".into(),
+        attempt: Attempt(2),
+        epoch: Epoch(41),
+        action: Action::Run,
+        complete_by: Timestamp(1_760_000_005_000_000),
+        tenant: "acme".into(),
+        input: br#"{"ownerId":"o-1","pickupLocation":"Z\u00fcrich"}"#
+            .as_slice()
+            .into(),
+        results: pairs(&[("package.id", "p-9"), ("account.suspended", "false")]),
+        reply_partition: PartitionId(3),
+        traceparent: None,
+    }
+}
+
+pub fn step_reply() -> StepReply {
+    StepReply {
+        operation: OPERATION,
+        step: "drone".to_owned(),
+        attempt: Attempt(2),
+        epoch: Epoch(41),
+        outcome: Outcome::Success {
+            outputs: pairs(&[("droneId", "d-5"), ("eta", "12")]),
+        },
+    }
+}
+
+pub fn failed_operation() -> FailedOperation {
+    FailedOperation {
+        event_id: EVENT,
+        operation: OPERATION,
+        caller_id: Some("delivery-17".to_owned()),
+        workflow: "drone-delivery".to_owned(),
+        workflow_version: 4,
+        tenant: "acme".to_owned(),
+        failing_step: Some("drone".to_owned()),
+        failing_agent: Some("drone-scheduler".to_owned()),
+        error: error(),
+        completed_steps: vec!["account".to_owned(), "package".to_owned()],
+        failure_counts: vec![("drone".to_owned(), 5), ("package".to_owned(), 1)],
+        step_states: [
+            ("account", StepState::Completed),
+            ("package", StepState::Completed),
+            ("third-party", StepState::Skipped),
+            ("drone", StepState::Failed),
+            ("delivery", StepState::NotStarted),
+        ]
+        .map(|(step, state)| (step.to_owned(), state))
+        .into(),
+        input: b"{}".to_vec(),
+        requested_at: AT,
+        failed_at: Timestamp(AT.0 + 1),
+    }
+}
+
+pub fn operation_status() -> OperationStatus {
+    OperationStatus {
+        event_id: EVENT,
+        operation: OPERATION,
+        caller_id: Some("delivery-17".to_owned()),
+        workflow: "drone-delivery".to_owned(),
+        tenant: "acme".to_owned(),
+        kind: StatusKind::Final,
+        state: ProcessState::Error,
+        sequence: 1,
+        error: Some(error()),
+        failing_step: Some("account".to_owned()),
+        request: Position {
+            partition: PartitionId(3),
+            offset: Offset(123_456_789_012),
+        },
+        requested_at: AT,
+        at: Timestamp(AT.0 + 2),
+        reply_to: Some("acme.deliveries".to_owned()),
+    }
+}
+
+/// Where the golden bytes of a record's first version lie. They are the samples as an encoder that
+/// shares no code with the Avro library wrote them, fingerprint included.
+pub fn golden_file(record: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{record}.v1.hex"))
+}
+
+/// Bytes out of hexadecimal digits; white space counts for nothing.
+pub fn from_hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text
+        .bytes()
+        .filter(|byte| !byte.is_ascii_whitespace())
+        .collect();
+    let digit = |byte: u8| (byte as char).to_digit(16).unwrap() as u8;
+    digits
+        .chunks(2)
+        .map(|pair| digit(pair[0]) << 4 | digit(pair[1]))
+        .collect()
+}
+
+/// Bytes as hexadecimal digits, 32 bytes a line.
+pub fn to_hex(bytes: &[u8]) -> String {
+    let line = |line: &[u8]| {
+        line.iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
+    bytes.chunks(32).map(|bytes| line(bytes) + "\n").collect()
+}

@@ -1,0 +1,203 @@
+//! How the embedded store's values look as bytes.
+//!
+//! Every value begins with the number of its format, so that a newer program can read what an
+//! older one wrote, and an older one refuses what it does not know. What the write path compares
+//! (stamp and expiry) stands in front of the body, big-endian, and is read without decoding the
+//! body. Bodies are postcard.
+//!
+//! ```text
+//! state    format u8 = 1 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState
+//! created  format u8 = 1 · stamp i64 · Created
+//! lease    format u8 = 1 · Lease
+//! cursor   format u8 = 1 · bucket i64
+//! ```
+//!
+//! What must hold: reading never panics, whatever the bytes; the golden bytes in the tests change
+//! only together with the format's number.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use waybill_engine::{Created, OperationState, Stamp, Timestamp};
+
+use crate::due::DueBucket;
+use crate::lease::Lease;
+
+/// The format that this program writes, and the only one that it reads.
+const FORMAT: u8 = 1;
+
+/// The expiry of a row that is kept for good.
+const NEVER: Timestamp = Timestamp(i64::MAX);
+
+/// Why a stored value cannot be read.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub(crate) enum Malformed {
+    #[error("it is empty")]
+    Empty,
+    #[error("it has format {0}, and this program knows format {FORMAT} only")]
+    UnknownFormat(u8),
+    #[error("it ends early, after {0} bytes")]
+    Short(usize),
+    #[error("its body does not decode: {0}")]
+    Body(postcard::Error),
+    #[error("{0} bytes follow its end")]
+    Trailing(usize),
+}
+
+/// What stands in front of a state's body.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct StateHeader {
+    /// The stamp of the write.
+    pub(crate) stamp: Stamp,
+    /// When the row's retention ends; `None` if it is kept for good.
+    pub(crate) expires_at: Option<Timestamp>,
+}
+
+impl StateHeader {
+    /// Whether the row's retention has passed.
+    pub(crate) fn has_expired(self, now: Timestamp) -> bool {
+        self.expires_at.is_some_and(|at| at <= now)
+    }
+}
+
+/// Turns values into bytes, in a buffer that is used again and again.
+#[derive(Debug, Default)]
+pub(crate) struct Encoder {
+    buffer: Vec<u8>,
+}
+
+impl Encoder {
+    /// The value of the `state` keyspace.
+    pub(crate) fn state(&mut self, header: StateHeader, state: &OperationState) -> &[u8] {
+        self.start();
+        self.number(header.stamp.0);
+        self.number(header.expires_at.unwrap_or(NEVER).0);
+        self.body(state)
+    }
+
+    /// The value of the `created` keyspace.
+    pub(crate) fn created(&mut self, stamp: Stamp, created: &Created) -> &[u8] {
+        self.start();
+        self.number(stamp.0);
+        self.body(created)
+    }
+
+    /// The value of the `leases` keyspace.
+    pub(crate) fn lease(&mut self, lease: &Lease) -> &[u8] {
+        self.start();
+        self.body(lease)
+    }
+
+    /// The value of the `cursors` keyspace.
+    pub(crate) fn cursor(&mut self, cursor: DueBucket) -> &[u8] {
+        self.start();
+        self.number(cursor.0);
+        &self.buffer
+    }
+
+    fn start(&mut self) {
+        self.buffer.clear();
+        self.buffer.push(FORMAT);
+    }
+
+    fn number(&mut self, number: i64) {
+        self.buffer.extend_from_slice(&number.to_be_bytes());
+    }
+
+    fn body(&mut self, value: &impl Serialize) -> &[u8] {
+        let buffer = std::mem::take(&mut self.buffer);
+        self.buffer = postcard::to_extend(value, buffer)
+            .expect("every length in these types is known, and a vector takes any number of bytes");
+        &self.buffer
+    }
+}
+
+/// Reads what stands in front of a state's body.
+pub(crate) fn state_header(bytes: &[u8]) -> Result<StateHeader, Malformed> {
+    let mut reader = Reader::new(bytes)?;
+    reader.state_header()
+}
+
+/// Reads a state with its header.
+pub(crate) fn state(bytes: &[u8]) -> Result<(StateHeader, OperationState), Malformed> {
+    let mut reader = Reader::new(bytes)?;
+    Ok((reader.state_header()?, reader.body()?))
+}
+
+/// Reads the stamp in front of an immutable part.
+pub(crate) fn created_stamp(bytes: &[u8]) -> Result<Stamp, Malformed> {
+    Reader::new(bytes)?.number().map(Stamp)
+}
+
+/// Reads an immutable part.
+pub(crate) fn created(bytes: &[u8]) -> Result<Created, Malformed> {
+    let mut reader = Reader::new(bytes)?;
+    reader.number()?;
+    reader.body()
+}
+
+/// Reads a lease.
+pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Malformed> {
+    Reader::new(bytes)?.body()
+}
+
+/// Reads a sweep cursor.
+pub(crate) fn cursor(bytes: &[u8]) -> Result<DueBucket, Malformed> {
+    let mut reader = Reader::new(bytes)?;
+    let cursor = DueBucket(reader.number()?);
+    reader.end()?;
+    Ok(cursor)
+}
+
+/// What is left to read of a value whose format is known.
+struct Reader<'a> {
+    len: usize,
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn new(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        match bytes {
+            [] => Err(Malformed::Empty),
+            [FORMAT, rest @ ..] => Ok(Self {
+                len: bytes.len(),
+                rest,
+            }),
+            [format, ..] => Err(Malformed::UnknownFormat(*format)),
+        }
+    }
+
+    fn state_header(&mut self) -> Result<StateHeader, Malformed> {
+        let stamp = Stamp(self.number()?);
+        let expires_at = Timestamp(self.number()?);
+        Ok(StateHeader {
+            stamp,
+            expires_at: (expires_at != NEVER).then_some(expires_at),
+        })
+    }
+
+    fn number(&mut self) -> Result<i64, Malformed> {
+        let (number, rest) = self
+            .rest
+            .split_first_chunk()
+            .ok_or(Malformed::Short(self.len))?;
+        self.rest = rest;
+        Ok(i64::from_be_bytes(*number))
+    }
+
+    fn body<T: DeserializeOwned>(mut self) -> Result<T, Malformed> {
+        let (value, rest) = postcard::take_from_bytes(self.rest).map_err(Malformed::Body)?;
+        self.rest = rest;
+        self.end()?;
+        Ok(value)
+    }
+
+    fn end(&self) -> Result<(), Malformed> {
+        match self.rest.len() {
+            0 => Ok(()),
+            trailing => Err(Malformed::Trailing(trailing)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,262 @@
+//! Round trips, golden bytes, and bytes that are no values at all.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+use waybill_engine::{
+    Attempt, Epoch, Offset, OperationError, OwnerId, PartitionId, Position, ProcessState,
+    RequestHash, StepError, StepProgress, StepState,
+};
+
+use super::*;
+use crate::lease::Checkpoint;
+
+fn sample_created() -> Created {
+    Created {
+        workflow: "drone".into(),
+        workflow_version: 3,
+        step_names: vec!["check".into(), "fly".into()],
+        tenant: "t".into(),
+        caller_id: Some("c1".to_owned()),
+        input: Arc::from(&b"{\"a\":1}"[..]),
+        deadline: Some(Timestamp(1_000)),
+        reply_to: None,
+        request_hash: RequestHash([0xab; 16]),
+        request: Position {
+            partition: PartitionId(2),
+            offset: Offset(300),
+        },
+        requested_at: Timestamp(7),
+        created_at: Timestamp(8),
+        traceparent: Some("00-x".into()),
+    }
+}
+
+fn sample_state() -> OperationState {
+    OperationState {
+        state: ProcessState::Processing,
+        locked_by: Some(OwnerId(Uuid::from_u128(0x1234))),
+        epoch: Epoch(4),
+        next_due: Some(Timestamp(-1)),
+        handed_off: true,
+        failure_count: 2,
+        sequence: 5,
+        updated_at: Timestamp(9),
+        error: Some(OperationError {
+            step: Some("fly".to_owned()),
+            error: StepError {
+                code: "no-drone".to_owned(),
+                message: "none".to_owned(),
+            },
+        }),
+        steps: vec![
+            StepProgress {
+                state: StepState::Completed,
+                attempt: Attempt(1),
+                outputs: vec![("k".to_owned(), "v".to_owned())],
+                ..StepProgress::default()
+            },
+            StepProgress {
+                state: StepState::Running,
+                attempt: Attempt(2),
+                complete_by: Some(Timestamp(10)),
+                retry_at: Some(Timestamp(11)),
+                failure_count: 2,
+                error: Some(StepError {
+                    code: "busy".to_owned(),
+                    message: String::new(),
+                }),
+                outputs: Vec::new(),
+            },
+        ],
+    }
+}
+
+fn sample_lease() -> Lease {
+    Lease {
+        partition: PartitionId(1),
+        owner: Some(OwnerId(Uuid::from_u128(0x55))),
+        epoch: Epoch(6),
+        renewal: 7,
+        duration: Duration::from_millis(1_500),
+        stamp_limit: Stamp(1_000_000),
+        checkpoint: Checkpoint {
+            requests: Offset(10),
+            replies: Offset(20),
+            requests_fingerprint: Some(0xfeed),
+        },
+        consumed: Offset(11),
+    }
+}
+
+fn header() -> StateHeader {
+    StateHeader {
+        stamp: Stamp(0x0102_0304),
+        expires_at: Some(Timestamp(0x0506)),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn values_read_back_as_what_was_written() {
+    let mut encoder = Encoder::default();
+
+    let bytes = encoder.state(header(), &sample_state());
+    assert_eq!(state_header(bytes), Ok(header()));
+    assert_eq!(state(bytes), Ok((header(), sample_state())));
+
+    let kept = StateHeader {
+        stamp: Stamp(-1),
+        expires_at: None,
+    };
+    let bytes = encoder.state(kept, &sample_state());
+    assert_eq!(state_header(bytes), Ok(kept));
+
+    let bytes = encoder.created(Stamp(77), &sample_created());
+    assert_eq!(created_stamp(bytes), Ok(Stamp(77)));
+    assert_eq!(created(bytes), Ok(sample_created()));
+
+    assert_eq!(lease(encoder.lease(&sample_lease())), Ok(sample_lease()));
+
+    let bytes = encoder.cursor(DueBucket(-5));
+    assert_eq!(cursor(bytes), Ok(DueBucket(-5)));
+}
+
+/// Changes only together with [`FORMAT`]: what is on disk must stay readable.
+#[test]
+fn the_format_has_not_changed_by_accident() {
+    let mut encoder = Encoder::default();
+    let written = [
+        hex(encoder.state(header(), &sample_state())),
+        hex(encoder.created(Stamp(77), &sample_created())),
+        hex(encoder.lease(&sample_lease())),
+        hex(encoder.cursor(DueBucket(5))),
+    ];
+    assert_eq!(written, GOLDEN.map(|parts| parts.concat()));
+}
+
+/// A state, an immutable part, a lease and a cursor, in parts that a person can follow.
+const GOLDEN: [&[&str]; 4] = [
+    &[
+        "010000000001020304",                       // format, stamp
+        "0000000000000506",                         // expiry
+        "01",                                       // Processing
+        "011000000000000000000000000000001234",     // locked by
+        "04010101020512", // epoch, next due -1, handed off, failures, sequence, updated at
+        "010103666c79086e6f2d64726f6e65046e6f6e65", // error: fly, no-drone, none
+        "02",             // two steps
+        "02010000000001016b0176", // Completed, attempt 1, one output
+        "0102011401160201046275737900", // Running, attempt 2, its times, two failures, busy
+        "00",             // no output
+    ],
+    &[
+        "01000000000000004d",               // format, stamp
+        "0564726f6e6503",                   // workflow drone, version 3
+        "0205636865636b03666c79",           // two steps: check, fly
+        "0174",                             // tenant t
+        "01026331",                         // caller id c1
+        "077b2261223a317d",                 // input
+        "01d00f00",                         // deadline, no reply-to
+        "abababababababababababababababab", // request hash
+        "02d804",                           // request: partition 2, offset 300
+        "0e10",                             // requested at, created at
+        "010430302d78",                     // traceparent
+    ],
+    &[
+        "0101",                                 // format, partition
+        "011000000000000000000000000000000055", // owner
+        "0607",                                 // epoch, renewal
+        "0180cab5ee01",                         // duration: 1 s, 500,000,000 ns
+        "80897a",                               // stamp limit
+        "142801edfd03",                         // checkpoint
+        "16",                                   // consumed
+    ],
+    &["01", "0000000000000005"],
+];
+
+#[test]
+fn an_unknown_format_is_named() {
+    assert_eq!(state(&[2, 0, 0]), Err(Malformed::UnknownFormat(2)));
+    assert_eq!(
+        Malformed::UnknownFormat(2).to_string(),
+        "it has format 2, and this program knows format 1 only"
+    );
+    assert_eq!(lease(&[]), Err(Malformed::Empty));
+}
+
+#[test]
+fn a_value_cut_anywhere_is_refused() {
+    let mut encoder = Encoder::default();
+    let bytes = encoder.state(header(), &sample_state());
+    for len in 0..bytes.len() {
+        assert!(state(&bytes[..len]).is_err(), "state, {len} bytes");
+    }
+    let bytes = encoder.created(Stamp(1), &sample_created());
+    for len in 0..bytes.len() {
+        assert!(created(&bytes[..len]).is_err(), "created, {len} bytes");
+    }
+    let bytes = encoder.lease(&sample_lease());
+    for len in 0..bytes.len() {
+        assert!(lease(&bytes[..len]).is_err(), "lease, {len} bytes");
+    }
+    let bytes = encoder.cursor(DueBucket(1));
+    for len in 0..bytes.len() {
+        assert!(cursor(&bytes[..len]).is_err(), "cursor, {len} bytes");
+    }
+}
+
+#[test]
+fn bytes_behind_the_end_are_refused() {
+    let mut encoder = Encoder::default();
+    let mut bytes = encoder.lease(&sample_lease()).to_vec();
+    bytes.push(0);
+    assert_eq!(lease(&bytes), Err(Malformed::Trailing(1)));
+    let mut bytes = encoder.cursor(DueBucket(1)).to_vec();
+    bytes.push(0);
+    assert_eq!(cursor(&bytes), Err(Malformed::Trailing(1)));
+}
+
+#[test]
+fn random_and_damaged_bytes_never_panic() {
+    let mut encoder = Encoder::default();
+    let samples = [
+        encoder.state(header(), &sample_state()).to_vec(),
+        encoder.created(Stamp(1), &sample_created()).to_vec(),
+        encoder.lease(&sample_lease()).to_vec(),
+        encoder.cursor(DueBucket(1)).to_vec(),
+    ];
+    let mut seed = 0x5eed_u64;
+    let mut random = move || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    let mut refused = 0;
+    for round in 0..20_000 {
+        let bytes: Vec<u8> = if round % 2 == 0 {
+            let len = random() % 200;
+            std::iter::once(FORMAT)
+                .chain((0..len).map(|_| random().to_le_bytes()[0]))
+                .collect()
+        } else {
+            let mut bytes = samples[round / 2 % samples.len()].clone();
+            for _ in 0..=random() % 4 {
+                let at = usize::try_from(random()).unwrap() % bytes.len();
+                bytes[at] = random().to_le_bytes()[0];
+            }
+            bytes
+        };
+        refused += usize::from(state(&bytes).is_err());
+        refused += usize::from(created(&bytes).is_err());
+        refused += usize::from(lease(&bytes).is_err());
+        refused += usize::from(cursor(&bytes).is_err());
+        let _ = state_header(&bytes);
+        let _ = created_stamp(&bytes);
+    }
+    assert!(refused > 40_000, "only {refused} were refused");
+}

@@ -1,0 +1,107 @@
+//! The entries of the deadline index and of the attention table, and the slots that they are
+//! listed under.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use waybill_engine::{OperationId, Timestamp};
+
+/// An entry of the deadline index: a hint that something is due for an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct DueEntry {
+    /// When it is due; decides the bucket that it is listed under.
+    pub due: Timestamp,
+    /// The operation.
+    pub operation: OperationId,
+}
+
+/// A slot of the deadline index: one second of due times in one shard (the shard is the partition).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct DueBucket(pub i64);
+
+impl DueBucket {
+    /// How much time one bucket spans.
+    pub const WIDTH: Duration = Duration::from_secs(1);
+
+    const WIDTH_US: i64 = 1_000_000;
+
+    /// The bucket that holds `due`.
+    #[must_use]
+    pub fn of(due: Timestamp) -> Self {
+        Self(due.as_micros().div_euclid(Self::WIDTH_US))
+    }
+
+    /// The first instant after the bucket.
+    #[must_use]
+    pub fn end(self) -> Timestamp {
+        Timestamp(self.0.saturating_add(1).saturating_mul(Self::WIDTH_US))
+    }
+
+    /// The first and the last instant of the bucket.
+    pub(crate) fn bounds(self) -> (Timestamp, Timestamp) {
+        slot_bounds(self.0, Self::WIDTH_US)
+    }
+}
+
+/// An entry of the attention table: an operation that lingers, failed or is parked.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct AttentionEntry {
+    /// Since when it needs attention; decides the day that it is listed under.
+    pub at: Timestamp,
+    /// The operation.
+    pub operation: OperationId,
+}
+
+/// The first and the last instant of a day, counted from the Unix epoch.
+pub(crate) fn day_bounds(day: i64) -> (Timestamp, Timestamp) {
+    slot_bounds(day, 86_400_000_000)
+}
+
+fn slot_bounds(slot: i64, width_us: i64) -> (Timestamp, Timestamp) {
+    let first = slot.saturating_mul(width_us);
+    (
+        Timestamp(first),
+        Timestamp(first.saturating_add(width_us - 1)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_holds_one_second_also_before_the_epoch() {
+        for (due, bucket) in [
+            (0, 0),
+            (999_999, 0),
+            (1_000_000, 1),
+            (-1, -1),
+            (-1_000_000, -1),
+            (-1_000_001, -2),
+        ] {
+            let found = DueBucket::of(Timestamp(due));
+            assert_eq!(found, DueBucket(bucket), "{due}");
+            let (first, last) = found.bounds();
+            assert!((first.0..=last.0).contains(&due), "{due}");
+            assert_eq!(found.end(), Timestamp(last.0 + 1), "{due}");
+        }
+    }
+
+    #[test]
+    fn the_outermost_instants_have_buckets_that_hold_them() {
+        for due in [i64::MIN, i64::MAX] {
+            let (first, last) = DueBucket::of(Timestamp(due)).bounds();
+            assert!((first.0..=last.0).contains(&due), "{due}");
+        }
+        assert_eq!(DueBucket(i64::MAX).end(), Timestamp(i64::MAX));
+    }
+
+    #[test]
+    fn a_day_holds_its_86_400_seconds() {
+        assert_eq!(
+            day_bounds(1),
+            (Timestamp(86_400_000_000), Timestamp(172_799_999_999))
+        );
+        assert_eq!(day_bounds(-1).1, Timestamp(-1));
+    }
+}

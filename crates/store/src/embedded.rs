@@ -1,0 +1,335 @@
+//! The store of one machine: an embedded key-value store (fjall) in one directory, owned by one
+//! process.
+//!
+//! * **One writer.** Every change goes through one thread, which takes all that waits, writes it as
+//!   one atomic, synced batch and then answers each caller. So changes need no locks to be compared
+//!   with what is stored, and concurrent callers share a sync. See `embedded/writer.rs`.
+//! * **Readers read snapshots.** They see a batch whole or not at all, and only once it is synced.
+//! * **Retention is read, then purged.** A row past its retention reads as absent at once; its bytes
+//!   go later, in bounded steps. See `embedded/purge.rs`.
+//!
+//! Deliberately absent: settings that trade durability for speed.
+
+mod group;
+mod purge;
+mod recent;
+mod tables;
+mod writer;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::{mpsc, oneshot};
+use waybill_engine::{OperationId, OperationRow, PartitionId, Timestamp};
+
+use self::group::EncodedBatch;
+use self::purge::Purge;
+use self::tables::Tables;
+use self::writer::{Command, Reply, Writer};
+use crate::{AttentionEntry, DueBucket, DueEntry, Lease, Store, StoreError, WriteBatch};
+
+/// How an [`EmbeddedStore`] is opened. Every bound that it has is here.
+///
+/// Memory is about `cache_bytes`, plus `memtable_bytes` for each of the two row tables (and as much
+/// again, several times over at worst, while full ones wait for the disk), plus 50 bytes for each
+/// of `recent_stamps`, plus what callers have queued.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EmbeddedConfig {
+    /// The directory, made if absent. Nothing else may write in it.
+    pub path: PathBuf,
+    /// How many bytes of blocks read from disk are kept in memory. Default: 8 MiB.
+    pub cache_bytes: u64,
+    /// How many bytes of new rows a row table gathers in memory before it writes them out; the
+    /// larger it is, the more of an operation's short-lived states never reach a table on disk.
+    /// Applies to a directory that is newly made. Default: 8 MiB.
+    pub memtable_bytes: u64,
+    /// From how many bytes of full journal files on the tables that still hold the oldest one back
+    /// are written out; at least 64 MiB. Another 64 MiB or so are the file that is being written.
+    /// Default: 64 MiB.
+    pub journal_bytes_max: u64,
+    /// How many threads write out and compact tables. Default: 2.
+    pub worker_threads: usize,
+    /// How many calls may wait for the writer; past it callers wait for room. Default: 64.
+    pub queued_calls_max: usize,
+    /// After how many rows the writer stops taking more calls into one synced batch. A single call
+    /// is never split. Default: 4096.
+    pub group_rows_max: usize,
+    /// Of how many operations the stamp is remembered, so that their next write needs no read; at
+    /// most twice as many are held. Should exceed what is in flight. Default: 32,768.
+    pub recent_stamps: usize,
+    /// How often rows past their retention and deadline entries behind the cursor are looked for.
+    /// Default: 10 s.
+    pub purge_interval: Duration,
+    /// How many rows, and how many deadline entries per shard, one such pass removes at most.
+    /// Default: 65,536.
+    pub purge_entries_max: usize,
+}
+
+impl EmbeddedConfig {
+    /// The defaults, for the store in `path`.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            cache_bytes: 8 << 20,
+            memtable_bytes: 8 << 20,
+            journal_bytes_max: 64 << 20,
+            worker_threads: 2,
+            queued_calls_max: 64,
+            group_rows_max: 4096,
+            recent_stamps: 32_768,
+            purge_interval: Duration::from_secs(10),
+            purge_entries_max: 65_536,
+        }
+    }
+}
+
+/// The state store of one machine. See the [module](crate) for what holds.
+///
+/// Dropping it closes it, and waits until what was queued is written.
+pub struct EmbeddedStore {
+    path: PathBuf,
+    tables: Arc<Tables>,
+    running: Mutex<Option<Running>>,
+}
+
+/// The threads of an open store, and what keeps them going.
+struct Running {
+    commands: mpsc::Sender<Command>,
+    writer: JoinHandle<()>,
+    purge: Purge,
+}
+
+impl EmbeddedStore {
+    /// Opens the store, and makes it if it does not exist. Blocks while the journal of an unclean
+    /// end is replayed.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Locked`] if the directory is open already, [`StoreError::Unavailable`] if it
+    /// cannot be opened.
+    pub fn open(config: EmbeddedConfig) -> Result<Self, StoreError> {
+        let tables = Arc::new(Tables::open(&config)?);
+        let (commands, queue) = mpsc::channel(config.queued_calls_max.max(1));
+        let writer = Writer::spawn(Arc::clone(&tables), queue, &config)?;
+        let purge = Purge::spawn(Arc::clone(&tables), commands.downgrade(), &config)?;
+        Ok(Self {
+            path: config.path,
+            tables,
+            running: Mutex::new(Some(Running {
+                commands,
+                writer,
+                purge,
+            })),
+        })
+    }
+
+    /// Closes the store: refuses new writes, finishes those that wait, and stops its threads. The
+    /// directory is free for another once the store is dropped, too.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Unavailable`] if the writer had ended before.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        let Some(running) = self.take_running() else {
+            return Ok(());
+        };
+        tokio::task::spawn_blocking(move || running.stop())
+            .await
+            .map_err(|error| StoreError::unavailable("closing", error))?
+    }
+
+    fn take_running(&self) -> Option<Running> {
+        self.running
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    /// Hands a change to the writer and waits for its answer.
+    async fn change<T>(
+        &self,
+        action: &'static str,
+        command: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, StoreError> {
+        let commands = self
+            .running
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .map(|running| running.commands.clone())
+            .ok_or_else(|| StoreError::unavailable(action, Closed))?;
+        let (reply, answer) = oneshot::channel();
+        commands
+            .send(command(reply))
+            .await
+            .map_err(|_| StoreError::unavailable(action, Closed))?;
+        drop(commands);
+        answer
+            .await
+            .map_err(|_| StoreError::unavailable(action, Closed))?
+    }
+
+    /// Reads on a thread that may wait for the disk.
+    fn read<T: Send + 'static>(
+        &self,
+        action: &'static str,
+        read: impl FnOnce(&Tables) -> Result<T, StoreError> + Send + 'static,
+    ) -> BoxFuture<'_, Result<T, StoreError>> {
+        let tables = Arc::clone(&self.tables);
+        async move {
+            tokio::task::spawn_blocking(move || read(&tables))
+                .await
+                .map_err(|error| StoreError::unavailable(action, error))?
+        }
+        .boxed()
+    }
+}
+
+impl Running {
+    fn stop(self) -> Result<(), StoreError> {
+        let Self {
+            commands,
+            writer,
+            purge,
+        } = self;
+        purge.stop();
+        drop(commands);
+        writer
+            .join()
+            .map_err(|_| StoreError::unavailable("closing", "the writer had panicked"))
+    }
+}
+
+impl Drop for EmbeddedStore {
+    fn drop(&mut self) {
+        if let Some(running) = self.take_running()
+            && let Err(error) = running.stop()
+        {
+            tracing::error!(path = %self.path.display(), %error, "the state store did not close");
+        }
+    }
+}
+
+impl fmt::Debug for EmbeddedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EmbeddedStore")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store for EmbeddedStore {
+    fn is_exclusive(&self) -> bool {
+        true
+    }
+
+    fn write(&self, batch: WriteBatch) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move {
+            if batch.is_empty() {
+                return Ok(());
+            }
+            let batch = EncodedBatch::new(&batch, wall_clock());
+            self.change("writing rows", |reply| Command::Write(batch, reply))
+                .await
+        }
+        .boxed()
+    }
+
+    fn get_many(
+        &self,
+        ids: Vec<OperationId>,
+    ) -> BoxFuture<'_, Result<Vec<Option<OperationRow>>, StoreError>> {
+        self.read("reading rows", move |tables| {
+            tables.rows(&ids, wall_clock())
+        })
+    }
+
+    fn lease(&self, partition: PartitionId) -> BoxFuture<'_, Result<Option<Lease>, StoreError>> {
+        self.read("reading a lease", move |tables| tables.lease(partition))
+    }
+
+    fn take_lease(
+        &self,
+        seen: Option<Lease>,
+        lease: Lease,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.change("taking a lease", |reply| Command::TakeLease {
+            seen,
+            lease,
+            reply,
+        })
+        .boxed()
+    }
+
+    fn renew_lease(&self, lease: Lease) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.change("renewing a lease", |reply| Command::RenewLease {
+            lease,
+            reply,
+        })
+        .boxed()
+    }
+
+    fn due(
+        &self,
+        shard: PartitionId,
+        bucket: DueBucket,
+        after: Option<DueEntry>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<DueEntry>, StoreError>> {
+        self.read("reading the deadline index", move |tables| {
+            tables.due(shard, bucket, after, limit)
+        })
+    }
+
+    fn due_cursor(
+        &self,
+        shard: PartitionId,
+    ) -> BoxFuture<'_, Result<Option<DueBucket>, StoreError>> {
+        self.read("reading a sweep cursor", move |tables| tables.cursor(shard))
+    }
+
+    fn advance_due_cursor(
+        &self,
+        shard: PartitionId,
+        cursor: DueBucket,
+    ) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.change("advancing a sweep cursor", move |reply| {
+            Command::AdvanceCursor {
+                shard,
+                cursor,
+                reply,
+            }
+        })
+        .boxed()
+    }
+
+    fn attention(
+        &self,
+        shard: PartitionId,
+        day: i64,
+        after: Option<AttentionEntry>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<AttentionEntry>, StoreError>> {
+        self.read("reading the attention table", move |tables| {
+            tables.attention(shard, day, after, limit)
+        })
+    }
+}
+
+/// The store is closed, or its writer has ended.
+#[derive(Debug, thiserror::Error)]
+#[error("the store is closed")]
+struct Closed;
+
+fn wall_clock() -> Timestamp {
+    let since_epoch = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    Timestamp(0) + since_epoch
+}

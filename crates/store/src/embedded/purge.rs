@@ -1,0 +1,171 @@
+//! Removes what nobody reads any more: rows past their retention, and deadline entries behind the
+//! sweep cursor.
+//!
+//! Runs on its own thread, in bounded passes of small pages, so that it never holds up a write for
+//! long. Rows are removed by the writer, which looks at each once more: it may have been written
+//! again. Deadline entries are removed from here, since whoever repeats one behind the cursor loses
+//! nothing when it goes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use waybill_engine::{OperationId, PartitionId, Timestamp};
+
+use super::tables::Tables;
+use super::writer::Command;
+use super::{EmbeddedConfig, wall_clock};
+use crate::{StoreError, keys};
+
+/// How many entries are removed at once.
+const PAGE: usize = 256;
+
+/// The thread that purges.
+pub(super) struct Purge {
+    stop: mpsc::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Purge {
+    /// Starts the thread. It does not keep the writer's queue open.
+    pub(super) fn spawn(
+        tables: Arc<Tables>,
+        commands: tokio::sync::mpsc::WeakSender<Command>,
+        config: &EmbeddedConfig,
+    ) -> Result<Self, StoreError> {
+        let (stop, stopped) = mpsc::channel();
+        let mut purger = Purger {
+            tables,
+            commands,
+            stopped,
+            entries_max: config.purge_entries_max,
+            first_hour: i64::MIN,
+            due_from: HashMap::new(),
+        };
+        let interval = config.purge_interval;
+        let thread = thread::Builder::new()
+            .name("store-purge".to_owned())
+            .spawn(move || purger.run(interval))
+            .map_err(|error| StoreError::unavailable("opening", error))?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Ends the thread after the page that it is at.
+    pub(super) fn stop(self) {
+        drop(self.stop);
+        if self.thread.join().is_err() {
+            tracing::error!("the state store's purge had panicked");
+        }
+    }
+}
+
+struct Purger {
+    tables: Arc<Tables>,
+    commands: tokio::sync::mpsc::WeakSender<Command>,
+    stopped: mpsc::Receiver<()>,
+    entries_max: usize,
+    /// Everything in earlier hours is purged: spares a walk over what was removed from there.
+    first_hour: i64,
+    /// Likewise per shard of the deadline index.
+    due_from: HashMap<PartitionId, Timestamp>,
+}
+
+impl Purger {
+    fn run(&mut self, interval: Duration) {
+        while let Err(mpsc::RecvTimeoutError::Timeout) = self.stopped.recv_timeout(interval) {
+            if let Err(error) = self.pass(wall_clock()) {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "a purge pass failed"
+                );
+            }
+        }
+    }
+
+    fn pass(&mut self, now: Timestamp) -> Result<(), StoreError> {
+        self.purge_rows(now)?;
+        for (shard, cursor) in self.tables.cursors()? {
+            let (until, _) = cursor.bounds();
+            self.purge_due(shard, until)?;
+        }
+        Ok(())
+    }
+
+    /// Purges the hours that have wholly passed.
+    fn purge_rows(&mut self, now: Timestamp) -> Result<(), StoreError> {
+        let this_hour = keys::hour(now);
+        // A wall clock that was set back brings new entries into hours that were done.
+        self.first_hour = self.first_hour.min(this_hour);
+        let mut left = self.entries_max;
+        while left > 0 && !self.is_stopped() {
+            let page = left.min(PAGE);
+            let entries = self.tables.expired(self.first_hour, this_hour, page)?;
+            let Some(&(last_hour, _)) = entries.last() else {
+                self.first_hour = this_hour;
+                break;
+            };
+            self.first_hour = last_hour;
+            left -= entries.len();
+            self.remove_rows(entries, now)?;
+        }
+        Ok(())
+    }
+
+    fn remove_rows(
+        &self,
+        entries: Vec<(i64, OperationId)>,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let Some(commands) = self.commands.upgrade() else {
+            return Ok(());
+        };
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Purge {
+            entries,
+            now,
+            reply,
+        };
+        if commands.blocking_send(command).is_err() {
+            return Ok(());
+        }
+        drop(commands);
+        // Without an answer the writer has ended, and with it the store.
+        answer.blocking_recv().unwrap_or(Ok(()))
+    }
+
+    fn purge_due(&mut self, shard: PartitionId, until: Timestamp) -> Result<(), StoreError> {
+        let mut from = *self.due_from.entry(shard).or_insert(Timestamp(i64::MIN));
+        let mut left = self.entries_max;
+        while left > 0 && !self.is_stopped() {
+            let page = left.min(PAGE);
+            let keys = self.tables.due_keys(shard, from, until, page)?;
+            let Some((last, _)) = keys.last().and_then(|key| keys::read_index(key)) else {
+                from = from.max(until);
+                break;
+            };
+            from = last;
+            left -= keys.len();
+            let mut batch = self.tables.db.batch();
+            for key in keys {
+                batch.remove(&self.tables.due, key);
+            }
+            batch
+                .commit()
+                .map_err(|error| StoreError::unavailable("purging deadline entries", error))?;
+        }
+        self.due_from.insert(shard, from);
+        Ok(())
+    }
+
+    fn is_stopped(&self) -> bool {
+        matches!(
+            self.stopped.try_recv(),
+            Err(mpsc::TryRecvError::Disconnected)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,211 @@
+//! The one thread that changes the embedded store.
+//!
+//! It takes a call, and with it all others that wait by then, commits them as one group and answers
+//! each. It never lingers for more: what arrives during a sync forms the next group.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use tokio::sync::{mpsc, oneshot};
+use waybill_engine::{OperationId, PartitionId, Timestamp};
+
+use super::EmbeddedConfig;
+use super::group::{EncodedBatch, Group};
+use super::recent::RecentStamps;
+use super::tables::Tables;
+use crate::{DueBucket, Lease, StoreError, keys};
+
+/// Where the answer to a call goes.
+pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+
+/// A change that the writer is asked for.
+pub(super) enum Command {
+    /// Write rows and index entries.
+    Write(EncodedBatch, Reply<()>),
+    /// Take a lease if the stored one is exactly `seen`.
+    TakeLease {
+        seen: Option<Lease>,
+        lease: Lease,
+        reply: Reply<bool>,
+    },
+    /// Renew a lease.
+    RenewLease { lease: Lease, reply: Reply<bool> },
+    /// Move a sweep cursor forward.
+    AdvanceCursor {
+        shard: PartitionId,
+        cursor: DueBucket,
+        reply: Reply<()>,
+    },
+    /// Remove entries of the expiry index, and the rows whose retention has passed at `now`.
+    Purge {
+        entries: Vec<(i64, OperationId)>,
+        now: Timestamp,
+        reply: Reply<()>,
+    },
+}
+
+/// The writer's state.
+pub(super) struct Writer {
+    tables: Arc<Tables>,
+    queue: mpsc::Receiver<Command>,
+    recent: RecentStamps,
+    group_rows_max: usize,
+}
+
+/// An answer that waits for the commit.
+enum Pending {
+    Done(Reply<()>),
+    Decided(Reply<bool>, bool),
+}
+
+impl Writer {
+    /// Starts the thread. It ends once every sender is gone and the queue is empty.
+    pub(super) fn spawn(
+        tables: Arc<Tables>,
+        queue: mpsc::Receiver<Command>,
+        config: &EmbeddedConfig,
+    ) -> Result<JoinHandle<()>, StoreError> {
+        let mut writer = Self {
+            tables,
+            queue,
+            recent: RecentStamps::new(config.recent_stamps),
+            group_rows_max: config.group_rows_max,
+        };
+        thread::Builder::new()
+            .name("store-writer".to_owned())
+            .spawn(move || writer.run())
+            .map_err(|error| StoreError::unavailable("opening", error))
+    }
+
+    fn run(&mut self) {
+        while let Some(command) = self.queue.blocking_recv() {
+            if let Some(purge) = self.commit_group(command) {
+                self.purge(purge);
+            }
+        }
+    }
+
+    /// Commits `first` and what waits behind it, up to a purge, which it returns.
+    fn commit_group(&mut self, first: Command) -> Option<PurgeCall> {
+        let mut group = Group::new(&self.tables, &mut self.recent);
+        let mut pending = Vec::new();
+        let mut purge = None;
+        let mut rows = 0;
+        let mut next = Some(first);
+        while let Some(command) = next {
+            match command {
+                Command::Write(batch, reply) => {
+                    rows += batch.rows();
+                    match group.write(batch) {
+                        Ok(()) => pending.push(Pending::Done(reply)),
+                        Err(error) => answer(reply, Err(error)),
+                    }
+                }
+                Command::TakeLease { seen, lease, reply } => {
+                    match group.take_lease(seen.as_ref(), lease) {
+                        Ok(taken) => pending.push(Pending::Decided(reply, taken)),
+                        Err(error) => answer(reply, Err(error)),
+                    }
+                }
+                Command::RenewLease { lease, reply } => match group.renew_lease(lease) {
+                    Ok(renewed) => pending.push(Pending::Decided(reply, renewed)),
+                    Err(error) => answer(reply, Err(error)),
+                },
+                Command::AdvanceCursor {
+                    shard,
+                    cursor,
+                    reply,
+                } => match group.advance_cursor(shard, cursor) {
+                    Ok(()) => pending.push(Pending::Done(reply)),
+                    Err(error) => answer(reply, Err(error)),
+                },
+                Command::Purge {
+                    entries,
+                    now,
+                    reply,
+                } => {
+                    purge = Some(PurgeCall {
+                        entries,
+                        now,
+                        reply,
+                    });
+                    break;
+                }
+            }
+            next = if rows < self.group_rows_max {
+                self.queue.try_recv().ok()
+            } else {
+                None
+            };
+        }
+        let outcome = group.commit().map_err(Arc::new);
+        for pending in pending {
+            pending.answer(&outcome);
+        }
+        purge
+    }
+
+    /// Removes rows past their retention. Not synced: what comes back after a crash is purged again.
+    fn purge(&mut self, call: PurgeCall) {
+        let outcome = self.remove_expired(&call.entries, call.now);
+        answer(call.reply, outcome);
+    }
+
+    fn remove_expired(
+        &mut self,
+        entries: &[(i64, OperationId)],
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let tables = &*self.tables;
+        let mut batch = tables.db.batch();
+        let mut removed = Vec::new();
+        for &(hour, id) in entries {
+            batch.remove(&tables.expiry, keys::expiry(hour, id));
+            // The row may have been written again since, with a later expiry or none.
+            let has_expired = match tables.state_header(id) {
+                Ok(state) => state.is_some_and(|state| state.has_expired(now)),
+                Err(error @ StoreError::Corrupt { .. }) => {
+                    tracing::warn!(%error, "a row past its retention is left for a person to see");
+                    false
+                }
+                Err(error) => return Err(error),
+            };
+            if has_expired && !removed.contains(&id) {
+                batch.remove(&tables.state, keys::row(id));
+                batch.remove(&tables.created, keys::row(id));
+                removed.push(id);
+            }
+        }
+        batch
+            .commit()
+            .map_err(|error| StoreError::unavailable("purging rows", error))?;
+        for id in removed {
+            self.recent.remove(id);
+        }
+        Ok(())
+    }
+}
+
+/// A [`Command::Purge`], taken apart.
+struct PurgeCall {
+    entries: Vec<(i64, OperationId)>,
+    now: Timestamp,
+    reply: Reply<()>,
+}
+
+impl Pending {
+    fn answer(self, outcome: &Result<(), Arc<fjall::Error>>) {
+        let outcome = outcome
+            .clone()
+            .map_err(|error| StoreError::unavailable("a group commit", error));
+        match self {
+            Self::Done(reply) => answer(reply, outcome),
+            Self::Decided(reply, decision) => answer(reply, outcome.map(|()| decision)),
+        }
+    }
+}
+
+/// Answers a call; a caller that has gone away needs no answer.
+fn answer<T>(reply: Reply<T>, outcome: Result<T, StoreError>) {
+    drop(reply.send(outcome));
+}

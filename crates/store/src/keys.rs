@@ -1,0 +1,135 @@
+//! The keys of the embedded store: fixed-width and big-endian, so that their byte order is the
+//! order in which entries are listed.
+
+use waybill_engine::{OperationId, PartitionId, Timestamp};
+
+/// The length of an index key: shard, instant, operation.
+pub(crate) const INDEX_KEY_LEN: usize = 4 + 8 + 16;
+
+/// The length of an expiry key: hour, operation.
+pub(crate) const EXPIRY_KEY_LEN: usize = 8 + 16;
+
+/// Microseconds in a slot of the expiry index.
+const HOUR_US: i64 = 3_600_000_000;
+
+/// The key of an operation's row.
+pub(crate) fn row(id: OperationId) -> [u8; 16] {
+    id.0.into_bytes()
+}
+
+/// The key of what is kept once per partition or shard.
+pub(crate) fn partition(partition: PartitionId) -> [u8; 4] {
+    partition.0.to_be_bytes()
+}
+
+/// The partition of a key that [`partition`] made.
+pub(crate) fn read_partition(key: &[u8]) -> Option<PartitionId> {
+    Some(PartitionId(u32::from_be_bytes(key.try_into().ok()?)))
+}
+
+/// The key of an entry in the deadline index or the attention table.
+pub(crate) fn index(shard: PartitionId, at: Timestamp, id: OperationId) -> [u8; INDEX_KEY_LEN] {
+    let mut key = [0; INDEX_KEY_LEN];
+    key[..4].copy_from_slice(&shard.0.to_be_bytes());
+    key[4..12].copy_from_slice(&ordered(at.0));
+    key[12..].copy_from_slice(id.0.as_bytes());
+    key
+}
+
+/// The instant and the operation of a key that [`index`] made.
+pub(crate) fn read_index(key: &[u8]) -> Option<(Timestamp, OperationId)> {
+    let key: &[u8; INDEX_KEY_LEN] = key.try_into().ok()?;
+    Some((
+        Timestamp(read_ordered(&key[4..12])?),
+        operation(&key[12..])?,
+    ))
+}
+
+/// The hour of the expiry index that holds `at`.
+pub(crate) fn hour(at: Timestamp) -> i64 {
+    at.0.div_euclid(HOUR_US)
+}
+
+/// The key of an entry in the expiry index.
+pub(crate) fn expiry(hour: i64, id: OperationId) -> [u8; EXPIRY_KEY_LEN] {
+    let mut key = [0; EXPIRY_KEY_LEN];
+    key[..8].copy_from_slice(&ordered(hour));
+    key[8..].copy_from_slice(id.0.as_bytes());
+    key
+}
+
+/// The hour and the operation of a key that [`expiry`] made.
+pub(crate) fn read_expiry(key: &[u8]) -> Option<(i64, OperationId)> {
+    let key: &[u8; EXPIRY_KEY_LEN] = key.try_into().ok()?;
+    Some((read_ordered(&key[..8])?, operation(&key[8..])?))
+}
+
+/// A signed number as bytes that sort as it does: big-endian, the sign bit flipped.
+fn ordered(value: i64) -> [u8; 8] {
+    (value.cast_unsigned() ^ (1 << 63)).to_be_bytes()
+}
+
+fn read_ordered(bytes: &[u8]) -> Option<i64> {
+    let value = u64::from_be_bytes(bytes.try_into().ok()?);
+    Some((value ^ (1 << 63)).cast_signed())
+}
+
+fn operation(bytes: &[u8]) -> Option<OperationId> {
+    Some(OperationId(uuid::Uuid::from_slice(bytes).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EDGES: [i64; 7] = [i64::MIN, -HOUR_US, -1, 0, 1, HOUR_US, i64::MAX];
+
+    fn id(n: u128) -> OperationId {
+        OperationId(uuid::Uuid::from_u128(n))
+    }
+
+    #[test]
+    fn index_keys_sort_by_shard_then_time_then_operation() {
+        let mut keys = Vec::new();
+        for shard in [0, 1, 255, 256, u32::MAX] {
+            for at in EDGES {
+                for n in [0, 1, u128::MAX] {
+                    keys.push(index(PartitionId(shard), Timestamp(at), id(n)));
+                }
+            }
+        }
+        assert!(keys.is_sorted());
+    }
+
+    #[test]
+    fn expiry_keys_sort_by_hour_then_operation() {
+        let keys: Vec<_> = EDGES
+            .iter()
+            .flat_map(|&hour| [expiry(hour, id(1)), expiry(hour, id(2))])
+            .collect();
+        assert!(keys.is_sorted());
+    }
+
+    #[test]
+    fn every_key_reads_back_as_what_made_it() {
+        for at in EDGES {
+            let key = index(PartitionId(7), Timestamp(at), id(42));
+            assert_eq!(read_index(&key), Some((Timestamp(at), id(42))));
+            assert_eq!(read_expiry(&expiry(at, id(42))), Some((at, id(42))));
+        }
+        assert_eq!(
+            read_partition(&partition(PartitionId(9))),
+            Some(PartitionId(9))
+        );
+    }
+
+    #[test]
+    fn a_key_of_another_length_is_not_read() {
+        for len in 0..64_usize {
+            let key = vec![7; len];
+            assert_eq!(read_index(&key).is_some(), len == INDEX_KEY_LEN);
+            assert_eq!(read_expiry(&key).is_some(), len == EXPIRY_KEY_LEN);
+            assert_eq!(read_partition(&key).is_some(), len == 4);
+        }
+    }
+}

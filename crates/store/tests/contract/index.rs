@@ -1,0 +1,243 @@
+//! The deadline index and the attention table: order, pages, cursor, and the index before the row.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use waybill_engine::{PartitionId, Timestamp};
+use waybill_store::{AttentionEntry, DueBucket, DueEntry, Store, WriteBatch};
+
+use super::{Random, Subject, fresh_id, fresh_partition, reopen, write};
+
+const SECOND: i64 = 1_000_000;
+const DAY: i64 = 86_400 * SECOND;
+
+fn due_at(due: i64) -> DueEntry {
+    DueEntry {
+        due: Timestamp(due),
+        operation: fresh_id(),
+    }
+}
+
+fn due_batch(shard: PartitionId, entries: &[DueEntry]) -> WriteBatch {
+    WriteBatch {
+        due: entries.iter().map(|&entry| (shard, entry)).collect(),
+        ..WriteBatch::default()
+    }
+}
+
+async fn read_bucket(store: &dyn Store, shard: PartitionId, bucket: i64) -> Vec<DueEntry> {
+    store
+        .due(shard, DueBucket(bucket), None, usize::MAX)
+        .await
+        .unwrap()
+}
+
+pub async fn due_entries_are_read_in_order_from_their_bucket_only(subject: &impl Subject) {
+    let store = subject.open().await;
+    let shard = fresh_partition();
+    let mut entries: Vec<_> = [0, 1, 1, 500_000, 999_999]
+        .into_iter()
+        .flat_map(|micros| [7, 8, 9].map(|second| due_at(second * SECOND + micros)))
+        .collect();
+    Random::new(3).shuffle(&mut entries);
+    for batch in entries.chunks(4) {
+        store.write(due_batch(shard, batch)).await.unwrap();
+    }
+    entries.sort();
+    for bucket in 6..=10 {
+        let wanted: Vec<_> = entries
+            .iter()
+            .copied()
+            .filter(|entry| DueBucket::of(entry.due) == DueBucket(bucket))
+            .collect();
+        assert_eq!(
+            read_bucket(&*store, shard, bucket).await,
+            wanted,
+            "bucket {bucket}"
+        );
+    }
+    assert_eq!(
+        read_bucket(&*store, fresh_partition(), 8).await,
+        [],
+        "another shard"
+    );
+
+    let store = reopen(subject, store).await;
+    assert_eq!(read_bucket(&*store, shard, 8).await.len(), 5);
+}
+
+pub async fn a_due_entry_written_twice_is_read_once(subject: &impl Subject) {
+    let store = subject.open().await;
+    let shard = fresh_partition();
+    let entry = due_at(5 * SECOND);
+    store
+        .write(due_batch(shard, &[entry, entry]))
+        .await
+        .unwrap();
+    store.write(due_batch(shard, &[entry])).await.unwrap();
+    assert_eq!(read_bucket(&*store, shard, 5).await, [entry]);
+}
+
+pub async fn a_bucket_is_read_page_by_page(subject: &impl Subject) {
+    let store = subject.open().await;
+    let shard = fresh_partition();
+    let mut entries: Vec<_> = (0..103).map(|n| due_at(20 * SECOND + n / 10)).collect();
+    entries.sort();
+    store.write(due_batch(shard, &entries)).await.unwrap();
+    store
+        .write(due_batch(
+            shard,
+            &[due_at(19 * SECOND), due_at(21 * SECOND)],
+        ))
+        .await
+        .unwrap();
+
+    let mut read = Vec::new();
+    loop {
+        let after = read.last().copied();
+        let page = store.due(shard, DueBucket(20), after, 10).await.unwrap();
+        assert!(page.len() <= 10);
+        if page.is_empty() {
+            break;
+        }
+        read.extend(page);
+    }
+    assert_eq!(read, entries);
+
+    let bucket = DueBucket(20);
+    let before = due_at(19 * SECOND);
+    let behind = due_at(21 * SECOND);
+    assert_eq!(
+        store.due(shard, bucket, Some(before), 500).await.unwrap(),
+        entries
+    );
+    assert_eq!(
+        store.due(shard, bucket, Some(behind), 500).await.unwrap(),
+        []
+    );
+    assert_eq!(store.due(shard, bucket, None, 0).await.unwrap(), []);
+}
+
+pub async fn the_cursor_moves_forward_only_and_survives_reopening(subject: &impl Subject) {
+    let store = subject.open().await;
+    let (shard, other) = (fresh_partition(), fresh_partition());
+    assert_eq!(store.due_cursor(shard).await.unwrap(), None);
+    for (advance, wanted) in [(10, 10), (30, 30), (20, 30), (30, 30), (31, 31)] {
+        store
+            .advance_due_cursor(shard, DueBucket(advance))
+            .await
+            .unwrap();
+        assert_eq!(
+            store.due_cursor(shard).await.unwrap(),
+            Some(DueBucket(wanted))
+        );
+    }
+    assert_eq!(store.due_cursor(other).await.unwrap(), None);
+    let store = reopen(subject, store).await;
+    assert_eq!(store.due_cursor(shard).await.unwrap(), Some(DueBucket(31)));
+}
+
+pub async fn the_cursor_leaves_entries_at_and_behind_it(subject: &impl Subject) {
+    let store = subject.open().await;
+    let shard = fresh_partition();
+    let entries = [due_at(40 * SECOND), due_at(41 * SECOND)];
+    store.write(due_batch(shard, &entries)).await.unwrap();
+    store
+        .advance_due_cursor(shard, DueBucket(40))
+        .await
+        .unwrap();
+    assert_eq!(read_bucket(&*store, shard, 40).await, [entries[0]]);
+    assert_eq!(read_bucket(&*store, shard, 41).await, [entries[1]]);
+}
+
+pub async fn attention_is_read_by_day_in_order_and_page_by_page(subject: &impl Subject) {
+    let store = subject.open().await;
+    let shard = fresh_partition();
+    let mut entries: Vec<_> = (0..53)
+        .map(|n| AttentionEntry {
+            at: Timestamp(100 * DAY + n * DAY / 53),
+            operation: fresh_id(),
+        })
+        .collect();
+    let around = [99 * DAY, 101 * DAY, 100 * DAY - 1].map(|at| AttentionEntry {
+        at: Timestamp(at),
+        operation: fresh_id(),
+    });
+    let mut batch = WriteBatch::default();
+    batch.attention.extend(
+        entries
+            .iter()
+            .chain(&around)
+            .map(|entry| (shard, entry.clone())),
+    );
+    Random::new(5).shuffle(&mut batch.attention);
+    store.write(batch.clone()).await.unwrap();
+    store.write(batch).await.unwrap();
+    entries.sort_by_key(|entry| (entry.at, entry.operation));
+
+    let store = reopen(subject, store).await;
+    let mut read: Vec<AttentionEntry> = Vec::new();
+    loop {
+        let after = read.last().cloned();
+        let page = store.attention(shard, 100, after, 7).await.unwrap();
+        assert!(page.len() <= 7);
+        if page.is_empty() {
+            break;
+        }
+        read.extend(page);
+    }
+    assert_eq!(read, entries);
+    let other = store
+        .attention(fresh_partition(), 100, None, 10)
+        .await
+        .unwrap();
+    assert_eq!(other, []);
+    let day_before = store.attention(shard, 99, None, 10).await.unwrap();
+    assert_eq!(day_before, [around[0].clone(), around[2].clone()]);
+}
+
+pub async fn no_row_is_visible_before_its_index_entries(subject: &impl Subject) {
+    let store = subject.open().await;
+    let shard = fresh_partition();
+    let ids: Vec<_> = (0..100).map(|_| fresh_id()).collect();
+    let done = Arc::new(AtomicBool::new(false));
+    let reader = tokio::spawn({
+        let (store, ids, done) = (Arc::clone(&store), ids.clone(), Arc::clone(&done));
+        async move {
+            let mut seen_partly = 0;
+            loop {
+                let is_last = done.load(Ordering::Acquire);
+                let rows = store.get_many(ids.clone()).await.unwrap();
+                let due = store
+                    .due(shard, DueBucket(60), None, usize::MAX)
+                    .await
+                    .unwrap();
+                let attention = store.attention(shard, 0, None, usize::MAX).await.unwrap();
+                let visible: Vec<_> = rows.into_iter().flatten().map(|row| row.id).collect();
+                for id in &visible {
+                    assert!(due.iter().any(|entry| entry.operation == *id));
+                    assert!(attention.iter().any(|entry| entry.operation == *id));
+                }
+                seen_partly += usize::from(!visible.is_empty() && visible.len() < ids.len());
+                if is_last {
+                    assert_eq!(visible.len(), ids.len());
+                    return seen_partly;
+                }
+            }
+        }
+    });
+    for &operation in &ids {
+        let at = Timestamp(60 * SECOND);
+        let batch = WriteBatch {
+            due: vec![(shard, DueEntry { due: at, operation })],
+            attention: vec![(shard, AttentionEntry { at, operation })],
+            rows: vec![write(operation, 1, true)],
+        };
+        store.write(batch).await.unwrap();
+    }
+    done.store(true, Ordering::Release);
+    assert!(
+        reader.await.unwrap() > 0,
+        "the reader saw nothing in between"
+    );
+}

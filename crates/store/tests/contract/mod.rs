@@ -1,0 +1,152 @@
+//! What every [`Store`] must do, whatever it keeps its rows in.
+//!
+//! An implementation says through [`Subject`] how it is opened, and runs every rule with
+//! [`contract_tests!`](crate::contract_tests). Rules use fresh ids, partitions and shards of their
+//! own, so that they may share one database.
+
+pub mod index;
+pub mod lease;
+pub mod rows;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use uuid::Uuid;
+use waybill_engine::{
+    Attempt, Created, Epoch, Offset, OperationId, OperationState, OwnerId, PartitionId, Position,
+    ProcessState, RequestHash, Stamp, StepProgress, StepState, Timestamp,
+};
+use waybill_store::{RowWrite, Store, WriteBatch};
+
+/// A store under test.
+pub trait Subject {
+    /// Opens the store, and again after it was closed by dropping what this returned before.
+    fn open(&self) -> impl Future<Output = Arc<dyn Store>> + Send;
+}
+
+/// Closes the store and opens it again.
+pub async fn reopen(subject: &impl Subject, store: Arc<dyn Store>) -> Arc<dyn Store> {
+    assert_eq!(
+        Arc::strong_count(&store),
+        1,
+        "the rule still holds the store"
+    );
+    drop(store);
+    subject.open().await
+}
+
+/// Makes one test of every rule, each with a subject of its own.
+#[macro_export]
+macro_rules! contract_tests {
+    ($subject:expr; $($module:ident { $($rule:ident),* $(,)? })*) => {
+        $($(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $rule() {
+                contract::$module::$rule(&$subject).await;
+            }
+        )*)*
+    };
+}
+
+/// Repeatable pseudo-random numbers (xorshift64).
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        usize::try_from(self.next() % u64::try_from(bound).unwrap()).unwrap()
+    }
+
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
+    }
+}
+
+/// An id that nobody else has.
+pub fn fresh_id() -> OperationId {
+    OperationId(Uuid::new_v4())
+}
+
+/// A partition that no other rule of this process uses.
+pub fn fresh_partition() -> PartitionId {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    PartitionId(NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// An immutable part that `mark` tells from others.
+pub fn created(mark: i64) -> Arc<Created> {
+    Arc::new(Created {
+        workflow: "drone-delivery".into(),
+        workflow_version: 1,
+        step_names: vec!["account".into(), "drone".into()],
+        tenant: "tenant".into(),
+        caller_id: Some(format!("caller-{mark}")),
+        input: Arc::from(format!("{{\"mark\":{mark}}}").as_bytes()),
+        deadline: Some(Timestamp(mark)),
+        reply_to: Some("answers".to_owned()),
+        request_hash: RequestHash([7; 16]),
+        request: Position {
+            partition: PartitionId(3),
+            offset: Offset(mark),
+        },
+        requested_at: Timestamp(mark),
+        created_at: Timestamp(mark + 1),
+        traceparent: None,
+    })
+}
+
+/// A state that `mark` tells from others.
+pub fn state(mark: i64) -> OperationState {
+    OperationState {
+        state: ProcessState::Processing,
+        locked_by: Some(OwnerId(Uuid::from_u128(5))),
+        epoch: Epoch(1),
+        next_due: Some(Timestamp(mark)),
+        handed_off: false,
+        failure_count: 0,
+        sequence: 0,
+        updated_at: Timestamp(mark),
+        error: None,
+        steps: vec![
+            StepProgress {
+                state: StepState::Completed,
+                attempt: Attempt(1),
+                outputs: vec![("mark".to_owned(), mark.to_string())],
+                ..StepProgress::default()
+            },
+            StepProgress::default(),
+        ],
+    }
+}
+
+/// A write whose state, and immutable part if there is one, are marked with its stamp.
+pub fn write(id: OperationId, stamp: i64, with_created: bool) -> RowWrite {
+    RowWrite {
+        id,
+        created: with_created.then(|| created(stamp)),
+        state: state(stamp),
+        stamp: Stamp(stamp),
+        keep_for: None,
+    }
+}
+
+/// A batch of rows only.
+pub fn rows(rows: impl IntoIterator<Item = RowWrite>) -> WriteBatch {
+    WriteBatch {
+        rows: rows.into_iter().collect(),
+        ..WriteBatch::default()
+    }
+}

@@ -1,0 +1,505 @@
+//! The embedded store: the contract of every store, and what only a store on disk can get wrong.
+
+mod contract;
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use contract::{Random, Subject, created, fresh_id, rows, state, write};
+use uuid::Uuid;
+use waybill_engine::{Epoch, Offset, OperationId, OwnerId, PartitionId, Stamp, Timestamp};
+use waybill_store::{
+    Checkpoint, DueBucket, DueEntry, EmbeddedConfig, EmbeddedStore, Lease, RowWrite, Store,
+    StoreError, WriteBatch,
+};
+
+/// The embedded store in a directory of its own.
+struct Embedded {
+    dir: tempfile::TempDir,
+}
+
+impl Embedded {
+    fn new() -> Self {
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn store(&self) -> EmbeddedStore {
+        EmbeddedStore::open(EmbeddedConfig::new(self.dir.path())).unwrap()
+    }
+}
+
+impl Subject for Embedded {
+    fn open(&self) -> impl Future<Output = Arc<dyn Store>> + Send {
+        std::future::ready(Arc::new(self.store()) as Arc<dyn Store>)
+    }
+}
+
+contract_tests! {
+    Embedded::new();
+    rows {
+        a_row_reads_back_whole,
+        rows_are_read_in_the_order_asked_for_and_missing_ones_are_none,
+        an_empty_batch_is_written,
+        the_immutable_part_stays_when_a_write_does_not_give_it,
+        a_lower_stamp_changes_nothing,
+        an_equal_stamp_changes_nothing,
+        a_late_create_brings_the_immutable_part_and_not_the_state,
+        the_highest_stamp_stands_in_every_order,
+        the_highest_stamp_stands_among_concurrent_writers,
+        a_row_whose_retention_has_passed_reads_as_none,
+        a_batch_of_two_thousand_rows_is_written_whole,
+        rows_survive_reopening,
+    }
+    lease {
+        a_lease_that_was_never_taken_is_none,
+        a_lease_is_taken_renewed_and_read_back_with_its_checkpoint,
+        a_lease_is_taken_only_from_exactly_what_was_seen,
+        a_lease_is_released_by_taking_it_without_an_owner,
+        a_stale_owners_renewal_is_refused,
+        a_renewal_never_goes_back_and_its_repeat_is_accepted,
+        of_sixteen_contenders_exactly_one_takes_a_lease,
+        an_owner_that_renews_and_a_contender_never_both_win,
+        leases_of_partitions_do_not_mix,
+    }
+    index {
+        due_entries_are_read_in_order_from_their_bucket_only,
+        a_due_entry_written_twice_is_read_once,
+        a_bucket_is_read_page_by_page,
+        the_cursor_moves_forward_only_and_survives_reopening,
+        the_cursor_leaves_entries_at_and_behind_it,
+        attention_is_read_by_day_in_order_and_page_by_page,
+        no_row_is_visible_before_its_index_entries,
+    }
+}
+
+#[test]
+fn it_is_exclusive() {
+    assert!(Embedded::new().store().is_exclusive());
+}
+
+/// With a memory of one stamp nearly every write has to read what is stored.
+#[tokio::test]
+async fn the_higher_stamp_stands_also_when_recent_stamps_are_forgotten() {
+    let subject = Embedded::new();
+    let mut config = EmbeddedConfig::new(subject.dir.path());
+    config.recent_stamps = 1;
+    let store = EmbeddedStore::open(config).unwrap();
+    let ids: Vec<_> = (0..50).map(|_| fresh_id()).collect();
+    let mut random = Random::new(23);
+    let mut writes: Vec<_> = ids
+        .iter()
+        .flat_map(|&id| (1..=6).map(move |stamp| write(id, stamp, stamp % 3 == 1)))
+        .collect();
+    random.shuffle(&mut writes);
+    for batch in writes.chunks(7) {
+        store.write(rows(batch.to_vec())).await.unwrap();
+    }
+    for row in store.get_many(ids).await.unwrap() {
+        let row = row.unwrap();
+        assert_eq!((row.stamp, row.state), (Stamp(6), state(6)));
+        assert_eq!(row.created, created(4));
+    }
+}
+
+/// Small tables, so that what was written has been through flushes and compactions.
+#[tokio::test]
+async fn rows_are_right_after_they_went_through_compactions() {
+    let subject = Embedded::new();
+    let config = || {
+        let mut config = EmbeddedConfig::new(subject.dir.path());
+        config.memtable_bytes = 64 << 10;
+        config
+    };
+    let ids: Vec<_> = (0..5_000).map(|_| fresh_id()).collect();
+    let store = EmbeddedStore::open(config()).unwrap();
+    for stamp in 1..=4 {
+        for batch in ids.chunks(500) {
+            store
+                .write(rows(batch.iter().map(|&id| write(id, stamp, stamp == 1))))
+                .await
+                .unwrap();
+        }
+    }
+    drop(store);
+    let store = EmbeddedStore::open(config()).unwrap();
+    store
+        .write(rows(ids.iter().map(|&id| write(id, 3, false))))
+        .await
+        .unwrap();
+    for row in store.get_many(ids).await.unwrap() {
+        let row = row.unwrap();
+        assert_eq!((row.stamp, row.state), (Stamp(4), state(4)));
+        assert_eq!(row.created, created(1));
+    }
+}
+
+#[tokio::test]
+async fn a_closed_store_refuses_writes_and_frees_its_directory() {
+    let subject = Embedded::new();
+    let store = subject.store();
+    let id = fresh_id();
+    store.write(rows([write(id, 1, true)])).await.unwrap();
+    store.close().await.unwrap();
+    store.close().await.unwrap();
+    let error = store.write(rows([write(id, 2, false)])).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+    assert_eq!(
+        std::error::Error::source(&error).unwrap().to_string(),
+        "the store is closed"
+    );
+    drop(store);
+    let row = subject
+        .store()
+        .get_many(vec![id])
+        .await
+        .unwrap()
+        .remove(0)
+        .unwrap();
+    assert_eq!(row.stamp, Stamp(1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closing_finishes_the_writes_that_wait() {
+    let subject = Embedded::new();
+    let store = Arc::new(subject.store());
+    let ids: Vec<_> = (0..64).map(|_| fresh_id()).collect();
+    let writes: Vec<_> = ids
+        .iter()
+        .map(|&id| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move { store.write(rows([write(id, 1, true)])).await.is_ok() })
+        })
+        .collect();
+    store.close().await.unwrap();
+    let mut acknowledged = Vec::new();
+    for (id, task) in ids.iter().zip(writes) {
+        if task.await.unwrap() {
+            acknowledged.push(*id);
+        }
+    }
+    drop(store);
+    let rows = subject.store().get_many(acknowledged).await.unwrap();
+    assert!(rows.iter().all(Option::is_some));
+}
+
+#[tokio::test]
+async fn a_value_that_cannot_be_read_is_corrupt_and_named() {
+    let subject = Embedded::new();
+    let id = fresh_id();
+    let partition = PartitionId(3);
+    let store = subject.store();
+    store.write(rows([write(id, 1, true)])).await.unwrap();
+    drop(store);
+
+    for (table, value, what, cause) in [
+        ("state", &[9_u8, 0, 0][..], "state", "format 9"),
+        ("state", &[1, 0, 0], "state", "ends early"),
+        ("created", &[], "immutable part", "empty"),
+    ] {
+        // Each damage comes on top of an unharmed row.
+        let subject = Embedded::new();
+        let store = subject.store();
+        store.write(rows([write(id, 1, true)])).await.unwrap();
+        drop(store);
+        damage(subject.dir.path(), table, id.0.as_bytes(), value);
+        let error = subject
+            .store()
+            .get_many(vec![fresh_id(), id])
+            .await
+            .unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
+        for part in [what, &id.to_string(), cause] {
+            assert!(text.contains(part), "{part:?} is not in {text:?}");
+        }
+    }
+
+    damage(
+        subject.dir.path(),
+        "leases",
+        &partition.0.to_be_bytes(),
+        &[1, 2],
+    );
+    damage(
+        subject.dir.path(),
+        "cursors",
+        &partition.0.to_be_bytes(),
+        &[1, 2],
+    );
+    let store = subject.store();
+    let text = store.lease(partition).await.unwrap_err().to_string();
+    assert!(text.contains("lease of partition 3"), "{text}");
+    let text = store.due_cursor(partition).await.unwrap_err().to_string();
+    assert!(text.contains("sweep cursor of shard 3"), "{text}");
+    assert!(
+        store.get_many(vec![id]).await.unwrap()[0].is_some(),
+        "others stay readable"
+    );
+}
+
+#[tokio::test]
+async fn a_write_to_a_corrupt_row_is_refused_and_leaves_nothing_of_its_batch() {
+    let subject = Embedded::new();
+    let (good, bad) = (fresh_id(), fresh_id());
+    damage_of(&subject, bad);
+    let store = subject.store();
+    let shard = PartitionId(1);
+    let batch = WriteBatch {
+        due: vec![(
+            shard,
+            DueEntry {
+                due: Timestamp(0),
+                operation: good,
+            },
+        )],
+        ..rows([write(good, 1, true), write(bad, 1, true)])
+    };
+    let error = store.write(batch).await.unwrap_err();
+    assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
+    assert_eq!(store.get_many(vec![good]).await.unwrap(), [None]);
+    assert_eq!(store.due(shard, DueBucket(0), None, 10).await.unwrap(), []);
+    store.write(rows([write(good, 1, true)])).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_state_without_an_immutable_part_is_corrupt() {
+    let store = Embedded::new().store();
+    let id = fresh_id();
+    store.write(rows([write(id, 1, false)])).await.unwrap();
+    let text = store.get_many(vec![id]).await.unwrap_err().to_string();
+    assert!(text.contains("no immutable part"), "{text}");
+}
+
+#[test]
+fn a_second_open_is_refused_with_the_path() {
+    let subject = Embedded::new();
+    let _store = subject.store();
+    let error = EmbeddedStore::open(EmbeddedConfig::new(subject.dir.path())).unwrap_err();
+    assert!(matches!(&error, StoreError::Locked { .. }), "{error:?}");
+    assert!(
+        error
+            .to_string()
+            .contains(subject.dir.path().to_str().unwrap()),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_path_that_is_a_file_is_an_error_with_its_cause() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let error = EmbeddedStore::open(EmbeddedConfig::new(file.path())).unwrap_err();
+    assert!(
+        matches!(&error, StoreError::Unavailable { .. }),
+        "{error:?}"
+    );
+    assert!(std::error::Error::source(&error).is_some());
+}
+
+fn damage_of(subject: &Embedded, id: OperationId) {
+    drop(subject.store());
+    damage(subject.dir.path(), "state", id.0.as_bytes(), &[77]);
+}
+
+/// Writes a value into a table behind the store's back.
+fn damage(path: &Path, table: &str, key: &[u8], value: &[u8]) {
+    let db = fjall::Database::builder(path).open().unwrap();
+    let table = db
+        .keyspace(table, fjall::KeyspaceCreateOptions::default)
+        .unwrap();
+    table.insert(key, value).unwrap();
+    db.persist(fjall::PersistMode::SyncAll).unwrap();
+}
+
+/// Tells a child process of this test which directory to use, and so that it is one.
+const CHILD_DIR: &str = "WAYBILL_STORE_TEST_DIR";
+
+/// The directory of this process, if it is a child of [`child`].
+fn child_dir() -> Option<std::ffi::OsString> {
+    std::env::var_os(CHILD_DIR)
+}
+
+/// Runs the named test of this binary in a process of its own.
+fn child(test: &str, dir: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(CHILD_DIR, dir)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn another_process_is_refused_while_the_store_is_open() {
+    if let Some(dir) = child_dir() {
+        let error = EmbeddedStore::open(EmbeddedConfig::new(dir)).unwrap_err();
+        println!("\nopen: {error}");
+        return;
+    }
+    let subject = Embedded::new();
+    let store = subject.store();
+    let output = child(
+        "another_process_is_refused_while_the_store_is_open",
+        subject.dir.path(),
+    )
+    .wait_with_output()
+    .unwrap();
+    let output = String::from_utf8(output.stdout).unwrap();
+    let wanted = format!(
+        "open: the data directory {} is in use by another process",
+        subject.dir.path().display()
+    );
+    assert!(output.lines().any(|line| line == wanted), "{output}");
+    drop(store);
+    drop(subject.store());
+}
+
+/// A child writes from several tasks and says what was acknowledged; it is killed at some moment,
+/// again and again, and all that it ever said must be there.
+#[test]
+fn what_was_acknowledged_survives_kill_9() {
+    const TEST: &str = "what_was_acknowledged_survives_kill_9";
+    if let Some(dir) = child_dir() {
+        write_until_killed(Path::new(&dir));
+    }
+    let subject = Embedded::new();
+    let mut random = Random::new(99);
+    let mut acknowledged: HashSet<(OperationId, i64)> = HashSet::new();
+    let mut renewed = None;
+    for round in 0..8 {
+        let enough = acknowledged.len() + 50 + random.below(1_500);
+        let mut child = child(TEST, subject.dir.path());
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let start = Instant::now();
+        // What stands in the pipe when the child dies was said before: it counts, too.
+        let mut is_killed = false;
+        while let Some(Ok(line)) = lines.next() {
+            match line.split(' ').collect::<Vec<_>>()[..] {
+                ["row", id, stamp] => {
+                    acknowledged.insert((id.parse().unwrap(), stamp.parse().unwrap()));
+                }
+                ["lease", renewal] => renewed = renewed.max(Some(renewal.parse().unwrap())),
+                _ => {}
+            }
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "the child is too slow"
+            );
+            if !is_killed && acknowledged.len() >= enough {
+                child.kill().unwrap();
+                is_killed = true;
+            }
+        }
+        assert!(is_killed, "round {round}: the child ended by itself");
+        child.wait().unwrap();
+        assert_all_there(&subject.store(), &acknowledged, renewed);
+    }
+    assert!(renewed.is_some());
+}
+
+const LEASED: PartitionId = PartitionId(1);
+
+/// Acknowledgements are printed a call at a time, after it returned.
+fn write_until_killed(dir: &Path) -> ! {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let store = Arc::new(EmbeddedStore::open(EmbeddedConfig::new(dir)).unwrap());
+        println!();
+        let lease = store.lease(LEASED).await.unwrap();
+        let mut writers: Vec<_> = (0..4)
+            .map(|writer| tokio::spawn(write_rows(Arc::clone(&store), writer)))
+            .collect();
+        writers.push(tokio::spawn(renew(Arc::clone(&store), lease)));
+        for writer in writers {
+            writer.await.unwrap();
+        }
+    });
+    unreachable!("the writers end with the process")
+}
+
+async fn write_rows(store: Arc<EmbeddedStore>, writer: u64) {
+    let mut random = Random::new(writer + 1 + u64::from(std::process::id()));
+    loop {
+        let ids: Vec<_> = (0..=random.below(20)).map(|_| fresh_id()).collect();
+        for stamp in 1..=2 {
+            let due = ids.iter().map(|&operation| {
+                let due = Timestamp(stamp);
+                (PartitionId(0), DueEntry { due, operation })
+            });
+            let batch = WriteBatch {
+                due: due.collect(),
+                ..rows(ids.iter().map(|&id| RowWrite {
+                    keep_for: (stamp == 2).then_some(Duration::from_secs(3_600)),
+                    ..write(id, stamp, stamp == 1)
+                }))
+            };
+            store.write(batch).await.unwrap();
+            let lines: String = ids.iter().map(|id| format!("row {id} {stamp}\n")).collect();
+            std::io::stdout().write_all(lines.as_bytes()).unwrap();
+        }
+    }
+}
+
+async fn renew(store: Arc<EmbeddedStore>, mut seen: Option<Lease>) {
+    loop {
+        let renewal = seen.as_ref().map_or(0, |lease| lease.renewal) + 1;
+        let lease = Lease {
+            partition: LEASED,
+            owner: Some(OwnerId(Uuid::from_u128(std::process::id().into()))),
+            epoch: Epoch(1),
+            renewal,
+            duration: Duration::from_secs(1),
+            stamp_limit: Stamp(i64::try_from(renewal).unwrap()),
+            checkpoint: Checkpoint::default(),
+            consumed: Offset(0),
+        };
+        assert!(store.take_lease(seen, lease.clone()).await.unwrap());
+        let line = format!("lease {renewal}\n");
+        std::io::stdout().write_all(line.as_bytes()).unwrap();
+        seen = Some(lease);
+    }
+}
+
+fn assert_all_there(
+    store: &EmbeddedStore,
+    acknowledged: &HashSet<(OperationId, i64)>,
+    renewed: Option<u64>,
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let ids: Vec<_> = acknowledged.iter().map(|(id, _)| *id).collect();
+        let read = store.get_many(ids).await.unwrap();
+        let due: HashSet<_> = store
+            .due(PartitionId(0), DueBucket(0), None, usize::MAX)
+            .await
+            .unwrap()
+            .into_iter()
+            .collect();
+        for ((id, stamp), row) in acknowledged.iter().zip(read) {
+            let row = row.unwrap_or_else(|| panic!("{id} was acknowledged and is lost"));
+            assert!(
+                row.stamp.0 >= *stamp,
+                "{id} has stamp {:?}, not {stamp}",
+                row.stamp
+            );
+            assert_eq!(row.state, state(row.stamp.0));
+            assert_eq!(row.created, created(1));
+            let entry = DueEntry {
+                due: Timestamp(*stamp),
+                operation: *id,
+            };
+            assert!(due.contains(&entry), "{entry:?} is lost");
+        }
+        let lease = store.lease(LEASED).await.unwrap();
+        assert!(lease.map(|lease| lease.renewal) >= renewed);
+    });
+}

@@ -1,0 +1,530 @@
+//! What an operator asks a running process: is it alive, is it ready, what does it measure, and
+//! which partitions does it drive.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /livez` | 200 while every loop gives signs of life, else 503 with the silent ones |
+//! | `GET /readyz` | 200 when everything has started and every lease is held, else 503 with what is missing |
+//! | `GET /metrics` | the metrics in Prometheus' text format |
+//! | `GET /schedulers` | the partitions that this process drives, and how far each has got |
+//! | `PUT /schedulers/{partition}` | `{"running": false}` stops a partition in order, `true` starts it |
+//!
+//! What must hold: the listener starts before every role and stops after all of them, so that a
+//! start or a drain that hangs can be looked at; no answer waits for a role, except the `PUT`,
+//! which answers once the partition stands still or is on its way.
+//!
+//! Deliberately absent: authentication. The listener belongs on the loopback interface or on the
+//! pod's network, never on a public address.
+
+mod health;
+
+use std::future::IntoFuture as _;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, put};
+use axum::{Json, Router};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
+use waybill_engine::{Epoch, Offset, PartitionId};
+
+pub use health::{Condition, Heartbeat, Liveness, Readiness};
+
+use crate::shutdown::{Running, Stage};
+use crate::telemetry::{Metrics, announce};
+
+/// The largest body that is read; the only one wanted is `{"running": false}`.
+const BODY_BYTES_MAX: usize = 4 * 1024;
+
+/// How long connections that are under way may hold up the end of the listener.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
+
+/// Everything that the admin listener shows. Clones share one state.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    /// What must be true before the process is ready.
+    pub readiness: Readiness,
+    /// Which loops must keep giving signs of life.
+    pub liveness: Liveness,
+    metrics: Metrics,
+    address: Arc<OnceLock<SocketAddr>>,
+    schedulers: Arc<OnceLock<Arc<dyn SchedulerControl>>>,
+}
+
+impl Admin {
+    /// An admin listener's state with nothing to wait for yet.
+    #[must_use]
+    pub fn new(metrics: Metrics) -> Self {
+        Self {
+            readiness: Readiness::default(),
+            liveness: Liveness::default(),
+            metrics,
+            address: Arc::default(),
+            schedulers: Arc::default(),
+        }
+    }
+
+    /// Connects the scheduler of this process. The first one stays; a process has only one.
+    pub fn set_schedulers(&self, control: Arc<dyn SchedulerControl>) {
+        if self.schedulers.set(control).is_err() {
+            tracing::warn!("a second scheduler was offered to the admin listener and is not shown");
+        }
+    }
+
+    /// The routes, for a listener or for a test.
+    pub fn router(&self) -> Router {
+        Router::new()
+            .route("/livez", get(livez))
+            .route("/readyz", get(readyz))
+            .route("/metrics", get(metrics))
+            .route("/schedulers", get(list_schedulers))
+            .route("/schedulers/{partition}", put(put_scheduler))
+            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+            .with_state(self.clone())
+    }
+
+    /// Binds the listener and starts to serve, as a part of the last stage to stop.
+    ///
+    /// # Errors
+    ///
+    /// If the address cannot be bound.
+    pub async fn start(&self, listen: SocketAddr, running: &Running) -> std::io::Result<()> {
+        let listener = TcpListener::bind(listen).await?;
+        let address = listener.local_addr()?;
+        // A second listener would show the same; the address of the first one stays.
+        let _ = self.address.set(address);
+        let router = self.router();
+        let metrics = self.metrics.clone();
+        running.spawn(Stage::Admin, "metrics", |stop| metrics.fold(stop));
+        running.spawn(Stage::Admin, "admin", |stop| async move {
+            let served = axum::serve(listener, router)
+                .with_graceful_shutdown(stop.clone().cancelled_owned())
+                .into_future();
+            let time_is_up = async {
+                stop.cancelled().await;
+                tokio::time::sleep(CLOSE_GRACE).await;
+            };
+            tokio::select! {
+                ended = served => Ok(ended?),
+                () = time_is_up => Ok(()),
+            }
+        });
+        announce("admin", address);
+        Ok(())
+    }
+
+    /// Where the listener is bound; `None` before it is.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address.get().copied()
+    }
+}
+
+/// How an operator, or a test, starts and stops single partitions of a running scheduler.
+pub trait SchedulerControl: std::fmt::Debug + Send + Sync {
+    /// The partitions of this process, in order.
+    fn list(&self) -> Vec<SchedulerView>;
+
+    /// Stops a partition in order, releasing its lease, or starts it again. Resolves when it
+    /// stands still, or when it has begun to take its lease. Asking for what is already so
+    /// succeeds.
+    fn set_running(
+        &self,
+        partition: PartitionId,
+        running: bool,
+    ) -> BoxFuture<'_, Result<(), ControlError>>;
+}
+
+/// One partition's scheduler, as shown to an operator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SchedulerView {
+    /// The partition.
+    pub partition: PartitionId,
+    /// What its scheduler is doing.
+    pub state: SchedulerState,
+    /// The number of the ownership that is held, if one is.
+    pub epoch: Option<Epoch>,
+    /// Below these offsets every record is done.
+    pub checkpoint: CheckpointView,
+    /// The next request record that is not yet consumed durably.
+    pub consumed: Offset,
+    /// Operations in memory.
+    pub in_flight: usize,
+}
+
+/// What the scheduler of a partition is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum SchedulerState {
+    /// Nothing: it was told to stop.
+    Stopped,
+    /// Waiting for the lease of the partition, or reading where its owner left off.
+    Acquiring,
+    /// Owning the partition and working.
+    Running,
+    /// Finishing what is under way before it lets go.
+    Stopping,
+    /// Its checkpoint does not fit the log: it does not run before a person has looked, since going
+    /// on would lose operations. The log says what is wrong.
+    Refused,
+}
+
+/// The offsets of a checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointView {
+    /// On `operation-requests`.
+    pub requests: Offset,
+    /// On `step-replies`.
+    pub replies: Offset,
+}
+
+/// Why a partition was not started or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Another process drives it, or nobody.
+    #[error("partition {0} is not driven by this process")]
+    NotHere(PartitionId),
+    /// The scheduler is on its way out and takes no orders any more.
+    #[error("the scheduler is shutting down")]
+    ShuttingDown,
+    /// It was tried and failed.
+    #[error("partition {partition} could not be {wanted}: {cause}")]
+    Failed {
+        /// The partition.
+        partition: PartitionId,
+        /// `started` or `stopped`.
+        wanted: &'static str,
+        /// Why not.
+        cause: String,
+    },
+}
+
+impl ControlError {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::NotHere(_) => StatusCode::NOT_FOUND,
+            Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Failed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+async fn livez(State(admin): State<Admin>) -> Response {
+    verdict("alive", "silent", admin.liveness.silent())
+}
+
+async fn readyz(State(admin): State<Admin>) -> Response {
+    verdict("ready", "waiting for", admin.readiness.missing())
+}
+
+/// `200 good`, or 503 with one line for each thing that is in the way.
+fn verdict(good: &str, bad: &str, in_the_way: Vec<String>) -> Response {
+    if in_the_way.is_empty() {
+        return (StatusCode::OK, format!("{good}\n")).into_response();
+    }
+    let body: String = in_the_way
+        .iter()
+        .map(|what| format!("{bad}: {what}\n"))
+        .collect();
+    (StatusCode::SERVICE_UNAVAILABLE, body).into_response()
+}
+
+async fn metrics(State(admin): State<Admin>) -> Response {
+    const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+    (
+        [(header::CONTENT_TYPE, TEXT_FORMAT)],
+        admin.metrics.render(),
+    )
+        .into_response()
+}
+
+async fn list_schedulers(State(admin): State<Admin>) -> Json<Vec<SchedulerView>> {
+    Json(
+        admin
+            .schedulers
+            .get()
+            .map(|control| control.list())
+            .unwrap_or_default(),
+    )
+}
+
+/// The body of `PUT /schedulers/{partition}`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    running: bool,
+}
+
+async fn put_scheduler(
+    State(admin): State<Admin>,
+    partition: Result<Path<u32>, PathRejection>,
+    body: Bytes,
+) -> Response {
+    let Ok(Path(partition)) = partition else {
+        return problem(StatusCode::NOT_FOUND, "a partition is a number from 0");
+    };
+    let partition = PartitionId(partition);
+    let wanted: Wanted = match serde_json::from_slice(&body) {
+        Ok(wanted) => wanted,
+        Err(error) => {
+            let detail =
+                format!("expected {{\"running\": true}} or {{\"running\": false}}: {error}");
+            return problem(StatusCode::BAD_REQUEST, &detail);
+        }
+    };
+    let Some(control) = admin.schedulers.get() else {
+        return refusal(&ControlError::NotHere(partition));
+    };
+    if let Err(error) = control.set_running(partition, wanted.running).await {
+        return refusal(&error);
+    }
+    match control
+        .list()
+        .into_iter()
+        .find(|view| view.partition == partition)
+    {
+        Some(view) => Json(view).into_response(),
+        None => refusal(&ControlError::NotHere(partition)),
+    }
+}
+
+fn refusal(error: &ControlError) -> Response {
+    problem(error.status(), &error.to_string())
+}
+
+/// An answer in the shape of RFC 9457.
+fn problem(status: StatusCode, detail: &str) -> Response {
+    let body = serde_json::json!({
+        "type": "about:blank",
+        "title": status.canonical_reason().unwrap_or("Error"),
+        "status": status.as_u16(),
+        "detail": detail,
+    });
+    (
+        status,
+        [(header::CONTENT_TYPE, "application/problem+json")],
+        body.to_string(),
+    )
+        .into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use axum::body::Body;
+    use axum::http::Request;
+    use http_body_util::BodyExt;
+    use tower::ServiceExt;
+
+    use super::*;
+    use crate::shutdown::Signals;
+
+    /// A scheduler of partitions 0 and 1 that does what it is told, and is deaf on partition 1.
+    #[derive(Debug)]
+    struct Fake(Mutex<SchedulerState>);
+
+    impl SchedulerControl for Fake {
+        fn list(&self) -> Vec<SchedulerView> {
+            let state = *self.0.lock().unwrap();
+            let view = SchedulerView {
+                partition: PartitionId(0),
+                state,
+                epoch: Some(Epoch(3)),
+                checkpoint: CheckpointView {
+                    requests: Offset(10),
+                    replies: Offset(70),
+                },
+                consumed: Offset(12),
+                in_flight: 2,
+            };
+            vec![
+                view,
+                SchedulerView {
+                    partition: PartitionId(1),
+                    ..view
+                },
+            ]
+        }
+
+        fn set_running(
+            &self,
+            partition: PartitionId,
+            running: bool,
+        ) -> BoxFuture<'_, Result<(), ControlError>> {
+            Box::pin(async move {
+                match partition {
+                    PartitionId(0) => {
+                        *self.0.lock().unwrap() = if running {
+                            SchedulerState::Running
+                        } else {
+                            SchedulerState::Stopped
+                        };
+                        Ok(())
+                    }
+                    PartitionId(1) => Err(ControlError::ShuttingDown),
+                    other => Err(ControlError::NotHere(other)),
+                }
+            })
+        }
+    }
+
+    async fn ask(admin: &Admin, method: &str, path: &str, body: &str) -> (u16, String) {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .body(Body::from(body.to_owned()))
+            .unwrap();
+        let answer = admin.router().oneshot(request).await.unwrap();
+        let status = answer.status().as_u16();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    fn admin() -> Admin {
+        Admin::new(Metrics::detached())
+    }
+
+    #[tokio::test]
+    async fn readyz_names_everything_that_is_not_ready() {
+        let admin = admin();
+        assert_eq!(
+            ask(&admin, "GET", "/readyz", "").await,
+            (200, "ready\n".into())
+        );
+
+        let store = admin.readiness.expect("the store");
+        let lease = admin.readiness.expect("lease of partition 2");
+        store.set(true);
+        let (status, body) = ask(&admin, "GET", "/readyz", "").await;
+        assert_eq!(
+            (status, body.as_str()),
+            (503, "waiting for: lease of partition 2\n")
+        );
+
+        lease.set(true);
+        assert_eq!(ask(&admin, "GET", "/readyz", "").await.0, 200);
+    }
+
+    #[tokio::test]
+    async fn livez_names_a_loop_that_fell_silent() {
+        let admin = admin();
+        assert_eq!(
+            ask(&admin, "GET", "/livez", "").await,
+            (200, "alive\n".into())
+        );
+
+        let patient = admin.liveness.register("inbox", Duration::from_secs(3_600));
+        let impatient = admin.liveness.register("scheduler", Duration::ZERO);
+        let started = std::time::Instant::now();
+        let (status, body) = loop {
+            let answer = ask(&admin, "GET", "/livez", "").await;
+            if answer.0 != 200 {
+                break answer;
+            }
+            assert!(
+                started.elapsed() < Duration::from_secs(20),
+                "it is never missed"
+            );
+            tokio::task::yield_now().await;
+        };
+        assert_eq!(
+            (status, body.as_str()),
+            (503, "silent: scheduler for 0 s\n")
+        );
+
+        drop((patient, impatient));
+        assert_eq!(ask(&admin, "GET", "/livez", "").await.0, 200);
+    }
+
+    #[tokio::test]
+    async fn metrics_are_rendered_in_the_text_format() {
+        let (status, body) = ask(&admin(), "GET", "/metrics", "").await;
+        assert_eq!(status, 200);
+        assert!(body.contains("waybill_build_info{version="), "{body}");
+    }
+
+    #[tokio::test]
+    async fn a_partition_is_stopped_and_started_by_put() {
+        let admin = admin();
+        admin.set_schedulers(Arc::new(Fake(Mutex::new(SchedulerState::Running))));
+
+        let (status, body) = ask(&admin, "PUT", "/schedulers/0", r#"{"running": false}"#).await;
+        assert_eq!(status, 200);
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&body).unwrap(),
+            serde_json::json!({
+                "partition": 0, "state": "stopped", "epoch": 3,
+                "checkpoint": {"requests": 10, "replies": 70}, "consumed": 12, "inFlight": 2,
+            })
+        );
+
+        let (_, body) = ask(&admin, "PUT", "/schedulers/0", r#"{"running": true}"#).await;
+        assert!(body.contains(r#""state":"running""#), "{body}");
+        let (_, list) = ask(&admin, "GET", "/schedulers", "").await;
+        assert!(
+            list.starts_with('[') && list.contains(r#""partition":1"#),
+            "{list}"
+        );
+    }
+
+    #[tokio::test]
+    async fn orders_that_cannot_be_followed_say_why() {
+        let admin = admin();
+        let stop = r#"{"running": false}"#;
+        assert_eq!(
+            ask(&admin, "PUT", "/schedulers/0", stop).await.0,
+            404,
+            "no scheduler here"
+        );
+        assert_eq!(
+            ask(&admin, "GET", "/schedulers", "").await,
+            (200, "[]".into())
+        );
+
+        admin.set_schedulers(Arc::new(Fake(Mutex::new(SchedulerState::Running))));
+        let cases = [
+            ("/schedulers/7", stop, 404, "not driven by this process"),
+            ("/schedulers/x", stop, 404, "a number from 0"),
+            ("/schedulers/1", stop, 503, "shutting down"),
+            ("/schedulers/0", "", 400, "expected"),
+            ("/schedulers/0", r#"{"running": "no"}"#, 400, "expected"),
+            (
+                "/schedulers/0",
+                r#"{"running": true, "fast": true}"#,
+                400,
+                "expected",
+            ),
+        ];
+        for (path, body, status, detail) in cases {
+            let (got, answer) = ask(&admin, "PUT", path, body).await;
+            assert_eq!(got, status, "{path} {body}");
+            assert!(answer.contains(detail), "{path} {body}: {answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_listener_ends_when_it_is_told_to_though_a_connection_staysopen() {
+        let (admin, running) = (admin(), Running::new());
+        let (signal, mut signals) = Signals::made_up();
+        let open = Mutex::new(None);
+        let start = async {
+            admin.start("127.0.0.1:0".parse()?, &running).await?;
+            let address = admin.address().expect("it is bound");
+            *open.lock().unwrap() = Some(tokio::net::TcpStream::connect(address).await?);
+            signal.send("SIGTERM").await?;
+            Ok(())
+        };
+        let limit = Duration::from_secs(20);
+        running.run(start, &mut signals, limit).await.unwrap();
+    }
+}

@@ -1,0 +1,376 @@
+//! The command line: what is to run, and the flags that lie over the configuration.
+//!
+//! Flags are global, so that they may stand before or after the command. Each one sets one key of
+//! the configuration; everything else is set there.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Config, ConfigError, Environment, LogFormat};
+
+const EXIT_CODES: &str = "\
+Configuration: defaults, then the file, then the environment, then flags; later ones win.
+A key such as scheduler.handOffAfter is WAYBILL_SCHEDULER__HAND_OFF_AFTER in the environment.
+
+Signals: SIGTERM and Ctrl-C drain in order within shutdownTimeout; a second one ends at once.
+
+Exit codes:
+  0  it ended in order
+  1  something failed
+  2  the command line or the configuration was refused";
+
+/// Runs multi-step operations so that each completes, is undone, or is parked where a person sees
+/// it.
+///
+/// `waybill up` runs everything in this one process, on an embedded broker and store.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "waybill", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Flags that every command takes.
+    #[command(flatten)]
+    pub flags: Flags,
+}
+
+/// What to do.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Run every role in this process
+    Up {
+        /// Leave the agents to other processes
+        #[arg(long)]
+        no_agents: bool,
+        /// Use services that run elsewhere; --services is then their address
+        #[arg(long)]
+        no_services: bool,
+        /// Send this many sample deliveries once everything is ready, and show how they fare
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        samples: u64,
+    },
+    /// Run the embedded broker alone
+    Broker,
+    /// Run the agents alone, against --brokers; --services is the address of the services
+    Agents,
+    /// Run the simulated services alone
+    Services,
+    /// Look at the configuration
+    Config {
+        /// How to look at it.
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+}
+
+/// How to look at the configuration.
+#[derive(Clone, Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Check a file, the workflows that it names included, and start nothing
+    Check {
+        /// The file
+        file: PathBuf,
+    },
+    /// Print what applies after all layers, secrets redacted
+    Show,
+}
+
+/// A command that starts roles and lasts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// All roles.
+    Up {
+        /// Whether the agents run in this process.
+        agents: bool,
+        /// Whether the simulated services run in this process.
+        services: bool,
+        /// How many sample deliveries to send.
+        samples: u64,
+    },
+    /// The embedded broker.
+    Broker,
+    /// The agents.
+    Agents,
+    /// The simulated services.
+    Services,
+}
+
+impl Command {
+    /// The role that the command starts, if it starts one.
+    #[must_use]
+    pub fn role(&self) -> Option<Role> {
+        match *self {
+            Self::Up {
+                no_agents,
+                no_services,
+                samples,
+            } => Some(Role::Up {
+                agents: !no_agents,
+                services: !no_services,
+                samples,
+            }),
+            Self::Broker => Some(Role::Broker),
+            Self::Agents => Some(Role::Agents),
+            Self::Services => Some(Role::Services),
+            Self::Config { .. } => None,
+        }
+    }
+}
+
+/// Flags that every command takes. Those that are not given leave the configuration as it is.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Flags for every command")]
+pub struct Flags {
+    /// The configuration file (YAML); see waybill.example.yaml for every key
+    #[arg(long, global = true, value_name = "FILE", env = "WAYBILL_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Where the embedded broker, the store and the services' ledger keep their files [default:
+    /// data]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// The address of the HTTP API; like every port, 0 picks a free one and prints it [default:
+    /// 127.0.0.1:8080]
+    #[arg(long, global = true, value_name = "ADDR")]
+    pub http: Option<SocketAddr>,
+    /// The address of livez, readyz, metrics and schedulers [default: 127.0.0.1:8081]
+    #[arg(long, global = true, value_name = "ADDR")]
+    pub admin: Option<SocketAddr>,
+    /// The address of the embedded broker (Kafka protocol) [default: 127.0.0.1:9092]
+    #[arg(long, global = true, value_name = "ADDR")]
+    pub broker_listen: Option<SocketAddr>,
+    /// The address of the simulated services: to listen on, or host:port to call where they run
+    /// elsewhere [default: 127.0.0.1:8082]
+    #[arg(long, global = true, value_name = "ADDR")]
+    pub services: Option<String>,
+    /// Partitions of the operation topics; fixed once data exists [default: 4]
+    #[arg(long, global = true, value_name = "P")]
+    pub partitions: Option<u32>,
+    /// Kafka brokers to use instead of the embedded one
+    #[arg(
+        long,
+        global = true,
+        value_name = "HOST:PORT,...",
+        value_delimiter = ','
+    )]
+    pub brokers: Option<Vec<String>>,
+    /// How log lines look [default: text]
+    #[arg(long, global = true, value_enum, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+    /// Which log lines are written: a level (error, warn, info, debug, trace, off), or pairs as in
+    /// info,waybill=debug [default: info]
+    #[arg(long, global = true, value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+impl Cli {
+    /// The configuration that applies: all layers, checked.
+    ///
+    /// # Errors
+    ///
+    /// If a layer is refused, or what the command needs is missing.
+    pub fn configuration(&self, environment: &Environment) -> Result<Config, ConfigError> {
+        let file = match &self.command {
+            Command::Config {
+                command: ConfigCommand::Check { file },
+            } => Some(file.as_path()),
+            _ => self.flags.config.as_deref(),
+        };
+        let mut config = Config::load(file, environment)?;
+        let role = self.command.role();
+        self.flags.apply(role, &mut config)?;
+        if role == Some(Role::Agents) && config.kafka.brokers.is_none() {
+            return Err(refused(
+                "--brokers",
+                "is needed: agents alone have no broker of their own",
+            ));
+        }
+        config.finish()
+    }
+}
+
+impl Flags {
+    fn apply(&self, role: Option<Role>, config: &mut Config) -> Result<(), ConfigError> {
+        let Self {
+            config: _,
+            data_dir,
+            http,
+            admin,
+            broker_listen,
+            services,
+            partitions,
+            brokers,
+            log_format,
+            log,
+        } = self.clone();
+        set(&mut config.data_dir, data_dir);
+        set(&mut config.http.listen, http);
+        set(&mut config.admin.listen, admin);
+        set(&mut config.broker.listen, broker_listen);
+        set(&mut config.partitions, partitions);
+        set(&mut config.kafka.brokers, brokers.map(Some));
+        set(&mut config.telemetry.log_format, log_format);
+        set(&mut config.telemetry.log_filter, log);
+        if let Some(address) = services {
+            if matches!(
+                role,
+                Some(
+                    Role::Agents
+                        | Role::Up {
+                            services: false,
+                            ..
+                        }
+                )
+            ) {
+                config.services.address = Some(address);
+            } else {
+                config.services.listen = address
+                    .parse()
+                    .map_err(|_| refused("--services", "must be an IP address and a port"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn set<T>(value: &mut T, flag: Option<T>) {
+    if let Some(flag) = flag {
+        *value = flag;
+    }
+}
+
+fn refused(flag: &str, problem: &str) -> ConfigError {
+    ConfigError::Invalid {
+        key: flag.to_owned(),
+        problem: problem.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_may_stand_before_or_after_the_command() {
+        for line in [
+            "--partitions 8 up --samples 3",
+            "up --samples 3 --partitions 8",
+        ] {
+            let cli = parse(line);
+            let up = Role::Up {
+                agents: true,
+                services: true,
+                samples: 3,
+            };
+            assert_eq!(cli.command.role(), Some(up), "{line}");
+            assert_eq!(configuration(line).unwrap().partitions, 8, "{line}");
+        }
+    }
+
+    #[test]
+    fn every_flag_reaches_its_key() {
+        let config = configuration(
+            "up --data-dir /d --http 127.0.0.1:1 --admin 127.0.0.1:2 --broker-listen 127.0.0.1:3 \
+             --services 127.0.0.1:4 --partitions 5 --brokers a:6,b:7 --log-format json --log warn",
+        )
+        .unwrap();
+        let mut expected = Config {
+            data_dir: "/d".into(),
+            partitions: 5,
+            ..Config::default()
+        };
+        expected.http.listen = "127.0.0.1:1".parse().unwrap();
+        expected.admin.listen = "127.0.0.1:2".parse().unwrap();
+        expected.broker.listen = "127.0.0.1:3".parse().unwrap();
+        expected.services.listen = "127.0.0.1:4".parse().unwrap();
+        expected.kafka.brokers = Some(vec!["a:6".to_owned(), "b:7".to_owned()]);
+        expected.telemetry.log_format = LogFormat::Json;
+        expected.telemetry.log_filter = "warn".to_owned();
+        assert_eq!(config, expected);
+    }
+
+    #[test]
+    fn without_flags_the_defaults_that_the_help_states_apply() {
+        assert_eq!(configuration("up").unwrap(), Config::default());
+        let help = Cli::command().render_long_help().to_string();
+        let help: String = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        let config = Config::default();
+        for default in [
+            config.data_dir.display().to_string(),
+            config.http.listen.to_string(),
+            config.admin.listen.to_string(),
+            config.broker.listen.to_string(),
+            config.services.listen.to_string(),
+            config.partitions.to_string(),
+            config.telemetry.log_filter,
+        ] {
+            assert!(
+                help.contains(&format!("[default: {default}]")),
+                "{default} in {help}"
+            );
+        }
+    }
+
+    #[test]
+    fn services_is_where_to_listen_or_where_to_call() {
+        let elsewhere = ["up --no-services", "agents --brokers a:1"];
+        for command in elsewhere {
+            let config = configuration(&format!("{command} --services sim.example:80")).unwrap();
+            assert_eq!(config.services.elsewhere(), "sim.example:80", "{command}");
+            assert_eq!(
+                configuration(command).unwrap().services.elsewhere(),
+                "127.0.0.1:8082"
+            );
+        }
+        for command in ["up", "services"] {
+            let line = format!("{command} --services 127.0.0.1:0");
+            let config = configuration(&line).unwrap();
+            assert_eq!(config.services.listen.port(), 0, "{command}");
+            let refused = configuration(&format!("{command} --services sim.example:80"));
+            assert!(
+                refused.unwrap_err().to_string().starts_with("--services"),
+                "{command}"
+            );
+        }
+    }
+
+    #[test]
+    fn agents_alone_need_brokers() {
+        let error = configuration("agents").unwrap_err().to_string();
+        assert!(error.starts_with("--brokers is needed"), "{error}");
+    }
+
+    #[test]
+    fn flags_win_over_the_environment_and_the_environment_over_the_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(
+            file.path(),
+            "partitions: 2\ndataDir: /f\nadmin: {listen: '127.0.0.1:1'}\n",
+        )
+        .unwrap();
+        let environment = [("WAYBILL_PARTITIONS", "3"), ("WAYBILL_DATA_DIR", "/e")];
+        let line = format!("up --partitions 5 --config {}", file.path().display());
+        let config = parse(&line)
+            .configuration(&environment.into_iter().collect())
+            .unwrap();
+        assert_eq!(config.partitions, 5);
+        assert_eq!(config.data_dir, PathBuf::from("/e"));
+        assert_eq!(config.admin.listen.port(), 1);
+    }
+
+    fn parse(line: &str) -> Cli {
+        Cli::try_parse_from(std::iter::once("waybill").chain(line.split_whitespace())).unwrap()
+    }
+
+    fn configuration(line: &str) -> Result<Config, ConfigError> {
+        parse(line).configuration(&Environment::default())
+    }
+}

@@ -1,0 +1,180 @@
+//! The one configuration of the program: a YAML file with a section per role, and layers over it.
+//!
+//! Later layers win: the defaults in code, the file, the environment (`WAYBILL_SCHEDULER__LEASE`),
+//! the flags. What must hold: a key or a variable that is not known is refused, and named with its
+//! nearest known neighbour; a refusal of the file says line and column; no secret is shown by
+//! `Debug` or by `waybill config show`; and `waybill.example.yaml` documents every key with its
+//! default.
+//!
+//! Units: durations are text with a unit (`200ms`, `5s`, `2m`, `1h`, `7d`), sizes too (`512B`,
+//! `64KiB`, `8GiB`); a number without a unit counts things.
+//!
+//! Deliberately absent: reloading. A changed configuration takes a restart, which loses nothing.
+
+mod environment;
+mod file;
+mod identity;
+mod kafka;
+mod sections;
+mod units;
+mod validate;
+mod workflows;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use environment::Environment;
+pub use file::FileError;
+pub use identity::{IdentityError, PartitionChoice, partitions_of_this_process};
+pub use kafka::{KafkaConfig, Properties};
+pub use sections::{
+    AdminConfig, AgentsConfig, BrokerConfig, HttpConfig, LogFormat, SchedulerConfig,
+    ServicesConfig, StoreConfig, TelemetryConfig, WorkflowsConfig,
+};
+pub use units::{ByteSize, UnitError, duration_from_text, duration_to_text};
+pub use workflows::{WorkflowsError, load_workflows};
+
+/// Everything that can be configured.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct Config {
+    /// Where the embedded broker, the embedded store and the services' ledger keep their files.
+    pub data_dir: PathBuf,
+    /// Partitions of the operation topics. Fixed once data exists.
+    pub partitions: u32,
+    /// How long a drain may take after SIGTERM or Ctrl-C before what is left is cut off.
+    #[serde(with = "units::duration")]
+    pub shutdown_timeout: Duration,
+    /// The broker to talk to, and the topics on it.
+    pub kafka: KafkaConfig,
+    /// Ingestion over HTTP.
+    pub http: HttpConfig,
+    /// The admin listener.
+    pub admin: AdminConfig,
+    /// The embedded broker.
+    pub broker: BrokerConfig,
+    /// The state store.
+    pub store: StoreConfig,
+    /// The scheduler.
+    pub scheduler: SchedulerConfig,
+    /// The agents.
+    pub agents: AgentsConfig,
+    /// The workflows that can be run.
+    pub workflows: WorkflowsConfig,
+    /// The simulated services of the drone-delivery application.
+    pub services: ServicesConfig,
+    /// Log lines.
+    pub telemetry: TelemetryConfig,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            data_dir: PathBuf::from("data"),
+            partitions: 4,
+            shutdown_timeout: Duration::from_secs(20),
+            kafka: KafkaConfig::default(),
+            http: HttpConfig::default(),
+            admin: AdminConfig::default(),
+            broker: BrokerConfig::default(),
+            store: StoreConfig::default(),
+            scheduler: SchedulerConfig::default(),
+            agents: AgentsConfig::default(),
+            workflows: WorkflowsConfig::default(),
+            services: ServicesConfig::default(),
+            telemetry: TelemetryConfig::default(),
+        }
+    }
+}
+
+impl Config {
+    /// The defaults, with the file and the environment over them. Flags come on top of it;
+    /// [`Config::finish`] then checks the whole.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read or understood, or a variable is not known or does not fit.
+    pub fn load(file: Option<&Path>, environment: &Environment) -> Result<Self, ConfigError> {
+        let mut config = match file {
+            Some(path) => file::read(path)?,
+            None => Self::default(),
+        };
+        environment.apply(&mut config)?;
+        Ok(config)
+    }
+
+    /// Reads the files that values come from, and checks what no single layer can know. To be
+    /// called once, after the last layer.
+    ///
+    /// # Errors
+    ///
+    /// If a file of a property cannot be read, or a value or a combination cannot work.
+    pub fn finish(mut self) -> Result<Self, ConfigError> {
+        self.kafka.read_property_files()?;
+        validate::check(&self)?;
+        Ok(self)
+    }
+
+    /// The whole configuration as YAML, secrets redacted.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written as YAML, as with a path that is not UTF-8.
+    pub fn to_yaml(&self) -> Result<String, serde_saphyr::SerializeError> {
+        serde_saphyr::to_string(self)
+    }
+}
+
+/// Why a configuration was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A `WAYBILL_` variable that means nothing.
+    #[error("the environment variable {name} is not known{}", did_you_mean(.nearest.as_deref()))]
+    UnknownVariable {
+        /// The variable.
+        name: String,
+        /// The known variable that is most like it.
+        nearest: Option<String>,
+    },
+    /// A variable whose value does not fit its key.
+    #[error("the environment variable {name} does not fit {key}: {cause}")]
+    Variable {
+        /// The variable.
+        name: String,
+        /// The key that it sets.
+        key: String,
+        /// What is wrong with it; never the value of a secret.
+        cause: String,
+    },
+    /// The file that a property's value should come from cannot be read.
+    #[error("kafka.propertyFiles.{property}: {path} cannot be read")]
+    PropertyFile {
+        /// The property.
+        property: String,
+        /// The file.
+        path: String,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Values that cannot work, alone or together.
+    #[error("{key} {problem}")]
+    Invalid {
+        /// The key at fault.
+        key: String,
+        /// What is wrong with its value.
+        problem: String,
+    },
+}
+
+/// The second half of a message about an unknown name.
+fn did_you_mean(nearest: Option<&str>) -> String {
+    nearest
+        .map(|name| format!("; did you mean {name}?"))
+        .unwrap_or_default()
+}

@@ -1,0 +1,248 @@
+//! YAML files, and refusals that say where and what instead.
+
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde_saphyr::{Error, MessageFormatter, UserMessageFormatter};
+
+use super::environment::key_paths;
+use super::{Config, did_you_mean};
+
+/// Why a file was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// It cannot be read.
+    #[error("{path} cannot be read")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It is not the YAML that is expected.
+    #[error("{path}{}: {problem}", place(.position))]
+    Wrong {
+        /// The file, or what stands for it.
+        path: String,
+        /// Line and column from 1, where they are known.
+        position: Option<(u64, u64)>,
+        /// What is wrong there.
+        problem: String,
+    },
+}
+
+/// Reads a configuration file over the defaults.
+pub(super) fn read(path: &Path) -> Result<Config, FileError> {
+    let name = path.display().to_string();
+    parse_config(&name, &read_text(path)?)
+}
+
+/// Reads a whole file.
+pub(super) fn read_text(path: &Path) -> Result<String, FileError> {
+    std::fs::read_to_string(path).map_err(|source| FileError::Unreadable {
+        path: path.display().to_string(),
+        source,
+    })
+}
+
+/// Reads a configuration over the defaults. A file of nothing but comments changes none.
+pub(super) fn parse_config(name: &str, text: &str) -> Result<Config, FileError> {
+    if text
+        .lines()
+        .all(|line| line.trim_start().is_empty() || line.trim_start().starts_with('#'))
+    {
+        return Ok(Config::default());
+    }
+    serde_saphyr::from_str(text).map_err(|error| refusal(name, &error, &key_paths()))
+}
+
+/// Reads any other YAML document.
+pub(super) fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Result<T, FileError> {
+    serde_saphyr::from_str(text).map_err(|error| refusal(name, &error, &[]))
+}
+
+/// The parser's error in our words. `key_paths` are those of the whole document, for a key that
+/// is right but in the wrong section. The line itself is not quoted: it may hold a secret.
+fn refusal(name: &str, error: &Error, key_paths: &[String]) -> FileError {
+    let mut error = error;
+    while let Error::WithSnippet { error: inner, .. } | Error::AliasError { error: inner, .. } =
+        error
+    {
+        error = inner;
+    }
+    let problem = match error {
+        Error::SerdeUnknownField {
+            field, expected, ..
+        } => {
+            let near = nearest(field, expected.iter().copied()).map(str::to_owned);
+            let near = near.or_else(|| paths_that_end_in(field, key_paths));
+            format!(
+                "the key {field} is not known{}",
+                did_you_mean(near.as_deref())
+            )
+        }
+        Error::SerdeUnknownVariant {
+            variant, expected, ..
+        } => {
+            format!("{variant} is none of {}", expected.join(", "))
+        }
+        Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key} stands twice"),
+        other => UserMessageFormatter
+            .format_message(other)
+            .escape_debug()
+            .to_string(),
+    };
+    let position = error
+        .location()
+        .map(|location| (location.line(), location.column()));
+    FileError::Wrong {
+        path: name.to_owned(),
+        position,
+        problem,
+    }
+}
+
+/// The candidate that is most like `wanted`, if one is at all.
+fn nearest<'a>(wanted: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    const LIKENESS_MIN: f64 = 0.7;
+    let wanted = wanted.to_ascii_lowercase();
+    candidates
+        .into_iter()
+        .map(|candidate| {
+            (
+                strsim::jaro_winkler(&wanted, &candidate.to_ascii_lowercase()),
+                candidate,
+            )
+        })
+        .filter(|(likeness, _)| *likeness >= LIKENESS_MIN)
+        .max_by(|(a, _), (b, _)| a.total_cmp(b))
+        .map(|(_, candidate)| candidate)
+}
+
+fn paths_that_end_in(key: &str, key_paths: &[String]) -> Option<String> {
+    let ending = format!(".{}", key.to_ascii_lowercase());
+    let paths: Vec<&str> = key_paths
+        .iter()
+        .filter(|path| path.to_ascii_lowercase().ends_with(&ending))
+        .map(String::as_str)
+        .collect();
+    (!paths.is_empty()).then(|| paths.join(" or "))
+}
+
+fn place(position: &Option<(u64, u64)>) -> String {
+    position
+        .map(|(line, column)| format!(":{line}:{column}"))
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_of_a_file_say_line_and_column_and_what_instead() {
+        let cases = [
+            (
+                "partions: 4\n",
+                "w.yaml:1:1: the key partions is not known; did you mean partitions?",
+            ),
+            (
+                "partitions: 4\nscheduler:\n  # the lease\n  leese: 10s\n",
+                "w.yaml:4:3: the key leese is not known; did you mean lease?",
+            ),
+            (
+                "http:\n  handOffAfter: 5s\n",
+                "w.yaml:2:3: the key handOffAfter is not known; did you mean \
+                 scheduler.handOffAfter?",
+            ),
+            ("zebra: 1\n", "w.yaml:1:1: the key zebra is not known"),
+            (
+                "partitions: 4\npartitions: 5\n",
+                "w.yaml:2:1: the key partitions stands twice",
+            ),
+            (
+                "telemetry:\n  logFormat: xml\n",
+                "w.yaml:2:14: xml is none of text, json",
+            ),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(
+                parse_config("w.yaml", text).unwrap_err().to_string(),
+                expected
+            );
+        }
+    }
+
+    #[test]
+    fn values_of_a_wrong_type_are_refused_with_their_line() {
+        let cases = [
+            ("\npartitions: many\n", 2, "u32"),
+            ("partitions: -1\n", 1, "u32"),
+            ("partitions: [1]\n", 1, ""),
+            ("http:\n  listen: here\n", 2, "socket address"),
+            ("http:\n  requestBytesMax: 64\n", 2, "a size with its unit"),
+            (
+                "http:\n\n  acceptTimeout: 10\n",
+                3,
+                "a duration with its unit",
+            ),
+            ("scheduler:\n  partitions: 3-1\n", 2, "a range such as 0-3"),
+            ("workflows:\n  builtIn: perhaps\n", 2, "bool"),
+            ("kafka:\n  brokers: localhost:9092\n", 2, "sequence"),
+            ("http: 8080\n", 1, ""),
+            ("partitions: 4\n]\n", 2, ""),
+            ("a: 1\n---\nb: 2\n", 1, ""),
+        ];
+        for (text, line, wanted) in cases {
+            match parse_config("w.yaml", text) {
+                Err(FileError::Wrong {
+                    position: Some((at, _)),
+                    problem,
+                    ..
+                }) => {
+                    assert_eq!(at, line, "{text:?}: {problem}");
+                    assert!(problem.contains(wanted), "{text:?}: {problem}");
+                }
+                other => panic!("{text:?}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_key_gives_the_defaults() {
+        for text in [
+            "",
+            "\n",
+            "# nothing yet\n\n  # still nothing\n",
+            "{}\n",
+            "http: {}\n",
+        ] {
+            assert_eq!(
+                parse_config("w.yaml", text).unwrap(),
+                Config::default(),
+                "{text:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn plain_numbers_are_fine_where_text_is_expected() {
+        let text = "kafka:\n  topicPrefix: 007\n  properties:\n    socket.timeout.ms: 5000\n";
+        let config = parse_config("w.yaml", text).unwrap();
+        assert_eq!(config.kafka.topic_prefix, "007");
+        let properties: Vec<_> = config.kafka.properties.iter().collect();
+        assert_eq!(properties, [("socket.timeout.ms", "5000")]);
+    }
+
+    #[test]
+    fn a_refusal_quotes_no_line_of_the_file() {
+        let text =
+            "kafka:\n  properties:\n    sasl.password: hunter2\n    sasl.password: hunter2\n";
+        let error = parse_config("w.yaml", text).unwrap_err();
+        assert!(
+            !format!("{error} {error:?}").contains("hunter2"),
+            "{error:?}"
+        );
+    }
+}

@@ -1,0 +1,263 @@
+//! Which partitions this process drives.
+//!
+//! On Kubernetes each replica of a StatefulSet drives the one partition of its index; anywhere
+//! else a process drives all, or those that it is told. The index only says which lease to ask
+//! for: it is no proof of ownership, the lease is.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use waybill_engine::PartitionId;
+
+use super::{Config, Environment};
+
+/// The label `apps.kubernetes.io/pod-index`, handed over by the downward API.
+const POD_INDEX: &str = "POD_INDEX";
+
+/// The pod's name (`metadata.name`), handed over by the downward API.
+const POD_NAME: &str = "POD_NAME";
+
+/// What `scheduler.partitions` can say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PartitionChoice {
+    /// `auto`: that of the pod's index if there is one, else all.
+    Auto,
+    /// `all`: every partition, whatever the pod's index is.
+    All,
+    /// `2` or `0-3`: from the first to the last.
+    Range {
+        /// The first one.
+        first: u32,
+        /// The last one, included.
+        last: u32,
+    },
+}
+
+/// Why it is not clear which partitions this process drives.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The partition, or the last of the range, is beyond the number of partitions.
+    #[error(
+        "{source_name} asks for partition {partition}, but there are {partitions}: 0 to {}; \
+         run as many schedulers as there are partitions",
+        .partitions - 1
+    )]
+    Beyond {
+        /// What asked for it.
+        source_name: &'static str,
+        /// The partition.
+        partition: u32,
+        /// How many there are.
+        partitions: u32,
+    },
+    /// `POD_INDEX` is not a number.
+    #[error("POD_INDEX is {0:?}, and should be the pod's index in its StatefulSet")]
+    Index(String),
+    /// `POD_NAME` does not end in a number.
+    #[error(
+        "POD_NAME is {0:?}, which does not end in an index as the names of a StatefulSet's pods do; \
+         say which partitions to drive with scheduler.partitions"
+    )]
+    Name(String),
+}
+
+/// The partitions that this process drives: those that the configuration names, else that of
+/// `POD_INDEX`, else that of the number at the end of `POD_NAME`, else all.
+///
+/// # Errors
+///
+/// If what is said cannot be read, or a partition is asked for that does not exist.
+pub fn partitions_of_this_process(
+    config: &Config,
+    environment: &Environment,
+) -> Result<Vec<PartitionId>, IdentityError> {
+    let partitions = config.partitions;
+    let (source_name, first, last) = match config.scheduler.partitions {
+        PartitionChoice::Range { first, last } => ("scheduler.partitions", first, last),
+        PartitionChoice::All => return Ok((0..partitions).map(PartitionId).collect()),
+        PartitionChoice::Auto => match index_of_pod(environment)? {
+            Some((source_name, index)) => (source_name, index, index),
+            None => return Ok((0..partitions).map(PartitionId).collect()),
+        },
+    };
+    if last >= partitions {
+        return Err(IdentityError::Beyond {
+            source_name,
+            partition: last,
+            partitions,
+        });
+    }
+    Ok((first..=last).map(PartitionId).collect())
+}
+
+fn index_of_pod(environment: &Environment) -> Result<Option<(&'static str, u32)>, IdentityError> {
+    if let Some(index) = environment.get(POD_INDEX).filter(|index| !index.is_empty()) {
+        let number = number(index).ok_or_else(|| IdentityError::Index(index.to_owned()))?;
+        return Ok(Some((POD_INDEX, number)));
+    }
+    if let Some(name) = environment.get(POD_NAME).filter(|name| !name.is_empty()) {
+        let number = name
+            .rsplit_once('-')
+            .and_then(|(_, suffix)| number(suffix))
+            .ok_or_else(|| IdentityError::Name(name.to_owned()))?;
+        return Ok(Some((POD_NAME, number)));
+    }
+    Ok(None)
+}
+
+/// Digits only: neither a sign nor blanks.
+fn number(text: &str) -> Option<u32> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten()
+}
+
+/// Why a text does not name partitions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("expected {}", PartitionChoice::EXPECTED)]
+pub struct PartitionChoiceError;
+
+impl PartitionChoice {
+    const EXPECTED: &str = "auto, all, one partition such as 2, or a range such as 0-3";
+}
+
+impl FromStr for PartitionChoice {
+    type Err = PartitionChoiceError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim();
+        match text {
+            "auto" => return Ok(Self::Auto),
+            "all" => return Ok(Self::All),
+            _ => {}
+        }
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        match (number(first.trim()), number(last.trim())) {
+            (Some(first), Some(last)) if first <= last => Ok(Self::Range { first, last }),
+            _ => Err(PartitionChoiceError),
+        }
+    }
+}
+
+impl fmt::Display for PartitionChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::All => f.write_str("all"),
+            Self::Range { first, last } if first == last => write!(f, "{first}"),
+            Self::Range { first, last } => write!(f, "{first}-{last}"),
+        }
+    }
+}
+
+impl Serialize for PartitionChoice {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for PartitionChoice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Variables = &'static [(&'static str, &'static str)];
+
+    #[test]
+    fn partitions_come_from_the_configuration_else_the_pod_else_all() {
+        const INDEX: (&str, &str) = ("POD_INDEX", "2");
+        const NAME: (&str, &str) = ("POD_NAME", "waybill-scheduler-3");
+        let cases: [(&str, Variables, &[u32]); 10] = [
+            ("auto", &[], &[0, 1, 2, 3]),
+            ("auto", &[INDEX], &[2]),
+            ("auto", &[NAME], &[3]),
+            ("auto", &[NAME, INDEX], &[2]),
+            (
+                "auto",
+                &[("POD_INDEX", ""), ("POD_NAME", "")],
+                &[0, 1, 2, 3],
+            ),
+            ("all", &[INDEX], &[0, 1, 2, 3]),
+            ("1", &[INDEX], &[1]),
+            ("1-3", &[], &[1, 2, 3]),
+            ("0-0", &[NAME], &[0]),
+            ("0-3", &[("POD_NAME", "no-ordinal")], &[0, 1, 2, 3]),
+        ];
+        for (choice, environment, expected) in cases {
+            let expected: Vec<_> = expected.iter().copied().map(PartitionId).collect();
+            assert_eq!(
+                partitions(choice, environment),
+                Ok(expected),
+                "{choice} {environment:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_partition_that_does_not_exist_or_an_unreadable_index_is_refused() {
+        let beyond = |source_name, partition| IdentityError::Beyond {
+            source_name,
+            partition,
+            partitions: 4,
+        };
+        let index = |text: &str| IdentityError::Index(text.to_owned());
+        let name = |text: &str| IdentityError::Name(text.to_owned());
+        let cases: [(&str, Variables, IdentityError); 9] = [
+            ("4", &[], beyond("scheduler.partitions", 4)),
+            ("2-9", &[], beyond("scheduler.partitions", 9)),
+            ("auto", &[("POD_INDEX", "4")], beyond("POD_INDEX", 4)),
+            ("auto", &[("POD_NAME", "waybill-4")], beyond("POD_NAME", 4)),
+            ("auto", &[("POD_INDEX", "two")], index("two")),
+            ("auto", &[("POD_INDEX", "+1")], index("+1")),
+            ("auto", &[("POD_NAME", "waybill")], name("waybill")),
+            (
+                "auto",
+                &[("POD_NAME", "waybill-7d9fc-x2x4q")],
+                name("waybill-7d9fc-x2x4q"),
+            ),
+            ("auto", &[("POD_NAME", "waybill-")], name("waybill-")),
+        ];
+        for (choice, environment, expected) in cases {
+            assert_eq!(
+                partitions(choice, environment),
+                Err(expected),
+                "{choice} {environment:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_refusal_of_an_index_says_what_would_do() {
+        assert_eq!(
+            partitions("auto", &[("POD_INDEX", "4")])
+                .unwrap_err()
+                .to_string(),
+            "POD_INDEX asks for partition 4, but there are 4: 0 to 3; run as many schedulers as \
+             there are partitions"
+        );
+    }
+
+    #[test]
+    fn what_names_no_partitions_is_refused() {
+        for text in ["", "none", "3-1", "0-", "-1", "0..3", "0-1-2", "0x1"] {
+            assert_eq!(
+                text.parse::<PartitionChoice>(),
+                Err(PartitionChoiceError),
+                "{text}"
+            );
+        }
+    }
+
+    fn partitions(choice: &str, environment: Variables) -> Result<Vec<PartitionId>, IdentityError> {
+        let mut config = Config::default();
+        config.scheduler.partitions = choice.parse().unwrap();
+        partitions_of_this_process(&config, &environment.iter().copied().collect())
+    }
+}

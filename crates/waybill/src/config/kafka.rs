@@ -1,0 +1,212 @@
+//! The broker to talk to, and the secrets that it takes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::{ConfigError, units};
+
+/// The `kafka` section.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct KafkaConfig {
+    /// Brokers to ask first, as `host:port`; `None` for the embedded broker.
+    pub brokers: Option<Vec<String>>,
+    /// What the names of all topics begin with.
+    pub topic_prefix: String,
+    /// Copies of each partition, for topics that are created.
+    pub replication_factor: u16,
+    /// How long requests are kept, for topics that are created. Less than `store.retention`.
+    #[serde(with = "units::duration")]
+    pub requests_retention: Duration,
+    /// How long step requests and replies are kept, which can be derived again.
+    #[serde(with = "units::duration")]
+    pub steps_retention: Duration,
+    /// How long status, failed operations and dead letters are kept.
+    #[serde(with = "units::duration")]
+    pub results_retention: Duration,
+    /// Further settings of librdkafka, for every client.
+    pub properties: Properties,
+    /// Settings of librdkafka whose values are read from files, such as mounted secrets; a line
+    /// end at the end of the file does not count.
+    pub property_files: BTreeMap<String, PathBuf>,
+}
+
+impl Default for KafkaConfig {
+    fn default() -> Self {
+        const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+        Self {
+            brokers: None,
+            topic_prefix: "waybill".to_owned(),
+            replication_factor: 1,
+            requests_retention: 3 * DAY,
+            steps_retention: DAY,
+            results_retention: 7 * DAY,
+            properties: Properties::default(),
+            property_files: BTreeMap::new(),
+        }
+    }
+}
+
+impl KafkaConfig {
+    /// Moves the values of `propertyFiles` to `properties`.
+    pub(super) fn read_property_files(&mut self) -> Result<(), ConfigError> {
+        for (property, path) in std::mem::take(&mut self.property_files) {
+            if self.properties.0.contains_key(&property) {
+                return Err(ConfigError::Invalid {
+                    key: format!("kafka.propertyFiles.{property}"),
+                    problem: "is set in kafka.properties too; keep one".to_owned(),
+                });
+            }
+            let text = fs::read_to_string(&path).map_err(|source| ConfigError::PropertyFile {
+                property: property.clone(),
+                path: path.display().to_string(),
+                source,
+            })?;
+            self.properties
+                .0
+                .insert(property, text.trim_end_matches(['\r', '\n']).to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// Settings of librdkafka by their names. The values of those that are secret are neither shown
+/// by `Debug` nor serialized; [`Properties::iter`] gives them.
+#[derive(Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(transparent)]
+pub struct Properties(pub(super) BTreeMap<String, String>);
+
+impl Properties {
+    const REDACTED: &'static str = "(redacted)";
+
+    /// Names and values, secrets included, in order of the names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    fn shown(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.iter().map(|(name, value)| {
+            (
+                name,
+                if is_secret(name) {
+                    Self::REDACTED
+                } else {
+                    value
+                },
+            )
+        })
+    }
+}
+
+impl fmt::Debug for Properties {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.shown()).finish()
+    }
+}
+
+impl Serialize for Properties {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (name, value) in self.shown() {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+/// Whether a setting of librdkafka carries a secret, by the words that its names for them use.
+/// Rather one too many: `sasl.oauthbearer.config` is a text that may hold one.
+fn is_secret(name: &str) -> bool {
+    const WORDS: [&str; 7] = [
+        "password",
+        "passphrase",
+        "secret",
+        "pem",
+        "token",
+        "oauthbearer.config",
+        "credential",
+    ];
+    let name = name.to_ascii_lowercase();
+    WORDS.iter().any(|word| name.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_that_librdkafka_calls_sensitive_is_secret_and_plain_ones_are_not() {
+        for name in [
+            "sasl.password",
+            "ssl.key.password",
+            "ssl.key.pem",
+            "ssl.keystore.password",
+            "sasl.oauthbearer.config",
+            "sasl.oauthbearer.client.secret",
+            "sasl.oauthbearer.assertion.private.key.passphrase",
+            "sasl.oauthbearer.assertion.private.key.pem",
+        ] {
+            assert!(is_secret(name), "{name}");
+        }
+        for name in [
+            "sasl.username",
+            "sasl.mechanism",
+            "ssl.ca.location",
+            "socket.timeout.ms",
+        ] {
+            assert!(!is_secret(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_value_from_a_file_loses_its_line_end_and_nothing_else() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), " pass word \r\n").unwrap();
+        let mut kafka = KafkaConfig {
+            property_files: [("sasl.password".to_owned(), file.path().to_owned())].into(),
+            ..KafkaConfig::default()
+        };
+        kafka.read_property_files().unwrap();
+        assert_eq!(
+            kafka.properties.iter().collect::<Vec<_>>(),
+            [("sasl.password", " pass word ")]
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_missing_or_a_property_that_is_set_twice_is_refused_by_name() {
+        let files = [(
+            "sasl.password".to_owned(),
+            PathBuf::from("/nonexistent/secret"),
+        )];
+        let mut kafka = KafkaConfig {
+            property_files: files.into(),
+            ..KafkaConfig::default()
+        };
+        let mut twice = kafka.clone();
+        let error = kafka.read_property_files().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "kafka.propertyFiles.sasl.password: /nonexistent/secret cannot be read"
+        );
+
+        twice
+            .properties
+            .0
+            .insert("sasl.password".to_owned(), "hunter2".to_owned());
+        let error = twice.read_property_files().unwrap_err().to_string();
+        assert!(
+            error.contains("sasl.password is set in kafka.properties too"),
+            "{error}"
+        );
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+}

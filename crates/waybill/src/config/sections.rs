@@ -1,0 +1,322 @@
+//! One type per section, each field with its unit, and its default in code.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use waybill_drone_delivery::services::FaultsByService;
+
+use super::identity::PartitionChoice;
+use super::units::{self, ByteSize};
+
+/// An address on the loopback interface.
+const fn local(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
+}
+
+/// The `http` section: ingestion.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct HttpConfig {
+    /// The address of the API; port 0 picks a free one.
+    pub listen: SocketAddr,
+    /// The largest body of a single request.
+    pub request_bytes_max: ByteSize,
+    /// The largest line of a batch; a batch itself has no limit.
+    pub batch_line_bytes_max: ByteSize,
+    /// The largest head of a request: request line and headers.
+    pub header_bytes_max: ByteSize,
+    /// How deep objects and arrays of a body may nest.
+    pub json_depth_max: usize,
+    /// Connections at once; further ones wait to be accepted.
+    pub connections_max: usize,
+    /// How long a client may take to send a request's head.
+    #[serde(with = "units::duration")]
+    pub header_read_timeout: Duration,
+    /// How long a client may pause while it sends a body.
+    #[serde(with = "units::duration")]
+    pub body_read_timeout: Duration,
+    /// How long a request waits for the broker's acknowledgement before it is answered 504.
+    #[serde(with = "units::duration")]
+    pub accept_timeout: Duration,
+    /// Requests that may wait for the broker at once; further ones are answered 503.
+    pub producer_queue_records_max: usize,
+    /// Their size in all.
+    pub producer_queue_bytes_max: ByteSize,
+    /// Accepted requests that are remembered, so that a concurrent twin is recognised before the
+    /// scheduler has got there.
+    pub recent_accepted_max: usize,
+    /// What the name of a caller's `replyTo` topic must begin with, any of these; none allows no
+    /// `replyTo`.
+    pub reply_to_prefixes: Vec<String>,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self {
+            listen: local(8080),
+            request_bytes_max: ByteSize::kib(64),
+            batch_line_bytes_max: ByteSize::kib(64),
+            header_bytes_max: ByteSize::kib(16),
+            json_depth_max: 32,
+            connections_max: 1_000,
+            header_read_timeout: Duration::from_secs(10),
+            body_read_timeout: Duration::from_secs(30),
+            accept_timeout: Duration::from_secs(10),
+            producer_queue_records_max: 100_000,
+            producer_queue_bytes_max: ByteSize::mib(64),
+            recent_accepted_max: 100_000,
+            reply_to_prefixes: Vec::new(),
+        }
+    }
+}
+
+/// The `admin` section.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct AdminConfig {
+    /// The address of livez, readyz, metrics and schedulers; port 0 picks a free one.
+    pub listen: SocketAddr,
+}
+
+impl Default for AdminConfig {
+    fn default() -> Self {
+        Self {
+            listen: local(8081),
+        }
+    }
+}
+
+/// The `broker` section: the embedded broker.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct BrokerConfig {
+    /// The address of the Kafka protocol; port 0 picks a free one.
+    pub listen: SocketAddr,
+    /// The `host:port` that clients are told to connect to; `None` for the bound address.
+    pub advertised: Option<String>,
+    /// When a partition's file is full and the next one begins.
+    pub segment_bytes: ByteSize,
+    /// The largest request of a client, which bounds the largest batch.
+    pub request_bytes_max: ByteSize,
+    /// Connections at once; further ones are closed.
+    pub connections_max: usize,
+    /// What the topic of requests may take on disk. Beyond it ingestion answers 503.
+    pub requests_disk_bytes_max: ByteSize,
+}
+
+impl Default for BrokerConfig {
+    fn default() -> Self {
+        Self {
+            listen: local(9092),
+            advertised: None,
+            segment_bytes: ByteSize::mib(64),
+            request_bytes_max: ByteSize::mib(16),
+            connections_max: 1_000,
+            requests_disk_bytes_max: ByteSize::gib(8),
+        }
+    }
+}
+
+impl BrokerConfig {
+    /// `advertised` in its two halves; `None` also where it is not `host:port`, which a checked
+    /// configuration rules out.
+    #[must_use]
+    pub fn advertised_host_and_port(&self) -> Option<(String, u16)> {
+        let (host, port) = self.advertised.as_ref()?.rsplit_once(':')?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        Some((host.to_owned(), port.parse().ok()?))
+    }
+}
+
+/// The `store` section: the embedded state store.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct StoreConfig {
+    /// Memory for blocks that were read.
+    pub cache_bytes: ByteSize,
+    /// How long an operation can be asked for after it became final. More than
+    /// `kafka.requestsRetention`, so that no request is read again after its row is gone.
+    #[serde(with = "units::duration")]
+    pub retention: Duration,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self {
+            cache_bytes: ByteSize::mib(8),
+            retention: Duration::from_secs(7 * 24 * 60 * 60),
+        }
+    }
+}
+
+/// The `scheduler` section.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct SchedulerConfig {
+    /// The partitions of this process.
+    pub partitions: PartitionChoice,
+    /// Operations in memory, over all partitions of the process.
+    pub in_flight_max: usize,
+    /// Their size in all.
+    pub in_flight_bytes_max: ByteSize,
+    /// How long an operation stays in memory before it is handed to the deadline index and holds
+    /// the checkpoint no longer.
+    #[serde(with = "units::duration")]
+    pub hand_off_after: Duration,
+    /// How often the checkpoint moves at least, while there is something to move it for.
+    #[serde(with = "units::duration")]
+    pub checkpoint_every: Duration,
+    /// After how many finished records it moves earlier than that.
+    pub checkpoint_records: u64,
+    /// How long the ownership of a partition lasts after each renewal.
+    #[serde(with = "units::duration")]
+    pub lease: Duration,
+    /// How long before its end an owner stops acting, and how long after it a candidate waits.
+    #[serde(with = "units::duration")]
+    pub lease_margin: Duration,
+    /// How long after complete-by a reply may still be on its way.
+    #[serde(with = "units::duration")]
+    pub timeout_grace: Duration,
+    /// How long a stop waits for operations in flight; those that take longer are resumed at the
+    /// next start.
+    #[serde(with = "units::duration")]
+    pub drain: Duration,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            partitions: PartitionChoice::Auto,
+            in_flight_max: 10_000,
+            in_flight_bytes_max: ByteSize::mib(64),
+            hand_off_after: Duration::from_secs(5),
+            checkpoint_every: Duration::from_secs(1),
+            checkpoint_records: 10_000,
+            lease: Duration::from_secs(10),
+            lease_margin: Duration::from_secs(1),
+            timeout_grace: Duration::from_millis(500),
+            drain: Duration::from_secs(5),
+        }
+    }
+}
+
+/// The `agents` section.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct AgentsConfig {
+    /// Whether the five agents of the drone-delivery application run.
+    pub built_in: bool,
+    /// Files of further declarative HTTP agents.
+    pub files: Vec<PathBuf>,
+    /// Attempts that one agent has under way at once.
+    pub in_flight_max: usize,
+    /// A name that stays the same over restarts of this process, so that it gets its share of
+    /// the work back at once; `None` to join as somebody new.
+    pub instance_id: Option<String>,
+    /// How long an agent process may be silent before others take over its share.
+    #[serde(with = "units::duration")]
+    pub session_timeout: Duration,
+}
+
+impl Default for AgentsConfig {
+    fn default() -> Self {
+        Self {
+            built_in: true,
+            files: Vec::new(),
+            in_flight_max: 256,
+            instance_id: None,
+            session_timeout: Duration::from_secs(6),
+        }
+    }
+}
+
+/// The `workflows` section.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct WorkflowsConfig {
+    /// Whether the workflow of the drone-delivery application can be run.
+    pub built_in: bool,
+    /// Files of further workflows, one in each. Of a workflow's versions the newest starts new
+    /// operations; keep the older ones while operations run them.
+    pub files: Vec<PathBuf>,
+}
+
+impl Default for WorkflowsConfig {
+    fn default() -> Self {
+        Self {
+            built_in: true,
+            files: Vec::new(),
+        }
+    }
+}
+
+/// The `services` section: the five simulated services.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct ServicesConfig {
+    /// The address that they listen on; port 0 picks a free one.
+    pub listen: SocketAddr,
+    /// The `host:port` of services that run elsewhere; `None` for those of this process, or at
+    /// `listen`.
+    pub address: Option<String>,
+    /// Owners whose id begins with this are suspended: their deliveries are refused.
+    pub suspended_prefix: String,
+    /// Locations that contain this need third-party transport.
+    pub remote_marker: String,
+    /// The latency and the faults that each service starts with.
+    pub faults: FaultsByService,
+}
+
+impl Default for ServicesConfig {
+    fn default() -> Self {
+        Self {
+            listen: local(8082),
+            address: None,
+            suspended_prefix: "suspended-".to_owned(),
+            remote_marker: "remote".to_owned(),
+            faults: FaultsByService::default(),
+        }
+    }
+}
+
+impl ServicesConfig {
+    /// Where services that do not run in this process are: `address`, else where they would
+    /// listen.
+    #[must_use]
+    pub fn elsewhere(&self) -> String {
+        self.address
+            .clone()
+            .unwrap_or_else(|| self.listen.to_string())
+    }
+}
+
+/// The `telemetry` section.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct TelemetryConfig {
+    /// How log lines look.
+    pub log_format: LogFormat,
+    /// Which log lines are written: a level, or `target=level` pairs separated by commas.
+    pub log_filter: String,
+}
+
+impl Default for TelemetryConfig {
+    fn default() -> Self {
+        Self {
+            log_format: LogFormat::Text,
+            log_filter: "info".to_owned(),
+        }
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "camelCase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line, for programs.
+    Json,
+}

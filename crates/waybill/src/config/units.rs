@@ -1,0 +1,254 @@
+//! Durations and sizes as people write them.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::{Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Units of time, largest first, in milliseconds.
+const TIME_UNITS: [(&str, u64); 5] = [
+    ("d", 86_400_000),
+    ("h", 3_600_000),
+    ("m", 60_000),
+    ("s", 1_000),
+    ("ms", 1),
+];
+
+/// Units of size, largest first, in bytes.
+const SIZE_UNITS: [(&str, u64); 4] = [
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("B", 1),
+];
+
+const DURATION_EXPECTED: &str = "a duration with its unit, such as 200ms, 5s, 2m, 1h or 7d";
+const SIZE_EXPECTED: &str = "a size with its unit, such as 512B, 64KiB, 16MiB or 8GiB";
+
+/// Why a text is neither a duration nor a size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("expected {expected}")]
+pub struct UnitError {
+    expected: &'static str,
+}
+
+/// Reads `200ms`, `5s`, `2m`, `1h` or `7d`.
+///
+/// # Errors
+///
+/// If it is anything else, or too long for milliseconds in 64 bits.
+pub fn duration_from_text(text: &str) -> Result<Duration, UnitError> {
+    parse(text, &TIME_UNITS)
+        .map(Duration::from_millis)
+        .ok_or(UnitError {
+            expected: DURATION_EXPECTED,
+        })
+}
+
+/// Writes a duration so that [`duration_from_text`] reads it again, in its largest whole unit.
+/// Less than a millisecond is rounded down.
+#[must_use]
+pub fn duration_to_text(duration: Duration) -> String {
+    let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    if millis == 0 {
+        "0s".to_owned()
+    } else {
+        format(millis, &TIME_UNITS)
+    }
+}
+
+/// A size in bytes, written with a binary unit.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct ByteSize(u64);
+
+impl ByteSize {
+    /// That many bytes.
+    #[must_use]
+    pub const fn bytes(bytes: u64) -> Self {
+        Self(bytes)
+    }
+
+    /// That many kibibytes.
+    #[must_use]
+    pub const fn kib(count: u64) -> Self {
+        Self(count << 10)
+    }
+
+    /// That many mebibytes.
+    #[must_use]
+    pub const fn mib(count: u64) -> Self {
+        Self(count << 20)
+    }
+
+    /// That many gibibytes.
+    #[must_use]
+    pub const fn gib(count: u64) -> Self {
+        Self(count << 30)
+    }
+
+    /// In bytes.
+    #[must_use]
+    pub const fn as_u64(self) -> u64 {
+        self.0
+    }
+
+    /// In bytes, as far as memory on this machine can be addressed.
+    #[must_use]
+    pub fn as_usize(self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&format(self.0, &SIZE_UNITS))
+    }
+}
+
+impl FromStr for ByteSize {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse(text, &SIZE_UNITS).map(Self).ok_or(UnitError {
+            expected: SIZE_EXPECTED,
+        })
+    }
+}
+
+impl Serialize for ByteSize {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer
+            .deserialize_str(UnitVisitor {
+                expected: SIZE_EXPECTED,
+                units: &SIZE_UNITS,
+            })
+            .map(Self)
+    }
+}
+
+/// For `#[serde(with = "…")]` on a [`Duration`].
+pub(super) mod duration {
+    use super::*;
+
+    pub(in crate::config) fn serialize<S: Serializer>(
+        duration: &Duration,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&duration_to_text(*duration))
+    }
+
+    pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Duration, D::Error> {
+        let visitor = UnitVisitor {
+            expected: DURATION_EXPECTED,
+            units: &TIME_UNITS,
+        };
+        deserializer
+            .deserialize_str(visitor)
+            .map(Duration::from_millis)
+    }
+}
+
+struct UnitVisitor {
+    expected: &'static str,
+    units: &'static [(&'static str, u64)],
+}
+
+impl Visitor<'_> for UnitVisitor {
+    type Value = u64;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<u64, E> {
+        parse(text, self.units).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+    }
+}
+
+/// A whole number and one of the units, with nothing in between but blanks.
+fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().ok()?;
+    let (_, size) = units.iter().find(|(name, _)| *name == unit.trim_start())?;
+    number.checked_mul(*size)
+}
+
+/// The number in the largest unit that divides it.
+fn format(number: u64, units: &[(&str, u64)]) -> String {
+    let whole = units
+        .iter()
+        .find(|(_, size)| number >= *size && number.is_multiple_of(*size));
+    let (unit, size) = whole.unwrap_or(&units[units.len() - 1]);
+    format!("{}{unit}", number / size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_and_written_with_their_largest_whole_unit() {
+        let cases = [
+            ("0s", 0, "0s"),
+            ("200ms", 200, "200ms"),
+            ("1500ms", 1_500, "1500ms"),
+            ("5s", 5_000, "5s"),
+            ("60s", 60_000, "1m"),
+            ("2 m", 120_000, "2m"),
+            ("36h", 129_600_000, "36h"),
+            ("7d", 604_800_000, "7d"),
+        ];
+        for (text, millis, written) in cases {
+            let duration = duration_from_text(text).unwrap();
+            assert_eq!(duration, Duration::from_millis(millis), "{text}");
+            assert_eq!(duration_to_text(duration), written, "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_read_and_written_with_their_largest_whole_unit() {
+        let cases = [
+            ("0B", 0, "0B"),
+            ("512B", 512, "512B"),
+            ("64KiB", 65_536, "64KiB"),
+            ("1024MiB", 1 << 30, "1GiB"),
+            ("1025B", 1_025, "1025B"),
+        ];
+        for (text, bytes, written) in cases {
+            let size: ByteSize = text.parse().unwrap();
+            assert_eq!(size.as_u64(), bytes, "{text}");
+            assert_eq!(size.to_string(), written, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_lacks_a_unit_or_has_a_foreign_one_is_refused() {
+        for text in [
+            "",
+            "5",
+            "s",
+            "-5s",
+            "1.5s",
+            "5sec",
+            "5S",
+            "99999999999999999999s",
+        ] {
+            assert!(duration_from_text(text).is_err(), "{text}");
+        }
+        for text in ["", "64", "64KB", "64kib", "-1B", "18446744073709551615GiB"] {
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+}

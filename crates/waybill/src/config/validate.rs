@@ -1,0 +1,284 @@
+//! What no type can say: ranges, and values that only work together.
+
+use super::{ByteSize, Config, ConfigError, duration_to_text};
+use crate::telemetry::log_filter;
+
+/// More partitions than this are a slip of the keyboard: each costs a lease and files.
+const PARTITIONS_MAX: u32 = 1_024;
+
+/// A lease is at least this many margins long, so that an owner has time to act between the end
+/// of its margin and the next renewal.
+const MARGINS_PER_LEASE_MIN: u32 = 3;
+
+/// Reports the first thing that cannot work.
+pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
+    let Config {
+        kafka,
+        http,
+        broker,
+        store,
+        scheduler,
+        agents,
+        workflows,
+        services,
+        ..
+    } = config;
+    let log_filter_problem = log_filter(&config.telemetry.log_filter).err();
+    let bad_broker = kafka
+        .brokers
+        .iter()
+        .flatten()
+        .chain(&broker.advertised)
+        .chain(&services.address)
+        .find(|address| !is_host_and_port(address));
+    let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
+    let rules: [(bool, &str, String); 24] = [
+        (
+            (1..=PARTITIONS_MAX).contains(&config.partitions),
+            "partitions",
+            format!(
+                "is {}, and must be from 1 to {PARTITIONS_MAX}",
+                config.partitions
+            ),
+        ),
+        (
+            !config.data_dir.as_os_str().is_empty(),
+            "dataDir",
+            "must not be empty".to_owned(),
+        ),
+        (
+            kafka
+                .brokers
+                .as_ref()
+                .is_none_or(|brokers| !brokers.is_empty()),
+            "kafka.brokers",
+            "must name a broker, or be null for the embedded one".to_owned(),
+        ),
+        (
+            bad_broker.is_none(),
+            "kafka.brokers, broker.advertised or services.address",
+            format!(
+                "holds {:?}, which is not host:port",
+                bad_broker.map_or("", |a| a)
+            ),
+        ),
+        (
+            is_topic_name(&kafka.topic_prefix),
+            "kafka.topicPrefix",
+            format!(
+                "is {:?}, and must be 1 to 100 letters, digits, dots, hyphens or underscores",
+                kafka.topic_prefix
+            ),
+        ),
+        (
+            kafka.replication_factor >= 1,
+            "kafka.replicationFactor",
+            not_zero(),
+        ),
+        (
+            store.retention > kafka.requests_retention,
+            "store.retention",
+            format!(
+                "is {}, and must be more than kafka.requestsRetention ({}): a request must not \
+                 outlive the row that tells that it was done",
+                duration_to_text(store.retention),
+                duration_to_text(kafka.requests_retention)
+            ),
+        ),
+        (
+            !kafka.requests_retention.is_zero(),
+            "kafka.requestsRetention",
+            not_zero(),
+        ),
+        (
+            !kafka.steps_retention.is_zero(),
+            "kafka.stepsRetention",
+            not_zero(),
+        ),
+        (
+            !kafka.results_retention.is_zero(),
+            "kafka.resultsRetention",
+            not_zero(),
+        ),
+        (http.connections_max > 0, "http.connectionsMax", not_zero()),
+        (http.json_depth_max > 0, "http.jsonDepthMax", not_zero()),
+        (
+            !http.accept_timeout.is_zero(),
+            "http.acceptTimeout",
+            not_zero(),
+        ),
+        (
+            http.producer_queue_records_max > 0,
+            "http.producerQueueRecordsMax",
+            not_zero(),
+        ),
+        (
+            http.producer_queue_bytes_max > http.request_bytes_max.max(http.batch_line_bytes_max),
+            "http.producerQueueBytesMax",
+            "must be more than http.requestBytesMax and http.batchLineBytesMax".to_owned(),
+        ),
+        (
+            http.request_bytes_max.max(http.batch_line_bytes_max) < broker.request_bytes_max
+                || kafka.brokers.is_some(),
+            "broker.requestBytesMax",
+            "must be more than http.requestBytesMax and http.batchLineBytesMax".to_owned(),
+        ),
+        (
+            broker.segment_bytes >= ByteSize::kib(64),
+            "broker.segmentBytes",
+            at_least("64KiB"),
+        ),
+        (
+            broker.connections_max > 0,
+            "broker.connectionsMax",
+            not_zero(),
+        ),
+        (
+            scheduler.in_flight_max > 0 && scheduler.in_flight_bytes_max > ByteSize::bytes(0),
+            "scheduler.inFlightMax and scheduler.inFlightBytesMax",
+            not_zero(),
+        ),
+        (
+            scheduler.lease >= lease_min && !scheduler.lease_margin.is_zero(),
+            "scheduler.lease",
+            format!(
+                "must be at least {MARGINS_PER_LEASE_MIN} times scheduler.leaseMargin, and that \
+                 more than 0s"
+            ),
+        ),
+        (
+            !scheduler.checkpoint_every.is_zero() && scheduler.checkpoint_every < scheduler.lease,
+            "scheduler.checkpointEvery",
+            "must be more than 0s and less than scheduler.lease".to_owned(),
+        ),
+        (
+            scheduler.drain < config.shutdown_timeout,
+            "scheduler.drain",
+            "must be less than shutdownTimeout".to_owned(),
+        ),
+        (agents.in_flight_max > 0, "agents.inFlightMax", not_zero()),
+        (
+            workflows.built_in || !workflows.files.is_empty(),
+            "workflows.files",
+            "must name a workflow where workflows.builtIn is false".to_owned(),
+        ),
+    ];
+    if let Some(problem) = log_filter_problem {
+        return Err(invalid(
+            "telemetry.logFilter",
+            format!("cannot be read: {problem}"),
+        ));
+    }
+    match rules.into_iter().find(|(holds, ..)| !holds) {
+        Some((_, key, problem)) => Err(invalid(key, problem)),
+        None => Ok(()),
+    }
+}
+
+fn invalid(key: &str, problem: String) -> ConfigError {
+    ConfigError::Invalid {
+        key: key.to_owned(),
+        problem,
+    }
+}
+
+fn not_zero() -> String {
+    "must be more than 0".to_owned()
+}
+
+fn at_least(what: &str) -> String {
+    format!("must be at least {what}")
+}
+
+fn is_host_and_port(address: &str) -> bool {
+    address.rsplit_once(':').is_some_and(|(host, port)| {
+        !host.is_empty() && !host.contains(['/', ' ', ',']) && port.parse::<u16>().is_ok()
+    })
+}
+
+/// Kafka's own rule for names of topics, with room for what follows the prefix.
+fn is_topic_name(name: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    (1..=100).contains(&name.len()) && name.bytes().all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid() {
+        check(&Config::default()).unwrap();
+    }
+
+    #[test]
+    fn values_that_cannot_work_are_refused_by_key() {
+        type Change = fn(&mut Config);
+        let cases: [(&str, Change); 14] = [
+            ("partitions", |c| c.partitions = 0),
+            ("partitions", |c| c.partitions = 5_000),
+            ("kafka.brokers", |c| c.kafka.brokers = Some(Vec::new())),
+            ("kafka.brokers,", |c| {
+                c.kafka.brokers = Some(vec!["kafka://a:1".to_owned()])
+            }),
+            ("kafka.brokers,", |c| {
+                c.services.address = Some("services".to_owned())
+            }),
+            ("kafka.topicPrefix", |c| {
+                c.kafka.topic_prefix = "way bill".to_owned()
+            }),
+            ("store.retention", |c| {
+                c.store.retention = c.kafka.requests_retention
+            }),
+            ("http.producerQueueBytesMax", |c| {
+                c.http.request_bytes_max = ByteSize::gib(1)
+            }),
+            ("broker.requestBytesMax", |c| {
+                c.http.batch_line_bytes_max = ByteSize::mib(32)
+            }),
+            ("scheduler.lease", |c| {
+                c.scheduler.lease = Duration::from_secs(2)
+            }),
+            ("scheduler.checkpointEvery", |c| {
+                c.scheduler.checkpoint_every = Duration::from_secs(10);
+            }),
+            ("scheduler.drain", |c| {
+                c.scheduler.drain = c.shutdown_timeout
+            }),
+            ("workflows.files", |c| c.workflows.built_in = false),
+            ("telemetry.logFilter", |c| {
+                c.telemetry.log_filter = "waybill=loud".to_owned()
+            }),
+        ];
+        for (key, change) in cases {
+            let mut config = Config::default();
+            change(&mut config);
+            let error = check(&config).expect_err(key).to_string();
+            assert!(error.starts_with(key), "{key}: {error}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_a_host_and_a_port() {
+        for good in [
+            "localhost:9092",
+            "10.0.0.1:80",
+            "[::1]:9092",
+            "kafka.example:65535",
+        ] {
+            assert!(is_host_and_port(good), "{good}");
+        }
+        for bad in [
+            "localhost",
+            ":9092",
+            "localhost:",
+            "localhost:99999",
+            "http://a:80",
+            "a,b:1",
+        ] {
+            assert!(!is_host_and_port(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The workflows that this process can run, from the binary and from files.
+
+use waybill_engine::{Workflow, WorkflowDefinition, WorkflowError, Workflows};
+
+use super::WorkflowsConfig;
+use super::file::{self, FileError};
+
+/// What stands for the file name of the workflow that is part of the binary.
+const BUILT_IN: &str = "the built-in drone-delivery workflow";
+
+/// Why the workflows cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkflowsError {
+    /// A file cannot be read, or is not a workflow.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A workflow cannot work.
+    #[error("{file} cannot work")]
+    Workflow {
+        /// The file, or what stands for it.
+        file: String,
+        /// Why not.
+        #[source]
+        source: WorkflowError,
+    },
+    /// The workflows cannot stand beside each other.
+    #[error("the workflows of {files} do not go together")]
+    Together {
+        /// All files.
+        files: String,
+        /// Why not.
+        #[source]
+        source: WorkflowError,
+    },
+}
+
+/// Loads and checks every workflow of the configuration.
+///
+/// # Errors
+///
+/// If a file cannot be read, is not a workflow, or a workflow cannot work, alone or beside the
+/// others.
+pub fn load_workflows(config: &WorkflowsConfig) -> Result<Workflows, WorkflowsError> {
+    let mut names = Vec::new();
+    let mut workflows = Vec::new();
+    if config.built_in {
+        names.push(BUILT_IN.to_owned());
+        workflows.push(compile(BUILT_IN, waybill_drone_delivery::WORKFLOW_YAML)?);
+    }
+    for path in &config.files {
+        let name = path.display().to_string();
+        workflows.push(compile(&name, &file::read_text(path)?)?);
+        names.push(name);
+    }
+    Workflows::new(workflows).map_err(|source| WorkflowsError::Together {
+        files: names.join(", "),
+        source,
+    })
+}
+
+fn compile(name: &str, text: &str) -> Result<Workflow, WorkflowsError> {
+    let definition: WorkflowDefinition = file::parse(name, text)?;
+    Workflow::try_from(definition).map_err(|source| WorkflowsError::Workflow {
+        file: name.to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    const OTHER: &str = "
+name: errand
+version: 1
+steps:
+  - name: go
+    agent: walker
+    completeBy: 2s
+  - name: return
+    agent: walker
+    after: [go]
+";
+
+    #[test]
+    fn the_built_in_workflow_and_one_from_a_file_stand_side_by_side() {
+        let (_dir, config) = one_file(OTHER);
+        let workflows = load_workflows(&config).unwrap();
+        assert!(workflows.newest("drone-delivery").is_some());
+        assert!(workflows.newest("errand").is_some());
+    }
+
+    #[test]
+    fn without_the_built_in_workflow_only_the_files_count() {
+        let (_dir, config) = one_file(OTHER);
+        let workflows = load_workflows(&WorkflowsConfig {
+            built_in: false,
+            ..config
+        })
+        .unwrap();
+        assert!(workflows.newest("drone-delivery").is_none());
+        assert!(workflows.newest("errand").is_some());
+    }
+
+    #[test]
+    fn a_refusal_names_the_file_and_the_reason() {
+        let cases = [
+            (
+                OTHER.replace("agent: walker\n    after", "agnet: walker\n    after"),
+                ":9:5: the key agnet",
+            ),
+            (OTHER.replace("2s", "2"), ":7:17: "),
+            (OTHER.replace("[go]", "[fly]"), " cannot work: "),
+        ];
+        for (text, expected) in cases {
+            let (_dir, config) = one_file(&text);
+            let error = load_workflows(&config).unwrap_err();
+            let mut chain = error.to_string();
+            if let Some(source) = error.source() {
+                chain = format!("{chain}: {source}");
+            }
+            let start = format!("{}{expected}", config.files[0].display());
+            assert!(chain.starts_with(&start), "{chain}");
+        }
+    }
+
+    #[test]
+    fn the_same_version_of_a_workflow_in_two_files_is_refused() {
+        let (dir, mut config) = one_file(OTHER);
+        config.files.push(write(dir.path(), "again.yaml", OTHER));
+        let error = load_workflows(&config).unwrap_err().to_string();
+        assert!(
+            error.contains("errand.yaml") && error.contains("again.yaml"),
+            "{error}"
+        );
+    }
+
+    fn one_file(text: &str) -> (tempfile::TempDir, WorkflowsConfig) {
+        let dir = tempfile::tempdir().unwrap();
+        let files = vec![write(dir.path(), "errand.yaml", text)];
+        (
+            dir,
+            WorkflowsConfig {
+                files,
+                ..WorkflowsConfig::default()
+            },
+        )
+    }
+
+    fn write(dir: &Path, name: &str, text: &str) -> std::path::PathBuf {
+        let path = dir.join(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+}

@@ -1,0 +1,147 @@
+//! Lines out of a stream of parts.
+
+use bytes::{Buf as _, Bytes, BytesMut};
+
+/// A line of a batch, without its end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Line {
+    /// A line.
+    Whole(Bytes),
+    /// A line that was longer than it may be; its bytes are gone.
+    TooLong,
+}
+
+/// Splits parts into lines. Lines end in LF or CR LF; the last one need not end.
+#[derive(Debug)]
+pub struct Lines {
+    bytes_max: usize,
+    part: Bytes,
+    /// The beginning of a line whose end has not come.
+    begun: BytesMut,
+    /// The line that is being read has become too long.
+    too_long: bool,
+    ended: bool,
+}
+
+impl Lines {
+    /// Lines of at most `bytes_max`.
+    pub fn new(bytes_max: usize) -> Self {
+        Self {
+            bytes_max,
+            part: Bytes::new(),
+            begun: BytesMut::new(),
+            too_long: false,
+            ended: false,
+        }
+    }
+
+    /// Adds the next part. All lines of the one before must have been taken.
+    pub fn push(&mut self, part: Bytes) {
+        debug_assert!(self.part.is_empty(), "lines of the part before are left");
+        self.part = part;
+    }
+
+    /// Says that no part follows: what is left is the last line.
+    pub fn end(&mut self) {
+        self.ended = true;
+    }
+
+    /// The next whole line.
+    pub fn next(&mut self) -> Option<Line> {
+        match self.part.iter().position(|byte| *byte == b'\n') {
+            Some(end) => {
+                let line = self.part.split_to(end);
+                self.part.advance(1);
+                Some(self.finish(line))
+            }
+            None => {
+                let rest = std::mem::take(&mut self.part);
+                // A CR may still turn out to belong to the line's end.
+                if self.begun.len() + rest.len() > self.bytes_max + 1 {
+                    self.too_long = true;
+                    self.begun.clear();
+                } else if !self.too_long {
+                    self.begun.extend_from_slice(&rest);
+                }
+                let is_last = self.ended && (self.too_long || !self.begun.is_empty());
+                is_last.then(|| self.finish(Bytes::new()))
+            }
+        }
+    }
+
+    fn finish(&mut self, end: Bytes) -> Line {
+        let too_long = std::mem::take(&mut self.too_long);
+        let mut line = match self.begun.is_empty() {
+            true => end,
+            false => {
+                let mut line = std::mem::take(&mut self.begun);
+                line.extend_from_slice(&end);
+                line.freeze()
+            }
+        };
+        if line.ends_with(b"\r") {
+            line.truncate(line.len() - 1);
+        }
+        if too_long || line.len() > self.bytes_max { Line::TooLong } else { Line::Whole(line) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(text: &str, cut: usize) -> Vec<Option<String>> {
+        let mut lines = Lines::new(5);
+        let mut got = Vec::new();
+        let mut take = |lines: &mut Lines| {
+            while let Some(line) = lines.next() {
+                got.push(match line {
+                    Line::Whole(line) => Some(String::from_utf8(line.to_vec()).unwrap()),
+                    Line::TooLong => None,
+                });
+            }
+        };
+        for part in text.as_bytes().chunks(cut) {
+            lines.push(Bytes::copy_from_slice(part));
+            take(&mut lines);
+        }
+        lines.end();
+        take(&mut lines);
+        got
+    }
+
+    #[test]
+    fn lines_are_the_same_however_they_arrive() {
+        let cases: [(&str, &[Option<&str>]); 9] = [
+            ("", &[]),
+            ("a", &[Some("a")]),
+            ("a\n", &[Some("a")]),
+            ("a\r\nb\r\n", &[Some("a"), Some("b")]),
+            ("a\n\nb", &[Some("a"), Some(""), Some("b")]),
+            ("12345\r\n12345", &[Some("12345"), Some("12345")]),
+            ("123456\nb\n", &[None, Some("b")]),
+            ("a\n123456789012345\r\nb\n1234567", &[Some("a"), None, Some("b"), None]),
+            ("\r\n", &[Some("")]),
+        ];
+        for (text, expected) in cases {
+            for cut in 1..=text.len().max(1) {
+                let got = split(text, cut);
+                let got: Vec<_> = got.iter().map(Option::as_deref).collect();
+                assert_eq!(got, expected, "{text:?} cut every {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_takes_no_memory() {
+        let mut lines = Lines::new(5);
+        for _ in 0..1_000 {
+            lines.push(Bytes::from_static(&[b'x'; 1_000]));
+            assert_eq!(lines.next(), None);
+            assert!(lines.begun.capacity() <= 16);
+        }
+        lines.push(Bytes::from_static(b"\nok\n"));
+        assert_eq!(lines.next(), Some(Line::TooLong));
+        assert_eq!(lines.next(), Some(Line::Whole(Bytes::from_static(b"ok"))));
+    }
+}

@@ -1,0 +1,97 @@
+//! What ingestion needs to know, and its limits.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use super::gate::GateLimits;
+use super::json::DEPTH_LIMIT_MAX;
+
+/// The settings of ingestion. Every queue, and everything that a client can make grow, is bounded
+/// by one of them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IngestionConfig {
+    /// The address to listen on; port 0 picks a free one.
+    pub listen: SocketAddr,
+    /// The largest body of a single request.
+    pub request_bytes_max: usize,
+    /// The largest line of a batch; a batch itself has no limit.
+    pub batch_line_bytes_max: usize,
+    /// How many lines of one batch may wait for the broker at once.
+    pub batch_lines_max: usize,
+    /// The largest head of a request.
+    pub header_bytes_max: usize,
+    /// The most header fields of a request.
+    pub headers_max: usize,
+    /// How deep JSON may nest; at most 100.
+    pub json_depth_max: usize,
+    /// Connections at once; further ones wait to be accepted.
+    pub connections_max: usize,
+    /// Bytes of bodies that may be held at once, over all connections; what would exceed it is
+    /// answered 503.
+    pub body_bytes_max: usize,
+    /// How long a head may take to arrive.
+    pub header_read_timeout: Duration,
+    /// How long a client may pause within a body, or stop reading its answer.
+    pub body_read_timeout: Duration,
+    /// How long a connection may stay idle.
+    pub idle_timeout: Duration,
+    /// How long a request waits for the broker's acknowledgement.
+    pub accept_timeout: Duration,
+    /// Requests that may wait for the broker at once; further ones are answered 503.
+    pub producer_queue_records_max: usize,
+    /// Their size in all.
+    pub producer_queue_bytes_max: usize,
+    /// Accepted requests that are remembered until the scheduler has got to them.
+    pub recent_accepted_max: usize,
+    /// What the name of a `replyTo` topic must begin with, any of these; none allows no `replyTo`.
+    pub reply_to_prefixes: Vec<String>,
+    /// How long requests under way may take to finish at shutdown.
+    pub drain_timeout: Duration,
+}
+
+impl Default for IngestionConfig {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+            request_bytes_max: 64 * 1024,
+            batch_line_bytes_max: 64 * 1024,
+            batch_lines_max: 1_000,
+            header_bytes_max: 16 * 1024,
+            headers_max: 64,
+            json_depth_max: 32,
+            connections_max: 1_024,
+            body_bytes_max: 64 * 1024 * 1024,
+            header_read_timeout: Duration::from_secs(10),
+            body_read_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_secs(75),
+            accept_timeout: Duration::from_secs(10),
+            producer_queue_records_max: 100_000,
+            producer_queue_bytes_max: 64 * 1024 * 1024,
+            recent_accepted_max: 100_000,
+            reply_to_prefixes: Vec::new(),
+            drain_timeout: Duration::from_secs(15),
+        }
+    }
+}
+
+impl IngestionConfig {
+    /// How long after the service's own time-outs the connection's come: so that the service can
+    /// still answer.
+    const CONNECTION_GRACE: Duration = Duration::from_secs(1);
+
+    /// The limits of a connection.
+    pub(super) fn gate_limits(&self) -> GateLimits {
+        GateLimits {
+            head_bytes_max: self.header_bytes_max,
+            headers_max: self.headers_max,
+            head_timeout: self.header_read_timeout,
+            stall_timeout: self.body_read_timeout + Self::CONNECTION_GRACE,
+            idle_timeout: self.idle_timeout.max(self.accept_timeout + Self::CONNECTION_GRACE),
+        }
+    }
+
+    /// JSON's depth, below what the parser can take.
+    pub(super) fn depth_max(&self) -> usize {
+        self.json_depth_max.min(DEPTH_LIMIT_MAX)
+    }
+}

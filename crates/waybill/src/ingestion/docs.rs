@@ -1,0 +1,90 @@
+//! The API's description, and pages for people.
+//!
+//! Everything is made once, at the start: the description from the views' own schemas and the
+//! routes' own constants, the pages from text that is part of the program. No page loads anything
+//! from elsewhere.
+
+mod openapi;
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use hyper::StatusCode;
+
+use super::problem::Kind;
+
+/// What is served beside the API.
+#[derive(Debug)]
+pub struct Docs {
+    openapi: Bytes,
+    page: Bytes,
+    problems: HashMap<&'static str, Bytes>,
+}
+
+impl Docs {
+    /// What the pages may do: run and style themselves, and ask this server.
+    pub const CONTENT_SECURITY_POLICY: &'static str = "default-src 'none'; \
+        script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
+        img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+    /// Makes everything.
+    pub fn new() -> Self {
+        let style = include_str!("docs/style.css");
+        let page = include_str!("docs/page.html")
+            .replace("/*style*/", style)
+            .replace("/*script*/", include_str!("docs/page.js"));
+        let problems = Kind::ALL
+            .into_iter()
+            .map(|kind| (kind.name(), problem_page(kind, style).into()))
+            .collect();
+        Self { openapi: openapi::document().into(), page: page.into(), problems }
+    }
+
+    /// The description: an OpenAPI document in JSON.
+    pub fn openapi(&self) -> Bytes {
+        self.openapi.clone()
+    }
+
+    /// The page that shows it.
+    pub fn page(&self) -> Bytes {
+        self.page.clone()
+    }
+
+    /// The page about one kind of problem.
+    pub fn problem(&self, name: &str) -> Option<Bytes> {
+        self.problems.get(name).cloned()
+    }
+}
+
+fn problem_page(kind: Kind, style: &str) -> String {
+    let status: StatusCode = kind.status();
+    include_str!("docs/problem.html")
+        .replace("/*style*/", style)
+        .replace("{status}", &status.to_string())
+        .replace("{name}", kind.name())
+        .replace("{title}", kind.title())
+        .replace("{advice}", kind.advice())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_complete_and_load_nothing_from_elsewhere() {
+        let docs = Docs::new();
+        let mut pages = vec![docs.page()];
+        pages.extend(Kind::ALL.map(|kind| docs.problem(kind.name()).unwrap()));
+        for page in pages {
+            let text = std::str::from_utf8(&page).unwrap();
+            assert!(text.starts_with("<!doctype html>"));
+            for unfilled in ["/*style*/", "/*script*/", "{title}", "{advice}", "{status}"] {
+                assert!(!text.contains(unfilled), "{unfilled}");
+            }
+            for elsewhere in ["src=", "//cdn", "http://", "https://", "@import", "url("] {
+                assert!(!text.contains(elsewhere), "{elsewhere}");
+            }
+        }
+        assert!(docs.problem("no-such-problem").is_none());
+    }
+}

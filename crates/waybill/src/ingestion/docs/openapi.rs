@@ -1,0 +1,507 @@
+//! The OpenAPI document, built from the views' schemas and the routes' constants.
+
+use serde_json::{Value, json};
+use utoipa::openapi::header::HeaderBuilder;
+use utoipa::openapi::path::{
+    HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathItemBuilder,
+};
+use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
+use utoipa::openapi::schema::{AdditionalProperties, SchemaFormat, KnownFormat, Type};
+use utoipa::openapi::{
+    ComponentsBuilder, Content, ContentBuilder, InfoBuilder, LicenseBuilder, ObjectBuilder,
+    OpenApiBuilder, PathsBuilder, Ref, RefOr, Required, Response, ResponseBuilder, Schema,
+};
+use utoipa::openapi::tag::TagBuilder;
+use utoipa::ToSchema;
+use waybill_drone_delivery::request::DeliveryRequest;
+
+use crate::ingestion::problem::{FieldProblem, Kind, Problem};
+use crate::ingestion::service::{
+    BATCH, DELIVERIES, DOCS, JSON, NDJSON, OPENAPI, OPERATIONS, PROBLEM_JSON, PROBLEMS,
+};
+use crate::ingestion::view::{AcceptedView, BatchLine, DeliveryView, OperationView};
+
+/// The document, as JSON.
+pub fn document() -> String {
+    let accepted = json!({"id": ID, "state": "Pending", "workflow": "drone-delivery"});
+    let deliveries = post("createDelivery", "Request a delivery", "Deliveries")
+        .description(Some(CREATING))
+        .parameter(idempotency_key())
+        .request_body(Some(body(JSON, reference::<DeliveryRequest>(), delivery_example())))
+        .response("202", accepted_response(with(accepted.clone(), "request", named_delivery())))
+        .response("200", repeated::<DeliveryView>(delivery_view_example()));
+    let operations = post("createOperation", "Request an operation of any workflow", "Operations")
+        .description(Some(CREATING))
+        .parameter(idempotency_key())
+        .request_body(Some(body(JSON, operation_reference(), operation_example())))
+        .response("202", accepted_response(accepted))
+        .response("200", repeated::<OperationView>(operation_view_example()));
+    let batch = post("createOperations", "Request many operations at once", "Operations")
+        .description(Some(
+            "A request per line, an answer per line, in order and while the batch is still being \
+             sent. A line that is wrong or too long harms no other. Read the answers while you \
+             send: what is read of a batch waits for its client.",
+        ))
+        .request_body(Some(body(NDJSON, operation_reference(), ndjson(&operation_example()))))
+        .response(
+            "200",
+            ResponseBuilder::new().description("A line for each line.").content(
+                NDJSON,
+                content(
+                    reference::<BatchLine<'_>>(),
+                    ndjson(&json!({"status": 202, "id": ID, "location": location(OPERATIONS)})),
+                ),
+            ),
+        );
+    let paths = PathsBuilder::new()
+        .path(DELIVERIES, only(HttpMethod::Post, creating(deliveries)))
+        .path(
+            format!("{DELIVERIES}/{{id}}"),
+            only(
+                HttpMethod::Get,
+                getting("getDelivery", "Ask for a delivery", "Deliveries")
+                    .response("200", found::<DeliveryView>(delivery_view_example())),
+            ),
+        )
+        .path(OPERATIONS, only(HttpMethod::Post, creating(operations)))
+        .path(
+            format!("{OPERATIONS}/{{id}}"),
+            only(
+                HttpMethod::Get,
+                getting("getOperation", "Ask for an operation", "Operations")
+                    .parameter(tenant())
+                    .response("200", found::<OperationView>(operation_view_example())),
+            ),
+        )
+        .path(BATCH, only(HttpMethod::Post, refusing(batch, &BATCH_REFUSALS)))
+        .path(OPENAPI, only(HttpMethod::Get, page("getOpenApi", "This document", JSON)))
+        .path(DOCS, only(HttpMethod::Get, page("getDocs", "This document as a page", HTML)))
+        .path(
+            format!("{PROBLEMS}/{{kind}}"),
+            only(
+                HttpMethod::Get,
+                page("getProblem", "What a kind of problem means", HTML).parameter(
+                    in_path("kind", "The end of a problem's `type`.", json!("invalid-values")),
+                ),
+            ),
+        );
+    let mut schemas = vec![("OperationRequest".to_owned(), operation_request().into())];
+    add_schema::<AcceptedView<'_>>(&mut schemas);
+    add_schema::<DeliveryView>(&mut schemas);
+    add_schema::<OperationView>(&mut schemas);
+    add_schema::<BatchLine<'_>>(&mut schemas);
+    add_schema::<DeliveryRequest>(&mut schemas);
+    add_schema::<Problem>(&mut schemas);
+    let components = ComponentsBuilder::new().schemas_from_iter(schemas);
+    OpenApiBuilder::new()
+        .info(
+            InfoBuilder::new()
+                .title("Waybill")
+                .version(env!("CARGO_PKG_VERSION"))
+                .description(Some(INTRODUCTION))
+                .license(Some(LicenseBuilder::new().name("Apache-2.0").build())),
+        )
+        .tags(Some([
+            TagBuilder::new().name("Deliveries").description(Some("Deliveries by drone.")).build(),
+            TagBuilder::new().name("Operations").description(Some("Runs of any workflow.")).build(),
+            TagBuilder::new().name("About").description(Some("The API itself.")).build(),
+        ]))
+        .paths(paths)
+        .components(Some(components.build()))
+        .build()
+        .to_json()
+        .expect("a document of strings and numbers serializes")
+}
+
+const HTML: &str = "text/html";
+const ID: &str = "0192f0c1-2345-7abc-8def-0123456789ab";
+
+const INTRODUCTION: &str = "Waybill runs operations of several steps over remote services as one: \
+    each that is accepted completes, or ends visibly.\n\nA 202 is sent once the request is durable. \
+    Ask with its Location how the operation stands.\n\nWhat is refused is answered with problem \
+    details (RFC 9457); every wrong field is named.";
+
+const CREATING: &str = "Answered once the request is durable. With an id of your own, repeating \
+    it is safe: the same request leads to the same operation, another one under the same id is \
+    refused with 409. Without one, an answer of 504 says the id to repeat it with.";
+
+/// How creating one operation may be refused.
+const CREATE_REFUSALS: [Kind; 10] = [
+    Kind::MalformedJson,
+    Kind::RequestTimeout,
+    Kind::IdConflict,
+    Kind::BodyTooLarge,
+    Kind::UnsupportedMediaType,
+    Kind::InvalidValues,
+    Kind::HeadTooLarge,
+    Kind::Internal,
+    Kind::BrokerUnavailable,
+    Kind::OutcomeUnknown,
+];
+/// How a batch as a whole may be refused.
+const BATCH_REFUSALS: [Kind; 3] =
+    [Kind::UnsupportedMediaType, Kind::InvalidValues, Kind::Overloaded];
+/// How a question may be refused.
+const GET_REFUSALS: [Kind; 3] =
+    [Kind::UnknownOrExpired, Kind::InvalidValues, Kind::StoreUnavailable];
+
+/// Adds a type's schema, and those that it refers to.
+fn add_schema<T: ToSchema>(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+    T::schemas(schemas);
+    schemas.push((T::name().into_owned(), T::schema()));
+}
+
+fn post(id: &str, summary: &str, tag: &str) -> OperationBuilder {
+    OperationBuilder::new().operation_id(Some(id)).summary(Some(summary)).tag(tag)
+}
+
+fn creating(operation: OperationBuilder) -> OperationBuilder {
+    refusing(operation, &CREATE_REFUSALS)
+}
+
+fn getting(id: &str, summary: &str, tag: &str) -> OperationBuilder {
+    let operation = OperationBuilder::new()
+        .operation_id(Some(id))
+        .summary(Some(summary))
+        .tag(tag)
+        .description(Some(
+            "By the operation's id, or by the caller's own. With the `at` of a Location, what no \
+             scheduler has read yet is Pending and never unknown.",
+        ))
+        .parameter(in_path("id", "The operation's id, or the caller's own.", json!(ID)))
+        .parameter(in_query("at", "The `at` of the Location.", json!("3-1234-5f2b9c01")));
+    refusing(operation, &GET_REFUSALS)
+}
+
+fn page(id: &str, summary: &str, media_type: &str) -> OperationBuilder {
+    let text: RefOr<Schema> = match media_type {
+        HTML => ObjectBuilder::new().schema_type(Type::String).into(),
+        _ => ObjectBuilder::new().into(),
+    };
+    OperationBuilder::new()
+        .operation_id(Some(id))
+        .summary(Some(summary))
+        .tag("About")
+        .response(
+            "200",
+            ResponseBuilder::new()
+                .description(summary)
+                .content(media_type, Content::new(Some(text))),
+        )
+}
+
+fn refusing(operation: OperationBuilder, kinds: &[Kind]) -> OperationBuilder {
+    kinds.iter().fold(operation, |operation, kind| {
+        operation.response(kind.status().as_str(), refusal(*kind))
+    })
+}
+
+fn refusal(kind: Kind) -> Response {
+    let example = match kind {
+        Kind::InvalidValues => Problem::invalid(vec![FieldProblem::new(
+            "/packageInfo/size",
+            "must be one of Small, Medium, Large, not \"Huge\"",
+        )]),
+        Kind::MalformedJson => Problem::new(kind, "Line 3, column 12: expected value."),
+        Kind::OutcomeUnknown => Problem::new(kind, kind.advice()).with_id(ID),
+        _ => Problem::new(kind, kind.advice()),
+    };
+    let response = ResponseBuilder::new().description(kind.title()).content(
+        PROBLEM_JSON,
+        content(reference::<Problem>(), serde_json::to_value(&example).unwrap_or_default()),
+    );
+    match example.retry_after() {
+        None => response.build(),
+        Some(_) => response
+            .header(
+                "Retry-After",
+                HeaderBuilder::new()
+                    .schema(Some(ObjectBuilder::new().schema_type(Type::Integer)))
+                    .description(Some("After how many seconds to try again."))
+                    .build(),
+            )
+            .build(),
+    }
+}
+
+fn accepted_response(example: Value) -> Response {
+    ResponseBuilder::new()
+        .description("Accepted: the request is durable.")
+        .header("Location", location_header())
+        .content(JSON, content(reference::<AcceptedView<'_>>(), example))
+        .build()
+}
+
+fn repeated<T: ToSchema>(example: Value) -> Response {
+    ResponseBuilder::new()
+        .description("A repeat: the operation that the first request led to.")
+        .header("Location", location_header())
+        .content(JSON, content(reference::<T>(), example))
+        .build()
+}
+
+fn found<T: ToSchema>(example: Value) -> Response {
+    ResponseBuilder::new()
+        .description("How it stands.")
+        .content(JSON, content(reference::<T>(), example))
+        .build()
+}
+
+fn location_header() -> utoipa::openapi::Header {
+    HeaderBuilder::new()
+        .schema(Some(text()))
+        .description(Some("Where to ask how the operation stands; relative."))
+        .example(Some(json!(location(OPERATIONS))))
+        .build()
+}
+
+fn location(base: &str) -> String {
+    format!("{base}/{ID}?at=3-1234-5f2b9c01")
+}
+
+fn only(method: HttpMethod, operation: OperationBuilder) -> PathItem {
+    PathItemBuilder::new().operation(method, operation).build()
+}
+
+fn body(media_type: &str, schema: Ref, example: Value) -> RequestBody {
+    RequestBodyBuilder::new()
+        .required(Some(Required::True))
+        .content(media_type, content(schema, example))
+        .build()
+}
+
+fn content(schema: Ref, example: Value) -> Content {
+    ContentBuilder::new().schema(Some(schema)).example(Some(example)).build()
+}
+
+fn reference<T: ToSchema>() -> Ref {
+    Ref::from_schema_name(T::name())
+}
+
+fn operation_reference() -> Ref {
+    Ref::from_schema_name("OperationRequest")
+}
+
+fn idempotency_key() -> ParameterBuilder {
+    ParameterBuilder::new()
+        .name("Idempotency-Key")
+        .parameter_in(ParameterIn::Header)
+        .description(Some("The caller's own id, where the body gives none."))
+        .schema(Some(text()))
+        .example(Some(json!("order-17")))
+}
+
+fn in_path(name: &str, description: &str, example: Value) -> ParameterBuilder {
+    ParameterBuilder::new()
+        .name(name)
+        .parameter_in(ParameterIn::Path)
+        .required(Required::True)
+        .description(Some(description))
+        .schema(Some(text()))
+        .example(Some(example))
+}
+
+fn in_query(name: &str, description: &str, example: Value) -> ParameterBuilder {
+    in_path(name, description, example)
+        .parameter_in(ParameterIn::Query)
+        .required(Required::False)
+}
+
+fn tenant() -> ParameterBuilder {
+    in_query("tenant", "The tenant whose own id it is.", json!("acme"))
+}
+
+fn text() -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(Type::String)
+}
+
+/// The general form, which has no type of its own: it is read field by field.
+fn operation_request() -> ObjectBuilder {
+    let described = |description: &str| text().description(Some(description));
+    ObjectBuilder::new()
+        .description(Some("A request for an operation of any workflow."))
+        .property("workflow", described("The workflow to run.").examples([json!("order")]))
+        .required("workflow")
+        .property(
+            "id",
+            described("The caller's own id: visible characters. With it, a repeat is safe.")
+                .max_length(Some(256)),
+        )
+        .property(
+            "input",
+            ObjectBuilder::new()
+                .description(Some("The workflow's input; for drone-delivery a DeliveryRequest."))
+                .additional_properties(Some(AdditionalProperties::FreeForm(true))),
+        )
+        .required("input")
+        .property(
+            "deadline",
+            described("By when the operation should be final: an ISO 8601 date and time.")
+                .format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime))),
+        )
+        .property(
+            "tenant",
+            described("On whose behalf it runs. Tenants do not share ids.").max_length(Some(256)),
+        )
+        .property(
+            "replyTo",
+            described("A topic for the operation's status records, where this server allows it.")
+                .max_length(Some(249)),
+        )
+}
+
+fn delivery_example() -> Value {
+    json!({
+        "ownerId": "myowner",
+        "pickupLocation": "my pickup",
+        "dropOffLocation": "drop off",
+        "pickupTime": "2030-05-08T20:00:00Z",
+        "deadline": "2030-05-08T22:00:00Z",
+        "expedited": true,
+        "confirmationRequired": "None",
+        "packageInfo": {"packageId": "mypackage", "size": "Small", "weight": 10, "tag": "mytag"},
+    })
+}
+
+fn named_delivery() -> Value {
+    with(delivery_example(), "deliveryId", json!(ID))
+}
+
+fn operation_example() -> Value {
+    json!({
+        "workflow": "drone-delivery",
+        "id": "order-17",
+        "tenant": "acme",
+        "input": delivery_example(),
+    })
+}
+
+fn operation_view_example() -> Value {
+    json!({
+        "id": ID,
+        "workflow": "drone-delivery",
+        "state": "Processing",
+        "steps": [
+            {"name": "account", "state": "Completed", "attempt": 1},
+            {"name": "package", "state": "Failed", "attempt": 2,
+             "error": {"code": "unavailable", "message": "the service answered 503"}},
+            {"name": "delivery", "state": "NotStarted", "attempt": 0},
+        ],
+        "createdAt": "2030-05-08T20:00:00.123456Z",
+        "updatedAt": "2030-05-08T20:00:00.234567Z",
+    })
+}
+
+fn delivery_view_example() -> Value {
+    with(operation_view_example(), "request", named_delivery())
+}
+
+fn with(mut object: Value, name: &str, value: Value) -> Value {
+    object[name] = value;
+    object
+}
+
+fn ndjson(line: &Value) -> Value {
+    Value::String(format!("{line}\n{line}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn parsed() -> Value {
+        serde_json::from_str(&document()).unwrap()
+    }
+
+    #[test]
+    fn every_route_is_listed_with_its_method() {
+        let document = parsed();
+        let listed: BTreeSet<(String, String)> = document["paths"]
+            .as_object()
+            .unwrap()
+            .iter()
+            .flat_map(|(path, item)| {
+                item.as_object().unwrap().keys().map(|method| (path.clone(), method.clone()))
+            })
+            .collect();
+        let expected = [
+            ("/api/deliveryrequests", "post"),
+            ("/api/deliveryrequests/{id}", "get"),
+            ("/docs", "get"),
+            ("/openapi.json", "get"),
+            ("/problems/{kind}", "get"),
+            ("/v1/operations", "post"),
+            ("/v1/operations/{id}", "get"),
+            ("/v1/operations:batch", "post"),
+        ];
+        let expected: BTreeSet<_> =
+            expected.map(|(path, method)| (path.to_owned(), method.to_owned())).into();
+        assert_eq!(listed, expected);
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        fn references(value: &Value, found: &mut Vec<String>) {
+            match value {
+                Value::Object(object) => {
+                    if let Some(Value::String(reference)) = object.get("$ref") {
+                        found.push(reference.clone());
+                    }
+                    object.values().for_each(|value| references(value, found));
+                }
+                Value::Array(array) => array.iter().for_each(|value| references(value, found)),
+                _ => {}
+            }
+        }
+        let document = parsed();
+        let mut found = Vec::new();
+        references(&document, &mut found);
+        assert!(found.len() > 10);
+        for reference in found {
+            let pointer = reference.strip_prefix('#').unwrap();
+            assert!(document.pointer(pointer).is_some(), "{reference}");
+        }
+    }
+
+    #[test]
+    fn every_body_and_answer_has_an_example() {
+        let document = parsed();
+        for (path, item) in document["paths"].as_object().unwrap() {
+            for (method, operation) in item.as_object().unwrap() {
+                if operation["tags"][0] == "About" {
+                    continue;
+                }
+                let answers = operation["responses"].as_object().unwrap().values();
+                for holder in answers.chain(operation.get("requestBody")) {
+                    for content in holder["content"].as_object().unwrap().values() {
+                        assert!(!content["example"].is_null(), "{method} {path}: {holder}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_examples_of_requests_are_good_requests() {
+        waybill_drone_delivery::request::validate(&delivery_example()).unwrap();
+        let fields = operation_request().build();
+        for name in operation_example().as_object().unwrap().keys() {
+            assert!(fields.properties.contains_key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn views_have_the_fields_of_their_examples() {
+        let document = parsed();
+        let properties = &document["components"]["schemas"]["Operation"]["properties"];
+        for name in operation_view_example().as_object().unwrap().keys() {
+            assert!(!properties[name].is_null(), "{name}");
+        }
+        let problem = &document["components"]["schemas"]["Problem"]["properties"];
+        for name in ["type", "title", "status", "detail", "errors"] {
+            assert!(!problem[name].is_null(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What ingestion measures. Handles are looked up once, not per request.
+
+use std::time::Instant;
+
+use hyper::StatusCode;
+use metrics::{Counter, Histogram, counter, histogram};
+
+/// What a request is counted under.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RouteLabel {
+    /// `POST /api/deliveryrequests`.
+    CreateDelivery,
+    /// `GET /api/deliveryrequests/{id}`.
+    GetDelivery,
+    /// `POST /v1/operations`.
+    CreateOperation,
+    /// `GET /v1/operations/{id}`.
+    GetOperation,
+    /// `POST /v1/operations:batch`.
+    Batch,
+    /// A line of a batch.
+    BatchLine,
+    /// Documentation.
+    Docs,
+    /// Anything else.
+    Other,
+}
+
+impl RouteLabel {
+    const ALL: [(Self, &'static str); 8] = [
+        (Self::CreateDelivery, "create-delivery"),
+        (Self::GetDelivery, "get-delivery"),
+        (Self::CreateOperation, "create-operation"),
+        (Self::GetOperation, "get-operation"),
+        (Self::Batch, "batch"),
+        (Self::BatchLine, "batch-line"),
+        (Self::Docs, "docs"),
+        (Self::Other, "other"),
+    ];
+}
+
+/// Ingestion's metrics.
+#[derive(Debug)]
+pub struct Measures {
+    routes: [RouteMeasures; RouteLabel::ALL.len()],
+    accepted: Counter,
+}
+
+#[derive(Debug)]
+struct RouteMeasures {
+    /// By the first digit of the status, from 2 on.
+    answers: [Counter; 4],
+    duration: Histogram,
+}
+
+impl Measures {
+    /// Registers them.
+    pub fn new() -> Self {
+        metrics::describe_counter!(
+            "waybill_ingestion_requests_total",
+            "Requests that ingestion answered, by route and class of status"
+        );
+        metrics::describe_histogram!(
+            "waybill_ingestion_request_duration_seconds",
+            metrics::Unit::Seconds,
+            "How long requests took, from their head to the beginning of the answer"
+        );
+        metrics::describe_counter!(
+            "waybill_ingestion_accepted_total",
+            "Requests that the broker acknowledged and that were answered 202"
+        );
+        let answers = |route: &'static str, status: &'static str| {
+            counter!("waybill_ingestion_requests_total", "route" => route, "status" => status)
+        };
+        Self {
+            routes: RouteLabel::ALL.map(|(_, route)| RouteMeasures {
+                answers: ["2xx", "3xx", "4xx", "5xx"].map(|status| answers(route, status)),
+                duration: histogram!(
+                    "waybill_ingestion_request_duration_seconds", "route" => route
+                ),
+            }),
+            accepted: counter!("waybill_ingestion_accepted_total"),
+        }
+    }
+
+    /// Counts an answer, and how long it took since `began`.
+    pub fn answered(&self, route: RouteLabel, status: StatusCode, began: Instant) {
+        let route = &self.routes[route as usize];
+        route.count(status);
+        route.duration.record(began.elapsed().as_secs_f64());
+        self.count_accepted(status);
+    }
+
+    /// Counts a line of a batch.
+    pub fn line(&self, status: StatusCode) {
+        self.routes[RouteLabel::BatchLine as usize].count(status);
+        self.count_accepted(status);
+    }
+
+    fn count_accepted(&self, status: StatusCode) {
+        if status == StatusCode::ACCEPTED {
+            self.accepted.increment(1);
+        }
+    }
+}
+
+impl RouteMeasures {
+    fn count(&self, status: StatusCode) {
+        let class = usize::from(status.as_u16() / 100).saturating_sub(2);
+        self.answers[class.min(3)].increment(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_stand_at_their_own_index() {
+        for (index, (label, _)) in RouteLabel::ALL.iter().enumerate() {
+            assert_eq!(*label as usize, index);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Ingestion: HTTP in, durable records out.
+//!
+//! It checks requests, answers 202 once the broker has acknowledged their record, and tells what
+//! became of them. It is the load leveller: a spike goes into the topic, at the pace of the broker,
+//! and pressure comes back as 503.
+//!
+//! The way of a request: [`server`] accepts its connection; the [`gate`] lets its head pass, or
+//! refuses it; [`service`] finds out what it asks for; [`json`] and [`request`] check it and make the
+//! record; [`intake`] looks for what it repeats and has it produced. A [`batch`] goes the same way
+//! line by line. [`status`] answers questions afterwards.
+//!
+//! What must hold: no 202 for what is not durable; nothing of a request that is refused reaches a
+//! topic; every queue is bounded; and memory does not grow with offered load.
+//!
+//! Deliberately absent: any decision about an operation, and any state that a restart could lose
+//! and a caller would miss.
+
+mod batch;
+mod body;
+mod config;
+mod docs;
+mod gate;
+mod id;
+mod intake;
+mod json;
+mod measure;
+mod outlet;
+mod problem;
+mod recent;
+mod request;
+mod server;
+mod service;
+mod status;
+mod token;
+mod view;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use waybill_engine::Workflows;
+use waybill_kafka::{ClientError, KafkaSettings};
+use waybill_messages::Topics;
+use waybill_store::Store;
+
+pub use config::IngestionConfig;
+
+use self::batch::BatchLimits;
+use self::docs::Docs;
+use self::intake::Intake;
+use self::measure::Measures;
+use self::request::Rules;
+use self::server::Server;
+use self::service::Api;
+
+/// Why ingestion could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The address is taken, or is not this machine's.
+    #[error("cannot listen for HTTP on {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The Kafka client could not be made.
+    #[error("the producer of operation requests could not be made")]
+    Producer(#[from] ClientError),
+}
+
+/// Ingestion at work.
+#[derive(Debug)]
+pub struct Ingestion {
+    address: SocketAddr,
+    accepting: CancellationToken,
+    batches_stop: CancellationToken,
+    batches: TaskTracker,
+    server: JoinHandle<()>,
+    intake: Arc<Intake>,
+    drain_timeout: Duration,
+}
+
+impl Ingestion {
+    /// Listens and serves from now on. Neither the broker nor a scheduler need be there yet.
+    ///
+    /// # Errors
+    ///
+    /// If the address cannot be listened on, or the Kafka client cannot be made.
+    pub async fn start(
+        config: IngestionConfig,
+        store: Arc<dyn Store>,
+        kafka: KafkaSettings,
+        topics: Topics,
+        partitions: u32,
+        workflows: Arc<Workflows>,
+    ) -> Result<Self, StartError> {
+        let listen = |source| StartError::Listen { address: config.listen, source };
+        let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
+        let address = listener.local_addr().map_err(listen)?;
+        let intake = Arc::new(Intake::new(&config, store, kafka, topics, partitions)?);
+        let batches = TaskTracker::new();
+        let batches_stop = CancellationToken::new();
+        let budget = config.body_bytes_max.min(Semaphore::MAX_PERMITS);
+        let api = Arc::new(Api {
+            intake: Arc::clone(&intake),
+            rules: Arc::new(Rules {
+                workflows,
+                json_depth_max: config.depth_max(),
+                reply_to_prefixes: config.reply_to_prefixes.clone(),
+            }),
+            measures: Arc::new(Measures::new()),
+            docs: Docs::new(),
+            request_bytes_max: config.request_bytes_max,
+            pause_max: config.body_read_timeout,
+            batch: BatchLimits {
+                line_bytes_max: config.batch_line_bytes_max,
+                lines_max: config.batch_lines_max.max(1),
+                accept_timeout: config.accept_timeout,
+                pause_max: config.body_read_timeout,
+            },
+            budget: Arc::new(Semaphore::new(budget)),
+            batches: batches.clone(),
+            stop: batches_stop.clone(),
+        });
+        let server = Server::new(listener, api, config.gate_limits(), config.connections_max.max(1));
+        let accepting = CancellationToken::new();
+        Ok(Self {
+            address,
+            server: tokio::spawn(server.run(accepting.clone())),
+            accepting,
+            batches_stop,
+            batches,
+            intake,
+            drain_timeout: config.drain_timeout,
+        })
+    }
+
+    /// The address that it listens on.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops accepting, lets requests under way be answered, ends batches after the lines that were
+    /// read, and waits for the broker's word on all records. What has not ended within the drain
+    /// time-out is cut off.
+    pub async fn shutdown(mut self) {
+        self.accepting.cancel();
+        self.batches_stop.cancel();
+        self.batches.close();
+        let ended = async {
+            let served = (&mut self.server).await;
+            self.batches.wait().await;
+            served
+        };
+        match tokio::time::timeout(self.drain_timeout, ended).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "accepting connections ended badly"),
+            Err(_) => {
+                tracing::warn!("requests are still under way; their connections are cut off");
+                self.server.abort();
+            }
+        }
+        let (intake, patience) = (Arc::clone(&self.intake), self.drain_timeout);
+        let flushed = tokio::task::spawn_blocking(move || intake.flush(patience)).await;
+        if let Err(error) = flushed {
+            tracing::error!(%error, "flushing the producer ended badly");
+        }
+    }
+}

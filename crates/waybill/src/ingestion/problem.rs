@@ -1,0 +1,377 @@
+//! Answers that say no: RFC 9457 problem details.
+//!
+//! What must hold: `type` and `status` of a problem never change once published, and each type is a
+//! relative reference to a page of this server that says what to do about it.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use hyper::StatusCode;
+use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
+
+use super::json::{JsonError, JsonFault};
+
+/// What kind of problem it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// The request breaks HTTP's rules.
+    MalformedRequest,
+    /// The request's length is ambiguous.
+    AmbiguousLength,
+    /// The body ended early, or could not be read.
+    IncompleteBody,
+    /// The body is not JSON.
+    MalformedJson,
+    /// A key stands twice in one object.
+    DuplicateKey,
+    /// The JSON is nested too deep.
+    NestingTooDeep,
+    /// Nothing is here.
+    NotFound,
+    /// No operation has this id, or it was forgotten since.
+    UnknownOrExpired,
+    /// The resource does not know this method.
+    MethodNotAllowed,
+    /// The client was too slow.
+    RequestTimeout,
+    /// The id belongs to another request.
+    IdConflict,
+    /// The body, or the line of a batch, is too long.
+    BodyTooLarge,
+    /// The body is of another media type.
+    UnsupportedMediaType,
+    /// Fields have wrong values.
+    InvalidValues,
+    /// The head is too long.
+    HeadTooLarge,
+    /// Something in this program is wrong.
+    Internal,
+    /// More is under way than this process may hold.
+    Overloaded,
+    /// The broker does not take the request.
+    BrokerUnavailable,
+    /// The state store does not answer.
+    StoreUnavailable,
+    /// The request may or may not have been taken.
+    OutcomeUnknown,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 20] = [
+        Self::MalformedRequest,
+        Self::AmbiguousLength,
+        Self::IncompleteBody,
+        Self::MalformedJson,
+        Self::DuplicateKey,
+        Self::NestingTooDeep,
+        Self::NotFound,
+        Self::UnknownOrExpired,
+        Self::MethodNotAllowed,
+        Self::RequestTimeout,
+        Self::IdConflict,
+        Self::BodyTooLarge,
+        Self::UnsupportedMediaType,
+        Self::InvalidValues,
+        Self::HeadTooLarge,
+        Self::Internal,
+        Self::Overloaded,
+        Self::BrokerUnavailable,
+        Self::StoreUnavailable,
+        Self::OutcomeUnknown,
+    ];
+
+    /// Its `type`: a relative reference, stable for ever.
+    pub const fn uri(self) -> &'static str {
+        self.facts().0
+    }
+
+    /// The name at the end of its `type`.
+    pub fn name(self) -> &'static str {
+        self.uri().trim_start_matches("/problems/")
+    }
+
+    /// Its status code.
+    pub const fn status(self) -> StatusCode {
+        self.facts().1
+    }
+
+    /// Its `title`, the same for every problem of the kind.
+    pub const fn title(self) -> &'static str {
+        self.facts().2
+    }
+
+    /// What to do about it, for the page behind its `type`.
+    pub const fn advice(self) -> &'static str {
+        self.facts().3
+    }
+
+    #[rustfmt::skip]
+    const fn facts(self) -> (&'static str, StatusCode, &'static str, &'static str) {
+        use StatusCode as S;
+        match self {
+            Self::MalformedRequest => ("/problems/malformed-request", S::BAD_REQUEST,
+                "The request is not valid HTTP",
+                "The connection is closed, because where the next request begins cannot be known. Correct the client; nothing was accepted."),
+            Self::AmbiguousLength => ("/problems/ambiguous-length", S::BAD_REQUEST,
+                "The request's length is ambiguous",
+                "Give either Content-Length or Transfer-Encoding, once. Such requests can be understood differently by proxies, so they are refused and the connection is closed."),
+            Self::IncompleteBody => ("/problems/incomplete-body", S::BAD_REQUEST,
+                "The body ended early",
+                "Send the body as long as it was announced. Nothing was accepted."),
+            Self::MalformedJson => ("/problems/malformed-json", S::BAD_REQUEST,
+                "The body is not JSON",
+                "The detail says line and column. The body must be exactly one JSON value in UTF-8."),
+            Self::DuplicateKey => ("/problems/duplicate-key", S::BAD_REQUEST,
+                "A key stands twice in one object",
+                "Readers of JSON differ on which of the two counts, so neither is taken. The errors point at the second one."),
+            Self::NestingTooDeep => ("/problems/nesting-too-deep", S::BAD_REQUEST,
+                "The JSON is nested too deep",
+                "Send flatter data, or raise http.jsonDepthMax."),
+            Self::NotFound => ("/problems/not-found", S::NOT_FOUND,
+                "There is nothing at this address",
+                "See /openapi.json for what there is."),
+            Self::UnknownOrExpired => ("/problems/unknown-or-expired", S::NOT_FOUND,
+                "No operation is known by this id",
+                "Either no request with this id was accepted, or its retention has passed."),
+            Self::MethodNotAllowed => ("/problems/method-not-allowed", S::METHOD_NOT_ALLOWED,
+                "This address does not know the method",
+                "The Allow header lists the methods that it knows."),
+            Self::RequestTimeout => ("/problems/request-timeout", S::REQUEST_TIMEOUT,
+                "The request did not arrive in time",
+                "Send it again, without pausing for so long. Nothing of it was accepted."),
+            Self::IdConflict => ("/problems/id-conflict", S::CONFLICT,
+                "Another request has this id",
+                "An id stands for one request for ever. Repeat the very same request, or choose a new id."),
+            Self::BodyTooLarge => ("/problems/body-too-large", S::PAYLOAD_TOO_LARGE,
+                "The body is too long",
+                "The detail says the limit. In a batch it is that of one line."),
+            Self::UnsupportedMediaType => ("/problems/unsupported-media-type", S::UNSUPPORTED_MEDIA_TYPE,
+                "The body's media type is not understood",
+                "Send application/json (application/x-ndjson for a batch) in UTF-8, without Content-Encoding."),
+            Self::InvalidValues => ("/problems/invalid-values", S::UNPROCESSABLE_ENTITY,
+                "Fields of the request have wrong values",
+                "The errors name every one of them and what was expected."),
+            Self::HeadTooLarge => ("/problems/head-too-large", S::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "The request's head is too long",
+                "Send fewer or shorter header fields."),
+            Self::Internal => ("/problems/internal", S::INTERNAL_SERVER_ERROR,
+                "Something went wrong in this program",
+                "Its log says more. Whether the request was accepted is not known; repeat it with an id."),
+            Self::Overloaded => ("/problems/overloaded", S::SERVICE_UNAVAILABLE,
+                "Too much is under way",
+                "The request was not accepted. Send it again after the time that Retry-After says."),
+            Self::BrokerUnavailable => ("/problems/broker-unavailable", S::SERVICE_UNAVAILABLE,
+                "The broker does not take requests now",
+                "The request was surely not accepted. Send it again after the time that Retry-After says."),
+            Self::StoreUnavailable => ("/problems/store-unavailable", S::SERVICE_UNAVAILABLE,
+                "The state store does not answer now",
+                "Nothing was accepted. Send the request again after the time that Retry-After says."),
+            Self::OutcomeUnknown => ("/problems/outcome-unknown", S::GATEWAY_TIMEOUT,
+                "Whether the request was accepted is not known",
+                "Repeat the very same request with the problem's id, as Idempotency-Key (or as deliveryId or id): it will be accepted once."),
+        }
+    }
+}
+
+/// One wrong field.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
+pub struct FieldProblem {
+    /// A JSON pointer (RFC 6901) to the field; empty for the whole body.
+    #[schema(example = "/packageInfo/size")]
+    pub pointer: String,
+    /// What was expected of it.
+    #[schema(example = "must be one of Small, Medium, Large")]
+    pub detail: String,
+}
+
+impl FieldProblem {
+    /// A wrong field and what was expected of it.
+    pub fn new(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { pointer: pointer.into(), detail: detail.into() }
+    }
+}
+
+/// A problem, as it is answered: RFC 9457, with the wrong fields as `errors`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Problem {
+    /// Which kind of problem it is; stable, and the address of a page about it.
+    #[serde(rename = "type", serialize_with = "uri")]
+    #[schema(value_type = String, format = "uri-reference", example = "/problems/invalid-values")]
+    pub kind: Kind,
+    /// The kind in words.
+    #[schema(value_type = String, example = "Fields of the request have wrong values")]
+    title: &'static str,
+    /// The HTTP status code.
+    #[schema(example = 422)]
+    status: u16,
+    /// What is wrong with this very request.
+    #[schema(value_type = String, example = "1 field has a wrong value.")]
+    detail: Cow<'static, str>,
+    /// Every wrong field.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<FieldProblem>,
+    /// The id to repeat the request with, where its outcome is unknown; the id in question
+    /// otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    /// The methods that are allowed.
+    #[serde(skip)]
+    allow: Option<&'static str>,
+}
+
+fn uri<S: Serializer>(kind: &Kind, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(kind.uri())
+}
+
+/// After how long to come back when something is away or full: long enough for a restart to begin,
+/// short enough to be back soon after it.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+impl Problem {
+    /// A problem of `kind`, and what it is in this case.
+    pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            kind,
+            title: kind.title(),
+            status: kind.status().as_u16(),
+            detail: detail.into(),
+            errors: Vec::new(),
+            id: None,
+            allow: None,
+        }
+    }
+
+    /// Wrong fields; there must be at least one.
+    pub fn invalid(errors: Vec<FieldProblem>) -> Self {
+        let detail = match errors.len() {
+            1 => "1 field has a wrong value.".into(),
+            count => format!("{count} fields have wrong values."),
+        };
+        Self { errors, ..Self::new(Kind::InvalidValues, detail) }
+    }
+
+    /// A method that is not known where it was used.
+    pub fn method_not_allowed(allow: &'static str) -> Self {
+        let detail = format!("Allowed here: {allow}.");
+        Self { allow: Some(allow), ..Self::new(Kind::MethodNotAllowed, detail) }
+    }
+
+    /// The problem, about the operation with this id.
+    pub fn with_id(self, id: impl Into<String>) -> Self {
+        Self { id: Some(id.into()), ..self }
+    }
+
+    /// Its status code.
+    pub fn status(&self) -> StatusCode {
+        self.kind.status()
+    }
+
+    /// The value of `Retry-After`, if there is to be one.
+    pub fn retry_after(&self) -> Option<Duration> {
+        (self.status() == StatusCode::SERVICE_UNAVAILABLE).then_some(RETRY_AFTER)
+    }
+
+    /// The value of `Allow`, if there is to be one.
+    pub fn allow(&self) -> Option<&'static str> {
+        self.allow
+    }
+
+    /// Whether the connection must end with it: where the next request begins is not known.
+    pub fn ends_connection(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::MalformedRequest
+                | Kind::AmbiguousLength
+                | Kind::HeadTooLarge
+                | Kind::IncompleteBody
+                | Kind::RequestTimeout
+        )
+    }
+
+    /// It as JSON.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("strings and numbers always serialize")
+    }
+}
+
+impl From<JsonError> for Problem {
+    fn from(error: JsonError) -> Self {
+        let detail = error.to_string();
+        let (kind, pointer, expected) = match error.fault {
+            JsonFault::Syntax(_) => return Self::new(Kind::MalformedJson, sentence(&detail)),
+            JsonFault::DuplicateKey { pointer } => {
+                (Kind::DuplicateKey, pointer, "must stand once".to_owned())
+            }
+            JsonFault::TooDeep { pointer, depth_max } => {
+                let expected = format!("must not be nested deeper than {depth_max} levels");
+                (Kind::NestingTooDeep, pointer, expected)
+            }
+        };
+        let errors = vec![FieldProblem::new(pointer, expected)];
+        Self { errors, ..Self::new(kind, sentence(&detail)) }
+    }
+}
+
+fn sentence(detail: &str) -> String {
+    let mut chars = detail.chars();
+    let first = chars.next().map(|c| c.to_ascii_uppercase());
+    first.into_iter().chain(chars).chain(['.']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::ingestion::json::parse;
+
+    fn shown(problem: &Problem) -> Value {
+        serde_json::from_slice(&problem.to_json()).unwrap()
+    }
+
+    #[test]
+    fn a_problem_has_the_members_of_rfc_9457_and_the_wrong_fields() {
+        let problem = Problem::invalid(vec![FieldProblem::new("/a", "must be a string")]);
+        assert_eq!(
+            shown(&problem),
+            json!({
+                "type": "/problems/invalid-values",
+                "title": "Fields of the request have wrong values",
+                "status": 422,
+                "detail": "1 field has a wrong value.",
+                "errors": [{"pointer": "/a", "detail": "must be a string"}],
+            })
+        );
+    }
+
+    #[test]
+    fn faults_of_json_say_where_they_are() {
+        let problem = Problem::from(parse(b"{\n\"a\": x}", 4).unwrap_err());
+        assert_eq!(shown(&problem)["detail"], "Line 2, column 6: expected value.");
+        assert_eq!(problem.status(), StatusCode::BAD_REQUEST);
+
+        let problem = Problem::from(parse(br#"{"a": {"b": 1, "b": 2}}"#, 4).unwrap_err());
+        assert_eq!(problem.kind, Kind::DuplicateKey);
+        assert_eq!(problem.errors[0].pointer, "/a/b");
+    }
+
+    #[test]
+    fn only_what_may_pass_soon_says_when_to_come_back() {
+        for kind in Kind::ALL {
+            let unavailable = kind.status() == StatusCode::SERVICE_UNAVAILABLE;
+            assert_eq!(Problem::new(kind, "").retry_after().is_some(), unavailable, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn types_are_distinct() {
+        let mut uris: Vec<_> = Kind::ALL.iter().map(|kind| kind.uri()).collect();
+        uris.sort_unstable();
+        uris.dedup();
+        assert_eq!(uris.len(), Kind::ALL.len());
+        assert!(Kind::ALL.iter().all(|kind| !kind.name().contains('/')));
+    }
+}

@@ -1,0 +1,414 @@
+//! From a body to the record that asks for an operation.
+//!
+//! What must hold: the same request, however its JSON is written and through whichever form it
+//! comes, makes the same record and the same hash; a request that is not wholly right makes none,
+//! and every wrong field is named at once.
+
+use std::sync::Arc;
+
+use hyper::HeaderMap;
+use hyper::header::HeaderName;
+use jiff::tz::TimeZone;
+use serde_json::{Map, Value};
+use sha2::{Digest as _, Sha256};
+use waybill_drone_delivery::request::{self as drone_delivery, DeliveryRequest};
+use waybill_engine::{CreateRequest, IdOrigin, OperationId, RequestHash, Timestamp, Workflows};
+use waybill_messages::is_topic_name;
+
+use super::id::{self, CallerId};
+use super::json;
+use super::problem::{FieldProblem, Problem};
+
+/// The workflow that deliveries run, and the one whose input has a form of its own.
+pub const DRONE_DELIVERY: &str = "drone-delivery";
+
+/// The longest tenant, in characters.
+const TENANT_CHARS_MAX: usize = 256;
+
+/// What requests are checked against.
+#[derive(Debug)]
+pub struct Rules {
+    /// The workflows that can be asked for.
+    pub workflows: Arc<Workflows>,
+    /// How deep a body may nest.
+    pub json_depth_max: usize,
+    /// What the name of a `replyTo` topic must begin with: any of these.
+    pub reply_to_prefixes: Vec<String>,
+}
+
+/// What comes with a body, in the request's head.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Envelope {
+    idempotency_key: Option<CallerId>,
+    traceparent: Option<String>,
+}
+
+/// A request that may be accepted.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Submission {
+    /// The record.
+    pub record: CreateRequest,
+    /// Its workflow.
+    pub workflow: Arc<str>,
+}
+
+impl Submission {
+    /// The id to repeat the request with: it leads to the same operation.
+    pub fn repeat_with(&self) -> String {
+        match &self.record.caller_id {
+            Some(id) => id.clone(),
+            None => self.record.operation.to_string(),
+        }
+    }
+}
+
+impl Envelope {
+    /// Reads a request's head.
+    pub fn of(headers: &HeaderMap) -> Result<Self, Problem> {
+        const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+        let wrong = |detail: String| Problem::invalid(vec![FieldProblem::new("", detail)]);
+        let mut keys = headers.get_all(IDEMPOTENCY_KEY).iter();
+        let idempotency_key = match (keys.next(), keys.next()) {
+            (None, _) => None,
+            (Some(key), None) => Some(
+                CallerId::of_header(key.as_bytes())
+                    .map_err(|error| wrong(format!("Idempotency-Key {error}")))?,
+            ),
+            (Some(_), Some(_)) => return Err(wrong("Idempotency-Key must stand once".to_owned())),
+        };
+        Ok(Self { idempotency_key, traceparent: traceparent(headers) })
+    }
+
+    /// Whether an `Idempotency-Key` was given.
+    pub fn has_key(&self) -> bool {
+        self.idempotency_key.is_some()
+    }
+}
+
+/// Reads a delivery's body.
+pub fn delivery(
+    body: &[u8],
+    envelope: &Envelope,
+    rules: &Rules,
+    now: Timestamp,
+) -> Result<Submission, Problem> {
+    let value = json::parse(body, rules.json_depth_max)?;
+    let mut draft = Draft::new(envelope, rules);
+    draft.workflow = rules.workflows.newest(DRONE_DELIVERY).map(|known| Arc::clone(known.name()));
+    draft.delivery(&value, "");
+    draft.finish(now)
+}
+
+/// Reads the general form.
+pub fn operation(
+    body: &[u8],
+    envelope: &Envelope,
+    rules: &Rules,
+    now: Timestamp,
+) -> Result<Submission, Problem> {
+    let mut value = json::parse(body, rules.json_depth_max)?;
+    let mut draft = Draft::new(envelope, rules);
+    match &mut value {
+        Value::Object(fields) => draft.operation(fields),
+        _ => draft.wrong("", "must be an object"),
+    }
+    draft.finish(now)
+}
+
+/// A request while it is read.
+struct Draft<'a> {
+    envelope: &'a Envelope,
+    rules: &'a Rules,
+    errors: Vec<FieldProblem>,
+    workflow: Option<Arc<str>>,
+    tenant: String,
+    caller_id: Option<CallerId>,
+    deadline: Option<Timestamp>,
+    reply_to: Option<String>,
+    input: Option<Input>,
+}
+
+enum Input {
+    Delivery(Box<DeliveryRequest>),
+    /// Canonical JSON of another workflow's input.
+    Other(Vec<u8>),
+}
+
+impl<'a> Draft<'a> {
+    fn new(envelope: &'a Envelope, rules: &'a Rules) -> Self {
+        Self {
+            envelope,
+            rules,
+            errors: Vec::new(),
+            workflow: None,
+            tenant: String::new(),
+            caller_id: envelope.idempotency_key.clone(),
+            deadline: None,
+            reply_to: None,
+            input: None,
+        }
+    }
+
+    fn wrong(&mut self, pointer: impl Into<String>, detail: impl Into<String>) {
+        self.errors.push(FieldProblem::new(pointer, detail));
+    }
+
+    fn delivery(&mut self, value: &Value, at: &str) {
+        match drone_delivery::validate(value) {
+            Ok(delivery) => {
+                if let Some(id) = &delivery.delivery_id {
+                    self.caller_id(id, &format!("{at}/deliveryId"));
+                }
+                let deadline = delivery.deadline.map(|time| Timestamp(time.as_microsecond()));
+                self.deadline = self.deadline.or(deadline);
+                self.input = Some(Input::Delivery(Box::new(delivery)));
+            }
+            Err(errors) => self.errors.extend(
+                errors
+                    .into_iter()
+                    .map(|error| FieldProblem::new(format!("{at}{}", error.pointer), error.detail)),
+            ),
+        }
+    }
+
+    fn operation(&mut self, fields: &mut Map<String, Value>) {
+        const KNOWN: [&str; 6] = ["workflow", "id", "input", "deadline", "tenant", "replyTo"];
+        let name = match self.text(fields, "workflow") {
+            Some(name) => {
+                self.workflow =
+                    self.rules.workflows.newest(&name).map(|known| Arc::clone(known.name()));
+                if self.workflow.is_none() {
+                    let known = self.known_workflows();
+                    self.wrong("/workflow", format!("must be one of {known}, not {name:?}"));
+                }
+                Some(name)
+            }
+            None if is_absent(fields, "workflow") => {
+                let known = self.known_workflows();
+                self.wrong("/workflow", format!("is required, and must be one of {known}"));
+                None
+            }
+            None => None,
+        };
+        if let Some(tenant) = self.text(fields, "tenant") {
+            self.tenant(tenant);
+        }
+        if let Some(id) = self.text(fields, "id") {
+            self.caller_id(&id, "/id");
+        }
+        if let Some(text) = self.text(fields, "deadline") {
+            self.deadline = date_and_time(&text);
+            if self.deadline.is_none() {
+                self.wrong(
+                    "/deadline",
+                    "must be an ISO 8601 date and time such as 2030-05-08T20:00:00Z",
+                );
+            }
+        }
+        if let Some(topic) = self.text(fields, "replyTo") {
+            self.reply_to(topic);
+        }
+        match fields.remove("input") {
+            Some(input) if name.as_deref() == Some(DRONE_DELIVERY) => {
+                self.delivery(&input, "/input");
+            }
+            Some(Value::Object(input)) => {
+                self.input = Some(Input::Other(Value::Object(input).to_string().into_bytes()));
+            }
+            Some(_) => self.wrong("/input", "must be an object"),
+            None => self.wrong("/input", "is required"),
+        }
+        for name in fields.keys().filter(|name| !KNOWN.contains(&name.as_str())) {
+            let mut pointer = String::new();
+            json::push_segment(&mut pointer, name);
+            let detail = format!("is unknown; the fields are {}", KNOWN.join(", "));
+            self.errors.push(FieldProblem::new(pointer, detail));
+        }
+    }
+
+    /// An optional text; `null` counts as absent.
+    fn text(&mut self, fields: &Map<String, Value>, name: &'static str) -> Option<String> {
+        match fields.get(name) {
+            None | Some(Value::Null) => None,
+            Some(Value::String(text)) => Some(text.clone()),
+            Some(_) => {
+                self.wrong(format!("/{name}"), "must be a string");
+                None
+            }
+        }
+    }
+
+    fn known_workflows(&self) -> String {
+        let mut names: Vec<&str> =
+            self.rules.workflows.iter().map(|workflow| &**workflow.name()).collect();
+        names.dedup();
+        names.join(", ")
+    }
+
+    fn tenant(&mut self, tenant: String) {
+        if tenant.chars().count() > TENANT_CHARS_MAX || tenant.chars().any(char::is_control) {
+            let detail =
+                format!("must be at most {TENANT_CHARS_MAX} characters, none a control character");
+            self.wrong("/tenant", detail);
+        } else {
+            self.tenant = tenant;
+        }
+    }
+
+    /// Takes the caller's id from a field; all places that give one must agree.
+    fn caller_id(&mut self, text: &str, pointer: &str) {
+        match CallerId::new(text) {
+            Err(error) => self.wrong(pointer, error.to_string()),
+            Ok(id) => match &self.caller_id {
+                Some(other) if *other != id => {
+                    let detail = format!("differs from the id {other} that is given elsewhere");
+                    self.wrong(pointer, detail);
+                }
+                _ => self.caller_id = Some(id),
+            },
+        }
+    }
+
+    fn reply_to(&mut self, topic: String) {
+        let prefixes = &self.rules.reply_to_prefixes;
+        if !is_topic_name(&topic) {
+            let detail = "must be the name of a topic: 1 to 249 of a-z, A-Z, 0-9, ., _ and -";
+            self.wrong("/replyTo", detail);
+        } else if prefixes.is_empty() {
+            self.wrong("/replyTo", "is not allowed here: http.replyToPrefixes names no topics");
+        } else if !prefixes.iter().any(|prefix| topic.starts_with(prefix)) {
+            let detail = format!("must begin with one of {}", prefixes.join(", "));
+            self.wrong("/replyTo", detail);
+        } else {
+            self.reply_to = Some(topic);
+        }
+    }
+
+    fn finish(self, now: Timestamp) -> Result<Submission, Problem> {
+        if !self.errors.is_empty() {
+            return Err(Problem::invalid(self.errors));
+        }
+        let (Some(workflow), Some(input)) = (self.workflow, self.input) else {
+            let detail = format!("No workflow {DRONE_DELIVERY} is configured here.");
+            return Err(Problem::new(super::problem::Kind::NotFound, detail));
+        };
+        let tenant = self.tenant;
+        let (operation, id_origin, caller_id) = match self.caller_id {
+            None => (id::fresh(&tenant), IdOrigin::Server, None),
+            Some(caller_id) => match caller_id.as_ours(&tenant) {
+                // A repeat of what was given this id here: but for the origin, the same record.
+                Some(id) => (id, IdOrigin::Caller, None),
+                None => (caller_id.operation(&tenant), IdOrigin::Caller, Some(caller_id)),
+            },
+        };
+        let caller_id = caller_id.map(CallerId::into_string);
+        let hash = |input: &[u8]| {
+            request_hash(&workflow, &tenant, self.deadline, self.reply_to.as_deref(), input)
+        };
+        let (request_hash, input) = match input {
+            Input::Other(input) => (hash(&input), input),
+            Input::Delivery(delivery) => named(*delivery, operation, caller_id.as_deref(), hash),
+        };
+        Ok(Submission {
+            record: CreateRequest {
+                operation,
+                id_origin,
+                workflow: workflow.to_string(),
+                tenant,
+                caller_id,
+                input,
+                deadline: self.deadline,
+                reply_to: self.reply_to,
+                request_hash,
+                requested_at: now,
+                traceparent: self.envelope.traceparent.clone(),
+            },
+            workflow,
+        })
+    }
+}
+
+/// A delivery's hash, over all but its id, and its input, which always has one. The id is left out
+/// of the hash because it may have come in the body, beside it, or from here: it names the
+/// operation that the hash is compared within.
+fn named(
+    mut delivery: DeliveryRequest,
+    operation: OperationId,
+    caller_id: Option<&str>,
+    hash: impl Fn(&[u8]) -> RequestHash,
+) -> (RequestHash, Vec<u8>) {
+    delivery.delivery_id = None;
+    let hash = hash(&delivery.canonical_json());
+    delivery.delivery_id = Some(caller_id.map_or_else(|| operation.to_string(), str::to_owned));
+    (hash, delivery.canonical_json())
+}
+
+/// The hash of a request's canonical form: its parts in this order, each after its length. It is
+/// kept for as long as rows are, so neither order nor parts may change.
+fn request_hash(
+    workflow: &str,
+    tenant: &str,
+    deadline: Option<Timestamp>,
+    reply_to: Option<&str>,
+    input: &[u8],
+) -> RequestHash {
+    let deadline = deadline.map(|deadline| deadline.as_micros().to_be_bytes());
+    let parts: [&[u8]; 5] = [
+        workflow.as_bytes(),
+        tenant.as_bytes(),
+        deadline.as_ref().map_or(&[], |bytes| bytes.as_slice()),
+        reply_to.unwrap_or_default().as_bytes(),
+        input,
+    ];
+    let mut sha = Sha256::new();
+    for part in parts {
+        sha.update((part.len() as u64).to_be_bytes());
+        sha.update(part);
+    }
+    let mut hash = [0; 16];
+    hash.copy_from_slice(&sha.finalize()[..16]);
+    RequestHash(hash)
+}
+
+fn is_absent(fields: &Map<String, Value>, name: &str) -> bool {
+    fields.get(name).is_none_or(Value::is_null)
+}
+
+/// Reads an ISO 8601 date and time; one without an offset is UTC.
+fn date_and_time(text: &str) -> Option<Timestamp> {
+    let time = match text.parse::<jiff::Timestamp>() {
+        Ok(time) => time,
+        Err(_) if text.contains(['T', 't', ' ']) => {
+            let civil: jiff::civil::DateTime = text.parse().ok()?;
+            civil.to_zoned(TimeZone::UTC).ok()?.timestamp()
+        }
+        Err(_) => return None,
+    };
+    Some(Timestamp(time.as_microsecond()))
+}
+
+/// The W3C trace context, if it is well formed; a malformed one is to be ignored.
+fn traceparent(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get("traceparent")?.to_str().ok()?;
+    let is_hex = |part: &str, len: usize| {
+        part.len() == len && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    let is_zero = |part: &str| part.bytes().all(|b| b == b'0');
+    let mut parts = value.split('-');
+    let (version, trace, parent, flags) =
+        (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let well_formed = value.len() <= 64
+        && is_hex(version, 2)
+        && version != "ff"
+        && (version != "00" || parts.next().is_none())
+        && is_hex(trace, 32)
+        && !is_zero(trace)
+        && is_hex(parent, 16)
+        && !is_zero(parent)
+        && is_hex(flags, 2);
+    well_formed.then(|| value.to_owned())
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

@@ -1,0 +1,258 @@
+//! Tests of [`super`]: what makes a record, and what makes none.
+
+use hyper::header::HeaderValue;
+use serde_json::json;
+use waybill_engine::{StepDefinition, Workflow, WorkflowDefinition};
+
+use super::*;
+use crate::ingestion::problem::Kind;
+
+const NOW: Timestamp = Timestamp(1_000_000);
+
+fn workflow(name: &str) -> Workflow {
+    let step: StepDefinition =
+        serde_json::from_value(json!({"name": "one", "agent": "agent"})).unwrap();
+    Workflow::try_from(WorkflowDefinition { name: name.into(), version: 1, steps: vec![step] })
+        .unwrap()
+}
+
+fn rules() -> Rules {
+    Rules {
+        workflows: Arc::new(
+            Workflows::new(vec![workflow(DRONE_DELIVERY), workflow("order")]).unwrap(),
+        ),
+        json_depth_max: 16,
+        reply_to_prefixes: vec!["replies.".into()],
+    }
+}
+
+fn with_key(key: &str) -> Envelope {
+    Envelope { idempotency_key: Some(CallerId::new(key).unwrap()), traceparent: None }
+}
+
+fn delivery_body() -> Value {
+    json!({
+        "ownerId": "myowner",
+        "pickupLocation": "here",
+        "dropOffLocation": "there",
+        "pickupTime": "2030-05-08T20:00:00Z",
+        "deadline": "2030-05-08T22:00:00Z",
+        "expedited": true,
+        "confirmationRequired": "None",
+        "packageInfo": {"packageId": "p", "size": "Small", "weight": 10, "tag": "t"},
+    })
+}
+
+fn with(mut body: Value, name: &str, value: impl Into<Value>) -> Value {
+    body[name] = value.into();
+    body
+}
+
+fn take_delivery(body: &Value, envelope: &Envelope) -> Submission {
+    delivery(body.to_string().as_bytes(), envelope, &rules(), NOW).unwrap()
+}
+
+fn take_operation(body: &Value, envelope: &Envelope) -> Submission {
+    operation(body.to_string().as_bytes(), envelope, &rules(), NOW).unwrap()
+}
+
+fn wrong_fields(body: &Value) -> Vec<(String, String)> {
+    let problem =
+        operation(body.to_string().as_bytes(), &Envelope::default(), &rules(), NOW).unwrap_err();
+    assert_eq!(problem.kind, Kind::InvalidValues);
+    problem.errors.into_iter().map(|error| (error.pointer, error.detail)).collect()
+}
+
+#[test]
+fn a_delivery_without_an_id_gets_one_of_ours() {
+    let submission = take_delivery(&delivery_body(), &Envelope::default());
+    let record = &submission.record;
+    assert_eq!(record.id_origin, IdOrigin::Server);
+    assert!(id::is_ours(record.operation, ""));
+    assert_eq!(record.caller_id, None);
+    assert_eq!((record.workflow.as_str(), record.tenant.as_str()), (DRONE_DELIVERY, ""));
+    assert_eq!(record.requested_at, NOW);
+    let deadline: jiff::Timestamp = "2030-05-08T22:00:00Z".parse().unwrap();
+    assert_eq!(record.deadline, Some(Timestamp(deadline.as_microsecond())));
+    let input: Value = serde_json::from_slice(&record.input).unwrap();
+    assert_eq!(input["deliveryId"], record.operation.to_string());
+    assert_eq!(input["packageInfo"]["size"], "Small");
+}
+
+#[test]
+fn a_repeat_with_the_id_that_was_given_makes_the_same_record() {
+    let first = take_delivery(&delivery_body(), &Envelope::default());
+    let key = first.repeat_with();
+    for repeat in [
+        take_delivery(&delivery_body(), &with_key(&key)),
+        take_delivery(&with(delivery_body(), "deliveryId", key.as_str()), &Envelope::default()),
+        take_operation(
+            &json!({"workflow": DRONE_DELIVERY, "id": key, "input": delivery_body()}),
+            &Envelope::default(),
+        ),
+    ] {
+        let expected = CreateRequest { id_origin: IdOrigin::Caller, ..first.record.clone() };
+        assert_eq!(repeat.record, expected);
+    }
+}
+
+#[test]
+fn every_way_to_give_a_callers_id_leads_to_one_operation_and_one_hash() {
+    let body = delivery_body();
+    let named = with(body.clone(), "deliveryId", "d-1");
+    let none = Envelope::default();
+    let general = |id: Option<&str>, input: &Value| {
+        json!({"workflow": DRONE_DELIVERY, "id": id, "input": input})
+    };
+    let first = take_delivery(&named, &none);
+    assert_eq!(first.record.operation, OperationId::of_caller("", "d-1"));
+    assert_eq!(first.record.id_origin, IdOrigin::Caller);
+    for same in [
+        take_delivery(&named, &with_key("d-1")),
+        take_delivery(&body, &with_key("d-1")),
+        take_operation(&general(Some("d-1"), &body), &none),
+        take_operation(&general(Some("d-1"), &named), &with_key("d-1")),
+        take_operation(&general(None, &named), &none),
+    ] {
+        assert_eq!(same, first);
+    }
+}
+
+#[test]
+fn ids_that_disagree_are_named() {
+    let named = with(delivery_body(), "deliveryId", "d-1");
+    let error = delivery(named.to_string().as_bytes(), &with_key("d-2"), &rules(), NOW).unwrap_err();
+    assert_eq!(error.errors[0].pointer, "/deliveryId");
+    let body = json!({"workflow": DRONE_DELIVERY, "id": "d-3", "input": named});
+    assert_eq!(wrong_fields(&body)[0].0, "/input/deliveryId");
+}
+
+#[test]
+fn how_the_json_is_written_does_not_change_the_hash() {
+    let hash = |body: &str| {
+        operation(body.as_bytes(), &with_key("k"), &rules(), NOW).unwrap().record.request_hash
+    };
+    let first = hash(r#"{"workflow":"order","input":{"a":1,"b":{"c":"é","d":[1,2]}}}"#);
+    let same = hash(
+        "{ \"input\": {\"b\": {\"d\": [1, 2],\r\n\"c\": \"\\u00e9\"}, \"a\": 1},\
+         \"deadline\": null, \"workflow\": \"order\"}",
+    );
+    assert_eq!(same, first);
+    for other in [
+        r#"{"workflow":"order","input":{"a":2,"b":{"c":"é","d":[1,2]}}}"#,
+        r#"{"workflow":"order","input":{"a":1,"b":{"c":"é","d":[2,1]}}}"#,
+        r#"{"workflow":"order","input":{"a":1,"b":{"c":"é","d":[1,2]}},"tenant":"t"}"#,
+        r#"{"workflow":"order","input":{"a":1,"b":{"c":"é","d":[1,2]}},"deadline":"2030-01-01T00:00:00Z"}"#,
+        r#"{"workflow":"order","input":{"a":1,"b":{"c":"é","d":[1,2]}},"replyTo":"replies.x"}"#,
+    ] {
+        assert_ne!(hash(other), first, "{other}");
+    }
+}
+
+#[test]
+fn the_hash_of_a_request_never_changes() {
+    let hash = request_hash("order", "acme", Some(Timestamp(1)), Some("replies.x"), b"{}");
+    assert_eq!(hash.to_string(), GOLDEN_HASH);
+}
+
+/// SHA-256 over `5"order" 4"acme" 8"1" 9"replies.x" 2"{}"`, each length as 8 bytes, cut to 16.
+const GOLDEN_HASH: &str = "7812f10dedf196e02f98198ad15beea8";
+
+#[test]
+fn tenants_do_not_share_ids() {
+    let body = |tenant: &str| json!({"workflow": "order", "id": "o-1", "input": {}, "tenant": tenant});
+    let a = take_operation(&body("a"), &Envelope::default()).record;
+    let b = take_operation(&body("b"), &Envelope::default()).record;
+    assert_ne!(a.operation, b.operation);
+    assert_eq!((a.tenant.as_str(), a.caller_id.as_deref()), ("a", Some("o-1")));
+}
+
+#[test]
+fn every_wrong_field_is_named_at_once() {
+    let body = json!({
+        "workflow": "nope", "id": "a b", "input": [], "deadline": "soon", "tenant": 7,
+        "replyTo": "elsewhere", "extra/field": 1,
+    });
+    let wrong = wrong_fields(&body);
+    let pointers: Vec<_> = wrong.iter().map(|(pointer, _)| pointer.as_str()).collect();
+    assert_eq!(
+        pointers,
+        ["/workflow", "/tenant", "/id", "/deadline", "/replyTo", "/input", "/extra~1field"]
+    );
+    assert_eq!(wrong[0].1, "must be one of drone-delivery, order, not \"nope\"");
+    assert_eq!(wrong[4].1, "must begin with one of replies.");
+
+    let pointers = |body: &Value| -> Vec<_> {
+        wrong_fields(body).into_iter().map(|(pointer, _)| pointer).collect()
+    };
+    assert_eq!(pointers(&json!({})), ["/workflow", "/input"]);
+    assert_eq!(pointers(&json!([])), [""]);
+    let mut input = delivery_body();
+    input["packageInfo"]["size"] = "Huge".into();
+    input["ownerId"] = 7.into();
+    let body = json!({"workflow": DRONE_DELIVERY, "input": input, "replyTo": ".."});
+    assert_eq!(pointers(&body), ["/replyTo", "/input/ownerId", "/input/packageInfo/size"]);
+}
+
+#[test]
+fn a_reply_topic_is_allowed_by_its_prefix_only() {
+    let body = json!({"workflow": "order", "input": {}, "replyTo": "replies.mine"});
+    let taken = take_operation(&body, &Envelope::default());
+    assert_eq!(taken.record.reply_to.as_deref(), Some("replies.mine"));
+
+    let none_allowed = Rules { reply_to_prefixes: Vec::new(), ..rules() };
+    let text = body.to_string();
+    let error =
+        operation(text.as_bytes(), &Envelope::default(), &none_allowed, NOW).unwrap_err();
+    assert_eq!(error.errors[0].pointer, "/replyTo");
+}
+
+#[test]
+fn a_delivery_without_its_workflow_is_not_found() {
+    let rules = Rules {
+        workflows: Arc::new(Workflows::new(vec![workflow("order")]).unwrap()),
+        ..rules()
+    };
+    let body = delivery_body().to_string();
+    let error = delivery(body.as_bytes(), &Envelope::default(), &rules, NOW).unwrap_err();
+    assert_eq!(error.kind, Kind::NotFound);
+}
+
+#[test]
+fn dates_without_an_offset_are_utc_and_dates_alone_are_refused() {
+    let expected = Some(Timestamp(1_893_456_000_000_000));
+    for good in ["2030-01-01T00:00:00Z", "2030-01-01T00:00", "2030-01-01T02:00:00+02:00"] {
+        assert_eq!(date_and_time(good), expected, "{good}");
+    }
+    for bad in ["", "2030-01-01", "tomorrow", "2030-13-01T00:00:00Z", "1893456000"] {
+        assert_eq!(date_and_time(bad), None, "{bad}");
+    }
+}
+
+#[test]
+fn a_head_gives_key_and_trace_context() {
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let mut headers = HeaderMap::new();
+    headers.insert("idempotency-key", HeaderValue::from_static("\"k-1\""));
+    headers.insert("traceparent", HeaderValue::from_static(trace));
+    let envelope = Envelope::of(&headers).unwrap();
+    assert_eq!(envelope.idempotency_key.as_ref().unwrap().to_string(), "k-1");
+    assert_eq!(envelope.traceparent.as_deref(), Some(trace));
+
+    for bad in [
+        "",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-00",
+        "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+        "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+    ] {
+        headers.insert("traceparent", HeaderValue::from_str(bad).unwrap());
+        assert_eq!(Envelope::of(&headers).unwrap().traceparent, None, "{bad}");
+    }
+
+    headers.append("idempotency-key", HeaderValue::from_static("k-2"));
+    assert_eq!(Envelope::of(&headers).unwrap_err().kind, Kind::InvalidValues);
+    headers.insert("idempotency-key", HeaderValue::from_static("a b"));
+    assert_eq!(Envelope::of(&headers).unwrap_err().kind, Kind::InvalidValues);
+}

@@ -1,0 +1,527 @@
+//! The API: which request is answered by what.
+//!
+//! What must hold: every answer that says no is a problem in `application/problem+json`, also for
+//! addresses that do not exist and for a panic; no request holds more than its bodies' limit, and
+//! all of them together no more than the budget, so that offered load cannot grow memory.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use hyper::body::{Body, Incoming};
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use percent_encoding::percent_decode_str;
+use serde::Serialize;
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use waybill_engine::{OperationId, Timestamp};
+
+use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
+use super::body::{Parts, Payload, read_whole};
+use super::docs::Docs;
+use super::gate::Refusal;
+use super::intake::{Answer, Intake};
+use super::measure::{Measures, RouteLabel};
+use super::problem::{FieldProblem, Kind, Problem};
+use super::request::{self, Envelope, Rules, Submission};
+use super::status::{self, Query};
+use super::token::StatusToken;
+use super::view::{AcceptedView, DeliveryView, OperationView};
+
+/// Where deliveries are.
+pub const DELIVERIES: &str = "/api/deliveryrequests";
+/// Where operations are.
+pub const OPERATIONS: &str = "/v1/operations";
+/// Where batches are sent to.
+pub const BATCH: &str = "/v1/operations:batch";
+/// Where the API is described.
+pub const OPENAPI: &str = "/openapi.json";
+/// Where the description is shown.
+pub const DOCS: &str = "/docs";
+/// Where kinds of problems are explained.
+pub const PROBLEMS: &str = "/problems";
+
+/// The media type of requests and answers.
+pub const JSON: &str = "application/json";
+/// The media type of batches.
+pub const NDJSON: &str = "application/x-ndjson";
+/// The media type of problems.
+pub const PROBLEM_JSON: &str = "application/problem+json";
+const HTML: &str = "text/html; charset=utf-8";
+
+/// What every body costs of the budget beside its bytes: the request around it.
+const REQUEST_BYTES: usize = 4 * 1024;
+
+/// Answers requests.
+pub struct Api {
+    /// Takes requests in.
+    pub intake: Arc<Intake>,
+    /// What they are checked against.
+    pub rules: Arc<Rules>,
+    /// What is measured.
+    pub measures: Arc<Measures>,
+    /// The description of the API.
+    pub docs: Docs,
+    /// The largest body of a single request.
+    pub request_bytes_max: usize,
+    /// How long a client may pause within a body.
+    pub pause_max: Duration,
+    /// What a batch may use.
+    pub batch: BatchLimits,
+    /// Bytes of bodies that may be held at once.
+    pub budget: Arc<Semaphore>,
+    /// Batches under way.
+    pub batches: TaskTracker,
+    /// Ends batches early.
+    pub stop: CancellationToken,
+}
+
+type Reply = Response<Payload>;
+
+/// What a path means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Route<'a> {
+    Deliveries,
+    Delivery(&'a str),
+    Operations,
+    Operation(&'a str),
+    Batch,
+    OpenApi,
+    Docs,
+    Problem(&'a str),
+    Home,
+    Nothing,
+}
+
+impl Route<'_> {
+    fn of(path: &str) -> Route<'_> {
+        let below = |base: &str| {
+            path.strip_prefix(base)
+                .and_then(|rest| rest.strip_prefix('/'))
+                .filter(|id| !id.is_empty() && !id.contains('/'))
+        };
+        match path {
+            DELIVERIES => Route::Deliveries,
+            OPERATIONS => Route::Operations,
+            BATCH => Route::Batch,
+            OPENAPI => Route::OpenApi,
+            DOCS => Route::Docs,
+            "/" => Route::Home,
+            _ => None
+                .or_else(|| below(DELIVERIES).map(Route::Delivery))
+                .or_else(|| below(OPERATIONS).map(Route::Operation))
+                .or_else(|| below(PROBLEMS).map(Route::Problem))
+                .unwrap_or(Route::Nothing),
+        }
+    }
+
+    fn label(self) -> RouteLabel {
+        match self {
+            Self::Deliveries => RouteLabel::CreateDelivery,
+            Self::Delivery(_) => RouteLabel::GetDelivery,
+            Self::Operations => RouteLabel::CreateOperation,
+            Self::Operation(_) => RouteLabel::GetOperation,
+            Self::Batch => RouteLabel::Batch,
+            Self::OpenApi | Self::Docs | Self::Problem(_) | Self::Home => RouteLabel::Docs,
+            Self::Nothing => RouteLabel::Other,
+        }
+    }
+}
+
+impl Api {
+    /// Answers one request.
+    pub async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Reply {
+        let began = Instant::now();
+        if request.method().as_str() == Refusal::METHOD {
+            let reply = problem(&refused(Refusal::of_path(request.uri().path())));
+            self.measures.answered(RouteLabel::Other, reply.status(), began);
+            return reply;
+        }
+        let label = Route::of(request.uri().path()).label();
+        let answered = AssertUnwindSafe(self.dispatch(request)).catch_unwind().await;
+        let reply = match answered {
+            Ok(Ok(reply)) => reply,
+            Ok(Err(refusal)) => problem(&refusal),
+            Err(_) => {
+                tracing::error!("answering a request panicked");
+                let detail = "Answering this request failed; whether it was accepted is not known.";
+                problem(&Problem::new(Kind::Internal, detail))
+            }
+        };
+        self.measures.answered(label, reply.status(), began);
+        reply
+    }
+
+    async fn dispatch(&self, request: Request<Incoming>) -> Result<Reply, Problem> {
+        let (head, body) = request.into_parts();
+        let route = Route::of(head.uri.path());
+        let is_get = head.method == Method::GET || head.method == Method::HEAD;
+        let is_post = head.method == Method::POST;
+        match route {
+            Route::Deliveries if is_post => self.create(&head.headers, body, Form::Delivery).await,
+            Route::Operations if is_post => self.create(&head.headers, body, Form::General).await,
+            Route::Batch if is_post => self.start_batch(&head.headers, body),
+            Route::Delivery(id) if is_get => {
+                self.show(id, head.uri.query(), Form::Delivery).await
+            }
+            Route::Operation(id) if is_get => self.show(id, head.uri.query(), Form::General).await,
+            Route::OpenApi if is_get => Ok(whole(StatusCode::OK, JSON, self.docs.openapi())),
+            Route::Docs if is_get => Ok(page(self.docs.page())),
+            Route::Problem(name) if is_get => {
+                self.docs.problem(name).map(page).ok_or_else(not_found)
+            }
+            Route::Home if is_get => Ok(redirect(DOCS)),
+            Route::Nothing => Err(not_found()),
+            Route::Deliveries | Route::Operations | Route::Batch => {
+                Err(Problem::method_not_allowed("POST"))
+            }
+            Route::Delivery(_)
+            | Route::Operation(_)
+            | Route::OpenApi
+            | Route::Docs
+            | Route::Problem(_)
+            | Route::Home => Err(Problem::method_not_allowed("GET, HEAD")),
+        }
+    }
+
+    async fn create(
+        &self,
+        headers: &HeaderMap,
+        body: Incoming,
+        form: Form,
+    ) -> Result<Reply, Problem> {
+        check_media_type(headers, JSON)?;
+        let envelope = Envelope::of(headers)?;
+        let announced = body.size_hint().exact().map_or(self.request_bytes_max, |exact| {
+            usize::try_from(exact).unwrap_or(usize::MAX).min(self.request_bytes_max)
+        });
+        let _held = self.hold(announced)?;
+        let body = read_whole(body, self.request_bytes_max, self.pause_max).await?;
+        let submission = match form {
+            Form::Delivery => request::delivery(&body, &envelope, &self.rules, now()),
+            Form::General => request::operation(&body, &envelope, &self.rules, now()),
+        }?;
+        drop(body);
+        match self.intake.submit(&submission).await? {
+            Answer::Accepted(id, accepted) => {
+                Ok(created(form, &submission, &location(form.base(), id, accepted.token())))
+            }
+            Answer::Repeated(row) => {
+                let operation = OperationView::of_row(&row);
+                let mut reply = match form {
+                    Form::General => json(StatusCode::OK, &operation),
+                    Form::Delivery => {
+                        let request = status::raw(&row.created.input);
+                        json(StatusCode::OK, &DeliveryView { operation, request })
+                    }
+                };
+                set(&mut reply, header::LOCATION, location(form.base(), row.id, None));
+                Ok(reply)
+            }
+        }
+    }
+
+    async fn show(&self, id: &str, query: Option<&str>, form: Form) -> Result<Reply, Problem> {
+        let id = decoded(id).ok_or_else(not_found)?;
+        let parameters = Parameters::read(query)?;
+        let query = Query { id: &id, tenant: &parameters.tenant, token: parameters.token };
+        let found = status::find(&self.intake, query).await?;
+        let workflows = &self.rules.workflows;
+        let mut reply = match form {
+            Form::Delivery => json(StatusCode::OK, &found.delivery(&self.intake, workflows)?),
+            Form::General => json(StatusCode::OK, &found.operation(&self.intake, workflows)),
+        };
+        set_static(&mut reply, header::CACHE_CONTROL, "no-store");
+        Ok(reply)
+    }
+
+    fn start_batch(&self, headers: &HeaderMap, body: Incoming) -> Result<Reply, Problem> {
+        check_media_type(headers, NDJSON)?;
+        let envelope = Envelope::of(headers)?;
+        if envelope.has_key() {
+            let detail = "Idempotency-Key belongs to one request: give each line its id";
+            return Err(Problem::invalid(vec![FieldProblem::new("", detail)]));
+        }
+        let bytes = self.batch.bytes_max();
+        let held = self.hold(bytes)?;
+        let permits = held.num_permits();
+        held.forget();
+        let budget = Arc::clone(&self.budget);
+        let (answers, stream) = mpsc::channel(ANSWERS_MAX);
+        let batch = Batch::new(
+            Parts::new(body, self.pause_max),
+            self.batch,
+            envelope,
+            Arc::clone(&self.intake),
+            Arc::clone(&self.rules),
+            Arc::clone(&self.measures),
+            self.stop.clone(),
+            answers,
+        );
+        self.batches.spawn(async move {
+            // Given back also if the batch panics, when its stream simply ends.
+            let _held = Held { budget, permits };
+            batch.run().await;
+        });
+        let mut reply = Response::new(Payload::Stream(stream));
+        set_static(&mut reply, header::CONTENT_TYPE, NDJSON);
+        Ok(reply)
+    }
+
+    /// Takes a body's share of the budget.
+    fn hold(&self, bytes: usize) -> Result<SemaphorePermit<'_>, Problem> {
+        u32::try_from(bytes + REQUEST_BYTES)
+            .ok()
+            .and_then(|permits| self.budget.try_acquire_many(permits).ok())
+            .ok_or_else(|| {
+                Problem::new(Kind::Overloaded, "Too many requests are being received at once.")
+            })
+    }
+}
+
+/// A share of the budget that outlives its request.
+struct Held {
+    budget: Arc<Semaphore>,
+    permits: usize,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.budget.add_permits(self.permits);
+    }
+}
+
+/// In which form a request came, and is answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Form {
+    Delivery,
+    General,
+}
+
+impl Form {
+    const fn base(self) -> &'static str {
+        match self {
+            Self::Delivery => DELIVERIES,
+            Self::General => OPERATIONS,
+        }
+    }
+}
+
+/// What a status query says beside the id.
+#[derive(Debug, Default)]
+struct Parameters {
+    tenant: String,
+    token: Option<StatusToken>,
+}
+
+impl Parameters {
+    fn read(query: Option<&str>) -> Result<Self, Problem> {
+        let mut parameters = Self::default();
+        for (name, value) in query.unwrap_or_default().split('&').filter_map(|p| p.split_once('=')) {
+            let wrong = |detail: String| Problem::invalid(vec![FieldProblem::new("", detail)]);
+            match name {
+                "at" => {
+                    let token = value.parse().map_err(|error| wrong(format!("at {error}")))?;
+                    parameters.token = Some(token);
+                }
+                "tenant" => {
+                    let value = value.replace('+', " ");
+                    parameters.tenant = decoded(&value)
+                        .ok_or_else(|| wrong("tenant must be UTF-8".to_owned()))?;
+                }
+                _ => {}
+            }
+        }
+        Ok(parameters)
+    }
+}
+
+/// The time now.
+pub fn now() -> Timestamp {
+    Timestamp(jiff::Timestamp::now().as_microsecond())
+}
+
+/// Where to ask for an operation's status.
+pub fn location(base: &str, id: OperationId, token: Option<StatusToken>) -> String {
+    match token {
+        Some(token) => format!("{base}/{id}?at={token}"),
+        None => format!("{base}/{id}"),
+    }
+}
+
+fn decoded(text: &str) -> Option<String> {
+    Some(percent_decode_str(text).decode_utf8().ok()?.into_owned())
+}
+
+/// Refuses a body of another media type, or one that is encoded further.
+fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(), Problem> {
+    let refuse = || {
+        let detail = format!("The body must be {expected}, in UTF-8 and not encoded further.");
+        Err(Problem::new(Kind::UnsupportedMediaType, detail))
+    };
+    let mut types = headers.get_all(header::CONTENT_TYPE).iter();
+    let (Some(given), None) = (types.next(), types.next()) else { return refuse() };
+    let Ok(given) = given.to_str() else { return refuse() };
+    let mut parts = given.split(';').map(str::trim);
+    if !parts.next().is_some_and(|name| name.eq_ignore_ascii_case(expected)) {
+        return refuse();
+    }
+    let is_utf8 = |parameter: &str| match parameter.split_once('=') {
+        Some((name, value)) if name.eq_ignore_ascii_case("charset") => {
+            value.trim_matches('"').eq_ignore_ascii_case("utf-8")
+        }
+        _ => true,
+    };
+    let is_plain = |encoding: &HeaderValue| encoding.as_bytes().eq_ignore_ascii_case(b"identity");
+    if !parts.all(is_utf8) || !headers.get_all(header::CONTENT_ENCODING).iter().all(is_plain) {
+        return refuse();
+    }
+    Ok(())
+}
+
+fn refused(refusal: Refusal) -> Problem {
+    let kind = match refusal {
+        Refusal::TwoFramings | Refusal::BadContentLength | Refusal::BadTransferEncoding => {
+            Kind::AmbiguousLength
+        }
+        Refusal::TooLarge => Kind::HeadTooLarge,
+        Refusal::HeadTimeout => Kind::RequestTimeout,
+        Refusal::Malformed | Refusal::BareLineFeed | Refusal::BadHost => Kind::MalformedRequest,
+    };
+    Problem::new(kind, refusal.detail())
+}
+
+fn not_found() -> Problem {
+    Problem::new(Kind::NotFound, "See /openapi.json for what there is.")
+}
+
+fn created(form: Form, submission: &Submission, location: &str) -> Reply {
+    let record = &submission.record;
+    let request = match form {
+        Form::Delivery => status::raw(&record.input),
+        Form::General => None,
+    };
+    let view = AcceptedView {
+        id: record.operation,
+        state: "Pending",
+        workflow: &record.workflow,
+        request: request.as_deref(),
+    };
+    let mut reply = json(StatusCode::ACCEPTED, &view);
+    set(&mut reply, header::LOCATION, location);
+    reply
+}
+
+fn problem(problem: &Problem) -> Reply {
+    let mut reply = whole(problem.status(), PROBLEM_JSON, problem.to_json().into());
+    if let Some(after) = problem.retry_after() {
+        set(&mut reply, header::RETRY_AFTER, after.as_secs().max(1).to_string());
+    }
+    if let Some(allow) = problem.allow() {
+        set_static(&mut reply, header::ALLOW, allow);
+    }
+    if problem.ends_connection() {
+        set_static(&mut reply, header::CONNECTION, "close");
+    }
+    reply
+}
+
+fn json(status: StatusCode, value: &impl Serialize) -> Reply {
+    let body = serde_json::to_vec(value).expect("views have string keys and finite numbers");
+    whole(status, JSON, body.into())
+}
+
+fn page(html: Bytes) -> Reply {
+    let mut reply = whole(StatusCode::OK, HTML, html);
+    set_static(&mut reply, header::CONTENT_SECURITY_POLICY, Docs::CONTENT_SECURITY_POLICY);
+    set_static(&mut reply, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    reply
+}
+
+fn redirect(to: &'static str) -> Reply {
+    let mut reply = Response::new(Payload::Whole(None));
+    *reply.status_mut() = StatusCode::FOUND;
+    set_static(&mut reply, header::LOCATION, to);
+    reply
+}
+
+fn whole(status: StatusCode, media_type: &'static str, body: Bytes) -> Reply {
+    let mut reply = Response::new(Payload::Whole(Some(body)));
+    *reply.status_mut() = status;
+    set_static(&mut reply, header::CONTENT_TYPE, media_type);
+    reply
+}
+
+fn set(reply: &mut Reply, name: header::HeaderName, value: impl AsRef<str>) {
+    let value = HeaderValue::from_str(value.as_ref()).expect("ids, numbers and dashes are visible");
+    reply.headers_mut().insert(name, value);
+}
+
+fn set_static(reply: &mut Reply, name: header::HeaderName, value: &'static str) {
+    reply.headers_mut().insert(name, HeaderValue::from_static(value));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_told_apart() {
+        let cases = [
+            ("/api/deliveryrequests", Route::Deliveries),
+            ("/api/deliveryrequests/a%2Fb", Route::Delivery("a%2Fb")),
+            ("/api/deliveryrequests/", Route::Nothing),
+            ("/api/deliveryrequests/a/b", Route::Nothing),
+            ("/v1/operations", Route::Operations),
+            ("/v1/operations:batch", Route::Batch),
+            ("/v1/operations/x", Route::Operation("x")),
+            ("/v1/operationsx", Route::Nothing),
+            ("/problems/not-found", Route::Problem("not-found")),
+            ("/", Route::Home),
+            ("*", Route::Nothing),
+        ];
+        for (path, route) in cases {
+            assert_eq!(Route::of(path), route, "{path}");
+        }
+    }
+
+    #[test]
+    fn only_json_in_utf_8_is_taken() {
+        let check = |types: &[&'static str], encoding: Option<&'static str>| {
+            let mut headers = HeaderMap::new();
+            for given in types {
+                headers.append(header::CONTENT_TYPE, HeaderValue::from_static(given));
+            }
+            if let Some(encoding) = encoding {
+                headers.append(header::CONTENT_ENCODING, HeaderValue::from_static(encoding));
+            }
+            check_media_type(&headers, JSON).is_ok()
+        };
+        for good in
+            ["application/json", "Application/JSON; charset=UTF-8", "application/json;charset=\"utf-8\""]
+        {
+            assert!(check(&[good], None), "{good}");
+        }
+        assert!(check(&["application/json"], Some("identity")));
+        for bad in ["", "text/plain", "application/jsonp", "application/json; charset=latin1"] {
+            assert!(!check(&[bad], None), "{bad}");
+        }
+        assert!(!check(&[], None));
+        assert!(!check(&["application/json", "application/json"], None));
+        assert!(!check(&["application/json"], Some("gzip")));
+    }
+
+    #[test]
+    fn a_query_gives_tenant_and_token() {
+        let parameters = Parameters::read(Some("x&tenant=a%20b+c&at=1-2-0a0b0c0d")).unwrap();
+        assert_eq!(parameters.tenant, "a b c");
+        assert_eq!(parameters.token.unwrap().to_string(), "1-2-0a0b0c0d");
+        assert_eq!(Parameters::read(Some("at=x")).unwrap_err().kind, Kind::InvalidValues);
+        assert_eq!(Parameters::read(Some("tenant=%ff")).unwrap_err().kind, Kind::InvalidValues);
+        assert!(Parameters::read(None).unwrap().token.is_none());
+    }
+}

@@ -1,0 +1,93 @@
+//! What `Location` carries beside the id: where the request lies, and which request it was.
+//!
+//! With it a status can be told apart without a row: "not yet read", with the number of requests
+//! ahead; "read, and another request had taken the id"; and "read, and forgotten since".
+
+use std::fmt;
+use std::str::FromStr;
+
+use waybill_engine::{Offset, PartitionId, Position, RequestHash};
+
+/// The value of `at` in a `Location`: `partition-offset-hash`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StatusToken {
+    /// Where the request lies.
+    pub position: Position,
+    /// The first bytes of its hash.
+    pub hash_prefix: [u8; 4],
+}
+
+/// A text is not a status token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("must be the `at` of a Location, as it was given")]
+pub struct BadToken;
+
+impl StatusToken {
+    /// The token of the request with `hash` that lies at `position`.
+    pub fn new(position: Position, hash: RequestHash) -> Self {
+        let [a, b, c, d, ..] = hash.0;
+        Self { position, hash_prefix: [a, b, c, d] }
+    }
+
+    /// Whether it may be the token of a request with `hash`.
+    pub fn is_of(&self, hash: RequestHash) -> bool {
+        hash.0.starts_with(&self.hash_prefix)
+    }
+}
+
+impl fmt::Display for StatusToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let prefix = u32::from_be_bytes(self.hash_prefix);
+        write!(f, "{}-{}-{prefix:08x}", self.position.partition, self.position.offset)
+    }
+}
+
+impl FromStr for StatusToken {
+    type Err = BadToken;
+
+    fn from_str(text: &str) -> Result<Self, BadToken> {
+        let digits = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
+        let mut parts = text.split('-');
+        let (Some(partition), Some(offset), Some(prefix), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(BadToken);
+        };
+        let is_hex = prefix.len() == 8 && prefix.bytes().all(|b| b.is_ascii_hexdigit());
+        if !digits(partition) || !digits(offset) || !is_hex {
+            return Err(BadToken);
+        }
+        Ok(Self {
+            position: Position {
+                partition: PartitionId(partition.parse().map_err(|_| BadToken)?),
+                offset: Offset(offset.parse().map_err(|_| BadToken)?),
+            },
+            hash_prefix: u32::from_str_radix(prefix, 16).map_err(|_| BadToken)?.to_be_bytes(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_reads_back_as_it_was_written() {
+        let position = Position { partition: PartitionId(3), offset: Offset(1_234_567) };
+        let hash = RequestHash([0, 0xab, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
+        let token = StatusToken::new(position, hash);
+        assert_eq!(token.to_string(), "3-1234567-00ab0102");
+        assert_eq!(token.to_string().parse(), Ok(token));
+        assert!(token.is_of(hash));
+        assert!(!token.is_of(RequestHash([1; 16])));
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        for bad in ["", "1-2", "1-2-3", "1-2-0000000g", "-1-2-00000000", "1--2-00000000",
+            "+1-2-00000000", "1-2-00000000-", "4294967296-0-00000000", "1-9223372036854775808-00000000"]
+        {
+            assert_eq!(bad.parse::<StatusToken>(), Err(BadToken), "{bad}");
+        }
+    }
+}

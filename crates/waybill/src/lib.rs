@@ -1,0 +1,17 @@
+//! The waybill program as a library: every role, and what they share at run time.
+//!
+//! `main.rs` only reads the command line and starts what it asks for; everything else lives here,
+//! so that tests drive the same code in process. The modules split by responsibility: [`cli`] and
+//! [`config`] say what is wanted, [`roles`] wires it, [`ingestion`] and [`scheduler`] do the work,
+//! [`admin`] and [`telemetry`] show it, and [`shutdown`] ends it in order.
+//!
+//! Deliberately absent: any decision about an operation. Those are the engine's.
+
+pub mod admin;
+pub mod cli;
+pub mod config;
+pub mod ingestion;
+pub mod roles;
+pub mod scheduler;
+pub mod shutdown;
+pub mod telemetry;

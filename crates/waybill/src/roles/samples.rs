@@ -1,0 +1,275 @@
+//! Sample deliveries: the first thing that a new user sees. They go in over HTTP like everybody's,
+//! and their completion is read from the status topic like everybody's.
+
+use std::collections::HashMap;
+use std::io::{IsTerminal as _, Write as _};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::{Request, StatusCode, header};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use tokio_util::sync::CancellationToken;
+use waybill_engine::{OperationId, OperationStatus, PartitionId, ProcessState};
+use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer, PollLimits};
+use waybill_messages::Record as _;
+
+use super::topic_names;
+use crate::admin::Admin;
+use crate::config::Config;
+use crate::shutdown::{Running, Stage};
+
+/// Requests under way at once.
+const CLIENTS: usize = 16;
+/// How often the progress line is written anew.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// How long the broker may take to tell where the status topic ends.
+const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Starts to send `count` sample deliveries once the process is ready.
+pub(super) fn start(
+    count: u64,
+    http: SocketAddr,
+    kafka: KafkaSettings,
+    config: &Config,
+    admin: &Admin,
+    running: &Running,
+) {
+    let topic = topic_names(config).operation_status().to_owned();
+    let partitions = config.partitions;
+    let readiness = admin.readiness.clone();
+    let addresses = Addresses { http, admin: config.admin.listen };
+    running.spawn_job(Stage::Samples, "samples", |stop| async move {
+        while !readiness.missing().is_empty() {
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_millis(20)) => {}
+                () = stop.cancelled() => return Ok(()),
+            }
+        }
+        let samples = Arc::new(Samples::new(count, stop));
+        let follower = samples.clone();
+        let consumer = tokio::task::spawn_blocking(move || {
+            consumer_at_the_end(&kafka, &topic, partitions)
+        })
+        .await??;
+        let following = tokio::task::spawn_blocking(move || follower.follow(&consumer));
+        samples.run(http).await?;
+        following.await??;
+        println!("{}", samples.line());
+        addresses.tell();
+        Ok(())
+    });
+}
+
+/// Where a person can go on from here.
+struct Addresses {
+    http: SocketAddr,
+    admin: SocketAddr,
+}
+
+impl Addresses {
+    fn tell(&self) {
+        let Self { http, admin } = self;
+        println!(
+            "\nSend one yourself:\n\n  \
+             curl -i http://{http}/api/deliveryrequests -H 'content-type: application/json' -d '\n  \
+             {{\"ownerId\":\"ada\",\"pickupLocation\":\"12 Harbour Street\",\
+             \"dropOffLocation\":\"7 Hill Road\",\n   \
+             \"packageInfo\":{{\"packageId\":\"p-1\",\"size\":\"Small\",\"weight\":1.5}}}}'\n\n\
+             and follow the Location of the answer with: curl -s http://{http}<Location>\n\n\
+             The API, described:  http://{http}/docs\n\
+             Metrics, partitions: http://{admin}/metrics  http://{admin}/schedulers\n\n\
+             Ctrl-C stops in order; the next start finds everything."
+        );
+    }
+}
+
+fn consumer_at_the_end(
+    kafka: &KafkaSettings,
+    topic: &str,
+    partitions: u32,
+) -> anyhow::Result<PartitionConsumer> {
+    let consumer = PartitionConsumer::new(kafka, &ConsumerOptions::new("waybill-samples"))?;
+    let mut ends = Vec::new();
+    for partition in (0..partitions).map(PartitionId) {
+        let (_, end) = consumer.watermarks(topic, partition, BROKER_TIMEOUT)?;
+        ends.push((topic, partition, end));
+    }
+    consumer.assign(&ends)?;
+    Ok(consumer)
+}
+
+struct Samples {
+    count: u64,
+    stop: CancellationToken,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Default)]
+struct Progress {
+    sent: u64,
+    accepted: u64,
+    refused: u64,
+    /// Accepted and not final, since when.
+    open: HashMap<OperationId, Instant>,
+    /// Final before the answer to their request was read.
+    early: HashMap<OperationId, (Instant, ProcessState)>,
+    durations: Vec<Duration>,
+    failed: u64,
+}
+
+impl Samples {
+    fn new(count: u64, stop: CancellationToken) -> Self {
+        Self { count, stop, progress: Mutex::default() }
+    }
+
+    fn progress(&self) -> std::sync::MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn run(self: &Arc<Self>, http: SocketAddr) -> anyhow::Result<()> {
+        let client = Client::builder(TokioExecutor::new()).build_http();
+        let mut clients = tokio::task::JoinSet::new();
+        for _ in 0..CLIENTS {
+            clients.spawn(self.clone().send_all(client.clone(), http));
+        }
+        let live = std::io::stdout().is_terminal();
+        loop {
+            if live {
+                print!("\r{}", self.line());
+                let _ = std::io::stdout().flush();
+            }
+            if self.is_over() {
+                break;
+            }
+            tokio::time::sleep(PROGRESS_INTERVAL).await;
+        }
+        if live {
+            print!("\r");
+        }
+        while let Some(client) = clients.join_next().await {
+            client??;
+        }
+        Ok(())
+    }
+
+    async fn send_all(
+        self: Arc<Self>,
+        client: Client<HttpConnector, Full<Bytes>>,
+        http: SocketAddr,
+    ) -> anyhow::Result<()> {
+        while let Some(number) = self.next() {
+            let began = Instant::now();
+            let request = Request::post(format!("http://{http}/api/deliveryrequests"))
+                .header(header::CONTENT_TYPE, "application/json")
+                .body(Full::from(sample(number).to_string()))?;
+            let answer = client.request(request).await.context("a sample was not answered")?;
+            let status = answer.status();
+            let body = answer.into_body().collect().await?.to_bytes();
+            self.answered(status, &body, began);
+        }
+        Ok(())
+    }
+
+    fn next(&self) -> Option<u64> {
+        let mut progress = self.progress();
+        if progress.sent >= self.count || self.stop.is_cancelled() {
+            return None;
+        }
+        progress.sent += 1;
+        Some(progress.sent)
+    }
+
+    fn answered(&self, status: StatusCode, body: &[u8], began: Instant) {
+        let mut progress = self.progress();
+        let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+        let id = body["id"].as_str().and_then(|id| id.parse::<OperationId>().ok());
+        match id.filter(|_| status == StatusCode::ACCEPTED) {
+            Some(id) => {
+                progress.accepted += 1;
+                match progress.early.remove(&id) {
+                    Some((at, state)) => progress.finished(began, at, state),
+                    None => drop(progress.open.insert(id, began)),
+                }
+            }
+            None => {
+                progress.refused += 1;
+                tracing::warn!(%status, %body, "a sample was refused");
+            }
+        }
+    }
+
+    /// Reads final states until all samples have one.
+    fn follow(&self, consumer: &PartitionConsumer) -> anyhow::Result<()> {
+        const LIMITS: PollLimits = PollLimits { records: 1_000, bytes: 1024 * 1024 };
+        while !self.is_over() {
+            consumer.poll(LIMITS, PROGRESS_INTERVAL, &mut |record| {
+                let Some(Ok(status)) = record.value().map(OperationStatus::decode) else { return };
+                let now = Instant::now();
+                let mut progress = self.progress();
+                match progress.open.remove(&status.operation) {
+                    Some(began) => progress.finished(began, now, status.state),
+                    None => drop(progress.early.insert(status.operation, (now, status.state))),
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        let progress = self.progress();
+        let ended = progress.durations.len() as u64 + progress.failed + progress.refused;
+        ended >= self.count || self.stop.is_cancelled()
+    }
+
+    /// The progress line.
+    fn line(&self) -> String {
+        let mut progress = self.progress();
+        progress.durations.sort_unstable();
+        let Progress { accepted, refused, open, durations, failed, .. } = &*progress;
+        let quantile = |share: f64| {
+            let rank = ((durations.len() as f64 * share).ceil() as usize).saturating_sub(1);
+            durations.get(rank).map_or(0.0, |duration| duration.as_secs_f64() * 1_000.0)
+        };
+        format!(
+            "accepted {accepted}  in flight {}  completed {}  failed {}  p50 {:.1} ms  p99 {:.1} ms  ",
+            open.len(),
+            durations.len(),
+            failed + refused,
+            quantile(0.5),
+            quantile(0.99),
+        )
+    }
+}
+
+impl Progress {
+    fn finished(&mut self, began: Instant, at: Instant, state: ProcessState) {
+        match state {
+            ProcessState::Processed => {
+                self.durations.push(at.saturating_duration_since(began));
+            }
+            _ => self.failed += 1,
+        }
+    }
+}
+
+/// A delivery; every fifth one goes to a remote place.
+fn sample(number: u64) -> serde_json::Value {
+    let place = if number.is_multiple_of(5) { "a remote island" } else { "7 Hill Road" };
+    serde_json::json!({
+        "ownerId": format!("owner-{}", number % 100),
+        "pickupLocation": "12 Harbour Street",
+        "dropOffLocation": place,
+        "packageInfo": {
+            "packageId": format!("sample-{number}"),
+            "size": "Small",
+            "weight": 1.5,
+            "tag": "sample",
+        },
+    })
+}

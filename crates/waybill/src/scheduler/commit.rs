@@ -1,0 +1,208 @@
+//! Group commits: first the rows of everything that changed, then the messages, then, when those
+//! are acknowledged, the word to the engines that may move the checkpoints.
+//!
+//! One commit is under way at a time. It holds what the engines of all partitions had to write when
+//! it began; what they decide meanwhile is in the next one.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use tokio::runtime::Handle;
+use waybill_engine::{BatchNumber, Command, Event, Message, PartitionId, Timestamp};
+use waybill_store::{
+    AttentionEntry, DueBucket, DueEntry, RowWrite, Store, StoreError, WriteBatch,
+};
+
+use super::input::{Generation, Input, Inputs};
+use super::metrics::CommitMetrics;
+use super::outlet::Outlet;
+use super::partition::{Slot, SlotState};
+
+/// A batch of one engine that is on its way.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    partition: PartitionId,
+    generation: Generation,
+    batch: BatchNumber,
+}
+
+/// The commit whose rows are being written.
+struct UnderWay {
+    began: Instant,
+    parts: Vec<(Part, Vec<Message>)>,
+    due: HashMap<PartitionId, DueBucket>,
+}
+
+/// Everything between the engines and the store and topics.
+pub(super) struct Commits {
+    store: Arc<dyn Store>,
+    runtime: Handle,
+    sender: Inputs,
+    outlet: Outlet,
+    metrics: CommitMetrics,
+    under_way: Option<UnderWay>,
+    unsettled: BTreeMap<u64, Vec<Part>>,
+    next_number: u64,
+}
+
+impl Commits {
+    pub(super) fn new(
+        store: Arc<dyn Store>,
+        runtime: Handle,
+        sender: Inputs,
+        outlet: Outlet,
+    ) -> Self {
+        Self {
+            store,
+            runtime,
+            sender,
+            outlet,
+            metrics: CommitMetrics::new(),
+            under_way: None,
+            unsettled: BTreeMap::new(),
+            next_number: 0,
+        }
+    }
+
+    /// Begins the next commit, if none is under way and there is something to do.
+    pub(super) fn go_on(&mut self, slots: &mut BTreeMap<PartitionId, Slot>, now: Timestamp) {
+        if self.under_way.is_some() {
+            return;
+        }
+        let mut write = WriteBatch::default();
+        let mut under_way =
+            UnderWay { began: Instant::now(), parts: Vec::new(), due: HashMap::new() };
+        for (&partition, slot) in slots.iter_mut() {
+            let generation = slot.generation;
+            let SlotState::Owned(owned) = &mut slot.state else { continue };
+            if owned.releasing_since.is_some() {
+                continue;
+            }
+            let Some(batch) = owned.engine.take_batch(now) else { continue };
+            let mut messages = Vec::new();
+            for command in batch.commands {
+                match command {
+                    Command::Index { due, operation } => {
+                        let bucket = under_way.due.entry(partition).or_insert(DueBucket::of(due));
+                        *bucket = (*bucket).min(DueBucket::of(due));
+                        write.due.push((partition, DueEntry { due, operation }));
+                    }
+                    Command::Attention { at, operation } => {
+                        write.attention.push((partition, AttentionEntry { at, operation }));
+                    }
+                    Command::Persist(row) => write.rows.push(RowWrite {
+                        id: row.id,
+                        created: row.created,
+                        state: row.state,
+                        stamp: row.stamp,
+                        keep_for: row.keep_for,
+                    }),
+                    Command::Send(message) => messages.push(message),
+                }
+            }
+            under_way.parts.push((Part { partition, generation, batch: batch.number }, messages));
+        }
+        if under_way.parts.is_empty() {
+            return;
+        }
+        if write == WriteBatch::default() {
+            self.dispatch(under_way.parts, slots);
+            return;
+        }
+        self.metrics.rows.record(write.rows.len() as f64);
+        let (store, sender) = (self.store.clone(), self.sender.clone());
+        self.runtime.spawn(async move {
+            let _ = sender.send(Input::Committed(store.write(write).await));
+        });
+        self.under_way = Some(under_way);
+    }
+
+    /// The rows of the commit under way are durable: its messages may leave.
+    ///
+    /// # Errors
+    ///
+    /// If the store could not write: this process can then promise nothing any more.
+    pub(super) fn committed(
+        &mut self,
+        result: Result<(), StoreError>,
+        slots: &mut BTreeMap<PartitionId, Slot>,
+    ) -> anyhow::Result<()> {
+        result.context("the group commit of step state failed")?;
+        if let Some(under_way) = self.under_way.take() {
+            self.metrics.duration.record(under_way.began.elapsed().as_secs_f64());
+            self.dispatch(under_way.parts, slots);
+        }
+        Ok(())
+    }
+
+    /// Sends the messages of those partitions that are still owned. Whoever lost its lease while
+    /// the rows were being written sends nothing.
+    fn dispatch(
+        &mut self,
+        parts: Vec<(Part, Vec<Message>)>,
+        slots: &mut BTreeMap<PartitionId, Slot>,
+    ) {
+        let mut sent = Vec::with_capacity(parts.len());
+        let mut messages = Vec::new();
+        for (part, of_part) in parts {
+            let Some(slot) = slots.get_mut(&part.partition) else { continue };
+            match slot.owned(part.generation) {
+                Some(owned) if owned.lease.is_valid() => {
+                    messages.extend(of_part.into_iter().map(|m| (part.partition, m)));
+                    sent.push(part);
+                }
+                _ => self.metrics.fenced.increment(1),
+            }
+        }
+        if sent.is_empty() {
+            return;
+        }
+        let number = self.next_number;
+        self.next_number += 1;
+        self.unsettled.insert(number, sent);
+        self.outlet.send(number, &messages);
+    }
+
+    /// Every message of a commit was acknowledged, or could not be delivered. Returns the
+    /// partitions that have to begin again because a message of theirs may be missing.
+    pub(super) fn settled(
+        &mut self,
+        number: u64,
+        result: Result<(), String>,
+        slots: &mut BTreeMap<PartitionId, Slot>,
+        now: Timestamp,
+    ) -> Vec<PartitionId> {
+        let parts = self.unsettled.remove(&number).unwrap_or_default();
+        if let Err(error) = result {
+            tracing::error!(error, "a message was not acknowledged");
+            return parts.into_iter().map(|part| part.partition).collect();
+        }
+        for part in parts {
+            if let Some(slot) = slots.get_mut(&part.partition)
+                && let Some(owned) = slot.owned(part.generation)
+            {
+                owned.engine.apply(Event::Settled { batch: part.batch }, now);
+            }
+        }
+        Vec::new()
+    }
+
+    /// The first bucket of a partition's deadline index that the commit under way writes to.
+    pub(super) fn due_under_way(&self, partition: PartitionId) -> Option<DueBucket> {
+        self.under_way.as_ref()?.due.get(&partition).copied()
+    }
+
+    /// Whether anything of a partition is still being written or sent.
+    pub(super) fn involve(&self, partition: PartitionId) -> bool {
+        let written = self.under_way.iter().flat_map(|commit| &commit.parts).map(|(part, _)| part);
+        let sent = self.unsettled.values().flatten();
+        written.chain(sent).any(|part| part.partition == partition)
+    }
+
+    /// Lets what was sent leave, and ends the producer.
+    pub(super) fn close(self) {
+        self.outlet.close();
+    }
+}

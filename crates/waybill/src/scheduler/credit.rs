@@ -1,0 +1,140 @@
+//! How much a consumer may still hand to the loop: the bound on everything that is read and not
+//! yet dealt with.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A number of records and of bytes (of keys and values).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Amount {
+    /// Records.
+    pub records: usize,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+impl Amount {
+    fn is_open(self) -> bool {
+        self.records > 0 && self.bytes > 0
+    }
+
+    fn less(self, other: Self) -> Self {
+        Self {
+            records: self.records.saturating_sub(other.records),
+            bytes: self.bytes.saturating_sub(other.bytes),
+        }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self { records: self.records + other.records, bytes: self.bytes + other.bytes }
+    }
+
+    fn at_most(self, other: Self) -> Self {
+        Self { records: self.records.min(other.records), bytes: self.bytes.min(other.bytes) }
+    }
+}
+
+/// The allowance of one consumer. The loop offers room, the consumer's thread takes of it what it
+/// may read; what it is reading, and what waits in the channel, is counted against the room until
+/// the loop has received it. One record may exceed the bytes, since its size is known only after
+/// it was read.
+#[derive(Debug, Default)]
+pub(super) struct Credit {
+    state: Mutex<State>,
+    offered: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    left: Amount,
+    reading: Amount,
+    queued: Amount,
+}
+
+impl Credit {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The loop has this much room, for what is being read and queued already and for more.
+    pub(super) fn offer(&self, room: Amount) {
+        let mut state = self.state();
+        let was_open = state.left.is_open();
+        state.left = room.less(state.reading).less(state.queued);
+        let opened = !was_open && state.left.is_open();
+        drop(state);
+        if opened {
+            self.offered.notify_one();
+        }
+    }
+
+    /// The loop has received this from the channel.
+    pub(super) fn received(&self, amount: Amount) {
+        let mut state = self.state();
+        state.queued = state.queued.less(amount);
+    }
+
+    /// Takes up to `limit` of what is left; waits up to `patience` for there to be something. Must
+    /// be followed by [`Credit::read`].
+    pub(super) fn take(&self, limit: Amount, patience: Duration) -> Option<Amount> {
+        let state = self.state();
+        let (mut state, _) = self
+            .offered
+            .wait_timeout_while(state, patience, |state| !state.left.is_open())
+            .unwrap_or_else(PoisonError::into_inner);
+        if !state.left.is_open() {
+            return None;
+        }
+        let taken = state.left.at_most(limit);
+        state.reading = taken;
+        state.left = state.left.less(taken);
+        Some(taken)
+    }
+
+    /// This was read with what was taken; the rest of it is free again.
+    pub(super) fn read(&self, amount: Amount) {
+        let mut state = self.state();
+        let unused = state.reading.less(amount);
+        state.left = state.left.and(unused);
+        state.reading = Amount::default();
+        state.queued = state.queued.and(amount);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Amount = Amount { records: 10, bytes: 1_000 };
+
+    fn amount(records: usize, bytes: usize) -> Amount {
+        Amount { records, bytes }
+    }
+
+    #[test]
+    fn what_is_read_and_queued_counts_against_the_room() {
+        let credit = Credit::default();
+        assert_eq!(credit.take(LIMIT, Duration::ZERO), None);
+        credit.offer(amount(5, 500));
+        assert_eq!(credit.take(LIMIT, Duration::ZERO), Some(amount(5, 500)));
+        // The loop looks again while the consumer reads: nothing is offered twice.
+        credit.offer(amount(5, 500));
+        credit.read(amount(2, 200));
+        credit.offer(amount(5, 500));
+        assert_eq!(credit.take(LIMIT, Duration::ZERO), Some(amount(3, 300)));
+        credit.read(amount(0, 0));
+        credit.received(amount(2, 200));
+        credit.offer(amount(4, 400));
+        assert_eq!(credit.take(LIMIT, Duration::ZERO), Some(amount(4, 400)));
+    }
+
+    #[test]
+    fn a_record_larger_than_the_room_closes_it() {
+        let credit = Credit::default();
+        credit.offer(amount(5, 10));
+        credit.take(LIMIT, Duration::ZERO).expect("there is room");
+        credit.read(amount(1, 1_000));
+        credit.offer(amount(5, 10));
+        assert_eq!(credit.take(LIMIT, Duration::ZERO), None);
+    }
+}

@@ -1,0 +1,120 @@
+//! Everything that reaches the scheduler's loop, in one type and through one channel.
+
+use std::sync::mpsc;
+
+use tokio::sync::oneshot;
+use waybill_engine::{Event, Offset, OperationId, OperationRow, PartitionId, Source};
+use waybill_store::StoreError;
+
+use super::ownership::{HeldLease, Renewal};
+use super::sweep::Swept;
+use crate::admin::ControlError;
+
+/// One assignment of one partition to the consumers. Records that were read under an older one are
+/// dropped.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub(super) struct Generation(pub u64);
+
+/// A decoded record on its way to an engine.
+#[derive(Debug)]
+pub(super) struct Arrived {
+    /// The assignment under which it was read.
+    pub generation: Generation,
+    /// The partition that it was read from.
+    pub partition: PartitionId,
+    /// What it says.
+    pub event: Event,
+}
+
+/// Where a partition's records stand when its lease was taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LogEnds {
+    /// The first and the next offset of the requests.
+    pub requests: (Offset, Offset),
+    /// The first and the next offset of the replies.
+    pub replies: (Offset, Offset),
+}
+
+/// What the loop reacts to.
+#[derive(Debug)]
+pub(super) enum Input {
+    /// Records of one poll.
+    Records { source: Source, bytes: usize, records: Vec<Arrived> },
+    /// The consumer of `source` cannot go on with a partition.
+    Lost { source: Source, generation: Generation, partition: PartitionId, cause: LostCause },
+    /// A lease was taken, or cannot be.
+    Acquired {
+        partition: PartitionId,
+        generation: Generation,
+        result: Result<(HeldLease, LogEnds), AcquireError>,
+    },
+    /// A renewal was answered: whether it was written.
+    Renewed {
+        partition: PartitionId,
+        generation: Generation,
+        renewal: Renewal,
+        result: Result<bool, StoreError>,
+    },
+    /// The group commit under way is durable, or failed.
+    Committed(Result<(), StoreError>),
+    /// Every message of a commit is acknowledged, or one failed for good.
+    Settled { commit: u64, result: Result<(), String> },
+    /// Rows were read.
+    Loaded {
+        partition: PartitionId,
+        generation: Generation,
+        result: Result<Vec<(OperationId, Option<OperationRow>)>, StoreError>,
+    },
+    /// The deadline index was read.
+    Swept { partition: PartitionId, generation: Generation, result: Result<Swept, StoreError> },
+    /// Where the inbox ends, asked after the loop had stood still.
+    InboxEnd { partition: PartitionId, generation: Generation, end: Offset },
+    /// A person or a test starts or stops a partition.
+    SetRunning {
+        partition: PartitionId,
+        running: bool,
+        answer: oneshot::Sender<Result<(), ControlError>>,
+    },
+    /// Stop in order.
+    Shutdown,
+}
+
+/// Why a consumer lost a partition.
+#[derive(Debug)]
+pub(super) enum LostCause {
+    /// The offset to read is not in the log (any more, or yet).
+    OutOfRange,
+    /// The record below the checkpoint is not the one that the checkpoint saw.
+    Fingerprint { expected: u64, found: u64 },
+    /// The client failed for good.
+    Client(String),
+}
+
+impl std::fmt::Display for LostCause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::OutOfRange => f.write_str("the offset to read is outside the log"),
+            Self::Fingerprint { expected, found } => write!(
+                f,
+                "the record below the checkpoint has fingerprint {found:016x}, not {expected:016x}: \
+                 this is another topic than the checkpoint was taken on"
+            ),
+            Self::Client(cause) => write!(f, "the Kafka client failed: {cause}"),
+        }
+    }
+}
+
+/// Why a partition could not be owned.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AcquireError {
+    /// The store failed.
+    #[error("the lease cannot be taken")]
+    Store(#[from] StoreError),
+    /// The broker did not tell where the log begins and ends.
+    #[error("the ends of the log cannot be read: {0}")]
+    Broker(String),
+}
+
+/// The sending side of the loop's channel. It never blocks: what may wait there is bounded by the
+/// credit of the consumers and by the one commit, load and sweep that may be under way.
+pub(super) type Inputs = mpsc::Sender<Input>;

@@ -1,0 +1,150 @@
+//! The scheduler's metrics. Handles are made once; nothing is looked up by name on the way.
+
+use metrics::{Counter, Gauge, Histogram, counter, describe_counter, describe_gauge, gauge};
+use metrics::{Unit, describe_histogram, histogram};
+use waybill_engine::{EngineStats, PartitionId};
+
+use crate::admin::SchedulerView;
+
+/// Of the group commits.
+pub(super) struct CommitMetrics {
+    /// How long a commit takes, from its beginning until it is durable.
+    pub duration: Histogram,
+    /// How many rows it writes.
+    pub rows: Histogram,
+    /// Batches whose messages were not sent because the lease had ended.
+    pub fenced: Counter,
+}
+
+impl CommitMetrics {
+    pub(super) fn new() -> Self {
+        describe_histogram!(
+            "waybill_scheduler_commit_duration_seconds",
+            Unit::Seconds,
+            "Time until a group commit of step state is durable"
+        );
+        describe_histogram!(
+            "waybill_scheduler_commit_rows",
+            Unit::Count,
+            "Rows that one group commit writes"
+        );
+        describe_counter!(
+            "waybill_scheduler_fenced_batches_total",
+            Unit::Count,
+            "Batches whose messages were withheld because the lease had ended"
+        );
+        Self {
+            duration: histogram!("waybill_scheduler_commit_duration_seconds"),
+            rows: histogram!("waybill_scheduler_commit_rows"),
+            fenced: counter!("waybill_scheduler_fenced_batches_total"),
+        }
+    }
+}
+
+/// Of one partition.
+pub(super) struct PartitionMetrics {
+    in_flight: Gauge,
+    checkpoint: Gauge,
+    consumed: Gauge,
+    counters: Vec<(Counter, fn(&EngineStats) -> u64)>,
+}
+
+/// Counter, its help, and where the engine counts it.
+type EngineCounter = (&'static str, &'static str, fn(&EngineStats) -> u64);
+
+const ENGINE_COUNTERS: &[EngineCounter] = &[
+    ("waybill_operations_created_total", "Operations created", |s| s.created),
+    ("waybill_operations_processed_total", "Operations that ended Processed", |s| s.processed),
+    ("waybill_operations_failed_total", "Operations that ended in Error", |s| s.failed),
+    ("waybill_requests_duplicate_total", "Requests that repeat an operation", |s| s.duplicates),
+    (
+        "waybill_requests_rejected_total",
+        "Requests with the id of an operation and another body",
+        |s| s.rejected,
+    ),
+    ("waybill_step_retries_total", "Attempts beyond a step's first", |s| s.retries),
+    ("waybill_step_timeouts_total", "Attempts that outlived complete-by", |s| s.time_outs),
+    (
+        "waybill_step_not_attempted_total",
+        "Attempts that the agent had no room for",
+        |s| s.not_attempted,
+    ),
+    ("waybill_replies_stale_total", "Replies to superseded attempts", |s| s.stale_replies),
+    (
+        "waybill_replies_late_success_total",
+        "Successes of superseded attempts of steps that are not completed",
+        |s| s.late_successes,
+    ),
+    ("waybill_replies_unknown_total", "Replies of operations without a row", |s| {
+        s.unknown_replies
+    }),
+    (
+        "waybill_operations_handed_off_total",
+        "Operations moved to the deadline index",
+        |s| s.handed_off,
+    ),
+    (
+        "waybill_operations_resumed_total",
+        "Operations taken over from an earlier ownership",
+        |s| s.resumed,
+    ),
+    ("waybill_records_unreadable_total", "Records that cannot be decoded", |s| s.unreadable),
+    (
+        "waybill_records_misplaced_total",
+        "Records that belong to another partition",
+        |s| s.misplaced,
+    ),
+    (
+        "waybill_records_dead_lettered_total",
+        "Records sent to a dead-letter topic",
+        |s| s.dead_lettered,
+    ),
+    (
+        "waybill_engine_internal_errors_total",
+        "Operations parked because the engine failed on them",
+        |s| s.internal_errors,
+    ),
+];
+
+impl PartitionMetrics {
+    pub(super) fn new(partition: PartitionId) -> Self {
+        let label = partition.to_string();
+        let of_partition = |name: &'static str, help: &'static str| {
+            describe_gauge!(name, Unit::Count, help);
+            gauge!(name, "partition" => label.clone())
+        };
+        let counters = ENGINE_COUNTERS.iter().map(|&(name, help, count)| {
+            describe_counter!(name, Unit::Count, help);
+            (counter!(name, "partition" => label.clone()), count)
+        });
+        Self {
+            in_flight: of_partition(
+                "waybill_scheduler_in_flight_operations",
+                "Operations in memory",
+            ),
+            checkpoint: of_partition(
+                "waybill_scheduler_checkpoint_offset",
+                "Requests below this offset are done",
+            ),
+            consumed: of_partition(
+                "waybill_scheduler_consumed_offset",
+                "Requests below this offset have a row or an answer",
+            ),
+            counters: counters.collect(),
+        }
+    }
+
+    /// Adds what the engine has counted.
+    pub(super) fn count(&self, stats: &EngineStats) {
+        for (counter, count) in &self.counters {
+            counter.increment(count(stats));
+        }
+    }
+
+    /// Shows how far the partition is.
+    pub(super) fn show(&self, view: &SchedulerView) {
+        self.in_flight.set(view.in_flight as f64);
+        self.checkpoint.set(view.checkpoint.requests.0 as f64);
+        self.consumed.set(view.consumed.0 as f64);
+    }
+}

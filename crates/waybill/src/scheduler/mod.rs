@@ -1,0 +1,228 @@
+//! The scheduler: owns partitions of the operation topics and drives their engines.
+//!
+//! One thread runs the [loop](shell) with the engines of all partitions of this process; two more
+//! [poll the consumers](inlet); one producer and one [group commit](commit) serve all of them, so
+//! that cost does not grow with the number of partitions. [`ownership`] takes and keeps the leases
+//! that carry the checkpoints, [`sweep`] finds what is due for operations that were handed off.
+//!
+//! What must hold here is said where it is kept: rows before messages in [`commit`], no act past
+//! the lease in [`ownership`], no read beyond the room in [`credit`].
+
+mod commit;
+mod credit;
+mod decode;
+mod inlet;
+mod input;
+mod metrics;
+mod outlet;
+mod ownership;
+mod partition;
+mod shell;
+mod sweep;
+mod view;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use tokio::sync::oneshot;
+use uuid::Uuid;
+use waybill_engine::{EngineConfig, OwnerId, PartitionId, Timestamp, Workflows};
+use waybill_kafka::KafkaSettings;
+use waybill_messages::Topics;
+use waybill_store::Store;
+
+use self::commit::Commits;
+use self::credit::Amount;
+use self::inlet::Inlets;
+use self::input::{Input, Inputs};
+use self::outlet::Outlet;
+use self::ownership::LeaseTerms;
+use self::partition::Slot;
+use self::shell::Shell;
+use self::view::Views;
+use crate::admin::{Admin, ControlError, SchedulerControl, SchedulerView};
+
+/// What the scheduler needs to know.
+#[derive(Clone, Debug)]
+pub struct SchedulerSettings {
+    /// The number of partitions of the operation topics.
+    pub partitions: u32,
+    /// The partitions that this process is to own.
+    pub own: Vec<PartitionId>,
+    /// How many operations may be in memory, over all partitions of the process.
+    pub in_flight_max: usize,
+    /// How many bytes of requests may be in memory.
+    pub in_flight_bytes_max: usize,
+    /// After how long an operation is handed off to the deadline index.
+    pub hand_off_after: Duration,
+    /// How long rows of final operations are kept.
+    pub retention: Duration,
+    /// How long after complete-by an attempt still has time for its reply to arrive.
+    pub timeout_grace: Duration,
+    /// How often the checkpoint moves while records are done.
+    pub checkpoint_every: Duration,
+    /// After how many records it moves earlier.
+    pub checkpoint_records: i64,
+    /// How long a lease lasts after each renewal.
+    pub lease: Duration,
+    /// How much earlier its owner stops to act.
+    pub lease_margin: Duration,
+    /// How long a stop waits for operations in flight.
+    pub drain: Duration,
+}
+
+impl SchedulerSettings {
+    fn terms(&self) -> LeaseTerms {
+        LeaseTerms { duration: self.lease, margin: self.lease_margin }
+    }
+
+    /// What may wait between the inbox and the loop: as many replies as operations may be in
+    /// flight, and room for one to arrive while none is.
+    fn inbox_room(&self) -> Amount {
+        Amount { records: self.in_flight_max.max(1), bytes: self.in_flight_bytes_max.max(1) }
+    }
+}
+
+/// What the scheduler works with.
+#[derive(Clone)]
+pub struct SchedulerParts {
+    /// The state store.
+    pub store: Arc<dyn Store>,
+    /// How to reach the brokers.
+    pub kafka: KafkaSettings,
+    /// The names of the topics.
+    pub topics: Topics,
+    /// The workflows that operations may run.
+    pub workflows: Arc<Workflows>,
+}
+
+/// A running scheduler. Dropping it does not stop it; see [`Scheduler::shutdown`].
+pub struct Scheduler {
+    sender: Inputs,
+    views: Views,
+    ended: oneshot::Receiver<anyhow::Result<()>>,
+}
+
+impl Scheduler {
+    /// Starts the scheduler and begins to take the leases of its partitions, whose readiness it
+    /// reports to `admin`.
+    ///
+    /// # Errors
+    ///
+    /// If a Kafka client or a thread cannot be made.
+    pub fn start(
+        settings: SchedulerSettings,
+        parts: SchedulerParts,
+        admin: &Admin,
+    ) -> anyhow::Result<Self> {
+        let (sender, inputs) = mpsc::channel();
+        let runtime = tokio::runtime::Handle::current();
+        let SchedulerParts { store, kafka, topics, workflows } = parts;
+        let inlets = Inlets::start(&kafka, &topics, settings.partitions, &sender)
+            .context("the scheduler's consumers cannot be started")?;
+        let outlet = Outlet::start(&kafka, &topics, &workflows, settings.partitions, &sender)
+            .context("the scheduler's producer cannot be started")?;
+        let views = Views::new(&settings.own, admin);
+        let engine_config = EngineConfig {
+            retention: settings.retention,
+            hand_off_after: settings.hand_off_after,
+            timeout_grace: settings.timeout_grace,
+            ..EngineConfig::default()
+        };
+        let slots: BTreeMap<PartitionId, Slot> =
+            settings.own.iter().map(|&partition| (partition, Slot::new())).collect();
+        let shell = Shell {
+            engine_config: Arc::new(engine_config),
+            workflows,
+            owner: OwnerId(Uuid::new_v4()),
+            commits: Commits::new(store.clone(), runtime.clone(), sender.clone(), outlet),
+            store,
+            runtime,
+            inputs,
+            sender: sender.clone(),
+            inlets,
+            views: views.clone(),
+            slots,
+            clock: Timestamp::default(),
+            stopping: None,
+            failure: None,
+            settings,
+        };
+        let (end, ended) = oneshot::channel();
+        std::thread::Builder::new()
+            .name("scheduler".to_owned())
+            .spawn(move || {
+                let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shell.run()));
+                let _ = end.send(result.unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked"))));
+            })
+            .context("the scheduler's thread cannot be started")?;
+        Ok(Self { sender, views, ended })
+    }
+
+    /// What starts and stops single partitions.
+    #[must_use]
+    pub fn control(&self) -> Arc<dyn SchedulerControl> {
+        Arc::new(Control { sender: self.sender.clone(), views: self.views.clone() })
+    }
+
+    /// What asks the scheduler to stop: it reads no further request, lets what is in flight finish
+    /// for as long as its drain lasts, moves the checkpoints and releases the leases.
+    #[must_use]
+    pub fn stopper(&self) -> impl FnOnce() + Send + 'static {
+        let sender = self.sender.clone();
+        move || {
+            let _ = sender.send(Input::Shutdown);
+        }
+    }
+
+    /// Resolves when the scheduler has ended: in order after a stop, or because it failed.
+    ///
+    /// # Errors
+    ///
+    /// If the store failed, or the loop panicked.
+    pub async fn ended(self) -> anyhow::Result<()> {
+        self.ended.await.unwrap_or_else(|_| Err(anyhow::anyhow!("its thread is gone")))
+    }
+}
+
+impl fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scheduler").field("partitions", &self.views.list()).finish()
+    }
+}
+
+struct Control {
+    sender: Inputs,
+    views: Views,
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Control")
+    }
+}
+
+impl SchedulerControl for Control {
+    fn list(&self) -> Vec<SchedulerView> {
+        self.views.list()
+    }
+
+    fn set_running(
+        &self,
+        partition: PartitionId,
+        running: bool,
+    ) -> BoxFuture<'_, Result<(), ControlError>> {
+        let (answer, answered) = oneshot::channel();
+        let sent = self.sender.send(Input::SetRunning { partition, running, answer });
+        async move {
+            sent.map_err(|_| ControlError::ShuttingDown)?;
+            answered.await.unwrap_or(Err(ControlError::ShuttingDown))
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,251 @@
+//! The one producer: from the engine's messages to records on topics.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use waybill_engine::{
+    ForwardRecord, Message, Offset, OperationId, PartitionId, Source, StepRequest, Workflows,
+    partition_for,
+};
+use waybill_kafka::{
+    DeliveredShared as _, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
+    Producer, ProducerOptions, Settlement,
+};
+use waybill_messages::headers::{self, DeadLetter, Stage};
+use waybill_messages::{Record, Topics};
+
+use super::input::{Input, Inputs};
+
+/// How long a full producer queue is waited for before the partitions begin again.
+const QUEUE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long an orderly end waits for what was sent.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
+/// Room for a dead letter's headers beside the largest record of its source.
+const MESSAGE_BYTES_MAX: u32 = (1024 + 64) * 1024;
+
+/// The producer and the names of everything that it writes to.
+pub(super) struct Outlet {
+    producer: Producer<Arc<Settlement>>,
+    topics: Topics,
+    /// Topic of each agent's step requests.
+    of_agent: HashMap<Arc<str>, String>,
+    dead_requests: String,
+    dead_replies: String,
+    partitions: u32,
+    sender: Inputs,
+    buffer: Vec<u8>,
+}
+
+impl Outlet {
+    /// # Errors
+    ///
+    /// If the Kafka client cannot be made.
+    pub(super) fn start(
+        kafka: &KafkaSettings,
+        topics: &Topics,
+        workflows: &Workflows,
+        partitions: u32,
+        sender: &Inputs,
+    ) -> anyhow::Result<Self> {
+        let options = ProducerOptions {
+            message_bytes_max: MESSAGE_BYTES_MAX,
+            ..ProducerOptions::new("waybill-scheduler")
+        };
+        let of_agent = workflows
+            .agents()
+            .into_iter()
+            .map(|agent| (agent.clone(), topics.step_requests(&agent)))
+            .collect();
+        Ok(Self {
+            producer: Producer::new(kafka, &options)?,
+            topics: topics.clone(),
+            of_agent,
+            dead_requests: Topics::dead_letter(topics.requests()),
+            dead_replies: Topics::dead_letter(topics.step_replies()),
+            partitions,
+            sender: sender.clone(),
+            buffer: Vec::new(),
+        })
+    }
+
+    /// Sends the messages of commit `number`; the loop hears when all of them are acknowledged.
+    pub(super) fn send(&mut self, number: u64, messages: &[(PartitionId, Message)]) {
+        let sender = self.sender.clone();
+        let settlement = Settlement::new(messages.len(), move |settled| {
+            let result = settled.map_err(|error: ProduceError| super::shell::chain(&error));
+            let _ = sender.send(Input::Settled { commit: number, result });
+        });
+        let mut buffer = std::mem::take(&mut self.buffer);
+        for (from, message) in messages {
+            self.send_one(*from, message, &mut buffer, &settlement);
+        }
+        self.buffer = buffer;
+    }
+
+    fn send_one(
+        &self,
+        from: PartitionId,
+        message: &Message,
+        buffer: &mut Vec<u8>,
+        settlement: &Arc<Settlement>,
+    ) {
+        match message {
+            Message::Step(request) => self.step(request, buffer, settlement),
+            Message::Status(status) => {
+                let topic = self.topics.operation_status();
+                self.keyed(topic, status.operation, &**status, None, buffer, settlement);
+            }
+            Message::Failed(failed) => {
+                let topic = self.topics.failed_operations();
+                self.keyed(topic, failed.operation, &**failed, None, buffer, settlement);
+            }
+            Message::Home { source, partition, record } => {
+                let mark = Header { key: headers::REROUTED, value: Some(b"1") };
+                let headers: Vec<Header<'_>> =
+                    borrowed(record).chain(std::iter::once(mark)).collect();
+                self.forward(self.topic_of(*source), *partition, record, &headers, settlement);
+            }
+            Message::DeadLetter { source, offset, cause, record } => {
+                self.dead_letter(from, *source, *offset, cause, record, settlement);
+            }
+        }
+    }
+
+    fn step(&self, request: &StepRequest, buffer: &mut Vec<u8>, settlement: &Arc<Settlement>) {
+        match self.of_agent.get(&request.agent) {
+            Some(topic) => {
+                let traceparent = request.traceparent.as_deref();
+                self.keyed(topic, request.operation, request, traceparent, buffer, settlement);
+            }
+            // An operation only runs workflows that were given at start, and so were their agents.
+            None => settlement.fail(ProduceError::Refused { code: ErrorCode::UnknownTopic }),
+        }
+    }
+
+    fn dead_letter(
+        &self,
+        from: PartitionId,
+        source: Source,
+        offset: Offset,
+        cause: &str,
+        record: &ForwardRecord,
+        settlement: &Arc<Settlement>,
+    ) {
+        let topic = self.topic_of(source);
+        tracing::warn!(topic, partition = %from, %offset, cause, "dead-lettered a record");
+        let letter = DeadLetter {
+            topic,
+            partition: from,
+            offset,
+            task_id: "0",
+            stage: Stage::Value,
+            component: "scheduler",
+            error_kind: "DecodeError",
+            message: cause,
+        };
+        let errors = letter.headers();
+        let headers: Vec<Header<'_>> = borrowed(record)
+            .chain(errors.iter().map(|(key, value)| Header { key, value: Some(value.as_slice()) }))
+            .collect();
+        let dead_letters = match source {
+            Source::Requests => &self.dead_requests,
+            Source::Replies => &self.dead_replies,
+        };
+        self.forward(dead_letters, from, record, &headers, settlement);
+    }
+
+    fn topic_of(&self, source: Source) -> &str {
+        match source {
+            Source::Requests => self.topics.requests(),
+            Source::Replies => self.topics.step_replies(),
+        }
+    }
+
+    /// Sends a record of an operation to the operation's partition.
+    fn keyed(
+        &self,
+        topic: &str,
+        operation: OperationId,
+        message: &impl Record,
+        traceparent: Option<&str>,
+        buffer: &mut Vec<u8>,
+        settlement: &Arc<Settlement>,
+    ) {
+        buffer.clear();
+        if let Err(error) = message.encode(buffer) {
+            return self.unsendable(topic, Some(operation), &error, settlement);
+        }
+        let key = operation.key();
+        let partition = partition_for(operation, self.partitions);
+        let header = traceparent.map(|traceparent| Header {
+            key: headers::TRACEPARENT,
+            value: Some(traceparent.as_bytes()),
+        });
+        let record = OutRecord {
+            headers: header.as_slice(),
+            ..OutRecord::new(topic, partition, &key, buffer)
+        };
+        self.enqueue(&record, settlement);
+    }
+
+    fn forward(
+        &self,
+        topic: &str,
+        partition: PartitionId,
+        record: &ForwardRecord,
+        headers: &[Header<'_>],
+        settlement: &Arc<Settlement>,
+    ) {
+        let record = OutRecord {
+            topic,
+            partition,
+            key: record.key.as_deref(),
+            value: record.value.as_deref(),
+            headers,
+            timestamp_ms: (record.timestamp_ms >= 0).then_some(record.timestamp_ms),
+        };
+        self.enqueue(&record, settlement);
+    }
+
+    fn enqueue(&self, record: &OutRecord<'_>, settlement: &Arc<Settlement>) {
+        let Err(refused) = self.producer.send_or_wait(record, settlement.clone(), QUEUE_PATIENCE)
+        else {
+            return;
+        };
+        let (settlement, error) = refused.into_parts();
+        match error {
+            ProduceError::Refused { code: code @ ErrorCode::MessageSizeTooLarge } => {
+                self.unsendable(record.topic, None, &code, &settlement);
+            }
+            error => settlement.fail(error),
+        }
+    }
+
+    /// A message that can never be sent, because it is too large, must not hold up its partition
+    /// for ever. It counts as sent: a step request that nobody received times out, and its
+    /// operation ends in `Error` where a person sees it.
+    fn unsendable(
+        &self,
+        topic: &str,
+        operation: Option<OperationId>,
+        error: &dyn std::fmt::Display,
+        settlement: &Arc<Settlement>,
+    ) {
+        let operation = operation.map(tracing::field::display);
+        tracing::error!(topic, operation, %error, "a message cannot be sent at all");
+        metrics::counter!("waybill_scheduler_messages_unsendable_total").increment(1);
+        settlement.delivered(Delivery { partition: PartitionId(0), offset: None, result: Ok(()) });
+    }
+
+    /// Waits for what was sent, within bounds, and ends the producer.
+    pub(super) fn close(self) {
+        if let Err(error) = self.producer.flush(FLUSH_PATIENCE) {
+            tracing::warn!(%error, "messages were left unacknowledged; they are sent again");
+        }
+    }
+}
+
+fn borrowed(record: &ForwardRecord) -> impl Iterator<Item = Header<'_>> {
+    record.headers.iter().map(|(key, value)| Header { key, value: value.as_deref() })
+}

@@ -1,0 +1,174 @@
+//! Owning a partition: taking its lease, keeping it, and knowing when it has ended.
+//!
+//! What must hold here:
+//!
+//! * **The owner is a nonce of this process**, never a host or pod name.
+//! * **Time is counted from before the request left.** A lease ends `duration - margin` after the
+//!   instant at which its last successful renewal was *sent*, on this process's monotonic clock. A
+//!   commit that is acknowledged later than that does not count.
+//! * **A silent owner is waited for.** A candidate takes a foreign lease only after it has seen it
+//!   unchanged for its duration and the margin; an exclusive store needs no waiting, since no older
+//!   owner can live.
+//! * **The first act of an owner is reading**: checkpoint, end offsets and rows are read only after
+//!   the lease was taken.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use waybill_engine::{Epoch, Offset, OwnerId, PartitionId, Stamp, Timestamp};
+use waybill_store::{Checkpoint, DueBucket, Lease, Store, StoreError};
+
+/// How often a candidate looks at a lease that another owner holds.
+const WATCH_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long leases last and how they are judged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeaseTerms {
+    /// How long an owner may act after a renewal.
+    pub duration: Duration,
+    /// What both sides allow for clock drift and delay.
+    pub margin: Duration,
+}
+
+/// A lease that this process holds.
+#[derive(Clone, Debug)]
+pub(super) struct HeldLease {
+    /// The row as it was last written.
+    pub row: Lease,
+    /// The stamps of this ownership lie above this.
+    pub stamp_floor: Stamp,
+    /// Until when this owner may act.
+    pub valid_until: Instant,
+    /// The first bucket of the deadline index that was not swept to its end.
+    pub due_cursor: DueBucket,
+}
+
+/// The wall clock.
+pub(super) fn wall_clock() -> Timestamp {
+    let since_epoch =
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_micros();
+    Timestamp(i64::try_from(since_epoch).unwrap_or(i64::MAX))
+}
+
+/// Takes the lease of `partition`, waiting for a silent owner's to run out. Gives up only when the
+/// store fails.
+pub(super) async fn acquire(
+    store: Arc<dyn Store>,
+    partition: PartitionId,
+    owner: OwnerId,
+    terms: LeaseTerms,
+) -> Result<HeldLease, StoreError> {
+    loop {
+        let seen = takeable(&*store, partition).await?;
+        let limit_before = seen.as_ref().map_or(Stamp::default(), |lease| lease.stamp_limit);
+        let row = Lease {
+            partition,
+            owner: Some(owner),
+            epoch: seen.as_ref().map_or(Epoch(1), |lease| lease.epoch.next()),
+            renewal: 0,
+            duration: terms.duration,
+            stamp_limit: raised_limit(limit_before, wall_clock(), terms.duration),
+            checkpoint: seen.as_ref().map_or(Checkpoint::default(), |lease| lease.checkpoint),
+            consumed: seen.as_ref().map_or(Offset(0), |lease| lease.consumed),
+        };
+        let sent = Instant::now();
+        if !store.take_lease(seen, row.clone()).await? {
+            tracing::info!(%partition, "another owner took the lease first; watching it");
+            continue;
+        }
+        let due_cursor = first_due_bucket(&*store, partition).await?;
+        return Ok(HeldLease {
+            row,
+            stamp_floor: limit_before,
+            valid_until: sent + terms.duration.saturating_sub(terms.margin),
+            due_cursor,
+        });
+    }
+}
+
+/// Waits until the lease may be taken and returns it as it then stands.
+async fn takeable(
+    store: &dyn Store,
+    partition: PartitionId,
+) -> Result<Option<Lease>, StoreError> {
+    let mut seen = store.lease(partition).await?;
+    let mut unchanged_since = Instant::now();
+    loop {
+        let Some(lease) = &seen else { return Ok(None) };
+        if lease.owner.is_none() || store.is_exclusive() {
+            return Ok(seen);
+        }
+        // The holder's own duration counts, with a tenth of it as the candidate's margin.
+        if unchanged_since.elapsed() >= lease.duration + lease.duration / 10 {
+            tracing::warn!(%partition, epoch = %lease.epoch, "the owner is silent; taking over");
+            return Ok(seen);
+        }
+        tokio::time::sleep(WATCH_INTERVAL).await;
+        let now_stands = store.lease(partition).await?;
+        if now_stands != seen {
+            seen = now_stands;
+            unchanged_since = Instant::now();
+        }
+    }
+}
+
+/// Where the sweep of the deadline index begins. A partition that never had a cursor gets one now,
+/// durably, so that no entry written from here on can lie before it.
+async fn first_due_bucket(
+    store: &dyn Store,
+    partition: PartitionId,
+) -> Result<DueBucket, StoreError> {
+    if let Some(cursor) = store.due_cursor(partition).await? {
+        return Ok(cursor);
+    }
+    let cursor = DueBucket::of(wall_clock());
+    store.advance_due_cursor(partition, cursor).await?;
+    Ok(cursor)
+}
+
+/// The stamp limit of a lease that is written at `now`: two leases ahead, and never lowered.
+pub(super) fn raised_limit(limit: Stamp, now: Timestamp, duration: Duration) -> Stamp {
+    Stamp(limit.0.max(now.as_micros()).max((now + duration * 2).as_micros()))
+}
+
+/// What a renewal writes.
+#[derive(Clone, Debug)]
+pub(super) struct Renewal {
+    /// The row to write.
+    pub row: Lease,
+    /// Until when the owner may act if it succeeds.
+    pub valid_until: Instant,
+}
+
+impl HeldLease {
+    /// The renewal that moves the lease to `checkpoint` and `consumed`; with `release`, the last
+    /// one, after which the partition has no owner.
+    pub(super) fn renewal(
+        &self,
+        terms: LeaseTerms,
+        checkpoint: Checkpoint,
+        consumed: Offset,
+        release: bool,
+    ) -> Renewal {
+        let mut row = self.row.clone();
+        row.renewal += 1;
+        row.checkpoint = checkpoint;
+        row.consumed = row.consumed.max(consumed);
+        row.stamp_limit = raised_limit(row.stamp_limit, wall_clock(), terms.duration);
+        if release {
+            row.owner = None;
+        }
+        Renewal { row, valid_until: Instant::now() + terms.duration.saturating_sub(terms.margin) }
+    }
+
+    /// Takes over what a successful renewal wrote.
+    pub(super) fn renewed(&mut self, renewal: Renewal) {
+        self.row = renewal.row;
+        self.valid_until = renewal.valid_until;
+    }
+
+    /// Whether this owner may still act.
+    pub(super) fn is_valid(&self) -> bool {
+        Instant::now() < self.valid_until
+    }
+}

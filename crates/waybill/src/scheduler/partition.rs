@@ -1,0 +1,162 @@
+//! One partition as the loop sees it: wanted or not, owned or not, and what it owns with it.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+use waybill_engine::{Offset, PartitionEngine, PartitionId, Timestamp};
+use waybill_store::Checkpoint;
+
+use super::SchedulerSettings;
+use super::input::Generation;
+use super::ownership::HeldLease;
+use super::sweep::Sweep;
+use crate::admin::ControlError;
+
+/// How long a partition that is being stopped waits for the commit under way.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A partition that this process is to run.
+pub(super) struct Slot {
+    /// Whether it should run.
+    pub wanted: bool,
+    /// Its newest assignment.
+    pub generation: Generation,
+    /// Not taken again before this.
+    pub rest_until: Option<Instant>,
+    /// Who waits for it to run or to stand still.
+    pub answers: Vec<(bool, oneshot::Sender<Result<(), ControlError>>)>,
+    /// What it is doing.
+    pub state: SlotState,
+}
+
+/// What a partition is doing.
+pub(super) enum SlotState {
+    /// Nothing.
+    Idle,
+    /// Its lease is being taken.
+    Acquiring,
+    /// It runs.
+    Owned(Box<Owned>),
+    /// It cannot run until a person has looked at the reason.
+    Refused(String),
+}
+
+/// A running partition.
+pub(super) struct Owned {
+    pub engine: PartitionEngine,
+    pub lease: HeldLease,
+    pub sweep: Sweep,
+    pub swept_at: Instant,
+    /// Whether a read of rows is under way.
+    pub loading: bool,
+    /// Whether a renewal is under way.
+    pub renewing: bool,
+    pub renewal_sent_at: Instant,
+    /// Since when the partition is being stopped: it takes no new batch from then on.
+    pub releasing_since: Option<Instant>,
+    /// Whether the end of the inbox is being asked for, and no time-out may be applied before.
+    pub inbox_end_awaited: bool,
+}
+
+impl Slot {
+    pub(super) fn new() -> Self {
+        Self {
+            wanted: true,
+            generation: Generation::default(),
+            rest_until: None,
+            answers: Vec::new(),
+            state: SlotState::Idle,
+        }
+    }
+
+    /// The running partition, if it still runs under `generation`.
+    pub(super) fn owned(&mut self, generation: Generation) -> Option<&mut Owned> {
+        match &mut self.state {
+            SlotState::Owned(owned) if self.generation == generation => Some(owned),
+            _ => None,
+        }
+    }
+
+    /// Drops what is owned and rests before the lease is taken again.
+    pub(super) fn rest(&mut self, duration: Duration) {
+        self.state = SlotState::Idle;
+        self.rest_until = Some(Instant::now() + duration);
+    }
+
+    /// The lease was given back.
+    pub(super) fn released(&mut self) {
+        self.state = SlotState::Idle;
+        self.rest_until = None;
+    }
+
+    /// Whether it is in the state that a caller asked for.
+    pub(super) fn is(&self, running: bool) -> bool {
+        match &self.state {
+            SlotState::Owned(_) => running,
+            SlotState::Idle => !running,
+            SlotState::Acquiring => false,
+            SlotState::Refused(_) => !running,
+        }
+    }
+
+    /// Answers those who waited for the state that it is in now.
+    pub(super) fn answer(&mut self, partition: PartitionId) {
+        for (running, answer) in std::mem::take(&mut self.answers) {
+            if self.is(running) {
+                let _ = answer.send(Ok(()));
+            } else if let SlotState::Refused(reason) = &self.state {
+                let _ = answer.send(Err(ControlError::Failed {
+                    partition,
+                    wanted: if running { "started" } else { "stopped" },
+                    cause: reason.clone(),
+                }));
+            } else {
+                self.answers.push((running, answer));
+            }
+        }
+    }
+}
+
+impl Owned {
+    pub(super) fn new(engine: PartitionEngine, lease: HeldLease, now: Timestamp) -> Self {
+        let sweep = Sweep::new(lease.due_cursor, now);
+        let owned_at = Instant::now();
+        Self {
+            engine,
+            lease,
+            sweep,
+            swept_at: owned_at,
+            loading: false,
+            renewing: false,
+            renewal_sent_at: owned_at,
+            releasing_since: None,
+            inbox_end_awaited: false,
+        }
+    }
+
+    /// Whether the lease row should be written now: the lease needs it, or the checkpoint moved and
+    /// enough records or time have passed.
+    pub(super) fn renewal_due(
+        &self,
+        checkpoint: Checkpoint,
+        consumed: Offset,
+        settings: &SchedulerSettings,
+    ) -> bool {
+        let row = &self.lease.row;
+        let since = self.renewal_sent_at.elapsed();
+        if since >= settings.lease / 3 {
+            return true;
+        }
+        let records = (checkpoint.requests.0 - row.checkpoint.requests.0)
+            .max(checkpoint.replies.0 - row.checkpoint.replies.0)
+            .max(consumed.0 - row.consumed.0);
+        records >= settings.checkpoint_records || (records > 0 && since >= settings.checkpoint_every)
+    }
+
+    /// Whether a stopping partition may give its lease back: nothing of it is on its way any more,
+    /// or it has waited long enough. What is not acknowledged then is found again by replaying.
+    pub(super) fn may_release(&self, involved: bool) -> bool {
+        self.releasing_since
+            .is_some_and(|since| !involved || since.elapsed() >= RELEASE_PATIENCE)
+    }
+}

@@ -1,0 +1,611 @@
+//! The loop that drives the engines of all partitions of this process.
+//!
+//! One thread owns every engine. It takes what arrived, applies all of it, hands everything that
+//! changed to one group commit, sends the messages once the commit is durable, and lets their
+//! acknowledgements move the checkpoints. While a commit is under way it goes on applying: what
+//! comes meanwhile is the next commit. So batches grow with the load and nothing waits for a timer.
+//!
+//! What must hold here:
+//!
+//! * a message is sent only after the commit that holds its row, and only while the lease is valid;
+//! * a partition that is lost drops its engine and everything that was on its way for it;
+//! * the loop never blocks on the store, on a lease or on a consumer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use waybill_engine::{
+    EngineConfig, Event, Offset, OperationId, OperationRow, OwnerId, Ownership, PartitionEngine,
+    PartitionId, Source, Timestamp, Workflows,
+};
+use waybill_store::{Checkpoint, Store, StoreError};
+
+use super::commit::Commits;
+use super::credit::Amount;
+use super::inlet::Inlets;
+use super::input::{AcquireError, Arrived, Generation, Input, Inputs, LogEnds, LostCause};
+use super::ownership::{self, HeldLease, Renewal, wall_clock};
+use super::partition::{Owned, Slot, SlotState};
+use super::view::Views;
+use super::{SchedulerSettings, sweep};
+use crate::admin::ControlError;
+
+/// How many inputs are applied before the loop looks after commits and leases again.
+const INPUTS_PER_TURN_MAX: usize = 256;
+/// How long the loop sleeps at most when nothing arrives.
+const TURN_MAX: Duration = Duration::from_millis(50);
+/// A turn that took this much longer than it may means that the process stood still.
+const STANDSTILL: Duration = Duration::from_secs(2);
+/// How long a partition rests after it failed, before its lease is taken again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// How often the deadline index is read.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
+/// How often the views that the admin port shows are renewed.
+const VIEW_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The loop and all that it owns.
+pub(super) struct Shell {
+    pub settings: SchedulerSettings,
+    pub engine_config: Arc<EngineConfig>,
+    pub workflows: Arc<Workflows>,
+    pub owner: OwnerId,
+    pub store: Arc<dyn Store>,
+    pub runtime: Handle,
+    pub inputs: Receiver<Input>,
+    pub sender: Inputs,
+    pub inlets: Inlets,
+    pub commits: Commits,
+    pub views: Views,
+    pub slots: BTreeMap<PartitionId, Slot>,
+    pub clock: Timestamp,
+    pub stopping: Option<Instant>,
+    pub failure: Option<anyhow::Error>,
+}
+
+impl Shell {
+    /// Runs until a shutdown is through, or the store fails.
+    pub(super) fn run(mut self) -> anyhow::Result<()> {
+        let mut viewed = Instant::now();
+        loop {
+            let turn_began = Instant::now();
+            match self.inputs.recv_timeout(TURN_MAX) {
+                Ok(input) => {
+                    self.take(input);
+                    for _ in 1..INPUTS_PER_TURN_MAX {
+                        let Ok(input) = self.inputs.try_recv() else { break };
+                        self.take(input);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if turn_began.elapsed() > TURN_MAX + STANDSTILL {
+                self.stood_still(turn_began.elapsed());
+            }
+            self.turn();
+            if viewed.elapsed() >= VIEW_INTERVAL {
+                viewed = Instant::now();
+                self.views.show(&mut self.slots);
+            }
+            if self.failure.is_some() || self.is_stopped() {
+                break;
+            }
+        }
+        self.views.show(&mut self.slots);
+        self.inlets.stop();
+        self.commits.close();
+        self.failure.map_or(Ok(()), Err)
+    }
+
+    /// What the loop does after it took what had arrived.
+    fn turn(&mut self) {
+        self.clock = self.clock.max(wall_clock());
+        self.start_wanted();
+        self.fence_expired();
+        self.tick();
+        self.load();
+        self.sweep();
+        self.commits.go_on(&mut self.slots, self.clock);
+        self.renew();
+        self.offer_room();
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Records { source, bytes, records } => self.records(source, bytes, records),
+            Input::Lost { source, generation, partition, cause } => {
+                self.lost(source, generation, partition, &cause);
+            }
+            Input::Acquired { partition, generation, result } => {
+                self.acquired(partition, generation, result);
+            }
+            Input::Renewed { partition, generation, renewal, result } => {
+                self.renewed(partition, generation, renewal, result);
+            }
+            Input::Committed(result) => {
+                if let Err(error) = self.commits.committed(result, &mut self.slots) {
+                    self.failure = Some(error);
+                }
+            }
+            Input::Settled { commit, result } => {
+                let now = self.clock;
+                for partition in self.commits.settled(commit, result, &mut self.slots, now) {
+                    self.give_up(partition, "a message could not be delivered");
+                }
+            }
+            Input::Loaded { partition, generation, result } => {
+                self.loaded(partition, generation, result);
+            }
+            Input::Swept { partition, generation, result } => {
+                self.swept(partition, generation, result);
+            }
+            Input::InboxEnd { partition, generation, end } => {
+                let now = self.clock;
+                if let Some(owned) = self.owned(partition, generation) {
+                    owned.inbox_end_awaited = false;
+                    owned.engine.apply(Event::InboxEnd(end), now);
+                }
+            }
+            Input::SetRunning { partition, running, answer } => {
+                self.set_running(partition, running, answer);
+            }
+            Input::Shutdown => {
+                self.stopping.get_or_insert_with(|| Instant::now() + self.settings.drain);
+            }
+        }
+    }
+
+    fn owned(&mut self, partition: PartitionId, generation: Generation) -> Option<&mut Owned> {
+        self.slots.get_mut(&partition)?.owned(generation)
+    }
+
+    fn records(&mut self, source: Source, bytes: usize, records: Vec<Arrived>) {
+        self.inlets.credit(source).received(Amount { records: records.len(), bytes });
+        self.clock = self.clock.max(wall_clock());
+        let now = self.clock;
+        for Arrived { generation, partition, event } in records {
+            if let Some(owned) = self.owned(partition, generation) {
+                owned.engine.apply(event, now);
+            }
+        }
+    }
+
+    fn loaded(
+        &mut self,
+        partition: PartitionId,
+        generation: Generation,
+        result: Result<Vec<(OperationId, Option<OperationRow>)>, StoreError>,
+    ) {
+        let now = self.clock;
+        let rows = match result {
+            Ok(rows) => rows,
+            Err(StoreError::Corrupt { what, key, cause }) => {
+                tracing::error!(%partition, what, key, cause, "a stored value cannot be read");
+                return self.give_up(partition, "a stored row cannot be read");
+            }
+            Err(error) => {
+                tracing::error!(%partition, error = %chain(&error), "rows cannot be read");
+                return self.give_up(partition, "rows cannot be read");
+            }
+        };
+        if let Some(owned) = self.owned(partition, generation) {
+            owned.loading = false;
+            for (operation, row) in rows {
+                owned.engine.apply(Event::Loaded { operation, row: row.map(Box::new) }, now);
+            }
+        }
+    }
+
+    /// Asks for the lease of every partition that is wanted and idle.
+    fn start_wanted(&mut self) {
+        if self.stopping.is_some() {
+            return;
+        }
+        for (&partition, slot) in &mut self.slots {
+            let rested = slot.rest_until.is_none_or(|until| until <= Instant::now());
+            if !(slot.wanted && rested && matches!(slot.state, SlotState::Idle)) {
+                continue;
+            }
+            slot.generation = Generation(slot.generation.0 + 1);
+            slot.state = SlotState::Acquiring;
+            let generation = slot.generation;
+            let (store, owner, terms) = (self.store.clone(), self.owner, self.settings.terms());
+            let (sender, ends) = (self.sender.clone(), self.inlets.ends_reader());
+            self.runtime.spawn(async move {
+                let result = match ownership::acquire(store, partition, owner, terms).await {
+                    Ok(lease) => ends.read(partition).await.map(|ends| (lease, ends)),
+                    Err(error) => Err(AcquireError::Store(error)),
+                };
+                let _ = sender.send(Input::Acquired { partition, generation, result });
+            });
+        }
+    }
+
+    fn acquired(
+        &mut self,
+        partition: PartitionId,
+        generation: Generation,
+        result: Result<(HeldLease, LogEnds), AcquireError>,
+    ) {
+        let now = self.clock.max(wall_clock());
+        let Some(slot) = self.slots.get_mut(&partition) else { return };
+        if slot.generation != generation || !matches!(slot.state, SlotState::Acquiring) {
+            return;
+        }
+        let (lease, ends) = match result {
+            Ok(acquired) => acquired,
+            Err(error) => {
+                tracing::warn!(%partition, error = %chain(&error), "cannot take the partition");
+                return slot.rest(RETRY_AFTER);
+            }
+        };
+        let start = match start_offsets(&lease, ends) {
+            Ok(start) => start,
+            Err(reason) => {
+                tracing::error!(%partition, reason, "refusing to run the partition");
+                slot.state = SlotState::Refused(reason);
+                return;
+            }
+        };
+        let ownership = Ownership {
+            partition,
+            partitions: self.settings.partitions,
+            owner: self.owner,
+            epoch: lease.row.epoch,
+            requests_next: start.requests,
+            replies_next: start.replies,
+            requests_end: ends.requests.1,
+            replies_end: ends.replies.1,
+            stamp_floor: lease.stamp_floor,
+            stamp_limit: lease.row.stamp_limit,
+        };
+        tracing::info!(
+            %partition,
+            epoch = %lease.row.epoch,
+            requests_from = %start.requests,
+            requests_end = %ends.requests.1,
+            replies_from = %start.replies,
+            "owning the partition"
+        );
+        let engine =
+            PartitionEngine::new(self.engine_config.clone(), self.workflows.clone(), ownership);
+        self.inlets.add(partition, generation, &start);
+        slot.state = SlotState::Owned(Box::new(Owned::new(engine, lease, now)));
+    }
+
+    /// A consumer cannot go on with a partition.
+    fn lost(
+        &mut self,
+        source: Source,
+        generation: Generation,
+        partition: PartitionId,
+        cause: &LostCause,
+    ) {
+        if self.owned(partition, generation).is_none() {
+            return;
+        }
+        tracing::error!(%partition, ?source, %cause, "the partition cannot be read");
+        self.give_up(partition, "the partition cannot be read");
+        if matches!(cause, LostCause::Fingerprint { .. })
+            && let Some(slot) = self.slots.get_mut(&partition)
+        {
+            slot.state = SlotState::Refused(cause.to_string());
+        }
+    }
+
+    /// Drops the engine of a partition without a further write. What was on its way is found again
+    /// by whoever owns the partition next.
+    fn give_up(&mut self, partition: PartitionId, reason: &'static str) {
+        let Some(slot) = self.slots.get_mut(&partition) else { return };
+        if let SlotState::Owned(_) = slot.state {
+            tracing::warn!(%partition, reason, "dropping the partition; it is taken again shortly");
+            self.inlets.remove(partition);
+            slot.rest(RETRY_AFTER);
+        }
+    }
+
+    /// Drops every partition whose lease has run out.
+    fn fence_expired(&mut self) {
+        let expired: Vec<PartitionId> = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| {
+                matches!(&slot.state, SlotState::Owned(owned) if !owned.lease.is_valid())
+            })
+            .map(|(&partition, _)| partition)
+            .collect();
+        for partition in expired {
+            metrics::counter!("waybill_scheduler_leases_lost_total").increment(1);
+            self.give_up(partition, "the lease ran out");
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = self.clock;
+        for slot in self.slots.values_mut() {
+            if let SlotState::Owned(owned) = &mut slot.state
+                && !owned.inbox_end_awaited
+                && owned.engine.next_timer().is_some_and(|timer| timer <= now)
+            {
+                owned.engine.apply(Event::Tick, now);
+            }
+        }
+    }
+
+    /// Reads the rows that engines asked for: one read a partition at a time.
+    fn load(&mut self) {
+        for (&partition, slot) in &mut self.slots {
+            let generation = slot.generation;
+            let SlotState::Owned(owned) = &mut slot.state else { continue };
+            if owned.loading {
+                continue;
+            }
+            let ids = owned.engine.loads();
+            if ids.is_empty() {
+                continue;
+            }
+            owned.loading = true;
+            let (store, sender) = (self.store.clone(), self.sender.clone());
+            self.runtime.spawn(async move {
+                let result = store.get_many(ids.clone()).await;
+                let result = result.map(|rows| ids.into_iter().zip(rows).collect());
+                let _ = sender.send(Input::Loaded { partition, generation, result });
+            });
+        }
+    }
+
+    fn sweep(&mut self) {
+        let now = self.clock;
+        for (&partition, slot) in &mut self.slots {
+            let generation = slot.generation;
+            let SlotState::Owned(owned) = &mut slot.state else { continue };
+            if owned.swept_at.elapsed() < SWEEP_INTERVAL || owned.inbox_end_awaited {
+                continue;
+            }
+            owned.swept_at = Instant::now();
+            let settled = owned.engine.checkpoint().due;
+            let unwritten = self.commits.due_under_way(partition);
+            if let Some(cursor) = owned.sweep.advance(settled, unwritten, now) {
+                let store = self.store.clone();
+                self.runtime.spawn(async move {
+                    if let Err(error) = store.advance_due_cursor(partition, cursor).await {
+                        tracing::warn!(%partition, error = %chain(&error), "the cursor stays");
+                    }
+                });
+            }
+            if let Some(buckets) = owned.sweep.begin(now) {
+                let (store, sender) = (self.store.clone(), self.sender.clone());
+                self.runtime.spawn(async move {
+                    let result = sweep::read(store, partition, buckets, now).await;
+                    let _ = sender.send(Input::Swept { partition, generation, result });
+                });
+            }
+        }
+    }
+
+    fn swept(
+        &mut self,
+        partition: PartitionId,
+        generation: Generation,
+        result: Result<sweep::Swept, StoreError>,
+    ) {
+        let now = self.clock;
+        let Some(owned) = self.owned(partition, generation) else { return };
+        match result {
+            Ok(swept) => {
+                for sweep::Hint { sequence, entry } in owned.sweep.take(swept, now) {
+                    let (due, operation) = (entry.due, entry.operation);
+                    owned.engine.apply(Event::Due { sequence, due, operation }, now);
+                }
+            }
+            Err(error) => {
+                owned.sweep.failed();
+                tracing::warn!(%partition, error = %chain(&error), "due work cannot be read");
+            }
+        }
+    }
+
+    /// Renews leases, and with them moves checkpoints.
+    fn renew(&mut self) {
+        let terms = self.settings.terms();
+        let drained = self
+            .stopping
+            .is_some_and(|by| self.in_flight().records == 0 || Instant::now() >= by);
+        for (&partition, slot) in &mut self.slots {
+            let generation = slot.generation;
+            let wanted = slot.wanted && !drained;
+            let SlotState::Owned(owned) = &mut slot.state else { continue };
+            if !wanted && owned.releasing_since.is_none() {
+                owned.releasing_since = Some(Instant::now());
+                self.inlets.remove(partition);
+            }
+            if owned.renewing {
+                continue;
+            }
+            let reached = owned.engine.checkpoint();
+            let checkpoint = Checkpoint {
+                requests: reached.requests,
+                replies: reached.replies,
+                requests_fingerprint: reached
+                    .requests_fingerprint
+                    .or(owned.lease.row.checkpoint.requests_fingerprint),
+            };
+            let release = owned.may_release(self.commits.involve(partition));
+            if !release && !owned.renewal_due(checkpoint, reached.consumed, &self.settings) {
+                continue;
+            }
+            let renewal = owned.lease.renewal(terms, checkpoint, reached.consumed, release);
+            owned.renewing = true;
+            owned.renewal_sent_at = Instant::now();
+            let (store, sender) = (self.store.clone(), self.sender.clone());
+            self.runtime.spawn(async move {
+                let result = store.renew_lease(renewal.row.clone()).await;
+                let _ = sender.send(Input::Renewed { partition, generation, renewal, result });
+            });
+        }
+    }
+
+    fn renewed(
+        &mut self,
+        partition: PartitionId,
+        generation: Generation,
+        renewal: Renewal,
+        result: Result<bool, StoreError>,
+    ) {
+        let now = self.clock;
+        let released = renewal.row.owner.is_none();
+        let Some(owned) = self.owned(partition, generation) else { return };
+        owned.renewing = false;
+        match result {
+            Ok(true) if released => {
+                tracing::info!(%partition, checkpoint = %renewal.row.checkpoint.requests, "released");
+                if let Some(slot) = self.slots.get_mut(&partition) {
+                    slot.released();
+                }
+            }
+            Ok(true) => {
+                let stamp_limit = renewal.row.stamp_limit;
+                owned.lease.renewed(renewal);
+                owned.engine.apply(Event::StampLimit(stamp_limit), now);
+            }
+            Ok(false) => self.give_up(partition, "another owner took the lease"),
+            Err(error) => {
+                tracing::warn!(%partition, error = %chain(&error), "the lease was not renewed");
+            }
+        }
+    }
+
+    /// What is held by all engines together.
+    fn in_flight(&self) -> Amount {
+        let mut sum = Amount::default();
+        for slot in self.slots.values() {
+            if let SlotState::Owned(owned) = &slot.state {
+                let held = owned.engine.in_flight();
+                sum.records += held.operations + held.loading;
+                sum.bytes += held.bytes;
+            }
+        }
+        sum
+    }
+
+    fn offer_room(&mut self) {
+        let held = self.in_flight();
+        let room = if self.stopping.is_some() {
+            Amount::default()
+        } else {
+            Amount {
+                records: self.settings.in_flight_max.saturating_sub(held.records),
+                bytes: self.settings.in_flight_bytes_max.saturating_sub(held.bytes),
+            }
+        };
+        self.inlets.credit(Source::Requests).offer(room);
+        self.inlets.credit(Source::Replies).offer(self.settings.inbox_room());
+    }
+
+    /// The process stood still for longer than a turn takes: replies may wait in the inbox that are
+    /// older than the time-outs that would be applied now. So none is, until the inbox was read to
+    /// the end that it has now.
+    fn stood_still(&mut self, pause: Duration) {
+        tracing::warn!(?pause, "the scheduler stood still; reading the inbox before any time-out");
+        for (&partition, slot) in &mut self.slots {
+            let generation = slot.generation;
+            let SlotState::Owned(owned) = &mut slot.state else { continue };
+            owned.inbox_end_awaited = true;
+            let (sender, ends) = (self.sender.clone(), self.inlets.ends_reader());
+            self.runtime.spawn(async move {
+                let end = loop {
+                    match ends.read(partition).await {
+                        Ok(ends) => break ends.replies.1,
+                        Err(error) => {
+                            tracing::warn!(%partition, %error, "asking again for the inbox's end");
+                            tokio::time::sleep(RETRY_AFTER).await;
+                        }
+                    }
+                };
+                let _ = sender.send(Input::InboxEnd { partition, generation, end });
+            });
+        }
+    }
+
+    fn set_running(
+        &mut self,
+        partition: PartitionId,
+        running: bool,
+        answer: oneshot::Sender<Result<(), ControlError>>,
+    ) {
+        let Some(slot) = self.slots.get_mut(&partition) else {
+            let _ = answer.send(Err(ControlError::NotHere(partition)));
+            return;
+        };
+        slot.wanted = running;
+        if running && let SlotState::Refused(_) = slot.state {
+            slot.state = SlotState::Idle;
+        }
+        if slot.is(running) {
+            let _ = answer.send(Ok(()));
+        } else {
+            slot.answers.push((running, answer));
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopping.is_some()
+            && self.slots.values().all(|slot| !matches!(slot.state, SlotState::Owned(_)))
+    }
+}
+
+/// Where the consumers begin.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StartOffsets {
+    /// The first request to apply.
+    pub requests: Offset,
+    /// The record below it, which must have this fingerprint.
+    pub verify: Option<(Offset, u64)>,
+    /// The first reply to apply.
+    pub replies: Offset,
+}
+
+/// Holds the checkpoint against the log. A log that lost requests which are not done, or that ends
+/// before the checkpoint, is refused: skipping silently would lose operations.
+fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, String> {
+    let checkpoint = lease.row.checkpoint;
+    let (first, end) = ends.requests;
+    let never_owned = lease.row.epoch == waybill_engine::Epoch(1);
+    let requests = if never_owned { checkpoint.requests.max(first) } else { checkpoint.requests };
+    if requests < first {
+        return Err(format!(
+            "requests from offset {requests} are not done, but the log begins at {first}: its \
+             retention overtook the checkpoint"
+        ));
+    }
+    if requests > end {
+        return Err(format!(
+            "the checkpoint is {requests}, but the log ends at {end}: this is another topic than \
+             the checkpoint was taken on"
+        ));
+    }
+    // Replies can be derived again: every running step of a live operation is asked for anew.
+    let replies = checkpoint.replies.clamp(ends.replies.0, ends.replies.1);
+    let below = Offset(requests.0 - 1);
+    let verify = checkpoint
+        .requests_fingerprint
+        .filter(|_| below >= first)
+        .map(|fingerprint| (below, fingerprint));
+    Ok(StartOffsets { requests, verify, replies })
+}
+
+/// An error with its causes, for one log line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

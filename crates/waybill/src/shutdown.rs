@@ -1,0 +1,573 @@
+//! How the parts of the process live and end together.
+//!
+//! Every long-lived task is a part with a name, a stage and a result. What must hold: the first
+//! part that fails, or ends though nobody stopped it, ends the process; stages stop one after the
+//! other, so that whoever takes work in stops before whoever does the work; a stop lasts at most
+//! as long as it may, and a second signal cuts it short. Whatever is cut off is what `kill -9`
+//! would have left: the next start resumes it.
+//!
+//! Deliberately absent: restarting a part that failed. That is the business of whoever started the
+//! process.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinError, JoinHandle};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+/// The order in which parts stop, first to last.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Stage {
+    /// What sends work in from inside: the samples.
+    Samples,
+    /// What takes work in.
+    Ingestion,
+    /// What decides.
+    Scheduler,
+    /// What performs steps.
+    Agents,
+    /// What the steps are performed on.
+    Services,
+    /// What carries everything.
+    Broker,
+    /// What shows it all, to the end.
+    Admin,
+}
+
+/// Why a process ended otherwise than in order.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// It did not come up.
+    #[error("the start failed")]
+    Start(#[source] anyhow::Error),
+    /// A part failed.
+    #[error("{part} failed")]
+    Failed {
+        /// The part.
+        part: String,
+        /// Why.
+        #[source]
+        source: anyhow::Error,
+    },
+    /// A part panicked; the message is on standard error.
+    #[error("{part} panicked")]
+    Panicked {
+        /// The part.
+        part: String,
+    },
+    /// A part that should last ended by itself.
+    #[error("{part} ended though nobody stopped it")]
+    EndedEarly {
+        /// The part.
+        part: String,
+    },
+    /// A stop took too long.
+    #[error("stopping took longer than it may; cut off: {}", .parts.join(", "))]
+    TooSlow {
+        /// The parts that were still running.
+        parts: Vec<String>,
+    },
+    /// A second signal cut the stop short.
+    #[error("a second signal cut the stop short; cut off: {}", .parts.join(", "))]
+    CutShort {
+        /// The parts that were still running.
+        parts: Vec<String>,
+    },
+}
+
+/// The signals that end the process: SIGTERM and SIGINT (Ctrl-C).
+#[derive(Debug)]
+pub struct Signals {
+    received: mpsc::Receiver<&'static str>,
+}
+
+impl Signals {
+    /// Takes over the signals of this process.
+    ///
+    /// # Errors
+    ///
+    /// If the operating system refuses.
+    pub fn of_process() -> std::io::Result<Self> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let (sender, signals) = Self::made_up();
+        tokio::spawn(async move {
+            loop {
+                let name = tokio::select! {
+                    Some(()) = terminate.recv() => "SIGTERM",
+                    Some(()) = interrupt.recv() => "SIGINT",
+                    else => return,
+                };
+                // More than fit change nothing: two are enough to end at once.
+                let _ = sender.try_send(name);
+            }
+        });
+        Ok(signals)
+    }
+
+    /// Signals that a test sends.
+    #[must_use]
+    pub fn made_up() -> (mpsc::Sender<&'static str>, Self) {
+        let (sender, received) = mpsc::channel(2);
+        (sender, Self { received })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        match self.received.recv().await {
+            Some(name) => name,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// The parts of the process that run.
+pub struct Running {
+    parts: Mutex<Vec<Part>>,
+    // At most one message per part.
+    ended: mpsc::UnboundedSender<Ended>,
+    endings: tokio::sync::Mutex<mpsc::UnboundedReceiver<Ended>>,
+}
+
+struct Part {
+    name: String,
+    stage: Stage,
+    /// Whether it may end by itself.
+    is_job: bool,
+    /// How to ask it to stop; `None` once it was asked.
+    stop: Option<Box<dyn FnOnce() + Send>>,
+    abort: AbortHandle,
+}
+
+struct Ended {
+    id: tokio::task::Id,
+    result: Result<anyhow::Result<()>, JoinError>,
+}
+
+impl Default for Running {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Running {
+    /// Nothing runs yet.
+    #[must_use]
+    pub fn new() -> Self {
+        let (ended, endings) = mpsc::unbounded_channel();
+        Self {
+            parts: Mutex::default(),
+            ended,
+            endings: tokio::sync::Mutex::new(endings),
+        }
+    }
+
+    /// Starts a part that lasts until its token is cancelled.
+    pub fn spawn<F>(
+        &self,
+        stage: Stage,
+        name: impl Into<String>,
+        part: impl FnOnce(CancellationToken) -> F,
+    ) where
+        F: Future<Output = anyhow::Result<()>> + Send + 'static,
+    {
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(part(stop.clone()));
+        self.watch(
+            stage,
+            name.into(),
+            false,
+            Box::new(move || stop.cancel()),
+            task,
+        );
+    }
+
+    /// Starts a part that may end by itself, when its work is done.
+    pub fn spawn_job<F>(
+        &self,
+        stage: Stage,
+        name: impl Into<String>,
+        part: impl FnOnce(CancellationToken) -> F,
+    ) where
+        F: Future<Output = anyhow::Result<()>> + Send + 'static,
+    {
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(part(stop.clone()));
+        self.watch(
+            stage,
+            name.into(),
+            true,
+            Box::new(move || stop.cancel()),
+            task,
+        );
+    }
+
+    /// Takes over a part that was started elsewhere, lasts until `stop` is called, and then ends
+    /// `task`.
+    pub fn push(
+        &self,
+        stage: Stage,
+        name: impl Into<String>,
+        stop: impl FnOnce() + Send + 'static,
+        task: JoinHandle<anyhow::Result<()>>,
+    ) {
+        self.watch(stage, name.into(), false, Box::new(stop), task);
+    }
+
+    /// Runs `start`, which starts parts, and then the parts, until a part fails or a signal
+    /// arrives; then stops all of them in order within `stop_limit`.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that went wrong. It is logged with its causes when it happens, as is
+    /// everything that follows from it.
+    pub async fn run(
+        &self,
+        start: impl Future<Output = anyhow::Result<()>>,
+        signals: &mut Signals,
+        stop_limit: Duration,
+    ) -> Result<(), RunError> {
+        let first = self.until_something_ends_it(start, signals).await;
+        match &first {
+            Ok(signal) => tracing::info!(signal, "stopping"),
+            Err(error) => tracing::error!(error = chain(error), "stopping"),
+        }
+        let stopped = self.stop(signals, Instant::now() + stop_limit).await;
+        first.and(stopped)
+    }
+
+    /// The signal that arrived, or what went wrong.
+    async fn until_something_ends_it(
+        &self,
+        start: impl Future<Output = anyhow::Result<()>>,
+        signals: &mut Signals,
+    ) -> Result<&'static str, RunError> {
+        let mut endings = self.endings.lock().await;
+        let mut start = pin!(start);
+        let mut starting = true;
+        loop {
+            tokio::select! {
+                started = &mut start, if starting => {
+                    started.map_err(RunError::Start)?;
+                    starting = false;
+                }
+                Some(ended) = endings.recv() => self.settle(ended)?,
+                signal = signals.next() => return Ok(signal),
+            }
+        }
+    }
+
+    /// Stops every stage in order.
+    async fn stop(&self, signals: &mut Signals, deadline: Instant) -> Result<(), RunError> {
+        let mut endings = self.endings.lock().await;
+        let mut first = Ok(());
+        while let Some(stage) = self.next_stage() {
+            for (name, stop) in self.take_stops(stage) {
+                tracing::debug!(part = name, "stopping");
+                stop();
+            }
+            while self.next_stage() == Some(stage) {
+                let settled = tokio::select! {
+                    Some(ended) = endings.recv() => self.settle(ended),
+                    () = sleep_until(deadline) => {
+                        Err(RunError::TooSlow { parts: self.cut_off() })
+                    }
+                    _ = signals.next() => Err(RunError::CutShort { parts: self.cut_off() }),
+                };
+                if let Err(error) = &settled {
+                    tracing::error!(error = chain(error), "while stopping");
+                }
+                first = first.and(settled);
+            }
+        }
+        first
+    }
+
+    fn watch(
+        &self,
+        stage: Stage,
+        name: String,
+        is_job: bool,
+        stop: Box<dyn FnOnce() + Send>,
+        task: JoinHandle<anyhow::Result<()>>,
+    ) {
+        let id = task.id();
+        let abort = task.abort_handle();
+        self.parts().push(Part {
+            name,
+            stage,
+            is_job,
+            stop: Some(stop),
+            abort,
+        });
+        let ended = self.ended.clone();
+        tokio::spawn(async move {
+            // The receiver lives as long as anybody cares.
+            let _ = ended.send(Ended {
+                id,
+                result: task.await,
+            });
+        });
+    }
+
+    /// Forgets a part that ended, and says whether it should have.
+    fn settle(&self, ended: Ended) -> Result<(), RunError> {
+        let part = {
+            let mut parts = self.parts();
+            let Some(place) = parts.iter().position(|part| part.abort.id() == ended.id) else {
+                return Ok(());
+            };
+            parts.remove(place)
+        };
+        let name = part.name;
+        match ended.result {
+            Ok(Ok(())) if part.is_job || part.stop.is_none() => {
+                tracing::debug!(part = name, "ended");
+                Ok(())
+            }
+            Ok(Ok(())) => Err(RunError::EndedEarly { part: name }),
+            Ok(Err(source)) => Err(RunError::Failed { part: name, source }),
+            Err(_) => Err(RunError::Panicked { part: name }),
+        }
+    }
+
+    /// The first stage that still has a part.
+    fn next_stage(&self) -> Option<Stage> {
+        self.parts().iter().map(|part| part.stage).min()
+    }
+
+    fn take_stops(&self, stage: Stage) -> Vec<(String, Box<dyn FnOnce() + Send>)> {
+        let mut parts = self.parts();
+        let stopped = parts.iter_mut().filter(|part| part.stage == stage);
+        stopped
+            .filter_map(|part| Some((part.name.clone(), part.stop.take()?)))
+            .collect()
+    }
+
+    /// Ends what is left, and names it.
+    fn cut_off(&self) -> Vec<String> {
+        let parts = std::mem::take(&mut *self.parts());
+        parts.iter().for_each(|part| part.abort.abort());
+        parts.into_iter().map(|part| part.name).collect()
+    }
+
+    fn parts(&self) -> std::sync::MutexGuard<'_, Vec<Part>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list()
+            .entries(self.parts().iter().map(|part| &part.name))
+            .finish()
+    }
+}
+
+/// An error with all its causes.
+fn chain(error: &RunError) -> String {
+    let causes: Vec<String> = anyhow::Chain::new(error).map(ToString::to_string).collect();
+    causes.join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use anyhow::anyhow;
+
+    use super::*;
+
+    /// Generous: only a test that fails waits for it.
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    type Log = Arc<Mutex<Vec<&'static str>>>;
+
+    /// A part that notes when it is stopped.
+    fn orderly(running: &Running, stage: Stage, name: &'static str, log: &Log) {
+        let log = Arc::clone(log);
+        running.spawn(stage, name, move |stop| async move {
+            stop.cancelled().await;
+            log.lock().unwrap().push(name);
+            Ok(())
+        });
+    }
+
+    fn stubborn(running: &Running, stage: Stage, name: &'static str) {
+        running.spawn(stage, name, |_| std::future::pending());
+    }
+
+    async fn started() -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn a_signal_stops_the_stages_in_order_whatever_the_order_of_their_start() {
+        let (running, log) = (Running::new(), Log::default());
+        let (signal, mut signals) = Signals::made_up();
+        for (stage, name) in [
+            (Stage::Broker, "broker"),
+            (Stage::Admin, "admin"),
+            (Stage::Ingestion, "http"),
+            (Stage::Agents, "agents"),
+            (Stage::Services, "services"),
+            (Stage::Scheduler, "scheduler"),
+        ] {
+            orderly(&running, stage, name, &log);
+        }
+        signal.send("SIGTERM").await.unwrap();
+        running.run(started(), &mut signals, LIMIT).await.unwrap();
+        let order = ["http", "scheduler", "agents", "services", "broker", "admin"];
+        assert_eq!(*log.lock().unwrap(), order);
+    }
+
+    #[tokio::test]
+    async fn a_stage_stops_only_after_all_of_the_one_before_it_ended() {
+        let (running, log) = (Running::new(), Log::default());
+        let (signal, mut signals) = Signals::made_up();
+        orderly(&running, Stage::Broker, "broker", &log);
+        let slow = Arc::clone(&log);
+        running.spawn(Stage::Scheduler, "scheduler", move |stop| async move {
+            stop.cancelled().await;
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            slow.lock().unwrap().push("scheduler");
+            Ok(())
+        });
+        signal.send("SIGINT").await.unwrap();
+        running.run(started(), &mut signals, LIMIT).await.unwrap();
+        assert_eq!(*log.lock().unwrap(), ["scheduler", "broker"]);
+    }
+
+    #[tokio::test]
+    async fn the_first_failure_stops_everything_in_order_and_is_the_result() {
+        let (running, log) = (Running::new(), Log::default());
+        let (_signal, mut signals) = Signals::made_up();
+        orderly(&running, Stage::Broker, "broker", &log);
+        orderly(&running, Stage::Ingestion, "http", &log);
+        running.spawn(Stage::Agents, "agents", |_| async {
+            Err(anyhow!("no room"))
+        });
+        let error = running
+            .run(started(), &mut signals, LIMIT)
+            .await
+            .unwrap_err();
+        assert!(matches!(&error, RunError::Failed { part, source }
+            if part == "agents" && source.to_string() == "no room"));
+        assert_eq!(*log.lock().unwrap(), ["http", "broker"]);
+    }
+
+    #[tokio::test]
+    async fn a_part_that_ends_by_itself_or_panics_ends_the_process() {
+        let (_signal, mut signals) = Signals::made_up();
+        let running = Running::new();
+        running.spawn(Stage::Agents, "agents", |_| async { Ok(()) });
+        let error = running
+            .run(started(), &mut signals, LIMIT)
+            .await
+            .unwrap_err();
+        assert_eq!(error.to_string(), "agents ended though nobody stopped it");
+
+        let running = Running::new();
+        running.spawn(Stage::Agents, "agents", |_| async {
+            panic!("made up by a test")
+        });
+        let error = running
+            .run(started(), &mut signals, LIMIT)
+            .await
+            .unwrap_err();
+        assert_eq!(error.to_string(), "agents panicked");
+    }
+
+    #[tokio::test]
+    async fn a_job_may_end_by_itself() {
+        let (running, log) = (Running::new(), Log::default());
+        let (signal, mut signals) = Signals::made_up();
+        orderly(&running, Stage::Broker, "broker", &log);
+        running.spawn_job(Stage::Samples, "samples", move |_| async move {
+            signal.send("SIGTERM").await?;
+            Ok(())
+        });
+        running.run(started(), &mut signals, LIMIT).await.unwrap();
+        assert_eq!(*log.lock().unwrap(), ["broker"]);
+    }
+
+    #[tokio::test]
+    async fn what_does_not_stop_in_time_is_cut_off_and_named() {
+        let running = Running::new();
+        let (signal, mut signals) = Signals::made_up();
+        stubborn(&running, Stage::Scheduler, "scheduler");
+        stubborn(&running, Stage::Broker, "broker");
+        signal.send("SIGTERM").await.unwrap();
+        let limit = Duration::from_millis(10);
+        let error = running
+            .run(started(), &mut signals, limit)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, RunError::TooSlow { parts } if parts == ["scheduler", "broker"]));
+    }
+
+    #[tokio::test]
+    async fn a_second_signal_cuts_the_stop_short() {
+        let running = Running::new();
+        let (signal, mut signals) = Signals::made_up();
+        stubborn(&running, Stage::Scheduler, "scheduler");
+        signal.send("SIGINT").await.unwrap();
+        signal.send("SIGINT").await.unwrap();
+        let error = running
+            .run(started(), &mut signals, LIMIT)
+            .await
+            .unwrap_err();
+        assert!(matches!(error, RunError::CutShort { parts } if parts == ["scheduler"]));
+    }
+
+    #[tokio::test]
+    async fn a_failed_start_stops_what_has_started_already() {
+        let (running, log) = (Running::new(), Log::default());
+        let (_signal, mut signals) = Signals::made_up();
+        let start = async {
+            orderly(&running, Stage::Broker, "broker", &log);
+            Err(anyhow!("the port is taken"))
+        };
+        let error = running.run(start, &mut signals, LIMIT).await.unwrap_err();
+        assert!(
+            matches!(error, RunError::Start(source) if source.to_string() == "the port is taken")
+        );
+        assert_eq!(*log.lock().unwrap(), ["broker"]);
+    }
+
+    #[tokio::test]
+    async fn a_signal_ends_a_start_that_hangs() {
+        let (running, log) = (Running::new(), Log::default());
+        let (signal, mut signals) = Signals::made_up();
+        let start = async {
+            orderly(&running, Stage::Broker, "broker", &log);
+            signal.send("SIGTERM").await?;
+            std::future::pending().await
+        };
+        running.run(start, &mut signals, LIMIT).await.unwrap();
+        assert_eq!(*log.lock().unwrap(), ["broker"]);
+    }
+
+    #[tokio::test]
+    async fn a_part_from_elsewhere_is_stopped_by_its_own_means() {
+        let running = Running::new();
+        let (signal, mut signals) = Signals::made_up();
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let task = tokio::spawn(async move { Ok(stopped.await?) });
+        running.push(
+            Stage::Broker,
+            "broker",
+            move || stop.send(()).unwrap(),
+            task,
+        );
+        signal.send("SIGTERM").await.unwrap();
+        running.run(started(), &mut signals, LIMIT).await.unwrap();
+    }
+}

@@ -1,0 +1,154 @@
+//! The configuration as people meet it: the committed example, and the program's own commands.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use waybill::config::{Config, Environment};
+
+fn example() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../waybill.example.yaml")
+}
+
+#[test]
+fn the_example_is_the_default_configuration() {
+    let config = Config::load(Some(&example()), &Environment::default()).unwrap();
+    assert_eq!(config, Config::default());
+    config.finish().expect("the defaults are valid");
+}
+
+#[test]
+fn every_key_stands_in_the_example() {
+    let text = std::fs::read_to_string(example()).unwrap();
+    let written: Value = serde_saphyr::from_str(&text).unwrap();
+    let defaults = serde_json::to_value(Config::default()).unwrap();
+    let missing = keys_missing(&defaults, &written, "");
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// The paths that `all` has and `some` does not.
+fn keys_missing(all: &Value, some: &Value, path: &str) -> Vec<String> {
+    let Value::Object(entries) = all else {
+        return Vec::new();
+    };
+    let of_entry = |(key, value): (&String, &Value)| {
+        let path = format!("{path}.{key}");
+        match some.get(key) {
+            Some(written) => keys_missing(value, written, &path),
+            None => vec![path],
+        }
+    };
+    entries.iter().flat_map(of_entry).collect()
+}
+
+#[test]
+fn every_key_of_the_example_is_explained_by_a_comment_above_it() {
+    let text = std::fs::read_to_string(example()).unwrap();
+    let mut above = "";
+    for line in text.lines() {
+        let is_comment = line.trim_start().starts_with('#');
+        if !is_comment && line.contains(':') {
+            assert!(
+                above.trim_start().starts_with('#'),
+                "nothing explains {line:?}"
+            );
+        }
+        above = line;
+    }
+}
+
+#[test]
+fn what_show_prints_is_a_configuration_file_of_the_same_meaning() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("waybill.yaml");
+    std::fs::write(
+        &file,
+        "partitions: 7\nscheduler: {lease: 1500ms, leaseMargin: 200ms}\n",
+    )
+    .unwrap();
+    let printed = waybill(&["config", "show", "--config", file.to_str().unwrap()]);
+    assert_eq!(printed.status.code(), Some(0), "{printed:?}");
+
+    let shown = dir.path().join("shown.yaml");
+    std::fs::write(&shown, &printed.stdout).unwrap();
+    let [original, shown] = [file, shown]
+        .map(|path| Config::load(Some(path.as_path()), &Environment::default()).unwrap());
+    assert_eq!(shown, original);
+}
+
+#[test]
+fn secrets_are_in_neither_show_nor_debug_and_reach_the_client() {
+    let dir = tempfile::tempdir().unwrap();
+    let [file, secret] = ["waybill.yaml", "password"].map(|name| dir.path().join(name));
+    std::fs::write(&secret, "hunter2\n").unwrap();
+    let text = format!(
+        "kafka:\n  properties:\n    sasl.username: alice\n    ssl.key.password: hunter3\n  \
+         propertyFiles:\n    sasl.password: {}\n",
+        secret.display()
+    );
+    std::fs::write(&file, text).unwrap();
+
+    let printed = waybill(&["config", "show", "--config", file.to_str().unwrap()]);
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let config = Config::load(Some(file.as_path()), &Environment::default()).unwrap();
+    let config = config.finish().unwrap();
+    for text in [printed, format!("{config:?}")] {
+        assert!(
+            text.contains("alice") && text.contains("(redacted)"),
+            "{text}"
+        );
+        assert!(!text.contains("hunter"), "{text}");
+    }
+    let properties: Vec<_> = config.kafka.properties.iter().collect();
+    assert!(properties.contains(&("sasl.password", "hunter2")));
+    assert!(properties.contains(&("ssl.key.password", "hunter3")));
+}
+
+#[test]
+fn check_refuses_a_file_with_its_place_and_the_nearest_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("waybill.yaml");
+    std::fs::write(&file, "scheduler:\n  leaseMargn: 1s\n").unwrap();
+    let checked = waybill(&["config", "check", file.to_str().unwrap()]);
+    assert_eq!(checked.status.code(), Some(2));
+    assert_eq!(
+        String::from_utf8(checked.stderr).unwrap(),
+        format!(
+            "waybill: {}:2:3: the key leaseMargn is not known; did you mean leaseMargin?\n",
+            file.display()
+        )
+    );
+
+    let checked = waybill(&["config", "check", example().to_str().unwrap()]);
+    assert_eq!(
+        (checked.status.code(), checked.stdout.as_slice()),
+        (Some(0), &b"ok\n"[..])
+    );
+}
+
+#[test]
+fn usage_errors_end_with_code_2_and_help_with_0() {
+    for line in [
+        &["fly"][..],
+        &["up", "--no-such-flag"],
+        &[],
+        &["up", "--http", "here"],
+        &["agents"],
+    ] {
+        assert_eq!(waybill(line).status.code(), Some(2), "{line:?}");
+    }
+    for line in [&["--help"][..], &["up", "--help"], &["--version"]] {
+        assert_eq!(waybill(line).status.code(), Some(0), "{line:?}");
+    }
+}
+
+/// Runs the program without any variable of ours.
+fn waybill(arguments: &[&str]) -> Output {
+    let ours = std::env::vars_os().map(|(name, _)| name);
+    let ours = ours.filter(|name| name.to_string_lossy().starts_with("WAYBILL_"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+    ours.for_each(|name| {
+        command.env_remove(name);
+    });
+    command.args(arguments).output().unwrap()
+}

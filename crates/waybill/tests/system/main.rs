@@ -1,0 +1,346 @@
+//! The whole system, as processes on the embedded broker and store: killed, stopped, cut off and
+//! fed with garbage, and held against the services' ledger.
+
+mod world;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::{Headers, Message};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use serde_json::{Value, json};
+use waybill_engine::{CreateRequest, IdOrigin, OperationId, RequestHash, Timestamp, partition_for};
+
+use world::{Dice, PATIENCE, Process, World, delivery};
+
+const PARTITIONS: u32 = 4;
+
+/// Sends `count` deliveries, every fifth of them remote, from a few clients at once, and returns
+/// the operations' ids in order.
+async fn deliver_all(world: &Arc<World>, prefix: &str, count: usize, progress: &Arc<AtomicUsize>) -> Vec<String> {
+    const CLIENTS: usize = 8;
+    let clients = (0..CLIENTS).map(|client| {
+        let (world, progress, prefix) = (world.clone(), progress.clone(), prefix.to_owned());
+        tokio::spawn(async move {
+            let mut ids = Vec::new();
+            for index in (client..count).step_by(CLIENTS) {
+                let id = world.deliver(&delivery(&format!("{prefix}-{index}"), is_remote(index))).await;
+                progress.fetch_add(1, Ordering::Relaxed);
+                ids.push((index, id));
+            }
+            ids
+        })
+    });
+    let mut ids = Vec::new();
+    for client in clients.collect::<Vec<_>>() {
+        ids.extend(client.await.expect("a client does not fail"));
+    }
+    ids.sort();
+    ids.into_iter().map(|(_, id)| id).collect()
+}
+
+fn is_remote(index: usize) -> bool {
+    index % 5 == 0
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_accepted_delivery_completes_once_however_often_up_is_killed() {
+    const DELIVERIES: usize = 2_000;
+    const KILLS: usize = 20;
+    let mut world = World::new("partitions: 4\n");
+    let mut process = world.up();
+    let world = Arc::new(world);
+    let progress = Arc::new(AtomicUsize::new(0));
+    let sending = {
+        let (world, progress) = (world.clone(), progress.clone());
+        tokio::spawn(async move { deliver_all(&world, "killed", DELIVERIES, &progress).await })
+    };
+    let mut dice = Dice(0x5eed_0001);
+    for kill in 1..=KILLS {
+        // Each kill falls at a random moment of the next share of the deliveries, or of their
+        // completion once all are accepted.
+        let reached = DELIVERIES * kill / (KILLS + 4);
+        world
+            .eventually("the next share is accepted", async || {
+                progress.load(Ordering::Relaxed) >= reached
+            })
+            .await;
+        tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
+        process.kill();
+        process = restart(&world);
+    }
+    let ids = sending.await.expect("the clients do not fail");
+    world.all_reach(&ids, "Processed").await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+}
+
+/// Starts `up` again where it was, through a shared world.
+fn restart(world: &Arc<World>) -> Process {
+    world.again("up", &[], &["http", "admin", "broker", "services"])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_accepted_delivery_completes_once_however_often_agents_are_killed() {
+    const DELIVERIES: usize = 2_000;
+    const KILLS: usize = 20;
+    let mut world = World::new("partitions: 4\nagents: { instanceId: only }\n");
+    let up = world.start("up", &["--no-agents"], &["http", "admin", "broker", "services"]);
+    let world = Arc::new(world);
+    let mut agents = start_agents(&world);
+    let progress = Arc::new(AtomicUsize::new(0));
+    let sending = {
+        let (world, progress) = (world.clone(), progress.clone());
+        tokio::spawn(async move { deliver_all(&world, "agents", DELIVERIES, &progress).await })
+    };
+    let mut dice = Dice(0x5eed_0002);
+    for kill in 1..=KILLS {
+        let reached = DELIVERIES * kill / (KILLS + 4);
+        world
+            .eventually("the next share is accepted", async || {
+                progress.load(Ordering::Relaxed) >= reached
+            })
+            .await;
+        tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
+        agents.kill();
+        agents = start_agents(&world);
+    }
+    let ids = sending.await.expect("the clients do not fail");
+    world.all_reach(&ids, "Processed").await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(agents.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+}
+
+/// Agents in a process of their own, on the world's broker and services.
+fn start_agents(world: &Arc<World>) -> Process {
+    let brokers = world.address("broker").to_string();
+    let services = world.address("services").to_string();
+    world.again("agents", &["--brokers", &brokers, "--services", &services], &[])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_checkpoint_reaches_the_end_and_a_restart_finds_everything() {
+    const DELIVERIES: usize = 500;
+    let mut world = World::new("partitions: 4\n");
+    let process = world.up();
+    world.ready().await;
+    let world = Arc::new(world);
+    let ids = deliver_all(&world, "calm", DELIVERIES, &Arc::default()).await;
+    world.all_reach(&ids, "Processed").await;
+    let expected_replies: usize = (0..DELIVERIES).map(|i| if is_remote(i) { 4 } else { 5 }).sum();
+    world
+        .eventually("the checkpoint reaches the end", async || {
+            let (requests, replies) = checkpoint(&world).await;
+            (requests, replies) == (DELIVERIES as u64, expected_replies as u64)
+        })
+        .await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+
+    let _process = restart(&world);
+    world.ready().await;
+    world.all_reach(&ids, "Processed").await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(checkpoint(&world).await.0, DELIVERIES as u64);
+}
+
+/// The checkpoints of all partitions added up: requests and replies.
+async fn checkpoint(world: &World) -> (u64, u64) {
+    let mut sums = (0, 0);
+    for scheduler in schedulers(world).await {
+        sums.0 += scheduler["checkpoint"]["requests"].as_u64().unwrap_or(0);
+        sums.1 += scheduler["checkpoint"]["replies"].as_u64().unwrap_or(0);
+    }
+    sums
+}
+
+async fn schedulers(world: &World) -> Vec<Value> {
+    let url = world.url("admin", "/schedulers");
+    let answer = world.client.get(url).send().await.expect("the admin port answers");
+    answer.json().await.expect("the schedulers are JSON")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_scheduler_holds_its_own_partition_only_and_catches_up_when_started() {
+    const DELIVERIES: usize = 200;
+    const STOPPED: u32 = 2;
+    let mut world = World::new("partitions: 4\n");
+    let _process = world.up();
+    world.ready().await;
+    set_running(&world, STOPPED, false).await;
+
+    let world = Arc::new(world);
+    let ids = deliver_all(&world, "stopped", DELIVERIES, &Arc::default()).await;
+    let (held, free): (Vec<String>, Vec<String>) = ids.iter().cloned().partition(|id| {
+        let id: OperationId = id.parse().expect("an id is a UUID");
+        partition_for(id, PARTITIONS).0 == STOPPED
+    });
+    assert!(!held.is_empty() && !free.is_empty(), "the ids spread over the partitions");
+    world.all_reach(&free, "Processed").await;
+    for id in &held {
+        assert_eq!(world.state(id).await.as_deref(), Some("Pending"), "{id} waits in its topic");
+    }
+
+    set_running(&world, STOPPED, true).await;
+    world.all_reach(&held, "Processed").await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+}
+
+async fn set_running(world: &World, partition: u32, running: bool) {
+    let url = world.url("admin", &format!("/schedulers/{partition}"));
+    let answer = world
+        .client
+        .put(url)
+        .json(&json!({ "running": running }))
+        .send()
+        .await
+        .expect("the admin port answers");
+    assert!(answer.status().is_success(), "{}", answer.status());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_full_of_slow_operations_neither_deadlocks_nor_holds_up_the_fast_ones() {
+    const WINDOW: usize = 40;
+    let mut world =
+        World::new("partitions: 4\nscheduler: { inFlightMax: 40, handOffAfter: 500ms }\n");
+    let _process = world.up();
+    world.ready().await;
+    // Only deliveries by drone are slow; remote ones go by the third party.
+    let faults = world.url("services", "/faults/drone");
+    let slow = world.client.put(&faults).json(&json!({ "latencyMs": 4_000 })).send().await;
+    assert!(slow.expect("the services answer").status().is_success());
+
+    let world = Arc::new(world);
+    let mut slow_ids = Vec::new();
+    for index in 0..2 * WINDOW {
+        slow_ids.push(world.deliver(&delivery(&format!("slow-{index}"), false)).await);
+    }
+    let began = Instant::now();
+    let mut fast_ids = Vec::new();
+    for index in 0..WINDOW {
+        fast_ids.push(world.deliver(&delivery(&format!("fast-{index}"), true)).await);
+    }
+    world.all_reach(&fast_ids, "Processed").await;
+    let last_slow = world.state(slow_ids.last().expect("there are slow ones")).await;
+    if began.elapsed() < Duration::from_secs(3) {
+        assert_eq!(last_slow.as_deref(), Some("Processing"), "the slow ones are still under way");
+    }
+    world.all_reach(&slow_ids, "Processed").await;
+    world.assert_one_effect_per_step(&slow_ids, |_| false).await;
+    world.assert_one_effect_per_step(&fast_ids, |_| true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_on() {
+    let mut world = World::new("partitions: 4\n");
+    let _process = world.up();
+    world.ready().await;
+    let poison = b"\xc3\x01this is no operation request";
+    for partition in 0..PARTITIONS {
+        produce(&world, "waybill.operation-requests.v1", partition, b"some-key", poison);
+    }
+    let world = Arc::new(world);
+    let ids = deliver_all(&world, "beside-poison", 40, &Arc::default()).await;
+    world.all_reach(&ids, "Processed").await;
+
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", world.address("broker").to_string())
+        .set("group.id", "test")
+        .set("auto.offset.reset", "earliest")
+        .create()
+        .expect("a consumer can be made");
+    consumer.subscribe(&["dlq.waybill.operation-requests.v1"]).expect("the topic is there");
+    let deadline = Instant::now() + PATIENCE;
+    let mut seen = Vec::new();
+    while seen.len() < PARTITIONS as usize {
+        assert!(Instant::now() < deadline, "dead letters seen: {seen:?}\n{}", world.log_tail());
+        let Some(Ok(message)) = consumer.poll(Duration::from_millis(100)) else { continue };
+        assert_eq!(message.payload(), Some(&poison[..]), "the original bytes");
+        assert_eq!(message.key(), Some(&b"some-key"[..]));
+        let headers = message.headers().expect("a dead letter says why it is one");
+        let header = |name: &str| {
+            headers
+                .iter()
+                .find(|header| header.key == name)
+                .and_then(|header| header.value)
+                .map(|value| String::from_utf8_lossy(value).into_owned())
+        };
+        assert_eq!(
+            header("__connect.errors.topic").as_deref(),
+            Some("waybill.operation-requests.v1")
+        );
+        assert!(header("__connect.errors.exception.message").is_some_and(|cause| !cause.is_empty()));
+        seen.push(message.partition());
+    }
+}
+
+fn produce(world: &World, topic: &str, partition: u32, key: &[u8], value: &[u8]) {
+    let producer: BaseProducer = ClientConfig::new()
+        .set("bootstrap.servers", world.address("broker").to_string())
+        .create()
+        .expect("a producer can be made");
+    producer
+        .send(BaseRecord::to(topic).partition(partition as i32).key(key).payload(value))
+        .map_err(|(error, _)| error)
+        .expect("the record can be enqueued");
+    producer.flush(PATIENCE).expect("the record is acknowledged");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_in_the_wrong_partition_is_sent_home_and_completes() {
+    let mut world = World::new("partitions: 4\n");
+    let _process = world.up();
+    world.ready().await;
+    let mut ids = Vec::new();
+    for index in 0..8 {
+        let operation = OperationId::of_caller("", &format!("astray-{index}"));
+        let request = CreateRequest {
+            operation,
+            id_origin: IdOrigin::Caller,
+            workflow: "drone-delivery".to_owned(),
+            tenant: String::new(),
+            caller_id: Some(format!("astray-{index}")),
+            input: serde_json::to_vec(&delivery(&format!("astray-{index}"), false))
+                .expect("it is JSON"),
+            deadline: None,
+            reply_to: None,
+            request_hash: RequestHash::default(),
+            requested_at: Timestamp::from_millis(1_700_000_000_000),
+            traceparent: None,
+        };
+        let mut value = Vec::new();
+        waybill_messages::operation_request::encode(&request, &mut value);
+        let astray = (partition_for(operation, PARTITIONS).0 + 1) % PARTITIONS;
+        produce(&world, "waybill.operation-requests.v1", astray, &operation.key(), &value);
+        ids.push(operation.to_string());
+    }
+    world.all_reach(&ids, "Processed").await;
+    world.assert_one_effect_per_step(&ids, |_| false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn services_that_are_down_for_ten_seconds_cost_no_delivery() {
+    const DELIVERIES: usize = 300;
+    let mut world = World::new("partitions: 4\n");
+    let services = world.start("services", &[], &["services"]);
+    let address = world.address("services").to_string();
+    let _up = world.start(
+        "up",
+        &["--no-services", "--services", &address],
+        &["http", "admin", "broker"],
+    );
+    world.ready().await;
+    let world = Arc::new(world);
+    let mut ids = deliver_all(&world, "before", DELIVERIES / 3, &Arc::default()).await;
+    services.kill();
+    ids.extend(deliver_all(&world, "during", DELIVERIES / 3, &Arc::default()).await);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let _services = world.again("services", &[], &["services"]);
+    ids.extend(deliver_all(&world, "after", DELIVERIES / 3, &Arc::default()).await);
+    world.all_reach(&ids, "Processed").await;
+    let third = DELIVERIES / 3;
+    world.assert_one_effect_per_step(&ids, |index| is_remote(index % third)).await;
+}

@@ -1,0 +1,298 @@
+//! The program as processes: started, killed and asked from outside, as a user would.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// One world: a data directory, a configuration, and the addresses that its first process got.
+pub struct World {
+    dir: TempDir,
+    addresses: HashMap<String, SocketAddr>,
+    pub client: reqwest::Client,
+}
+
+/// A running process. Dropping it kills it.
+pub struct Process {
+    child: Child,
+}
+
+impl World {
+    /// A world whose configuration file holds `yaml`.
+    pub fn new(yaml: &str) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        std::fs::write(dir.path().join("waybill.yaml"), yaml).expect("the directory is writable");
+        let client = reqwest::Client::builder()
+            .timeout(Duration::from_secs(15))
+            .build()
+            .expect("the client needs nothing");
+        Self { dir, addresses: HashMap::new(), client }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The address that `name` (http, admin, broker, services) listens on.
+    pub fn address(&self, name: &str) -> SocketAddr {
+        self.addresses[name]
+    }
+
+    pub fn url(&self, name: &str, path: &str) -> String {
+        format!("http://{}{path}", self.address(name))
+    }
+
+    /// Starts a role and waits until it has announced the listeners named in `announces`. A
+    /// listener that was there before gets its old address again.
+    pub fn start(&mut self, role: &str, extra: &[&str], announces: &[&str]) -> Process {
+        let (process, addresses) = self.spawn(role, extra, announces);
+        self.addresses.extend(addresses);
+        process
+    }
+
+    /// Starts a role whose listeners have all been there before.
+    pub fn again(&self, role: &str, extra: &[&str], announces: &[&str]) -> Process {
+        self.spawn(role, extra, announces).0
+    }
+
+    fn spawn(
+        &self,
+        role: &str,
+        extra: &[&str],
+        announces: &[&str],
+    ) -> (Process, HashMap<String, SocketAddr>) {
+        let mut announced = HashMap::new();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+        command.arg(role).args(extra);
+        command.arg("--config").arg(self.path("waybill.yaml"));
+        command.arg("--data-dir").arg(self.path("data"));
+        for (name, flag) in LISTENERS {
+            if announces.contains(name) {
+                let address = self.addresses.get(*name).map_or("127.0.0.1:0".to_owned(), |address| address.to_string());
+                command.arg(flag).arg(address);
+            }
+        }
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.path("log.txt"))
+            .expect("the directory is writable");
+        command.stdout(Stdio::piped()).stderr(log);
+        let mut child = command.spawn().expect("the program was built");
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            // Read to the end, so that the process never blocks on a full pipe.
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        let mut missing: Vec<&str> = announces.to_vec();
+        let deadline = Instant::now() + PATIENCE;
+        while !missing.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok(line) = lines.recv_timeout(left) else {
+                panic!("{role} did not announce {missing:?}:\n{}", self.log_tail());
+            };
+            let mut words = line.split_whitespace();
+            if words.next() == Some("listening")
+                && let (Some(name), Some(address)) = (words.next(), words.next())
+            {
+                let address = address.parse().expect("an address is announced");
+                announced.insert(name.to_owned(), address);
+                missing.retain(|awaited| *awaited != name);
+            }
+        }
+        (Process { child }, announced)
+    }
+
+    /// Starts `waybill up` with all that it has.
+    pub fn up(&mut self) -> Process {
+        self.start("up", &[], &["http", "admin", "broker", "services"])
+    }
+
+    /// Waits until the process says that it is ready.
+    pub async fn ready(&self) {
+        let url = self.url("admin", "/readyz");
+        self.eventually("the process is ready", async || {
+            self.client.get(&url).send().await.is_ok_and(|answer| answer.status().is_success())
+        })
+        .await;
+    }
+
+    /// Waits until `holds` does.
+    pub async fn eventually(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds().await {
+            assert!(Instant::now() < deadline, "not reached: {what}\n{}", self.log_tail());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Sends one delivery until it is accepted, whatever dies meanwhile, and returns its id.
+    pub async fn deliver(&self, delivery: &Value) -> String {
+        let url = self.url("http", "/api/deliveryrequests");
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Ok(answer) = self.client.post(&url).json(delivery).send().await {
+                let status = answer.status();
+                let body: Value = answer.json().await.unwrap_or_default();
+                if status.is_success() {
+                    return body["id"].as_str().expect("an answer has an id").to_owned();
+                }
+                assert!(status.is_server_error(), "{status}: {body}");
+            }
+            assert!(Instant::now() < deadline, "{delivery} is not accepted\n{}", self.log_tail());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// The state of an operation; `None` while nobody answers.
+    pub async fn state(&self, id: &str) -> Option<String> {
+        let url = self.url("http", &format!("/v1/operations/{id}"));
+        let body: Value = self.client.get(url).send().await.ok()?.json().await.ok()?;
+        Some(body["state"].as_str()?.to_owned())
+    }
+
+    /// Waits until all operations are in `state`.
+    pub async fn all_reach(&self, ids: &[String], state: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        for id in ids {
+            loop {
+                let now = self.state(id).await;
+                if now.as_deref() == Some(state) {
+                    break;
+                }
+                assert_ne!(now.as_deref(), Some("Error"), "{id} failed\n{}", self.log_tail());
+                assert!(
+                    Instant::now() < deadline,
+                    "{id} is {now:?}, not {state}\n{}",
+                    self.log_tail()
+                );
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+
+    /// The ledger: for each operation, its effects as (step, action) with how often each was made
+    /// for real, repeats of a key apart.
+    pub async fn ledger(&self) -> HashMap<String, HashMap<(String, String), u32>> {
+        let text = self
+            .client
+            .get(self.url("services", "/ledger"))
+            .send()
+            .await
+            .expect("the services answer")
+            .text()
+            .await
+            .expect("the ledger is text");
+        let mut ledger: HashMap<String, HashMap<(String, String), u32>> = HashMap::new();
+        for line in text.lines() {
+            let entry: Value = serde_json::from_str(line).expect("a ledger line is JSON");
+            if entry["repeat"] == json!(true) {
+                continue;
+            }
+            let word = |name: &str| entry[name].as_str().expect("a ledger word").to_owned();
+            *ledger
+                .entry(word("operation"))
+                .or_default()
+                .entry((word("step"), word("action")))
+                .or_default() += 1;
+        }
+        ledger
+    }
+
+    /// Asserts that each operation's effects were made exactly once: a package, a delivery, and a
+    /// drone or, where it is remote, a third party.
+    pub async fn assert_one_effect_per_step(&self, ids: &[String], remote: impl Fn(usize) -> bool) {
+        let ledger = self.ledger().await;
+        for (index, id) in ids.iter().enumerate() {
+            let carrier = if remote(index) { "third-party" } else { "drone" };
+            let expected: HashMap<(String, String), u32> = ["package", carrier, "delivery"]
+                .into_iter()
+                .map(|step| ((step.to_owned(), "run".to_owned()), 1))
+                .collect();
+            assert_eq!(ledger.get(id), Some(&expected), "the effects of {id}");
+        }
+    }
+
+    pub fn log_tail(&self) -> String {
+        let log = std::fs::read_to_string(self.path("log.txt")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(60)..].join("\n")
+    }
+}
+
+/// Listeners and the flags that place them.
+const LISTENERS: &[(&str, &str)] = &[
+    ("http", "--http"),
+    ("admin", "--admin"),
+    ("broker", "--broker-listen"),
+    ("services", "--services"),
+];
+
+impl Process {
+    /// `kill -9`.
+    pub fn kill(mut self) {
+        self.child.kill().expect("the process is there");
+        self.child.wait().expect("the process can be waited for");
+    }
+
+    /// SIGTERM, and waits for the end. Returns the exit code.
+    pub fn terminate(mut self) -> Option<i32> {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-TERM", &pid]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "SIGTERM can be sent");
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("the process can be waited for") {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "the process does not end on SIGTERM");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A delivery with an id of the caller's.
+pub fn delivery(id: &str, remote: bool) -> Value {
+    json!({
+        "deliveryId": id,
+        "ownerId": "owner-1",
+        "pickupLocation": "12 Harbour Street",
+        "dropOffLocation": if remote { "remote island" } else { "7 Hill Road" },
+        "pickupTime": "2030-01-01T10:00:00Z",
+        "deadline": "2030-01-01T18:00:00Z",
+        "expedited": false,
+        "confirmationRequired": "None",
+        "packageInfo": { "packageId": format!("package-{id}"), "size": "Small", "weight": 1.5, "tag": "test" },
+    })
+}
+
+/// Numbers that look random and are the same for the same seed (xorshift64*).
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+    }
+}

@@ -1,0 +1,68 @@
+//! One HTTP/1.1 connection at a time, opened again when it breaks.
+
+use std::net::SocketAddr;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::{Request, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+/// A connection to the API.
+pub struct Client {
+    address: SocketAddr,
+    connection: Option<SendRequest<Full<Bytes>>>,
+}
+
+impl Client {
+    pub fn new(address: SocketAddr) -> Self {
+        Self { address, connection: None }
+    }
+
+    /// Posts `body` and returns the status and the answer.
+    pub async fn post(
+        &mut self,
+        path: &str,
+        content_type: &'static str,
+        body: Bytes,
+    ) -> anyhow::Result<(StatusCode, Bytes)> {
+        let answer = self.try_post(path, content_type, body).await;
+        if answer.is_err() {
+            self.connection = None;
+        }
+        answer
+    }
+
+    async fn try_post(
+        &mut self,
+        path: &str,
+        content_type: &'static str,
+        body: Bytes,
+    ) -> anyhow::Result<(StatusCode, Bytes)> {
+        let address = self.address;
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            none => none.insert(connect(address).await?),
+        };
+        connection.ready().await.context("the connection is gone")?;
+        let request = Request::post(path)
+            .header(header::HOST, address.to_string())
+            .header(header::CONTENT_TYPE, content_type)
+            .body(Full::new(body))?;
+        let answer = connection.send_request(request).await?;
+        let status = answer.status();
+        let body = answer.into_body().collect().await?.to_bytes();
+        Ok((status, body))
+    }
+}
+
+async fn connect(address: SocketAddr) -> anyhow::Result<SendRequest<Full<Bytes>>> {
+    let stream = TcpStream::connect(address).await.context("the API cannot be reached")?;
+    stream.set_nodelay(true)?;
+    let (sender, connection) = handshake(TokioIo::new(stream)).await?;
+    // Ends with the connection; an error shows up as a failed request.
+    tokio::spawn(connection);
+    Ok(sender)
+}
