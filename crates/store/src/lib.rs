@@ -49,8 +49,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// processes are known to be dead.
     fn is_exclusive(&self) -> bool;
 
-    /// Writes a batch durably. A row whose stamp is not above the stored one changes nothing, which
-    /// makes a repeat harmless.
+    /// Writes a batch durably. A row whose stamp is below the stored one changes nothing, and
+    /// neither does one that is repeated as it was. Whoever writes other content under a stamp that
+    /// was used cannot know which of the two stands.
     fn write(&self, batch: WriteBatch) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Reads rows, in the order of `ids`; `None` where there is none, or its retention has passed.

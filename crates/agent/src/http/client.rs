@@ -37,8 +37,7 @@ impl Client {
             .timer(TokioTimer::new())
             .pool_idle_timeout(config.pool.idle_for)
             .pool_max_idle_per_host(config.pool.idle_max.unwrap_or(config.concurrency_max))
-            .http2_only(config.http2)
-            .http2_adaptive_window(true);
+            .http2_only(config.http2);
         if tls {
             http.enforce_http(false);
             let connector = HttpsConnector::from((http, tls_connector()?.into()));

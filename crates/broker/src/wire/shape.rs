@@ -40,11 +40,10 @@ pub(super) enum ShapeError {
     Negative,
     #[error("it has too many elements")]
     Elements,
-    #[error("bytes follow its end")]
-    Rest,
 }
 
-/// Whether `bytes` are exactly a structure of these `fields`.
+/// Whether `bytes` begin with a structure of these `fields`. Bytes may follow it, as Kafka allows:
+/// librdkafka leaves three of them behind a request for the metadata of all topics.
 pub(super) fn check(
     fields: &[Field],
     bytes: &[u8],
@@ -57,12 +56,7 @@ pub(super) fn check(
         flexible,
         elements: 0,
     };
-    walk.structure(fields)?;
-    if walk.left.is_empty() {
-        Ok(())
-    } else {
-        Err(ShapeError::Rest)
-    }
+    walk.structure(fields)
 }
 
 struct Walk<'a> {
@@ -278,6 +272,6 @@ pub(super) mod tests {
         );
         assert_eq!(check(LIST, &(-1_i32).to_be_bytes(), 0, false), Ok(()));
         assert_eq!(check(LIST, &[0xff; 5], 0, true), Err(ShapeError::Elements));
-        assert_eq!(check(LIST, &[0, 0, 0], 0, true), Err(ShapeError::Rest));
+        assert_eq!(check(LIST, &[0, 0, 0], 0, true), Ok(()));
     }
 }

@@ -109,9 +109,7 @@ fn events() -> [StepEvent; 9] {
         StepEvent::FailedTransiently {
             error: error("slow"),
         },
-        StepEvent::FailedPermanently {
-            error: error("no"),
-        },
+        StepEvent::FailedPermanently { error: error("no") },
         StepEvent::NotAttempted {
             error: error("open"),
             retry_after: Duration::from_secs(3),

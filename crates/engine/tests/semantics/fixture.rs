@@ -225,10 +225,11 @@ impl Fixture {
             let Command::Persist(change) = command else {
                 continue;
             };
-            let created = change
-                .created
-                .clone()
-                .or_else(|| self.rows.get(&change.id).map(|row| Arc::clone(&row.created)));
+            let created = change.created.clone().or_else(|| {
+                self.rows
+                    .get(&change.id)
+                    .map(|row| Arc::clone(&row.created))
+            });
             let row = OperationRow {
                 id: change.id,
                 created: created.expect("the first write has all columns"),

@@ -1,4 +1,7 @@
 //! What the partition engine promises, sentence by sentence.
 
+mod creating;
 mod fixture;
+mod keeping;
+mod limits;
 mod table;

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use waybill_engine::{Outcome, Timestamp};
+use waybill_engine::{CreateRequest, IdOrigin, Outcome, Timestamp};
 
 use crate::fixture::{Fixture, OTHER_HASH, T0, error, id, ms, request, success, told};
 
@@ -98,15 +98,22 @@ fn bring_about(fixture: &mut Fixture, situation: &str) {
     }
 }
 
+/// A request whose id may have come before.
+fn of_caller() -> CreateRequest {
+    let mut request = request(id(1));
+    request.id_origin = IdOrigin::Caller;
+    request
+}
+
 fn happen(fixture: &mut Fixture, event: &str) {
     let error = error("busy");
     let reply = |outcome| ("a".to_owned(), 1, outcome);
     match event {
         "request again" => {
-            fixture.request(request(id(1)));
+            fixture.request(of_caller());
         }
         "request, other body" => {
-            let mut other = request(id(1));
+            let mut other = of_caller();
             other.request_hash = OTHER_HASH;
             fixture.request(other);
         }

@@ -10,6 +10,9 @@ const PARTITIONS_MAX: u32 = 1_024;
 /// of its margin and the next renewal.
 const MARGINS_PER_LEASE_MIN: u32 = 3;
 
+/// Deeper than this, reading a body could exhaust the stack.
+const JSON_DEPTH_MAX: usize = 100;
+
 /// Reports the first thing that cannot work.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let Config {
@@ -101,7 +104,11 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             not_zero(),
         ),
         (http.connections_max > 0, "http.connectionsMax", not_zero()),
-        (http.json_depth_max > 0, "http.jsonDepthMax", not_zero()),
+        (
+            (1..=JSON_DEPTH_MAX).contains(&http.json_depth_max),
+            "http.jsonDepthMax",
+            format!("must be from 1 to {JSON_DEPTH_MAX}"),
+        ),
         (
             !http.accept_timeout.is_zero(),
             "http.acceptTimeout",

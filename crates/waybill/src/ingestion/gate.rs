@@ -252,12 +252,12 @@ mod tests {
     const LIMITS: GateLimits = GateLimits {
         head_bytes_max: 1024,
         headers_max: 10,
-        head_timeout: Duration::from_secs(5),
-        stall_timeout: Duration::from_secs(10),
-        idle_timeout: Duration::from_secs(60),
+        head_timeout: Duration::from_millis(20),
+        stall_timeout: Duration::from_millis(40),
+        idle_timeout: Duration::from_millis(60),
     };
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_slow_head_is_refused_after_its_time() {
         let (mut client, server) = tokio::io::duplex(4096);
         let mut gate = Gate::new(server, LIMITS);
@@ -266,11 +266,11 @@ mod tests {
         let mut got = vec![0; 256];
         let n = gate.read(&mut got).await.unwrap();
         assert_eq!(got[..n], Refusal::HeadTimeout.stand_in().into_bytes());
-        assert_eq!(began.elapsed().as_secs(), LIMITS.head_timeout.as_secs());
+        assert!(began.elapsed() >= LIMITS.head_timeout);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn an_idle_connection_and_a_stalled_body_end() {
+    #[tokio::test]
+    async fn an_idle_connection_ends() {
         let (mut client, server) = tokio::io::duplex(4096);
         let mut gate = Gate::new(server, LIMITS);
         let began = Instant::now();
@@ -278,22 +278,23 @@ mod tests {
         let mut all = Vec::new();
         gate.read_to_end(&mut all).await.unwrap();
         assert_eq!(all.len(), 27);
-        assert_eq!(began.elapsed().as_secs(), LIMITS.idle_timeout.as_secs());
+        assert!(began.elapsed() >= LIMITS.idle_timeout);
+    }
 
+    #[tokio::test]
+    async fn a_stalled_body_ends() {
         let (mut client, server) = tokio::io::duplex(4096);
         let mut gate = Gate::new(server, LIMITS);
         let began = Instant::now();
-        client
-            .write_all(b"PUT / HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nabc")
-            .await
-            .unwrap();
-        all.clear();
+        let head = b"PUT / HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nabc";
+        client.write_all(head).await.unwrap();
+        let mut all = Vec::new();
         gate.read_to_end(&mut all).await.unwrap();
-        assert!(all.ends_with(b"abc"));
-        assert_eq!(began.elapsed().as_secs(), LIMITS.stall_timeout.as_secs());
+        assert_eq!(all, head);
+        assert!(began.elapsed() >= LIMITS.stall_timeout);
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_client_that_does_not_read_its_answer_is_dropped() {
         let (_client, server) = tokio::io::duplex(16);
         let mut gate = Gate::new(server, LIMITS);
@@ -313,6 +314,7 @@ mod tests {
             let later = tokio::spawn(async move {
                 tokio::task::yield_now().await;
                 client.write_all(&stream[cut..]).await.unwrap();
+                client.shutdown().await.unwrap();
             });
             let mut all = Vec::new();
             gate.read_to_end(&mut all).await.unwrap();

@@ -26,8 +26,9 @@ impl Decoder {
             return self.unreadable(record, "the record has no value".to_owned());
         };
         let decoded = match self.source {
-            Source::Requests => CreateRequest::decode(value).map(|request| {
+            Source::Requests => CreateRequest::decode(value).map(|mut request| {
                 let operation = request.operation;
+                request.traceparent = traceparent(record);
                 let event = Event::Request {
                     offset: record.offset(),
                     fingerprint: self.fingerprint(record),
@@ -92,6 +93,13 @@ impl Decoder {
 /// Whether another partition's scheduler sent the record here.
 fn is_rerouted(record: &RecordRef<'_>) -> bool {
     record.headers().any(|header| header.key == headers::REROUTED)
+}
+
+/// The trace context that a record came with. One that is not text is left out: it is no reason to
+/// refuse the record.
+fn traceparent(record: &RecordRef<'_>) -> Option<String> {
+    let value = record.header(headers::TRACEPARENT)?;
+    std::str::from_utf8(value).ok().map(str::to_owned)
 }
 
 fn forwarded(raw: RawRecord) -> ForwardRecord {

@@ -1,0 +1,445 @@
+//! Requests: fresh, repeated, conflicting, unrunnable.
+
+use waybill_engine::{
+    Action, Attempt, Command, Event, IdOrigin, Message, Offset, OperationStatus, Position,
+    ProcessState, RowChange, Stamp, StatusKind, StepProgress, StepRequest, StepState,
+    WorkflowDefinition,
+};
+
+use crate::fixture::{
+    EPOCH, Fixture, OTHER_HASH, PARTITION, T0, error, id, ms, owner, request, success, told,
+};
+
+#[test]
+fn a_fresh_request_is_created_without_a_read_and_its_first_step_asked_for() {
+    let mut fixture = Fixture::new();
+    let offset = fixture.request(request(id(1)));
+    assert_eq!(fixture.engine.loads(), []);
+    let batch = fixture.take().unwrap();
+    let [Command::Persist(row), Command::Send(message)] = &batch.commands[..] else {
+        panic!("{:?}", batch.commands);
+    };
+
+    let RowChange {
+        id: written,
+        created,
+        state,
+        stamp,
+        keep_for,
+    } = &**row;
+    assert_eq!(
+        (*written, *stamp, *keep_for),
+        (id(1), Stamp(T0.as_micros()), None)
+    );
+    let created = created.as_ref().unwrap();
+    assert_eq!(&*created.workflow, "pair");
+    assert_eq!(created.workflow_version, 1);
+    assert_eq!(
+        created.request,
+        Position {
+            partition: PARTITION,
+            offset
+        }
+    );
+    assert_eq!(created.created_at, T0);
+    assert_eq!(state.state, ProcessState::Processing);
+    assert_eq!(state.locked_by, Some(owner(EPOCH)));
+    assert_eq!(state.epoch, EPOCH);
+    assert_eq!(state.next_due, Some(T0 + ms(10_500)));
+    assert!(!state.handed_off);
+    assert_eq!(state.updated_at, T0);
+    assert_eq!(
+        state.steps,
+        [
+            StepProgress {
+                state: StepState::Running,
+                attempt: Attempt(1),
+                complete_by: Some(T0 + ms(10_000)),
+                ..StepProgress::default()
+            },
+            StepProgress::default(),
+        ]
+    );
+    assert_eq!(
+        *message,
+        Message::Step(StepRequest {
+            operation: id(1),
+            workflow: "pair".into(),
+            step: "a".into(),
+            agent: "a-agent".into(),
+            attempt: Attempt(1),
+            epoch: EPOCH,
+            action: Action::Run,
+            complete_by: T0 + ms(10_000),
+            tenant: "acme".into(),
+            input: br#"{"weight":3}"#.as_slice().into(),
+            results: Vec::new(),
+            reply_partition: PARTITION,
+            traceparent: Some("00-1-1-01".into()),
+        })
+    );
+}
+
+#[test]
+fn the_last_success_ends_the_operation_with_one_row_and_one_status() {
+    let mut fixture = Fixture::new();
+    let offset = fixture.request(request(id(1)));
+    fixture.round();
+    fixture.reply(id(1), success("a", 1));
+    let commands = fixture.round();
+    let Command::Send(Message::Step(ask)) = &commands[1] else {
+        panic!("{commands:?}");
+    };
+    assert_eq!(ask.results, [("a.made".to_owned(), "a-1".to_owned())]);
+    fixture.now = fixture.now + ms(40);
+    fixture.reply(id(1), success("b", 1));
+    let batch = fixture.take().unwrap();
+    let [Command::Persist(row), Command::Send(status)] = &batch.commands[..] else {
+        panic!("{:?}", batch.commands);
+    };
+    assert!(row.created.is_some(), "the final write repeats all columns");
+    assert_eq!(row.keep_for, Some(ms(7 * 24 * 3_600_000)));
+    assert_eq!(row.state.state, ProcessState::Processed);
+    assert_eq!(row.state.locked_by, None);
+    assert_eq!(
+        *status,
+        Message::Status(Box::new(OperationStatus {
+            event_id: id(1).event_id("status-1"),
+            operation: id(1),
+            caller_id: Some("order-1".to_owned()),
+            workflow: "pair".to_owned(),
+            tenant: "acme".to_owned(),
+            kind: StatusKind::Final,
+            state: ProcessState::Processed,
+            sequence: 1,
+            error: None,
+            failing_step: None,
+            request: Position {
+                partition: PARTITION,
+                offset
+            },
+            requested_at: T0 - ms(3),
+            at: T0 + ms(40),
+            reply_to: Some("acme.status".to_owned()),
+        }))
+    );
+    assert_eq!(fixture.requests_checkpoint(), 0, "not before it is settled");
+    fixture.settle(batch.number);
+    assert_eq!(fixture.requests_checkpoint(), 1);
+    assert_eq!(fixture.replies_checkpoint(), 2);
+    assert_eq!(fixture.engine.checkpoint().requests_fingerprint, Some(100));
+    assert_eq!(
+        fixture.engine.in_flight(),
+        waybill_engine::InFlight::default()
+    );
+}
+
+#[test]
+fn what_happens_to_an_operation_within_one_batch_is_written_once_and_only_the_last_step_asked_for()
+{
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), success("a", 1));
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Processing created locked due 10500 a:Completed#1 b:Running#1",
+            "ask b#1 by 10000",
+        ]
+    );
+}
+
+#[test]
+fn an_id_of_the_callers_is_looked_up_first() {
+    let mut fixture = Fixture::new();
+    let mut of_caller = request(id(1));
+    of_caller.id_origin = IdOrigin::Caller;
+    fixture.request(of_caller);
+    assert_eq!(told(&fixture.round()), [""; 0]);
+    fixture.load();
+    assert_eq!(fixture.loaded, [id(1)]);
+    assert_eq!(fixture.round().len(), 2);
+}
+
+#[test]
+fn an_id_of_the_servers_that_was_appended_before_the_lease_was_taken_is_looked_up_first() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.restart(0, 0);
+    fixture.request(request(id(1)));
+    fixture.request(request(id(2)));
+    fixture.load();
+    assert_eq!(fixture.loaded, [id(1)]);
+}
+
+#[test]
+fn a_request_that_was_sent_home_is_looked_up_for_it_may_have_been_sent_twice() {
+    let mut fixture = Fixture::new();
+    fixture.request_with(request(id(1)), true);
+    fixture.load();
+    assert_eq!(fixture.loaded, [id(1)]);
+}
+
+#[test]
+fn events_that_meet_a_row_on_its_way_wait_for_it_in_their_order() {
+    let mut fixture = Fixture::new();
+    let mut of_caller = request(id(1));
+    of_caller.id_origin = IdOrigin::Caller;
+    fixture.request(of_caller.clone());
+    let mut other = of_caller.clone();
+    other.request_hash = OTHER_HASH;
+    fixture.request(other);
+    fixture.request(of_caller);
+    fixture.reply(id(1), success("a", 1));
+    assert_eq!(fixture.engine.in_flight().loading, 1);
+    fixture.load();
+    assert_eq!(fixture.loaded, [id(1)], "one read serves all");
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Processing created locked due 10500 a:Completed#1 b:Running#1",
+            "ask b#1 by 10000",
+            "status Rejected Error id-conflict",
+        ]
+    );
+    let stats = fixture.engine.take_stats();
+    assert_eq!((stats.created, stats.duplicates, stats.rejected), (1, 1, 1));
+}
+
+#[test]
+fn the_rejected_twin_is_told_where_its_own_request_lies() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    let mut other = request(id(1));
+    other.request_hash = OTHER_HASH;
+    other.reply_to = Some("other.status".to_owned());
+    let offset = fixture.request(other);
+    let commands = fixture.round();
+    let [Command::Send(Message::Status(status))] = &commands[..] else {
+        panic!("{commands:?}");
+    };
+    assert_eq!(status.kind, StatusKind::Rejected);
+    assert_eq!(
+        status.request,
+        Position {
+            partition: PARTITION,
+            offset
+        }
+    );
+    assert_eq!(status.reply_to.as_deref(), Some("other.status"));
+    assert_eq!(status.error.as_ref().unwrap().code, "id-conflict");
+    assert_eq!(status.event_id, id(1).event_id("rejected-3-1"));
+}
+
+#[test]
+fn an_unknown_workflow_ends_in_error_where_people_see_it() {
+    let mut fixture = Fixture::new();
+    let mut unknown = request(id(1));
+    unknown.workflow = "nope".to_owned();
+    fixture.request(unknown);
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "attention 0",
+            "row Error created free",
+            "failed workflow-unknown",
+            "status Final Error workflow-unknown",
+        ]
+    );
+    let error = fixture.state(id(1)).error.clone().unwrap();
+    assert_eq!(error.error.message, "there is no workflow \"nope\"");
+    assert_eq!(fixture.requests_checkpoint(), 1);
+}
+
+#[test]
+fn new_operations_start_with_the_newest_version_and_old_ones_keep_theirs() {
+    let mut fixture = Fixture::new();
+    let mut old = request(id(1));
+    old.workflow = "old".to_owned();
+    fixture.request(old);
+    fixture.round();
+    assert_eq!(fixture.rows[&id(1)].created.workflow_version, 2);
+
+    // A row of version 1, of an earlier time, has one step only.
+    let mut row = fixture.rows[&id(1)].clone();
+    let mut created = (*row.created).clone();
+    created.workflow_version = 1;
+    created.step_names.truncate(1);
+    row.id = id(2);
+    row.created = created.into();
+    row.state.steps.truncate(1);
+    fixture.rows.insert(id(2), row);
+    fixture.restart(0, 0);
+    fixture.reply(id(2), success("a", 1));
+    fixture.load();
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Processed created free a:Completed#1",
+            "status Final Processed",
+        ]
+    );
+}
+
+#[test]
+fn a_row_whose_workflow_is_gone_or_has_other_steps_is_parked() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    let mut gone = fixture.rows[&id(1)].clone();
+    let mut created = (*gone.created).clone();
+    created.workflow_version = 9;
+    gone.id = id(2);
+    gone.created = created.clone().into();
+    created.workflow_version = 1;
+    created.step_names.swap(0, 1);
+    let mut swapped = gone.clone();
+    swapped.id = id(3);
+    swapped.created = created.into();
+    fixture.rows.extend([(id(2), gone), (id(3), swapped)]);
+    fixture.restart(0, 0);
+    for (number, version) in [(2, 9), (3, 1)] {
+        fixture.reply(id(number), success("a", 1));
+        fixture.load();
+        fixture.round();
+        let state = fixture.state(id(number));
+        assert_eq!(state.state, ProcessState::Error);
+        let error = &state.error.as_ref().unwrap().error;
+        assert_eq!(error.code, "workflow-unknown");
+        let version = format!("no version {version} with the steps");
+        assert!(error.message.contains(&version), "{}", error.message);
+    }
+}
+
+#[test]
+fn an_offset_that_is_read_twice_is_taken_once() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.apply(Event::Request {
+        offset: Offset(0),
+        fingerprint: 100,
+        bytes: 200,
+        rerouted: false,
+        request: request(id(2)),
+    });
+    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(fixture.engine.in_flight().operations, 1);
+}
+
+#[test]
+fn conditions_read_what_steps_produced_and_a_skipped_step_holds_nothing_up() {
+    use crate::fixture::step;
+    use waybill_engine::{Condition, StepDefinition, Workflow, Workflows};
+    let when = |step: &str, equals: &str| {
+        Some(Condition {
+            step: step.to_owned(),
+            output: "made".to_owned(),
+            equals: equals.to_owned(),
+        })
+    };
+    let steps = vec![
+        step("a"),
+        StepDefinition {
+            when: when("a", "something else"),
+            ..step("b")
+        },
+        StepDefinition {
+            when: when("b", "b-1"),
+            ..step("c")
+        },
+        StepDefinition {
+            when: when("a", "a-1"),
+            ..step("d")
+        },
+    ];
+    let workflow = Workflow::try_from(WorkflowDefinition {
+        name: "pair".to_owned(),
+        version: 7,
+        steps,
+    });
+    let workflows = Workflows::new(vec![workflow.unwrap()]).unwrap();
+    let mut fixture = Fixture::new();
+    fixture.engine = waybill_engine::PartitionEngine::new(
+        std::sync::Arc::default(),
+        workflows.into(),
+        crate::fixture::ownership(EPOCH),
+    );
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.reply(id(1), success("a", 1));
+    let commands = fixture.round();
+    assert_eq!(told(&commands)[1..], ["ask d#1 by 10000"]);
+    let states: Vec<_> = fixture
+        .state(id(1))
+        .steps
+        .iter()
+        .map(|step| step.state)
+        .collect();
+    assert_eq!(
+        states,
+        [
+            StepState::Completed,
+            StepState::Skipped,
+            StepState::Skipped,
+            StepState::Running
+        ]
+    );
+    fixture.reply(id(1), success("d", 1));
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Processed);
+}
+
+#[test]
+fn the_error_of_a_step_that_failed_for_good_stands_in_row_status_and_dead_letter() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), success("a", 1));
+    let refused = error("owner-suspended");
+    let outcome = waybill_engine::Outcome::Permanent {
+        error: refused.clone(),
+    };
+    fixture.reply(id(1), ("b".to_owned(), 1, outcome));
+    let commands = fixture.round();
+    let [
+        Command::Attention { at, operation },
+        Command::Persist(row),
+        Command::Send(Message::Failed(failed)),
+        Command::Send(Message::Status(status)),
+    ] = &commands[..]
+    else {
+        panic!("{commands:?}");
+    };
+    assert_eq!((*at, *operation), (T0, id(1)));
+    let reason = row.state.error.as_ref().unwrap();
+    assert_eq!(
+        (reason.step.as_deref(), &reason.error),
+        (Some("b"), &refused)
+    );
+    assert_eq!(status.error.as_ref(), Some(&refused));
+    assert_eq!(status.failing_step.as_deref(), Some("b"));
+    assert_eq!(
+        **failed,
+        waybill_engine::FailedOperation {
+            event_id: id(1).event_id("failed"),
+            operation: id(1),
+            caller_id: Some("order-1".to_owned()),
+            workflow: "pair".to_owned(),
+            workflow_version: 1,
+            tenant: "acme".to_owned(),
+            failing_step: Some("b".to_owned()),
+            failing_agent: Some("b-agent".to_owned()),
+            error: refused,
+            completed_steps: vec!["a".to_owned()],
+            failure_counts: vec![("b".to_owned(), 1)],
+            step_states: vec![
+                ("a".to_owned(), StepState::Completed),
+                ("b".to_owned(), StepState::Failed),
+            ],
+            input: br#"{"weight":3}"#.to_vec(),
+            requested_at: T0 - ms(3),
+            failed_at: T0,
+        }
+    );
+}

@@ -1,0 +1,476 @@
+//! Time: retries, time-outs, hand-off, hints; and what a new owner does with what it finds.
+
+use waybill_engine::{
+    Attempt, EngineConfig, Event, Offset, Outcome, Ownership, ProcessState, StepState, Timestamp,
+};
+
+use crate::fixture::{
+    EPOCH, Fixture, HASH, T0, error, id, ms, owner, ownership, request, success, told,
+};
+
+fn transient() -> Outcome {
+    Outcome::Transient {
+        error: error("busy"),
+    }
+}
+
+/// An operation that was handed off 5 s after its start, out of memory, due at 10.5 s.
+fn handed_off() -> Fixture {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.pass(ms(5_000));
+    fixture.round();
+    assert_eq!(fixture.engine.in_flight().operations, 0);
+    fixture
+}
+
+#[test]
+fn a_failed_attempt_is_repeated_after_its_wait_under_the_next_number() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.reply(id(1), ("a".to_owned(), 1, transient()));
+    fixture.round();
+    let retry_at = fixture.state(id(1)).steps[0].retry_at.unwrap();
+    assert!(T0 + ms(100) <= retry_at && retry_at <= T0 + ms(200));
+    assert_eq!(fixture.engine.next_timer(), Some(retry_at));
+    fixture.pass(ms(99));
+    assert_eq!(told(&fixture.round()), [""; 0], "not yet");
+    fixture.pass(ms(101));
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Processing locked due 10700 a:Running#2!1 b:NotStarted",
+            "ask a#2 by 10200",
+        ]
+    );
+}
+
+#[test]
+fn failures_of_one_step_up_to_the_allowed_number_end_the_operation() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), ("a".to_owned(), 1, transient()));
+    fixture.pass(ms(200));
+    fixture.reply(id(1), ("a".to_owned(), 2, transient()));
+    fixture.round();
+    let state = fixture.state(id(1));
+    assert_eq!(state.state, ProcessState::Error);
+    assert_eq!(state.failure_count, 2);
+    assert_eq!(state.error.as_ref().unwrap().error, error("busy"));
+}
+
+#[test]
+fn an_attempt_that_was_not_made_costs_no_failure_however_often() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    for attempt in 1..=20 {
+        let outcome = Outcome::NotAttempted {
+            error: error("breaker-open"),
+            retry_after_ms: 150,
+        };
+        fixture.reply(id(1), ("a".to_owned(), attempt, outcome));
+        fixture.pass(ms(150));
+    }
+    fixture.round();
+    let state = fixture.state(id(1));
+    assert_eq!(state.failure_count, 0);
+    assert_eq!(state.steps[0].attempt, Attempt(21));
+    assert_eq!(state.steps[0].state, StepState::Running);
+    assert_eq!(fixture.engine.take_stats().not_attempted, 20);
+}
+
+#[test]
+fn a_time_out_is_applied_only_after_the_grace_in_which_a_reply_may_still_come() {
+    let config = EngineConfig {
+        hand_off_after: ms(60_000),
+        ..EngineConfig::default()
+    };
+    let mut fixture = Fixture::with(config, ownership(EPOCH));
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.pass(ms(10_499));
+    assert_eq!(told(&fixture.round()), [""; 0]);
+    fixture.pass(ms(1));
+    fixture.round();
+    let step = &fixture.state(id(1)).steps[0];
+    assert_eq!(step.state, StepState::TimedOut);
+    assert_eq!(step.error.as_ref().unwrap().code, "complete-by-passed");
+    assert_eq!(fixture.engine.take_stats().time_outs, 1);
+}
+
+#[test]
+fn no_time_out_is_applied_before_replies_were_read_to_where_they_ended() {
+    let config = EngineConfig {
+        hand_off_after: ms(60_000),
+        ..EngineConfig::default()
+    };
+    let unread = Ownership {
+        replies_end: Offset(2),
+        ..ownership(EPOCH)
+    };
+    let mut fixture = Fixture::with(config, unread);
+    fixture.request(request(id(1)));
+    fixture.request(request(id(2)));
+    fixture.round();
+    fixture.pass(ms(20_000));
+    assert_eq!(
+        told(&fixture.round()),
+        [""; 0],
+        "both overdue, both held back"
+    );
+    assert_eq!(fixture.engine.take_stats().time_outs, 0);
+    // The reply that lay unread all the time.
+    fixture.reply(id(1), success("a", 1));
+    assert_eq!(fixture.engine.take_stats().time_outs, 0);
+    fixture.reply(id(9), success("a", 1));
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).steps[0].state, StepState::Completed);
+    assert_eq!(fixture.state(id(2)).steps[0].state, StepState::TimedOut);
+}
+
+#[test]
+fn a_pause_of_the_shell_puts_time_outs_off_until_replies_were_read_again() {
+    let config = EngineConfig {
+        hand_off_after: ms(60_000),
+        ..EngineConfig::default()
+    };
+    let mut fixture = Fixture::with(config, ownership(EPOCH));
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.now = fixture.now + ms(20_000);
+    fixture.apply(Event::InboxEnd(Offset(1)));
+    fixture.apply(Event::Tick);
+    assert_eq!(fixture.engine.take_stats().time_outs, 0);
+    fixture.apply(Event::InboxEnd(Offset(0)));
+    assert_eq!(fixture.engine.take_stats().time_outs, 1);
+}
+
+#[test]
+fn a_lingering_operation_is_handed_off_and_holds_the_checkpoint_no_longer() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    let held = fixture.engine.oldest_held().unwrap();
+    assert_eq!(
+        (held.operation, held.offset, held.since),
+        (id(1), Offset(0), T0)
+    );
+    assert_eq!(fixture.engine.next_timer(), Some(T0 + ms(5_000)));
+    fixture.pass(ms(5_000));
+    let batch = fixture.take().unwrap();
+    assert_eq!(
+        told(&batch.commands),
+        [
+            "index 10500",
+            "attention 5000",
+            "row Processing free handed-off due 10500 a:Running#1 b:NotStarted",
+        ]
+    );
+    assert_eq!(fixture.requests_checkpoint(), 0, "not before it is settled");
+    fixture.settle(batch.number);
+    assert_eq!(fixture.requests_checkpoint(), 1);
+    assert_eq!(fixture.engine.in_flight().operations, 0);
+    assert_eq!(fixture.engine.oldest_held(), None);
+}
+
+#[test]
+fn an_index_entry_is_never_so_near_that_it_could_be_missed() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.pass(ms(4_990));
+    fixture.reply(id(1), ("a".to_owned(), 1, transient()));
+    fixture.round();
+    assert!(fixture.state(id(1)).next_due.unwrap() < T0 + ms(5_200));
+    fixture.pass(ms(10));
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "index 6000",
+            "attention 5000",
+            "row Processing free handed-off due 6000 a:Failed#1!1 b:NotStarted",
+        ]
+    );
+}
+
+#[test]
+fn a_reply_that_comes_while_an_operation_is_handed_off_keeps_it_here_but_releases_its_request() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.pass(ms(5_000));
+    let hand_off = fixture.take().unwrap();
+    fixture.now = fixture.now + ms(1);
+    fixture.reply(id(1), success("a", 1));
+    let batch = fixture.take().unwrap();
+    assert_eq!(
+        told(&batch.commands),
+        [
+            "row Processing locked handed-off due 15501 a:Completed#1 b:Running#1",
+            "ask b#1 by 15001",
+        ],
+        "the entry at 10500 still stands, before it is due"
+    );
+    fixture.settle(hand_off.number);
+    assert_eq!(fixture.engine.in_flight().operations, 1);
+    assert_eq!(fixture.requests_checkpoint(), 1);
+    fixture.settle(batch.number);
+    fixture.pass(ms(5_000));
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "index 15501",
+            "row Processing free handed-off due 15501 a:Completed#1 b:Running#1",
+        ],
+        "and attention was called to it before"
+    );
+}
+
+#[test]
+fn a_reply_brings_a_handed_off_operation_back_without_asking_again_for_anything() {
+    let mut fixture = handed_off();
+    fixture.reply(id(1), success("a", 1));
+    fixture.load();
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Processing locked handed-off due 15500 a:Completed#1 b:Running#1",
+            "ask b#1 by 15000",
+        ]
+    );
+    fixture.reply(id(1), success("b", 1));
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Processed created free handed-off a:Completed#1 b:Completed#1",
+            "status Final Processed",
+        ]
+    );
+}
+
+#[test]
+fn an_entry_before_the_next_due_time_is_written_if_that_moves_forward() {
+    let mut fixture = handed_off();
+    fixture.now = T0 + ms(7_000);
+    fixture.reply(id(1), ("a".to_owned(), 1, transient()));
+    fixture.load();
+    let told = told(&fixture.round());
+    assert_eq!(told[0], "index 8000");
+    assert_eq!(told.len(), 2, "{told:?}");
+}
+
+#[test]
+fn a_hint_times_an_overdue_attempt_out_and_leaves_a_new_entry() {
+    let mut fixture = handed_off();
+    fixture.now = T0 + ms(10_500);
+    let sequence = fixture.hint(T0 + ms(10_500), id(1));
+    fixture.load();
+    let batch = fixture.take().unwrap();
+    assert_eq!(told(&batch.commands)[0], "index 11500");
+    assert_eq!(fixture.state(id(1)).steps[0].state, StepState::TimedOut);
+    assert_eq!(fixture.state(id(1)).locked_by, Some(owner(EPOCH)));
+    assert_eq!(fixture.engine.checkpoint().due, sequence);
+    fixture.settle(batch.number);
+    assert_eq!(fixture.engine.checkpoint().due, sequence + 1);
+}
+
+#[test]
+fn a_hint_that_another_entry_has_overtaken_is_settled_without_a_write() {
+    let mut fixture = handed_off();
+    fixture.now = T0 + ms(6_000);
+    fixture.hint(T0 + ms(6_000), id(1));
+    fixture.load();
+    assert_eq!(fixture.engine.in_flight().operations, 0);
+    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(fixture.engine.checkpoint().due, 1);
+}
+
+#[test]
+fn a_hint_for_an_operation_that_is_here_leaves_a_new_entry_while_it_lives() {
+    let mut fixture = handed_off();
+    fixture.reply(id(1), success("a", 1));
+    fixture.load();
+    fixture.round();
+    fixture.now = T0 + ms(10_500);
+    fixture.hint(T0 + ms(10_500), id(1));
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "index 15500",
+            "row Processing locked handed-off due 15500 a:Completed#1 b:Running#1",
+        ]
+    );
+    fixture.reply(id(1), success("b", 1));
+    fixture.hint(T0 + ms(15_500), id(1));
+    let batch = fixture.take().unwrap();
+    assert_eq!(told(&batch.commands).len(), 2, "final: no entry any more");
+    assert_eq!(
+        fixture.engine.checkpoint().due,
+        1,
+        "but not before it is announced"
+    );
+    fixture.settle(batch.number);
+    assert_eq!(fixture.engine.checkpoint().due, 2);
+}
+
+#[test]
+fn a_hint_for_an_unknown_or_final_operation_is_settled() {
+    let mut fixture = Fixture::new();
+    fixture.hint(T0, id(7));
+    fixture.load();
+    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(fixture.engine.checkpoint().due, 1);
+}
+
+#[test]
+fn a_new_owner_rewrites_what_runs_and_asks_for_it_again_under_the_same_attempt() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.now = T0 + ms(3_000);
+    fixture.restart(0, 0);
+    fixture.request(request(id(1)));
+    fixture.load();
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Processing locked due 13500 a:Running#1 b:NotStarted",
+            "ask a#1 by 13000",
+        ]
+    );
+    assert_eq!(fixture.state(id(1)).epoch, EPOCH.next());
+    assert_eq!(fixture.state(id(1)).locked_by, Some(owner(EPOCH.next())));
+    assert_eq!(
+        fixture.requests_checkpoint(),
+        0,
+        "its request holds it again"
+    );
+    assert_eq!(fixture.engine.oldest_held().unwrap().operation, id(1));
+    let stats = fixture.engine.take_stats();
+    assert_eq!((stats.resumed, stats.duplicates), (1, 0));
+}
+
+#[test]
+fn a_reply_that_waits_for_its_row_spares_the_new_owner_to_ask_again() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.restart(0, 0);
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), success("a", 1));
+    fixture.load();
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Processing locked due 10500 a:Completed#1 b:Running#1",
+            "ask b#1 by 10000",
+        ]
+    );
+}
+
+#[test]
+fn a_new_owner_announces_a_final_operation_again_with_the_very_same_records() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.reply(
+        id(1),
+        (
+            "a".to_owned(),
+            1,
+            Outcome::Permanent {
+                error: error("refused"),
+            },
+        ),
+    );
+    let first = fixture.take().unwrap().commands;
+    fixture.now = fixture.now + ms(60_000);
+    fixture.restart(0, 0);
+    fixture.request(request(id(1)));
+    fixture.load();
+    let again = fixture.round();
+    assert_eq!(
+        told(&again),
+        ["failed refused", "status Final Error refused"]
+    );
+    assert_eq!(again[..], first[first.len() - 2..]);
+    assert_eq!(fixture.requests_checkpoint(), 1);
+    assert_eq!(fixture.engine.in_flight().operations, 0);
+}
+
+#[test]
+fn a_repeat_of_what_this_owner_has_ended_and_announced_changes_nothing() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), success("a", 1));
+    fixture.reply(id(1), success("b", 1));
+    fixture.round();
+    let mut repeat = request(id(1));
+    repeat.id_origin = waybill_engine::IdOrigin::Caller;
+    assert_eq!(repeat.request_hash, HASH);
+    fixture.request(repeat);
+    fixture.reply(id(1), success("b", 1));
+    fixture.load();
+    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(
+        (fixture.requests_checkpoint(), fixture.replies_checkpoint()),
+        (2, 3)
+    );
+    let stats = fixture.engine.take_stats();
+    assert_eq!((stats.duplicates, stats.stale_replies), (1, 1));
+}
+
+#[test]
+fn branches_that_run_when_an_operation_fails_for_good_change_it_no_more() {
+    let mut fixture = Fixture::new();
+    let mut twins = request(id(1));
+    twins.workflow = "twins".to_owned();
+    fixture.request(twins);
+    assert_eq!(
+        told(&fixture.round())[1..],
+        ["ask a#1 by 10000", "ask b#1 by 10000"]
+    );
+    let outcome = Outcome::Permanent {
+        error: error("refused"),
+    };
+    fixture.reply(id(1), ("a".to_owned(), 1, outcome));
+    fixture.take();
+    let before = fixture.state(id(1)).clone();
+    fixture.reply(id(1), success("b", 1));
+    fixture.pass(ms(30_000));
+    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(*fixture.state(id(1)), before);
+    assert_eq!(before.steps[1].state, StepState::Running);
+    assert_eq!(fixture.engine.take_stats().late_successes, 1);
+}
+
+#[test]
+fn a_late_success_of_a_superseded_attempt_changes_nothing_and_is_counted() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), ("a".to_owned(), 1, transient()));
+    fixture.pass(ms(200));
+    fixture.round();
+    fixture.reply(id(1), success("a", 1));
+    assert_eq!(told(&fixture.round()), [""; 0]);
+    assert_eq!(fixture.state(id(1)).steps[0].state, StepState::Running);
+    let stats = fixture.engine.take_stats();
+    assert_eq!((stats.stale_replies, stats.late_successes), (1, 1));
+    assert_eq!(fixture.replies_checkpoint(), 2, "it is done all the same");
+}
+
+#[test]
+fn times_that_go_back_change_nothing_but_time() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.now = Timestamp(T0.as_micros() - 60_000_000);
+    fixture.apply(Event::Tick);
+    fixture.reply(id(1), success("a", 1));
+    let first = fixture.rows[&id(1)].stamp;
+    fixture.round();
+    assert!(
+        fixture.rows[&id(1)].stamp > first,
+        "stamps grow all the same"
+    );
+}

@@ -1,0 +1,258 @@
+//! Batches, stamps, the window, strangers, and failures of the engine itself.
+
+use waybill_engine::{
+    Command, EngineConfig, Event, ForwardRecord, InFlight, Message, Offset, Outcome, Ownership,
+    PartitionId, Source, Stamp,
+};
+
+use crate::fixture::{EPOCH, Fixture, T0, error, id, ms, ownership, request, success, told};
+
+fn record() -> Box<ForwardRecord> {
+    Box::new(ForwardRecord {
+        key: Some(b"key".to_vec()),
+        value: Some(vec![0xff, 0x00]),
+        headers: vec![("traceparent".to_owned(), None)],
+        timestamp_ms: 17,
+    })
+}
+
+#[test]
+fn batches_count_as_settled_in_their_order() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    let first = fixture.take().unwrap();
+    fixture.reply(id(1), success("a", 1));
+    let second = fixture.take().unwrap();
+    fixture.settle(second.number);
+    assert_eq!(fixture.replies_checkpoint(), 0);
+    assert_eq!(fixture.engine.checkpoint().consumed, Offset(0));
+    fixture.settle(first.number);
+    assert_eq!(fixture.replies_checkpoint(), 1);
+    assert_eq!(fixture.engine.checkpoint().consumed, Offset(1));
+    fixture.settle(first.number);
+    assert_eq!(fixture.replies_checkpoint(), 1, "settled twice is settled");
+}
+
+#[test]
+fn a_batch_that_only_carries_doneness_has_no_commands() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.request(request(id(1)));
+    let batch = fixture.take().unwrap();
+    assert_eq!(batch.commands, []);
+    assert_eq!(fixture.engine.checkpoint().consumed, Offset(1));
+    fixture.settle(batch.number);
+    assert_eq!(fixture.engine.checkpoint().consumed, Offset(2));
+    assert_eq!(fixture.take(), None);
+}
+
+#[test]
+fn a_stamp_is_the_time_but_always_above_the_last_and_not_below_the_floor() {
+    let floor = T0.as_micros() + 10;
+    let mut fixture = Fixture::with(
+        EngineConfig::default(),
+        Ownership {
+            stamp_floor: Stamp(floor),
+            ..ownership(EPOCH)
+        },
+    );
+    let mut stamps = Vec::new();
+    for (number, advance_ms) in [(1, 0), (2, 0), (3, 5)] {
+        fixture.now = fixture.now + ms(advance_ms);
+        fixture.request(request(id(number)));
+        fixture.round();
+        stamps.push(fixture.rows[&id(number)].stamp.0 - T0.as_micros());
+    }
+    assert_eq!(stamps, [10, 11, 5_000]);
+}
+
+#[test]
+fn without_a_stamp_below_the_limit_rows_wait_until_the_limit_rises() {
+    let limit = T0.as_micros() + 1;
+    let mut fixture = Fixture::with(
+        EngineConfig::default(),
+        Ownership {
+            stamp_limit: Stamp(limit),
+            ..ownership(EPOCH)
+        },
+    );
+    fixture.request(request(id(1)));
+    assert!(fixture.take().is_some());
+    fixture.request(request(id(2)));
+    assert_eq!(fixture.take(), None);
+    fixture.apply(Event::StampLimit(Stamp(limit - 1)));
+    assert_eq!(fixture.take(), None, "a limit never falls");
+    fixture.apply(Event::StampLimit(Stamp(limit + 1)));
+    assert_eq!(told(&fixture.round()).len(), 2);
+}
+
+#[test]
+fn the_window_is_full_by_count_or_by_bytes_until_operations_leave() {
+    let by_count = EngineConfig {
+        in_flight_max: 2,
+        ..EngineConfig::default()
+    };
+    let by_bytes = EngineConfig {
+        in_flight_bytes_max: 2_000,
+        ..EngineConfig::default()
+    };
+    for config in [by_count, by_bytes] {
+        let mut fixture = Fixture::with(config, ownership(EPOCH));
+        fixture.request(request(id(1)));
+        assert!(fixture.engine.has_room());
+        fixture.request(request(id(2)));
+        assert!(!fixture.engine.has_room());
+        for number in [1, 2] {
+            fixture.reply(id(number), success("a", 1));
+            fixture.reply(id(number), success("b", 1));
+        }
+        assert!(
+            !fixture.engine.has_room(),
+            "they leave when they are settled"
+        );
+        fixture.round();
+        assert!(fixture.engine.has_room());
+        assert_eq!(fixture.engine.in_flight(), InFlight::default());
+    }
+}
+
+#[test]
+fn rows_on_their_way_and_what_waits_for_them_count_against_the_window() {
+    let mut fixture = Fixture::new();
+    fixture.reply(id(1), success("a", 1));
+    fixture.reply(id(1), success("a", 1));
+    let held = fixture.engine.in_flight();
+    assert_eq!((held.operations, held.loading), (0, 1));
+    assert!(held.bytes > 0);
+    fixture.load();
+    assert_eq!(fixture.engine.in_flight(), InFlight::default());
+    assert_eq!(fixture.engine.take_stats().unknown_replies, 2);
+}
+
+#[test]
+fn an_answer_from_the_store_that_nobody_waits_for_is_ignored() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    let row = fixture.rows[&id(1)].clone();
+    for (operation, row) in [(id(1), Some(Box::new(row))), (id(2), None)] {
+        fixture.apply(Event::Loaded { operation, row });
+    }
+    assert_eq!(fixture.take(), None);
+    assert_eq!(fixture.engine.in_flight().operations, 1);
+}
+
+#[test]
+fn an_unreadable_record_goes_to_the_dead_letters_as_it_came() {
+    let mut fixture = Fixture::new();
+    for source in [Source::Requests, Source::Replies] {
+        fixture.apply(Event::Unreadable {
+            source,
+            offset: Offset(0),
+            fingerprint: 9,
+            cause: "not Avro".to_owned(),
+            record: record(),
+        });
+        let batch = fixture.take().unwrap();
+        assert_eq!(
+            batch.commands,
+            [Command::Send(Message::DeadLetter {
+                source,
+                offset: Offset(0),
+                cause: "not Avro".to_owned(),
+                record: record(),
+            })]
+        );
+        fixture.settle(batch.number);
+    }
+    let checkpoint = fixture.engine.checkpoint();
+    assert_eq!(
+        (checkpoint.requests, checkpoint.replies),
+        (Offset(1), Offset(1))
+    );
+    assert_eq!(checkpoint.requests_fingerprint, Some(9));
+    assert_eq!(checkpoint.consumed, Offset(1));
+}
+
+#[test]
+fn a_misplaced_record_is_sent_home_once_and_then_to_the_dead_letters() {
+    let mut fixture = Fixture::new();
+    for (offset, already_rerouted) in [(0, false), (1, true)] {
+        fixture.apply(Event::Misplaced {
+            source: Source::Requests,
+            offset: Offset(offset),
+            fingerprint: 9,
+            home: PartitionId(6),
+            already_rerouted,
+            record: record(),
+        });
+    }
+    let batch = fixture.take().unwrap();
+    let [
+        Command::Send(home),
+        Command::Send(Message::DeadLetter { cause, offset, .. }),
+    ] = &batch.commands[..]
+    else {
+        panic!("{:?}", batch.commands);
+    };
+    assert_eq!(
+        *home,
+        Message::Home {
+            source: Source::Requests,
+            partition: PartitionId(6),
+            record: record(),
+        }
+    );
+    assert_eq!(*offset, Offset(1));
+    assert_eq!(
+        cause,
+        "its operation belongs to partition 6 of 8, not to 3, and it was sent home before"
+    );
+    assert_eq!(fixture.requests_checkpoint(), 0, "not before home has it");
+    fixture.settle(batch.number);
+    assert_eq!(fixture.requests_checkpoint(), 2);
+    let stats = fixture.engine.take_stats();
+    assert_eq!((stats.misplaced, stats.dead_lettered), (2, 1));
+}
+
+#[test]
+fn a_panic_parks_its_operation_and_the_partition_goes_on() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.request(request(id(2)));
+    fixture.round();
+    // A count that cannot be: the next failure would overflow it.
+    let row = fixture.rows.get_mut(&id(1)).unwrap();
+    row.state.steps[0].failure_count = u32::MAX;
+    fixture.restart(0, 0);
+    let transient = Outcome::Transient {
+        error: error("busy"),
+    };
+    fixture.reply(id(1), ("a".to_owned(), 1, transient));
+    fixture.reply(id(2), success("a", 1));
+    fixture.load();
+    let told = told(&fixture.round());
+    assert_eq!(told[0], "attention 0");
+    assert!(told[1].starts_with("row Error created free"), "{told:?}");
+    assert!(told[2].starts_with("row Processing locked"), "{told:?}");
+    assert_eq!(
+        told[3..],
+        [
+            "failed internal-error",
+            "status Final Error internal-error",
+            "ask b#1 by 10000",
+        ]
+    );
+    let reason = fixture.state(id(1)).error.clone().unwrap().error.message;
+    assert!(reason.contains("overflow"), "{reason}");
+    assert_eq!(fixture.engine.take_stats().internal_errors, 1);
+}
+
+#[test]
+fn the_fingerprint_of_a_checkpoint_that_did_not_move_is_that_of_the_old_one() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    assert_eq!(fixture.engine.checkpoint().requests_fingerprint, None);
+}
