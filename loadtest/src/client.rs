@@ -18,7 +18,10 @@ pub struct Client {
 
 impl Client {
     pub fn new(address: SocketAddr) -> Self {
-        Self { address, connection: None }
+        Self {
+            address,
+            connection: None,
+        }
     }
 
     /// Posts `body` and returns the status and the answer.
@@ -59,7 +62,9 @@ impl Client {
 }
 
 async fn connect(address: SocketAddr) -> anyhow::Result<SendRequest<Full<Bytes>>> {
-    let stream = TcpStream::connect(address).await.context("the API cannot be reached")?;
+    let stream = TcpStream::connect(address)
+        .await
+        .context("the API cannot be reached")?;
     stream.set_nodelay(true)?;
     let (sender, connection) = handshake(TokioIo::new(stream)).await?;
     // Ends with the connection; an error shows up as a failed request.

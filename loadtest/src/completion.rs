@@ -12,7 +12,12 @@ use waybill_engine::{OperationId, OperationStatus, PartitionId, ProcessState};
 use waybill_kafka::{Admin, ConsumerOptions, KafkaSettings, PartitionConsumer, PollLimits};
 use waybill_messages::{Record as _, Topics};
 
-const POLL: PollLimits = PollLimits { records: 10_000, bytes: 16 * 1024 * 1024 };
+use crate::run::record;
+
+const POLL: PollLimits = PollLimits {
+    records: 10_000,
+    bytes: 16 * 1024 * 1024,
+};
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Follows the status topic from where it ended when this was made.
@@ -52,7 +57,12 @@ pub struct Finished {
 impl Default for Finished {
     fn default() -> Self {
         let end_to_end_us = Histogram::new(3).expect("three digits are allowed");
-        Self { completed: 0, failed: 0, end_to_end_us, last: None }
+        Self {
+            completed: 0,
+            failed: 0,
+            end_to_end_us,
+            last: None,
+        }
     }
 }
 
@@ -62,8 +72,10 @@ impl Completions {
         let topics = Topics::new(prefix);
         let topic = topics.operation_status().to_owned();
         let admin = Admin::new(&settings, "waybill-loadtest-admin")?;
-        let partitions =
-            admin.topic_partitions(&topic).await?.context("there is no status topic")?;
+        let partitions = admin
+            .topic_partitions(&topic)
+            .await?
+            .context("there is no status topic")?;
         let consumer =
             PartitionConsumer::new(&settings, &ConsumerOptions::new("waybill-loadtest"))?;
         let mut ends = Vec::new();
@@ -81,13 +93,20 @@ impl Completions {
         let follower = std::thread::Builder::new()
             .name("status".to_owned())
             .spawn(move || following.follow(&consumer))?;
-        *shared.follower.lock().unwrap_or_else(PoisonError::into_inner) = Some(follower);
+        *shared
+            .follower
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(follower);
         Ok(Self { shared })
     }
 
     /// A request was accepted that was meant to leave at `intended`.
     pub fn accepted(&self, id: OperationId, intended: Instant) {
-        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self
+            .shared
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         match state.early.remove(&id) {
             Some((at, end)) => state.finished.count(intended, at, end),
             None => drop(state.open.insert(id, intended)),
@@ -98,7 +117,11 @@ impl Completions {
     pub fn finish(&self, accepted: usize, patience: Duration) -> Finished {
         let deadline = Instant::now() + patience;
         let finished = loop {
-            let state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let state = self
+                .shared
+                .state
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             let done = state.finished.completed + state.finished.failed >= accepted;
             if done || Instant::now() >= deadline {
                 break state.finished.clone();
@@ -107,8 +130,12 @@ impl Completions {
             std::thread::sleep(Duration::from_millis(20));
         };
         self.shared.stop.store(true, Ordering::Relaxed);
-        let follower =
-            self.shared.follower.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let follower = self
+            .shared
+            .follower
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         if follower.is_some_and(|follower| follower.join().is_err()) {
             eprintln!("the thread that follows the status topic panicked");
         }
@@ -149,7 +176,10 @@ impl Finished {
             self.failed += 1;
         }
         let micros = at.saturating_duration_since(intended).as_micros();
-        self.end_to_end_us.saturating_record(u64::try_from(micros).unwrap_or(u64::MAX));
+        record(
+            &mut self.end_to_end_us,
+            u64::try_from(micros).unwrap_or(u64::MAX),
+        );
         self.last = Some(self.last.map_or(at, |last| last.max(at)));
     }
 }

@@ -27,7 +27,9 @@ impl Usage {
             .with_context(|| format!("process {pid} cannot be read"))?;
         for thread in threads {
             // A thread that ended meanwhile has nothing to tell.
-            let Ok(stat) = fs::read_to_string(thread?.path().join("stat")) else { continue };
+            let Ok(stat) = fs::read_to_string(thread?.path().join("stat")) else {
+                continue;
+            };
             if let Some((name, seconds)) = thread_of(&stat) {
                 *usage.threads.entry(name).or_default() += seconds;
             }
@@ -45,9 +47,15 @@ impl Usage {
     /// What was used after `before`; memory as it is now.
     pub fn since(&self, before: &Self) -> Self {
         let threads = self.threads.iter().map(|(name, seconds)| {
-            (name.clone(), seconds - before.threads.get(name).copied().unwrap_or(0.0))
+            (
+                name.clone(),
+                seconds - before.threads.get(name).copied().unwrap_or(0.0),
+            )
         });
-        Self { threads: threads.collect(), resident_mib: self.resident_mib }
+        Self {
+            threads: threads.collect(),
+            resident_mib: self.resident_mib,
+        }
     }
 
     /// CPU seconds of all threads.

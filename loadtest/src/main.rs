@@ -71,21 +71,32 @@ enum Transport {
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     anyhow::ensure!(arguments.rate > 0.0, "--rate must be above 0");
-    anyhow::ensure!(arguments.connections > 0 && arguments.batch > 0, "nothing can be sent");
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    anyhow::ensure!(
+        arguments.connections > 0 && arguments.batch > 0,
+        "nothing can be sent"
+    );
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let completions = runtime
-        .block_on(Completions::follow(&arguments.brokers, &arguments.topic_prefix))
+        .block_on(Completions::follow(
+            &arguments.brokers,
+            &arguments.topic_prefix,
+        ))
         .context("the status topic cannot be followed")?;
     let before = arguments.pid.map(Usage::read).transpose()?;
     let run = runtime.block_on(run::run(&arguments, &completions))?;
     let finished = completions.finish(run.accepted, Duration::from_secs(arguments.wait_seconds));
     let after = arguments.pid.map(Usage::read).transpose()?;
-    let usage = before.zip(after).map(|(before, after)| after.since(&before));
+    let usage = before
+        .zip(after)
+        .map(|(before, after)| after.since(&before));
     let report = report::Report::new(&arguments, &run, &finished, usage.as_ref());
     print!("{report}");
     if let Some(path) = &arguments.json {
         let json = serde_json::to_vec_pretty(&report)?;
-        std::fs::write(path, json).with_context(|| format!("{} cannot be written", path.display()))?;
+        std::fs::write(path, json)
+            .with_context(|| format!("{} cannot be written", path.display()))?;
     }
     anyhow::ensure!(
         arguments.wait_seconds == 0 || finished.completed == run.accepted,

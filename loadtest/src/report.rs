@@ -54,8 +54,17 @@ impl Percentiles {
 
 impl fmt::Display for Percentiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { p50, p90, p99, p999, max } = self;
-        write!(f, "p50 {p50:.1}  p90 {p90:.1}  p99 {p99:.1}  p99.9 {p999:.1}  max {max:.1} ms")
+        let Self {
+            p50,
+            p90,
+            p99,
+            p999,
+            max,
+        } = self;
+        write!(
+            f,
+            "p50 {p50:.1}  p90 {p90:.1}  p99 {p99:.1}  p99.9 {p999:.1}  max {max:.1} ms"
+        )
     }
 }
 
@@ -68,9 +77,9 @@ impl Report {
     ) -> Self {
         let per_second = |count: usize, seconds: f64| count as f64 / seconds.max(1e-9);
         let elapsed = run.elapsed.as_secs_f64();
-        let until_last = finished
-            .last
-            .map_or(elapsed, |last| last.saturating_duration_since(run.began).as_secs_f64());
+        let until_last = finished.last.map_or(elapsed, |last| {
+            last.saturating_duration_since(run.began).as_secs_f64()
+        });
         let deliveries = run.accepted.max(1) as f64;
         let micros = |seconds: f64| seconds * 1e6 / deliveries;
         Self {
@@ -86,7 +95,13 @@ impl Report {
             end_to_end_ms: Percentiles::of(&finished.end_to_end_us),
             cpu_us_per_delivery: usage.map(|usage| micros(usage.total())),
             cpu_us_per_delivery_by_thread: usage
-                .map(|usage| usage.threads.iter().map(|(n, s)| (n.clone(), micros(*s))).collect())
+                .map(|usage| {
+                    usage
+                        .threads
+                        .iter()
+                        .map(|(n, s)| (n.clone(), micros(*s)))
+                        .collect()
+                })
                 .unwrap_or_default(),
             resident_mib: usage.map(|usage| usage.resident_mib),
         }
@@ -108,7 +123,11 @@ impl fmt::Display for Report {
         }
         writeln!(f, "acceptance  {}", self.acceptance_ms)?;
         if self.completed + self.failed > 0 {
-            writeln!(f, "completed   {} ({:.0}/s)", self.completed, self.rate_completed)?;
+            writeln!(
+                f,
+                "completed   {} ({:.0}/s)",
+                self.completed, self.rate_completed
+            )?;
             writeln!(f, "failed      {}", self.failed)?;
             writeln!(f, "end to end  {}", self.end_to_end_ms)?;
         }

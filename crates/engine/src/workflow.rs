@@ -202,3 +202,6 @@ impl Workflows {
         self.by_name.values().flat_map(BTreeMap::values)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -180,9 +180,10 @@ async fn closing_finishes_the_writes_that_wait() {
     store.close().await.unwrap();
     let written = match finished_already {
         Some(written) => written,
-        None => writes.await,
+        None => (&mut writes).await,
     };
     assert!(written.iter().all(Result::is_ok), "{written:?}");
+    drop(writes);
     drop(store);
     let read = subject.store().get_many(ids).await.unwrap();
     assert!(read.iter().all(Option::is_some));

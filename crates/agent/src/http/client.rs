@@ -43,7 +43,7 @@ impl Client {
             let connector = HttpsConnector::from((http, tls_connector()?.into()));
             Ok(Self::Tls(builder.build(connector)))
         } else {
-            Ok(Self::Plain(builder.build_http()))
+            Ok(Self::Plain(builder.build(http)))
         }
     }
 

@@ -281,7 +281,7 @@ async fn topics_are_created_grown_configured_and_deleted_by_an_admin_client() {
             RDKafkaErrorCode::InvalidReplicationFactor,
         ),
         (
-            NewTopic::new("u", 1_000_000, TopicReplication::Fixed(1)),
+            NewTopic::new("u", 99_999, TopicReplication::Fixed(1)),
             RDKafkaErrorCode::InvalidPartitions,
         ),
     ];

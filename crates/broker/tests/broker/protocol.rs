@@ -338,7 +338,7 @@ async fn batches_that_are_damaged_old_or_too_large_are_refused_by_their_own_erro
         bad
     };
     let cases = [
-        (with(70, 0xff), ResponseError::CorruptMessage),
+        (with(65, 0xff), ResponseError::CorruptMessage),
         (good[..30].to_vec(), ResponseError::CorruptMessage),
         (Vec::new(), ResponseError::CorruptMessage),
         (with(16, 1), ResponseError::UnsupportedForMessageFormat),

@@ -293,12 +293,12 @@ impl Live {
         Some(due.map_or(hand_off, |due| due.min(hand_off)))
     }
 
-    /// Whether the store has it exactly as it is here, and the deadline index an entry.
+    /// Whether the store has it exactly as it is here: then the deadline index also has its entry,
+    /// for one that came up would have changed it.
     pub(super) fn is_handed_off_unchanged(&self) -> bool {
         !self.state.state.is_final()
             && self.state.handed_off
             && self.state.locked_by.is_none()
-            && self.indexed.is_some()
             && self.leaving.is_none()
             && self.pending.is_empty()
     }

@@ -555,6 +555,7 @@ impl Shell {
         // Now and then hardly any stamps, so that they run out before the first renewal.
         let stamps = if rng.chance(10) { 2 } else { 2 * LEASE_MICROS };
         world.epoch = world.epoch.next();
+        world.replies_end = world.replies.len();
         world.stamp_limit = Stamp(floor.0.max(now.0) + stamps);
         let checkpoint = world.checkpoint;
         let ownership = Ownership {

@@ -2,11 +2,12 @@
 //! every write and every message against what must hold at that moment.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use waybill_engine::{
     Command, CreateRequest, Epoch, IdOrigin, Message, Offset, OperationId, OperationRow,
-    OperationStatus, PartitionId, ProcessState, RequestHash, RowChange, Source, Stamp, StatusKind,
-    StepReply, StepRequest, StepState, Timestamp, Workflows,
+    OperationStatus, Outcome, PartitionId, ProcessState, RequestHash, RowChange, Source, Stamp,
+    StatusKind, StepReply, StepRequest, StepState, Timestamp, Workflows,
 };
 
 pub const PARTITION: PartitionId = PartitionId(3);
@@ -51,6 +52,8 @@ pub struct World {
     rejected: BTreeSet<Offset>,
     dead: BTreeSet<Offset>,
     homes: usize,
+    /// Where the replies ended when the present owner took its lease.
+    pub replies_end: usize,
     /// Operations whose rows were also written by an owner that had lost its lease.
     pub touched_late: BTreeSet<OperationId>,
 }
@@ -81,6 +84,7 @@ impl World {
             rejected: BTreeSet::new(),
             dead: BTreeSet::new(),
             homes: 0,
+            replies_end: 0,
             touched_late: BTreeSet::new(),
         }
     }
@@ -120,6 +124,7 @@ impl World {
             self.check_succession(old, &change);
         }
         self.check_order(&change);
+        self.check_ends_of_attempts(&change, late);
         for (index, step) in change.state.steps.iter().enumerate() {
             if step.state == StepState::Running && !change.state.state.is_final() {
                 let by = step.complete_by.expect("a running step has a complete-by");
@@ -205,6 +210,40 @@ impl World {
                     change.id
                 );
             }
+        }
+    }
+
+    /// An attempt ends by a reply to that very attempt, or by a time-out for want of one.
+    fn check_ends_of_attempts(&self, change: &RowChange, late: bool) {
+        let old = self.rows.get(&change.id);
+        let created = change.created.as_ref().or(old.map(|row| &row.created));
+        let names = &created.expect("the first write has all columns").step_names;
+        for (index, step) in change.state.steps.iter().enumerate() {
+            let before = old.map(|row| &row.state.steps[index]);
+            if before.is_some_and(|old| (old.state, old.attempt) == (step.state, step.attempt)) {
+                continue;
+            }
+            let mut replies = self.replies.iter().enumerate().filter(|(_, reply)| {
+                reply.operation == change.id
+                    && *reply.step == *names[index]
+                    && reply.attempt == step.attempt
+            });
+            let fits = match step.state {
+                StepState::Completed => {
+                    replies.any(|(_, reply)| matches!(reply.outcome, Outcome::Success { .. }))
+                }
+                StepState::Failed => replies.next().is_some(),
+                StepState::TimedOut => {
+                    late || self.touched_late.contains(&change.id)
+                        || replies.all(|(offset, _)| offset >= self.replies_end)
+                }
+                StepState::NotStarted | StepState::Running | StepState::Skipped => true,
+            };
+            assert!(
+                fits,
+                "{}: no reply has led to {}: {step:?}",
+                change.id, names[index]
+            );
         }
     }
 
@@ -354,10 +393,13 @@ impl World {
         let Some(row) = self.rows.get(&id) else {
             return false;
         };
-        let indexed = self
-            .index
-            .iter()
-            .any(|(due, entry)| *entry == id && bucket_of(*due) >= self.checkpoint.bucket);
+        // An entry at or before what is due next, or soon after it was written.
+        let soon = row.state.updated_at + Duration::from_secs(5);
+        let by = row.state.next_due.map(|due| due.max(soon));
+        let in_time = |due| by.is_none_or(|by| due <= by) || self.touched_late.contains(&id);
+        let indexed = self.index.iter().any(|(due, entry)| {
+            *entry == id && bucket_of(*due) >= self.checkpoint.bucket && in_time(*due)
+        });
         let announced = row.state.state.is_final() && self.announced.contains_key(&id);
         announced || (row.state.handed_off && indexed)
     }

@@ -78,7 +78,10 @@ struct Abandoned;
 
 impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
     /// A batch that reads `parts` and writes to `answers`.
-    #[allow(clippy::too_many_arguments, reason = "made in one place, of parts that do not group")]
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "made in one place, of parts that do not group"
+    )]
     pub fn new(
         parts: Parts<B>,
         limits: BatchLimits,
@@ -162,7 +165,11 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
     /// Takes the whole lines that are there, in groups: one read of the store for each.
     async fn take_lines(&mut self) -> Result<(), Abandoned> {
         loop {
-            let room = self.limits.lines_max.saturating_sub(self.waiting.len()).max(1);
+            let room = self
+                .limits
+                .lines_max
+                .saturating_sub(self.waiting.len())
+                .max(1);
             let mut group = Vec::new();
             while group.len() < room
                 && let Some(line) = self.lines.next()
@@ -187,9 +194,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
     }
 
     async fn submit(&mut self, group: Vec<Result<Submission, Problem>>) {
-        let is_callers = |submission: &&Submission| {
-            submission.record.id_origin == IdOrigin::Caller
-        };
+        let is_callers = |submission: &&Submission| submission.record.id_origin == IdOrigin::Caller;
         let callers: Vec<_> = group
             .iter()
             .flatten()
@@ -276,7 +281,10 @@ async fn settled(
         None => std::future::pending().await,
         Some(Waiting::InFlight(in_flight)) => in_flight.outcome(accept_timeout).await,
         Some(Waiting::Known(known)) => {
-            let taken = Err(Problem::new(Kind::Internal, "This answer was given already."));
+            let taken = Err(Problem::new(
+                Kind::Internal,
+                "This answer was given already.",
+            ));
             std::mem::replace(known, taken)
         }
     }

@@ -32,9 +32,9 @@ impl Body for Payload {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         match &mut *self {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::Stream(receiver) => {
-                receiver.poll_recv(cx).map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
-            }
+            Self::Stream(receiver) => receiver
+                .poll_recv(cx)
+                .map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes)))),
         }
     }
 
@@ -59,12 +59,16 @@ where
         return Err(too_large(bytes_max));
     }
     let mut parts = Parts::new(body, pause_max);
-    let Some(first) = parts.next().await? else { return Ok(Bytes::new()) };
+    let Some(first) = parts.next().await? else {
+        return Ok(Bytes::new());
+    };
     if first.len() > bytes_max {
         return Err(too_large(bytes_max));
     }
     // Nearly every body comes in one piece, which is then not copied.
-    let Some(second) = parts.next().await? else { return Ok(first) };
+    let Some(second) = parts.next().await? else {
+        return Ok(first);
+    };
     let mut whole = BytesMut::from(first);
     let mut part = second;
     loop {
@@ -132,10 +136,16 @@ impl<B: Body<Data = Bytes> + Unpin> Parts<B> {
 }
 
 fn incomplete() -> Problem {
-    Problem::new(Kind::IncompleteBody, "The body ended early, or its framing is malformed.")
+    Problem::new(
+        Kind::IncompleteBody,
+        "The body ended early, or its framing is malformed.",
+    )
 }
 
 /// A body, or a line, is longer than it may be.
 pub fn too_large(bytes_max: usize) -> Problem {
-    Problem::new(Kind::BodyTooLarge, format!("At most {bytes_max} bytes are taken."))
+    Problem::new(
+        Kind::BodyTooLarge,
+        format!("At most {bytes_max} bytes are taken."),
+    )
 }

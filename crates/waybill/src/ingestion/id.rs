@@ -59,14 +59,21 @@ impl CallerId {
                 return Err(BadCallerId);
             }
         }
-        if count == 0 { Err(BadCallerId) } else { Ok(Self(text)) }
+        if count == 0 {
+            Err(BadCallerId)
+        } else {
+            Ok(Self(text))
+        }
     }
 
     /// Takes the value of an `Idempotency-Key` header, with or without the quotes of a structured
     /// field's string.
     pub fn of_header(value: &[u8]) -> Result<Self, BadCallerId> {
         let text = std::str::from_utf8(value).map_err(|_| BadCallerId)?.trim();
-        let bare = text.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(text);
+        let bare = text
+            .strip_prefix('"')
+            .and_then(|rest| rest.strip_suffix('"'))
+            .unwrap_or(text);
         Self::new(bare)
     }
 
@@ -77,7 +84,8 @@ impl CallerId {
 
     /// The operation that `tenant` knows by this id.
     pub fn operation(&self, tenant: &str) -> OperationId {
-        self.as_ours(tenant).unwrap_or_else(|| OperationId::of_caller(tenant, &self.0))
+        self.as_ours(tenant)
+            .unwrap_or_else(|| OperationId::of_caller(tenant, &self.0))
     }
 
     /// The operation id that this text is, if ingestion made it for `tenant`.
@@ -126,7 +134,10 @@ mod tests {
             assert!(seen.insert(id));
         }
         let mistaken = seen.iter().filter(|id| is_ours(**id, "other")).count();
-        assert!(mistaken < 10, "{mistaken} of 10,000 ids pass for another tenant's");
+        assert!(
+            mistaken < 10,
+            "{mistaken} of 10,000 ids pass for another tenant's"
+        );
     }
 
     #[test]
@@ -139,7 +150,10 @@ mod tests {
         assert_eq!(upper.operation(""), OperationId::of_caller("", &upper.0));
 
         let callers_own = CallerId::new("order-17").unwrap();
-        assert_eq!(callers_own.operation("acme"), OperationId::of_caller("acme", "order-17"));
+        assert_eq!(
+            callers_own.operation("acme"),
+            OperationId::of_caller("acme", "order-17")
+        );
         assert_ne!(callers_own.operation("acme"), callers_own.operation(""));
     }
 
@@ -150,7 +164,10 @@ mod tests {
             candidates("", &uuid),
             [uuid.parse().unwrap(), OperationId::of_caller("", &uuid)]
         );
-        assert_eq!(candidates("t", "order-17"), [OperationId::of_caller("t", "order-17")]);
+        assert_eq!(
+            candidates("t", "order-17"),
+            [OperationId::of_caller("t", "order-17")]
+        );
         let id = fresh("");
         assert_eq!(candidates("", &id.to_string()), [id]);
         assert_eq!(candidates("", "a b"), []);

@@ -96,7 +96,11 @@ impl Intake {
     /// Takes one request in.
     pub async fn submit(&self, submission: &Submission) -> Result<Answer, Problem> {
         if submission.record.id_origin == IdOrigin::Caller {
-            let row = self.rows(vec![submission.record.operation]).await?.pop().flatten();
+            let row = self
+                .rows(vec![submission.record.operation])
+                .await?
+                .pop()
+                .flatten();
             if let Some(answer) = self.known(submission, row) {
                 return answer;
             }
@@ -106,11 +110,11 @@ impl Intake {
     }
 
     /// Reads the rows of these operations, in their order.
-    pub async fn rows(
-        &self,
-        ids: Vec<OperationId>,
-    ) -> Result<Vec<Option<OperationRow>>, Problem> {
-        self.store.get_many(ids).await.map_err(|error| store_unavailable(&error))
+    pub async fn rows(&self, ids: Vec<OperationId>) -> Result<Vec<Option<OperationRow>>, Problem> {
+        self.store
+            .get_many(ids)
+            .await
+            .map_err(|error| store_unavailable(&error))
     }
 
     /// The answer to a request whose id is the caller's, if the id is known: from the row where
@@ -143,8 +147,14 @@ impl Intake {
         let record = &submission.record;
         let mut value = Vec::with_capacity(record.input.len() + 256);
         if let Err(error) = record.encode(&mut value) {
-            tracing::error!(error = &error as &dyn std::error::Error, "a request cannot be encoded");
-            return Err(Problem::new(Kind::Internal, "The request could not be encoded."));
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "a request cannot be encoded"
+            );
+            return Err(Problem::new(
+                Kind::Internal,
+                "The request could not be encoded.",
+            ));
         }
         if !self.flow.begin() {
             let detail = "The broker has not acknowledged anything for a while.";
@@ -194,7 +204,10 @@ impl Intake {
     /// Waits until every record that was handed over is settled. Blocks.
     pub fn flush(&self, timeout: Duration) {
         if let Err(error) = self.outlet.flush(timeout) {
-            tracing::warn!(error = &error as &dyn std::error::Error, "requests are unsettled");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "requests are unsettled"
+            );
         }
     }
 }
@@ -219,7 +232,10 @@ impl InFlight {
     }
 
     fn unknown(&self) -> Problem {
-        let id = self.caller_id.clone().unwrap_or_else(|| self.operation.to_string());
+        let id = self
+            .caller_id
+            .clone()
+            .unwrap_or_else(|| self.operation.to_string());
         outcome_unknown(id)
     }
 }
@@ -240,11 +256,25 @@ struct Waiting {
 
 impl Delivered for Box<Waiting> {
     fn delivered(self, delivery: Delivery) {
-        let Waiting { recent, flow, id, hash, workflow, requested_at, tell } = *self;
+        let Waiting {
+            recent,
+            flow,
+            id,
+            hash,
+            workflow,
+            requested_at,
+            tell,
+        } = *self;
         flow.end(delivery.result.is_ok());
         let (partition, offset) = (delivery.partition, delivery.offset);
         let settled = delivery.result.map(|()| {
-            let accepted = Accepted { partition, offset, hash, workflow, requested_at };
+            let accepted = Accepted {
+                partition,
+                offset,
+                hash,
+                workflow,
+                requested_at,
+            };
             recent.insert(id, accepted.clone());
             (id, accepted)
         });
@@ -266,16 +296,23 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
     tracing::debug!(%code, "a request was not appended");
     match code {
         ErrorCode::QueueFull => Problem::new(Kind::Overloaded, "The queue to the broker is full."),
-        ErrorCode::MessageSizeTooLarge => {
-            Problem::new(Kind::BodyTooLarge, "The broker refuses a record of this size.")
-        }
-        _ => Problem::new(Kind::BrokerUnavailable, "The broker did not take the request."),
+        ErrorCode::MessageSizeTooLarge => Problem::new(
+            Kind::BodyTooLarge,
+            "The broker refuses a record of this size.",
+        ),
+        _ => Problem::new(
+            Kind::BrokerUnavailable,
+            "The broker did not take the request.",
+        ),
     }
 }
 
 /// Tells the cause to the log, not to the client.
 pub fn store_unavailable(error: &waybill_store::StoreError) -> Problem {
-    tracing::warn!(error = error as &dyn std::error::Error, "the state store could not be read");
+    tracing::warn!(
+        error = error as &dyn std::error::Error,
+        "the state store could not be read"
+    );
     Problem::new(Kind::StoreUnavailable, "The state store could not be read.")
 }
 

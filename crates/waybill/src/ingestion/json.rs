@@ -52,7 +52,10 @@ impl fmt::Display for JsonFault {
             Self::Syntax(cause) => f.write_str(cause),
             Self::DuplicateKey { pointer } => write!(f, "the key at {pointer} stands twice"),
             Self::TooDeep { pointer, depth_max } => {
-                write!(f, "the value at {pointer} is nested deeper than {depth_max} levels")
+                write!(
+                    f,
+                    "the value at {pointer} is nested deeper than {depth_max} levels"
+                )
             }
         }
     }
@@ -62,17 +65,21 @@ impl fmt::Display for JsonFault {
 pub fn parse(text: &[u8], depth_max: usize) -> Result<Value, JsonError> {
     let mut finding = None;
     let mut reader = serde_json::Deserializer::from_slice(text);
-    let node = Node { finding: &mut finding, depth: 0, depth_max: depth_max.min(DEPTH_LIMIT_MAX) };
-    node.deserialize(&mut reader).and_then(|value| reader.end().map(|()| value)).map_err(|error| {
-        JsonError {
+    let node = Node {
+        finding: &mut finding,
+        depth: 0,
+        depth_max: depth_max.min(DEPTH_LIMIT_MAX),
+    };
+    node.deserialize(&mut reader)
+        .and_then(|value| reader.end().map(|()| value))
+        .map_err(|error| JsonError {
             line: error.line(),
             column: error.column(),
             fault: match finding {
                 Some(found) => found.into_fault(depth_max),
                 None => JsonFault::Syntax(without_position(&error)),
             },
-        }
-    })
+        })
 }
 
 /// Appends `segment` to a JSON pointer (RFC 6901).
@@ -132,14 +139,21 @@ impl Node<'_> {
     fn enter<E: serde::de::Error>(&mut self) -> Result<(), E> {
         self.depth += 1;
         if self.depth > self.depth_max {
-            *self.finding = Some(Finding { kind: FindingKind::TooDeep, way: Vec::new() });
+            *self.finding = Some(Finding {
+                kind: FindingKind::TooDeep,
+                way: Vec::new(),
+            });
             return Err(E::custom("nested too deep"));
         }
         Ok(())
     }
 
     fn child(&mut self) -> Node<'_> {
-        Node { finding: self.finding, depth: self.depth, depth_max: self.depth_max }
+        Node {
+            finding: self.finding,
+            depth: self.depth,
+            depth_max: self.depth_max,
+        }
     }
 
     fn passed(&mut self, segment: impl FnOnce() -> String) {
@@ -181,7 +195,9 @@ impl<'de> Visitor<'de> for Node<'_> {
     }
 
     fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Value, E> {
-        Number::from_f64(value).map(Value::Number).ok_or_else(|| E::custom("number out of range"))
+        Number::from_f64(value)
+            .map(Value::Number)
+            .ok_or_else(|| E::custom("number out of range"))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Value, E> {
@@ -212,7 +228,10 @@ impl<'de> Visitor<'de> for Node<'_> {
         let mut object = Map::new();
         while let Some(key) = members.next_key::<String>()? {
             if object.contains_key(&key) {
-                *self.finding = Some(Finding { kind: FindingKind::DuplicateKey, way: vec![key] });
+                *self.finding = Some(Finding {
+                    kind: FindingKind::DuplicateKey,
+                    way: vec![key],
+                });
                 return Err(A::Error::custom("duplicate key"));
             }
             match members.next_value_seed(self.child()) {
@@ -240,21 +259,32 @@ mod tests {
         let text = r#"{"b": [1, -2, 2.5, true, null, "x\u00e9"], "a": {"c": {}}}"#;
         let value = parse(text.as_bytes(), 8).unwrap();
         assert_eq!(value, serde_json::from_str::<Value>(text).unwrap());
-        assert_eq!(value.to_string(), r#"{"a":{"c":{}},"b":[1,-2,2.5,true,null,"xé"]}"#);
+        assert_eq!(
+            value.to_string(),
+            r#"{"a":{"c":{}},"b":[1,-2,2.5,true,null,"xé"]}"#
+        );
     }
 
     #[test]
     fn a_duplicate_key_is_named_by_its_pointer() {
-        let duplicate = |pointer: &str| JsonFault::DuplicateKey { pointer: pointer.into() };
+        let duplicate = |pointer: &str| JsonFault::DuplicateKey {
+            pointer: pointer.into(),
+        };
         assert_eq!(fault(r#"{"a": 1, "a": 1}"#), duplicate("/a"));
         assert_eq!(fault(r#"{"a": 1, "\u0061": 2}"#), duplicate("/a"));
-        assert_eq!(fault(r#"{"x": [0, {"y/z": {"~": 1, "~": 2}}]}"#), duplicate("/x/1/y~1z/~0"));
+        assert_eq!(
+            fault(r#"{"x": [0, {"y/z": {"~": 1, "~": 2}}]}"#),
+            duplicate("/x/1/y~1z/~0")
+        );
     }
 
     #[test]
     fn nesting_beyond_the_limit_is_named_by_its_pointer() {
         assert!(parse(br#"[[[[[[[[]]]]]]]]"#, 8).is_ok());
-        let too_deep = JsonFault::TooDeep { pointer: "/0/0/0/0/0/0/0/k".into(), depth_max: 8 };
+        let too_deep = JsonFault::TooDeep {
+            pointer: "/0/0/0/0/0/0/0/k".into(),
+            depth_max: 8,
+        };
         assert_eq!(fault(r#"[[[[[[[{"k":{}}]]]]]]]"#), too_deep);
         let hostile = "[".repeat(60_000);
         assert!(matches!(fault(&hostile), JsonFault::TooDeep { .. }));
@@ -289,7 +319,10 @@ mod tests {
         ];
         for case in cases {
             let error = parse(case, 8).expect_err("must be refused");
-            assert!(matches!(error.fault, JsonFault::Syntax(_)), "{case:?}: {error}");
+            assert!(
+                matches!(error.fault, JsonFault::Syntax(_)),
+                "{case:?}: {error}"
+            );
         }
     }
 }

@@ -69,9 +69,7 @@ impl Measures {
             "waybill_ingestion_accepted_total",
             "Requests that the broker acknowledged and that were answered 202"
         );
-        let answers = |route: &'static str, status: &'static str| {
-            counter!("waybill_ingestion_requests_total", "route" => route, "status" => status)
-        };
+        let answers = |route: &'static str, status: &'static str| counter!("waybill_ingestion_requests_total", "route" => route, "status" => status);
         Self {
             routes: RouteLabel::ALL.map(|(_, route)| RouteMeasures {
                 answers: ["2xx", "3xx", "4xx", "5xx"].map(|status| answers(route, status)),

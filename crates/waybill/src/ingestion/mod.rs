@@ -102,7 +102,10 @@ impl Ingestion {
         partitions: u32,
         workflows: Arc<Workflows>,
     ) -> Result<Self, StartError> {
-        let listen = |source| StartError::Listen { address: config.listen, source };
+        let listen = |source| StartError::Listen {
+            address: config.listen,
+            source,
+        };
         let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
         let intake = Arc::new(Intake::new(&config, store, kafka, topics, partitions)?);
@@ -130,7 +133,12 @@ impl Ingestion {
             batches: batches.clone(),
             stop: batches_stop.clone(),
         });
-        let server = Server::new(listener, api, config.gate_limits(), config.connections_max.max(1));
+        let server = Server::new(
+            listener,
+            api,
+            config.gate_limits(),
+            config.connections_max.max(1),
+        );
         let accepting = CancellationToken::new();
         Ok(Self {
             address,

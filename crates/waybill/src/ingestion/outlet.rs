@@ -24,7 +24,11 @@ impl<D: Delivered> Outlet<D> {
     /// Makes the first producer.
     pub fn new(settings: KafkaSettings, options: ProducerOptions) -> Result<Self, ClientError> {
         let producer = RwLock::new(Arc::new(Producer::new(&settings, &options)?));
-        Ok(Self { settings, options, producer })
+        Ok(Self {
+            settings,
+            options,
+            producer,
+        })
     }
 
     /// Enqueues a record.
@@ -53,13 +57,17 @@ impl<D: Delivered> Outlet<D> {
 
     /// Puts a new producer in the place of `failed`, unless that has happened already.
     fn replace(&self, failed: &Arc<Producer<D>>) -> Result<(), ClientError> {
-        let mut current = self.producer.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self
+            .producer
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         if !Arc::ptr_eq(&current, failed) {
             return Ok(());
         }
         let reason = failed.fatal_error().unwrap_or_default();
-        let new = Producer::new(&self.settings, &self.options)
-            .inspect_err(|error| tracing::error!(%error, reason, "no new producer could be made"))?;
+        let new = Producer::new(&self.settings, &self.options).inspect_err(
+            |error| tracing::error!(%error, reason, "no new producer could be made"),
+        )?;
         tracing::warn!(reason, "the producer gave up and was made anew");
         drop(mem::replace(&mut *current, Arc::new(new)));
         Ok(())
@@ -127,7 +135,8 @@ impl Flow {
 
     fn moved(&self, now: Instant) {
         let millis = now.saturating_duration_since(self.began).as_millis();
-        self.moved_ms.fetch_max(u64::try_from(millis).unwrap_or(u64::MAX), Ordering::AcqRel);
+        self.moved_ms
+            .fetch_max(u64::try_from(millis).unwrap_or(u64::MAX), Ordering::AcqRel);
     }
 }
 
@@ -145,7 +154,10 @@ mod tests {
         flow.end_at(false, at(10_000));
         assert!(!flow.begin_at(at(10_000)));
         flow.end_at(false, at(12_000));
-        assert!(flow.begin_at(at(12_000)), "the one that sees whether the broker is back");
+        assert!(
+            flow.begin_at(at(12_000)),
+            "the one that sees whether the broker is back"
+        );
         assert!(flow.begin_at(at(14_000)));
         assert!(!flow.begin_at(at(14_001)));
     }

@@ -189,7 +189,10 @@ pub struct FieldProblem {
 impl FieldProblem {
     /// A wrong field and what was expected of it.
     pub fn new(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self { pointer: pointer.into(), detail: detail.into() }
+        Self {
+            pointer: pointer.into(),
+            detail: detail.into(),
+        }
     }
 }
 
@@ -250,18 +253,27 @@ impl Problem {
             1 => "1 field has a wrong value.".into(),
             count => format!("{count} fields have wrong values."),
         };
-        Self { errors, ..Self::new(Kind::InvalidValues, detail) }
+        Self {
+            errors,
+            ..Self::new(Kind::InvalidValues, detail)
+        }
     }
 
     /// A method that is not known where it was used.
     pub fn method_not_allowed(allow: &'static str) -> Self {
         let detail = format!("Allowed here: {allow}.");
-        Self { allow: Some(allow), ..Self::new(Kind::MethodNotAllowed, detail) }
+        Self {
+            allow: Some(allow),
+            ..Self::new(Kind::MethodNotAllowed, detail)
+        }
     }
 
     /// The problem, about the operation with this id.
     pub fn with_id(self, id: impl Into<String>) -> Self {
-        Self { id: Some(id.into()), ..self }
+        Self {
+            id: Some(id.into()),
+            ..self
+        }
     }
 
     /// Its status code.
@@ -311,7 +323,10 @@ impl From<JsonError> for Problem {
             }
         };
         let errors = vec![FieldProblem::new(pointer, expected)];
-        Self { errors, ..Self::new(kind, sentence(&detail)) }
+        Self {
+            errors,
+            ..Self::new(kind, sentence(&detail))
+        }
     }
 }
 
@@ -350,7 +365,10 @@ mod tests {
     #[test]
     fn faults_of_json_say_where_they_are() {
         let problem = Problem::from(parse(b"{\n\"a\": x}", 4).unwrap_err());
-        assert_eq!(shown(&problem)["detail"], "Line 2, column 6: expected value.");
+        assert_eq!(
+            shown(&problem)["detail"],
+            "Line 2, column 6: expected value."
+        );
         assert_eq!(problem.status(), StatusCode::BAD_REQUEST);
 
         let problem = Problem::from(parse(br#"{"a": {"b": 1, "b": 2}}"#, 4).unwrap_err());
@@ -362,7 +380,11 @@ mod tests {
     fn only_what_may_pass_soon_says_when_to_come_back() {
         for kind in Kind::ALL {
             let unavailable = kind.status() == StatusCode::SERVICE_UNAVAILABLE;
-            assert_eq!(Problem::new(kind, "").retry_after().is_some(), unavailable, "{kind:?}");
+            assert_eq!(
+                Problem::new(kind, "").retry_after().is_some(),
+                unavailable,
+                "{kind:?}"
+            );
         }
     }
 

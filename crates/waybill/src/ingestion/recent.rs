@@ -31,7 +31,10 @@ pub struct Accepted {
 impl Accepted {
     /// What its `Location` carries.
     pub fn token(&self) -> Option<StatusToken> {
-        let position = Position { partition: self.partition, offset: self.offset? };
+        let position = Position {
+            partition: self.partition,
+            offset: self.offset?,
+        };
         Some(StatusToken::new(position, self.hash))
     }
 }
@@ -97,7 +100,9 @@ impl Recent {
         // The bytes of a UUIDv5 are all hash, and of a UUIDv7 the later ones are random.
         let index = usize::from(id.0.as_bytes()[13]) % SHARDS;
         // A panic elsewhere cannot leave a shard half changed: nothing in here panics in between.
-        self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[index]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

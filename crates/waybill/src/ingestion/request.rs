@@ -76,7 +76,10 @@ impl Envelope {
             ),
             (Some(_), Some(_)) => return Err(wrong("Idempotency-Key must stand once".to_owned())),
         };
-        Ok(Self { idempotency_key, traceparent: traceparent(headers) })
+        Ok(Self {
+            idempotency_key,
+            traceparent: traceparent(headers),
+        })
     }
 
     /// Whether an `Idempotency-Key` was given.
@@ -94,7 +97,10 @@ pub fn delivery(
 ) -> Result<Submission, Problem> {
     let value = json::parse(body, rules.json_depth_max)?;
     let mut draft = Draft::new(envelope, rules);
-    draft.workflow = rules.workflows.newest(DRONE_DELIVERY).map(|known| Arc::clone(known.name()));
+    draft.workflow = rules
+        .workflows
+        .newest(DRONE_DELIVERY)
+        .map(|known| Arc::clone(known.name()));
     draft.delivery(&value, "");
     draft.finish(now)
 }
@@ -159,7 +165,9 @@ impl<'a> Draft<'a> {
                 if let Some(id) = &delivery.delivery_id {
                     self.caller_id(id, &format!("{at}/deliveryId"));
                 }
-                let deadline = delivery.deadline.map(|time| Timestamp(time.as_microsecond()));
+                let deadline = delivery
+                    .deadline
+                    .map(|time| Timestamp(time.as_microsecond()));
                 self.deadline = self.deadline.or(deadline);
                 self.input = Some(Input::Delivery(Box::new(delivery)));
             }
@@ -175,8 +183,11 @@ impl<'a> Draft<'a> {
         const KNOWN: [&str; 6] = ["workflow", "id", "input", "deadline", "tenant", "replyTo"];
         let name = match self.text(fields, "workflow") {
             Some(name) => {
-                self.workflow =
-                    self.rules.workflows.newest(&name).map(|known| Arc::clone(known.name()));
+                self.workflow = self
+                    .rules
+                    .workflows
+                    .newest(&name)
+                    .map(|known| Arc::clone(known.name()));
                 if self.workflow.is_none() {
                     let known = self.known_workflows();
                     self.wrong("/workflow", format!("must be one of {known}, not {name:?}"));
@@ -185,7 +196,10 @@ impl<'a> Draft<'a> {
             }
             None if is_absent(fields, "workflow") => {
                 let known = self.known_workflows();
-                self.wrong("/workflow", format!("is required, and must be one of {known}"));
+                self.wrong(
+                    "/workflow",
+                    format!("is required, and must be one of {known}"),
+                );
                 None
             }
             None => None,
@@ -239,8 +253,12 @@ impl<'a> Draft<'a> {
     }
 
     fn known_workflows(&self) -> String {
-        let mut names: Vec<&str> =
-            self.rules.workflows.iter().map(|workflow| &**workflow.name()).collect();
+        let mut names: Vec<&str> = self
+            .rules
+            .workflows
+            .iter()
+            .map(|workflow| &**workflow.name())
+            .collect();
         names.dedup();
         names.join(", ")
     }
@@ -275,7 +293,10 @@ impl<'a> Draft<'a> {
             let detail = "must be the name of a topic: 1 to 249 of a-z, A-Z, 0-9, ., _ and -";
             self.wrong("/replyTo", detail);
         } else if prefixes.is_empty() {
-            self.wrong("/replyTo", "is not allowed here: http.replyToPrefixes names no topics");
+            self.wrong(
+                "/replyTo",
+                "is not allowed here: http.replyToPrefixes names no topics",
+            );
         } else if !prefixes.iter().any(|prefix| topic.starts_with(prefix)) {
             let detail = format!("must begin with one of {}", prefixes.join(", "));
             self.wrong("/replyTo", detail);
@@ -298,12 +319,22 @@ impl<'a> Draft<'a> {
             Some(caller_id) => match caller_id.as_ours(&tenant) {
                 // A repeat of what was given this id here: but for the origin, the same record.
                 Some(id) => (id, IdOrigin::Caller, None),
-                None => (caller_id.operation(&tenant), IdOrigin::Caller, Some(caller_id)),
+                None => (
+                    caller_id.operation(&tenant),
+                    IdOrigin::Caller,
+                    Some(caller_id),
+                ),
             },
         };
         let caller_id = caller_id.map(CallerId::into_string);
         let hash = |input: &[u8]| {
-            request_hash(&workflow, &tenant, self.deadline, self.reply_to.as_deref(), input)
+            request_hash(
+                &workflow,
+                &tenant,
+                self.deadline,
+                self.reply_to.as_deref(),
+                input,
+            )
         };
         let (request_hash, input) = match input {
             Input::Other(input) => (hash(&input), input),

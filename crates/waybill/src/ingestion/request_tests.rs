@@ -12,8 +12,12 @@ const NOW: Timestamp = Timestamp(1_000_000);
 fn workflow(name: &str) -> Workflow {
     let step: StepDefinition =
         serde_json::from_value(json!({"name": "one", "agent": "agent"})).unwrap();
-    Workflow::try_from(WorkflowDefinition { name: name.into(), version: 1, steps: vec![step] })
-        .unwrap()
+    Workflow::try_from(WorkflowDefinition {
+        name: name.into(),
+        version: 1,
+        steps: vec![step],
+    })
+    .unwrap()
 }
 
 fn rules() -> Rules {
@@ -27,7 +31,10 @@ fn rules() -> Rules {
 }
 
 fn with_key(key: &str) -> Envelope {
-    Envelope { idempotency_key: Some(CallerId::new(key).unwrap()), traceparent: None }
+    Envelope {
+        idempotency_key: Some(CallerId::new(key).unwrap()),
+        traceparent: None,
+    }
 }
 
 fn delivery_body() -> Value {
@@ -57,10 +64,19 @@ fn take_operation(body: &Value, envelope: &Envelope) -> Submission {
 }
 
 fn wrong_fields(body: &Value) -> Vec<(String, String)> {
-    let problem =
-        operation(body.to_string().as_bytes(), &Envelope::default(), &rules(), NOW).unwrap_err();
+    let problem = operation(
+        body.to_string().as_bytes(),
+        &Envelope::default(),
+        &rules(),
+        NOW,
+    )
+    .unwrap_err();
     assert_eq!(problem.kind, Kind::InvalidValues);
-    problem.errors.into_iter().map(|error| (error.pointer, error.detail)).collect()
+    problem
+        .errors
+        .into_iter()
+        .map(|error| (error.pointer, error.detail))
+        .collect()
 }
 
 #[test]
@@ -70,7 +86,10 @@ fn a_delivery_without_an_id_gets_one_of_ours() {
     assert_eq!(record.id_origin, IdOrigin::Server);
     assert!(id::is_ours(record.operation, ""));
     assert_eq!(record.caller_id, None);
-    assert_eq!((record.workflow.as_str(), record.tenant.as_str()), (DRONE_DELIVERY, ""));
+    assert_eq!(
+        (record.workflow.as_str(), record.tenant.as_str()),
+        (DRONE_DELIVERY, "")
+    );
     assert_eq!(record.requested_at, NOW);
     let deadline: jiff::Timestamp = "2030-05-08T22:00:00Z".parse().unwrap();
     assert_eq!(record.deadline, Some(Timestamp(deadline.as_microsecond())));
@@ -85,13 +104,19 @@ fn a_repeat_with_the_id_that_was_given_makes_the_same_record() {
     let key = first.repeat_with();
     for repeat in [
         take_delivery(&delivery_body(), &with_key(&key)),
-        take_delivery(&with(delivery_body(), "deliveryId", key.as_str()), &Envelope::default()),
+        take_delivery(
+            &with(delivery_body(), "deliveryId", key.as_str()),
+            &Envelope::default(),
+        ),
         take_operation(
             &json!({"workflow": DRONE_DELIVERY, "id": key, "input": delivery_body()}),
             &Envelope::default(),
         ),
     ] {
-        let expected = CreateRequest { id_origin: IdOrigin::Caller, ..first.record.clone() };
+        let expected = CreateRequest {
+            id_origin: IdOrigin::Caller,
+            ..first.record.clone()
+        };
         assert_eq!(repeat.record, expected);
     }
 }
@@ -101,9 +126,7 @@ fn every_way_to_give_a_callers_id_leads_to_one_operation_and_one_hash() {
     let body = delivery_body();
     let named = with(body.clone(), "deliveryId", "d-1");
     let none = Envelope::default();
-    let general = |id: Option<&str>, input: &Value| {
-        json!({"workflow": DRONE_DELIVERY, "id": id, "input": input})
-    };
+    let general = |id: Option<&str>, input: &Value| json!({"workflow": DRONE_DELIVERY, "id": id, "input": input});
     let first = take_delivery(&named, &none);
     assert_eq!(first.record.operation, OperationId::of_caller("", "d-1"));
     assert_eq!(first.record.id_origin, IdOrigin::Caller);
@@ -121,7 +144,13 @@ fn every_way_to_give_a_callers_id_leads_to_one_operation_and_one_hash() {
 #[test]
 fn ids_that_disagree_are_named() {
     let named = with(delivery_body(), "deliveryId", "d-1");
-    let error = delivery(named.to_string().as_bytes(), &with_key("d-2"), &rules(), NOW).unwrap_err();
+    let error = delivery(
+        named.to_string().as_bytes(),
+        &with_key("d-2"),
+        &rules(),
+        NOW,
+    )
+    .unwrap_err();
     assert_eq!(error.errors[0].pointer, "/deliveryId");
     let body = json!({"workflow": DRONE_DELIVERY, "id": "d-3", "input": named});
     assert_eq!(wrong_fields(&body)[0].0, "/input/deliveryId");
@@ -130,7 +159,10 @@ fn ids_that_disagree_are_named() {
 #[test]
 fn how_the_json_is_written_does_not_change_the_hash() {
     let hash = |body: &str| {
-        operation(body.as_bytes(), &with_key("k"), &rules(), NOW).unwrap().record.request_hash
+        operation(body.as_bytes(), &with_key("k"), &rules(), NOW)
+            .unwrap()
+            .record
+            .request_hash
     };
     let first = hash(r#"{"workflow":"order","input":{"a":1,"b":{"c":"é","d":[1,2]}}}"#);
     let same = hash(
@@ -151,7 +183,13 @@ fn how_the_json_is_written_does_not_change_the_hash() {
 
 #[test]
 fn the_hash_of_a_request_never_changes() {
-    let hash = request_hash("order", "acme", Some(Timestamp(1)), Some("replies.x"), b"{}");
+    let hash = request_hash(
+        "order",
+        "acme",
+        Some(Timestamp(1)),
+        Some("replies.x"),
+        b"{}",
+    );
     assert_eq!(hash.to_string(), GOLDEN_HASH);
 }
 
@@ -160,11 +198,15 @@ const GOLDEN_HASH: &str = "7812f10dedf196e02f98198ad15beea8";
 
 #[test]
 fn tenants_do_not_share_ids() {
-    let body = |tenant: &str| json!({"workflow": "order", "id": "o-1", "input": {}, "tenant": tenant});
+    let body =
+        |tenant: &str| json!({"workflow": "order", "id": "o-1", "input": {}, "tenant": tenant});
     let a = take_operation(&body("a"), &Envelope::default()).record;
     let b = take_operation(&body("b"), &Envelope::default()).record;
     assert_ne!(a.operation, b.operation);
-    assert_eq!((a.tenant.as_str(), a.caller_id.as_deref()), ("a", Some("o-1")));
+    assert_eq!(
+        (a.tenant.as_str(), a.caller_id.as_deref()),
+        ("a", Some("o-1"))
+    );
 }
 
 #[test]
@@ -177,13 +219,27 @@ fn every_wrong_field_is_named_at_once() {
     let pointers: Vec<_> = wrong.iter().map(|(pointer, _)| pointer.as_str()).collect();
     assert_eq!(
         pointers,
-        ["/workflow", "/tenant", "/id", "/deadline", "/replyTo", "/input", "/extra~1field"]
+        [
+            "/workflow",
+            "/tenant",
+            "/id",
+            "/deadline",
+            "/replyTo",
+            "/input",
+            "/extra~1field"
+        ]
     );
-    assert_eq!(wrong[0].1, "must be one of drone-delivery, order, not \"nope\"");
+    assert_eq!(
+        wrong[0].1,
+        "must be one of drone-delivery, order, not \"nope\""
+    );
     assert_eq!(wrong[4].1, "must begin with one of replies.");
 
     let pointers = |body: &Value| -> Vec<_> {
-        wrong_fields(body).into_iter().map(|(pointer, _)| pointer).collect()
+        wrong_fields(body)
+            .into_iter()
+            .map(|(pointer, _)| pointer)
+            .collect()
     };
     assert_eq!(pointers(&json!({})), ["/workflow", "/input"]);
     assert_eq!(pointers(&json!([])), [""]);
@@ -191,7 +247,10 @@ fn every_wrong_field_is_named_at_once() {
     input["packageInfo"]["size"] = "Huge".into();
     input["ownerId"] = 7.into();
     let body = json!({"workflow": DRONE_DELIVERY, "input": input, "replyTo": ".."});
-    assert_eq!(pointers(&body), ["/replyTo", "/input/ownerId", "/input/packageInfo/size"]);
+    assert_eq!(
+        pointers(&body),
+        ["/replyTo", "/input/ownerId", "/input/packageInfo/size"]
+    );
 }
 
 #[test]
@@ -200,10 +259,12 @@ fn a_reply_topic_is_allowed_by_its_prefix_only() {
     let taken = take_operation(&body, &Envelope::default());
     assert_eq!(taken.record.reply_to.as_deref(), Some("replies.mine"));
 
-    let none_allowed = Rules { reply_to_prefixes: Vec::new(), ..rules() };
+    let none_allowed = Rules {
+        reply_to_prefixes: Vec::new(),
+        ..rules()
+    };
     let text = body.to_string();
-    let error =
-        operation(text.as_bytes(), &Envelope::default(), &none_allowed, NOW).unwrap_err();
+    let error = operation(text.as_bytes(), &Envelope::default(), &none_allowed, NOW).unwrap_err();
     assert_eq!(error.errors[0].pointer, "/replyTo");
 }
 
@@ -221,10 +282,20 @@ fn a_delivery_without_its_workflow_is_not_found() {
 #[test]
 fn dates_without_an_offset_are_utc_and_dates_alone_are_refused() {
     let expected = Some(Timestamp(1_893_456_000_000_000));
-    for good in ["2030-01-01T00:00:00Z", "2030-01-01T00:00", "2030-01-01T02:00:00+02:00"] {
+    for good in [
+        "2030-01-01T00:00:00Z",
+        "2030-01-01T00:00",
+        "2030-01-01T02:00:00+02:00",
+    ] {
         assert_eq!(date_and_time(good), expected, "{good}");
     }
-    for bad in ["", "2030-01-01", "tomorrow", "2030-13-01T00:00:00Z", "1893456000"] {
+    for bad in [
+        "",
+        "2030-01-01",
+        "tomorrow",
+        "2030-13-01T00:00:00Z",
+        "1893456000",
+    ] {
         assert_eq!(date_and_time(bad), None, "{bad}");
     }
 }
@@ -236,7 +307,10 @@ fn a_head_gives_key_and_trace_context() {
     headers.insert("idempotency-key", HeaderValue::from_static("\"k-1\""));
     headers.insert("traceparent", HeaderValue::from_static(trace));
     let envelope = Envelope::of(&headers).unwrap();
-    assert_eq!(envelope.idempotency_key.as_ref().unwrap().to_string(), "k-1");
+    assert_eq!(
+        envelope.idempotency_key.as_ref().unwrap().to_string(),
+        "k-1"
+    );
     assert_eq!(envelope.traceparent.as_deref(), Some(trace));
 
     for bad in [
@@ -252,7 +326,13 @@ fn a_head_gives_key_and_trace_context() {
     }
 
     headers.append("idempotency-key", HeaderValue::from_static("k-2"));
-    assert_eq!(Envelope::of(&headers).unwrap_err().kind, Kind::InvalidValues);
+    assert_eq!(
+        Envelope::of(&headers).unwrap_err().kind,
+        Kind::InvalidValues
+    );
     headers.insert("idempotency-key", HeaderValue::from_static("a b"));
-    assert_eq!(Envelope::of(&headers).unwrap_err().kind, Kind::InvalidValues);
+    assert_eq!(
+        Envelope::of(&headers).unwrap_err().kind,
+        Kind::InvalidValues
+    );
 }

@@ -49,7 +49,10 @@ impl Server {
         let mut http = auto::Builder::new(TokioExecutor::new());
         // The gate hands over whole heads within its limits and times them: the parser's own
         // limits must not be reached first. A client may shut its side down and wait for answers.
-        http.http1().timer(TokioTimer::new()).header_read_timeout(None).half_close(true);
+        http.http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(None)
+            .half_close(true);
         http.http2()
             .timer(TokioTimer::new())
             .max_concurrent_streams(HTTP2_STREAMS_MAX)
@@ -69,7 +72,13 @@ impl Server {
     /// Accepts until `stop` is cancelled, and then waits for the connections that are open to end;
     /// they are asked to, once nothing is under way on them. Dropping the future cuts them off.
     pub async fn run(self, stop: CancellationToken) {
-        let Self { listener, api, limits, connections, http } = self;
+        let Self {
+            listener,
+            api,
+            limits,
+            connections,
+            http,
+        } = self;
         let mut serving = JoinSet::new();
         loop {
             let (permit, socket) = tokio::select! {
@@ -110,7 +119,10 @@ async fn accept(
     listener: &TcpListener,
     connections: &Arc<Semaphore>,
 ) -> io::Result<(OwnedSemaphorePermit, TcpStream)> {
-    let permit = Arc::clone(connections).acquire_owned().await.map_err(io::Error::other)?;
+    let permit = Arc::clone(connections)
+        .acquire_owned()
+        .await
+        .map_err(io::Error::other)?;
     let (socket, _) = listener.accept().await?;
     socket.set_nodelay(true)?;
     Ok((permit, socket))

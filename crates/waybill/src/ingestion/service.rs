@@ -138,11 +138,14 @@ impl Api {
         let began = Instant::now();
         if request.method().as_str() == Refusal::METHOD {
             let reply = problem(&refused(Refusal::of_path(request.uri().path())));
-            self.measures.answered(RouteLabel::Other, reply.status(), began);
+            self.measures
+                .answered(RouteLabel::Other, reply.status(), began);
             return reply;
         }
         let label = Route::of(request.uri().path()).label();
-        let answered = AssertUnwindSafe(self.dispatch(request)).catch_unwind().await;
+        let answered = AssertUnwindSafe(self.dispatch(request))
+            .catch_unwind()
+            .await;
         let reply = match answered {
             Ok(Ok(reply)) => reply,
             Ok(Err(refusal)) => problem(&refusal),
@@ -165,9 +168,7 @@ impl Api {
             Route::Deliveries if is_post => self.create(&head.headers, body, Form::Delivery).await,
             Route::Operations if is_post => self.create(&head.headers, body, Form::General).await,
             Route::Batch if is_post => self.start_batch(&head.headers, body),
-            Route::Delivery(id) if is_get => {
-                self.show(id, head.uri.query(), Form::Delivery).await
-            }
+            Route::Delivery(id) if is_get => self.show(id, head.uri.query(), Form::Delivery).await,
             Route::Operation(id) if is_get => self.show(id, head.uri.query(), Form::General).await,
             Route::OpenApi if is_get => Ok(whole(StatusCode::OK, JSON, self.docs.openapi())),
             Route::Docs if is_get => Ok(page(self.docs.page())),
@@ -196,9 +197,14 @@ impl Api {
     ) -> Result<Reply, Problem> {
         check_media_type(headers, JSON)?;
         let envelope = Envelope::of(headers)?;
-        let announced = body.size_hint().exact().map_or(self.request_bytes_max, |exact| {
-            usize::try_from(exact).unwrap_or(usize::MAX).min(self.request_bytes_max)
-        });
+        let announced = body
+            .size_hint()
+            .exact()
+            .map_or(self.request_bytes_max, |exact| {
+                usize::try_from(exact)
+                    .unwrap_or(usize::MAX)
+                    .min(self.request_bytes_max)
+            });
         let _held = self.hold(announced)?;
         let body = read_whole(body, self.request_bytes_max, self.pause_max).await?;
         let submission = match form {
@@ -207,9 +213,11 @@ impl Api {
         }?;
         drop(body);
         match self.intake.submit(&submission).await? {
-            Answer::Accepted(id, accepted) => {
-                Ok(created(form, &submission, &location(form.base(), id, accepted.token())))
-            }
+            Answer::Accepted(id, accepted) => Ok(created(
+                form,
+                &submission,
+                &location(form.base(), id, accepted.token()),
+            )),
             Answer::Repeated(row) => {
                 let operation = OperationView::of_row(&row);
                 let mut reply = match form {
@@ -219,7 +227,11 @@ impl Api {
                         json(StatusCode::OK, &DeliveryView { operation, request })
                     }
                 };
-                set(&mut reply, header::LOCATION, location(form.base(), row.id, None));
+                set(
+                    &mut reply,
+                    header::LOCATION,
+                    location(form.base(), row.id, None),
+                );
                 Ok(reply)
             }
         }
@@ -228,7 +240,11 @@ impl Api {
     async fn show(&self, id: &str, query: Option<&str>, form: Form) -> Result<Reply, Problem> {
         let id = decoded(id).ok_or_else(not_found)?;
         let parameters = Parameters::read(query)?;
-        let query = Query { id: &id, tenant: &parameters.tenant, token: parameters.token };
+        let query = Query {
+            id: &id,
+            tenant: &parameters.tenant,
+            token: parameters.token,
+        };
         let found = status::find(&self.intake, query).await?;
         let workflows = &self.rules.workflows;
         let mut reply = match form {
@@ -278,7 +294,10 @@ impl Api {
             .ok()
             .and_then(|permits| self.budget.try_acquire_many(permits).ok())
             .ok_or_else(|| {
-                Problem::new(Kind::Overloaded, "Too many requests are being received at once.")
+                Problem::new(
+                    Kind::Overloaded,
+                    "Too many requests are being received at once.",
+                )
             })
     }
 }
@@ -321,17 +340,23 @@ struct Parameters {
 impl Parameters {
     fn read(query: Option<&str>) -> Result<Self, Problem> {
         let mut parameters = Self::default();
-        for (name, value) in query.unwrap_or_default().split('&').filter_map(|p| p.split_once('=')) {
+        for (name, value) in query
+            .unwrap_or_default()
+            .split('&')
+            .filter_map(|p| p.split_once('='))
+        {
             let wrong = |detail: String| Problem::invalid(vec![FieldProblem::new("", detail)]);
             match name {
                 "at" => {
-                    let token = value.parse().map_err(|error| wrong(format!("at {error}")))?;
+                    let token = value
+                        .parse()
+                        .map_err(|error| wrong(format!("at {error}")))?;
                     parameters.token = Some(token);
                 }
                 "tenant" => {
                     let value = value.replace('+', " ");
-                    parameters.tenant = decoded(&value)
-                        .ok_or_else(|| wrong("tenant must be UTF-8".to_owned()))?;
+                    parameters.tenant =
+                        decoded(&value).ok_or_else(|| wrong("tenant must be UTF-8".to_owned()))?;
                 }
                 _ => {}
             }
@@ -364,10 +389,17 @@ fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(), P
         Err(Problem::new(Kind::UnsupportedMediaType, detail))
     };
     let mut types = headers.get_all(header::CONTENT_TYPE).iter();
-    let (Some(given), None) = (types.next(), types.next()) else { return refuse() };
-    let Ok(given) = given.to_str() else { return refuse() };
+    let (Some(given), None) = (types.next(), types.next()) else {
+        return refuse();
+    };
+    let Ok(given) = given.to_str() else {
+        return refuse();
+    };
     let mut parts = given.split(';').map(str::trim);
-    if !parts.next().is_some_and(|name| name.eq_ignore_ascii_case(expected)) {
+    if !parts
+        .next()
+        .is_some_and(|name| name.eq_ignore_ascii_case(expected))
+    {
         return refuse();
     }
     let is_utf8 = |parameter: &str| match parameter.split_once('=') {
@@ -377,7 +409,12 @@ fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(), P
         _ => true,
     };
     let is_plain = |encoding: &HeaderValue| encoding.as_bytes().eq_ignore_ascii_case(b"identity");
-    if !parts.all(is_utf8) || !headers.get_all(header::CONTENT_ENCODING).iter().all(is_plain) {
+    if !parts.all(is_utf8)
+        || !headers
+            .get_all(header::CONTENT_ENCODING)
+            .iter()
+            .all(is_plain)
+    {
         return refuse();
     }
     Ok(())
@@ -419,7 +456,11 @@ fn created(form: Form, submission: &Submission, location: &str) -> Reply {
 fn problem(problem: &Problem) -> Reply {
     let mut reply = whole(problem.status(), PROBLEM_JSON, problem.to_json().into());
     if let Some(after) = problem.retry_after() {
-        set(&mut reply, header::RETRY_AFTER, after.as_secs().max(1).to_string());
+        set(
+            &mut reply,
+            header::RETRY_AFTER,
+            after.as_secs().max(1).to_string(),
+        );
     }
     if let Some(allow) = problem.allow() {
         set_static(&mut reply, header::ALLOW, allow);
@@ -437,7 +478,11 @@ fn json(status: StatusCode, value: &impl Serialize) -> Reply {
 
 fn page(html: Bytes) -> Reply {
     let mut reply = whole(StatusCode::OK, HTML, html);
-    set_static(&mut reply, header::CONTENT_SECURITY_POLICY, Docs::CONTENT_SECURITY_POLICY);
+    set_static(
+        &mut reply,
+        header::CONTENT_SECURITY_POLICY,
+        Docs::CONTENT_SECURITY_POLICY,
+    );
     set_static(&mut reply, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
     reply
 }
@@ -462,7 +507,9 @@ fn set(reply: &mut Reply, name: header::HeaderName, value: impl AsRef<str>) {
 }
 
 fn set_static(reply: &mut Reply, name: header::HeaderName, value: &'static str) {
-    reply.headers_mut().insert(name, HeaderValue::from_static(value));
+    reply
+        .headers_mut()
+        .insert(name, HeaderValue::from_static(value));
 }
 
 #[cfg(test)]
@@ -501,13 +548,20 @@ mod tests {
             }
             check_media_type(&headers, JSON).is_ok()
         };
-        for good in
-            ["application/json", "Application/JSON; charset=UTF-8", "application/json;charset=\"utf-8\""]
-        {
+        for good in [
+            "application/json",
+            "Application/JSON; charset=UTF-8",
+            "application/json;charset=\"utf-8\"",
+        ] {
             assert!(check(&[good], None), "{good}");
         }
         assert!(check(&["application/json"], Some("identity")));
-        for bad in ["", "text/plain", "application/jsonp", "application/json; charset=latin1"] {
+        for bad in [
+            "",
+            "text/plain",
+            "application/jsonp",
+            "application/json; charset=latin1",
+        ] {
             assert!(!check(&[bad], None), "{bad}");
         }
         assert!(!check(&[], None));
@@ -520,8 +574,14 @@ mod tests {
         let parameters = Parameters::read(Some("x&tenant=a%20b+c&at=1-2-0a0b0c0d")).unwrap();
         assert_eq!(parameters.tenant, "a b c");
         assert_eq!(parameters.token.unwrap().to_string(), "1-2-0a0b0c0d");
-        assert_eq!(Parameters::read(Some("at=x")).unwrap_err().kind, Kind::InvalidValues);
-        assert_eq!(Parameters::read(Some("tenant=%ff")).unwrap_err().kind, Kind::InvalidValues);
+        assert_eq!(
+            Parameters::read(Some("at=x")).unwrap_err().kind,
+            Kind::InvalidValues
+        );
+        assert_eq!(
+            Parameters::read(Some("tenant=%ff")).unwrap_err().kind,
+            Kind::InvalidValues
+        );
         assert!(Parameters::read(None).unwrap().token.is_none());
     }
 }

@@ -6,8 +6,8 @@
 //! it" the row may have come.
 
 use serde_json::value::RawValue;
-use waybill_engine::{Offset, OperationId, OperationRow, PartitionId, partition_for};
 use waybill_engine::Workflows;
+use waybill_engine::{Offset, OperationId, OperationRow, PartitionId, partition_for};
 
 use super::id;
 use super::intake::{Intake, store_unavailable};
@@ -47,7 +47,9 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
     if let Some(status) = read(intake, &ids, query.token).await? {
         return Ok(status);
     }
-    let accepted = ids.iter().find_map(|id| intake.recent().get(*id).map(|found| (*id, found)));
+    let accepted = ids
+        .iter()
+        .find_map(|id| intake.recent().get(*id).map(|found| (*id, found)));
     let (id, partition, offset) = match (query.token, &accepted) {
         (Some(token), accepted) => {
             let id = accepted.as_ref().map_or(ids[0], |(id, _)| *id);
@@ -98,7 +100,11 @@ impl Status {
         workflows: &Workflows,
     ) -> Result<DeliveryView, Problem> {
         let operation = self.operation(intake, workflows);
-        if operation.workflow.as_ref().is_some_and(|name| &**name != DRONE_DELIVERY) {
+        if operation
+            .workflow
+            .as_ref()
+            .is_some_and(|name| &**name != DRONE_DELIVERY)
+        {
             return Err(unknown());
         }
         let request = match self {
@@ -119,7 +125,12 @@ async fn read(
     ids: &[OperationId],
     token: Option<StatusToken>,
 ) -> Result<Option<Status>, Problem> {
-    let row = intake.rows(ids.to_vec()).await?.into_iter().flatten().next();
+    let row = intake
+        .rows(ids.to_vec())
+        .await?
+        .into_iter()
+        .flatten()
+        .next();
     Ok(row.map(|row| match token {
         Some(token) if !token.is_of(row.created.request_hash) => Status::Rejected(row.id),
         _ => Status::Row(Box::new(row)),
@@ -133,7 +144,9 @@ fn at_partition(
     ids: &[OperationId],
     partition: PartitionId,
 ) -> Option<OperationId> {
-    ids.iter().copied().find(|id| partition_for(*id, intake.partitions()) == partition)
+    ids.iter()
+        .copied()
+        .find(|id| partition_for(*id, intake.partitions()) == partition)
 }
 
 /// The first offset that no scheduler has durably consumed.

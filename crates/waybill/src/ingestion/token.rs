@@ -26,7 +26,10 @@ impl StatusToken {
     /// The token of the request with `hash` that lies at `position`.
     pub fn new(position: Position, hash: RequestHash) -> Self {
         let [a, b, c, d, ..] = hash.0;
-        Self { position, hash_prefix: [a, b, c, d] }
+        Self {
+            position,
+            hash_prefix: [a, b, c, d],
+        }
     }
 
     /// Whether it may be the token of a request with `hash`.
@@ -38,7 +41,11 @@ impl StatusToken {
 impl fmt::Display for StatusToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let prefix = u32::from_be_bytes(self.hash_prefix);
-        write!(f, "{}-{}-{prefix:08x}", self.position.partition, self.position.offset)
+        write!(
+            f,
+            "{}-{}-{prefix:08x}",
+            self.position.partition, self.position.offset
+        )
     }
 }
 
@@ -62,7 +69,9 @@ impl FromStr for StatusToken {
                 partition: PartitionId(partition.parse().map_err(|_| BadToken)?),
                 offset: Offset(offset.parse().map_err(|_| BadToken)?),
             },
-            hash_prefix: u32::from_str_radix(prefix, 16).map_err(|_| BadToken)?.to_be_bytes(),
+            hash_prefix: u32::from_str_radix(prefix, 16)
+                .map_err(|_| BadToken)?
+                .to_be_bytes(),
         })
     }
 }
@@ -73,7 +82,10 @@ mod tests {
 
     #[test]
     fn a_token_reads_back_as_it_was_written() {
-        let position = Position { partition: PartitionId(3), offset: Offset(1_234_567) };
+        let position = Position {
+            partition: PartitionId(3),
+            offset: Offset(1_234_567),
+        };
         let hash = RequestHash([0, 0xab, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
         let token = StatusToken::new(position, hash);
         assert_eq!(token.to_string(), "3-1234567-00ab0102");
@@ -84,9 +96,18 @@ mod tests {
 
     #[test]
     fn anything_else_is_refused() {
-        for bad in ["", "1-2", "1-2-3", "1-2-0000000g", "-1-2-00000000", "1--2-00000000",
-            "+1-2-00000000", "1-2-00000000-", "4294967296-0-00000000", "1-9223372036854775808-00000000"]
-        {
+        for bad in [
+            "",
+            "1-2",
+            "1-2-3",
+            "1-2-0000000g",
+            "-1-2-00000000",
+            "1--2-00000000",
+            "+1-2-00000000",
+            "1-2-00000000-",
+            "4294967296-0-00000000",
+            "1-9223372036854775808-00000000",
+        ] {
             assert_eq!(bad.parse::<StatusToken>(), Err(BadToken), "{bad}");
         }
     }

@@ -143,7 +143,12 @@ pub struct BatchLine<'a> {
 impl OperationView {
     /// An operation as the store has it.
     pub fn of_row(row: &OperationRow) -> Self {
-        let OperationState { state, steps, error, .. } = &row.state;
+        let OperationState {
+            state,
+            steps,
+            error,
+            ..
+        } = &row.state;
         let created = &row.created;
         let step = |(name, progress): (&Arc<str>, &StepProgress)| StepView {
             name: Arc::clone(name),
@@ -209,12 +214,15 @@ impl OperationView {
         workflow: Option<&Workflow>,
         requested_at: Timestamp,
     ) -> Self {
-        let steps = workflow.map_or(&[][..], Workflow::step_names).iter().map(|name| StepView {
-            name: Arc::clone(name),
-            state: StepState::NotStarted.as_str(),
-            attempt: 0,
-            error: None,
-        });
+        let steps = workflow
+            .map_or(&[][..], Workflow::step_names)
+            .iter()
+            .map(|name| StepView {
+                name: Arc::clone(name),
+                state: StepState::NotStarted.as_str(),
+                attempt: 0,
+                error: None,
+            });
         let time = time_text(requested_at);
         Self {
             workflow: Some(name),

@@ -19,8 +19,9 @@ pub(super) async fn broker(config: &Config, running: &Running) -> anyhow::Result
     broker_config.connections_max = settings.connections_max;
     broker_config.request_bytes_max = settings.request_bytes_max.as_usize();
     broker_config.topic_defaults.segment_bytes = settings.segment_bytes.as_u64();
-    let broker =
-        Broker::start(broker_config).await.context("the embedded broker cannot be started")?;
+    let broker = Broker::start(broker_config)
+        .await
+        .context("the embedded broker cannot be started")?;
     let address = broker.address();
     running.spawn(Stage::Broker, "broker", |stop| async move {
         tokio::select! {
@@ -41,7 +42,7 @@ pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Resu
         ServicesConfig::new(settings.listen, config.data_dir.join("services"));
     services_config.suspended_prefix = settings.suspended_prefix.clone();
     services_config.remote_marker = settings.remote_marker.clone();
-    services_config.faults = settings.faults.clone();
+    services_config.faults = settings.faults;
     let services = Services::start(services_config).await?;
     let address = services.address();
     running.spawn(Stage::Services, "services", |stop| async move {

@@ -40,7 +40,11 @@ pub async fn start(
             let services = config.services.elsewhere();
             agents::start(config, kafka, &services, admin, running).await
         }
-        Role::Up { agents, services, samples } => {
+        Role::Up {
+            agents,
+            services,
+            samples,
+        } => {
             let workflows = load_workflows(&config.workflows)?;
             let broker = match config.kafka.brokers {
                 Some(_) => None,
@@ -55,9 +59,15 @@ pub async fn start(
             if agents {
                 agents::start(config, kafka.clone(), &services, admin, running).await?;
             }
-            let http =
-                pipeline::start(config, environment, kafka.clone(), workflows, admin, running)
-                    .await?;
+            let http = pipeline::start(
+                config,
+                environment,
+                kafka.clone(),
+                workflows,
+                admin,
+                running,
+            )
+            .await?;
             if samples > 0 {
                 samples::start(samples, http, kafka, config, admin, running);
             }
@@ -69,11 +79,14 @@ pub async fn start(
 /// How to reach the brokers: the configured ones, or the embedded one.
 fn kafka_settings(config: &Config, embedded: Option<SocketAddr>) -> KafkaSettings {
     let configured = config.kafka.brokers.iter().flatten().cloned();
-    let brokers: Vec<String> =
-        configured.chain(embedded.map(|address| address.to_string())).collect();
+    let brokers: Vec<String> = configured
+        .chain(embedded.map(|address| address.to_string()))
+        .collect();
     let mut settings = KafkaSettings::new(brokers.join(","));
     let properties = config.kafka.properties.iter();
-    settings.properties.extend(properties.map(|(name, value)| (name.into(), value.into())));
+    settings
+        .properties
+        .extend(properties.map(|(name, value)| (name.into(), value.into())));
     settings
 }
 

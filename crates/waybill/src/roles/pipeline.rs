@@ -38,7 +38,12 @@ pub(super) async fn start(
     let scheduler = Scheduler::start(scheduler_settings(config, own), parts, admin)?;
     admin.set_schedulers(scheduler.control());
     let stop = scheduler.stopper();
-    running.push(Stage::Scheduler, "scheduler", stop, tokio::spawn(scheduler.ended()));
+    running.push(
+        Stage::Scheduler,
+        "scheduler",
+        stop,
+        tokio::spawn(scheduler.ended()),
+    );
 
     let ingestion = Ingestion::start(
         ingestion_config(config),
@@ -91,14 +96,12 @@ fn ingestion_config(config: &Config) -> IngestionConfig {
         producer_queue_bytes_max: http.producer_queue_bytes_max.as_usize(),
         recent_accepted_max: http.recent_accepted_max,
         reply_to_prefixes: http.reply_to_prefixes.clone(),
+        drain_timeout: config.shutdown_timeout / 4,
         ..IngestionConfig::default()
     }
 }
 
-fn scheduler_settings(
-    config: &Config,
-    own: Vec<waybill_engine::PartitionId>,
-) -> SchedulerSettings {
+fn scheduler_settings(config: &Config, own: Vec<waybill_engine::PartitionId>) -> SchedulerSettings {
     let settings = &config.scheduler;
     SchedulerSettings {
         partitions: config.partitions,

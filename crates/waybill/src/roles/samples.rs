@@ -43,7 +43,10 @@ pub(super) fn start(
     let topic = topic_names(config).operation_status().to_owned();
     let partitions = config.partitions;
     let readiness = admin.readiness.clone();
-    let addresses = Addresses { http, admin: config.admin.listen };
+    let addresses = Addresses {
+        http,
+        admin: admin.address().unwrap_or(config.admin.listen),
+    };
     running.spawn_job(Stage::Samples, "samples", |stop| async move {
         while !readiness.missing().is_empty() {
             tokio::select! {
@@ -53,10 +56,9 @@ pub(super) fn start(
         }
         let samples = Arc::new(Samples::new(count, stop));
         let follower = samples.clone();
-        let consumer = tokio::task::spawn_blocking(move || {
-            consumer_at_the_end(&kafka, &topic, partitions)
-        })
-        .await??;
+        let consumer =
+            tokio::task::spawn_blocking(move || consumer_at_the_end(&kafka, &topic, partitions))
+                .await??;
         let following = tokio::task::spawn_blocking(move || follower.follow(&consumer));
         samples.run(http).await?;
         following.await??;
@@ -125,7 +127,11 @@ struct Progress {
 
 impl Samples {
     fn new(count: u64, stop: CancellationToken) -> Self {
-        Self { count, stop, progress: Mutex::default() }
+        Self {
+            count,
+            stop,
+            progress: Mutex::default(),
+        }
     }
 
     fn progress(&self) -> std::sync::MutexGuard<'_, Progress> {
@@ -168,7 +174,10 @@ impl Samples {
             let request = Request::post(format!("http://{http}/api/deliveryrequests"))
                 .header(header::CONTENT_TYPE, "application/json")
                 .body(Full::from(sample(number).to_string()))?;
-            let answer = client.request(request).await.context("a sample was not answered")?;
+            let answer = client
+                .request(request)
+                .await
+                .context("a sample was not answered")?;
             let status = answer.status();
             let body = answer.into_body().collect().await?.to_bytes();
             self.answered(status, &body, began);
@@ -188,7 +197,9 @@ impl Samples {
     fn answered(&self, status: StatusCode, body: &[u8], began: Instant) {
         let mut progress = self.progress();
         let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
-        let id = body["id"].as_str().and_then(|id| id.parse::<OperationId>().ok());
+        let id = body["id"]
+            .as_str()
+            .and_then(|id| id.parse::<OperationId>().ok());
         match id.filter(|_| status == StatusCode::ACCEPTED) {
             Some(id) => {
                 progress.accepted += 1;
@@ -206,10 +217,15 @@ impl Samples {
 
     /// Reads final states until all samples have one.
     fn follow(&self, consumer: &PartitionConsumer) -> anyhow::Result<()> {
-        const LIMITS: PollLimits = PollLimits { records: 1_000, bytes: 1024 * 1024 };
+        const LIMITS: PollLimits = PollLimits {
+            records: 1_000,
+            bytes: 1024 * 1024,
+        };
         while !self.is_over() {
             consumer.poll(LIMITS, PROGRESS_INTERVAL, &mut |record| {
-                let Some(Ok(status)) = record.value().map(OperationStatus::decode) else { return };
+                let Some(Ok(status)) = record.value().map(OperationStatus::decode) else {
+                    return;
+                };
                 let now = Instant::now();
                 let mut progress = self.progress();
                 match progress.open.remove(&status.operation) {
@@ -231,10 +247,19 @@ impl Samples {
     fn line(&self) -> String {
         let mut progress = self.progress();
         progress.durations.sort_unstable();
-        let Progress { accepted, refused, open, durations, failed, .. } = &*progress;
+        let Progress {
+            accepted,
+            refused,
+            open,
+            durations,
+            failed,
+            ..
+        } = &*progress;
         let quantile = |share: f64| {
             let rank = ((durations.len() as f64 * share).ceil() as usize).saturating_sub(1);
-            durations.get(rank).map_or(0.0, |duration| duration.as_secs_f64() * 1_000.0)
+            durations
+                .get(rank)
+                .map_or(0.0, |duration| duration.as_secs_f64() * 1_000.0)
         };
         format!(
             "accepted {accepted}  in flight {}  completed {}  failed {}  p50 {:.1} ms  p99 {:.1} ms  ",
@@ -260,7 +285,11 @@ impl Progress {
 
 /// A delivery; every fifth one goes to a remote place.
 fn sample(number: u64) -> serde_json::Value {
-    let place = if number.is_multiple_of(5) { "a remote island" } else { "7 Hill Road" };
+    let place = if number.is_multiple_of(5) {
+        "a remote island"
+    } else {
+        "7 Hill Road"
+    };
     serde_json::json!({
         "ownerId": format!("owner-{}", number % 100),
         "pickupLocation": "12 Harbour Street",

@@ -26,9 +26,15 @@ pub(super) async fn create(
     workflows: &Workflows,
 ) -> anyhow::Result<()> {
     let admin = Admin::new(kafka, "waybill-admin")?;
-    admin.wait_ready(BROKER_PATIENCE).await.context("no broker answers")?;
+    admin
+        .wait_ready(BROKER_PATIENCE)
+        .await
+        .context("no broker answers")?;
     let specs = specs(config, workflows);
-    admin.create_topics(&specs).await.context("the topics cannot be made")?;
+    admin
+        .create_topics(&specs)
+        .await
+        .context("the topics cannot be made")?;
     for spec in &specs {
         let found = admin.topic_partitions(&spec.name).await?.unwrap_or(0);
         anyhow::ensure!(
@@ -49,15 +55,23 @@ fn specs(config: &Config, workflows: &Workflows) -> Vec<TopicSpec> {
         name: name.to_owned(),
         partitions: config.partitions,
         replication: config.kafka.replication_factor,
-        config: settings.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect(),
+        config: settings
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), value.clone()))
+            .collect(),
     };
     let mut requests = vec![kept_for(config.kafka.requests_retention)];
-    let steps =
-        [kept_for(config.kafka.steps_retention), ("segment.bytes", STEP_SEGMENT_BYTES.to_string())];
+    let steps = [
+        kept_for(config.kafka.steps_retention),
+        ("segment.bytes", STEP_SEGMENT_BYTES.to_string()),
+    ];
     let results = [kept_for(config.kafka.results_retention)];
     let dead_letters = [
         kept_for(config.kafka.results_retention),
-        ("max.message.bytes", (MESSAGE_BYTES_MAX + DEAD_LETTER_HEADERS_BYTES).to_string()),
+        (
+            "max.message.bytes",
+            (MESSAGE_BYTES_MAX + DEAD_LETTER_HEADERS_BYTES).to_string(),
+        ),
     ];
     if embedded {
         // On Kafka, replication makes an acknowledged record durable; here, the disk does.

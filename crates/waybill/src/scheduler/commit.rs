@@ -11,9 +11,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use tokio::runtime::Handle;
 use waybill_engine::{BatchNumber, Command, Event, Message, PartitionId, Timestamp};
-use waybill_store::{
-    AttentionEntry, DueBucket, DueEntry, RowWrite, Store, StoreError, WriteBatch,
-};
+use waybill_store::{AttentionEntry, DueBucket, DueEntry, RowWrite, Store, StoreError, WriteBatch};
 
 use super::input::{Generation, Input, Inputs};
 use super::metrics::CommitMetrics;
@@ -72,15 +70,22 @@ impl Commits {
             return;
         }
         let mut write = WriteBatch::default();
-        let mut under_way =
-            UnderWay { began: Instant::now(), parts: Vec::new(), due: HashMap::new() };
+        let mut under_way = UnderWay {
+            began: Instant::now(),
+            parts: Vec::new(),
+            due: HashMap::new(),
+        };
         for (&partition, slot) in slots.iter_mut() {
             let generation = slot.generation;
-            let SlotState::Owned(owned) = &mut slot.state else { continue };
+            let SlotState::Owned(owned) = &mut slot.state else {
+                continue;
+            };
             if owned.releasing_since.is_some() {
                 continue;
             }
-            let Some(batch) = owned.engine.take_batch(now) else { continue };
+            let Some(batch) = owned.engine.take_batch(now) else {
+                continue;
+            };
             let mut messages = Vec::new();
             for command in batch.commands {
                 match command {
@@ -90,7 +95,9 @@ impl Commits {
                         write.due.push((partition, DueEntry { due, operation }));
                     }
                     Command::Attention { at, operation } => {
-                        write.attention.push((partition, AttentionEntry { at, operation }));
+                        write
+                            .attention
+                            .push((partition, AttentionEntry { at, operation }));
                     }
                     Command::Persist(row) => write.rows.push(RowWrite {
                         id: row.id,
@@ -102,7 +109,14 @@ impl Commits {
                     Command::Send(message) => messages.push(message),
                 }
             }
-            under_way.parts.push((Part { partition, generation, batch: batch.number }, messages));
+            under_way.parts.push((
+                Part {
+                    partition,
+                    generation,
+                    batch: batch.number,
+                },
+                messages,
+            ));
         }
         if under_way.parts.is_empty() {
             return;
@@ -131,7 +145,9 @@ impl Commits {
     ) -> anyhow::Result<()> {
         result.context("the group commit of step state failed")?;
         if let Some(under_way) = self.under_way.take() {
-            self.metrics.duration.record(under_way.began.elapsed().as_secs_f64());
+            self.metrics
+                .duration
+                .record(under_way.began.elapsed().as_secs_f64());
             self.dispatch(under_way.parts, slots);
         }
         Ok(())
@@ -147,7 +163,9 @@ impl Commits {
         let mut sent = Vec::with_capacity(parts.len());
         let mut messages = Vec::new();
         for (part, of_part) in parts {
-            let Some(slot) = slots.get_mut(&part.partition) else { continue };
+            let Some(slot) = slots.get_mut(&part.partition) else {
+                continue;
+            };
             match slot.owned(part.generation) {
                 Some(owned) if owned.lease.is_valid() => {
                     messages.extend(of_part.into_iter().map(|m| (part.partition, m)));
@@ -183,7 +201,9 @@ impl Commits {
             if let Some(slot) = slots.get_mut(&part.partition)
                 && let Some(owned) = slot.owned(part.generation)
             {
-                owned.engine.apply(Event::Settled { batch: part.batch }, now);
+                owned
+                    .engine
+                    .apply(Event::Settled { batch: part.batch }, now);
             }
         }
         Vec::new()
@@ -196,7 +216,11 @@ impl Commits {
 
     /// Whether anything of a partition is still being written or sent.
     pub(super) fn involve(&self, partition: PartitionId) -> bool {
-        let written = self.under_way.iter().flat_map(|commit| &commit.parts).map(|(part, _)| part);
+        let written = self
+            .under_way
+            .iter()
+            .flat_map(|commit| &commit.parts)
+            .map(|(part, _)| part);
         let sent = self.unsettled.values().flatten();
         written.chain(sent).any(|part| part.partition == partition)
     }

@@ -26,11 +26,17 @@ impl Amount {
     }
 
     fn and(self, other: Self) -> Self {
-        Self { records: self.records + other.records, bytes: self.bytes + other.bytes }
+        Self {
+            records: self.records + other.records,
+            bytes: self.bytes + other.bytes,
+        }
     }
 
     fn at_most(self, other: Self) -> Self {
-        Self { records: self.records.min(other.records), bytes: self.bytes.min(other.bytes) }
+        Self {
+            records: self.records.min(other.records),
+            bytes: self.bytes.min(other.bytes),
+        }
     }
 }
 
@@ -105,7 +111,10 @@ impl Credit {
 mod tests {
     use super::*;
 
-    const LIMIT: Amount = Amount { records: 10, bytes: 1_000 };
+    const LIMIT: Amount = Amount {
+        records: 10,
+        bytes: 1_000,
+    };
 
     fn amount(records: usize, bytes: usize) -> Amount {
         Amount { records, bytes }

@@ -39,7 +39,13 @@ impl Decoder {
                 (operation, event)
             }),
             Source::Replies => StepReply::decode(value).map(|reply| {
-                (reply.operation, Event::Reply { offset: record.offset(), reply })
+                (
+                    reply.operation,
+                    Event::Reply {
+                        offset: record.offset(),
+                        reply,
+                    },
+                )
             }),
         };
         match decoded {
@@ -86,13 +92,17 @@ impl Decoder {
             .iter()
             .chain(&length)
             .chain(key)
-            .fold(OFFSET_BASIS, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))
+            .fold(OFFSET_BASIS, |hash, byte| {
+                (hash ^ u64::from(*byte)).wrapping_mul(PRIME)
+            })
     }
 }
 
 /// Whether another partition's scheduler sent the record here.
 fn is_rerouted(record: &RecordRef<'_>) -> bool {
-    record.headers().any(|header| header.key == headers::REROUTED)
+    record
+        .headers()
+        .any(|header| header.key == headers::REROUTED)
 }
 
 /// The trace context that a record came with. One that is not text is left out: it is no reason to

@@ -21,7 +21,10 @@ use super::input::{AcquireError, Arrived, Generation, Input, Inputs, LogEnds, Lo
 use super::shell::StartOffsets;
 
 /// How much one poll takes at most.
-const POLL_MAX: Amount = Amount { records: 2_000, bytes: 4 * 1024 * 1024 };
+const POLL_MAX: Amount = Amount {
+    records: 2_000,
+    bytes: 4 * 1024 * 1024,
+};
 /// How long a thread waits for records, or for room, before it looks after orders again.
 const PATIENCE: Duration = Duration::from_millis(50);
 /// How long a broker may take to tell where a log ends.
@@ -70,8 +73,16 @@ impl Inlets {
             Inlet::start(kafka, source, topic, client_id, partitions, sender.clone())
         };
         Ok(Self {
-            requests: start(Source::Requests, topics.requests(), "waybill-scheduler-requests")?,
-            inbox: start(Source::Replies, topics.step_replies(), "waybill-scheduler-inbox")?,
+            requests: start(
+                Source::Requests,
+                topics.requests(),
+                "waybill-scheduler-requests",
+            )?,
+            inbox: start(
+                Source::Replies,
+                topics.step_replies(),
+                "waybill-scheduler-inbox",
+            )?,
         })
     }
 
@@ -88,13 +99,13 @@ impl Inlets {
     }
 
     /// Begins to read a partition.
-    pub(super) fn add(
-        &self,
-        partition: PartitionId,
-        generation: Generation,
-        start: &StartOffsets,
-    ) {
-        self.inbox.order(Order::Add { partition, generation, start: start.replies, verify: None });
+    pub(super) fn add(&self, partition: PartitionId, generation: Generation, start: &StartOffsets) {
+        self.inbox.order(Order::Add {
+            partition,
+            generation,
+            start: start.replies,
+            verify: None,
+        });
         self.requests.order(Order::Add {
             partition,
             generation,
@@ -151,9 +162,16 @@ impl Inlet {
             assigned: HashMap::new(),
             sender,
         };
-        let thread =
-            std::thread::Builder::new().name(client_id.to_owned()).spawn(move || poller.run(&inbox))?;
-        Ok(Self { credit, orders, consumer, topic, thread })
+        let thread = std::thread::Builder::new()
+            .name(client_id.to_owned())
+            .spawn(move || poller.run(&inbox))?;
+        Ok(Self {
+            credit,
+            orders,
+            consumer,
+            topic,
+            thread,
+        })
     }
 
     /// Fails only when the thread has panicked, which [`Inlets::stop`] reports.
@@ -210,9 +228,15 @@ impl Poller {
                     tracing::warn!(%partition, %error, "a partition could not be unassigned");
                 }
             }
-            Order::Add { partition, generation, start, verify } => {
+            Order::Add {
+                partition,
+                generation,
+                start,
+                verify,
+            } => {
                 let from = verify.map_or(start, |(below, _)| below);
-                self.assigned.insert(partition, Assigned { generation, verify });
+                self.assigned
+                    .insert(partition, Assigned { generation, verify });
                 if let Err(error) = self.consumer.add(&[(&self.topic, partition, from)]) {
                     self.lost(partition, LostCause::Client(error.to_string()));
                 }
@@ -222,13 +246,18 @@ impl Poller {
     }
 
     fn poll(&mut self, limits: Amount) {
-        let limits = PollLimits { records: limits.records, bytes: limits.bytes };
+        let limits = PollLimits {
+            records: limits.records,
+            bytes: limits.bytes,
+        };
         let mut records = Vec::new();
         let mut mismatches = Vec::new();
         let (assigned, decoder) = (&mut self.assigned, &mut self.decoder);
         let mut on_record = |record: RecordRef<'_>| {
             let partition = record.partition();
-            let Some(assigned) = assigned.get_mut(&partition) else { return };
+            let Some(assigned) = assigned.get_mut(&partition) else {
+                return;
+            };
             match verified(assigned, decoder, &record) {
                 Verified::Below => {}
                 Verified::Differs { expected, found } => {
@@ -236,18 +265,29 @@ impl Poller {
                 }
                 Verified::Go => {
                     let event = decoder.event(&record);
-                    records.push(Arrived { generation: assigned.generation, partition, event });
+                    records.push(Arrived {
+                        generation: assigned.generation,
+                        partition,
+                        event,
+                    });
                 }
             }
         };
         let polled = self.consumer.poll(limits, PATIENCE, &mut on_record);
         let bytes = records.iter().map(|arrived| bytes_of(&arrived.event)).sum();
-        self.credit.read(Amount { records: records.len(), bytes });
+        self.credit.read(Amount {
+            records: records.len(),
+            bytes,
+        });
         for (partition, cause) in mismatches {
             self.lost(partition, cause);
         }
         if !records.is_empty() {
-            self.send(Input::Records { source: self.source, bytes, records });
+            self.send(Input::Records {
+                source: self.source,
+                bytes,
+                records,
+            });
         }
         match polled {
             Ok(_) => {}
@@ -267,7 +307,12 @@ impl Poller {
     fn lost(&mut self, partition: PartitionId, cause: LostCause) {
         if let Some(assigned) = self.assigned.get(&partition) {
             let generation = assigned.generation;
-            self.send(Input::Lost { source: self.source, generation, partition, cause });
+            self.send(Input::Lost {
+                source: self.source,
+                generation,
+                partition,
+                cause,
+            });
         }
     }
 
@@ -334,7 +379,10 @@ impl EndsReader {
                     .watermarks(topic, partition, ENDS_TIMEOUT)
                     .map_err(|error| super::shell::chain(&error))
             };
-            Ok(LogEnds { requests: ends(&reader.requests)?, replies: ends(&reader.inbox)? })
+            Ok(LogEnds {
+                requests: ends(&reader.requests)?,
+                replies: ends(&reader.inbox)?,
+            })
         };
         match tokio::task::spawn_blocking(read).await {
             Ok(ends) => ends.map_err(AcquireError::Broker),

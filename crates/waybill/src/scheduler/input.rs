@@ -39,9 +39,18 @@ pub(super) struct LogEnds {
 #[derive(Debug)]
 pub(super) enum Input {
     /// Records of one poll.
-    Records { source: Source, bytes: usize, records: Vec<Arrived> },
+    Records {
+        source: Source,
+        bytes: usize,
+        records: Vec<Arrived>,
+    },
     /// The consumer of `source` cannot go on with a partition.
-    Lost { source: Source, generation: Generation, partition: PartitionId, cause: LostCause },
+    Lost {
+        source: Source,
+        generation: Generation,
+        partition: PartitionId,
+        cause: LostCause,
+    },
     /// A lease was taken, or cannot be.
     Acquired {
         partition: PartitionId,
@@ -58,7 +67,10 @@ pub(super) enum Input {
     /// The group commit under way is durable, or failed.
     Committed(Result<(), StoreError>),
     /// Every message of a commit is acknowledged, or one failed for good.
-    Settled { commit: u64, result: Result<(), String> },
+    Settled {
+        commit: u64,
+        result: Result<(), String>,
+    },
     /// Rows were read.
     Loaded {
         partition: PartitionId,
@@ -66,9 +78,17 @@ pub(super) enum Input {
         result: Result<Vec<(OperationId, Option<OperationRow>)>, StoreError>,
     },
     /// The deadline index was read.
-    Swept { partition: PartitionId, generation: Generation, result: Result<Swept, StoreError> },
+    Swept {
+        partition: PartitionId,
+        generation: Generation,
+        result: Result<Swept, StoreError>,
+    },
     /// Where the inbox ends, asked after the loop had stood still.
-    InboxEnd { partition: PartitionId, generation: Generation, end: Offset },
+    InboxEnd {
+        partition: PartitionId,
+        generation: Generation,
+        end: Offset,
+    },
     /// A person or a test starts or stops a partition.
     SetRunning {
         partition: PartitionId,

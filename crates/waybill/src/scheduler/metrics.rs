@@ -46,38 +46,71 @@ pub(super) struct PartitionMetrics {
     in_flight: Gauge,
     checkpoint: Gauge,
     consumed: Gauge,
-    counters: Vec<(Counter, fn(&EngineStats) -> u64)>,
+    counters: Vec<(Counter, CountOf)>,
 }
 
-/// Counter, its help, and where the engine counts it.
-type EngineCounter = (&'static str, &'static str, fn(&EngineStats) -> u64);
+/// Where the engine counts something.
+type CountOf = fn(&EngineStats) -> u64;
+
+/// A counter's name, its help, and where the engine counts it.
+type EngineCounter = (&'static str, &'static str, CountOf);
 
 const ENGINE_COUNTERS: &[EngineCounter] = &[
-    ("waybill_operations_created_total", "Operations created", |s| s.created),
-    ("waybill_operations_processed_total", "Operations that ended Processed", |s| s.processed),
-    ("waybill_operations_failed_total", "Operations that ended in Error", |s| s.failed),
-    ("waybill_requests_duplicate_total", "Requests that repeat an operation", |s| s.duplicates),
+    (
+        "waybill_operations_created_total",
+        "Operations created",
+        |s| s.created,
+    ),
+    (
+        "waybill_operations_processed_total",
+        "Operations that ended Processed",
+        |s| s.processed,
+    ),
+    (
+        "waybill_operations_failed_total",
+        "Operations that ended in Error",
+        |s| s.failed,
+    ),
+    (
+        "waybill_requests_duplicate_total",
+        "Requests that repeat an operation",
+        |s| s.duplicates,
+    ),
     (
         "waybill_requests_rejected_total",
         "Requests with the id of an operation and another body",
         |s| s.rejected,
     ),
-    ("waybill_step_retries_total", "Attempts beyond a step's first", |s| s.retries),
-    ("waybill_step_timeouts_total", "Attempts that outlived complete-by", |s| s.time_outs),
+    (
+        "waybill_step_retries_total",
+        "Attempts beyond a step's first",
+        |s| s.retries,
+    ),
+    (
+        "waybill_step_timeouts_total",
+        "Attempts that outlived complete-by",
+        |s| s.time_outs,
+    ),
     (
         "waybill_step_not_attempted_total",
         "Attempts that the agent had no room for",
         |s| s.not_attempted,
     ),
-    ("waybill_replies_stale_total", "Replies to superseded attempts", |s| s.stale_replies),
+    (
+        "waybill_replies_stale_total",
+        "Replies to superseded attempts",
+        |s| s.stale_replies,
+    ),
     (
         "waybill_replies_late_success_total",
         "Successes of superseded attempts of steps that are not completed",
         |s| s.late_successes,
     ),
-    ("waybill_replies_unknown_total", "Replies of operations without a row", |s| {
-        s.unknown_replies
-    }),
+    (
+        "waybill_replies_unknown_total",
+        "Replies of operations without a row",
+        |s| s.unknown_replies,
+    ),
     (
         "waybill_operations_handed_off_total",
         "Operations moved to the deadline index",
@@ -88,7 +121,11 @@ const ENGINE_COUNTERS: &[EngineCounter] = &[
         "Operations taken over from an earlier ownership",
         |s| s.resumed,
     ),
-    ("waybill_records_unreadable_total", "Records that cannot be decoded", |s| s.unreadable),
+    (
+        "waybill_records_unreadable_total",
+        "Records that cannot be decoded",
+        |s| s.unreadable,
+    ),
     (
         "waybill_records_misplaced_total",
         "Records that belong to another partition",

@@ -78,13 +78,19 @@ pub struct SchedulerSettings {
 
 impl SchedulerSettings {
     fn terms(&self) -> LeaseTerms {
-        LeaseTerms { duration: self.lease, margin: self.lease_margin }
+        LeaseTerms {
+            duration: self.lease,
+            margin: self.lease_margin,
+        }
     }
 
     /// What may wait between the inbox and the loop: as many replies as operations may be in
     /// flight, and room for one to arrive while none is.
     fn inbox_room(&self) -> Amount {
-        Amount { records: self.in_flight_max.max(1), bytes: self.in_flight_bytes_max.max(1) }
+        Amount {
+            records: self.in_flight_max.max(1),
+            bytes: self.in_flight_bytes_max.max(1),
+        }
     }
 }
 
@@ -122,7 +128,12 @@ impl Scheduler {
     ) -> anyhow::Result<Self> {
         let (sender, inputs) = mpsc::channel();
         let runtime = tokio::runtime::Handle::current();
-        let SchedulerParts { store, kafka, topics, workflows } = parts;
+        let SchedulerParts {
+            store,
+            kafka,
+            topics,
+            workflows,
+        } = parts;
         let inlets = Inlets::start(&kafka, &topics, settings.partitions, &sender)
             .context("the scheduler's consumers cannot be started")?;
         let outlet = Outlet::start(&kafka, &topics, &workflows, settings.partitions, &sender)
@@ -134,8 +145,11 @@ impl Scheduler {
             timeout_grace: settings.timeout_grace,
             ..EngineConfig::default()
         };
-        let slots: BTreeMap<PartitionId, Slot> =
-            settings.own.iter().map(|&partition| (partition, Slot::new())).collect();
+        let slots: BTreeMap<PartitionId, Slot> = settings
+            .own
+            .iter()
+            .map(|&partition| (partition, Slot::new()))
+            .collect();
         let shell = Shell {
             engine_config: Arc::new(engine_config),
             workflows,
@@ -161,18 +175,24 @@ impl Scheduler {
                 let _ = end.send(result.unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked"))));
             })
             .context("the scheduler's thread cannot be started")?;
-        Ok(Self { sender, views, ended })
+        Ok(Self {
+            sender,
+            views,
+            ended,
+        })
     }
 
     /// What starts and stops single partitions.
     #[must_use]
     pub fn control(&self) -> Arc<dyn SchedulerControl> {
-        Arc::new(Control { sender: self.sender.clone(), views: self.views.clone() })
+        Arc::new(Control {
+            sender: self.sender.clone(),
+            views: self.views.clone(),
+        })
     }
 
     /// What asks the scheduler to stop: it reads no further request, lets what is in flight finish
     /// for as long as its drain lasts, moves the checkpoints and releases the leases.
-    #[must_use]
     pub fn stopper(&self) -> impl FnOnce() + Send + 'static {
         let sender = self.sender.clone();
         move || {
@@ -186,13 +206,17 @@ impl Scheduler {
     ///
     /// If the store failed, or the loop panicked.
     pub async fn ended(self) -> anyhow::Result<()> {
-        self.ended.await.unwrap_or_else(|_| Err(anyhow::anyhow!("its thread is gone")))
+        self.ended
+            .await
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("its thread is gone")))
     }
 }
 
 impl fmt::Debug for Scheduler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scheduler").field("partitions", &self.views.list()).finish()
+        f.debug_struct("Scheduler")
+            .field("partitions", &self.views.list())
+            .finish()
     }
 }
 
@@ -218,7 +242,11 @@ impl SchedulerControl for Control {
         running: bool,
     ) -> BoxFuture<'_, Result<(), ControlError>> {
         let (answer, answered) = oneshot::channel();
-        let sent = self.sender.send(Input::SetRunning { partition, running, answer });
+        let sent = self.sender.send(Input::SetRunning {
+            partition,
+            running,
+            answer,
+        });
         async move {
             sent.map_err(|_| ControlError::ShuttingDown)?;
             answered.await.unwrap_or(Err(ControlError::ShuttingDown))

@@ -74,7 +74,10 @@ impl Outlet {
         let sender = self.sender.clone();
         let settlement = Settlement::new(messages.len(), move |settled| {
             let result = settled.map_err(|error: ProduceError| super::shell::chain(&error));
-            let _ = sender.send(Input::Settled { commit: number, result });
+            let _ = sender.send(Input::Settled {
+                commit: number,
+                result,
+            });
         });
         let mut buffer = std::mem::take(&mut self.buffer);
         for (from, message) in messages {
@@ -100,13 +103,31 @@ impl Outlet {
                 let topic = self.topics.failed_operations();
                 self.keyed(topic, failed.operation, &**failed, None, buffer, settlement);
             }
-            Message::Home { source, partition, record } => {
-                let mark = Header { key: headers::REROUTED, value: Some(b"1") };
+            Message::Home {
+                source,
+                partition,
+                record,
+            } => {
+                let mark = Header {
+                    key: headers::REROUTED,
+                    value: Some(b"1"),
+                };
                 let headers: Vec<Header<'_>> =
                     borrowed(record).chain(std::iter::once(mark)).collect();
-                self.forward(self.topic_of(*source), *partition, record, &headers, settlement);
+                self.forward(
+                    self.topic_of(*source),
+                    *partition,
+                    record,
+                    &headers,
+                    settlement,
+                );
             }
-            Message::DeadLetter { source, offset, cause, record } => {
+            Message::DeadLetter {
+                source,
+                offset,
+                cause,
+                record,
+            } => {
                 self.dead_letter(from, *source, *offset, cause, record, settlement);
             }
         }
@@ -116,10 +137,19 @@ impl Outlet {
         match self.of_agent.get(&request.agent) {
             Some(topic) => {
                 let traceparent = request.traceparent.as_deref();
-                self.keyed(topic, request.operation, request, traceparent, buffer, settlement);
+                self.keyed(
+                    topic,
+                    request.operation,
+                    request,
+                    traceparent,
+                    buffer,
+                    settlement,
+                );
             }
             // An operation only runs workflows that were given at start, and so were their agents.
-            None => settlement.fail(ProduceError::Refused { code: ErrorCode::UnknownTopic }),
+            None => settlement.fail(ProduceError::Refused {
+                code: ErrorCode::UnknownTopic,
+            }),
         }
     }
 
@@ -146,7 +176,10 @@ impl Outlet {
         };
         let errors = letter.headers();
         let headers: Vec<Header<'_>> = borrowed(record)
-            .chain(errors.iter().map(|(key, value)| Header { key, value: Some(value.as_slice()) }))
+            .chain(errors.iter().map(|(key, value)| Header {
+                key,
+                value: Some(value.as_slice()),
+            }))
             .collect();
         let dead_letters = match source {
             Source::Requests => &self.dead_requests,
@@ -209,13 +242,17 @@ impl Outlet {
     }
 
     fn enqueue(&self, record: &OutRecord<'_>, settlement: &Arc<Settlement>) {
-        let Err(refused) = self.producer.send_or_wait(record, settlement.clone(), QUEUE_PATIENCE)
+        let Err(refused) = self
+            .producer
+            .send_or_wait(record, settlement.clone(), QUEUE_PATIENCE)
         else {
             return;
         };
         let (settlement, error) = refused.into_parts();
         match error {
-            ProduceError::Refused { code: code @ ErrorCode::MessageSizeTooLarge } => {
+            ProduceError::Refused {
+                code: code @ ErrorCode::MessageSizeTooLarge,
+            } => {
                 self.unsendable(record.topic, None, &code, &settlement);
             }
             error => settlement.fail(error),
@@ -235,7 +272,11 @@ impl Outlet {
         let operation = operation.map(tracing::field::display);
         tracing::error!(topic, operation, %error, "a message cannot be sent at all");
         metrics::counter!("waybill_scheduler_messages_unsendable_total").increment(1);
-        settlement.delivered(Delivery { partition: PartitionId(0), offset: None, result: Ok(()) });
+        settlement.delivered(Delivery {
+            partition: PartitionId(0),
+            offset: None,
+            result: Ok(()),
+        });
     }
 
     /// Waits for what was sent, within bounds, and ends the producer.
@@ -247,5 +288,8 @@ impl Outlet {
 }
 
 fn borrowed(record: &ForwardRecord) -> impl Iterator<Item = Header<'_>> {
-    record.headers.iter().map(|(key, value)| Header { key, value: value.as_deref() })
+    record.headers.iter().map(|(key, value)| Header {
+        key,
+        value: value.as_deref(),
+    })
 }

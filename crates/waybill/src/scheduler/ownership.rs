@@ -45,8 +45,10 @@ pub(super) struct HeldLease {
 
 /// The wall clock.
 pub(super) fn wall_clock() -> Timestamp {
-    let since_epoch =
-        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_micros();
+    let since_epoch = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO)
+        .as_micros();
     Timestamp(i64::try_from(since_epoch).unwrap_or(i64::MAX))
 }
 
@@ -60,7 +62,9 @@ pub(super) async fn acquire(
 ) -> Result<HeldLease, StoreError> {
     loop {
         let seen = takeable(&*store, partition).await?;
-        let limit_before = seen.as_ref().map_or(Stamp::default(), |lease| lease.stamp_limit);
+        let limit_before = seen
+            .as_ref()
+            .map_or(Stamp::default(), |lease| lease.stamp_limit);
         let row = Lease {
             partition,
             owner: Some(owner),
@@ -68,7 +72,9 @@ pub(super) async fn acquire(
             renewal: 0,
             duration: terms.duration,
             stamp_limit: raised_limit(limit_before, wall_clock(), terms.duration),
-            checkpoint: seen.as_ref().map_or(Checkpoint::default(), |lease| lease.checkpoint),
+            checkpoint: seen
+                .as_ref()
+                .map_or(Checkpoint::default(), |lease| lease.checkpoint),
             consumed: seen.as_ref().map_or(Offset(0), |lease| lease.consumed),
         };
         let sent = Instant::now();
@@ -87,10 +93,7 @@ pub(super) async fn acquire(
 }
 
 /// Waits until the lease may be taken and returns it as it then stands.
-async fn takeable(
-    store: &dyn Store,
-    partition: PartitionId,
-) -> Result<Option<Lease>, StoreError> {
+async fn takeable(store: &dyn Store, partition: PartitionId) -> Result<Option<Lease>, StoreError> {
     let mut seen = store.lease(partition).await?;
     let mut unchanged_since = Instant::now();
     loop {
@@ -128,7 +131,12 @@ async fn first_due_bucket(
 
 /// The stamp limit of a lease that is written at `now`: two leases ahead, and never lowered.
 pub(super) fn raised_limit(limit: Stamp, now: Timestamp, duration: Duration) -> Stamp {
-    Stamp(limit.0.max(now.as_micros()).max((now + duration * 2).as_micros()))
+    Stamp(
+        limit
+            .0
+            .max(now.as_micros())
+            .max((now + duration * 2).as_micros()),
+    )
 }
 
 /// What a renewal writes.
@@ -158,7 +166,10 @@ impl HeldLease {
         if release {
             row.owner = None;
         }
-        Renewal { row, valid_until: Instant::now() + terms.duration.saturating_sub(terms.margin) }
+        Renewal {
+            row,
+            valid_until: Instant::now() + terms.duration.saturating_sub(terms.margin),
+        }
     }
 
     /// Takes over what a successful renewal wrote.

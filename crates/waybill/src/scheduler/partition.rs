@@ -150,7 +150,8 @@ impl Owned {
         let records = (checkpoint.requests.0 - row.checkpoint.requests.0)
             .max(checkpoint.replies.0 - row.checkpoint.replies.0)
             .max(consumed.0 - row.consumed.0);
-        records >= settings.checkpoint_records || (records > 0 && since >= settings.checkpoint_every)
+        records >= settings.checkpoint_records
+            || (records > 0 && since >= settings.checkpoint_every)
     }
 
     /// Whether a stopping partition may give its lease back: nothing of it is on its way any more,

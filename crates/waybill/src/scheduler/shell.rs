@@ -76,7 +76,9 @@ impl Shell {
                 Ok(input) => {
                     self.take(input);
                     for _ in 1..INPUTS_PER_TURN_MAX {
-                        let Ok(input) = self.inputs.try_recv() else { break };
+                        let Ok(input) = self.inputs.try_recv() else {
+                            break;
+                        };
                         self.take(input);
                     }
                 }
@@ -116,14 +118,32 @@ impl Shell {
 
     fn take(&mut self, input: Input) {
         match input {
-            Input::Records { source, bytes, records } => self.records(source, bytes, records),
-            Input::Lost { source, generation, partition, cause } => {
+            Input::Records {
+                source,
+                bytes,
+                records,
+            } => self.records(source, bytes, records),
+            Input::Lost {
+                source,
+                generation,
+                partition,
+                cause,
+            } => {
                 self.lost(source, generation, partition, &cause);
             }
-            Input::Acquired { partition, generation, result } => {
+            Input::Acquired {
+                partition,
+                generation,
+                result,
+            } => {
                 self.acquired(partition, generation, result);
             }
-            Input::Renewed { partition, generation, renewal, result } => {
+            Input::Renewed {
+                partition,
+                generation,
+                renewal,
+                result,
+            } => {
                 self.renewed(partition, generation, renewal, result);
             }
             Input::Committed(result) => {
@@ -137,24 +157,41 @@ impl Shell {
                     self.give_up(partition, "a message could not be delivered");
                 }
             }
-            Input::Loaded { partition, generation, result } => {
+            Input::Loaded {
+                partition,
+                generation,
+                result,
+            } => {
                 self.loaded(partition, generation, result);
             }
-            Input::Swept { partition, generation, result } => {
+            Input::Swept {
+                partition,
+                generation,
+                result,
+            } => {
                 self.swept(partition, generation, result);
             }
-            Input::InboxEnd { partition, generation, end } => {
+            Input::InboxEnd {
+                partition,
+                generation,
+                end,
+            } => {
                 let now = self.clock;
                 if let Some(owned) = self.owned(partition, generation) {
                     owned.inbox_end_awaited = false;
                     owned.engine.apply(Event::InboxEnd(end), now);
                 }
             }
-            Input::SetRunning { partition, running, answer } => {
+            Input::SetRunning {
+                partition,
+                running,
+                answer,
+            } => {
                 self.set_running(partition, running, answer);
             }
             Input::Shutdown => {
-                self.stopping.get_or_insert_with(|| Instant::now() + self.settings.drain);
+                self.stopping
+                    .get_or_insert_with(|| Instant::now() + self.settings.drain);
             }
         }
     }
@@ -164,10 +201,18 @@ impl Shell {
     }
 
     fn records(&mut self, source: Source, bytes: usize, records: Vec<Arrived>) {
-        self.inlets.credit(source).received(Amount { records: records.len(), bytes });
+        self.inlets.credit(source).received(Amount {
+            records: records.len(),
+            bytes,
+        });
         self.clock = self.clock.max(wall_clock());
         let now = self.clock;
-        for Arrived { generation, partition, event } in records {
+        for Arrived {
+            generation,
+            partition,
+            event,
+        } in records
+        {
             if let Some(owned) = self.owned(partition, generation) {
                 owned.engine.apply(event, now);
             }
@@ -195,7 +240,13 @@ impl Shell {
         if let Some(owned) = self.owned(partition, generation) {
             owned.loading = false;
             for (operation, row) in rows {
-                owned.engine.apply(Event::Loaded { operation, row: row.map(Box::new) }, now);
+                owned.engine.apply(
+                    Event::Loaded {
+                        operation,
+                        row: row.map(Box::new),
+                    },
+                    now,
+                );
             }
         }
     }
@@ -220,7 +271,11 @@ impl Shell {
                     Ok(lease) => ends.read(partition).await.map(|ends| (lease, ends)),
                     Err(error) => Err(AcquireError::Store(error)),
                 };
-                let _ = sender.send(Input::Acquired { partition, generation, result });
+                let _ = sender.send(Input::Acquired {
+                    partition,
+                    generation,
+                    result,
+                });
             });
         }
     }
@@ -232,7 +287,9 @@ impl Shell {
         result: Result<(HeldLease, LogEnds), AcquireError>,
     ) {
         let now = self.clock.max(wall_clock());
-        let Some(slot) = self.slots.get_mut(&partition) else { return };
+        let Some(slot) = self.slots.get_mut(&partition) else {
+            return;
+        };
         if slot.generation != generation || !matches!(slot.state, SlotState::Acquiring) {
             return;
         }
@@ -271,8 +328,11 @@ impl Shell {
             replies_from = %start.replies,
             "owning the partition"
         );
-        let engine =
-            PartitionEngine::new(self.engine_config.clone(), self.workflows.clone(), ownership);
+        let engine = PartitionEngine::new(
+            self.engine_config.clone(),
+            self.workflows.clone(),
+            ownership,
+        );
         self.inlets.add(partition, generation, &start);
         slot.state = SlotState::Owned(Box::new(Owned::new(engine, lease, now)));
     }
@@ -300,7 +360,9 @@ impl Shell {
     /// Drops the engine of a partition without a further write. What was on its way is found again
     /// by whoever owns the partition next.
     fn give_up(&mut self, partition: PartitionId, reason: &'static str) {
-        let Some(slot) = self.slots.get_mut(&partition) else { return };
+        let Some(slot) = self.slots.get_mut(&partition) else {
+            return;
+        };
         if let SlotState::Owned(_) = slot.state {
             tracing::warn!(%partition, reason, "dropping the partition; it is taken again shortly");
             self.inlets.remove(partition);
@@ -340,7 +402,9 @@ impl Shell {
     fn load(&mut self) {
         for (&partition, slot) in &mut self.slots {
             let generation = slot.generation;
-            let SlotState::Owned(owned) = &mut slot.state else { continue };
+            let SlotState::Owned(owned) = &mut slot.state else {
+                continue;
+            };
             if owned.loading {
                 continue;
             }
@@ -353,7 +417,11 @@ impl Shell {
             self.runtime.spawn(async move {
                 let result = store.get_many(ids.clone()).await;
                 let result = result.map(|rows| ids.into_iter().zip(rows).collect());
-                let _ = sender.send(Input::Loaded { partition, generation, result });
+                let _ = sender.send(Input::Loaded {
+                    partition,
+                    generation,
+                    result,
+                });
             });
         }
     }
@@ -362,7 +430,9 @@ impl Shell {
         let now = self.clock;
         for (&partition, slot) in &mut self.slots {
             let generation = slot.generation;
-            let SlotState::Owned(owned) = &mut slot.state else { continue };
+            let SlotState::Owned(owned) = &mut slot.state else {
+                continue;
+            };
             if owned.swept_at.elapsed() < SWEEP_INTERVAL || owned.inbox_end_awaited {
                 continue;
             }
@@ -381,7 +451,11 @@ impl Shell {
                 let (store, sender) = (self.store.clone(), self.sender.clone());
                 self.runtime.spawn(async move {
                     let result = sweep::read(store, partition, buckets, now).await;
-                    let _ = sender.send(Input::Swept { partition, generation, result });
+                    let _ = sender.send(Input::Swept {
+                        partition,
+                        generation,
+                        result,
+                    });
                 });
             }
         }
@@ -394,12 +468,21 @@ impl Shell {
         result: Result<sweep::Swept, StoreError>,
     ) {
         let now = self.clock;
-        let Some(owned) = self.owned(partition, generation) else { return };
+        let Some(owned) = self.owned(partition, generation) else {
+            return;
+        };
         match result {
             Ok(swept) => {
                 for sweep::Hint { sequence, entry } in owned.sweep.take(swept, now) {
                     let (due, operation) = (entry.due, entry.operation);
-                    owned.engine.apply(Event::Due { sequence, due, operation }, now);
+                    owned.engine.apply(
+                        Event::Due {
+                            sequence,
+                            due,
+                            operation,
+                        },
+                        now,
+                    );
                 }
             }
             Err(error) => {
@@ -418,7 +501,9 @@ impl Shell {
         for (&partition, slot) in &mut self.slots {
             let generation = slot.generation;
             let wanted = slot.wanted && !drained;
-            let SlotState::Owned(owned) = &mut slot.state else { continue };
+            let SlotState::Owned(owned) = &mut slot.state else {
+                continue;
+            };
             if !wanted && owned.releasing_since.is_none() {
                 owned.releasing_since = Some(Instant::now());
                 self.inlets.remove(partition);
@@ -430,21 +515,30 @@ impl Shell {
             let checkpoint = Checkpoint {
                 requests: reached.requests,
                 replies: reached.replies,
-                requests_fingerprint: reached
-                    .requests_fingerprint
-                    .or(owned.lease.row.checkpoint.requests_fingerprint),
+                requests_fingerprint: reached.requests_fingerprint.or(owned
+                    .lease
+                    .row
+                    .checkpoint
+                    .requests_fingerprint),
             };
             let release = owned.may_release(self.commits.involve(partition));
             if !release && !owned.renewal_due(checkpoint, reached.consumed, &self.settings) {
                 continue;
             }
-            let renewal = owned.lease.renewal(terms, checkpoint, reached.consumed, release);
+            let renewal = owned
+                .lease
+                .renewal(terms, checkpoint, reached.consumed, release);
             owned.renewing = true;
             owned.renewal_sent_at = Instant::now();
             let (store, sender) = (self.store.clone(), self.sender.clone());
             self.runtime.spawn(async move {
                 let result = store.renew_lease(renewal.row.clone()).await;
-                let _ = sender.send(Input::Renewed { partition, generation, renewal, result });
+                let _ = sender.send(Input::Renewed {
+                    partition,
+                    generation,
+                    renewal,
+                    result,
+                });
             });
         }
     }
@@ -458,7 +552,9 @@ impl Shell {
     ) {
         let now = self.clock;
         let released = renewal.row.owner.is_none();
-        let Some(owned) = self.owned(partition, generation) else { return };
+        let Some(owned) = self.owned(partition, generation) else {
+            return;
+        };
         owned.renewing = false;
         match result {
             Ok(true) if released => {
@@ -503,17 +599,24 @@ impl Shell {
             }
         };
         self.inlets.credit(Source::Requests).offer(room);
-        self.inlets.credit(Source::Replies).offer(self.settings.inbox_room());
+        self.inlets
+            .credit(Source::Replies)
+            .offer(self.settings.inbox_room());
     }
 
     /// The process stood still for longer than a turn takes: replies may wait in the inbox that are
     /// older than the time-outs that would be applied now. So none is, until the inbox was read to
     /// the end that it has now.
     fn stood_still(&mut self, pause: Duration) {
-        tracing::warn!(?pause, "the scheduler stood still; reading the inbox before any time-out");
+        tracing::warn!(
+            ?pause,
+            "the scheduler stood still; reading the inbox before any time-out"
+        );
         for (&partition, slot) in &mut self.slots {
             let generation = slot.generation;
-            let SlotState::Owned(owned) = &mut slot.state else { continue };
+            let SlotState::Owned(owned) = &mut slot.state else {
+                continue;
+            };
             owned.inbox_end_awaited = true;
             let (sender, ends) = (self.sender.clone(), self.inlets.ends_reader());
             self.runtime.spawn(async move {
@@ -526,7 +629,11 @@ impl Shell {
                         }
                     }
                 };
-                let _ = sender.send(Input::InboxEnd { partition, generation, end });
+                let _ = sender.send(Input::InboxEnd {
+                    partition,
+                    generation,
+                    end,
+                });
             });
         }
     }
@@ -554,7 +661,10 @@ impl Shell {
 
     fn is_stopped(&self) -> bool {
         self.stopping.is_some()
-            && self.slots.values().all(|slot| !matches!(slot.state, SlotState::Owned(_)))
+            && self
+                .slots
+                .values()
+                .all(|slot| !matches!(slot.state, SlotState::Owned(_)))
     }
 }
 
@@ -575,7 +685,11 @@ fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, Strin
     let checkpoint = lease.row.checkpoint;
     let (first, end) = ends.requests;
     let never_owned = lease.row.epoch == waybill_engine::Epoch(1);
-    let requests = if never_owned { checkpoint.requests.max(first) } else { checkpoint.requests };
+    let requests = if never_owned {
+        checkpoint.requests.max(first)
+    } else {
+        checkpoint.requests
+    };
     if requests < first {
         return Err(format!(
             "requests from offset {requests} are not done, but the log begins at {first}: its \
@@ -595,7 +709,11 @@ fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, Strin
         .requests_fingerprint
         .filter(|_| below >= first)
         .map(|fingerprint| (below, fingerprint));
-    Ok(StartOffsets { requests, verify, replies })
+    Ok(StartOffsets {
+        requests,
+        verify,
+        replies,
+    })
 }
 
 /// An error with its causes, for one log line.

@@ -78,10 +78,18 @@ impl Sweep {
             return None;
         }
         let last = DueBucket::of(now).0.min(self.cursor.0 + SWEEP_BUCKETS_MAX);
-        let first = self.open.iter().find(|(_, bucket)| !bucket.complete).map_or_else(
-            || self.open.last_key_value().map_or(self.cursor.0, |(last, _)| last.0 + 1),
-            |(bucket, _)| bucket.0,
-        );
+        let first = self
+            .open
+            .iter()
+            .find(|(_, bucket)| !bucket.complete)
+            .map_or_else(
+                || {
+                    self.open
+                        .last_key_value()
+                        .map_or(self.cursor.0, |(last, _)| last.0 + 1)
+                },
+                |(bucket, _)| bucket.0,
+            );
         if first > last {
             return None;
         }
@@ -105,7 +113,10 @@ impl Sweep {
             let open = self.open.entry(bucket).or_default();
             for entry in entries {
                 if entry.due <= now && open.seen.insert(entry) {
-                    hints.push(Hint { sequence: self.next_sequence, entry });
+                    hints.push(Hint {
+                        sequence: self.next_sequence,
+                        entry,
+                    });
                     self.next_sequence += 1;
                     open.settled_at = self.next_sequence;
                 }
@@ -166,7 +177,10 @@ pub(super) async fn read(
         }
         read.push((bucket, entries));
     }
-    Ok(Swept { began, buckets: read })
+    Ok(Swept {
+        began,
+        buckets: read,
+    })
 }
 
 #[cfg(test)]
@@ -183,12 +197,17 @@ mod tests {
     }
 
     fn entry(second: i64, n: u128) -> DueEntry {
-        DueEntry { due: at(second, 100), operation: operation(n) }
+        DueEntry {
+            due: at(second, 100),
+            operation: operation(n),
+        }
     }
 
     fn swept(began: Timestamp, buckets: &[(i64, &[DueEntry])]) -> Swept {
-        let buckets =
-            buckets.iter().map(|(b, entries)| (DueBucket(*b), entries.to_vec())).collect();
+        let buckets = buckets
+            .iter()
+            .map(|(b, entries)| (DueBucket(*b), entries.to_vec()))
+            .collect();
         Swept { began, buckets }
     }
 
@@ -197,11 +216,23 @@ mod tests {
         let mut sweep = Sweep::new(DueBucket(10), at(10, 0));
         assert_eq!(sweep.begin(at(10, 500)), Some(10..=10));
         let first = sweep.take(swept(at(10, 500), &[(10, &[entry(10, 1)])]), at(10, 500));
-        assert_eq!(first, vec![Hint { sequence: 0, entry: entry(10, 1) }]);
+        assert_eq!(
+            first,
+            vec![Hint {
+                sequence: 0,
+                entry: entry(10, 1)
+            }]
+        );
         assert_eq!(sweep.begin(at(11, 0)), Some(10..=11));
         let read = swept(at(11, 0), &[(10, &[entry(10, 1), entry(10, 2)]), (11, &[])]);
         let second = sweep.take(read, at(11, 0));
-        assert_eq!(second, vec![Hint { sequence: 1, entry: entry(10, 2) }]);
+        assert_eq!(
+            second,
+            vec![Hint {
+                sequence: 1,
+                entry: entry(10, 2)
+            }]
+        );
     }
 
     #[test]
@@ -213,8 +244,16 @@ mod tests {
             at(20, 0),
         );
         assert_eq!(hints.len(), 1);
-        assert_eq!(sweep.advance(0, None, at(20, 0)), None, "hint 0 is not settled");
-        assert_eq!(sweep.advance(1, Some(DueBucket(10)), at(20, 0)), None, "a commit is under way");
+        assert_eq!(
+            sweep.advance(0, None, at(20, 0)),
+            None,
+            "hint 0 is not settled"
+        );
+        assert_eq!(
+            sweep.advance(1, Some(DueBucket(10)), at(20, 0)),
+            None,
+            "a commit is under way"
+        );
         // Bucket 11 ended at 12 and was read at 14: before its grace of three seconds was over.
         assert_eq!(sweep.advance(1, None, at(20, 0)), Some(DueBucket(11)));
     }
@@ -226,6 +265,12 @@ mod tests {
         assert_eq!(sweep.take(early, at(10, 50)), vec![]);
         let later = swept(at(10, 150), &[(10, &[entry(10, 1)])]);
         let hints = sweep.take(later, at(10, 150));
-        assert_eq!(hints, vec![Hint { sequence: 0, entry: entry(10, 1) }]);
+        assert_eq!(
+            hints,
+            vec![Hint {
+                sequence: 0,
+                entry: entry(10, 1)
+            }]
+        );
     }
 }

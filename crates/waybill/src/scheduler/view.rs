@@ -8,9 +8,7 @@ use waybill_engine::{Offset, PartitionId};
 
 use super::metrics::PartitionMetrics;
 use super::partition::{Slot, SlotState};
-use crate::admin::{
-    Admin, CheckpointView, Condition, Heartbeat, SchedulerState, SchedulerView,
-};
+use crate::admin::{Admin, CheckpointView, Condition, Heartbeat, SchedulerState, SchedulerView};
 
 /// A loop that gives no sign of life for this long counts as dead.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
@@ -39,8 +37,17 @@ impl Views {
                 consumed: Offset(0),
                 in_flight: 0,
             };
-            let ready = admin.readiness.expect(format!("lease of partition {partition}"));
-            (partition, Shown { view, ready, metrics: PartitionMetrics::new(partition) })
+            let ready = admin
+                .readiness
+                .expect(format!("lease of partition {partition}"));
+            (
+                partition,
+                Shown {
+                    view,
+                    ready,
+                    metrics: PartitionMetrics::new(partition),
+                },
+            )
         });
         Self {
             shown: Arc::new(Mutex::new(shown.collect())),
@@ -58,7 +65,9 @@ impl Views {
         self.heartbeat.beat();
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         for (&partition, slot) in slots.iter_mut() {
-            let Some(shown) = shown.get_mut(&partition) else { continue };
+            let Some(shown) = shown.get_mut(&partition) else {
+                continue;
+            };
             shown.update(slot);
         }
         drop(shown);
@@ -85,8 +94,10 @@ impl Shown {
             self.view.epoch = Some(owned.lease.row.epoch);
             self.view.in_flight = owned.engine.in_flight().operations;
             self.view.consumed = reached.consumed.max(owned.lease.row.consumed);
-            self.view.checkpoint =
-                CheckpointView { requests: reached.requests, replies: reached.replies };
+            self.view.checkpoint = CheckpointView {
+                requests: reached.requests,
+                replies: reached.replies,
+            };
             self.metrics.count(&owned.engine.take_stats());
         }
         // A partition that a person stopped is as it should be.

@@ -14,20 +14,28 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use serde_json::{Value, json};
 use waybill_engine::{CreateRequest, IdOrigin, OperationId, RequestHash, Timestamp, partition_for};
 
+use waybill_messages::Record as _;
 use world::{Dice, PATIENCE, Process, World, delivery};
 
 const PARTITIONS: u32 = 4;
 
 /// Sends `count` deliveries, every fifth of them remote, from a few clients at once, and returns
 /// the operations' ids in order.
-async fn deliver_all(world: &Arc<World>, prefix: &str, count: usize, progress: &Arc<AtomicUsize>) -> Vec<String> {
+async fn deliver_all(
+    world: &Arc<World>,
+    prefix: &str,
+    count: usize,
+    progress: &Arc<AtomicUsize>,
+) -> Vec<String> {
     const CLIENTS: usize = 8;
     let clients = (0..CLIENTS).map(|client| {
         let (world, progress, prefix) = (world.clone(), progress.clone(), prefix.to_owned());
         tokio::spawn(async move {
             let mut ids = Vec::new();
             for index in (client..count).step_by(CLIENTS) {
-                let id = world.deliver(&delivery(&format!("{prefix}-{index}"), is_remote(index))).await;
+                let id = world
+                    .deliver(&delivery(&format!("{prefix}-{index}"), is_remote(index)))
+                    .await;
                 progress.fetch_add(1, Ordering::Relaxed);
                 ids.push((index, id));
             }
@@ -43,7 +51,7 @@ async fn deliver_all(world: &Arc<World>, prefix: &str, count: usize, progress: &
 }
 
 fn is_remote(index: usize) -> bool {
-    index % 5 == 0
+    index.is_multiple_of(5)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -88,7 +96,11 @@ async fn every_accepted_delivery_completes_once_however_often_agents_are_killed(
     const DELIVERIES: usize = 2_000;
     const KILLS: usize = 20;
     let mut world = World::new("partitions: 4\nagents: { instanceId: only }\n");
-    let up = world.start("up", &["--no-agents"], &["http", "admin", "broker", "services"]);
+    let up = world.start(
+        "up",
+        &["--no-agents"],
+        &["http", "admin", "broker", "services"],
+    );
     let world = Arc::new(world);
     let mut agents = start_agents(&world);
     let progress = Arc::new(AtomicUsize::new(0));
@@ -119,7 +131,11 @@ async fn every_accepted_delivery_completes_once_however_often_agents_are_killed(
 fn start_agents(world: &Arc<World>) -> Process {
     let brokers = world.address("broker").to_string();
     let services = world.address("services").to_string();
-    world.again("agents", &["--brokers", &brokers, "--services", &services], &[])
+    world.again(
+        "agents",
+        &["--brokers", &brokers, "--services", &services],
+        &[],
+    )
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -131,7 +147,9 @@ async fn the_checkpoint_reaches_the_end_and_a_restart_finds_everything() {
     let world = Arc::new(world);
     let ids = deliver_all(&world, "calm", DELIVERIES, &Arc::default()).await;
     world.all_reach(&ids, "Processed").await;
-    let expected_replies: usize = (0..DELIVERIES).map(|i| if is_remote(i) { 4 } else { 5 }).sum();
+    let expected_replies: usize = (0..DELIVERIES)
+        .map(|i| if is_remote(i) { 4 } else { 5 })
+        .sum();
     world
         .eventually("the checkpoint reaches the end", async || {
             let (requests, replies) = checkpoint(&world).await;
@@ -159,7 +177,12 @@ async fn checkpoint(world: &World) -> (u64, u64) {
 
 async fn schedulers(world: &World) -> Vec<Value> {
     let url = world.url("admin", "/schedulers");
-    let answer = world.client.get(url).send().await.expect("the admin port answers");
+    let answer = world
+        .client
+        .get(url)
+        .send()
+        .await
+        .expect("the admin port answers");
     answer.json().await.expect("the schedulers are JSON")
 }
 
@@ -178,10 +201,17 @@ async fn a_stopped_scheduler_holds_its_own_partition_only_and_catches_up_when_st
         let id: OperationId = id.parse().expect("an id is a UUID");
         partition_for(id, PARTITIONS).0 == STOPPED
     });
-    assert!(!held.is_empty() && !free.is_empty(), "the ids spread over the partitions");
+    assert!(
+        !held.is_empty() && !free.is_empty(),
+        "the ids spread over the partitions"
+    );
     world.all_reach(&free, "Processed").await;
     for id in &held {
-        assert_eq!(world.state(id).await.as_deref(), Some("Pending"), "{id} waits in its topic");
+        assert_eq!(
+            world.state(id).await.as_deref(),
+            Some("Pending"),
+            "{id} waits in its topic"
+        );
     }
 
     set_running(&world, STOPPED, true).await;
@@ -210,23 +240,42 @@ async fn a_window_full_of_slow_operations_neither_deadlocks_nor_holds_up_the_fas
     world.ready().await;
     // Only deliveries by drone are slow; remote ones go by the third party.
     let faults = world.url("services", "/faults/drone");
-    let slow = world.client.put(&faults).json(&json!({ "latencyMs": 4_000 })).send().await;
+    let slow = world
+        .client
+        .put(&faults)
+        .json(&json!({ "latencyMs": 4_000 }))
+        .send()
+        .await;
     assert!(slow.expect("the services answer").status().is_success());
 
     let world = Arc::new(world);
     let mut slow_ids = Vec::new();
     for index in 0..2 * WINDOW {
-        slow_ids.push(world.deliver(&delivery(&format!("slow-{index}"), false)).await);
+        slow_ids.push(
+            world
+                .deliver(&delivery(&format!("slow-{index}"), false))
+                .await,
+        );
     }
     let began = Instant::now();
     let mut fast_ids = Vec::new();
     for index in 0..WINDOW {
-        fast_ids.push(world.deliver(&delivery(&format!("fast-{index}"), true)).await);
+        fast_ids.push(
+            world
+                .deliver(&delivery(&format!("fast-{index}"), true))
+                .await,
+        );
     }
     world.all_reach(&fast_ids, "Processed").await;
-    let last_slow = world.state(slow_ids.last().expect("there are slow ones")).await;
+    let last_slow = world
+        .state(slow_ids.last().expect("there are slow ones"))
+        .await;
     if began.elapsed() < Duration::from_secs(3) {
-        assert_eq!(last_slow.as_deref(), Some("Processing"), "the slow ones are still under way");
+        assert_eq!(
+            last_slow.as_deref(),
+            Some("Processing"),
+            "the slow ones are still under way"
+        );
     }
     world.all_reach(&slow_ids, "Processed").await;
     world.assert_one_effect_per_step(&slow_ids, |_| false).await;
@@ -240,7 +289,13 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_o
     world.ready().await;
     let poison = b"\xc3\x01this is no operation request";
     for partition in 0..PARTITIONS {
-        produce(&world, "waybill.operation-requests.v1", partition, b"some-key", poison);
+        produce(
+            &world,
+            "waybill.operation-requests.v1",
+            partition,
+            b"some-key",
+            poison,
+        );
     }
     let world = Arc::new(world);
     let ids = deliver_all(&world, "beside-poison", 40, &Arc::default()).await;
@@ -252,12 +307,20 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_o
         .set("auto.offset.reset", "earliest")
         .create()
         .expect("a consumer can be made");
-    consumer.subscribe(&["dlq.waybill.operation-requests.v1"]).expect("the topic is there");
+    consumer
+        .subscribe(&["dlq.waybill.operation-requests.v1"])
+        .expect("the topic is there");
     let deadline = Instant::now() + PATIENCE;
     let mut seen = Vec::new();
     while seen.len() < PARTITIONS as usize {
-        assert!(Instant::now() < deadline, "dead letters seen: {seen:?}\n{}", world.log_tail());
-        let Some(Ok(message)) = consumer.poll(Duration::from_millis(100)) else { continue };
+        assert!(
+            Instant::now() < deadline,
+            "dead letters seen: {seen:?}\n{}",
+            world.log_tail()
+        );
+        let Some(Ok(message)) = consumer.poll(Duration::from_millis(100)) else {
+            continue;
+        };
         assert_eq!(message.payload(), Some(&poison[..]), "the original bytes");
         assert_eq!(message.key(), Some(&b"some-key"[..]));
         let headers = message.headers().expect("a dead letter says why it is one");
@@ -272,7 +335,9 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_o
             header("__connect.errors.topic").as_deref(),
             Some("waybill.operation-requests.v1")
         );
-        assert!(header("__connect.errors.exception.message").is_some_and(|cause| !cause.is_empty()));
+        assert!(
+            header("__connect.errors.exception.message").is_some_and(|cause| !cause.is_empty())
+        );
         seen.push(message.partition());
     }
 }
@@ -283,10 +348,17 @@ fn produce(world: &World, topic: &str, partition: u32, key: &[u8], value: &[u8])
         .create()
         .expect("a producer can be made");
     producer
-        .send(BaseRecord::to(topic).partition(partition as i32).key(key).payload(value))
+        .send(
+            BaseRecord::to(topic)
+                .partition(partition as i32)
+                .key(key)
+                .payload(value),
+        )
         .map_err(|(error, _)| error)
         .expect("the record can be enqueued");
-    producer.flush(PATIENCE).expect("the record is acknowledged");
+    producer
+        .flush(PATIENCE)
+        .expect("the record is acknowledged");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -312,9 +384,17 @@ async fn a_request_in_the_wrong_partition_is_sent_home_and_completes() {
             traceparent: None,
         };
         let mut value = Vec::new();
-        waybill_messages::operation_request::encode(&request, &mut value);
+        request
+            .encode(&mut value)
+            .expect("the request fits a record");
         let astray = (partition_for(operation, PARTITIONS).0 + 1) % PARTITIONS;
-        produce(&world, "waybill.operation-requests.v1", astray, &operation.key(), &value);
+        produce(
+            &world,
+            "waybill.operation-requests.v1",
+            astray,
+            &operation.key(),
+            &value,
+        );
         ids.push(operation.to_string());
     }
     world.all_reach(&ids, "Processed").await;
@@ -342,5 +422,7 @@ async fn services_that_are_down_for_ten_seconds_cost_no_delivery() {
     ids.extend(deliver_all(&world, "after", DELIVERIES / 3, &Arc::default()).await);
     world.all_reach(&ids, "Processed").await;
     let third = DELIVERIES / 3;
-    world.assert_one_effect_per_step(&ids, |index| is_remote(index % third)).await;
+    world
+        .assert_one_effect_per_step(&ids, |index| is_remote(index % third))
+        .await;
 }

@@ -35,7 +35,11 @@ impl World {
             .timeout(Duration::from_secs(15))
             .build()
             .expect("the client needs nothing");
-        Self { dir, addresses: HashMap::new(), client }
+        Self {
+            dir,
+            addresses: HashMap::new(),
+            client,
+        }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -77,7 +81,10 @@ impl World {
         command.arg("--data-dir").arg(self.path("data"));
         for (name, flag) in LISTENERS {
             if announces.contains(name) {
-                let address = self.addresses.get(*name).map_or("127.0.0.1:0".to_owned(), |address| address.to_string());
+                let address = self
+                    .addresses
+                    .get(*name)
+                    .map_or("127.0.0.1:0".to_owned(), |address| address.to_string());
                 command.arg(flag).arg(address);
             }
         }
@@ -124,7 +131,11 @@ impl World {
     pub async fn ready(&self) {
         let url = self.url("admin", "/readyz");
         self.eventually("the process is ready", async || {
-            self.client.get(&url).send().await.is_ok_and(|answer| answer.status().is_success())
+            self.client
+                .get(&url)
+                .send()
+                .await
+                .is_ok_and(|answer| answer.status().is_success())
         })
         .await;
     }
@@ -133,7 +144,11 @@ impl World {
     pub async fn eventually(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !holds().await {
-            assert!(Instant::now() < deadline, "not reached: {what}\n{}", self.log_tail());
+            assert!(
+                Instant::now() < deadline,
+                "not reached: {what}\n{}",
+                self.log_tail()
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -151,7 +166,11 @@ impl World {
                 }
                 assert!(status.is_server_error(), "{status}: {body}");
             }
-            assert!(Instant::now() < deadline, "{delivery} is not accepted\n{}", self.log_tail());
+            assert!(
+                Instant::now() < deadline,
+                "{delivery} is not accepted\n{}",
+                self.log_tail()
+            );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -172,7 +191,12 @@ impl World {
                 if now.as_deref() == Some(state) {
                     break;
                 }
-                assert_ne!(now.as_deref(), Some("Error"), "{id} failed\n{}", self.log_tail());
+                assert_ne!(
+                    now.as_deref(),
+                    Some("Error"),
+                    "{id} failed\n{}",
+                    self.log_tail()
+                );
                 assert!(
                     Instant::now() < deadline,
                     "{id} is {now:?}, not {state}\n{}",
@@ -216,7 +240,11 @@ impl World {
     pub async fn assert_one_effect_per_step(&self, ids: &[String], remote: impl Fn(usize) -> bool) {
         let ledger = self.ledger().await;
         for (index, id) in ids.iter().enumerate() {
-            let carrier = if remote(index) { "third-party" } else { "drone" };
+            let carrier = if remote(index) {
+                "third-party"
+            } else {
+                "drone"
+            };
             let expected: HashMap<(String, String), u32> = ["package", carrier, "delivery"]
                 .into_iter()
                 .map(|step| ((step.to_owned(), "run".to_owned()), 1))
@@ -251,13 +279,23 @@ impl Process {
     pub fn terminate(mut self) -> Option<i32> {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args(["-TERM", &pid]).status();
-        assert!(sent.is_ok_and(|status| status.success()), "SIGTERM can be sent");
+        assert!(
+            sent.is_ok_and(|status| status.success()),
+            "SIGTERM can be sent"
+        );
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if let Some(status) = self.child.try_wait().expect("the process can be waited for") {
+            if let Some(status) = self
+                .child
+                .try_wait()
+                .expect("the process can be waited for")
+            {
                 return status.code();
             }
-            assert!(Instant::now() < deadline, "the process does not end on SIGTERM");
+            assert!(
+                Instant::now() < deadline,
+                "the process does not end on SIGTERM"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }

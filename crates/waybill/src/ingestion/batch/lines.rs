@@ -82,7 +82,11 @@ impl Lines {
         if line.ends_with(b"\r") {
             line.truncate(line.len() - 1);
         }
-        if too_long || line.len() > self.bytes_max { Line::TooLong } else { Line::Whole(line) }
+        if too_long || line.len() > self.bytes_max {
+            Line::TooLong
+        } else {
+            Line::Whole(line)
+        }
     }
 }
 
@@ -120,7 +124,10 @@ mod tests {
             ("a\n\nb", &[Some("a"), Some(""), Some("b")]),
             ("12345\r\n12345", &[Some("12345"), Some("12345")]),
             ("123456\nb\n", &[None, Some("b")]),
-            ("a\n123456789012345\r\nb\n1234567", &[Some("a"), None, Some("b"), None]),
+            (
+                "a\n123456789012345\r\nb\n1234567",
+                &[Some("a"), None, Some("b"), None],
+            ),
             ("\r\n", &[Some("")]),
         ];
         for (text, expected) in cases {

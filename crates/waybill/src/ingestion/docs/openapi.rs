@@ -1,18 +1,18 @@
 //! The OpenAPI document, built from the views' schemas and the routes' constants.
 
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathItemBuilder,
 };
 use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
-use utoipa::openapi::schema::{AdditionalProperties, SchemaFormat, KnownFormat, Type};
+use utoipa::openapi::schema::{AdditionalProperties, KnownFormat, SchemaFormat, Type};
+use utoipa::openapi::tag::TagBuilder;
 use utoipa::openapi::{
     ComponentsBuilder, Content, ContentBuilder, InfoBuilder, LicenseBuilder, ObjectBuilder,
     OpenApiBuilder, PathsBuilder, Ref, RefOr, Required, Response, ResponseBuilder, Schema,
 };
-use utoipa::openapi::tag::TagBuilder;
-use utoipa::ToSchema;
 use waybill_drone_delivery::request::DeliveryRequest;
 
 use crate::ingestion::problem::{FieldProblem, Kind, Problem};
@@ -27,32 +27,53 @@ pub fn document() -> String {
     let deliveries = post("createDelivery", "Request a delivery", "Deliveries")
         .description(Some(CREATING))
         .parameter(idempotency_key())
-        .request_body(Some(body(JSON, reference::<DeliveryRequest>(), delivery_example())))
-        .response("202", accepted_response(with(accepted.clone(), "request", named_delivery())))
+        .request_body(Some(body(
+            JSON,
+            reference::<DeliveryRequest>(),
+            delivery_example(),
+        )))
+        .response(
+            "202",
+            accepted_response(with(accepted.clone(), "request", named_delivery())),
+        )
         .response("200", repeated::<DeliveryView>(delivery_view_example()));
-    let operations = post("createOperation", "Request an operation of any workflow", "Operations")
-        .description(Some(CREATING))
-        .parameter(idempotency_key())
-        .request_body(Some(body(JSON, operation_reference(), operation_example())))
-        .response("202", accepted_response(accepted))
-        .response("200", repeated::<OperationView>(operation_view_example()));
-    let batch = post("createOperations", "Request many operations at once", "Operations")
-        .description(Some(
-            "A request per line, an answer per line, in order and while the batch is still being \
+    let operations = post(
+        "createOperation",
+        "Request an operation of any workflow",
+        "Operations",
+    )
+    .description(Some(CREATING))
+    .parameter(idempotency_key())
+    .request_body(Some(body(JSON, operation_reference(), operation_example())))
+    .response("202", accepted_response(accepted))
+    .response("200", repeated::<OperationView>(operation_view_example()));
+    let batch = post(
+        "createOperations",
+        "Request many operations at once",
+        "Operations",
+    )
+    .description(Some(
+        "A request per line, an answer per line, in order and while the batch is still being \
              sent. A line that is wrong or too long harms no other. Read the answers while you \
              send: what is read of a batch waits for its client.",
-        ))
-        .request_body(Some(body(NDJSON, operation_reference(), ndjson(&operation_example()))))
-        .response(
-            "200",
-            ResponseBuilder::new().description("A line for each line.").content(
+    ))
+    .request_body(Some(body(
+        NDJSON,
+        operation_reference(),
+        ndjson(&operation_example()),
+    )))
+    .response(
+        "200",
+        ResponseBuilder::new()
+            .description("A line for each line.")
+            .content(
                 NDJSON,
                 content(
                     reference::<BatchLine<'_>>(),
                     ndjson(&json!({"status": 202, "id": ID, "location": location(OPERATIONS)})),
                 ),
             ),
-        );
+    );
     let paths = PathsBuilder::new()
         .path(DELIVERIES, only(HttpMethod::Post, creating(deliveries)))
         .path(
@@ -73,16 +94,30 @@ pub fn document() -> String {
                     .response("200", found::<OperationView>(operation_view_example())),
             ),
         )
-        .path(BATCH, only(HttpMethod::Post, refusing(batch, &BATCH_REFUSALS)))
-        .path(OPENAPI, only(HttpMethod::Get, page("getOpenApi", "This document", JSON)))
-        .path(DOCS, only(HttpMethod::Get, page("getDocs", "This document as a page", HTML)))
+        .path(
+            BATCH,
+            only(HttpMethod::Post, refusing(batch, &BATCH_REFUSALS)),
+        )
+        .path(
+            OPENAPI,
+            only(HttpMethod::Get, page("getOpenApi", "This document", JSON)),
+        )
+        .path(
+            DOCS,
+            only(
+                HttpMethod::Get,
+                page("getDocs", "This document as a page", HTML),
+            ),
+        )
         .path(
             format!("{PROBLEMS}/{{kind}}"),
             only(
                 HttpMethod::Get,
-                page("getProblem", "What a kind of problem means", HTML).parameter(
-                    in_path("kind", "The end of a problem's `type`.", json!("invalid-values")),
-                ),
+                page("getProblem", "What a kind of problem means", HTML).parameter(in_path(
+                    "kind",
+                    "The end of a problem's `type`.",
+                    json!("invalid-values"),
+                )),
             ),
         );
     let mut schemas = vec![("OperationRequest".to_owned(), operation_request().into())];
@@ -102,9 +137,18 @@ pub fn document() -> String {
                 .license(Some(LicenseBuilder::new().name("Apache-2.0").build())),
         )
         .tags(Some([
-            TagBuilder::new().name("Deliveries").description(Some("Deliveries by drone.")).build(),
-            TagBuilder::new().name("Operations").description(Some("Runs of any workflow.")).build(),
-            TagBuilder::new().name("About").description(Some("The API itself.")).build(),
+            TagBuilder::new()
+                .name("Deliveries")
+                .description(Some("Deliveries by drone."))
+                .build(),
+            TagBuilder::new()
+                .name("Operations")
+                .description(Some("Runs of any workflow."))
+                .build(),
+            TagBuilder::new()
+                .name("About")
+                .description(Some("The API itself."))
+                .build(),
         ]))
         .paths(paths)
         .components(Some(components.build()))
@@ -139,11 +183,17 @@ const CREATE_REFUSALS: [Kind; 10] = [
     Kind::OutcomeUnknown,
 ];
 /// How a batch as a whole may be refused.
-const BATCH_REFUSALS: [Kind; 3] =
-    [Kind::UnsupportedMediaType, Kind::InvalidValues, Kind::Overloaded];
+const BATCH_REFUSALS: [Kind; 3] = [
+    Kind::UnsupportedMediaType,
+    Kind::InvalidValues,
+    Kind::Overloaded,
+];
 /// How a question may be refused.
-const GET_REFUSALS: [Kind; 3] =
-    [Kind::UnknownOrExpired, Kind::InvalidValues, Kind::StoreUnavailable];
+const GET_REFUSALS: [Kind; 3] = [
+    Kind::UnknownOrExpired,
+    Kind::InvalidValues,
+    Kind::StoreUnavailable,
+];
 
 /// Adds a type's schema, and those that it refers to.
 fn add_schema<T: ToSchema>(schemas: &mut Vec<(String, RefOr<Schema>)>) {
@@ -152,7 +202,10 @@ fn add_schema<T: ToSchema>(schemas: &mut Vec<(String, RefOr<Schema>)>) {
 }
 
 fn post(id: &str, summary: &str, tag: &str) -> OperationBuilder {
-    OperationBuilder::new().operation_id(Some(id)).summary(Some(summary)).tag(tag)
+    OperationBuilder::new()
+        .operation_id(Some(id))
+        .summary(Some(summary))
+        .tag(tag)
 }
 
 fn creating(operation: OperationBuilder) -> OperationBuilder {
@@ -168,8 +221,16 @@ fn getting(id: &str, summary: &str, tag: &str) -> OperationBuilder {
             "By the operation's id, or by the caller's own. With the `at` of a Location, what no \
              scheduler has read yet is Pending and never unknown.",
         ))
-        .parameter(in_path("id", "The operation's id, or the caller's own.", json!(ID)))
-        .parameter(in_query("at", "The `at` of the Location.", json!("3-1234-5f2b9c01")));
+        .parameter(in_path(
+            "id",
+            "The operation's id, or the caller's own.",
+            json!(ID),
+        ))
+        .parameter(in_query(
+            "at",
+            "The `at` of the Location.",
+            json!("3-1234-5f2b9c01"),
+        ));
     refusing(operation, &GET_REFUSALS)
 }
 
@@ -208,7 +269,10 @@ fn refusal(kind: Kind) -> Response {
     };
     let response = ResponseBuilder::new().description(kind.title()).content(
         PROBLEM_JSON,
-        content(reference::<Problem>(), serde_json::to_value(&example).unwrap_or_default()),
+        content(
+            reference::<Problem>(),
+            serde_json::to_value(&example).unwrap_or_default(),
+        ),
     );
     match example.retry_after() {
         None => response.build(),
@@ -271,7 +335,10 @@ fn body(media_type: &str, schema: Ref, example: Value) -> RequestBody {
 }
 
 fn content(schema: Ref, example: Value) -> Content {
-    ContentBuilder::new().schema(Some(schema)).example(Some(example)).build()
+    ContentBuilder::new()
+        .schema(Some(schema))
+        .example(Some(example))
+        .build()
 }
 
 fn reference<T: ToSchema>() -> Ref {
@@ -320,7 +387,10 @@ fn operation_request() -> ObjectBuilder {
     let described = |description: &str| text().description(Some(description));
     ObjectBuilder::new()
         .description(Some("A request for an operation of any workflow."))
-        .property("workflow", described("The workflow to run.").examples([json!("order")]))
+        .property(
+            "workflow",
+            described("The workflow to run.").examples([json!("order")]),
+        )
         .required("workflow")
         .property(
             "id",
@@ -330,7 +400,9 @@ fn operation_request() -> ObjectBuilder {
         .property(
             "input",
             ObjectBuilder::new()
-                .description(Some("The workflow's input; for drone-delivery a DeliveryRequest."))
+                .description(Some(
+                    "The workflow's input; for drone-delivery a DeliveryRequest.",
+                ))
                 .additional_properties(Some(AdditionalProperties::FreeForm(true))),
         )
         .required("input")
@@ -423,7 +495,10 @@ mod tests {
             .unwrap()
             .iter()
             .flat_map(|(path, item)| {
-                item.as_object().unwrap().keys().map(|method| (path.clone(), method.clone()))
+                item.as_object()
+                    .unwrap()
+                    .keys()
+                    .map(|method| (path.clone(), method.clone()))
             })
             .collect();
         let expected = [
@@ -436,8 +511,9 @@ mod tests {
             ("/v1/operations/{id}", "get"),
             ("/v1/operations:batch", "post"),
         ];
-        let expected: BTreeSet<_> =
-            expected.map(|(path, method)| (path.to_owned(), method.to_owned())).into();
+        let expected: BTreeSet<_> = expected
+            .map(|(path, method)| (path.to_owned(), method.to_owned()))
+            .into();
         assert_eq!(listed, expected);
     }
 

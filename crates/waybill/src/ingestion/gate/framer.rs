@@ -85,7 +85,8 @@ impl Framer {
                     Err(refusal) => return self.refuse(refusal),
                 },
                 State::Length(left) => {
-                    let here = usize::try_from(left).map_or(rest.len(), |left| left.min(rest.len()));
+                    let here =
+                        usize::try_from(left).map_or(rest.len(), |left| left.min(rest.len()));
                     self.passed += here;
                     self.state = match left - here as u64 {
                         0 => State::Head,
@@ -212,7 +213,10 @@ impl Chunked {
                     if byte.is_ascii_hexdigit() && digits < Self::SIZE_DIGITS_MAX =>
                 {
                     let digit = char::from(byte).to_digit(16).unwrap_or(0);
-                    Self::Size { size: size << 4 | u64::from(digit), digits: digits + 1 }
+                    Self::Size {
+                        size: size << 4 | u64::from(digit),
+                        digits: digits + 1,
+                    }
                 }
                 (Self::Size { size, digits: 1.. }, b'\r') => Self::SizeLineFeed { size },
                 (Self::Size { size, digits: 1.. }, b';' | b' ' | b'\t') => Self::Extension { size },
@@ -249,8 +253,7 @@ mod tests {
     }
 
     const GOOD: &str = "POST /a HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc";
-    const SMUGGLED: &str =
-        "POST /b HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\ncontent-length: 3\r\n\r\n0\r\n\r\n";
+    const SMUGGLED: &str = "POST /b HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\ncontent-length: 3\r\n\r\n0\r\n\r\n";
 
     #[test]
     fn a_refused_request_is_replaced_and_those_before_it_pass() {
@@ -290,9 +293,20 @@ mod tests {
     #[test]
     fn nothing_passes_after_a_malformed_chunk() {
         let head = "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
-        for body in ["x", "\r\n", ";\r\n", "3\n", "3\rx", "3\r\nabcd", "3\r\nabc\n", "0\r\n\n",
-            "11112222333344445\r\n", "1;x\n", "0\r\nt: u\n", "-1\r\n"]
-        {
+        for body in [
+            "x",
+            "\r\n",
+            ";\r\n",
+            "3\n",
+            "3\rx",
+            "3\r\nabcd",
+            "3\r\nabc\n",
+            "0\r\n\n",
+            "11112222333344445\r\n",
+            "1;x\n",
+            "0\r\nt: u\n",
+            "-1\r\n",
+        ] {
             let (_, mut framer) = pass(format!("{head}{body}").as_bytes());
             assert!(framer.is_lost(), "{body:?}");
             assert!(framer.is_owed_input());

@@ -119,11 +119,7 @@ pub struct Head {
 pub const HEADERS_LIMIT_MAX: usize = 100;
 
 /// Reads the head at the front of `input`; `None` if it is not yet whole.
-pub fn read(
-    input: &[u8],
-    bytes_max: usize,
-    headers_max: usize,
-) -> Result<Option<Head>, Refusal> {
+pub fn read(input: &[u8], bytes_max: usize, headers_max: usize) -> Result<Option<Head>, Refusal> {
     let mut fields = [httparse::EMPTY_HEADER; HEADERS_LIMIT_MAX];
     let mut request = httparse::Request::new(&mut fields);
     let bytes = match request.parse(input) {
@@ -141,7 +137,10 @@ pub fn read(
         return Err(Refusal::BareLineFeed);
     }
     let is_1_1 = request.version == Some(1);
-    Ok(Some(Head { bytes, framing: framing(request.headers, is_1_1)? }))
+    Ok(Some(Head {
+        bytes,
+        framing: framing(request.headers, is_1_1)?,
+    }))
 }
 
 fn framing(fields: &[httparse::Header<'_>], is_1_1: bool) -> Result<Framing, Refusal> {
@@ -186,7 +185,8 @@ fn content_length(value: &[u8]) -> Option<u64> {
 
 fn has_bare_line_feed(head: &[u8]) -> bool {
     let mut before = 0;
-    head.iter().any(|&byte| std::mem::replace(&mut before, byte) != b'\r' && byte == b'\n')
+    head.iter()
+        .any(|&byte| std::mem::replace(&mut before, byte) != b'\r' && byte == b'\n')
 }
 
 #[cfg(test)]
@@ -202,30 +202,57 @@ mod tests {
         let head = "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 12\r\n\r\n";
         assert_eq!(
             read(format!("{head}body").as_bytes(), 512, 8),
-            Ok(Some(Head { bytes: head.len(), framing: Framing::Length(12) }))
+            Ok(Some(Head {
+                bytes: head.len(),
+                framing: Framing::Length(12)
+            }))
         );
         let chunked = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n";
         assert_eq!(check(chunked), Ok(Some(Framing::Chunked)));
-        assert_eq!(check("GET / HTTP/1.0\r\n\r\n"), Ok(Some(Framing::Length(0))));
+        assert_eq!(
+            check("GET / HTTP/1.0\r\n\r\n"),
+            Ok(Some(Framing::Length(0)))
+        );
         assert_eq!(check("GET / HTTP/1.1\r\nHost: a\r\n"), Ok(None));
     }
 
     #[test]
     fn every_shape_that_two_readers_may_frame_differently_is_refused() {
         let cases = [
-            ("Content-Length: 4\r\nTransfer-Encoding: chunked", Refusal::TwoFramings),
-            ("Transfer-Encoding: chunked\r\nContent-Length: 4", Refusal::TwoFramings),
-            ("Content-Length: 4\r\nContent-Length: 5", Refusal::BadContentLength),
-            ("Content-Length: 4\r\nContent-Length: 4", Refusal::BadContentLength),
+            (
+                "Content-Length: 4\r\nTransfer-Encoding: chunked",
+                Refusal::TwoFramings,
+            ),
+            (
+                "Transfer-Encoding: chunked\r\nContent-Length: 4",
+                Refusal::TwoFramings,
+            ),
+            (
+                "Content-Length: 4\r\nContent-Length: 5",
+                Refusal::BadContentLength,
+            ),
+            (
+                "Content-Length: 4\r\nContent-Length: 4",
+                Refusal::BadContentLength,
+            ),
             ("Content-Length: 4, 4", Refusal::BadContentLength),
             ("Content-Length: +4", Refusal::BadContentLength),
             ("Content-Length: -4", Refusal::BadContentLength),
             ("Content-Length: 0x4", Refusal::BadContentLength),
             ("Content-Length:", Refusal::BadContentLength),
-            ("Content-Length: 18446744073709551616", Refusal::BadContentLength),
+            (
+                "Content-Length: 18446744073709551616",
+                Refusal::BadContentLength,
+            ),
             ("Transfer-Encoding: xchunked", Refusal::BadTransferEncoding),
-            ("Transfer-Encoding: gzip, chunked", Refusal::BadTransferEncoding),
-            ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", Refusal::BadTransferEncoding),
+            (
+                "Transfer-Encoding: gzip, chunked",
+                Refusal::BadTransferEncoding,
+            ),
+            (
+                "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+                Refusal::BadTransferEncoding,
+            ),
             ("Transfer-Encoding: identity", Refusal::BadTransferEncoding),
             ("Transfer-Encoding : chunked", Refusal::Malformed),
             ("Transfer-Encoding:\r\n chunked", Refusal::Malformed),
@@ -243,10 +270,22 @@ mod tests {
             assert_eq!(check(&head), Err(refusal), "{fields:?}");
         }
         assert_eq!(check("GET / HTTP/1.1\r\n\r\n"), Err(Refusal::BadHost));
-        assert_eq!(check("GET / HTTP/1.1\nHost: a\n\n"), Err(Refusal::BareLineFeed));
-        assert_eq!(check("GET / HTTP/1.1\r\nHost: a\r\n\n"), Err(Refusal::BareLineFeed));
-        assert_eq!(check("GET / HTTP/9.9\r\nHost: a\r\n\r\n"), Err(Refusal::Malformed));
-        assert_eq!(check("GET /a b HTTP/1.1\r\nHost: a\r\n\r\n"), Err(Refusal::Malformed));
+        assert_eq!(
+            check("GET / HTTP/1.1\nHost: a\n\n"),
+            Err(Refusal::BareLineFeed)
+        );
+        assert_eq!(
+            check("GET / HTTP/1.1\r\nHost: a\r\n\n"),
+            Err(Refusal::BareLineFeed)
+        );
+        assert_eq!(
+            check("GET / HTTP/9.9\r\nHost: a\r\n\r\n"),
+            Err(Refusal::Malformed)
+        );
+        assert_eq!(
+            check("GET /a b HTTP/1.1\r\nHost: a\r\n\r\n"),
+            Err(Refusal::Malformed)
+        );
         assert_eq!(
             check("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n"),
             Err(Refusal::BadTransferEncoding)
@@ -256,10 +295,14 @@ mod tests {
 
     #[test]
     fn a_head_has_a_limit_in_bytes_and_in_fields() {
-        let fields = |n: usize| format!("GET / HTTP/1.1\r\nhost: a\r\n{}\r\n", "x: y\r\n".repeat(n));
+        let fields =
+            |n: usize| format!("GET / HTTP/1.1\r\nhost: a\r\n{}\r\n", "x: y\r\n".repeat(n));
         assert!(check(&fields(7)).is_ok());
         assert_eq!(check(&fields(8)), Err(Refusal::TooLarge));
-        assert_eq!(read(fields(150).as_bytes(), 4096, 8), Err(Refusal::TooLarge));
+        assert_eq!(
+            read(fields(150).as_bytes(), 4096, 8),
+            Err(Refusal::TooLarge)
+        );
         let long = format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}", "y".repeat(600));
         assert_eq!(check(&long), Err(Refusal::TooLarge));
         assert_eq!(check(&format!("{long}\r\n\r\n")), Err(Refusal::TooLarge));

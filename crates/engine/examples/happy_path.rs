@@ -1,0 +1,146 @@
+//! What the engine itself costs: nanoseconds per delivery on the happy path of five steps, with a
+//! window of operations in flight, batches as a poll brings them, and every command dropped.
+//!
+//! `cargo run --release -p waybill-engine --example happy_path`
+
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    clippy::disallowed_macros,
+    reason = "a benchmark measures time and prints it; the engine inside gets its time as argument"
+)]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+use waybill_engine::{
+    Attempt, Backoff, Command, CreateRequest, EngineConfig, Epoch, Event, IdOrigin, Message,
+    Offset, OperationId, Outcome, OwnerId, Ownership, PartitionEngine, PartitionId, RequestHash,
+    Stamp, StepDefinition, StepReply, Timestamp, Workflow, WorkflowDefinition, Workflows,
+};
+
+const DELIVERIES: u64 = 300_000;
+const WINDOW: u64 = 2_000;
+const BATCH: usize = 200;
+const STEPS: [&str; 5] = ["account", "package", "transport", "drone", "delivery"];
+
+fn main() {
+    // The first run warms up.
+    run(DELIVERIES / 10);
+    let started = Instant::now();
+    let commands = run(DELIVERIES);
+    let elapsed = started.elapsed();
+    let nanos = elapsed.as_nanos() / u128::from(DELIVERIES);
+    println!(
+        "{nanos} ns per delivery of {} steps ({DELIVERIES} deliveries, {WINDOW} in flight, \
+         {} commands, {elapsed:.2?})",
+        STEPS.len(),
+        commands
+    );
+}
+
+/// Brings `deliveries` to their end; returns how many commands that took.
+fn run(deliveries: u64) -> u64 {
+    let mut engine = engine();
+    let mut now = Timestamp::from_millis(1_700_000_000_000);
+    let mut replies: VecDeque<StepReply> = VecDeque::new();
+    let (mut requested, mut answered, mut finished, mut commands) = (0, 0, 0, 0);
+    while finished < deliveries {
+        now = now + Duration::from_micros(500);
+        for _ in 0..BATCH {
+            if requested < deliveries && requested - finished < WINDOW {
+                engine.apply(request(requested, now), now);
+                requested += 1;
+            }
+            if let Some(reply) = replies.pop_front() {
+                let offset = Offset(answered);
+                engine.apply(Event::Reply { offset, reply }, now);
+                answered += 1;
+            }
+        }
+        engine.apply(Event::Tick, now);
+        let Some(batch) = engine.take_batch(now) else {
+            continue;
+        };
+        for command in batch.commands {
+            commands += 1;
+            match command {
+                Command::Send(Message::Step(step)) => replies.push_back(StepReply {
+                    operation: step.operation,
+                    step: step.step.to_string(),
+                    attempt: Attempt(1),
+                    epoch: step.epoch,
+                    outcome: Outcome::Success {
+                        outputs: vec![("id".to_owned(), "x-1".to_owned())],
+                    },
+                }),
+                Command::Send(_) => finished += 1,
+                Command::Persist(_) | Command::Index { .. } | Command::Attention { .. } => {}
+            }
+        }
+        let batch = batch.number;
+        engine.apply(Event::Settled { batch }, now);
+    }
+    assert_eq!(engine.checkpoint().requests.0.unsigned_abs(), deliveries);
+    commands
+}
+
+fn engine() -> PartitionEngine {
+    let steps = STEPS.map(|name| StepDefinition {
+        name: name.to_owned(),
+        agent: name.to_owned(),
+        after: None,
+        when: None,
+        complete_by: Duration::from_secs(10),
+        failures_max: 8,
+        backoff: Backoff::default(),
+    });
+    let workflow = Workflow::try_from(WorkflowDefinition {
+        name: "drone-delivery".to_owned(),
+        version: 1,
+        steps: steps.into(),
+    })
+    .expect("the steps are well formed");
+    let workflows = Workflows::new(vec![workflow]).expect("there is only one");
+    PartitionEngine::new(
+        Arc::new(EngineConfig::default()),
+        Arc::new(workflows),
+        Ownership {
+            partition: PartitionId(0),
+            partitions: 1,
+            owner: OwnerId(Uuid::from_u128(1)),
+            epoch: Epoch(1),
+            requests_next: Offset(0),
+            replies_next: Offset(0),
+            requests_end: Offset(0),
+            replies_end: Offset(0),
+            stamp_floor: Stamp(0),
+            stamp_limit: Stamp(i64::MAX),
+        },
+    )
+}
+
+fn request(number: u64, now: Timestamp) -> Event {
+    let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    Event::Request {
+        offset: Offset(i64::try_from(number).expect("there are fewer deliveries")),
+        fingerprint: mixed,
+        bytes: 600,
+        rerouted: false,
+        request: CreateRequest {
+            operation: OperationId(Uuid::from_u64_pair(0x0198_0000_0000_7000 + number, mixed)),
+            id_origin: IdOrigin::Server,
+            workflow: "drone-delivery".to_owned(),
+            tenant: String::new(),
+            caller_id: None,
+            input: vec![b' '; 400],
+            deadline: None,
+            reply_to: None,
+            request_hash: RequestHash([7; 16]),
+            requested_at: now,
+            traceparent: None,
+        },
+    }
+}

@@ -1,0 +1,215 @@
+use super::*;
+use crate::definition::{Condition, StepDefinition, WorkflowDefinition};
+
+fn step(name: &str) -> StepDefinition {
+    StepDefinition {
+        name: name.to_owned(),
+        agent: format!("{name}-agent"),
+        after: None,
+        when: None,
+        complete_by: StepDefinition::complete_by_default(),
+        failures_max: StepDefinition::failures_max_default(),
+        backoff: Backoff::default(),
+    }
+}
+
+fn after(name: &str, after: &[&str]) -> StepDefinition {
+    StepDefinition {
+        after: Some(after.iter().map(|&name| name.to_owned()).collect()),
+        ..step(name)
+    }
+}
+
+fn when(name: &str, read: &str) -> StepDefinition {
+    StepDefinition {
+        when: Some(Condition {
+            step: read.to_owned(),
+            output: "booked".to_owned(),
+            equals: "true".to_owned(),
+        }),
+        ..step(name)
+    }
+}
+
+fn compile(steps: Vec<StepDefinition>) -> Result<Workflow, WorkflowError> {
+    Workflow::try_from(WorkflowDefinition {
+        name: "order".to_owned(),
+        version: 1,
+        steps,
+    })
+}
+
+fn names(workflow: &Workflow, steps: impl Iterator<Item = usize>) -> Vec<&str> {
+    steps.map(|index| &*workflow.step_names()[index]).collect()
+}
+
+#[test]
+fn a_step_follows_the_one_above_it_unless_it_says_otherwise() {
+    let workflow = compile(vec![step("a"), step("b"), after("c", &[]), step("d")]).unwrap();
+    let before: Vec<_> = workflow
+        .steps()
+        .iter()
+        .map(|step| names(&workflow, step.after.iter()))
+        .collect();
+    assert_eq!(before, [vec![], vec!["a"], vec![], vec!["c"]]);
+}
+
+#[test]
+fn steps_are_ordered_behind_all_that_they_wait_for_wherever_they_stand() {
+    let workflow = compile(vec![
+        after("join", &["left", "right"]),
+        after("left", &["top"]),
+        after("right", &["top"]),
+        after("top", &[]),
+    ])
+    .unwrap();
+    let order = workflow.order().iter().copied();
+    assert_eq!(names(&workflow, order), ["top", "left", "right", "join"]);
+    let ancestors = names(&workflow, workflow.steps()[0].ancestors.iter());
+    assert_eq!(ancestors, ["left", "right", "top"]);
+    assert_eq!(workflow.step_index("right"), Some(2));
+    assert_eq!(workflow.step_index("wrong"), None);
+}
+
+#[test]
+fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
+    let long = "x".repeat(65);
+    let many = (0..65).map(|count| step(&format!("s{count}"))).collect();
+    let second = Duration::from_secs(1);
+    let week = DURATION_MAX + Duration::from_millis(1);
+    let backoff = |backoff| StepDefinition {
+        backoff,
+        ..step("a")
+    };
+    let cases: Vec<(Vec<StepDefinition>, &str)> = vec![
+        (vec![], "workflow \"order\" has no steps"),
+        (many, "workflow \"order\" has 65 steps; 64 are allowed"),
+        (
+            vec![step("A")],
+            "steps.name \"A\" must be 1 to 64 of a-z, 0-9 and -",
+        ),
+        (vec![step("")], "steps.name \"\" must be"),
+        (vec![step(&long)], "must be 1 to 64"),
+        (
+            vec![StepDefinition {
+                agent: "a b".to_owned(),
+                ..step("a")
+            }],
+            "steps.agent \"a b\" must be",
+        ),
+        (vec![step("a"), step("a")], "has two steps named \"a\""),
+        (
+            vec![after("a", &["z"])],
+            "step \"a\": after names \"z\", which is no step of it",
+        ),
+        (
+            vec![step("a"), when("b", "z")],
+            "step \"b\": when names \"z\", which is no step of it",
+        ),
+        (
+            vec![step("a"), after("b", &["c"]), after("c", &["b"])],
+            "these steps wait for each other: b, c",
+        ),
+        (vec![after("a", &["a"])], "wait for each other: a"),
+        (
+            vec![when("a", "b"), step("b")],
+            "step \"a\": when reads step \"b\", which does not come before it",
+        ),
+        (
+            vec![when("a", "a")],
+            "step \"a\": when reads step \"a\", which does not come before it",
+        ),
+        (
+            vec![StepDefinition {
+                complete_by: Duration::ZERO,
+                ..step("a")
+            }],
+            "step \"a\": completeBy must be more than 0 and at most 168h",
+        ),
+        (
+            vec![StepDefinition {
+                complete_by: week,
+                ..step("a")
+            }],
+            "completeBy must be",
+        ),
+        (
+            vec![StepDefinition {
+                failures_max: 0,
+                ..step("a")
+            }],
+            "failuresMax must be at least 1",
+        ),
+        (
+            vec![backoff(Backoff {
+                initial: Duration::ZERO,
+                ..Backoff::default()
+            })],
+            "backoff.initial must be",
+        ),
+        (
+            vec![backoff(Backoff {
+                max: week,
+                ..Backoff::default()
+            })],
+            "backoff.max must be more than 0",
+        ),
+        (
+            vec![backoff(Backoff {
+                initial: 2 * second,
+                max: second,
+                ..Backoff::default()
+            })],
+            "backoff.max must be at least backoff.initial",
+        ),
+        (
+            vec![backoff(Backoff {
+                factor: 0.5,
+                ..Backoff::default()
+            })],
+            "backoff.factor must be between 1 and 100",
+        ),
+        (
+            vec![backoff(Backoff {
+                factor: f64::NAN,
+                ..Backoff::default()
+            })],
+            "backoff.factor must be",
+        ),
+    ];
+    for (steps, told) in cases {
+        let error = compile(steps).expect_err(told).to_string();
+        assert!(error.contains(told), "{error:?} lacks {told:?}");
+    }
+}
+
+#[test]
+fn sixty_four_steps_are_not_too_many() {
+    let steps = (0..64).map(|count| step(&format!("s{count}"))).collect();
+    let workflow = compile(steps).unwrap();
+    assert_eq!(workflow.steps()[63].ancestors.iter().count(), 63);
+    assert!(workflow.steps()[63].after.contains(62));
+}
+
+#[test]
+fn new_operations_get_the_newest_version_and_every_version_is_kept() {
+    let version = |version| {
+        let mut workflow = compile(vec![step("a"), after("b", &[])]).unwrap();
+        workflow.version = version;
+        workflow
+    };
+    let workflows = Workflows::new(vec![version(2), version(10), version(9)]).unwrap();
+    assert_eq!(workflows.newest("order").unwrap().version(), 10);
+    assert_eq!(workflows.get("order", 9).unwrap().version(), 9);
+    assert_eq!(workflows.get("order", 3), None);
+    assert_eq!(workflows.newest("other"), None);
+    assert_eq!(workflows.iter().count(), 3);
+    let agents = workflows.agents();
+    assert_eq!(agents, ["a-agent".into(), "b-agent".into()]);
+
+    let error = Workflows::new(vec![version(2), version(2)]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "workflow \"order\" is defined twice with version 2"
+    );
+}
