@@ -21,23 +21,26 @@ use waybill_engine::{
     Stamp, StepDefinition, StepReply, Timestamp, Workflow, WorkflowDefinition, Workflows,
 };
 
-const DELIVERIES: u64 = 300_000;
+const ROUNDS: usize = 20;
+const DELIVERIES: u64 = 20_000;
 const WINDOW: u64 = 2_000;
 const BATCH: usize = 200;
 const STEPS: [&str; 5] = ["account", "package", "transport", "drone", "delivery"];
 
 fn main() {
-    // The first run warms up.
-    run(DELIVERIES / 10);
-    let started = Instant::now();
-    let commands = run(DELIVERIES);
-    let elapsed = started.elapsed();
-    let nanos = elapsed.as_nanos() / u128::from(DELIVERIES);
+    // The best of several runs: whatever else the machine does only adds to the others.
+    let mut best = Duration::MAX;
+    let mut commands = 0;
+    for _ in 0..ROUNDS {
+        let started = Instant::now();
+        commands = run(DELIVERIES);
+        best = best.min(started.elapsed());
+    }
+    let nanos = best.as_nanos() / u128::from(DELIVERIES);
     println!(
-        "{nanos} ns per delivery of {} steps ({DELIVERIES} deliveries, {WINDOW} in flight, \
-         {} commands, {elapsed:.2?})",
+        "{nanos} ns per delivery of {} steps (best of {ROUNDS} runs of {DELIVERIES} deliveries, \
+         {WINDOW} in flight, {commands} commands)",
         STEPS.len(),
-        commands
     );
 }
 

@@ -54,7 +54,10 @@ mod load;
 mod messages;
 mod timers;
 
-/// The engine of one partition. See the [module](self) for what it promises.
+/// The engine of one partition: a state machine over [`Event`]s without clock, I/O or randomness.
+///
+/// Events are applied in memory and cause commands, which are handed over as a [`Batch`]. The
+/// checkpoint moves only behind what is finished, or handed off, and acknowledged.
 #[derive(Debug)]
 pub struct PartitionEngine {
     config: Arc<EngineConfig>,

@@ -59,7 +59,12 @@ impl StepSet {
 
     /// The indices in it, ascending.
     pub fn iter(self) -> impl Iterator<Item = usize> {
-        (0..STEPS_MAX).filter(move |index| self.contains(*index))
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let lowest = (rest != 0).then(|| rest.trailing_zeros() as usize)?;
+            rest &= rest - 1;
+            Some(lowest)
+        })
     }
 
     fn union(self, other: Self) -> Self {

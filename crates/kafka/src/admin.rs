@@ -4,13 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rdkafka::TopicPartitionList;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
 
+use waybill_engine::{Offset, PartitionId};
+
 use crate::error::ClientError;
+use crate::record::partition_number;
 use crate::settings::KafkaSettings;
 
 /// How long one request may take, unless the caller says.
@@ -208,6 +212,36 @@ impl Admin {
                     });
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Deletes the records of partitions below the given offsets. The log may keep them for a
+    /// while, but nobody can read them any more.
+    pub async fn delete_records(
+        &self,
+        topic: &str,
+        below: &[(PartitionId, Offset)],
+    ) -> Result<(), AdminError> {
+        const ACTION: &str = "deleting records of topic";
+        let request = |source| AdminError::Request {
+            action: ACTION,
+            source,
+        };
+        let mut offsets = TopicPartitionList::new();
+        for (partition, offset) in below {
+            let number = partition_number(*partition);
+            offsets
+                .add_partition_offset(topic, number, rdkafka::Offset::Offset(offset.0))
+                .map_err(request)?;
+        }
+        let results = self
+            .client
+            .delete_records(&offsets, &admin_options())
+            .await
+            .map_err(request)?;
+        for result in results.elements() {
+            result.error().map_err(request)?;
         }
         Ok(())
     }

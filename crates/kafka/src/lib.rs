@@ -15,8 +15,9 @@
 //!   `queue_kib_max`; a full producer queue hands the token back at once.
 //!
 //! Deliberately absent: `pause` and `resume` (they throw prefetched records away; to stop polling
-//! is the backpressure), per-partition queues (lost wake-ups), transactions, librdkafka's own
-//! partitioners (every record names its partition, see [`partition_for`]), and futures per record.
+//! is the backpressure), per-partition queues (lost wake-ups), transactions, librdkafka's CRC32
+//! partitioner (every record names its partition, see [`partition_for`], or takes the murmur2 of
+//! its key), and futures per record.
 
 mod admin;
 mod client_log;

@@ -147,6 +147,7 @@ impl<D: Delivered> Producer<D> {
         let fixed = [
             ("acks", "all".to_owned()),
             ("enable.idempotence", "true".to_owned()),
+            ("partitioner", "murmur2_random".to_owned()),
         ];
         let config = settings.client_config(&options.client_id, &options.defaults(), &fixed)?;
         let context = Context {
@@ -168,7 +169,8 @@ impl<D: Delivered> Producer<D> {
     pub fn send(&self, record: &OutRecord<'_>, token: D) -> Result<(), SendError<D>> {
         let message = BaseRecord::<[u8], [u8], D> {
             topic: record.topic,
-            partition: Some(partition_number(record.partition)),
+            partition: (record.partition != OutRecord::BY_KEY)
+                .then(|| partition_number(record.partition)),
             payload: record.value,
             key: record.key,
             timestamp: record.timestamp_ms,

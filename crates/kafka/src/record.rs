@@ -183,7 +183,7 @@ impl RawRecord {
 pub struct OutRecord<'a> {
     /// The topic.
     pub topic: &'a str,
-    /// The partition; there is no default partitioner, see [`partition_for`](crate::partition_for).
+    /// The partition, or [`OutRecord::BY_KEY`].
     pub partition: PartitionId,
     /// The key.
     pub key: Option<&'a [u8]>,
@@ -196,6 +196,11 @@ pub struct OutRecord<'a> {
 }
 
 impl<'a> OutRecord<'a> {
+    /// Leaves the partition to librdkafka's murmur2 partitioner, which agrees with
+    /// [`partition_for`](crate::partition_for): for topics of others, whose partitions are theirs
+    /// to count.
+    pub const BY_KEY: PartitionId = PartitionId(u32::MAX);
+
     /// A record with key and value, and no headers.
     #[must_use]
     pub fn new(topic: &'a str, partition: PartitionId, key: &'a [u8], value: &'a [u8]) -> Self {

@@ -1,7 +1,7 @@
 //! One run: a shell that executes the engine's commands one by one, in any order that it may, and
 //! dies between any two of them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -90,6 +90,8 @@ struct Shell {
     hints: Vec<usize>,
     hinted_below_bucket: i64,
     last_stamp: Stamp,
+    /// Operations that this owner has written.
+    written: BTreeSet<OperationId>,
 }
 
 struct Executing {
@@ -331,7 +333,10 @@ impl Run {
                 let loads = self.shell.engine.loads();
                 self.shell.loads.extend(loads);
                 if let Some(batch) = self.shell.engine.take_batch(now) {
-                    check_batch(&batch.commands, &mut self.shell.last_stamp);
+                    let shell = &mut self.shell;
+                    check_batch(&batch.commands, &mut shell.last_stamp);
+                    self.world
+                        .check_taken_over(&batch.commands, &mut shell.written);
                     self.seen.batches.push(batch.clone());
                     self.shell.batches.push_back(Executing::new(batch, now));
                 }
@@ -579,6 +584,7 @@ impl Shell {
             hints: Vec::new(),
             hinted_below_bucket: checkpoint.bucket,
             last_stamp: Stamp(floor.0 - 1),
+            written: BTreeSet::new(),
         }
     }
 }

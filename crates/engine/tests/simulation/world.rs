@@ -247,6 +247,36 @@ impl World {
         }
     }
 
+    /// Whoever takes an operation over asks again for what runs, with its first write of the row.
+    pub fn check_taken_over(&self, commands: &[Command], written: &mut BTreeSet<OperationId>) {
+        for command in commands {
+            let Command::Persist(change) = command else {
+                continue;
+            };
+            let Some(row) = self.rows.get(&change.id) else {
+                continue;
+            };
+            let is_first = written.insert(change.id);
+            if !is_first || row.state.epoch == self.epoch || change.state.state.is_final() {
+                continue;
+            }
+            let steps = change.state.steps.iter().zip(&row.created.step_names);
+            for (step, name) in steps.filter(|(step, _)| step.state == StepState::Running) {
+                let asked = commands.iter().any(|command| {
+                    matches!(command, Command::Send(Message::Step(request))
+                        if request.operation == change.id
+                            && request.step == *name
+                            && request.attempt == step.attempt)
+                });
+                assert!(
+                    asked,
+                    "{}: {name} was taken over and not asked for",
+                    change.id
+                );
+            }
+        }
+    }
+
     fn workflow_of(&self, change: &RowChange) -> Option<&waybill_engine::Workflow> {
         let created = match (&change.created, self.rows.get(&change.id)) {
             (Some(created), _) => created,

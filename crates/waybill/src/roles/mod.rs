@@ -8,6 +8,7 @@ mod embedded;
 mod pipeline;
 mod samples;
 mod topics;
+mod trim;
 
 use std::net::SocketAddr;
 

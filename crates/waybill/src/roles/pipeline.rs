@@ -8,7 +8,7 @@ use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_store::{EmbeddedConfig, EmbeddedStore, Store};
 
-use super::topic_names;
+use super::{topic_names, trim};
 use crate::admin::Admin;
 use crate::config::{Config, Environment, partitions_of_this_process};
 use crate::ingestion::{Ingestion, IngestionConfig};
@@ -44,6 +44,16 @@ pub(super) async fn start(
         stop,
         tokio::spawn(scheduler.ended()),
     );
+
+    if config.kafka.brokers.is_none() {
+        let requests = topic_names(config).requests().to_owned();
+        let (kafka, store, partitions) = (kafka.clone(), store.clone(), config.partitions);
+        running.spawn(
+            Stage::Scheduler,
+            "trimming of finished requests",
+            move |stop| trim::run(kafka, requests, partitions, store, stop),
+        );
+    }
 
     let ingestion = Ingestion::start(
         ingestion_config(config),

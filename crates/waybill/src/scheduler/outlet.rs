@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_engine::{
-    ForwardRecord, Message, Offset, OperationId, PartitionId, Source, StepRequest, Workflows,
-    partition_for,
+    ForwardRecord, Message, Offset, OperationId, OperationStatus, PartitionId, Source, StepRequest,
+    Workflows, partition_for,
 };
 use waybill_kafka::{
     DeliveredShared as _, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
@@ -98,6 +98,9 @@ impl Outlet {
             Message::Status(status) => {
                 let topic = self.topics.operation_status();
                 self.keyed(topic, status.operation, &**status, None, buffer, settlement);
+                if let Some(reply_to) = &status.reply_to {
+                    self.copy_to_caller(reply_to, status, buffer);
+                }
             }
             Message::Failed(failed) => {
                 let topic = self.topics.failed_operations();
@@ -151,6 +154,22 @@ impl Outlet {
                 code: ErrorCode::UnknownTopic,
             }),
         }
+    }
+
+    /// Sends the caller its copy of a status record. The topic is the caller's: whatever is wrong
+    /// with it must not hold up the partition, so nothing waits for the acknowledgement but a log
+    /// line. The status topic has the record in any case.
+    fn copy_to_caller(&self, reply_to: &str, status: &OperationStatus, buffer: &[u8]) {
+        let operation = status.operation;
+        let topic = reply_to.to_owned();
+        let settlement = Settlement::new(1, move |settled| {
+            if let Err(error) = settled {
+                tracing::warn!(topic, %operation, %error, "the caller's copy was not delivered");
+            }
+        });
+        let key = operation.key();
+        let record = OutRecord::new(reply_to, OutRecord::BY_KEY, &key, buffer);
+        self.enqueue(&record, &settlement);
     }
 
     fn dead_letter(

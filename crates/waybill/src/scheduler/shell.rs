@@ -530,9 +530,13 @@ impl Shell {
                 .renewal(terms, checkpoint, reached.consumed, release);
             owned.renewing = true;
             owned.renewal_sent_at = Instant::now();
+            let held = owned.lease.row.clone();
             let (store, sender) = (self.store.clone(), self.sender.clone());
             self.runtime.spawn(async move {
-                let result = store.renew_lease(renewal.row.clone()).await;
+                let result = match renewal.row.owner {
+                    Some(_) => store.renew_lease(renewal.row.clone()).await,
+                    None => store.take_lease(Some(held), renewal.row.clone()).await,
+                };
                 let _ = sender.send(Input::Renewed {
                     partition,
                     generation,

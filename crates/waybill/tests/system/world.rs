@@ -79,6 +79,9 @@ impl World {
         command.arg(role).args(extra);
         command.arg("--config").arg(self.path("waybill.yaml"));
         command.arg("--data-dir").arg(self.path("data"));
+        if !announces.contains(&"admin") {
+            command.args(["--admin", "127.0.0.1:0"]);
+        }
         for (name, flag) in LISTENERS {
             if announces.contains(name) {
                 let address = self
