@@ -362,7 +362,7 @@ async fn work_that_could_not_start_in_time_is_handed_back() {
     let broker = Broker::start();
     let slow = Scripted::new(1);
     let agents = start(&broker, &[("slow", &slow)]);
-    // The agent learns that an attempt takes long.
+    // The agent learns that an attempt takes long: the sleep is how long it takes.
     broker.send(&[request("slow", "hold").build()]);
     eventually("the first runs", || slow.calls() == 1).await;
     tokio::time::sleep(Duration::from_millis(400)).await;

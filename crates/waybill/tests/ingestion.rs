@@ -903,6 +903,11 @@ async fn a_token_tells_pending_rejected_and_forgotten_apart() {
             (&json!("Pending"), &json!(ahead))
         );
         assert_eq!(pending["id"], id.to_string());
+        let as_delivery = location.replace(OPERATIONS, DELIVERIES);
+        assert_eq!(
+            world.get(&as_delivery).await.1["workflow"],
+            "drone-delivery"
+        );
     }
 
     let records = world.records();

@@ -1,6 +1,7 @@
 //! What each request does. Requests are translated here; the work is done by the logs, the
 //! registry of topics and the groups.
 
+mod commits;
 mod configs;
 mod fetch;
 mod groups;
@@ -93,8 +94,8 @@ pub(crate) fn handle(
         ),
         ApiKey::ListOffsets => call.now(&offsets::list_offsets(server, head.decode(api, frame)?)),
         ApiKey::Metadata => metadata::metadata(call.clone_parts(), head.decode(api, frame)?),
-        ApiKey::OffsetCommit => call.now(&groups::commit(server, head.decode(api, frame)?)),
-        ApiKey::OffsetFetch => call.now(&groups::committed(
+        ApiKey::OffsetCommit => call.now(&commits::commit(server, head.decode(api, frame)?)),
+        ApiKey::OffsetFetch => call.now(&commits::committed(
             server,
             head.version,
             head.decode(api, frame)?,

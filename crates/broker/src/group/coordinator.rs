@@ -8,9 +8,10 @@ use kafka_protocol::error::ResponseError;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::state::{
-    CommitCheck, Described, Group, Join, JoinAnswer, Leaver, Membership, Sync, SyncAnswer,
+use super::messages::{
+    CommitCheck, Described, Join, JoinAnswer, Leaver, Membership, Sync, SyncAnswer,
 };
+use super::state::Group;
 use crate::locked;
 
 /// The groups that have members. Committed offsets are kept elsewhere.

@@ -21,89 +21,14 @@ use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
 use tokio::sync::oneshot;
-use uuid::Uuid;
 
-/// What a member says when it joins.
-pub(crate) struct Join {
-    pub(crate) member_id: StrBytes,
-    pub(crate) instance_id: Option<StrBytes>,
-    pub(crate) client_id: StrBytes,
-    pub(crate) client_host: StrBytes,
-    pub(crate) session_timeout: Duration,
-    pub(crate) rebalance_timeout: Duration,
-    pub(crate) protocol_type: StrBytes,
-    /// Assignment protocols with the member's subscription, best first.
-    pub(crate) protocols: Vec<(StrBytes, Bytes)>,
-    /// The member can take a generated id and come back with it.
-    pub(crate) takes_generated_id: bool,
-    /// The member understands an assignment that it must not compute.
-    pub(crate) can_skip_assignment: bool,
-}
-
-/// What a member is told when all have joined.
-#[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Joined {
-    pub(crate) generation: i32,
-    pub(crate) protocol_type: StrBytes,
-    pub(crate) protocol: StrBytes,
-    pub(crate) leader: StrBytes,
-    pub(crate) member_id: StrBytes,
-    /// For the leader: id, instance id and subscription of every member.
-    pub(crate) members: Vec<(StrBytes, Option<StrBytes>, Bytes)>,
-    pub(crate) skip_assignment: bool,
-}
-
-/// The answer to a join; an error carries the member's id.
-pub(crate) type JoinAnswer = Result<Joined, (ResponseError, StrBytes)>;
-
-/// What a member says when it asks for its assignment; the leader brings everyone's.
-pub(crate) struct Sync {
-    pub(crate) membership: Membership,
-    pub(crate) protocol_type: Option<StrBytes>,
-    pub(crate) protocol: Option<StrBytes>,
-    pub(crate) assignments: Vec<(StrBytes, Bytes)>,
-}
-
-/// The protocol's type and name, and the member's assignment.
-pub(crate) type SyncAnswer = Result<(StrBytes, StrBytes, Bytes), ResponseError>;
-
-/// Who a member says it is.
-pub(crate) struct Membership {
-    pub(crate) member_id: StrBytes,
-    pub(crate) instance_id: Option<StrBytes>,
-    pub(crate) generation: i32,
-}
-
-/// A member that leaves: by its id, or an operator names an instance id.
-pub(crate) struct Leaver {
-    pub(crate) member_id: StrBytes,
-    pub(crate) instance_id: Option<StrBytes>,
-}
-
-/// Whether a group takes a commit.
-pub(crate) type CommitCheck = Result<(), ResponseError>;
-
-/// A group as it is described to operators.
-#[derive(Default)]
-pub(crate) struct Described {
-    pub(crate) state: &'static str,
-    pub(crate) protocol_type: StrBytes,
-    pub(crate) protocol: StrBytes,
-    pub(crate) members: Vec<DescribedMember>,
-}
-
-/// A member as it is described to operators.
-pub(crate) struct DescribedMember {
-    pub(crate) member_id: StrBytes,
-    pub(crate) instance_id: Option<StrBytes>,
-    pub(crate) client_id: StrBytes,
-    pub(crate) client_host: StrBytes,
-    pub(crate) subscription: Bytes,
-    pub(crate) assignment: Bytes,
-}
+use super::messages::{
+    CommitCheck, Described, DescribedMember, JoinAnswer, Joined, Leaver, Membership, Sync,
+    SyncAnswer,
+};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+pub(super) enum State {
     Empty,
     Preparing {
         /// Nobody is answered before this, so that members which start together share a
@@ -119,32 +44,32 @@ enum State {
     Stable,
 }
 
-struct Member {
-    id: StrBytes,
-    instance_id: Option<StrBytes>,
-    client_id: StrBytes,
-    client_host: StrBytes,
-    session_timeout: Duration,
-    rebalance_timeout: Duration,
-    protocols: Vec<(StrBytes, Bytes)>,
-    assignment: Bytes,
-    session_deadline: Instant,
-    joining: Option<oneshot::Sender<JoinAnswer>>,
-    syncing: Option<oneshot::Sender<SyncAnswer>>,
-    synced: bool,
+pub(super) struct Member {
+    pub(super) id: StrBytes,
+    pub(super) instance_id: Option<StrBytes>,
+    pub(super) client_id: StrBytes,
+    pub(super) client_host: StrBytes,
+    pub(super) session_timeout: Duration,
+    pub(super) rebalance_timeout: Duration,
+    pub(super) protocols: Vec<(StrBytes, Bytes)>,
+    pub(super) assignment: Bytes,
+    pub(super) session_deadline: Instant,
+    pub(super) joining: Option<oneshot::Sender<JoinAnswer>>,
+    pub(super) syncing: Option<oneshot::Sender<SyncAnswer>>,
+    pub(super) synced: bool,
 }
 
 /// One group.
 pub(crate) struct Group {
-    state: State,
+    pub(super) state: State,
     generation: i32,
-    protocol_type: StrBytes,
-    protocol: StrBytes,
-    leader: StrBytes,
-    members: Vec<Member>,
+    pub(super) protocol_type: StrBytes,
+    pub(super) protocol: StrBytes,
+    pub(super) leader: StrBytes,
+    pub(super) members: Vec<Member>,
     /// Ids that were handed out and not used yet, with the time until which they are valid.
-    promised: Vec<(StrBytes, Instant)>,
-    members_max: usize,
+    pub(super) promised: Vec<(StrBytes, Instant)>,
+    pub(super) members_max: usize,
 }
 
 impl Group {
@@ -164,149 +89,6 @@ impl Group {
     /// Whether the group has no members, present or promised.
     pub(crate) fn is_empty(&self) -> bool {
         self.members.is_empty() && self.promised.is_empty()
-    }
-
-    /// A member joins; it is answered when all have.
-    pub(crate) fn join(
-        &mut self,
-        now: Instant,
-        initial_delay: Duration,
-        join: Join,
-        answer: oneshot::Sender<JoinAnswer>,
-    ) {
-        if let Err((error, member_id)) = self.try_join(now, initial_delay, join, answer) {
-            let (answer, error) = error;
-            // The member may be gone meanwhile.
-            let _ = answer.send(Err((error, member_id)));
-        }
-        self.complete_join(now);
-    }
-
-    fn try_join(
-        &mut self,
-        now: Instant,
-        initial_delay: Duration,
-        join: Join,
-        answer: oneshot::Sender<JoinAnswer>,
-    ) -> Result<(), ((oneshot::Sender<JoinAnswer>, ResponseError), StrBytes)> {
-        let refuse = |answer, error, id: &StrBytes| Err(((answer, error), id.clone()));
-        if !self.accepts_protocols(&join) {
-            return refuse(
-                answer,
-                ResponseError::InconsistentGroupProtocol,
-                &join.member_id,
-            );
-        }
-        let by_instance = join.instance_id.as_ref().and_then(|instance| {
-            self.members
-                .iter()
-                .position(|m| m.instance_id.as_ref() == Some(instance))
-        });
-        let at = if join.member_id.is_empty() {
-            match by_instance {
-                Some(at) => return self.replace_static(now, at, join, answer),
-                None => {
-                    if self.members.len() + self.promised.len() >= self.members_max {
-                        return refuse(answer, ResponseError::GroupMaxSizeReached, &join.member_id);
-                    }
-                    let id = new_member_id(join.instance_id.as_ref().unwrap_or(&join.client_id));
-                    if join.instance_id.is_none() && join.takes_generated_id {
-                        self.promised.push((id.clone(), now + join.session_timeout));
-                        return refuse(answer, ResponseError::MemberIdRequired, &id);
-                    }
-                    self.add_member(now, id, &join)
-                }
-            }
-        } else if let Some(at) = self.position(&join.member_id) {
-            if by_instance.is_some_and(|instance| instance != at) {
-                return refuse(answer, ResponseError::FencedInstanceId, &join.member_id);
-            }
-            at
-        } else if by_instance.is_some() {
-            return refuse(answer, ResponseError::FencedInstanceId, &join.member_id);
-        } else if let Some(promise) = self
-            .promised
-            .iter()
-            .position(|(id, _)| *id == join.member_id)
-        {
-            let (id, _) = self.promised.swap_remove(promise);
-            self.add_member(now, id, &join)
-        } else {
-            return refuse(answer, ResponseError::UnknownMemberId, &join.member_id);
-        };
-        let is_new = self.members[at].protocols.is_empty();
-        let changed = self.members[at].protocols != join.protocols;
-        let is_leader = self.members[at].id == self.leader;
-        self.update_member(now, at, join);
-        match self.state {
-            State::Empty => self.prepare(now, initial_delay),
-            State::Preparing { .. } => {}
-            // A repeated request, whose first answer was lost.
-            State::Completing { .. } if !changed && !is_new => {
-                let joined = self.joined(at, false);
-                let _ = answer.send(Ok(joined));
-                return Ok(());
-            }
-            State::Stable if !changed && !is_new && !is_leader => {
-                let joined = self.joined(at, false);
-                let _ = answer.send(Ok(joined));
-                return Ok(());
-            }
-            State::Completing { .. } | State::Stable => self.prepare(now, Duration::ZERO),
-        }
-        self.members[at].joining = Some(answer);
-        Ok(())
-    }
-
-    /// A static member came back under a new id.
-    fn replace_static(
-        &mut self,
-        now: Instant,
-        at: usize,
-        join: Join,
-        answer: oneshot::Sender<JoinAnswer>,
-    ) -> Result<(), ((oneshot::Sender<JoinAnswer>, ResponseError), StrBytes)> {
-        let new_id = new_member_id(join.instance_id.as_ref().unwrap_or(&join.client_id));
-        let member = &mut self.members[at];
-        let old_id = std::mem::replace(&mut member.id, new_id.clone());
-        if let Some(old) = member.joining.take() {
-            let _ = old.send(Err((ResponseError::FencedInstanceId, old_id.clone())));
-        }
-        if let Some(old) = member.syncing.take() {
-            let _ = old.send(Err(ResponseError::FencedInstanceId));
-        }
-        let was_leader = self.leader == old_id;
-        if was_leader {
-            self.leader = new_id;
-        }
-        let subscription = |protocols: &[(StrBytes, Bytes)], name: &StrBytes| {
-            protocols
-                .iter()
-                .find(|(known, _)| known == name)
-                .map(|(_, bytes)| bytes.clone())
-        };
-        let same_subscription = subscription(&self.members[at].protocols, &self.protocol)
-            == subscription(&join.protocols, &self.protocol);
-        let can_skip_assignment = join.can_skip_assignment;
-        self.update_member(now, at, join);
-        match self.state {
-            State::Stable if same_subscription => {
-                let mut joined = self.joined(at, was_leader && can_skip_assignment);
-                if was_leader && !can_skip_assignment {
-                    // It must not take itself for a leader that has to compute an assignment.
-                    joined.leader = old_id;
-                    joined.members.clear();
-                }
-                let _ = answer.send(Ok(joined));
-                return Ok(());
-            }
-            State::Stable | State::Completing { .. } | State::Empty => {
-                self.prepare(now, Duration::ZERO);
-            }
-            State::Preparing { .. } => {}
-        }
-        self.members[at].joining = Some(answer);
-        Ok(())
     }
 
     /// A member asks for its assignment; the leader brings all of them.
@@ -492,28 +274,7 @@ impl Group {
         }
     }
 
-    fn accepts_protocols(&self, join: &Join) -> bool {
-        if join.protocols.is_empty() || join.protocol_type.is_empty() {
-            return false;
-        }
-        let mut others = self
-            .members
-            .iter()
-            .filter(|m| m.id != join.member_id && !same_instance(m, join))
-            .peekable();
-        if others.peek().is_none() {
-            return true;
-        }
-        self.protocol_type == join.protocol_type
-            && join.protocols.iter().any(|(name, _)| {
-                self.members
-                    .iter()
-                    .filter(|m| m.id != join.member_id && !same_instance(m, join))
-                    .all(|member| member.protocols.iter().any(|(known, _)| known == name))
-            })
-    }
-
-    fn position(&self, id: &StrBytes) -> Option<usize> {
+    pub(super) fn position(&self, id: &StrBytes) -> Option<usize> {
         self.members.iter().position(|member| member.id == *id)
     }
 
@@ -541,37 +302,6 @@ impl Group {
         Ok(at)
     }
 
-    fn add_member(&mut self, now: Instant, id: StrBytes, join: &Join) -> usize {
-        self.members.push(Member {
-            id,
-            instance_id: join.instance_id.clone(),
-            client_id: join.client_id.clone(),
-            client_host: join.client_host.clone(),
-            session_timeout: join.session_timeout,
-            rebalance_timeout: join.rebalance_timeout,
-            protocols: Vec::new(),
-            assignment: Bytes::new(),
-            session_deadline: now + join.session_timeout,
-            joining: None,
-            syncing: None,
-            synced: false,
-        });
-        self.members.len() - 1
-    }
-
-    fn update_member(&mut self, now: Instant, at: usize, join: Join) {
-        if self.members.len() == 1 {
-            self.protocol_type = join.protocol_type;
-        }
-        let member = &mut self.members[at];
-        member.client_id = join.client_id;
-        member.client_host = join.client_host;
-        member.session_timeout = join.session_timeout;
-        member.rebalance_timeout = join.rebalance_timeout;
-        member.protocols = join.protocols;
-        member.session_deadline = now + join.session_timeout;
-    }
-
     fn remove(&mut self, now: Instant, at: usize) {
         let member = self.members.remove(at);
         if let Some(waiting) = member.joining {
@@ -588,7 +318,7 @@ impl Group {
     }
 
     /// Begins a rebalance.
-    fn prepare(&mut self, now: Instant, delay: Duration) {
+    pub(super) fn prepare(&mut self, now: Instant, delay: Duration) {
         for member in &mut self.members {
             if let Some(waiting) = member.syncing.take() {
                 let _ = waiting.send(Err(ResponseError::RebalanceInProgress));
@@ -611,7 +341,7 @@ impl Group {
     }
 
     /// Ends the joining phase if all have joined or the time is over.
-    fn complete_join(&mut self, now: Instant) {
+    pub(super) fn complete_join(&mut self, now: Instant) {
         let State::Preparing {
             not_before,
             deadline,
@@ -689,7 +419,7 @@ impl Group {
         elected.map(|&(name, _)| name.clone()).unwrap_or_default()
     }
 
-    fn joined(&self, at: usize, skip_assignment: bool) -> Joined {
+    pub(super) fn joined(&self, at: usize, skip_assignment: bool) -> Joined {
         let member = &self.members[at];
         let members = if member.id == self.leader {
             self.members
@@ -726,14 +456,6 @@ impl Group {
             assignment,
         )
     }
-}
-
-fn same_instance(member: &Member, join: &Join) -> bool {
-    member.instance_id.is_some() && member.instance_id == join.instance_id
-}
-
-fn new_member_id(prefix: &str) -> StrBytes {
-    StrBytes::from_string(format!("{prefix}-{}", Uuid::new_v4()))
 }
 
 #[cfg(test)]

@@ -1,3 +1,4 @@
+use super::super::messages::Join;
 use super::*;
 
 const SESSION: Duration = Duration::from_secs(10);

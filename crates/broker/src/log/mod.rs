@@ -1,7 +1,7 @@
 //! The log of a partition: append-only segment files of record batches.
 //!
 //! * `batch`: what is read of a batch.
-//! * `segment`: one file, its sparse index, and how both are recovered.
+//! * `segment`: one file and its sparse index; `recovery`: finding out what they hold.
 //! * `producers`: the sequences of idempotent producers.
 //! * `partition`: appending, syncing and who waits for it.
 //! * `read`: reading by offset and by time.
@@ -11,6 +11,7 @@ mod batch;
 mod partition;
 mod producers;
 mod read;
+mod recovery;
 mod segment;
 mod trim;
 

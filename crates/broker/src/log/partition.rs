@@ -5,7 +5,7 @@
 //! asks for the files ([`Partition::begin_sync`]) and reports back.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
@@ -16,9 +16,9 @@ use tokio::sync::Notify;
 
 use super::batch::{BatchHeader, REWRITTEN_BYTES, rewritten};
 use super::producers::{Producers, Sequence, SequenceError};
+use super::recovery::{Recovered, recover};
 use super::segment::{
-    self, ClosedSegment, IndexFile, LogError, SegmentIndex, index_path, list_segments,
-    open_segment, segment_path, sync_dir,
+    self, ClosedSegment, IndexFile, LogError, SegmentIndex, open_segment, sync_dir,
 };
 use crate::sync::SyncQueue;
 use crate::{TopicConfig, locked};
@@ -141,57 +141,12 @@ impl Partition {
         topic_bytes: Arc<AtomicU64>,
         limits: Limits,
     ) -> Result<Self, LogError> {
-        fs::create_dir_all(&dir).map_err(LogError::of("cannot create", &dir))?;
-        let bases = list_segments(&dir).map_err(LogError::of("cannot list", &dir))?;
-        let (&last, closed_bases) = bases.split_last().unwrap_or((&0, &[]));
-        let mut producers = Producers::default();
-        let mut closed = VecDeque::with_capacity(closed_bases.len());
-        let recover = |base: i64, producers: &mut Producers, is_active: bool| {
-            let path = segment_path(&dir, base);
-            let file = open_segment(&dir, base).map_err(LogError::of("cannot open", &path))?;
-            let bytes = file
-                .metadata()
-                .map_err(LogError::of("cannot read", &path))?
-                .len();
-            if let Some(known) = IndexFile::load(&dir, base, bytes) {
-                *producers = known.producers;
-                return Ok((known.index, file));
-            }
-            let index = segment::scan(&file, base, bytes, producers, limits.producers_max)
-                .map_err(LogError::of("cannot read", &path))?;
-            if index.bytes < bytes {
-                let cut_bytes = bytes - index.bytes;
-                let (next_offset, path) = (index.next_offset, path.display());
-                if is_active {
-                    tracing::warn!(%path, cut_bytes, next_offset, "cut a torn tail");
-                    file.set_len(index.bytes)
-                        .map_err(LogError::of("cannot cut", &segment_path(&dir, base)))?;
-                } else {
-                    tracing::error!(%path, cut_bytes, next_offset, "the end of a closed segment is damaged and will not be read");
-                }
-            }
-            if is_active && config.flush_messages.is_some() {
-                // It will be visible, so it has to be durable.
-                file.sync_data()
-                    .map_err(LogError::of("cannot sync", &path))?;
-            }
-            Ok((index, file))
-        };
-        for &base in closed_bases {
-            let (index, _) = recover(base, &mut producers, false)?;
-            closed.push_back(Arc::new(ClosedSegment::new(index)));
-        }
-        let (active, file) = recover(last, &mut producers, true)?;
-        // It describes the length that the active segment had; the next append makes it wrong.
-        match fs::remove_file(index_path(&dir, last)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(LogError::of("cannot remove", &index_path(&dir, last))(
-                    error,
-                ));
-            }
-            _ => {}
-        }
-        sync_dir(&dir).map_err(LogError::of("cannot sync", &dir))?;
+        let Recovered {
+            closed,
+            active,
+            file,
+            producers,
+        } = recover(&dir, &config, limits.producers_max)?;
         let bytes = active.bytes
             + closed
                 .iter()

@@ -1,4 +1,4 @@
-//! One segment file with its sparse index, and how both are recovered.
+//! One segment file with its sparse index.
 //!
 //! A segment is named after the offset of its first record. The active (last) one is appended to;
 //! a closed one never changes again and has an index file beside it, which also holds the state

@@ -263,8 +263,16 @@ pub fn batch_of(producer: i64, epoch: i16, sequence: i32, timestamp: i64, payloa
     batch.freeze()
 }
 
+/// A batch of one record of this moment, without a producer id.
 pub fn plain(payload: &[u8]) -> Bytes {
-    batch_of(-1, -1, -1, 1_000, payload)
+    batch_of(-1, -1, -1, now_ms(), payload)
+}
+
+pub fn now_ms() -> i64 {
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap();
+    now.as_millis() as i64
 }
 
 fn put_varint(out: &mut BytesMut, value: i64) {

@@ -371,7 +371,8 @@ async fn batches_that_are_damaged_old_or_too_large_are_refused_by_their_own_erro
 #[tokio::test]
 async fn a_repeated_batch_gets_its_first_offset_also_after_restarts() {
     let dir = tempfile::tempdir().unwrap();
-    let sequence = |n: i32| batch_of(42, 0, n, 1_000, b"once");
+    let at = now_ms();
+    let sequence = |n: i32| batch_of(42, 0, n, at, b"once");
     let mut broker = broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;
     create(
@@ -421,7 +422,7 @@ async fn a_repeated_batch_gets_its_first_offset_also_after_restarts() {
         assert_eq!(offset_at(&mut wire, "t", -1).await, 40);
     }
     let mut wire = Wire::connect(broker.address()).await;
-    let newer = batch_of(42, 1, 0, 1_000, b"newer");
+    let newer = batch_of(42, 1, 0, at, b"newer");
     assert_eq!(wire.produce("t", &newer).await.base_offset, 40);
     let fenced = wire.produce("t", &sequence(40)).await.error_code;
     assert_eq!(fenced, code(ResponseError::InvalidProducerEpoch));
@@ -680,16 +681,14 @@ async fn retention_deletes_closed_segments_by_size_and_by_age() {
     // These records are of 1970, the last one is not.
     create(&mut wire, "age", 1, &[("retention.ms", "60000")]).await;
     for n in 0..10_u8 {
-        wire.produce("age", &plain(&[n])).await;
+        wire.produce("age", &batch_of(-1, -1, -1, 1_000, &[n]))
+            .await;
     }
     until("all is gone", async || {
         offset_at(&mut wire, "age", -2).await == 10
     })
     .await;
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap();
-    let fresh = batch_of(-1, -1, -1, now.as_millis() as i64, b"fresh");
+    let fresh = plain(b"fresh");
     assert_eq!(wire.produce("age", &fresh).await.base_offset, 10);
     assert_eq!(fetch(&mut wire, "age", 10).await.high_watermark, 11);
     assert!(broker.shutdown().await);
@@ -973,4 +972,70 @@ fn frame_of<R: kafka_protocol::protocol::Request>(version: i16, request: &R) -> 
         .unwrap();
     request.encode(&mut frame, version).unwrap();
     frame
+}
+
+#[tokio::test]
+async fn a_partition_whose_disk_fails_goes_offline_and_acknowledges_nothing_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let broker = broker(dir.path()).await;
+    let mut wire = Wire::connect(broker.address()).await;
+    let settings = [("flush.messages", "1"), ("segment.bytes", "2000")];
+    create(&mut wire, "lost", 1, &settings).await;
+    create(&mut wire, "kept", 1, &settings).await;
+    // A directory that is gone takes no new segment.
+    fs::remove_dir_all(dir.path().join("logs/lost")).unwrap();
+    let mut outcomes = Vec::new();
+    for _ in 0..10 {
+        outcomes.push(wire.produce("lost", &plain(&[0; 400])).await.error_code);
+    }
+    let failed = outcomes.iter().position(|&outcome| outcome != 0).unwrap();
+    let expected = code(ResponseError::KafkaStorageError);
+    assert!(
+        outcomes[failed..]
+            .iter()
+            .all(|&outcome| outcome == expected),
+        "{outcomes:?}"
+    );
+    let failure = tokio::time::timeout(BOUND, broker.failed()).await.unwrap();
+    assert!(failure.to_string().contains("topic lost"), "{failure}");
+    assert_eq!(fetch(&mut wire, "lost", 0).await.error_code, expected);
+    assert_eq!(
+        wire.produce("kept", &plain(b"x")).await.error_code,
+        0,
+        "others go on"
+    );
+    assert!(broker.shutdown().await);
+}
+
+#[tokio::test]
+async fn closed_segments_that_lost_their_index_are_read_once_and_get_a_new_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut broker = broker(dir.path()).await;
+    let mut wire = Wire::connect(broker.address()).await;
+    create(&mut wire, "t", 1, &[("segment.bytes", "2000")]).await;
+    for n in 0..40_u8 {
+        wire.produce("t", &plain(&[n; 400])).await;
+    }
+    let indexes = || {
+        let segments = segments(dir.path(), "t");
+        segments
+            .iter()
+            .map(|path| path.with_extension("index"))
+            .collect::<Vec<_>>()
+    };
+    for _ in 0..2 {
+        assert!(broker.shutdown().await);
+        assert!(indexes().iter().all(|path| path.exists()));
+        indexes()
+            .iter()
+            .for_each(|path| fs::remove_file(path).unwrap());
+        broker = self::broker(dir.path()).await;
+        let (_active, closed) = indexes()
+            .split_last()
+            .map(|(a, c)| (a.clone(), c.to_vec()))
+            .unwrap();
+        assert!(closed.len() > 5 && closed.iter().all(|path| path.exists()));
+        assert_eq!(read(broker.address(), "t", 1, 40).await.len(), 40);
+    }
+    assert!(broker.shutdown().await);
 }

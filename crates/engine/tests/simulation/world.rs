@@ -46,7 +46,6 @@ pub struct World {
     pub stamp_limit: Stamp,
     /// What rows have said that may be asked for: operation, step, attempt, complete-by.
     intents: BTreeSet<(OperationId, usize, u32, Timestamp)>,
-    final_intents: BTreeMap<OperationId, ProcessState>,
     pub announced: BTreeMap<OperationId, OperationStatus>,
     pub failed_announced: BTreeSet<OperationId>,
     rejected: BTreeSet<Offset>,
@@ -78,7 +77,6 @@ impl World {
             epoch: Epoch(0),
             stamp_limit: Stamp(0),
             intents: BTreeSet::new(),
-            final_intents: BTreeMap::new(),
             announced: BTreeMap::new(),
             failed_announced: BTreeSet::new(),
             rejected: BTreeSet::new(),
@@ -140,7 +138,6 @@ impl World {
                 change.state.next_due, None,
                 "{id}: final, yet something is due"
             );
-            self.final_intents.insert(id, change.state.state);
         } else {
             assert_eq!(change.keep_for, None, "{id}: a live row would expire");
             assert!(
@@ -315,8 +312,8 @@ impl World {
             }
             Message::Failed(failed) => {
                 assert_eq!(
-                    self.final_intents.get(&failed.operation),
-                    Some(&ProcessState::Error),
+                    self.stored_state(failed.operation),
+                    Some(ProcessState::Error),
                     "announced without a durable row"
                 );
                 self.failed_announced.insert(failed.operation);
@@ -335,6 +332,10 @@ impl World {
         }
     }
 
+    fn stored_state(&self, id: OperationId) -> Option<ProcessState> {
+        self.rows.get(&id).map(|row| row.state.state)
+    }
+
     fn take_status(&mut self, status: OperationStatus) {
         let id = status.operation;
         if status.kind == StatusKind::Rejected {
@@ -342,8 +343,8 @@ impl World {
             return;
         }
         assert_eq!(
-            self.final_intents.get(&id),
-            Some(&status.state),
+            self.stored_state(id),
+            Some(status.state),
             "{id}: announced without a durable row"
         );
         match self.announced.get(&id) {

@@ -210,7 +210,7 @@ pub struct AgentsConfig {
     pub built_in: bool,
     /// Files of further declarative HTTP agents.
     pub files: Vec<PathBuf>,
-    /// Attempts that one agent has under way at once.
+    /// Step requests that one agent holds at once, running and waiting.
     pub in_flight_max: usize,
     /// A name that stays the same over restarts of this process, so that it gets its share of
     /// the work back at once; `None` to join as somebody new.
@@ -225,7 +225,7 @@ impl Default for AgentsConfig {
         Self {
             built_in: true,
             files: Vec::new(),
-            in_flight_max: 256,
+            in_flight_max: 2_048,
             instance_id: None,
             session_timeout: Duration::from_secs(6),
         }

@@ -6,8 +6,7 @@
 //! it" the row may have come.
 
 use serde_json::value::RawValue;
-use waybill_engine::Workflows;
-use waybill_engine::{Offset, OperationId, OperationRow, PartitionId, partition_for};
+use waybill_engine::{Offset, OperationId, OperationRow, PartitionId, Workflows, partition_for};
 
 use super::id;
 use super::intake::{Intake, store_unavailable};
@@ -82,11 +81,8 @@ impl Status {
                     None => view,
                     Some(accepted) => {
                         let workflow = workflows.newest(&accepted.workflow);
-                        view.with_request(
-                            accepted.workflow,
-                            workflow.map(AsRef::as_ref),
-                            accepted.requested_at,
-                        )
+                        view.with_workflow(accepted.workflow, workflow.map(AsRef::as_ref))
+                            .with_time(accepted.requested_at)
                     }
                 }
             }
@@ -99,7 +95,12 @@ impl Status {
         intake: &Intake,
         workflows: &Workflows,
     ) -> Result<DeliveryView, Problem> {
-        let operation = self.operation(intake, workflows);
+        let mut operation = self.operation(intake, workflows);
+        if operation.workflow.is_none() {
+            // Only the position is known: what a delivery's token leads to is a delivery.
+            let workflow = workflows.newest(DRONE_DELIVERY).map(AsRef::as_ref);
+            operation = operation.with_workflow(DRONE_DELIVERY.into(), workflow);
+        }
         if operation
             .workflow
             .as_ref()

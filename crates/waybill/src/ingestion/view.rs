@@ -207,26 +207,26 @@ impl OperationView {
         }
     }
 
-    /// Adds what is known of a pending operation's request.
-    pub fn with_request(
-        self,
-        name: Arc<str>,
-        workflow: Option<&Workflow>,
-        requested_at: Timestamp,
-    ) -> Self {
-        let steps = workflow
-            .map_or(&[][..], Workflow::step_names)
-            .iter()
-            .map(|name| StepView {
-                name: Arc::clone(name),
-                state: StepState::NotStarted.as_str(),
-                attempt: 0,
-                error: None,
-            });
-        let time = time_text(requested_at);
+    /// Adds the workflow of an operation whose row is not there.
+    pub fn with_workflow(self, name: Arc<str>, workflow: Option<&Workflow>) -> Self {
+        let steps = workflow.map_or(&[][..], Workflow::step_names).iter();
+        let step = |name: &Arc<str>| StepView {
+            name: Arc::clone(name),
+            state: StepState::NotStarted.as_str(),
+            attempt: 0,
+            error: None,
+        };
         Self {
             workflow: Some(name),
-            steps: steps.collect(),
+            steps: steps.map(step).collect(),
+            ..self
+        }
+    }
+
+    /// Adds when the request of a pending operation was taken.
+    pub fn with_time(self, requested_at: Timestamp) -> Self {
+        let time = time_text(requested_at);
+        Self {
             created_at: Some(time.clone()),
             updated_at: Some(time),
             ..self

@@ -118,7 +118,9 @@ impl World {
                 && let (Some(name), Some(address)) = (words.next(), words.next())
             {
                 let address = address.parse().expect("an address is announced");
-                announced.insert(name.to_owned(), address);
+                if announces.contains(&name) {
+                    announced.insert(name.to_owned(), address);
+                }
                 missing.retain(|awaited| *awaited != name);
             }
         }

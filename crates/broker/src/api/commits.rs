@@ -1,0 +1,208 @@
+//! The committed offsets of consumer groups.
+
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::offset_commit_response::{
+    OffsetCommitResponsePartition, OffsetCommitResponseTopic,
+};
+use kafka_protocol::messages::offset_fetch_response::{
+    OffsetFetchResponseGroup, OffsetFetchResponsePartition, OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic, OffsetFetchResponseTopics,
+};
+use kafka_protocol::messages::{
+    OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest, OffsetFetchResponse, TopicName,
+};
+use kafka_protocol::protocol::StrBytes;
+
+use super::groups::{code_of, membership, storage_failed};
+use crate::meta::{CommittedOffset, MetaError};
+use crate::server::Server;
+
+/// The longest metadata of a committed offset, as in Kafka.
+const COMMIT_METADATA_BYTES_MAX: usize = 4096;
+
+/// Commits offsets of a group.
+pub(super) fn commit(server: &Server, request: OffsetCommitRequest) -> OffsetCommitResponse {
+    let member = membership(
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id_or_member_epoch,
+    );
+    let allowed = if request.group_id.is_empty() {
+        Err(ResponseError::InvalidGroupId)
+    } else {
+        server.coordinator.check_commit(&request.group_id, &member)
+    };
+    let check = |topic: &str, partition: i32, metadata: Option<&StrBytes>| {
+        allowed?;
+        if metadata.is_some_and(|metadata| metadata.len() > COMMIT_METADATA_BYTES_MAX) {
+            return Err(ResponseError::OffsetMetadataTooLarge);
+        }
+        let known = server
+            .topics
+            .get(topic)
+            .is_some_and(|t| t.partition(partition).is_some());
+        if known {
+            Ok(())
+        } else {
+            Err(ResponseError::UnknownTopicOrPartition)
+        }
+    };
+    let mut commits = Vec::new();
+    for topic in &request.topics {
+        for partition in &topic.partitions {
+            let metadata = partition.committed_metadata.as_ref();
+            if check(&topic.name, partition.partition_index, metadata).is_ok() {
+                let committed = CommittedOffset {
+                    offset: partition.committed_offset,
+                    leader_epoch: partition.committed_leader_epoch,
+                    metadata: metadata.map(|text| text.to_string()).unwrap_or_default(),
+                };
+                commits.push((&**topic.name, partition.partition_index, committed));
+            }
+        }
+    }
+    let written = server
+        .meta
+        .commit_offsets(&request.group_id, commits.into_iter());
+    if let Err(error) = &written {
+        tracing::error!(%error, "offsets were not committed");
+    }
+    let stored = written.map_err(|_| ResponseError::KafkaStorageError);
+    let topics = request.topics.iter().map(|topic| {
+        let partitions = topic.partitions.iter().map(|partition| {
+            let metadata = partition.committed_metadata.as_ref();
+            let outcome = check(&topic.name, partition.partition_index, metadata).and(stored);
+            OffsetCommitResponsePartition::default()
+                .with_partition_index(partition.partition_index)
+                .with_error_code(code_of(outcome))
+        });
+        OffsetCommitResponseTopic::default()
+            .with_name(topic.name.clone())
+            .with_partitions(partitions.collect())
+    });
+    OffsetCommitResponse::default().with_topics(topics.collect())
+}
+
+/// A topic's name with the committed offset of each partition, or none.
+type CommittedTopic = (TopicName, Vec<(i32, Option<CommittedOffset>)>);
+
+/// The committed offsets of groups.
+pub(super) fn committed(
+    server: &Server,
+    version: i16,
+    request: OffsetFetchRequest,
+) -> OffsetFetchResponse {
+    if version >= 8 {
+        let groups = request.groups.into_iter().map(|group| {
+            let asked = group.topics.map(|topics| {
+                topics
+                    .into_iter()
+                    .map(|topic| (topic.name, topic.partition_indexes))
+                    .collect()
+            });
+            let answer = OffsetFetchResponseGroup::default();
+            let answer = match committed_of(server, &group.group_id, asked) {
+                Ok(topics) => answer.with_topics(topics.into_iter().map(topic_v8).collect()),
+                Err(error) => answer.with_error_code(storage_failed(&error)),
+            };
+            answer.with_group_id(group.group_id)
+        });
+        return OffsetFetchResponse::default().with_groups(groups.collect());
+    }
+    let asked = request.topics.map(|topics| {
+        topics
+            .into_iter()
+            .map(|topic| (topic.name, topic.partition_indexes))
+            .collect()
+    });
+    match committed_of(server, &request.group_id, asked) {
+        Ok(topics) => {
+            let topics = topics.into_iter().map(|topic| topic_v1(topic, version));
+            OffsetFetchResponse::default().with_topics(topics.collect())
+        }
+        Err(error) => {
+            let code = storage_failed(&error);
+            let answer = OffsetFetchResponse::default();
+            if version >= 2 {
+                answer.with_error_code(code)
+            } else {
+                answer
+            }
+        }
+    }
+}
+
+fn committed_of(
+    server: &Server,
+    group: &str,
+    asked: Option<Vec<(TopicName, Vec<i32>)>>,
+) -> Result<Vec<CommittedTopic>, MetaError> {
+    let Some(asked) = asked else {
+        let mut topics: Vec<CommittedTopic> = Vec::new();
+        for (topic, partition, committed) in server.meta.offsets(group)? {
+            match topics.last_mut() {
+                Some((name, partitions)) if *name.0 == *topic => {
+                    partitions.push((partition, Some(committed)));
+                }
+                _ => {
+                    let name = TopicName(StrBytes::from_string(topic));
+                    topics.push((name, vec![(partition, Some(committed))]));
+                }
+            }
+        }
+        return Ok(topics);
+    };
+    asked
+        .into_iter()
+        .map(|(name, partitions)| {
+            let partitions = partitions
+                .into_iter()
+                .map(|index| Ok((index, server.meta.offset(group, &name, index)?)))
+                .collect::<Result<_, MetaError>>()?;
+            Ok((name, partitions))
+        })
+        .collect()
+}
+
+fn topic_v8((name, partitions): CommittedTopic) -> OffsetFetchResponseTopics {
+    let partitions = partitions.into_iter().map(|(index, committed)| {
+        let (offset, leader_epoch, metadata) = parts(committed);
+        OffsetFetchResponsePartitions::default()
+            .with_partition_index(index)
+            .with_committed_offset(offset)
+            .with_committed_leader_epoch(leader_epoch)
+            .with_metadata(metadata)
+    });
+    OffsetFetchResponseTopics::default()
+        .with_name(name)
+        .with_partitions(partitions.collect())
+}
+
+fn topic_v1((name, partitions): CommittedTopic, version: i16) -> OffsetFetchResponseTopic {
+    let partitions = partitions.into_iter().map(|(index, committed)| {
+        let (offset, leader_epoch, metadata) = parts(committed);
+        let answer = OffsetFetchResponsePartition::default()
+            .with_partition_index(index)
+            .with_committed_offset(offset)
+            .with_metadata(metadata);
+        if version >= 5 {
+            answer.with_committed_leader_epoch(leader_epoch)
+        } else {
+            answer
+        }
+    });
+    OffsetFetchResponseTopic::default()
+        .with_name(name)
+        .with_partitions(partitions.collect())
+}
+
+fn parts(committed: Option<CommittedOffset>) -> (i64, i32, Option<StrBytes>) {
+    match committed {
+        Some(c) => (
+            c.offset,
+            c.leader_epoch,
+            Some(StrBytes::from_string(c.metadata)),
+        ),
+        None => (-1, -1, Some(StrBytes::new())),
+    }
+}
