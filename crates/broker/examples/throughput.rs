@@ -2,7 +2,8 @@
 //!
 //! Produces through librdkafka and reads back, to a topic without and with `flush.messages=1`, and
 //! prints the CPU time of the whole process (clients and broker) per record, as the kernel counts
-//! it. Batches form as a busy application's do: 100 records are handed over at a time.
+//! it. `produce` and `fetch` move batches as a busy application's clients form them; `hop` sends one
+//! record at a time to a consumer that waits for it, which costs a produce and a fetch each.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -42,13 +43,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
             created.map_err(|(name, code)| format!("{name}: {code}"))?;
         }
         let before = broker.stats();
-        for (what, work) in [
-            (
-                "produce",
-                produce as fn(&str, &str, usize, usize) -> Outcome,
-            ),
-            ("fetch", fetch),
-        ] {
+        let works: [(&str, usize, Work); 3] = [
+            ("produce", records, produce),
+            ("fetch", records, fetch),
+            ("hop", records / 50, hop),
+        ];
+        for (what, records, work) in works {
             let (cpu, started) = (cpu(), Instant::now());
             let (brokers, topic) = (brokers.clone(), topic.to_owned());
             let named = topic.clone();
@@ -86,6 +86,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+type Work = fn(&str, &str, usize, usize) -> Outcome;
 type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
 fn client(brokers: &str) -> ClientConfig {
@@ -131,6 +132,28 @@ fn fetch(brokers: &str, topic: &str, records: usize, _bytes: usize) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// One record at a time from the producer to a consumer that waits for it.
+fn hop(brokers: &str, topic: &str, records: usize, bytes: usize) -> Outcome {
+    let producer: BaseProducer = client(brokers).create()?;
+    let consumer: BaseConsumer = client(brokers).create()?;
+    let (_, end) = consumer.fetch_watermarks(topic, 0, Duration::from_secs(10))?;
+    let mut assigned = TopicPartitionList::new();
+    assigned.add_partition_offset(topic, 0, Offset::Offset(end))?;
+    consumer.assign(&assigned)?;
+    let payload = vec![b'x'; bytes];
+    for _ in 0..records {
+        let record = BaseRecord::<(), [u8]>::to(topic)
+            .partition(0)
+            .payload(&payload);
+        producer.send(record).map_err(|(error, _)| error)?;
+        producer.poll(Duration::ZERO);
+        consumer
+            .poll(Duration::from_secs(10))
+            .ok_or("the record did not arrive")??;
+    }
+    Ok(producer.flush(Duration::from_secs(60))?)
 }
 
 /// Reads the CPU times; zero where the system does not tell.

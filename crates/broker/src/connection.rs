@@ -81,8 +81,7 @@ pub(crate) struct Connection {
     stream: TcpStream,
     ends: Ends,
     server: Arc<Server>,
-    /// Wakes this connection's fetch.
-    appended: Arc<Notify>,
+    long_poll: Arc<LongPoll>,
     input: BytesMut,
     /// The length of the frame at the front of `input`, once it is known.
     expected: Option<usize>,
@@ -109,7 +108,7 @@ impl Connection {
             stream,
             ends,
             server,
-            appended: Arc::new(Notify::new()),
+            long_poll: Arc::default(),
             input: BytesMut::new(),
             expected: None,
             permit: None,
@@ -278,7 +277,7 @@ impl Connection {
 
     fn handle(&mut self, frame: Bytes) -> Result<(), Malformed> {
         add(&self.server.counters.requests, 1);
-        match api::handle(&self.server, self.ends, &self.appended, frame)? {
+        match api::handle(&self.server, self.ends, &self.long_poll, frame)? {
             Reply::None => {}
             Reply::Now(bytes) => self.queue.push_back(Queued::Answered(bytes.into())),
             Reply::Later(answer) => {

@@ -7,7 +7,7 @@
 //!
 //! The answer is written by hand: records are read from the file straight into it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::{BufMut, BytesMut};
@@ -21,6 +21,27 @@ use crate::connection::Frame;
 use crate::log::{LEADER_EPOCH, Partition, ReadError};
 use crate::stats::add;
 use crate::wire::{self, Malformed};
+
+/// What the fetches of one connection share.
+#[derive(Debug, Default)]
+pub(crate) struct LongPoll {
+    /// Wakes a fetch that waits.
+    appended: Arc<Notify>,
+    /// When the last answer left.
+    answered: Mutex<Option<Instant>>,
+}
+
+impl LongPoll {
+    /// Waits until `pause` after the connection's last answer, so that records which come one by
+    /// one leave together. A consumer that has been waiting for longer is answered at once.
+    async fn gather(&self, pause: Duration) {
+        let answered = *self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(answered) = answered.filter(|answered| answered.elapsed() < pause) {
+            tokio::time::sleep_until(answered + pause).await;
+        }
+        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+}
 
 /// A partition as it was asked for.
 struct Wanted {
@@ -40,7 +61,7 @@ struct WantedTopic {
 /// Answers when `min_bytes` can be read, or the time is over.
 pub(super) fn fetch(
     call: Call,
-    appended: Arc<Notify>,
+    long_poll: Arc<LongPoll>,
     request: FetchRequest,
 ) -> Result<Reply, Malformed> {
     add(&call.server.counters.fetch_requests, 1);
@@ -62,7 +83,8 @@ pub(super) fn fetch(
     let wait = Duration::from_millis(u64::try_from(request.max_wait_ms).unwrap_or(0));
     let wanted = resolve(&call, request);
     Ok(Reply::Later(Box::pin(async move {
-        wait_for_records(&call, &appended, &wanted, bytes_min, wait).await;
+        wait_for_records(&call, &long_poll.appended, &wanted, bytes_min, wait).await;
+        long_poll.gather(call.server.config.fetch_gather).await;
         answer(&call, &wanted, bytes_max).await
     })))
 }

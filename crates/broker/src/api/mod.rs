@@ -53,7 +53,7 @@ pub(crate) struct Call {
 pub(crate) fn handle(
     server: &Arc<Server>,
     ends: Ends,
-    appended: &Arc<Notify>,
+    long_poll: &Arc<LongPoll>,
     mut frame: Bytes,
 ) -> Result<Reply, Malformed> {
     // An ApiVersions request that is too new has a header that may be unknown too; its answer is
@@ -89,7 +89,7 @@ pub(crate) fn handle(
         ApiKey::Produce => produce::produce(call.clone_parts(), head.decode(api, frame)?),
         ApiKey::Fetch => fetch::fetch(
             call.clone_parts(),
-            Arc::clone(appended),
+            Arc::clone(long_poll),
             head.decode(api, frame)?,
         ),
         ApiKey::ListOffsets => call.now(&offsets::list_offsets(server, head.decode(api, frame)?)),

@@ -12,6 +12,7 @@ use crate::run::{CrashPoint, Seen, run};
 mod agents;
 mod rng;
 mod run;
+mod workload;
 mod world;
 
 const SEEDS: u64 = 4_000;

@@ -4,10 +4,10 @@
 //! became of them. It is the load leveller: a spike goes into the topic, at the pace of the broker,
 //! and pressure comes back as 503.
 //!
-//! The way of a request: [`server`] accepts its connection; the [`gate`] lets its head pass, or
-//! refuses it; [`service`] finds out what it asks for; [`json`] and [`request`] check it and make the
-//! record; [`intake`] looks for what it repeats and has it produced. A [`batch`] goes the same way
-//! line by line. [`status`] answers questions afterwards.
+//! The way of a request: `server` accepts its connection; the `gate` lets its head pass, or
+//! refuses it; `service` finds out what it asks for; `json` and `request` check it and make the
+//! record; `intake` looks for what it repeats and has it produced. A `batch` goes the same way
+//! line by line. `status` answers questions afterwards.
 //!
 //! What must hold: no 202 for what is not durable; nothing of a request that is refused reaches a
 //! topic; every queue is bounded; and memory does not grow with offered load.
