@@ -9,18 +9,19 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use crate::api::{self, Reply};
+use crate::api::{self, LongPoll, Reply};
 use crate::server::{Ends, SMALL_BUFFER_BYTES, Server};
 use crate::stats::add;
 use crate::wire::{self, Malformed};
@@ -197,15 +198,17 @@ impl Connection {
                 .min(self.input.len().max(SMALL_BUFFER_BYTES))
                 .max(READ_BYTES);
             self.input.reserve(reserve);
-            match self.stream.try_read_buf(&mut self.input) {
-                Ok(0) => return Err(Closed::ByPeer),
-                Ok(read) => {
+            // Unlike `try_read_buf`, this remembers that a short read has emptied the socket, which
+            // saves asking again.
+            match pin!(self.stream.read_buf(&mut self.input)).poll(cx) {
+                Poll::Ready(Ok(0)) => return Err(Closed::ByPeer),
+                Poll::Ready(Ok(read)) => {
                     add(&self.server.counters.received_bytes, read);
                     self.last_traffic = Instant::now();
                     progress = true;
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error.into()),
+                Poll::Ready(Err(error)) => return Err(error.into()),
+                Poll::Pending => return Ok(progress),
             }
         }
     }

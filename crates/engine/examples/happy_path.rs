@@ -1,5 +1,5 @@
 //! What the engine itself costs: nanoseconds per delivery on the happy path of five steps, with a
-//! window of operations in flight, batches as a poll brings them, and every command dropped.
+//! window of operations in flight, batches as a poll brings them, and one output per step.
 //!
 //! `cargo run --release -p waybill-engine --example happy_path`
 
@@ -18,7 +18,8 @@ use uuid::Uuid;
 use waybill_engine::{
     Attempt, Backoff, Command, CreateRequest, EngineConfig, Epoch, Event, IdOrigin, Message,
     Offset, OperationId, Outcome, OwnerId, Ownership, PartitionEngine, PartitionId, RequestHash,
-    Stamp, StepDefinition, StepReply, Timestamp, Workflow, WorkflowDefinition, Workflows,
+    Stamp, StepDefinition, StepReply, StepRequest, Timestamp, Workflow, WorkflowDefinition,
+    Workflows,
 };
 
 const ROUNDS: usize = 20;
@@ -29,65 +30,79 @@ const STEPS: [&str; 5] = ["account", "package", "transport", "drone", "delivery"
 
 fn main() {
     // The best of several runs: whatever else the machine does only adds to the others.
-    let mut best = Duration::MAX;
-    let mut commands = 0;
-    for _ in 0..ROUNDS {
-        let started = Instant::now();
-        commands = run(DELIVERIES);
-        best = best.min(started.elapsed());
-    }
+    let best = (0..ROUNDS).map(|_| run()).min().expect("there are rounds");
     let nanos = best.as_nanos() / u128::from(DELIVERIES);
     println!(
         "{nanos} ns per delivery of {} steps (best of {ROUNDS} runs of {DELIVERIES} deliveries, \
-         {WINDOW} in flight, {commands} commands)",
+         {WINDOW} in flight)",
         STEPS.len(),
     );
 }
 
-/// Brings `deliveries` to their end; returns how many commands that took.
-fn run(deliveries: u64) -> u64 {
+/// Brings all deliveries to their end; returns the time that the engine took, without that for
+/// making its events and dropping its commands.
+fn run() -> Duration {
     let mut engine = engine();
     let mut now = Timestamp::from_millis(1_700_000_000_000);
-    let mut replies: VecDeque<StepReply> = VecDeque::new();
-    let (mut requested, mut answered, mut finished, mut commands) = (0, 0, 0, 0);
-    while finished < deliveries {
+    let mut replies = VecDeque::new();
+    let (mut requested, mut answered, mut finished) = (0, 0, 0);
+    let mut spent = Duration::ZERO;
+    while finished < DELIVERIES {
         now = now + Duration::from_micros(500);
+        let mut events = Vec::with_capacity(2 * BATCH + 1);
         for _ in 0..BATCH {
-            if requested < deliveries && requested - finished < WINDOW {
-                engine.apply(request(requested, now), now);
+            if requested < DELIVERIES && requested - finished < WINDOW {
+                events.push(request(requested, now));
                 requested += 1;
             }
             if let Some(reply) = replies.pop_front() {
                 let offset = Offset(answered);
-                engine.apply(Event::Reply { offset, reply }, now);
+                events.push(Event::Reply { offset, reply });
                 answered += 1;
             }
         }
-        engine.apply(Event::Tick, now);
-        let Some(batch) = engine.take_batch(now) else {
+        events.push(Event::Tick);
+
+        let started = Instant::now();
+        for event in events {
+            engine.apply(event, now);
+        }
+        let batch = engine.take_batch(now);
+        spent += started.elapsed();
+
+        let Some(batch) = batch else {
             continue;
         };
         for command in batch.commands {
-            commands += 1;
             match command {
-                Command::Send(Message::Step(step)) => replies.push_back(StepReply {
-                    operation: step.operation,
-                    step: step.step.to_string(),
-                    attempt: Attempt(1),
-                    epoch: step.epoch,
-                    outcome: Outcome::Success {
-                        outputs: vec![("id".to_owned(), "x-1".to_owned())],
-                    },
-                }),
+                Command::Send(Message::Step(step)) => replies.push_back(success(&step)),
                 Command::Send(_) => finished += 1,
                 Command::Persist(_) | Command::Index { .. } | Command::Attention { .. } => {}
             }
         }
         let batch = batch.number;
+        let started = Instant::now();
         engine.apply(Event::Settled { batch }, now);
+        spent += started.elapsed();
     }
-    assert_eq!(engine.checkpoint().requests.0.unsigned_abs(), deliveries);
-    commands
+    assert_eq!(
+        engine.checkpoint().requests.0.unsigned_abs(),
+        DELIVERIES,
+        "every delivery is done"
+    );
+    spent
+}
+
+fn success(step: &StepRequest) -> StepReply {
+    StepReply {
+        operation: step.operation,
+        step: step.step.to_string(),
+        attempt: Attempt(1),
+        epoch: step.epoch,
+        outcome: Outcome::Success {
+            outputs: vec![("id".to_owned(), "x-1".to_owned())],
+        },
+    }
 }
 
 fn engine() -> PartitionEngine {

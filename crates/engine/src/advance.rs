@@ -262,16 +262,17 @@ pub fn next_due(
 /// What the completed steps before a step produced, as (`step.name`, value).
 #[must_use]
 pub fn results_before(workflow: &Workflow, state: &OperationState, index: usize) -> Outputs {
-    workflow.steps()[index]
-        .ancestors
-        .iter()
-        .filter(|before| state.steps[*before].state == StepState::Completed)
-        .flat_map(|before| {
-            let step = &workflow.step_names()[before];
-            state.steps[before]
-                .outputs
-                .iter()
-                .map(move |(name, value)| (format!("{step}.{name}"), value.clone()))
-        })
-        .collect()
+    let completed = || {
+        let ancestors = workflow.steps()[index].ancestors.iter();
+        ancestors.filter(|before| state.steps[*before].state == StepState::Completed)
+    };
+    let count = completed().map(|before| state.steps[before].outputs.len());
+    let mut results = Vec::with_capacity(count.sum());
+    for before in completed() {
+        let step = &*workflow.step_names()[before];
+        for (name, value) in &state.steps[before].outputs {
+            results.push(([step, ".", name].concat(), value.clone()));
+        }
+    }
+    results
 }

@@ -12,6 +12,10 @@ use waybill::config::{Config, Environment, load_workflows};
 use waybill::shutdown::{Running, Signals};
 use waybill::telemetry::{self, Metrics, VERSION};
 
+/// Measured against the system's allocator: a delivery is many small allocations on many threads.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Something failed.
 const FAILED: u8 = 1;
 

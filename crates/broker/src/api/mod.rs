@@ -17,8 +17,8 @@ use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::api_versions_response::ApiVersion;
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::{Encodable, HeaderVersion, StrBytes};
-use tokio::sync::Notify;
 
+pub(crate) use self::fetch::LongPoll;
 use crate::connection::{Frame, Pending};
 use crate::server::{Ends, Server};
 use crate::wire::{self, APIS, Head, Malformed};

@@ -67,6 +67,21 @@ impl OpenBatch {
         }
     }
 
+    /// The next batch, with room for as much as this one had.
+    fn successor(&self) -> Self {
+        Self {
+            changed: Vec::with_capacity(self.changed.len()),
+            done: Done {
+                requests: Vec::with_capacity(self.done.requests.len()),
+                consumed: Vec::with_capacity(self.done.consumed.len()),
+                replies: Vec::with_capacity(self.done.replies.len()),
+                dues: Vec::with_capacity(self.done.dues.len()),
+            },
+            departures: Vec::with_capacity(self.departures.len()),
+            ..Self::new(self.number.next())
+        }
+    }
+
     /// Takes an operation in if something is pending for it, or if it began to leave.
     pub(super) fn take_in(&mut self, live: &mut Live, left_before: Option<BatchNumber>) {
         if !live.pending.listed && !live.pending.is_empty() {
@@ -98,7 +113,6 @@ struct Commands {
 impl Commands {
     fn in_order(mut self) -> Vec<Command> {
         if self.index.is_empty() && self.attention.is_empty() {
-            self.rows.reserve_exact(self.sends.len());
             self.rows.append(&mut self.sends);
             return self.rows;
         }
@@ -119,10 +133,11 @@ impl PartitionEngine {
         if !self.open.changed.is_empty() {
             self.last_stamp = self.next_stamp(now)?;
         }
-        let next = OpenBatch::new(self.open.number.next());
+        let next = self.open.successor();
         let open = std::mem::replace(&mut self.open, next);
         let mut commands = Commands {
-            rows: Vec::with_capacity(open.changed.len()),
+            // The sends are put behind the rows.
+            rows: Vec::with_capacity(2 * open.changed.len() + open.sends.len()),
             sends: Vec::with_capacity(open.changed.len() + open.sends.len()),
             ..Commands::default()
         };

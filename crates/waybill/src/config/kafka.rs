@@ -21,6 +21,9 @@ pub struct KafkaConfig {
     pub topic_prefix: String,
     /// Copies of each partition, for topics that are created.
     pub replication_factor: u16,
+    /// Partitions of each agent's topic of step requests: the most processes that can share the work
+    /// of one agent. Fixed once data exists. Fewer let more requests travel together.
+    pub step_partitions: u32,
     /// How long requests are kept, for topics that are created. Less than `store.retention`.
     #[serde(with = "units::duration")]
     pub requests_retention: Duration,
@@ -44,6 +47,7 @@ impl Default for KafkaConfig {
             brokers: None,
             topic_prefix: "waybill".to_owned(),
             replication_factor: 1,
+            step_partitions: 2,
             requests_retention: 3 * DAY,
             steps_retention: DAY,
             results_retention: 7 * DAY,

@@ -115,6 +115,7 @@ fn scheduler_settings(config: &Config, own: Vec<waybill_engine::PartitionId>) ->
     let settings = &config.scheduler;
     SchedulerSettings {
         partitions: config.partitions,
+        step_partitions: config.kafka.step_partitions,
         own,
         in_flight_max: settings.in_flight_max,
         in_flight_bytes_max: settings.in_flight_bytes_max.as_usize(),

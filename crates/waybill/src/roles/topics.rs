@@ -39,7 +39,8 @@ pub(super) async fn create(
         let found = admin.topic_partitions(&spec.name).await?.unwrap_or(0);
         anyhow::ensure!(
             found == spec.partitions,
-            "topic {} has {found} partitions, not {}: `partitions` is fixed once data exists",
+            "topic {} has {found} partitions, not {}: `partitions` and `kafka.stepPartitions` are fixed \
+             once data exists",
             spec.name,
             spec.partitions
         );
@@ -92,7 +93,10 @@ fn specs(config: &Config, workflows: &Workflows) -> Vec<TopicSpec> {
     for agent in workflows.agents() {
         let topic = names.step_requests(&agent);
         specs.push(spec(&Topics::dead_letter(&topic), &dead_letters));
-        specs.push(spec(&topic, &steps));
+        specs.push(TopicSpec {
+            partitions: config.kafka.step_partitions,
+            ..spec(&topic, &steps)
+        });
     }
     specs
 }

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use tokio::runtime::Handle;
@@ -17,6 +17,10 @@ use super::input::{Generation, Input, Inputs};
 use super::metrics::CommitMetrics;
 use super::outlet::Outlet;
 use super::partition::{Slot, SlotState};
+
+/// A commit begins no sooner than this after the one before it. Under load this lets decisions gather
+/// that share the rows' sync and the messages' requests; after a pause nothing waits.
+const GATHER: Duration = Duration::from_millis(1);
 
 /// A batch of one engine that is on its way.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +44,7 @@ pub(super) struct Commits {
     sender: Inputs,
     outlet: Outlet,
     metrics: CommitMetrics,
+    began: Instant,
     under_way: Option<UnderWay>,
     unsettled: BTreeMap<u64, Vec<Part>>,
     next_number: u64,
@@ -58,6 +63,7 @@ impl Commits {
             sender,
             outlet,
             metrics: CommitMetrics::new(),
+            began: Instant::now(),
             under_way: None,
             unsettled: BTreeMap::new(),
             next_number: 0,
@@ -66,7 +72,7 @@ impl Commits {
 
     /// Begins the next commit, if none is under way and there is something to do.
     pub(super) fn go_on(&mut self, slots: &mut BTreeMap<PartitionId, Slot>, now: Timestamp) {
-        if self.under_way.is_some() {
+        if self.under_way.is_some() || self.gathers_for() > Duration::ZERO {
             return;
         }
         let mut write = WriteBatch::default();
@@ -121,6 +127,7 @@ impl Commits {
         if under_way.parts.is_empty() {
             return;
         }
+        self.began = under_way.began;
         if write == WriteBatch::default() {
             self.dispatch(under_way.parts, slots);
             return;
@@ -131,6 +138,11 @@ impl Commits {
             let _ = sender.send(Input::Committed(store.write(write).await));
         });
         self.under_way = Some(under_way);
+    }
+
+    /// How long the next commit has to wait for company.
+    pub(super) fn gathers_for(&self) -> Duration {
+        GATHER.saturating_sub(self.began.elapsed())
     }
 
     /// The rows of the commit under way are durable: its messages may leave.

@@ -52,6 +52,8 @@ use crate::admin::{Admin, ControlError, SchedulerControl, SchedulerView};
 pub struct SchedulerSettings {
     /// The number of partitions of the operation topics.
     pub partitions: u32,
+    /// The number of partitions of each agent's topic.
+    pub step_partitions: u32,
     /// The partitions that this process is to own.
     pub own: Vec<PartitionId>,
     /// How many operations may be in memory, over all partitions of the process.
@@ -136,7 +138,8 @@ impl Scheduler {
         } = parts;
         let inlets = Inlets::start(&kafka, &topics, settings.partitions, &sender)
             .context("the scheduler's consumers cannot be started")?;
-        let outlet = Outlet::start(&kafka, &topics, &workflows, settings.partitions, &sender)
+        let partitions = (settings.partitions, settings.step_partitions);
+        let outlet = Outlet::start(&kafka, &topics, &workflows, partitions, &sender)
             .context("the scheduler's producer cannot be started")?;
         let views = Views::new(&settings.own, admin);
         let engine_config = EngineConfig {

@@ -33,11 +33,15 @@ pub(super) struct Outlet {
     dead_requests: String,
     dead_replies: String,
     partitions: u32,
+    step_partitions: u32,
     sender: Inputs,
     buffer: Vec<u8>,
 }
 
 impl Outlet {
+    /// Starts the producer. `partitions` counts the partitions of the operation topics, and those
+    /// of the agents' topics.
+    ///
     /// # Errors
     ///
     /// If the Kafka client cannot be made.
@@ -45,7 +49,7 @@ impl Outlet {
         kafka: &KafkaSettings,
         topics: &Topics,
         workflows: &Workflows,
-        partitions: u32,
+        (partitions, step_partitions): (u32, u32),
         sender: &Inputs,
     ) -> anyhow::Result<Self> {
         let options = ProducerOptions {
@@ -64,6 +68,7 @@ impl Outlet {
             dead_requests: Topics::dead_letter(topics.requests()),
             dead_replies: Topics::dead_letter(topics.step_replies()),
             partitions,
+            step_partitions,
             sender: sender.clone(),
             buffer: Vec::new(),
         })
@@ -96,15 +101,29 @@ impl Outlet {
         match message {
             Message::Step(request) => self.step(request, buffer, settlement),
             Message::Status(status) => {
-                let topic = self.topics.operation_status();
-                self.keyed(topic, status.operation, &**status, None, buffer, settlement);
+                let address = self.home(self.topics.operation_status(), status.operation);
+                self.keyed(
+                    address,
+                    status.operation,
+                    &**status,
+                    None,
+                    buffer,
+                    settlement,
+                );
                 if let Some(reply_to) = &status.reply_to {
                     self.copy_to_caller(reply_to, status, buffer);
                 }
             }
             Message::Failed(failed) => {
-                let topic = self.topics.failed_operations();
-                self.keyed(topic, failed.operation, &**failed, None, buffer, settlement);
+                let address = self.home(self.topics.failed_operations(), failed.operation);
+                self.keyed(
+                    address,
+                    failed.operation,
+                    &**failed,
+                    None,
+                    buffer,
+                    settlement,
+                );
             }
             Message::Home {
                 source,
@@ -140,8 +159,9 @@ impl Outlet {
         match self.of_agent.get(&request.agent) {
             Some(topic) => {
                 let traceparent = request.traceparent.as_deref();
+                let partition = partition_for(request.operation, self.step_partitions);
                 self.keyed(
-                    topic,
+                    (topic, partition),
                     request.operation,
                     request,
                     traceparent,
@@ -214,10 +234,15 @@ impl Outlet {
         }
     }
 
-    /// Sends a record of an operation to the operation's partition.
+    /// The partition of an operation on a topic that has as many as the requests.
+    fn home<'a>(&self, topic: &'a str, operation: OperationId) -> (&'a str, PartitionId) {
+        (topic, partition_for(operation, self.partitions))
+    }
+
+    /// Sends a record of an operation to a partition of a topic.
     fn keyed(
         &self,
-        topic: &str,
+        (topic, partition): (&str, PartitionId),
         operation: OperationId,
         message: &impl Record,
         traceparent: Option<&str>,
@@ -229,7 +254,6 @@ impl Outlet {
             return self.unsendable(topic, Some(operation), &error, settlement);
         }
         let key = operation.key();
-        let partition = partition_for(operation, self.partitions);
         let header = traceparent.map(|traceparent| Header {
             key: headers::TRACEPARENT,
             value: Some(traceparent.as_bytes()),

@@ -72,7 +72,11 @@ impl Shell {
         let mut viewed = Instant::now();
         loop {
             let turn_began = Instant::now();
-            match self.inputs.recv_timeout(TURN_MAX) {
+            let patience = match self.commits.gathers_for() {
+                Duration::ZERO => TURN_MAX,
+                gathers_for => gathers_for,
+            };
+            match self.inputs.recv_timeout(patience) {
                 Ok(input) => {
                     self.take(input);
                     for _ in 1..INPUTS_PER_TURN_MAX {
