@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use waybill::admin::Admin;
 use waybill::cli::{Cli, Command, ConfigCommand, Role};
-use waybill::config::{Config, Environment, load_workflows};
+use waybill::config::{Config, Environment};
 use waybill::shutdown::{Running, Signals};
 use waybill::telemetry::{self, Metrics, VERSION};
 
@@ -56,12 +56,12 @@ fn show(config: &Config) -> ExitCode {
 
 /// Checks what the configuration refers to.
 fn check(config: &Config) -> ExitCode {
-    match load_workflows(&config.workflows) {
-        Ok(_) => {
+    match waybill::roles::check(config) {
+        Ok(()) => {
             println!("ok");
             ExitCode::SUCCESS
         }
-        Err(error) => report(REFUSED, &error),
+        Err(error) => report(REFUSED, error.as_ref()),
     }
 }
 

@@ -127,6 +127,21 @@ fn check_refuses_a_file_with_its_place_and_the_nearest_key() {
 }
 
 #[test]
+fn the_example_of_another_trade_can_be_run() {
+    let root = example().parent().unwrap().to_owned();
+    let file = "examples/order-fulfilment/waybill.yaml";
+    let checked = command(&["config", "check", file])
+        .current_dir(root)
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8(checked.stderr).unwrap(), "");
+    assert_eq!(
+        (checked.status.code(), checked.stdout.as_slice()),
+        (Some(0), &b"ok\n"[..])
+    );
+}
+
+#[test]
 fn usage_errors_end_with_code_2_and_help_with_0() {
     for line in [
         &["fly"][..],
@@ -142,13 +157,18 @@ fn usage_errors_end_with_code_2_and_help_with_0() {
     }
 }
 
-/// Runs the program without any variable of ours.
 fn waybill(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+/// The program without any variable of ours.
+fn command(arguments: &[&str]) -> Command {
     let ours = std::env::vars_os().map(|(name, _)| name);
     let ours = ours.filter(|name| name.to_string_lossy().starts_with("WAYBILL_"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     ours.for_each(|name| {
         command.env_remove(name);
     });
-    command.args(arguments).output().unwrap()
+    command.args(arguments);
+    command
 }

@@ -189,7 +189,7 @@ impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {
             partitions: PartitionChoice::Auto,
-            in_flight_max: 10_000,
+            in_flight_max: 4_000,
             in_flight_bytes_max: ByteSize::mib(64),
             hand_off_after: Duration::from_secs(5),
             checkpoint_every: Duration::from_secs(1),

@@ -42,7 +42,10 @@ pub(super) async fn start(
 }
 
 /// Every agent of the configuration, by name.
-fn load(config: &Config, services: &str) -> anyhow::Result<Vec<(String, Arc<dyn Handler>)>> {
+pub(super) fn load(
+    config: &Config,
+    services: &str,
+) -> anyhow::Result<Vec<(String, Arc<dyn Handler>)>> {
     let variables = BTreeMap::from([("services".to_owned(), format!("http://{services}"))]);
     let mut handlers = Vec::new();
     if config.agents.built_in {

@@ -77,6 +77,17 @@ pub async fn start(
     }
 }
 
+/// Checks what a configuration refers to: its workflows and its agents.
+///
+/// # Errors
+///
+/// If a file cannot be read, or what it says cannot work.
+pub fn check(config: &Config) -> anyhow::Result<()> {
+    load_workflows(&config.workflows)?;
+    agents::load(config, &config.services.elsewhere())?;
+    Ok(())
+}
+
 /// How to reach the brokers: the configured ones, or the embedded one.
 fn kafka_settings(config: &Config, embedded: Option<SocketAddr>) -> KafkaSettings {
     let configured = config.kafka.brokers.iter().flatten().cloned();

@@ -1,12 +1,12 @@
 //! The scheduler: owns partitions of the operation topics and drives their engines.
 //!
-//! One thread runs the [loop](shell) with the engines of all partitions of this process; two more
-//! [poll the consumers](inlet); one producer and one [group commit](commit) serve all of them, so
-//! that cost does not grow with the number of partitions. [`ownership`] takes and keeps the leases
-//! that carry the checkpoints, [`sweep`] finds what is due for operations that were handed off.
+//! One thread runs the loop (`shell`) with the engines of all partitions of this process; two more
+//! poll the consumers (`inlet`); one producer and one group commit (`commit`) serve all of them, so
+//! that cost does not grow with the number of partitions. `ownership` takes and keeps the leases
+//! that carry the checkpoints, `sweep` finds what is due for operations that were handed off.
 //!
-//! What must hold here is said where it is kept: rows before messages in [`commit`], no act past
-//! the lease in [`ownership`], no read beyond the room in [`credit`].
+//! What must hold here is said where it is kept: rows before messages in `commit`, no act past the
+//! lease in `ownership`, no read beyond the room in `credit`.
 
 mod commit;
 mod credit;
@@ -109,7 +109,7 @@ pub struct SchedulerParts {
     pub workflows: Arc<Workflows>,
 }
 
-/// A running scheduler. Dropping it does not stop it; see [`Scheduler::shutdown`].
+/// A running scheduler. Dropping it does not stop it; see [`Scheduler::stopper`].
 pub struct Scheduler {
     sender: Inputs,
     views: Views,
