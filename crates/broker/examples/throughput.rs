@@ -96,6 +96,8 @@ fn client(brokers: &str) -> ClientConfig {
         .set("linger.ms", "0")
         .set("group.id", "throughput");
     config.set("queue.buffering.max.messages", "1000000");
+    // Commits come back as events, which would end a poll without a record.
+    config.set("enable.auto.commit", "false");
     config
 }
 
