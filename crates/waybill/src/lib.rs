@@ -11,6 +11,7 @@ pub mod admin;
 pub mod cli;
 pub mod config;
 pub mod ingestion;
+mod limits;
 pub mod roles;
 pub mod scheduler;
 pub mod shutdown;

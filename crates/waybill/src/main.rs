@@ -9,7 +9,7 @@ use clap::Parser as _;
 use waybill::admin::Admin;
 use waybill::cli::{Cli, Command, ConfigCommand, Role};
 use waybill::config::{Config, Environment};
-use waybill::shutdown::{Running, Signals};
+use waybill::shutdown::{Running, Signals, Stage};
 use waybill::telemetry::{self, Metrics, VERSION};
 
 /// Measured against the system's allocator: a delivery is many small allocations on many threads.
@@ -104,13 +104,21 @@ async fn live(
     let mut signals = Signals::of_process().context("signals cannot be received")?;
     let running = Running::new();
     let admin = Admin::new(metrics);
-    let all_started = admin.readiness.expect("the start of every role");
+    let all_started = admin
+        .readiness
+        .expect("every role to be started, and none stopping");
     let start = async {
         let listen = config.admin.listen;
         let bound = admin.start(listen, &running).await;
         bound.with_context(|| format!("the admin address {listen} cannot be bound"))?;
         waybill::roles::start(role, config, environment, &admin, &running).await?;
         all_started.set(true);
+        // The first thing that a stop ends, so that nobody is sent here any more.
+        running.spawn(Stage::Samples, "readiness", |stop| async move {
+            stop.cancelled().await;
+            all_started.set(false);
+            Ok(())
+        });
         Ok(())
     };
     Ok(running

@@ -68,6 +68,17 @@ struct Kept {
 
 impl Back {
     fn keep(&self, outgoing: Arc<Outgoing>, error: ProduceError) {
+        if outgoing.until.is_none() && error.is_permanent() {
+            // A dead letter that no broker will take must not hold its partition for ever. The
+            // step itself is not lost: its scheduler sees it time out.
+            tracing::error!(
+                topic = &*outgoing.topic,
+                error = &error as &dyn std::error::Error,
+                "a poison record could not be put aside and is dropped"
+            );
+            self.offsets.done(outgoing.source);
+            return;
+        }
         // A full queue empties soon; what was refused for another reason would be again.
         let full = error.code() == ErrorCode::QueueFull;
         let pause = if full { Duration::ZERO } else { RESEND_PAUSE };

@@ -27,19 +27,45 @@ use crate::wire::{self, Malformed};
 pub(crate) struct LongPoll {
     /// Wakes a fetch that waits.
     appended: Arc<Notify>,
-    /// When the last answer left.
-    answered: Mutex<Option<Instant>>,
+    answered: Mutex<Answered>,
 }
 
+/// The last answers of a connection's fetches.
+#[derive(Clone, Copy, Debug, Default)]
+struct Answered {
+    /// When the last one left.
+    at: Option<Instant>,
+    /// How many came in a row with less than the pause between them.
+    in_a_row: u32,
+}
+
+/// After this many answers in a row a connection is busy, and its records gather.
+const BUSY_ANSWERS: u32 = 4;
+
 impl LongPoll {
-    /// Waits until `pause` after the connection's last answer, so that records which come one by
-    /// one leave together. A consumer that has been waiting for longer is answered at once.
+    /// Lets the records of a busy connection gather until `pause` after its last answer. Any other
+    /// is answered at once: a consumer that waits, and one that gets a record now and then.
     async fn gather(&self, pause: Duration) {
-        let answered = *self.answered.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(answered) = answered.filter(|answered| answered.elapsed() < pause) {
-            tokio::time::sleep_until(answered + pause).await;
+        let answered = *self.answered();
+        let since = answered.at.map(|at| at.elapsed());
+        let soon = since.is_some_and(|since| since < pause);
+        if soon && answered.in_a_row >= BUSY_ANSWERS {
+            tokio::time::sleep(pause.saturating_sub(since.unwrap_or(pause))).await;
         }
-        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        // The timer's resolution makes a gathered answer late: it still counts as soon.
+        let busy = soon || (answered.in_a_row > BUSY_ANSWERS && since < Some(pause * 3));
+        *self.answered() = Answered {
+            at: Some(Instant::now()),
+            in_a_row: if busy {
+                answered.in_a_row.saturating_add(1)
+            } else {
+                0
+            },
+        };
+    }
+
+    fn answered(&self) -> std::sync::MutexGuard<'_, Answered> {
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -127,5 +127,6 @@ fn scheduler_settings(config: &Config, own: Vec<waybill_engine::PartitionId>) ->
         lease: settings.lease,
         lease_margin: settings.lease_margin,
         drain: settings.drain,
+        reply_to_prefixes: config.http.reply_to_prefixes.clone(),
     }
 }

@@ -9,15 +9,19 @@ use waybill_messages::Topics;
 
 use super::topic_names;
 use crate::config::Config;
+use crate::limits::{DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX};
 
 /// How long a broker may take to come up.
 const BROKER_PATIENCE: Duration = Duration::from_secs(60);
-/// Room for a dead letter's headers beside the largest record of its source.
-const DEAD_LETTER_HEADERS_BYTES: u64 = 64 * 1024;
-/// The largest record batch that Kafka takes by default.
-const MESSAGE_BYTES_MAX: u64 = 1024 * 1024 + 12;
 /// Segments of topics whose records are derived and soon forgotten.
 const STEP_SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
+/// The smallest segment that the requests topic is given.
+const SEGMENT_BYTES_MIN: u64 = 1024 * 1024;
+/// What a partition of step requests or replies keeps on the embedded broker. Far more than can be
+/// in flight.
+const STEP_PARTITION_BYTES_MAX: u64 = 128 * 1024 * 1024;
+/// What a partition of status records, failed operations or dead letters keeps on it.
+const RESULT_PARTITION_BYTES_MAX: u64 = 512 * 1024 * 1024;
 
 /// Creates what is missing, and checks that the number of partitions is the configured one.
 pub(super) async fn create(
@@ -61,26 +65,39 @@ fn specs(config: &Config, workflows: &Workflows) -> Vec<TopicSpec> {
             .map(|(key, value)| ((*key).to_owned(), value.clone()))
             .collect(),
     };
-    let mut requests = vec![kept_for(config.kafka.requests_retention)];
-    let steps = [
+    let sized = |bytes: u32| ("max.message.bytes", bytes.to_string());
+    let mut requests = vec![
+        kept_for(config.kafka.requests_retention),
+        sized(RECORD_BYTES_MAX),
+    ];
+    let mut steps = vec![
         kept_for(config.kafka.steps_retention),
+        sized(RECORD_BYTES_MAX),
         ("segment.bytes", STEP_SEGMENT_BYTES.to_string()),
     ];
-    let results = [kept_for(config.kafka.results_retention)];
-    let dead_letters = [
+    let mut results = vec![
         kept_for(config.kafka.results_retention),
-        (
-            "max.message.bytes",
-            (MESSAGE_BYTES_MAX + DEAD_LETTER_HEADERS_BYTES).to_string(),
-        ),
+        sized(RECORD_BYTES_MAX),
+    ];
+    let mut dead_letters = vec![
+        kept_for(config.kafka.results_retention),
+        sized(DEAD_LETTER_BYTES_MAX),
     ];
     if embedded {
         // On Kafka, replication makes an acknowledged record durable; here, the disk does.
         requests.push(("flush.messages", "1".to_owned()));
-        requests.push((
-            "waybill.disk.bytes.max",
-            config.broker.requests_disk_bytes_max.as_u64().to_string(),
-        ));
+        let bound = config.broker.requests_disk_bytes_max.as_u64();
+        requests.push(("waybill.disk.bytes.max", bound.to_string()));
+        // Space is given back by whole segments: a few of them must fit below the bound.
+        let segment = (bound / (4 * u64::from(config.partitions))).clamp(
+            SEGMENT_BYTES_MIN,
+            config.broker.segment_bytes.as_u64().max(SEGMENT_BYTES_MIN),
+        );
+        requests.push(("segment.bytes", segment.to_string()));
+        // One machine's disk: what can be derived again, or was told, is bounded by size as well.
+        steps.push(("retention.bytes", STEP_PARTITION_BYTES_MAX.to_string()));
+        results.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
+        dead_letters.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
     }
     let mut specs = vec![
         spec(names.requests(), &requests),

@@ -46,7 +46,7 @@ pub(super) struct Commits {
     metrics: CommitMetrics,
     began: Instant,
     under_way: Option<UnderWay>,
-    unsettled: BTreeMap<u64, Vec<Part>>,
+    unsettled: BTreeMap<u64, Part>,
     next_number: u64,
 }
 
@@ -172,53 +172,43 @@ impl Commits {
         parts: Vec<(Part, Vec<Message>)>,
         slots: &mut BTreeMap<PartitionId, Slot>,
     ) {
-        let mut sent = Vec::with_capacity(parts.len());
-        let mut messages = Vec::new();
-        for (part, of_part) in parts {
+        for (part, messages) in parts {
             let Some(slot) = slots.get_mut(&part.partition) else {
                 continue;
             };
             match slot.owned(part.generation) {
                 Some(owned) if owned.lease.is_valid() => {
-                    messages.extend(of_part.into_iter().map(|m| (part.partition, m)));
-                    sent.push(part);
+                    let number = self.next_number;
+                    self.next_number += 1;
+                    self.unsettled.insert(number, part);
+                    self.outlet.send(number, part.partition, &messages);
                 }
                 _ => self.metrics.fenced.increment(1),
             }
         }
-        if sent.is_empty() {
-            return;
-        }
-        let number = self.next_number;
-        self.next_number += 1;
-        self.unsettled.insert(number, sent);
-        self.outlet.send(number, &messages);
     }
 
-    /// Every message of a commit was acknowledged, or could not be delivered. Returns the
-    /// partitions that have to begin again because a message of theirs may be missing.
+    /// Every message of a part was acknowledged, or could not be delivered. Returns the partition
+    /// that has to begin again because a message of it may be missing, with the assignment under
+    /// which it was sent.
     pub(super) fn settled(
         &mut self,
         number: u64,
         result: Result<(), String>,
         slots: &mut BTreeMap<PartitionId, Slot>,
         now: Timestamp,
-    ) -> Vec<PartitionId> {
-        let parts = self.unsettled.remove(&number).unwrap_or_default();
+    ) -> Option<(PartitionId, Generation)> {
+        let part = self.unsettled.remove(&number)?;
         if let Err(error) = result {
-            tracing::error!(error, "a message was not acknowledged");
-            return parts.into_iter().map(|part| part.partition).collect();
+            tracing::error!(partition = %part.partition, error, "a message was not acknowledged");
+            self.outlet.revive();
+            return Some((part.partition, part.generation));
         }
-        for part in parts {
-            if let Some(slot) = slots.get_mut(&part.partition)
-                && let Some(owned) = slot.owned(part.generation)
-            {
-                owned
-                    .engine
-                    .apply(Event::Settled { batch: part.batch }, now);
-            }
-        }
-        Vec::new()
+        let owned = slots.get_mut(&part.partition)?.owned(part.generation)?;
+        owned
+            .engine
+            .apply(Event::Settled { batch: part.batch }, now);
+        None
     }
 
     /// The first bucket of a partition's deadline index that the commit under way writes to.
@@ -233,7 +223,7 @@ impl Commits {
             .iter()
             .flat_map(|commit| &commit.parts)
             .map(|(part, _)| part);
-        let sent = self.unsettled.values().flatten();
+        let sent = self.unsettled.values();
         written.chain(sent).any(|part| part.partition == partition)
     }
 

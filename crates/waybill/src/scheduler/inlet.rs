@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use waybill_engine::{Event, Offset, PartitionId, Source};
+use waybill_engine::{Offset, PartitionId, Source};
 use waybill_kafka::{
     ConsumerOptions, KafkaSettings, PartitionConsumer, PollError, PollLimits, RecordRef,
 };
@@ -251,6 +251,7 @@ impl Poller {
             bytes: limits.bytes,
         };
         let mut records = Vec::new();
+        let mut bytes = 0;
         let mut mismatches = Vec::new();
         let (assigned, decoder) = (&mut self.assigned, &mut self.decoder);
         let mut on_record = |record: RecordRef<'_>| {
@@ -265,6 +266,7 @@ impl Poller {
                 }
                 Verified::Go => {
                     let event = decoder.event(&record);
+                    bytes += record.bytes();
                     records.push(Arrived {
                         generation: assigned.generation,
                         partition,
@@ -274,7 +276,6 @@ impl Poller {
             }
         };
         let polled = self.consumer.poll(limits, PATIENCE, &mut on_record);
-        let bytes = records.iter().map(|arrived| bytes_of(&arrived.event)).sum();
         self.credit.read(Amount {
             records: records.len(),
             bytes,
@@ -349,17 +350,6 @@ fn verified(assigned: &mut Assigned, decoder: &Decoder, record: &RecordRef<'_>) 
             }
         }
         None => Verified::Go,
-    }
-}
-
-/// What a record weighs while it waits in the loop's channel.
-fn bytes_of(event: &Event) -> usize {
-    match event {
-        Event::Request { bytes, .. } => *bytes,
-        Event::Unreadable { record, .. } | Event::Misplaced { record, .. } => {
-            record.key.as_ref().map_or(0, Vec::len) + record.value.as_ref().map_or(0, Vec::len)
-        }
-        _ => 256,
     }
 }
 

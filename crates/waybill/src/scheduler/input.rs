@@ -66,9 +66,9 @@ pub(super) enum Input {
     },
     /// The group commit under way is durable, or failed.
     Committed(Result<(), StoreError>),
-    /// Every message of a commit is acknowledged, or one failed for good.
+    /// Every message of one partition's part of a commit is acknowledged, or one failed for good.
     Settled {
-        commit: u64,
+        number: u64,
         result: Result<(), String>,
     },
     /// Rows were read.

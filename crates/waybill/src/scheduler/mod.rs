@@ -8,6 +8,7 @@
 //! What must hold here is said where it is kept: rows before messages in `commit`, no act past the
 //! lease in `ownership`, no read beyond the room in `credit`.
 
+mod clock;
 mod commit;
 mod credit;
 mod decode;
@@ -31,11 +32,12 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 use uuid::Uuid;
-use waybill_engine::{EngineConfig, OwnerId, PartitionId, Timestamp, Workflows};
+use waybill_engine::{EngineConfig, OwnerId, PartitionId, Workflows};
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
 use waybill_store::Store;
 
+use self::clock::Clock;
 use self::commit::Commits;
 use self::credit::Amount;
 use self::inlet::Inlets;
@@ -76,6 +78,8 @@ pub struct SchedulerSettings {
     pub lease_margin: Duration,
     /// How long a stop waits for operations in flight.
     pub drain: Duration,
+    /// What the name of a caller's own status topic must begin with, any of these.
+    pub reply_to_prefixes: Vec<String>,
 }
 
 impl SchedulerSettings {
@@ -138,8 +142,7 @@ impl Scheduler {
         } = parts;
         let inlets = Inlets::start(&kafka, &topics, settings.partitions, &sender)
             .context("the scheduler's consumers cannot be started")?;
-        let partitions = (settings.partitions, settings.step_partitions);
-        let outlet = Outlet::start(&kafka, &topics, &workflows, partitions, &sender)
+        let outlet = Outlet::start(&kafka, &topics, &workflows, &settings, &sender)
             .context("the scheduler's producer cannot be started")?;
         let views = Views::new(&settings.own, admin);
         let engine_config = EngineConfig {
@@ -165,7 +168,7 @@ impl Scheduler {
             inlets,
             views: views.clone(),
             slots,
-            clock: Timestamp::default(),
+            clock: Clock::default(),
             stopping: None,
             failure: None,
             settings,

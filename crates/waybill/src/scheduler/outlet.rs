@@ -13,21 +13,25 @@ use waybill_kafka::{
     Producer, ProducerOptions, Settlement,
 };
 use waybill_messages::headers::{self, DeadLetter, Stage};
-use waybill_messages::{Record, Topics};
+use waybill_messages::{Record, Topics, is_topic_name};
 
+use super::SchedulerSettings;
 use super::input::{Input, Inputs};
+use crate::limits::DEAD_LETTER_BYTES_MAX;
 
-/// How long a full producer queue is waited for before the partitions begin again.
-const QUEUE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long a full producer queue is waited for before the partition begins again. Well below a
+/// lease: the loop renews none meanwhile.
+const QUEUE_PATIENCE: Duration = Duration::from_secs(1);
 /// How long an orderly end waits for what was sent.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
-/// Room for a dead letter's headers beside the largest record of its source.
-const MESSAGE_BYTES_MAX: u32 = (1024 + 64) * 1024;
 
 /// The producer and the names of everything that it writes to.
 pub(super) struct Outlet {
     producer: Producer<Arc<Settlement>>,
+    kafka: KafkaSettings,
+    options: ProducerOptions,
     topics: Topics,
+    reply_to_prefixes: Vec<String>,
     /// Topic of each agent's step requests.
     of_agent: HashMap<Arc<str>, String>,
     dead_requests: String,
@@ -39,8 +43,7 @@ pub(super) struct Outlet {
 }
 
 impl Outlet {
-    /// Starts the producer. `partitions` counts the partitions of the operation topics, and those
-    /// of the agents' topics.
+    /// Starts the producer.
     ///
     /// # Errors
     ///
@@ -49,11 +52,11 @@ impl Outlet {
         kafka: &KafkaSettings,
         topics: &Topics,
         workflows: &Workflows,
-        (partitions, step_partitions): (u32, u32),
+        settings: &SchedulerSettings,
         sender: &Inputs,
     ) -> anyhow::Result<Self> {
         let options = ProducerOptions {
-            message_bytes_max: MESSAGE_BYTES_MAX,
+            message_bytes_max: DEAD_LETTER_BYTES_MAX,
             ..ProducerOptions::new("waybill-scheduler")
         };
         let of_agent = workflows
@@ -63,32 +66,44 @@ impl Outlet {
             .collect();
         Ok(Self {
             producer: Producer::new(kafka, &options)?,
+            kafka: kafka.clone(),
+            options,
+            reply_to_prefixes: settings.reply_to_prefixes.clone(),
             topics: topics.clone(),
             of_agent,
             dead_requests: Topics::dead_letter(topics.requests()),
             dead_replies: Topics::dead_letter(topics.step_replies()),
-            partitions,
-            step_partitions,
+            partitions: settings.partitions,
+            step_partitions: settings.step_partitions,
             sender: sender.clone(),
             buffer: Vec::new(),
         })
     }
 
-    /// Sends the messages of commit `number`; the loop hears when all of them are acknowledged.
-    pub(super) fn send(&mut self, number: u64, messages: &[(PartitionId, Message)]) {
+    /// Sends the messages of a partition; the loop hears of `number` when all are acknowledged.
+    pub(super) fn send(&mut self, number: u64, from: PartitionId, messages: &[Message]) {
         let sender = self.sender.clone();
         let settlement = Settlement::new(messages.len(), move |settled| {
             let result = settled.map_err(|error: ProduceError| super::shell::chain(&error));
-            let _ = sender.send(Input::Settled {
-                commit: number,
-                result,
-            });
+            let _ = sender.send(Input::Settled { number, result });
         });
         let mut buffer = std::mem::take(&mut self.buffer);
-        for (from, message) in messages {
-            self.send_one(*from, message, &mut buffer, &settlement);
+        for message in messages {
+            self.send_one(from, message, &mut buffer, &settlement);
         }
         self.buffer = buffer;
+    }
+
+    /// Makes the producer anew if it has met an error after which it sends nothing more.
+    pub(super) fn revive(&mut self) {
+        let Some(error) = self.producer.fatal_error() else {
+            return;
+        };
+        tracing::error!(error, "the producer cannot go on; making a new one");
+        match Producer::new(&self.kafka, &self.options) {
+            Ok(producer) => self.producer = producer,
+            Err(error) => tracing::error!(%error, "the producer cannot be made anew"),
+        }
     }
 
     fn send_one(
@@ -110,7 +125,9 @@ impl Outlet {
                     buffer,
                     settlement,
                 );
-                if let Some(reply_to) = &status.reply_to {
+                if let Some(reply_to) = &status.reply_to
+                    && !buffer.is_empty()
+                {
                     self.copy_to_caller(reply_to, status, buffer);
                 }
             }
@@ -179,8 +196,16 @@ impl Outlet {
     /// Sends the caller its copy of a status record. The topic is the caller's: whatever is wrong
     /// with it must not hold up the partition, so nothing waits for the acknowledgement but a log
     /// line. The status topic has the record in any case.
+    ///
+    /// The prefixes are checked here, too: a request that was written straight to the topic has
+    /// passed no ingestion.
     fn copy_to_caller(&self, reply_to: &str, status: &OperationStatus, buffer: &[u8]) {
         let operation = status.operation;
+        let mut allowed = self.reply_to_prefixes.iter();
+        if !is_topic_name(reply_to) || !allowed.any(|prefix| reply_to.starts_with(prefix)) {
+            tracing::warn!(topic = reply_to, %operation, "no copy: the topic is not allowed");
+            return;
+        }
         let topic = reply_to.to_owned();
         let settlement = Settlement::new(1, move |settled| {
             if let Err(error) = settled {
@@ -189,7 +214,10 @@ impl Outlet {
         });
         let key = operation.key();
         let record = OutRecord::new(reply_to, OutRecord::BY_KEY, &key, buffer);
-        self.enqueue(&record, &settlement);
+        if let Err(refused) = self.producer.send(&record, settlement) {
+            let (settlement, error) = refused.into_parts();
+            settlement.fail(error);
+        }
     }
 
     fn dead_letter(
@@ -239,7 +267,8 @@ impl Outlet {
         (topic, partition_for(operation, self.partitions))
     }
 
-    /// Sends a record of an operation to a partition of a topic.
+    /// Sends a record of an operation to a partition of a topic. `buffer` then holds its value, or
+    /// nothing if it cannot be encoded.
     fn keyed(
         &self,
         (topic, partition): (&str, PartitionId),

@@ -61,7 +61,7 @@ pub(super) async fn acquire(
     terms: LeaseTerms,
 ) -> Result<HeldLease, StoreError> {
     loop {
-        let seen = takeable(&*store, partition).await?;
+        let seen = takeable(&*store, partition, terms.margin).await?;
         let limit_before = seen
             .as_ref()
             .map_or(Stamp::default(), |lease| lease.stamp_limit);
@@ -71,7 +71,7 @@ pub(super) async fn acquire(
             epoch: seen.as_ref().map_or(Epoch(1), |lease| lease.epoch.next()),
             renewal: 0,
             duration: terms.duration,
-            stamp_limit: raised_limit(limit_before, wall_clock(), terms.duration),
+            stamp_limit: first_limit(limit_before, wall_clock(), terms.duration),
             checkpoint: seen
                 .as_ref()
                 .map_or(Checkpoint::default(), |lease| lease.checkpoint),
@@ -93,7 +93,11 @@ pub(super) async fn acquire(
 }
 
 /// Waits until the lease may be taken and returns it as it then stands.
-async fn takeable(store: &dyn Store, partition: PartitionId) -> Result<Option<Lease>, StoreError> {
+async fn takeable(
+    store: &dyn Store,
+    partition: PartitionId,
+    margin: Duration,
+) -> Result<Option<Lease>, StoreError> {
     let mut seen = store.lease(partition).await?;
     let mut unchanged_since = Instant::now();
     loop {
@@ -101,8 +105,7 @@ async fn takeable(store: &dyn Store, partition: PartitionId) -> Result<Option<Le
         if lease.owner.is_none() || store.is_exclusive() {
             return Ok(seen);
         }
-        // The holder's own duration counts, with a tenth of it as the candidate's margin.
-        if unchanged_since.elapsed() >= lease.duration + lease.duration / 10 {
+        if unchanged_since.elapsed() >= lease.duration + margin {
             tracing::warn!(%partition, epoch = %lease.epoch, "the owner is silent; taking over");
             return Ok(seen);
         }
@@ -129,14 +132,15 @@ async fn first_due_bucket(
     Ok(cursor)
 }
 
-/// The stamp limit of a lease that is written at `now`: two leases ahead, and never lowered.
-pub(super) fn raised_limit(limit: Stamp, now: Timestamp, duration: Duration) -> Stamp {
-    Stamp(
-        limit
-            .0
-            .max(now.as_micros())
-            .max((now + duration * 2).as_micros()),
-    )
+/// The stamp limit of a new ownership: two leases above the old limit, which is its floor, or above
+/// the time, whichever is later.
+fn first_limit(limit_before: Stamp, now: Timestamp, duration: Duration) -> Stamp {
+    Stamp((Timestamp(limit_before.0).max(now) + duration * 2).as_micros())
+}
+
+/// The stamp limit of a renewed lease: two leases ahead, and never lowered.
+fn raised_limit(limit: Stamp, now: Timestamp, duration: Duration) -> Stamp {
+    Stamp(limit.0.max((now + duration * 2).as_micros()))
 }
 
 /// What a renewal writes.

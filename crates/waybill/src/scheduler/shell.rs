@@ -24,11 +24,12 @@ use waybill_engine::{
 };
 use waybill_store::{Checkpoint, Store, StoreError};
 
+use super::clock::Clock;
 use super::commit::Commits;
 use super::credit::Amount;
 use super::inlet::Inlets;
 use super::input::{AcquireError, Arrived, Generation, Input, Inputs, LogEnds, LostCause};
-use super::ownership::{self, HeldLease, Renewal, wall_clock};
+use super::ownership::{self, HeldLease, Renewal};
 use super::partition::{Owned, Slot, SlotState};
 use super::view::Views;
 use super::{SchedulerSettings, sweep};
@@ -61,7 +62,7 @@ pub(super) struct Shell {
     pub commits: Commits,
     pub views: Views,
     pub slots: BTreeMap<PartitionId, Slot>,
-    pub clock: Timestamp,
+    pub clock: Clock,
     pub stopping: Option<Instant>,
     pub failure: Option<anyhow::Error>,
 }
@@ -70,29 +71,23 @@ impl Shell {
     /// Runs until a shutdown is through, or the store fails.
     pub(super) fn run(mut self) -> anyhow::Result<()> {
         let mut viewed = Instant::now();
+        let mut turned = Instant::now();
         loop {
-            let turn_began = Instant::now();
             let patience = match self.commits.gathers_for() {
                 Duration::ZERO => TURN_MAX,
                 gathers_for => gathers_for,
             };
-            match self.inputs.recv_timeout(patience) {
-                Ok(input) => {
-                    self.take(input);
-                    for _ in 1..INPUTS_PER_TURN_MAX {
-                        let Ok(input) = self.inputs.try_recv() else {
-                            break;
-                        };
-                        self.take(input);
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) => {}
+            let all_taken = match self.inputs.recv_timeout(patience) {
+                Ok(input) => self.take_all(input),
+                Err(RecvTimeoutError::Timeout) => true,
                 Err(RecvTimeoutError::Disconnected) => break,
+            };
+            let pause = turned.elapsed();
+            turned = Instant::now();
+            if pause > TURN_MAX + STANDSTILL {
+                self.stood_still(pause);
             }
-            if turn_began.elapsed() > TURN_MAX + STANDSTILL {
-                self.stood_still(turn_began.elapsed());
-            }
-            self.turn();
+            self.turn(all_taken);
             if viewed.elapsed() >= VIEW_INTERVAL {
                 viewed = Instant::now();
                 self.views.show(&mut self.slots);
@@ -107,15 +102,30 @@ impl Shell {
         self.failure.map_or(Ok(()), Err)
     }
 
-    /// What the loop does after it took what had arrived.
-    fn turn(&mut self) {
-        self.clock = self.clock.max(wall_clock());
+    /// Takes an input and those that wait behind it, up to a limit. Returns whether all were taken.
+    fn take_all(&mut self, first: Input) -> bool {
+        self.take(first);
+        for _ in 1..INPUTS_PER_TURN_MAX {
+            let Ok(input) = self.inputs.try_recv() else {
+                return true;
+            };
+            self.take(input);
+        }
+        false
+    }
+
+    /// What the loop does after it took what had arrived. While more waits there is no tick: a
+    /// reply that waits must not be overtaken by its time-out.
+    fn turn(&mut self, all_taken: bool) {
+        let now = self.clock.read();
         self.start_wanted();
         self.fence_expired();
-        self.tick();
+        if all_taken {
+            self.tick();
+        }
         self.load();
         self.sweep();
-        self.commits.go_on(&mut self.slots, self.clock);
+        self.commits.go_on(&mut self.slots, now);
         self.renew();
         self.offer_room();
     }
@@ -155,9 +165,12 @@ impl Shell {
                     self.failure = Some(error);
                 }
             }
-            Input::Settled { commit, result } => {
-                let now = self.clock;
-                for partition in self.commits.settled(commit, result, &mut self.slots, now) {
+            Input::Settled { number, result } => {
+                let now = self.clock.last();
+                let failed = self.commits.settled(number, result, &mut self.slots, now);
+                if let Some((partition, generation)) = failed
+                    && self.owned(partition, generation).is_some()
+                {
                     self.give_up(partition, "a message could not be delivered");
                 }
             }
@@ -180,7 +193,7 @@ impl Shell {
                 generation,
                 end,
             } => {
-                let now = self.clock;
+                let now = self.clock.last();
                 if let Some(owned) = self.owned(partition, generation) {
                     owned.inbox_end_awaited = false;
                     owned.engine.apply(Event::InboxEnd(end), now);
@@ -209,8 +222,7 @@ impl Shell {
             records: records.len(),
             bytes,
         });
-        self.clock = self.clock.max(wall_clock());
-        let now = self.clock;
+        let now = self.clock.read();
         for Arrived {
             generation,
             partition,
@@ -229,7 +241,7 @@ impl Shell {
         generation: Generation,
         result: Result<Vec<(OperationId, Option<OperationRow>)>, StoreError>,
     ) {
-        let now = self.clock;
+        let now = self.clock.last();
         let rows = match result {
             Ok(rows) => rows,
             Err(StoreError::Corrupt { what, key, cause }) => {
@@ -290,7 +302,7 @@ impl Shell {
         generation: Generation,
         result: Result<(HeldLease, LogEnds), AcquireError>,
     ) {
-        let now = self.clock.max(wall_clock());
+        self.clock.read();
         let Some(slot) = self.slots.get_mut(&partition) else {
             return;
         };
@@ -312,6 +324,10 @@ impl Shell {
                 return;
             }
         };
+        // The cursor stands where an earlier owner's clock was, and nothing may be indexed below it.
+        self.clock
+            .reach(Timestamp(lease.due_cursor.end().as_micros()));
+        let now = self.clock.last();
         let ownership = Ownership {
             partition,
             partitions: self.settings.partitions,
@@ -391,7 +407,7 @@ impl Shell {
     }
 
     fn tick(&mut self) {
-        let now = self.clock;
+        let now = self.clock.last();
         for slot in self.slots.values_mut() {
             if let SlotState::Owned(owned) = &mut slot.state
                 && !owned.inbox_end_awaited
@@ -431,7 +447,8 @@ impl Shell {
     }
 
     fn sweep(&mut self) {
-        let now = self.clock;
+        let has_room = self.in_flight().records < self.settings.in_flight_max;
+        let now = self.clock.last();
         for (&partition, slot) in &mut self.slots {
             let generation = slot.generation;
             let SlotState::Owned(owned) = &mut slot.state else {
@@ -451,10 +468,10 @@ impl Shell {
                     }
                 });
             }
-            if let Some(buckets) = owned.sweep.begin(now) {
+            if has_room && let Some(buckets) = owned.sweep.begin(now) {
                 let (store, sender) = (self.store.clone(), self.sender.clone());
                 self.runtime.spawn(async move {
-                    let result = sweep::read(store, partition, buckets, now).await;
+                    let result = sweep::read(store, partition, buckets, now, unwritten).await;
                     let _ = sender.send(Input::Swept {
                         partition,
                         generation,
@@ -471,7 +488,7 @@ impl Shell {
         generation: Generation,
         result: Result<sweep::Swept, StoreError>,
     ) {
-        let now = self.clock;
+        let now = self.clock.last();
         let Some(owned) = self.owned(partition, generation) else {
             return;
         };
@@ -558,7 +575,7 @@ impl Shell {
         renewal: Renewal,
         result: Result<bool, StoreError>,
     ) {
-        let now = self.clock;
+        let now = self.clock.last();
         let released = renewal.row.owner.is_none();
         let Some(owned) = self.owned(partition, generation) else {
             return;

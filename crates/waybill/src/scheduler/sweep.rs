@@ -33,8 +33,9 @@ pub(super) struct Hint {
 /// What one sweep read.
 #[derive(Debug)]
 pub(super) struct Swept {
-    /// When the reading began.
+    /// When the reading began, and the first bucket that a commit under way then added to.
     began: Timestamp,
+    unwritten: Option<DueBucket>,
     /// The buckets that were read whole, with their entries.
     buckets: Vec<(DueBucket, Vec<DueEntry>)>,
 }
@@ -121,7 +122,8 @@ impl Sweep {
                     open.settled_at = self.next_sequence;
                 }
             }
-            open.complete = swept.began >= bucket.end() + GRACE;
+            open.complete = swept.began >= bucket.end() + GRACE
+                && swept.unwritten.is_none_or(|unwritten| unwritten > bucket);
         }
         hints
     }
@@ -162,6 +164,7 @@ pub(super) async fn read(
     shard: PartitionId,
     buckets: std::ops::RangeInclusive<i64>,
     began: Timestamp,
+    unwritten: Option<DueBucket>,
 ) -> Result<Swept, StoreError> {
     let mut read = Vec::new();
     for bucket in buckets.map(DueBucket) {
@@ -179,6 +182,7 @@ pub(super) async fn read(
     }
     Ok(Swept {
         began,
+        unwritten,
         buckets: read,
     })
 }
@@ -208,7 +212,11 @@ mod tests {
             .iter()
             .map(|(b, entries)| (DueBucket(*b), entries.to_vec()))
             .collect();
-        Swept { began, buckets }
+        Swept {
+            began,
+            unwritten: None,
+            buckets,
+        }
     }
 
     #[test]
@@ -256,6 +264,20 @@ mod tests {
         );
         // Bucket 11 ended at 12 and was read at 14: before its grace of three seconds was over.
         assert_eq!(sweep.advance(1, None, at(20, 0)), Some(DueBucket(11)));
+    }
+
+    #[test]
+    fn a_bucket_that_a_commit_was_adding_to_while_it_was_read_is_read_again() {
+        let mut sweep = Sweep::new(DueBucket(10), at(10, 0));
+        sweep.begin(at(20, 0)).expect("nothing is being read");
+        let mut read = swept(at(20, 0), &[(10, &[])]);
+        read.unwritten = Some(DueBucket(10));
+        assert_eq!(sweep.take(read, at(20, 0)), vec![]);
+        // The commit is through by now, but the bucket was read before it was.
+        assert_eq!(sweep.advance(0, None, at(20, 0)), None);
+        sweep.begin(at(20, 500)).expect("nothing is being read");
+        let read = swept(at(20, 500), &[(10, &[entry(10, 1)])]);
+        assert_eq!(sweep.take(read, at(20, 500)).len(), 1);
     }
 
     #[test]

@@ -1,0 +1,78 @@
+//! The time that the engines are told: the wall clock, made never to go back and never to stand
+//! still.
+
+use std::time::Instant;
+
+use waybill_engine::Timestamp;
+
+use super::ownership::wall_clock;
+
+/// Follows the wall clock. While that lies behind what was already told, because it was set back,
+/// time goes on as the monotonic clock does.
+#[derive(Debug)]
+pub(super) struct Clock {
+    now: Timestamp,
+    read_at: Instant,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self {
+            now: wall_clock(),
+            read_at: Instant::now(),
+        }
+    }
+}
+
+impl Clock {
+    /// The time now.
+    pub(super) fn read(&mut self) -> Timestamp {
+        let read_at = Instant::now();
+        let elapsed = read_at - self.read_at;
+        self.advance(wall_clock(), elapsed);
+        self.read_at = read_at;
+        self.now
+    }
+
+    /// What was read last.
+    pub(super) fn last(&self) -> Timestamp {
+        self.now
+    }
+
+    /// Time is at least this: an earlier owner has seen it.
+    pub(super) fn reach(&mut self, seen: Timestamp) {
+        self.now = self.now.max(seen);
+    }
+
+    fn advance(&mut self, wall: Timestamp, elapsed: std::time::Duration) {
+        self.now = if wall >= self.now {
+            wall
+        } else {
+            self.now + elapsed
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_wall_clock_that_is_set_back_neither_stops_time_nor_turns_it_back() {
+        let mut clock = Clock {
+            now: Timestamp(5_000_000),
+            read_at: Instant::now(),
+        };
+        clock.advance(Timestamp(6_000_000), Duration::from_secs(1));
+        assert_eq!(clock.last(), Timestamp(6_000_000));
+        clock.advance(Timestamp(1_000_000), Duration::from_secs(2));
+        assert_eq!(clock.last(), Timestamp(8_000_000));
+        clock.reach(Timestamp(20_000_000));
+        clock.advance(Timestamp(9_000_000), Duration::from_secs(1));
+        assert_eq!(clock.last(), Timestamp(21_000_000));
+        clock.advance(Timestamp(30_000_000), Duration::ZERO);
+        assert_eq!(clock.last(), Timestamp(30_000_000));
+    }
+}
