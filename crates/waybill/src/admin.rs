@@ -33,7 +33,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
-use waybill_engine::{Epoch, Offset, PartitionId};
+use waybill_engine::{Epoch, Offset, OperationId, PartitionId, Timestamp};
 
 pub use health::{Condition, Heartbeat, Liveness, Readiness};
 
@@ -158,6 +158,20 @@ pub struct SchedulerView {
     pub consumed: Offset,
     /// Operations in memory.
     pub in_flight: usize,
+    /// The operation that the checkpoint on the requests waits for, if there is one.
+    pub held_by: Option<HeldView>,
+}
+
+/// An operation that holds a checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HeldView {
+    /// The operation.
+    pub operation: OperationId,
+    /// The offset of its request.
+    pub offset: Offset,
+    /// Since when it is in memory, in microseconds since the Unix epoch.
+    pub since_us: Timestamp,
 }
 
 /// What the scheduler of a partition is doing.
@@ -346,6 +360,7 @@ mod tests {
                 },
                 consumed: Offset(12),
                 in_flight: 2,
+                held_by: None,
             };
             vec![
                 view,
@@ -464,7 +479,7 @@ mod tests {
             serde_json::from_str::<serde_json::Value>(&body).unwrap(),
             serde_json::json!({
                 "partition": 0, "state": "stopped", "epoch": 3,
-                "checkpoint": {"requests": 10, "replies": 70}, "consumed": 12, "inFlight": 2,
+                "checkpoint": {"requests": 10, "replies": 70}, "consumed": 12, "inFlight": 2, "heldBy": null,
             })
         );
 

@@ -14,11 +14,12 @@ use waybill_kafka::{
     ConsumerOptions, KafkaSettings, PartitionConsumer, PollError, PollLimits, RecordRef,
 };
 use waybill_messages::Topics;
+use waybill_store::Checkpoint;
 
 use super::credit::{Amount, Credit};
 use super::decode::Decoder;
 use super::input::{AcquireError, Arrived, Generation, Input, Inputs, LogEnds, LostCause};
-use super::shell::StartOffsets;
+use super::upkeep::StartOffsets;
 
 /// How much one poll takes at most.
 const POLL_MAX: Amount = Amount {
@@ -27,6 +28,8 @@ const POLL_MAX: Amount = Amount {
 };
 /// How long a thread waits for records, or for room, before it looks after orders again.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// The consumer group that shows the checkpoints to lag tools.
+const GROUP_FOR_LAG: &str = "waybill-scheduler";
 /// How long a broker may take to tell where a log ends.
 const ENDS_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -120,6 +123,18 @@ impl Inlets {
         self.inbox.order(Order::Remove(partition));
     }
 
+    /// Copies a checkpoint to the consumer group that lag tools look at. Nothing reads it back.
+    pub(super) fn copy_checkpoint(&self, partition: PartitionId, checkpoint: &Checkpoint) {
+        for (inlet, offset) in [
+            (&self.requests, checkpoint.requests),
+            (&self.inbox, checkpoint.replies),
+        ] {
+            inlet
+                .consumer
+                .commit_copy(&[(&inlet.topic, partition, offset)]);
+        }
+    }
+
     /// What asks the broker where the logs begin and end.
     pub(super) fn ends_reader(&self) -> EndsReader {
         EndsReader {
@@ -148,7 +163,10 @@ impl Inlet {
         partitions: u32,
         sender: Inputs,
     ) -> anyhow::Result<Self> {
-        let options = ConsumerOptions::new(client_id);
+        let options = ConsumerOptions {
+            group_for_lag: Some(GROUP_FOR_LAG.to_owned()),
+            ..ConsumerOptions::new(client_id)
+        };
         let consumer = Arc::new(PartitionConsumer::new(kafka, &options)?);
         let credit = Arc::new(Credit::default());
         let topic: Arc<str> = topic.into();

@@ -2,8 +2,8 @@
 //!
 //! One thread runs the loop (`shell`) with the engines of all partitions of this process; two more
 //! poll the consumers (`inlet`); one producer and one group commit (`commit`) serve all of them, so
-//! that cost does not grow with the number of partitions. `ownership` takes and keeps the leases
-//! that carry the checkpoints, `sweep` finds what is due for operations that were handed off.
+//! that cost does not grow with the number of partitions. `upkeep` takes and keeps the leases that
+//! carry the checkpoints, by the rules of `ownership`; `sweep` finds what is due for operations that were handed off.
 //!
 //! What must hold here is said where it is kept: rows before messages in `commit`, no act past the
 //! lease in `ownership`, no read beyond the room in `credit`.
@@ -20,6 +20,7 @@ mod ownership;
 mod partition;
 mod shell;
 mod sweep;
+mod upkeep;
 mod view;
 
 use std::collections::BTreeMap;

@@ -19,18 +19,17 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use waybill_engine::{
-    EngineConfig, Event, Offset, OperationId, OperationRow, OwnerId, Ownership, PartitionEngine,
-    PartitionId, Source, Timestamp, Workflows,
+    EngineConfig, Event, OperationId, OperationRow, OwnerId, PartitionId, Source, Workflows,
 };
-use waybill_store::{Checkpoint, Store, StoreError};
+use waybill_store::{Store, StoreError};
 
 use super::clock::Clock;
 use super::commit::Commits;
 use super::credit::Amount;
 use super::inlet::Inlets;
-use super::input::{AcquireError, Arrived, Generation, Input, Inputs, LogEnds, LostCause};
-use super::ownership::{self, HeldLease, Renewal};
+use super::input::{Arrived, Generation, Input, Inputs};
 use super::partition::{Owned, Slot, SlotState};
+use super::upkeep::RETRY_AFTER;
 use super::view::Views;
 use super::{SchedulerSettings, sweep};
 use crate::admin::ControlError;
@@ -41,8 +40,6 @@ const INPUTS_PER_TURN_MAX: usize = 256;
 const TURN_MAX: Duration = Duration::from_millis(50);
 /// A turn that took this much longer than it may means that the process stood still.
 const STANDSTILL: Duration = Duration::from_secs(2);
-/// How long a partition rests after it failed, before its lease is taken again.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// How often the deadline index is read.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// How often the views that the admin port shows are renewed.
@@ -213,7 +210,11 @@ impl Shell {
         }
     }
 
-    fn owned(&mut self, partition: PartitionId, generation: Generation) -> Option<&mut Owned> {
+    pub(super) fn owned(
+        &mut self,
+        partition: PartitionId,
+        generation: Generation,
+    ) -> Option<&mut Owned> {
         self.slots.get_mut(&partition)?.owned(generation)
     }
 
@@ -264,145 +265,6 @@ impl Shell {
                     now,
                 );
             }
-        }
-    }
-
-    /// Asks for the lease of every partition that is wanted and idle.
-    fn start_wanted(&mut self) {
-        if self.stopping.is_some() {
-            return;
-        }
-        for (&partition, slot) in &mut self.slots {
-            let rested = slot.rest_until.is_none_or(|until| until <= Instant::now());
-            if !(slot.wanted && rested && matches!(slot.state, SlotState::Idle)) {
-                continue;
-            }
-            slot.generation = Generation(slot.generation.0 + 1);
-            slot.state = SlotState::Acquiring;
-            let generation = slot.generation;
-            let (store, owner, terms) = (self.store.clone(), self.owner, self.settings.terms());
-            let (sender, ends) = (self.sender.clone(), self.inlets.ends_reader());
-            self.runtime.spawn(async move {
-                let result = match ownership::acquire(store, partition, owner, terms).await {
-                    Ok(lease) => ends.read(partition).await.map(|ends| (lease, ends)),
-                    Err(error) => Err(AcquireError::Store(error)),
-                };
-                let _ = sender.send(Input::Acquired {
-                    partition,
-                    generation,
-                    result,
-                });
-            });
-        }
-    }
-
-    fn acquired(
-        &mut self,
-        partition: PartitionId,
-        generation: Generation,
-        result: Result<(HeldLease, LogEnds), AcquireError>,
-    ) {
-        self.clock.read();
-        let Some(slot) = self.slots.get_mut(&partition) else {
-            return;
-        };
-        if slot.generation != generation || !matches!(slot.state, SlotState::Acquiring) {
-            return;
-        }
-        let (lease, ends) = match result {
-            Ok(acquired) => acquired,
-            Err(error) => {
-                tracing::warn!(%partition, error = %chain(&error), "cannot take the partition");
-                return slot.rest(RETRY_AFTER);
-            }
-        };
-        let start = match start_offsets(&lease, ends) {
-            Ok(start) => start,
-            Err(reason) => {
-                tracing::error!(%partition, reason, "refusing to run the partition");
-                slot.state = SlotState::Refused(reason);
-                return;
-            }
-        };
-        // The cursor stands where an earlier owner's clock was, and nothing may be indexed below it.
-        self.clock
-            .reach(Timestamp(lease.due_cursor.end().as_micros()));
-        let now = self.clock.last();
-        let ownership = Ownership {
-            partition,
-            partitions: self.settings.partitions,
-            owner: self.owner,
-            epoch: lease.row.epoch,
-            requests_next: start.requests,
-            replies_next: start.replies,
-            requests_end: ends.requests.1,
-            replies_end: ends.replies.1,
-            stamp_floor: lease.stamp_floor,
-            stamp_limit: lease.row.stamp_limit,
-        };
-        tracing::info!(
-            %partition,
-            epoch = %lease.row.epoch,
-            requests_from = %start.requests,
-            requests_end = %ends.requests.1,
-            replies_from = %start.replies,
-            "owning the partition"
-        );
-        let engine = PartitionEngine::new(
-            self.engine_config.clone(),
-            self.workflows.clone(),
-            ownership,
-        );
-        self.inlets.add(partition, generation, &start);
-        slot.state = SlotState::Owned(Box::new(Owned::new(engine, lease, now)));
-    }
-
-    /// A consumer cannot go on with a partition.
-    fn lost(
-        &mut self,
-        source: Source,
-        generation: Generation,
-        partition: PartitionId,
-        cause: &LostCause,
-    ) {
-        if self.owned(partition, generation).is_none() {
-            return;
-        }
-        tracing::error!(%partition, ?source, %cause, "the partition cannot be read");
-        self.give_up(partition, "the partition cannot be read");
-        if matches!(cause, LostCause::Fingerprint { .. })
-            && let Some(slot) = self.slots.get_mut(&partition)
-        {
-            slot.state = SlotState::Refused(cause.to_string());
-        }
-    }
-
-    /// Drops the engine of a partition without a further write. What was on its way is found again
-    /// by whoever owns the partition next.
-    fn give_up(&mut self, partition: PartitionId, reason: &'static str) {
-        let Some(slot) = self.slots.get_mut(&partition) else {
-            return;
-        };
-        if let SlotState::Owned(_) = slot.state {
-            tracing::warn!(%partition, reason, "dropping the partition; it is taken again shortly");
-            self.inlets.remove(partition);
-            slot.rest(RETRY_AFTER);
-        }
-    }
-
-    /// Drops every partition whose lease has run out.
-    fn fence_expired(&mut self) {
-        let expired: Vec<PartitionId> = self
-            .slots
-            .iter()
-            .filter(|(_, slot)| {
-                matches!(&slot.state, SlotState::Owned(owned) if !owned.lease.is_valid())
-            })
-            .map(|(&partition, _)| partition)
-            .collect();
-        for partition in expired {
-            metrics::counter!("waybill_scheduler_leases_lost_total").increment(1);
-            self.give_up(partition, "the lease ran out");
         }
     }
 
@@ -513,95 +375,8 @@ impl Shell {
         }
     }
 
-    /// Renews leases, and with them moves checkpoints.
-    fn renew(&mut self) {
-        let terms = self.settings.terms();
-        let drained = self
-            .stopping
-            .is_some_and(|by| self.in_flight().records == 0 || Instant::now() >= by);
-        for (&partition, slot) in &mut self.slots {
-            let generation = slot.generation;
-            let wanted = slot.wanted && !drained;
-            let SlotState::Owned(owned) = &mut slot.state else {
-                continue;
-            };
-            if !wanted && owned.releasing_since.is_none() {
-                owned.releasing_since = Some(Instant::now());
-                self.inlets.remove(partition);
-            }
-            if owned.renewing {
-                continue;
-            }
-            let reached = owned.engine.checkpoint();
-            let checkpoint = Checkpoint {
-                requests: reached.requests,
-                replies: reached.replies,
-                requests_fingerprint: reached.requests_fingerprint.or(owned
-                    .lease
-                    .row
-                    .checkpoint
-                    .requests_fingerprint),
-            };
-            let release = owned.may_release(self.commits.involve(partition));
-            if !release && !owned.renewal_due(checkpoint, reached.consumed, &self.settings) {
-                continue;
-            }
-            let renewal = owned
-                .lease
-                .renewal(terms, checkpoint, reached.consumed, release);
-            owned.renewing = true;
-            owned.renewal_sent_at = Instant::now();
-            let held = owned.lease.row.clone();
-            let (store, sender) = (self.store.clone(), self.sender.clone());
-            self.runtime.spawn(async move {
-                let result = match renewal.row.owner {
-                    Some(_) => store.renew_lease(renewal.row.clone()).await,
-                    None => store.take_lease(Some(held), renewal.row.clone()).await,
-                };
-                let _ = sender.send(Input::Renewed {
-                    partition,
-                    generation,
-                    renewal,
-                    result,
-                });
-            });
-        }
-    }
-
-    fn renewed(
-        &mut self,
-        partition: PartitionId,
-        generation: Generation,
-        renewal: Renewal,
-        result: Result<bool, StoreError>,
-    ) {
-        let now = self.clock.last();
-        let released = renewal.row.owner.is_none();
-        let Some(owned) = self.owned(partition, generation) else {
-            return;
-        };
-        owned.renewing = false;
-        match result {
-            Ok(true) if released => {
-                tracing::info!(%partition, checkpoint = %renewal.row.checkpoint.requests, "released");
-                if let Some(slot) = self.slots.get_mut(&partition) {
-                    slot.released();
-                }
-            }
-            Ok(true) => {
-                let stamp_limit = renewal.row.stamp_limit;
-                owned.lease.renewed(renewal);
-                owned.engine.apply(Event::StampLimit(stamp_limit), now);
-            }
-            Ok(false) => self.give_up(partition, "another owner took the lease"),
-            Err(error) => {
-                tracing::warn!(%partition, error = %chain(&error), "the lease was not renewed");
-            }
-        }
-    }
-
     /// What is held by all engines together.
-    fn in_flight(&self) -> Amount {
+    pub(super) fn in_flight(&self) -> Amount {
         let mut sum = Amount::default();
         for slot in self.slots.values() {
             if let SlotState::Owned(owned) = &slot.state {
@@ -691,54 +466,6 @@ impl Shell {
                 .values()
                 .all(|slot| !matches!(slot.state, SlotState::Owned(_)))
     }
-}
-
-/// Where the consumers begin.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StartOffsets {
-    /// The first request to apply.
-    pub requests: Offset,
-    /// The record below it, which must have this fingerprint.
-    pub verify: Option<(Offset, u64)>,
-    /// The first reply to apply.
-    pub replies: Offset,
-}
-
-/// Holds the checkpoint against the log. A log that lost requests which are not done, or that ends
-/// before the checkpoint, is refused: skipping silently would lose operations.
-fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, String> {
-    let checkpoint = lease.row.checkpoint;
-    let (first, end) = ends.requests;
-    let never_owned = lease.row.epoch == waybill_engine::Epoch(1);
-    let requests = if never_owned {
-        checkpoint.requests.max(first)
-    } else {
-        checkpoint.requests
-    };
-    if requests < first {
-        return Err(format!(
-            "requests from offset {requests} are not done, but the log begins at {first}: its \
-             retention overtook the checkpoint"
-        ));
-    }
-    if requests > end {
-        return Err(format!(
-            "the checkpoint is {requests}, but the log ends at {end}: this is another topic than \
-             the checkpoint was taken on"
-        ));
-    }
-    // Replies can be derived again: every running step of a live operation is asked for anew.
-    let replies = checkpoint.replies.clamp(ends.replies.0, ends.replies.1);
-    let below = Offset(requests.0 - 1);
-    let verify = checkpoint
-        .requests_fingerprint
-        .filter(|_| below >= first)
-        .map(|fingerprint| (below, fingerprint));
-    Ok(StartOffsets {
-        requests,
-        verify,
-        replies,
-    })
 }
 
 /// An error with its causes, for one log line.

@@ -8,7 +8,9 @@ use waybill_engine::{Offset, PartitionId};
 
 use super::metrics::PartitionMetrics;
 use super::partition::{Slot, SlotState};
-use crate::admin::{Admin, CheckpointView, Condition, Heartbeat, SchedulerState, SchedulerView};
+use crate::admin::{
+    Admin, CheckpointView, Condition, Heartbeat, HeldView, SchedulerState, SchedulerView,
+};
 
 /// A loop that gives no sign of life for this long counts as dead.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
@@ -36,6 +38,7 @@ impl Views {
                 checkpoint: CheckpointView::default(),
                 consumed: Offset(0),
                 in_flight: 0,
+                held_by: None,
             };
             let ready = admin
                 .readiness
@@ -89,10 +92,16 @@ impl Shown {
         };
         self.view.epoch = None;
         self.view.in_flight = 0;
+        self.view.held_by = None;
         if let SlotState::Owned(owned) = &mut slot.state {
             let reached = owned.engine.checkpoint();
             self.view.epoch = Some(owned.lease.row.epoch);
             self.view.in_flight = owned.engine.in_flight().operations;
+            self.view.held_by = owned.engine.oldest_held().map(|held| HeldView {
+                operation: held.operation,
+                offset: held.offset,
+                since_us: held.since,
+            });
             self.view.consumed = reached.consumed.max(owned.lease.row.consumed);
             self.view.checkpoint = CheckpointView {
                 requests: reached.requests,
