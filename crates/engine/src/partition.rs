@@ -247,7 +247,8 @@ impl PartitionEngine {
         self.consumed.begin(offset);
         let is_fresh = request.id_origin == IdOrigin::Server
             && !rerouted
-            && offset >= self.ownership.requests_end;
+            && offset >= self.ownership.requests_end
+            && now.since(request.requested_at) < self.config.fresh_for;
         match self.slots.get(&request.operation) {
             Some(Slot::Live(_)) => self.request_known_row(offset, bytes, request, now),
             None if is_fresh => self.request_known_row(offset, bytes, request, now),

@@ -13,6 +13,10 @@ pub struct EngineConfig {
     /// How long an operation may stay in memory, and hold the checkpoint, before it is handed off
     /// to the deadline index.
     pub hand_off_after: Duration,
+    /// How young a request with an id of the server's must be to need no look-up. An older one may
+    /// have been repeated meanwhile by a caller who was told that its outcome is unknown: less than
+    /// the time after which ingestion says so.
+    pub fresh_for: Duration,
     /// How many operations may be in memory before no more requests should be offered.
     pub in_flight_max: usize,
     /// How many bytes the operations in memory may take before no more requests should be offered.
@@ -26,6 +30,7 @@ impl Default for EngineConfig {
         Self {
             retention: Duration::from_secs(7 * 24 * 60 * 60),
             hand_off_after: Duration::from_secs(5),
+            fresh_for: Duration::from_secs(5),
             in_flight_max: 10_000,
             in_flight_bytes_max: 64 * 1024 * 1024,
             timeout_grace: Duration::from_millis(500),

@@ -1,8 +1,8 @@
 //! Requests: fresh, repeated, conflicting, unrunnable.
 
 use waybill_engine::{
-    Action, Attempt, Command, Event, IdOrigin, Message, Offset, OperationStatus, Position,
-    ProcessState, RowChange, Stamp, StatusKind, StepProgress, StepRequest, StepState,
+    Action, Attempt, Command, EngineConfig, Event, IdOrigin, Message, Offset, OperationStatus,
+    Position, ProcessState, RowChange, Stamp, StatusKind, StepProgress, StepRequest, StepState,
     WorkflowDefinition,
 };
 
@@ -168,6 +168,19 @@ fn an_id_of_the_servers_that_was_appended_before_the_lease_was_taken_is_looked_u
     fixture.restart(0, 0);
     fixture.request(request(id(1)));
     fixture.request(request(id(2)));
+    fixture.load();
+    assert_eq!(fixture.loaded, [id(1)]);
+}
+
+#[test]
+fn an_old_request_with_an_id_of_the_servers_is_looked_up_for_a_caller_may_have_repeated_it() {
+    let mut fixture = Fixture::new();
+    let mut late = request(id(1));
+    late.requested_at = T0 - EngineConfig::default().fresh_for;
+    fixture.request(late);
+    let mut young = request(id(2));
+    young.requested_at = T0 - EngineConfig::default().fresh_for + ms(1);
+    fixture.request(young);
     fixture.load();
     assert_eq!(fixture.loaded, [id(1)]);
 }

@@ -130,6 +130,7 @@ impl Run {
             in_flight_max: 2 + rng.index(12),
             in_flight_bytes_max: 1 << 20,
             timeout_grace: ms(&mut rng, 0, 500),
+            fresh_for: ms(&mut rng, 1, 5_000),
         });
         let workflows = workflows(&mut rng);
         let coming = requests(&mut rng, now);

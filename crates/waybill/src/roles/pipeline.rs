@@ -122,6 +122,8 @@ fn scheduler_settings(config: &Config, own: Vec<waybill_engine::PartitionId>) ->
         hand_off_after: settings.hand_off_after,
         retention: config.store.retention,
         timeout_grace: settings.timeout_grace,
+        // Well before ingestion tells a caller to repeat.
+        fresh_for: config.http.accept_timeout / 2,
         checkpoint_every: settings.checkpoint_every,
         checkpoint_records: i64::try_from(settings.checkpoint_records).unwrap_or(i64::MAX),
         lease: settings.lease,

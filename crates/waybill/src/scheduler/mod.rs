@@ -69,6 +69,8 @@ pub struct SchedulerSettings {
     pub retention: Duration,
     /// How long after complete-by an attempt still has time for its reply to arrive.
     pub timeout_grace: Duration,
+    /// How young a request with an id of the server's must be to need no look-up.
+    pub fresh_for: Duration,
     /// How often the checkpoint moves while records are done.
     pub checkpoint_every: Duration,
     /// After how many records it moves earlier.
@@ -150,6 +152,7 @@ impl Scheduler {
             retention: settings.retention,
             hand_off_after: settings.hand_off_after,
             timeout_grace: settings.timeout_grace,
+            fresh_for: settings.fresh_for,
             ..EngineConfig::default()
         };
         let slots: BTreeMap<PartitionId, Slot> = settings
