@@ -56,22 +56,25 @@ fn is_remote(index: usize) -> bool {
     index.is_multiple_of(5)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_accepted_delivery_completes_once_however_often_up_is_killed() {
+/// Sends 2,000 deliveries while `process` is killed at 20 random moments, and started again by
+/// `start`; then holds every accepted one against the ledger. Returns the process that is left.
+async fn deliver_while_killing(
+    world: &Arc<World>,
+    prefix: &'static str,
+    seed: u64,
+    mut process: Process,
+    start: impl Fn(&Arc<World>) -> Process,
+) -> Process {
     const DELIVERIES: usize = 2_000;
     const KILLS: usize = 20;
-    let mut world = World::new("partitions: 4\n");
-    let mut process = world.up();
-    let world = Arc::new(world);
     let progress = Arc::new(AtomicUsize::new(0));
     let sending = {
         let (world, progress) = (world.clone(), progress.clone());
-        tokio::spawn(async move { deliver_all(&world, "killed", DELIVERIES, &progress).await })
+        tokio::spawn(async move { deliver_all(&world, prefix, DELIVERIES, &progress).await })
     };
-    let mut dice = Dice(0x5eed_0001);
+    let mut dice = Dice(seed);
     for kill in 1..=KILLS {
-        // Each kill falls at a random moment of the next share of the deliveries, or of their
-        // completion once all are accepted.
+        // Each kill falls at a random moment of the next share of the deliveries.
         let reached = DELIVERIES * kill / (KILLS + 4);
         world
             .eventually("the next share is accepted", async || {
@@ -80,12 +83,21 @@ async fn every_accepted_delivery_completes_once_however_often_up_is_killed() {
             .await;
         tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
         process.kill();
-        process = restart(&world);
+        process = start(world);
     }
     let ids = sending.await.expect("the clients do not fail");
     world.all_reach(&ids, "Processed").await;
     world.assert_one_effect_per_step(&ids, is_remote).await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    process
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_accepted_delivery_completes_once_however_often_up_is_killed() {
+    let mut world = World::new("partitions: 4\n");
+    let up = world.up();
+    let world = Arc::new(world);
+    let up = deliver_while_killing(&world, "killed", 0x5eed_0001, up, restart).await;
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
 }
 
 /// Starts `up` again where it was, through a shared world.
@@ -95,8 +107,6 @@ fn restart(world: &Arc<World>) -> Process {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_accepted_delivery_completes_once_however_often_agents_are_killed() {
-    const DELIVERIES: usize = 2_000;
-    const KILLS: usize = 20;
     let mut world = World::new("partitions: 4\nagents: { instanceId: only }\n");
     let up = world.start(
         "up",
@@ -104,27 +114,8 @@ async fn every_accepted_delivery_completes_once_however_often_agents_are_killed(
         &["http", "admin", "broker", "services"],
     );
     let world = Arc::new(world);
-    let mut agents = start_agents(&world);
-    let progress = Arc::new(AtomicUsize::new(0));
-    let sending = {
-        let (world, progress) = (world.clone(), progress.clone());
-        tokio::spawn(async move { deliver_all(&world, "agents", DELIVERIES, &progress).await })
-    };
-    let mut dice = Dice(0x5eed_0002);
-    for kill in 1..=KILLS {
-        let reached = DELIVERIES * kill / (KILLS + 4);
-        world
-            .eventually("the next share is accepted", async || {
-                progress.load(Ordering::Relaxed) >= reached
-            })
-            .await;
-        tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
-        agents.kill();
-        agents = start_agents(&world);
-    }
-    let ids = sending.await.expect("the clients do not fail");
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
+    let agents = start_agents(&world);
+    let agents = deliver_while_killing(&world, "agents", 0x5eed_0002, agents, start_agents).await;
     assert_eq!(agents.terminate(), Some(0), "{}", world.log_tail());
     assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
 }
