@@ -136,5 +136,7 @@ pub(super) enum AcquireError {
 }
 
 /// The sending side of the loop's channel. It never blocks: what may wait there is bounded by the
-/// credit of the consumers and by the one commit, load and sweep that may be under way.
+/// credit of the consumers, by the one commit, and by the one load, sweep and renewal a partition
+/// that may be under way, and by the parts that wait for acknowledgements, which hold operations of
+/// the window.
 pub(super) type Inputs = mpsc::Sender<Input>;

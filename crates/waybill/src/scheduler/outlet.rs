@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use waybill_engine::{
     ForwardRecord, Message, Offset, OperationId, OperationStatus, PartitionId, Source, StepRequest,
@@ -19,8 +19,8 @@ use super::SchedulerSettings;
 use super::input::{Input, Inputs};
 use crate::limits::DEAD_LETTER_BYTES_MAX;
 
-/// How long a full producer queue is waited for before the partition begins again. Well below a
-/// lease: the loop renews none meanwhile.
+/// How long a full producer queue is waited for, over all messages of a partition, before the
+/// partition begins again. Well below a lease: the loop renews none meanwhile.
 const QUEUE_PATIENCE: Duration = Duration::from_secs(1);
 /// How long an orderly end waits for what was sent.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
@@ -40,6 +40,8 @@ pub(super) struct Outlet {
     step_partitions: u32,
     sender: Inputs,
     buffer: Vec<u8>,
+    /// Until when the messages being sent may wait for room.
+    wait_until: Instant,
 }
 
 impl Outlet {
@@ -77,6 +79,7 @@ impl Outlet {
             step_partitions: settings.step_partitions,
             sender: sender.clone(),
             buffer: Vec::new(),
+            wait_until: Instant::now(),
         })
     }
 
@@ -87,6 +90,7 @@ impl Outlet {
             let result = settled.map_err(|error: ProduceError| super::shell::chain(&error));
             let _ = sender.send(Input::Settled { number, result });
         });
+        self.wait_until = Instant::now() + QUEUE_PATIENCE;
         let mut buffer = std::mem::take(&mut self.buffer);
         for message in messages {
             self.send_one(from, message, &mut buffer, &settlement);
@@ -314,9 +318,10 @@ impl Outlet {
     }
 
     fn enqueue(&self, record: &OutRecord<'_>, settlement: &Arc<Settlement>) {
+        let patience = self.wait_until.saturating_duration_since(Instant::now());
         let Err(refused) = self
             .producer
-            .send_or_wait(record, settlement.clone(), QUEUE_PATIENCE)
+            .send_or_wait(record, settlement.clone(), patience)
         else {
             return;
         };

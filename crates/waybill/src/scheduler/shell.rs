@@ -3,13 +3,15 @@
 //! One thread owns every engine. It takes what arrived, applies all of it, hands everything that
 //! changed to one group commit, sends the messages once the commit is durable, and lets their
 //! acknowledgements move the checkpoints. While a commit is under way it goes on applying: what
-//! comes meanwhile is the next commit. So batches grow with the load and nothing waits for a timer.
+//! comes meanwhile is the next commit. So batches grow with the load; a commit waits for company only
+//! when another began less than a millisecond before it.
 //!
 //! What must hold here:
 //!
 //! * a message is sent only after the commit that holds its row, and only while the lease is valid;
 //! * a partition that is lost drops its engine and everything that was on its way for it;
-//! * the loop never blocks on the store, on a lease or on a consumer.
+//! * the loop never blocks on the store, on a lease or on a consumer; on a full producer queue it
+//!   waits for a second a partition at most, and then begins the partition again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
