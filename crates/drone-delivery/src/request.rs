@@ -119,6 +119,69 @@ pub fn validate(request: &Value) -> Result<DeliveryRequest, Vec<FieldError>> {
     }
 }
 
+/// What is changed of a delivery that was requested before: one of the times, or both. A time that
+/// is not named stays as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Reschedule {
+    /// When to fetch it now: an ISO 8601 date and time; UTC where it names no offset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime, example = "2030-05-08T21:00:00Z")]
+    pub pickup_time: Option<Timestamp>,
+    /// By when to have delivered it now: an ISO 8601 date and time, not before `pickupTime`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime, example = "2030-05-08T23:00:00Z")]
+    pub deadline: Option<Timestamp>,
+}
+
+impl Reschedule {
+    /// The fields to change and their new values, in the form that they have in
+    /// [`DeliveryRequest::canonical_json`].
+    #[must_use]
+    pub fn fields(&self) -> Map<String, Value> {
+        [
+            ("pickupTime", self.pickup_time),
+            ("deadline", self.deadline),
+        ]
+        .into_iter()
+        .filter_map(|(name, time)| Some((name.to_owned(), time?.to_string().into())))
+        .collect()
+    }
+}
+
+/// Checks what is to be changed of a delivery. Of two times, one of which is not named, it can't tell
+/// whether they fit.
+///
+/// # Errors
+///
+/// Every wrong field, with what was expected of it: one that can't be changed, not a date and time
+/// (`null` is none: a time can be changed, not taken away), a deadline before the pickup. A change
+/// of nothing is wrong as a whole.
+pub fn validate_reschedule(change: &Value) -> Result<Reschedule, Vec<FieldError>> {
+    let mut errors = Vec::new();
+    let reschedule = reschedule(change, &mut errors);
+    match reschedule {
+        Some(reschedule) if errors.is_empty() => Ok(reschedule),
+        _ => Err(errors),
+    }
+}
+
+fn reschedule(value: &Value, errors: &mut Vec<FieldError>) -> Option<Reschedule> {
+    let mut fields = Fields::of(value, "", errors)?;
+    let pickup_time = fields.new_instant("pickupTime");
+    let deadline = fields.new_instant("deadline");
+    fields.refuse_early_deadline("deadline", deadline, pickup_time);
+    fields.refuse_others("can't be changed; the fields that can are");
+    if fields.object.is_empty() {
+        let detail = "must name pickupTime, deadline or both";
+        fields.errors.push(FieldError::new("", detail));
+    }
+    Some(Reschedule {
+        pickup_time,
+        deadline,
+    })
+}
+
 fn delivery_request(value: &Value, errors: &mut Vec<FieldError>) -> Option<DeliveryRequest> {
     let mut fields = Fields::of(value, "", errors)?;
     let delivery_id = fields.text("deliveryId", Text::Id);
@@ -334,6 +397,17 @@ impl<'a> Fields<'a> {
 
     fn instant(&mut self, name: &'static str) -> Option<Timestamp> {
         let value = self.present(name)?;
+        self.instant_of(name, value)
+    }
+
+    /// As [`Fields::instant`], but `null` is no instant.
+    fn new_instant(&mut self, name: &'static str) -> Option<Timestamp> {
+        self.known.push(name);
+        let value = self.object.get(name)?;
+        self.instant_of(name, value)
+    }
+
+    fn instant_of(&mut self, name: &'static str, value: &Value) -> Option<Timestamp> {
         let instant = value.as_str().and_then(date_and_time);
         if instant.is_none() {
             self.wrong(
@@ -352,19 +426,36 @@ impl<'a> Fields<'a> {
             self.known.push(name);
             return None;
         }
-        let deadline = self.instant(name)?;
-        if pickup.is_some_and(|pickup| deadline < pickup) {
+        let deadline = self.instant(name);
+        self.refuse_early_deadline(name, deadline, pickup);
+        deadline
+    }
+
+    fn refuse_early_deadline(
+        &mut self,
+        name: &'static str,
+        deadline: Option<Timestamp>,
+        pickup: Option<Timestamp>,
+    ) {
+        if let (Some(deadline), Some(pickup)) = (deadline, pickup)
+            && deadline < pickup
+        {
             self.wrong(name, "must not be before pickupTime");
         }
-        Some(deadline)
     }
 
     fn refuse_unknown(&mut self) {
+        self.refuse_others("is unknown; the fields are");
+    }
+
+    /// Names the fields that are not known, with what is said of them before the names of those that
+    /// are.
+    fn refuse_others(&mut self, detail: &str) {
         let object = self.object;
         for name in object.keys() {
             if !self.known.contains(&name.as_str()) {
                 let known = self.known.join(", ");
-                self.wrong(name, format!("is unknown; the fields are {known}"));
+                self.wrong(name, format!("{detail} {known}"));
             }
         }
     }

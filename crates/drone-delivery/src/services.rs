@@ -10,21 +10,28 @@
 //! * **One effect per idempotency key and service.** A repeat gets the first answer again and is
 //!   counted apart.
 //! * **An undone key stays undone.** An undo that comes before its forward action leaves a
-//!   tombstone, and the late forward action is refused.
+//!   tombstone. A forward action after its undo is refused (409 `undone-before`), and the ledger
+//!   has the refusal.
 //! * **A refusal has no effect, now or later.** What a key is refused for at random depends on the
-//!   key alone, and a key that was made is never refused.
+//!   key alone, and what was made is never refused, nor is the undo of what was undone.
 //!
-//! | service | forward | undo |
-//! |---|---|---|
-//! | account | `GET /api/Account/{ownerId}`: no effect | |
-//! | package | `PUT /api/packages/{id}` | `DELETE` |
-//! | third-party | `PUT /api/ThirdPartyDeliveries/{id}`: an effect only where it is needed | `DELETE` |
-//! | drone | `PUT /api/DroneDeliveries/{id}` | `DELETE` |
-//! | delivery | `PUT /api/Deliveries/{id}` | `DELETE` |
+//! | service | forward | undo | probe |
+//! |---|---|---|---|
+//! | account | `GET /api/Account/{ownerId}`: no effect | | |
+//! | package | `PUT /api/packages/{id}` | `DELETE` | `GET` |
+//! | third-party | `PUT /api/ThirdPartyDeliveries/{id}`: an effect only where it is needed | `DELETE` | `GET` |
+//! | drone | `PUT /api/DroneDeliveries/{id}` | `DELETE` | `GET` |
+//! | delivery | `PUT /api/Deliveries/{id}` | `DELETE` | `GET` |
 //!
-//! Beside them: `GET`, `PUT`, `DELETE /faults/{service}`, `GET /faults`, `GET /ledger` (NDJSON),
-//! `GET /ledger?operation=ID` (an array), `GET /ledger/summary`. Each speaks HTTP/1.1 and HTTP/2
-//! with prior knowledge.
+//! All three name the effect by the header `Idempotency-Key`. An undo answers 204, also where there
+//! was nothing to undo. A probe answers 200 with what its maker was answered where the effect
+//! stands, else 404 `not-performed`.
+//!
+//! Beside them: `GET`, `PUT`, `DELETE /faults/{service}`, `GET /faults`, and the ledger: `GET
+//! /ledger` (NDJSON), `GET /ledger?operation=ID` (an array), either with `tombstones=true` also with
+//! tombstones and refusals; `GET /ledger/summary`, the counts; `GET /ledger/operations?after=&limit=`
+//! (NDJSON), what stands of each operation, page by page. Each speaks HTTP/1.1 and HTTP/2 with prior
+//! knowledge.
 //!
 //! Deliberately absent: what a package, a drone or a delivery is. The services keep no resources;
 //! who holds a key is all that they know. There is no middleware and no trace per request either:
@@ -48,6 +55,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+pub use control::PAGE_OPERATIONS_MAX;
 pub use faults::{DELAY_MS_MAX, Faults, FaultsByService};
 pub use ledger::{Action, Entry, LedgerError, SLOTS_MAX, StepCounts, Summary};
 pub use listener::CONNECTIONS_MAX;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use waybill_drone_delivery::field::FieldError;
 use waybill_drone_delivery::request::{
-    ConfirmationRequired, DeliveryRequest, PackageSize, validate,
+    ConfirmationRequired, DeliveryRequest, PackageSize, validate, validate_reschedule,
 };
 
 fn full() -> Value {
@@ -317,4 +317,86 @@ fn absent_fields_are_null_in_the_canonical_form() {
     assert_eq!(canonical["deliveryId"], Value::Null);
     assert_eq!(canonical["packageInfo"]["tag"], Value::Null);
     assert_eq!(canonical["confirmationRequired"], "None");
+}
+
+#[test]
+fn a_change_of_times_has_the_form_that_they_have_in_a_request() {
+    let change = json!({
+        "deadline": "2019-05-09T13:00:00-07:00", "pickupTime": "2019-05-09T03:00:00"
+    });
+    let change = validate_reschedule(&change).expect("a good change");
+    let canonical = validate(&full()).expect("a good request").canonical_json();
+    let canonical: Value = serde_json::from_slice(&canonical).expect("JSON");
+    assert_eq!(
+        Value::from(change.fields()),
+        json!({ "pickupTime": canonical["pickupTime"], "deadline": canonical["deadline"] })
+    );
+    let deadline = change.deadline.expect("a deadline");
+    assert_eq!(deadline.to_string(), "2019-05-09T20:00:00Z");
+}
+
+#[test]
+fn a_change_has_only_the_fields_that_it_names() {
+    for (change, has_deadline) in [
+        (json!({ "pickupTime": "2030-05-08T21:00:00.5Z" }), false),
+        (json!({ "deadline": "2030-05-08T21:00:00Z" }), true),
+    ] {
+        let read = validate_reschedule(&change).expect("a good change");
+        assert_eq!(Value::from(read.fields()), change);
+        assert_eq!(read.deadline.is_some(), has_deadline);
+        assert_eq!(serde_json::to_value(read).expect("JSON"), change);
+    }
+}
+
+#[test]
+fn a_wrong_change_is_named_field_by_field() {
+    let date = "must be an ISO 8601 date and time such as 2030-05-08T20:00:00Z, not ";
+    let others = "can't be changed; the fields that can are pickupTime, deadline";
+    let cases = [
+        (json!([]), "", "must be an object, not []".to_owned()),
+        (
+            json!({}),
+            "",
+            "must name pickupTime, deadline or both".to_owned(),
+        ),
+        (json!({ "ownerId": "o" }), "/ownerId", others.to_owned()),
+        (
+            json!({ "deadline": "2030-05-08T21:00:00Z", "a/b": null }),
+            "/a~1b",
+            others.to_owned(),
+        ),
+        (
+            json!({ "pickupTime": null }),
+            "/pickupTime",
+            format!("{date}null"),
+        ),
+        (
+            json!({ "deadline": null }),
+            "/deadline",
+            format!("{date}null"),
+        ),
+        (
+            json!({ "deadline": "" }),
+            "/deadline",
+            format!("{date}\"\""),
+        ),
+        (
+            json!({ "deadline": "2030-05-08" }),
+            "/deadline",
+            format!("{date}\"2030-05-08\""),
+        ),
+        (
+            json!({ "pickupTime": "2030-05-08T21:00:00Z", "deadline": "2030-05-08T20:59:59Z" }),
+            "/deadline",
+            "must not be before pickupTime".to_owned(),
+        ),
+    ];
+    for (change, pointer, detail) in cases {
+        let errors = validate_reschedule(&change).expect_err("a wrong change");
+        assert_eq!(errors, [FieldError::new(pointer, detail)], "{change}");
+    }
+    let change = json!({ "pickupTime": 1, "deadline": "soon", "tag": "t", "ownerId": "o" });
+    let errors = validate_reschedule(&change).expect_err("a wrong change");
+    let pointers: Vec<_> = errors.iter().map(|error| &*error.pointer).collect();
+    assert_eq!(pointers, ["/pickupTime", "/deadline", "/ownerId", "/tag"]);
 }

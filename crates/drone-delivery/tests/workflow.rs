@@ -126,7 +126,9 @@ async fn agents_perform_every_step_of_a_least_request_once_however_often_they_ar
     }
     let once = StepCounts {
         run: 1,
-        compensate: 0,
+        standing: 1,
+        repeats: 1,
+        ..StepCounts::default()
     };
     let summary = site.summary().await;
     assert_eq!(
@@ -136,6 +138,7 @@ async fn agents_perform_every_step_of_a_least_request_once_however_often_they_ar
             .into()
     );
     assert_eq!((summary.repeats, summary.double), (3, 0));
+    assert_eq!((summary.operations, summary.complete), (1, 1));
 }
 
 #[tokio::test]

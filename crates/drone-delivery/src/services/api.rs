@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use super::answer::{Answer, Problem, Unanswered, json_text, no_content, read_body};
 use super::control;
-use super::faults::Ending;
+use super::faults::{Ending, Refusal};
 use super::key::{IdempotencyKey, stable_number};
 use super::ledger::{RecordError, Run};
 use super::{Service, Site};
@@ -91,6 +91,8 @@ enum CallAction {
     Run { key: HeaderValue, body: Bytes },
     /// Undoes one.
     Undo { key: HeaderValue },
+    /// Asks whether one stands.
+    Probe { key: HeaderValue },
 }
 
 impl Call {
@@ -108,7 +110,10 @@ impl Call {
             (_, &Method::DELETE) => CallAction::Undo {
                 key: key_header(head)?,
             },
-            _ => return Err(Problem::method_not_allowed("PUT, DELETE")),
+            (_, &Method::GET) => CallAction::Probe {
+                key: key_header(head)?,
+            },
+            _ => return Err(Problem::method_not_allowed("GET, PUT, DELETE")),
         };
         if let Some(complete_by) = head.headers.get(COMPLETE_BY) {
             refuse_if_late(complete_by)?;
@@ -120,12 +125,26 @@ impl Call {
     fn number(&self) -> u64 {
         match &self.action {
             CallAction::Check { owner } => stable_number(owner),
-            CallAction::Run { key, .. } | CallAction::Undo { key } => parsed(key).number(),
+            CallAction::Run { key, .. } | CallAction::Undo { key } | CallAction::Probe { key } => {
+                parsed(key).number()
+            }
+        }
+    }
+
+    /// By which rate it is refused at random.
+    const fn refusal(&self) -> Refusal {
+        match self.action {
+            CallAction::Check { .. } | CallAction::Run { .. } | CallAction::Probe { .. } => {
+                Refusal::Forward
+            }
+            CallAction::Undo { .. } => Refusal::Undo,
         }
     }
 
     async fn meet_its_fate(self, site: &Arc<Site>) -> Result<Answer, Unanswered> {
-        let fate = site.faults.fate(self.service, || self.number());
+        let fate = site
+            .faults
+            .fate(self.service, self.refusal(), || self.number());
         match fate.ending {
             Ending::Answer => self.perform_after(fate.delay, site, false).await,
             Ending::Refuse => self.perform_after(fate.delay, site, true).await,
@@ -186,8 +205,19 @@ impl Call {
                 run(site, self.service, key, body)
             }
             CallAction::Undo { key } => {
-                site.ledger.undo(self.service, parsed(key))?;
+                let key = parsed(key);
+                if refuse && !site.ledger.is_undone(self.service, key) {
+                    return Err(undo_refused());
+                }
+                site.ledger.undo(self.service, key)?;
                 Ok(no_content())
+            }
+            CallAction::Probe { key } => {
+                let key = parsed(key);
+                if refuse && !site.ledger.knows(self.service, key) {
+                    return Err(refused());
+                }
+                probe(site, self.service, key)
             }
         }
     }
@@ -220,23 +250,30 @@ fn run(
     }
     match site.ledger.run(service, key)? {
         Run::Stands => {}
-        Run::Undone => {
-            return Err(Problem::new(
-                StatusCode::CONFLICT,
-                "undone",
-                "this key was performed and undone; it is not performed again",
-            ));
-        }
-        Run::UndoneFirst => {
-            return Err(Problem::new(
-                StatusCode::CONFLICT,
-                "undone-first",
-                "this key was undone before it was performed; it is not performed any more",
-            ));
-        }
+        Run::Undone => return Err(undone_before("this key was performed and then undone")),
+        Run::UndoneFirst => return Err(undone_before("this key was undone before it came")),
     }
+    let document = document(service, key);
+    Ok(json_text(StatusCode::CREATED, document))
+}
+
+/// Tells whether an effect stands, with what its maker was answered.
+fn probe(site: &Site, service: Service, key: IdempotencyKey<'_>) -> Result<Answer, Problem> {
+    if site.ledger.stands(service, key) {
+        Ok(json_text(StatusCode::OK, document(service, key)))
+    } else {
+        Err(Problem::new(
+            StatusCode::NOT_FOUND,
+            "not-performed",
+            "no effect of this key stands",
+        ))
+    }
+}
+
+/// What the maker of an effect is answered.
+fn document(service: Service, key: IdempotencyKey<'_>) -> String {
     let number = key.number() >> 16;
-    let document = match service {
+    match service {
         Service::Account => unreachable!("an account is only checked"),
         Service::Package => format!(r#"{{"label":"package-{number:012x}"}}"#),
         Service::ThirdParty => {
@@ -244,8 +281,7 @@ fn run(
         }
         Service::Drone => format!(r#"{{"droneId":"drone-{number:012x}"}}"#),
         Service::Delivery => format!(r#"{{"trackingId":"tracking-{number:012x}"}}"#),
-    };
-    Ok(json_text(StatusCode::CREATED, document))
+    }
 }
 
 /// Whether one of the locations that a body names is remote.
@@ -335,6 +371,23 @@ fn refused() -> Problem {
         StatusCode::UNPROCESSABLE_ENTITY,
         "refused",
         "the service refuses this for good, without effect",
+    )
+}
+
+fn undo_refused() -> Problem {
+    Problem::new(
+        StatusCode::CONFLICT,
+        "undo-refused",
+        "the service refuses for good to undo this",
+    )
+}
+
+/// 409 is what agents take for a refusal for good.
+fn undone_before(cause: &'static str) -> Problem {
+    Problem::new(
+        StatusCode::CONFLICT,
+        "undone-before",
+        format!("{cause}; it is not performed any more"),
     )
 }
 

@@ -12,11 +12,17 @@ use serde_json::{Map, Value};
 use tokio::sync::mpsc;
 
 use super::answer::{Answer, Problem, json, json_text, ndjson, read_body};
-use super::ledger::{Reader, is_tombstone, line_start};
+use super::ledger::{Reader, is_of_effect, line_start};
 use super::{Service, Site};
 
 /// How many pieces of the ledger may wait for a slow client.
 const PIECES_MAX: usize = 4;
+
+/// How many operations a page of `GET /ledger/operations` may have.
+pub const PAGE_OPERATIONS_MAX: usize = 10_000;
+
+/// How many it has where nothing is said.
+const PAGE_OPERATIONS: usize = 1_000;
 
 /// Answers what is no service's.
 ///
@@ -26,10 +32,13 @@ const PIECES_MAX: usize = 4;
 pub(super) async fn answer(site: &Site, head: &Parts, body: Incoming) -> Result<Answer, Problem> {
     let path = head.uri.path();
     match path {
-        "/ledger" | "/ledger/summary" | "/faults" if head.method != Method::GET => {
+        "/ledger" | "/ledger/summary" | "/ledger/operations" | "/faults"
+            if head.method != Method::GET =>
+        {
             Err(Problem::method_not_allowed("GET"))
         }
         "/ledger" => ledger(site, head.uri.query().unwrap_or_default()).await,
+        "/ledger/operations" => operations(site, head.uri.query().unwrap_or_default()),
         "/ledger/summary" => Ok(json(StatusCode::OK, &site.ledger.summary())),
         "/faults" => Ok(json(StatusCode::OK, &site.faults.all())),
         _ => match path.strip_prefix("/faults/").map(Service::named) {
@@ -92,6 +101,7 @@ fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
 #[derive(Default)]
 struct LedgerQuery<'a> {
     operation: Option<Cow<'a, str>>,
+    /// Also tombstones, and forward actions that were refused because their undo had come.
     tombstones: bool,
 }
 
@@ -99,12 +109,9 @@ impl<'a> LedgerQuery<'a> {
     /// Reads the query; what it does not know comes back.
     fn parse(query: &'a str) -> Result<Self, &'a str> {
         let mut parsed = Self::default();
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        for pair in pairs(query) {
             match pair.split_once('=') {
-                Some(("operation", id)) => {
-                    let id = percent_decode_str(id).decode_utf8().map_err(|_| pair)?;
-                    parsed.operation = Some(id);
-                }
+                Some(("operation", id)) => parsed.operation = Some(decoded(id).ok_or(pair)?),
                 Some(("tombstones", "true")) => parsed.tombstones = true,
                 Some(("tombstones", "false")) => parsed.tombstones = false,
                 _ => return Err(pair),
@@ -114,17 +121,38 @@ impl<'a> LedgerQuery<'a> {
     }
 }
 
+fn pairs(query: &str) -> impl Iterator<Item = &str> {
+    query.split('&').filter(|pair| !pair.is_empty())
+}
+
+fn decoded(value: &str) -> Option<Cow<'_, str>> {
+    percent_decode_str(value).decode_utf8().ok()
+}
+
+fn query_unknown(pair: &str, known: &str) -> Problem {
+    Problem::new(
+        StatusCode::BAD_REQUEST,
+        "query-unknown",
+        format!("`{pair}` is unknown; give {known}"),
+    )
+}
+
 async fn ledger(site: &Site, query: &str) -> Result<Answer, Problem> {
-    let query = LedgerQuery::parse(query).map_err(|pair| {
-        Problem::new(
-            StatusCode::BAD_REQUEST,
-            "query-unknown",
-            format!("`{pair}` is unknown; give operation=ID, tombstones=true or nothing"),
-        )
-    })?;
+    let query = LedgerQuery::parse(query)
+        .map_err(|pair| query_unknown(pair, "operation=ID, tombstones=true or nothing"))?;
     let tombstones = query.tombstones;
     let Some(operation) = query.operation else {
-        return Ok(whole(site.ledger.reader(), tombstones));
+        let mut reader = site.ledger.reader();
+        return Ok(stream(move || {
+            let lines = reader.next_lines()?;
+            Ok(lines.map(|lines| {
+                if tombstones {
+                    lines.into()
+                } else {
+                    without_tombstones(&lines)
+                }
+            }))
+        }));
     };
     let reader = site.ledger.reader_of(&operation);
     let start = line_start(&operation);
@@ -148,7 +176,7 @@ fn array(mut reader: Reader, start: &str, tombstones: bool) -> io::Result<Vec<u8
     let mut array = vec![b'['];
     while let Some(lines) = reader.next_lines()? {
         for line in lines.split_inclusive(|byte| *byte == b'\n') {
-            if line.starts_with(start.as_bytes()) && (tombstones || !is_tombstone(line)) {
+            if line.starts_with(start.as_bytes()) && (tombstones || is_of_effect(line)) {
                 if array.len() > 1 {
                     array.push(b',');
                 }
@@ -160,18 +188,64 @@ fn array(mut reader: Reader, start: &str, tombstones: bool) -> io::Result<Vec<u8
     Ok(array)
 }
 
-/// The ledger as it is now, piece by piece. The thread that reads it waits for the client, and ends
-/// when that goes away.
-fn whole(mut reader: Reader, tombstones: bool) -> Answer {
+/// A page of `GET /ledger/operations`.
+struct OperationsQuery<'a> {
+    after: Option<Cow<'a, str>>,
+    limit: usize,
+}
+
+impl<'a> OperationsQuery<'a> {
+    fn parse(query: &'a str) -> Result<Self, Problem> {
+        let mut parsed = Self {
+            after: None,
+            limit: PAGE_OPERATIONS,
+        };
+        for pair in pairs(query) {
+            let unknown = || query_unknown(pair, "after=ID, limit=N or nothing");
+            match pair.split_once('=') {
+                Some(("after", id)) => parsed.after = Some(decoded(id).ok_or_else(unknown)?),
+                Some(("limit", limit)) => {
+                    parsed.limit = match limit.parse() {
+                        Ok(limit @ 1..=PAGE_OPERATIONS_MAX) => limit,
+                        _ => {
+                            return Err(Problem::new(
+                                StatusCode::BAD_REQUEST,
+                                "limit-invalid",
+                                format!("limit must be from 1 to {PAGE_OPERATIONS_MAX}"),
+                            ));
+                        }
+                    };
+                }
+                _ => return Err(unknown()),
+            }
+        }
+        Ok(parsed)
+    }
+}
+
+/// A page has fewer than `limit` lines only where the operations end. They are in the order in which
+/// they first occurred, so that new ones come on later pages and none is missed.
+fn operations(site: &Site, query: &str) -> Result<Answer, Problem> {
+    let OperationsQuery { after, limit } = OperationsQuery::parse(query)?;
+    let operations = site.ledger.operations(after.as_deref(), limit);
+    let mut operations = operations.ok_or_else(|| {
+        Problem::new(
+            StatusCode::NOT_FOUND,
+            "operation-unknown",
+            "the ledger does not know the operation that `after` names",
+        )
+    })?;
+    Ok(stream(move || {
+        Ok(operations.next_lines()?.map(Bytes::from))
+    }))
+}
+
+/// Lines, piece by piece. The thread that reads them waits for the client, and ends when that goes
+/// away.
+fn stream(mut next: impl FnMut() -> io::Result<Option<Bytes>> + Send + 'static) -> Answer {
     let (sender, receiver) = mpsc::channel(PIECES_MAX);
     tokio::task::spawn_blocking(move || {
-        loop {
-            let piece = match reader.next_lines() {
-                Ok(None) => return,
-                Ok(Some(lines)) if tombstones => Ok(lines.into()),
-                Ok(Some(lines)) => Ok(without_tombstones(&lines)),
-                Err(error) => Err(error),
-            };
+        while let Some(piece) = next().transpose() {
             let failed = piece.is_err();
             if sender.blocking_send(piece).is_err() || failed {
                 return;
@@ -184,7 +258,7 @@ fn whole(mut reader: Reader, tombstones: bool) -> Answer {
 fn without_tombstones(lines: &[u8]) -> Bytes {
     lines
         .split_inclusive(|byte| *byte == b'\n')
-        .filter(|line| !is_tombstone(line))
+        .filter(|line| is_of_effect(line))
         .flatten()
         .copied()
         .collect()

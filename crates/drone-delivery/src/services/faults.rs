@@ -16,7 +16,8 @@ use crate::field::{FieldError, pointer_to, shown};
 pub const DELAY_MS_MAX: u64 = 60_000;
 
 /// The faults of one service. Rates are shares of requests, from 0 to 1; they are drawn one by one,
-/// error, hang, refuse, do-then-time-out, and the first that hits decides.
+/// error, hang, refuse, do-then-time-out, and the first that hits decides. They concern forward
+/// actions, undos and probes alike, but for the two refusals.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Faults {
@@ -24,11 +25,14 @@ pub struct Faults {
     pub error_rate: f64,
     /// Never answers, without effect.
     pub hang_rate: f64,
-    /// Makes the effect and then never answers.
+    /// Does what was asked and then never answers.
     pub do_then_timeout_rate: f64,
-    /// Refuses the forward action for good, without effect. The same keys are refused as long as
-    /// the rate stays; an undo never is.
+    /// Refuses forward actions for good, without effect, and probes of what was so refused. The
+    /// same keys are refused as long as the rate stays; an undo never is.
     pub refuse_rate: f64,
+    /// Refuses undos for good; what they were to undo stands. The same keys are refused as long as
+    /// the rate stays, and they are others than those of `refuse_rate`.
+    pub undo_refuse_rate: f64,
     /// How long every answer takes at least, in milliseconds.
     pub latency_ms: u64,
     /// How much longer it may take, evenly spread, in milliseconds.
@@ -49,11 +53,12 @@ impl Faults {
                 "hangRate" => set_rate(&mut self.hang_rate, value),
                 "doThenTimeoutRate" => set_rate(&mut self.do_then_timeout_rate, value),
                 "refuseRate" => set_rate(&mut self.refuse_rate, value),
+                "undoRefuseRate" => set_rate(&mut self.undo_refuse_rate, value),
                 "latencyMs" => set_delay(&mut self.latency_ms, value),
                 "jitterMs" => set_delay(&mut self.jitter_ms, value),
                 _ => Err(
                     "is unknown; the fields are errorRate, hangRate, doThenTimeoutRate, \
-                     refuseRate, latencyMs, jitterMs"
+                     refuseRate, undoRefuseRate, latencyMs, jitterMs"
                         .to_owned(),
                 ),
             };
@@ -75,6 +80,7 @@ impl Faults {
             ("hangRate", self.hang_rate),
             ("doThenTimeoutRate", self.do_then_timeout_rate),
             ("refuseRate", self.refuse_rate),
+            ("undoRefuseRate", self.undo_refuse_rate),
         ];
         let delays = [("latencyMs", self.latency_ms), ("jitterMs", self.jitter_ms)];
         let rates = rates
@@ -154,6 +160,15 @@ impl FaultsByService {
     }
 }
 
+/// Which of the two rates of refusal holds for a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Refusal {
+    /// That of forward actions; also for checks, and for probes of forward actions.
+    Forward,
+    /// That of undos.
+    Undo,
+}
+
 /// What happens to one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Fate {
@@ -174,7 +189,7 @@ pub(super) enum Ending {
     Hang,
     /// It is performed and not answered.
     DoThenHang,
-    /// If it is a forward action that was not performed yet, it is refused.
+    /// It is refused, unless what it asks for was done already.
     Refuse,
 }
 
@@ -234,7 +249,12 @@ impl FaultBoard {
 
     /// What happens to a request. `number` stands for its key: what is refused at random is
     /// decided by it alone, so that a repeat is refused again.
-    pub(super) fn fate(&self, service: Service, number: impl FnOnce() -> u64) -> Fate {
+    pub(super) fn fate(
+        &self,
+        service: Service,
+        refusal: Refusal,
+        number: impl FnOnce() -> u64,
+    ) -> Fate {
         let faults = {
             let current = self.current.read().expect("no holder of the lock panics");
             *current.of(service)
@@ -242,11 +262,19 @@ impl FaultBoard {
         if faults == Faults::default() {
             return Fate::FAULTLESS;
         }
+        let number = number();
+        let refused = |rate, number: u64| rate > 0.0 && unit(number) < rate;
+        let refused = match refusal {
+            Refusal::Forward => refused(faults.refuse_rate, number),
+            // By another number: else the keys whose undo is refused would be just those that were
+            // never made.
+            Refusal::Undo => refused(faults.undo_refuse_rate, mix(number)),
+        };
         let ending = if self.dice.hits(faults.error_rate) {
             Ending::Error
         } else if self.dice.hits(faults.hang_rate) {
             Ending::Hang
-        } else if faults.refuse_rate > 0.0 && unit(number()) < faults.refuse_rate {
+        } else if refused {
             Ending::Refuse
         } else if self.dice.hits(faults.do_then_timeout_rate) {
             Ending::DoThenHang

@@ -8,12 +8,16 @@
 //! A write costs about two microseconds, less than waking a request that waited for another one's
 //! write would, so writes are not grouped.
 //!
-//! Tombstones stand in the file too, but they are no effects: readers leave them out unless asked.
+//! Tombstones stand in the file too, and forward actions that were refused because their undo had
+//! come. They are no effects: readers leave them out unless asked.
 
+mod filter;
 mod index;
+mod operations;
 mod read;
+mod states;
+mod summary;
 
-use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
@@ -25,10 +29,13 @@ use serde::{Deserialize, Serialize};
 
 use super::Service;
 use super::key::IdempotencyKey;
-use index::{EffectState, Index};
+use index::Index;
+use states::EffectState;
 
-pub use index::SLOTS_MAX;
-pub(super) use read::{Reader, is_tombstone, line_start};
+pub(super) use operations::Operations;
+pub(super) use read::{Reader, is_of_effect, line_start};
+pub use states::SLOTS_MAX;
+pub use summary::{StepCounts, Summary};
 
 /// The ledger's file in its directory.
 const FILE_NAME: &str = "ledger.ndjson";
@@ -47,7 +54,8 @@ pub enum Action {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry<'a> {
-    // `operation` stays the first field and `tombstone` the last: readers look for them there.
+    // `operation` stays the first field, and `tombstone` and `refused`, of which an entry has one at
+    // most, the last: readers look for them there.
     /// The operation, from the idempotency key.
     pub operation: &'a str,
     /// The step, from the idempotency key.
@@ -65,33 +73,26 @@ pub struct Entry<'a> {
     /// Whether there was nothing to undo: the key is barred from now on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tombstone: bool,
+    /// Whether a forward action was refused, because its undo had come before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub refused: bool,
 }
 
-/// What the ledger holds, in numbers.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Summary {
-    /// How many operations it knows, those with nothing but a tombstone included.
-    pub operations: u64,
-    /// Effects made and undone, by step. Repeats are not among them.
-    pub effects: BTreeMap<String, StepCounts>,
-    /// Requests that were repeats, forward and undo together.
-    pub repeats: u64,
-    /// Undos that came before their forward action.
-    pub tombstones: u64,
-    /// Effects that were made although one of the same key stood already. Anything but 0 is a
-    /// breach of the rule that a step has one effect.
-    pub double: u64,
-}
-
-/// The effects of one step, in numbers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct StepCounts {
-    /// How many were made.
-    pub run: u64,
-    /// How many were undone.
-    pub compensate: u64,
+impl<'a> Entry<'a> {
+    /// The entry of an effect that is made or undone now.
+    fn now(service: Service, key: IdempotencyKey<'a>, action: Action) -> Self {
+        Self {
+            operation: key.operation(),
+            step: key.step(),
+            action,
+            key: key.as_str(),
+            repeat: false,
+            at: Timestamp::now(),
+            service,
+            tombstone: false,
+            refused: false,
+        }
+    }
 }
 
 /// Why a ledger can't be opened.
@@ -202,14 +203,24 @@ impl Ledger {
         key: IdempotencyKey<'_>,
     ) -> Result<Run, RecordError> {
         let mut inner = self.lock();
-        let repeat = match inner.index.state(service, key.operation(), key.step()) {
-            EffectState::None => false,
-            EffectState::Made => true,
-            EffectState::Undone => return Ok(Run::Undone),
-            EffectState::Barred => return Ok(Run::UndoneFirst),
+        let mut entry = Entry::now(service, key, Action::Run);
+        let run = match inner.index.state(service, key.operation(), key.step()) {
+            EffectState::None => Run::Stands,
+            EffectState::Made => {
+                entry.repeat = true;
+                Run::Stands
+            }
+            EffectState::Undone => {
+                entry.refused = true;
+                Run::Undone
+            }
+            EffectState::Barred => {
+                entry.refused = true;
+                Run::UndoneFirst
+            }
         };
-        inner.append(&self.file, service, key, Action::Run, repeat, false)?;
-        Ok(Run::Stands)
+        inner.append(&self.file, &entry)?;
+        Ok(run)
     }
 
     /// Undoes the effect of `key`; if there is none yet, sees to it that there never will be.
@@ -219,29 +230,37 @@ impl Ledger {
         key: IdempotencyKey<'_>,
     ) -> Result<(), RecordError> {
         let mut inner = self.lock();
-        let (repeat, tombstone) = match inner.index.state(service, key.operation(), key.step()) {
-            EffectState::None => (false, true),
-            EffectState::Made => (false, false),
-            EffectState::Undone => (true, false),
+        let mut entry = Entry::now(service, key, Action::Compensate);
+        match inner.index.state(service, key.operation(), key.step()) {
+            EffectState::None => entry.tombstone = true,
+            EffectState::Made => {}
+            EffectState::Undone => entry.repeat = true,
             EffectState::Barred => return Ok(()),
-        };
-        inner.append(
-            &self.file,
-            service,
-            key,
-            Action::Compensate,
-            repeat,
-            tombstone,
+        }
+        inner.append(&self.file, &entry)
+    }
+
+    /// Whether the effect of `key` stands at this service.
+    pub(super) fn stands(&self, service: Service, key: IdempotencyKey<'_>) -> bool {
+        self.state(service, key) == EffectState::Made
+    }
+
+    /// Whether the effect of `key` was undone at this service, or has a tombstone.
+    pub(super) fn is_undone(&self, service: Service, key: IdempotencyKey<'_>) -> bool {
+        matches!(
+            self.state(service, key),
+            EffectState::Undone | EffectState::Barred
         )
     }
 
     /// Whether anything was ever done under `key` at this service, a tombstone included.
     pub(super) fn knows(&self, service: Service, key: IdempotencyKey<'_>) -> bool {
-        let state = self
-            .lock()
-            .index
-            .state(service, key.operation(), key.step());
-        state != EffectState::None
+        self.state(service, key) != EffectState::None
+    }
+
+    fn state(&self, service: Service, key: IdempotencyKey<'_>) -> EffectState {
+        let inner = self.lock();
+        inner.index.state(service, key.operation(), key.step())
     }
 
     pub(super) fn summary(&self) -> Summary {
@@ -262,39 +281,31 @@ impl Ledger {
         Reader::new(self.file.clone(), ranges)
     }
 
+    /// Up to `limit` operations with what stands of each, behind `after` or from the first one, in
+    /// the order in which they first occurred. `None` if `after` is unknown.
+    pub(super) fn operations(&self, after: Option<&str>, limit: usize) -> Option<Operations> {
+        let inner = self.lock();
+        let listed = inner.index.operations(after, limit)?;
+        let (end, steps) = (inner.end, inner.index.steps());
+        drop(inner);
+        Some(Operations::new(self.file.clone(), end, steps, listed))
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().expect("no holder of the lock panics")
     }
 }
 
 impl Inner {
-    fn append(
-        &mut self,
-        file: &File,
-        service: Service,
-        key: IdempotencyKey<'_>,
-        action: Action,
-        repeat: bool,
-        tombstone: bool,
-    ) -> Result<(), RecordError> {
-        if !self.index.has_room_for(service, key.step()) {
+    fn append(&mut self, file: &File, entry: &Entry<'_>) -> Result<(), RecordError> {
+        if !self.index.has_room_for(entry.service, entry.step) {
             return Err(RecordError::TooManySteps);
         }
-        let entry = Entry {
-            operation: key.operation(),
-            step: key.step(),
-            action,
-            key: key.as_str(),
-            repeat,
-            at: Timestamp::now(),
-            service,
-            tombstone,
-        };
         self.line.clear();
-        serde_json::to_writer(&mut self.line, &entry).map_err(io::Error::from)?;
+        serde_json::to_writer(&mut self.line, entry).map_err(io::Error::from)?;
         self.line.write_all(b"\n")?;
         file.write_all_at(&self.line, self.end)?;
-        self.index.apply(&entry, self.end);
+        self.index.apply(entry, self.end);
         self.end += self.line.len() as u64;
         Ok(())
     }

@@ -1,65 +1,69 @@
 //! What the services keep in memory of their ledger: the state of every key, the counts, and where
 //! to look for an operation.
 //!
-//! It is small, because it grows with the number of operations and never shrinks: 25 bytes an
-//! operation (16 for its id, 2 bits for each combination of service and step, and the table's own
-//! byte) and at most 2 bytes a line. Bounded are the combinations of service and step.
+//! It is small, because it grows with the number of operations and never shrinks: 41 bytes an
+//! operation (16 for its id, 8 for its place, 8 for where its first line is, 8 for its effects, and
+//! the table's own byte) and at most 2 bytes a line. Bounded are the combinations of service and
+//! step.
 
 use std::collections::HashMap;
+use std::collections::hash_map;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 
 use uuid::Uuid;
 
-use super::{Action, Entry, StepCounts, Summary};
+use super::filter::Filter;
+use super::operations::Listed;
+use super::states::{EffectState, SLOTS_MAX, SlotSet, States};
+use super::summary::{StepCounts, Summary};
+use super::{Action, Entry};
 use crate::services::Service;
-
-/// How many combinations of service and step the ledger tells apart. A workflow has one for each
-/// step that calls a service of these.
-pub const SLOTS_MAX: usize = 32;
 
 /// How many lines share one filter.
 const CHUNK_LINES: u64 = 1_024;
 
-/// What is known of the effect of one key at one service.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum EffectState {
-    /// Nothing.
-    None,
-    /// It was made and stands.
-    Made,
-    /// It was made and undone.
-    Undone,
-    /// It was undone before it was made, and must not be made any more.
-    Barred,
-}
-
 #[derive(Default)]
 pub(super) struct Index {
-    operations: HashMap<OperationDigest, States>,
+    /// The place of each operation in `operations`.
+    places: HashMap<OperationDigest, usize>,
+    /// All operations, in the order of their first lines.
+    operations: Vec<Operation>,
+    /// Which effects were made twice, by the operation's place. Empty, unless a rule was broken.
+    doubles: HashMap<usize, SlotSet>,
     slots: Vec<Slot>,
+    counts: OperationCounts,
     hashers: (RandomState, RandomState),
     chunks: Vec<Chunk>,
     lines: u64,
-    repeats: u64,
-    tombstones: u64,
-    double: u64,
+}
+
+struct Operation {
+    /// Where its first line begins in the file.
+    first_line: u64,
+    states: States,
 }
 
 /// One combination of service and step.
 struct Slot {
     service: Service,
     step: Box<str>,
-    effects: StepCounts,
+    counts: StepCounts,
+}
+
+/// Some consecutive lines, and which operations occur in them.
+struct Chunk {
+    start: u64,
+    filter: Filter,
 }
 
 impl Index {
     pub(super) fn state(&self, service: Service, operation: &str, step: &str) -> EffectState {
         match (
             self.slot(service, step),
-            self.operations.get(&self.digest(operation)),
+            self.places.get(&self.digest(operation)),
         ) {
-            (Some(slot), Some(states)) => states.get(slot),
+            (Some(slot), Some(&place)) => self.operations[place].states.get(slot),
             _ => EffectState::None,
         }
     }
@@ -72,57 +76,96 @@ impl Index {
     /// Takes account of an entry whose line begins at `offset`. There is room for it.
     pub(super) fn apply(&mut self, entry: &Entry<'_>, offset: u64) {
         let digest = self.digest(entry.operation);
+        self.note_line(digest, offset);
+        let slot = self.slot_or_new(entry.service, entry.step);
+        let place = match self.places.entry(digest) {
+            hash_map::Entry::Occupied(known) => {
+                let place = *known.get();
+                let states = self.operations[place].states;
+                *self.counts.of_mut(outcome(states, &self.slots)) -= 1;
+                place
+            }
+            hash_map::Entry::Vacant(new) => {
+                self.operations.push(Operation {
+                    first_line: offset,
+                    states: States::default(),
+                });
+                *new.insert(self.operations.len() - 1)
+            }
+        };
+        self.apply_to(place, slot, entry);
+        let states = self.operations[place].states;
+        *self.counts.of_mut(outcome(states, &self.slots)) += 1;
+    }
+
+    fn apply_to(&mut self, place: usize, slot: usize, entry: &Entry<'_>) {
+        let before = self.operations[place].states;
+        let state = match entry {
+            Entry { refused: true, .. } => {
+                self.slots[slot].counts.refused += 1;
+                return;
+            }
+            Entry { repeat: true, .. } => {
+                self.slots[slot].counts.repeats += 1;
+                return;
+            }
+            Entry {
+                tombstone: true, ..
+            } => {
+                self.slots[slot].counts.tombstones += 1;
+                EffectState::Barred
+            }
+            Entry {
+                action: Action::Run,
+                ..
+            } => {
+                if before.made().meets(self.slots_of_step(entry.step)) {
+                    self.slots[slot].counts.double += 1;
+                    self.doubles.entry(place).or_default().insert(slot);
+                }
+                self.slots[slot].counts.run += 1;
+                EffectState::Made
+            }
+            Entry {
+                action: Action::Compensate,
+                ..
+            } => {
+                self.slots[slot].counts.compensate += 1;
+                EffectState::Undone
+            }
+        };
+        let counts = &mut self.slots[slot].counts;
+        counts.standing -= u64::from(before.get(slot) == EffectState::Made);
+        counts.standing += u64::from(state == EffectState::Made);
+        self.operations[place].states.set(slot, state);
+    }
+
+    /// Notes that the line at `offset` is one of the operation's.
+    fn note_line(&mut self, digest: OperationDigest, offset: u64) {
         if self.lines.is_multiple_of(CHUNK_LINES) {
-            self.chunks.push(Chunk::beginning_at(offset));
+            self.chunks.push(Chunk {
+                start: offset,
+                filter: Filter::default(),
+            });
         }
         self.lines += 1;
         let filter_hash = self.filter_hash(digest);
         if let Some(chunk) = self.chunks.last_mut() {
             chunk.filter.insert(filter_hash);
         }
-
-        let slot = self.slot(entry.service, entry.step).unwrap_or_else(|| {
-            self.slots.push(Slot {
-                service: entry.service,
-                step: entry.step.into(),
-                effects: StepCounts::default(),
-            });
-            self.slots.len() - 1
-        });
-        let states = self.operations.entry(digest).or_default();
-        match (entry.repeat, entry.tombstone, entry.action) {
-            (true, _, _) => self.repeats += 1,
-            (false, true, _) => {
-                self.tombstones += 1;
-                states.set(slot, EffectState::Barred);
-            }
-            (false, false, Action::Run) => {
-                let stands = self.slots.iter().enumerate().any(|(other, candidate)| {
-                    *candidate.step == *entry.step && states.get(other) == EffectState::Made
-                });
-                self.double += u64::from(stands);
-                self.slots[slot].effects.run += 1;
-                states.set(slot, EffectState::Made);
-            }
-            (false, false, Action::Compensate) => {
-                self.slots[slot].effects.compensate += 1;
-                states.set(slot, EffectState::Undone);
-            }
-        }
     }
 
     pub(super) fn summary(&self) -> Summary {
         let mut summary = Summary {
             operations: self.operations.len() as u64,
-            repeats: self.repeats,
-            tombstones: self.tombstones,
-            double: self.double,
+            complete: self.counts.complete,
+            partial: self.counts.partial,
+            half_undone: self.counts.half_undone,
+            undone: self.counts.undone,
             ..Summary::default()
         };
         for slot in &self.slots {
-            let counts = summary.effects.entry(slot.step.to_string()).or_default();
-            counts.run += slot.effects.run;
-            counts.compensate += slot.effects.compensate;
+            summary.add(&slot.step, slot.counts);
         }
         summary
     }
@@ -131,7 +174,7 @@ impl Index {
     /// ledger's.
     pub(super) fn ranges_of(&self, operation: &str, end: u64) -> Vec<Range<u64>> {
         let digest = self.digest(operation);
-        if !self.operations.contains_key(&digest) {
+        if !self.places.contains_key(&digest) {
             return Vec::new();
         }
         let filter_hash = self.filter_hash(digest);
@@ -144,10 +187,46 @@ impl Index {
             .collect()
     }
 
+    /// Up to `limit` operations behind `after`, or from the first one; `None` if `after` is
+    /// unknown.
+    pub(super) fn operations(&self, after: Option<&str>, limit: usize) -> Option<Vec<Listed>> {
+        let start = match after {
+            Some(operation) => self.places.get(&self.digest(operation))? + 1,
+            None => 0,
+        };
+        let listed = self.operations.iter().enumerate().skip(start).take(limit);
+        let listed = listed.map(|(place, operation)| Listed {
+            first_line: operation.first_line,
+            states: operation.states,
+            double: self.doubles.get(&place).copied().unwrap_or_default(),
+        });
+        Some(listed.collect())
+    }
+
+    /// The step of each slot.
+    pub(super) fn steps(&self) -> Vec<Box<str>> {
+        self.slots.iter().map(|slot| slot.step.clone()).collect()
+    }
+
     fn slot(&self, service: Service, step: &str) -> Option<usize> {
         self.slots
             .iter()
             .position(|slot| slot.service == service && *slot.step == *step)
+    }
+
+    fn slot_or_new(&mut self, service: Service, step: &str) -> usize {
+        self.slot(service, step).unwrap_or_else(|| {
+            self.slots.push(Slot {
+                service,
+                step: step.into(),
+                counts: StepCounts::default(),
+            });
+            self.slots.len() - 1
+        })
+    }
+
+    fn slots_of_step(&self, step: &str) -> SlotSet {
+        slots_where(&self.slots, |slot| *slot.step == *step)
     }
 
     /// A UUID in its usual form stands for itself; of anything else, a 128-bit hash.
@@ -173,69 +252,61 @@ impl Index {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct OperationDigest([u8; 16]);
 
-/// The states of all slots of one operation, 2 bits each.
-#[derive(Clone, Copy, Default)]
-struct States([u8; SLOTS_MAX / 4]);
-
-impl States {
-    fn get(self, slot: usize) -> EffectState {
-        match (self.0[slot / 4] >> (slot % 4 * 2)) & 0b11 {
-            0 => EffectState::None,
-            1 => EffectState::Made,
-            2 => EffectState::Undone,
-            _ => EffectState::Barred,
-        }
-    }
-
-    fn set(&mut self, slot: usize, state: EffectState) {
-        let bits = match state {
-            EffectState::None => 0,
-            EffectState::Made => 1,
-            EffectState::Undone => 2,
-            EffectState::Barred => 3,
-        };
-        let byte = &mut self.0[slot / 4];
-        let shift = slot % 4 * 2;
-        *byte = (*byte & !(0b11 << shift)) | (bits << shift);
-    }
+/// How an operation stands, as far as its effects tell.
+#[derive(Clone, Copy)]
+enum OperationOutcome {
+    Complete,
+    Partial,
+    HalfUndone,
+    Undone,
 }
 
-/// Some consecutive lines, and which operations occur in them.
-struct Chunk {
-    start: u64,
-    filter: Filter,
+/// How many operations stand how.
+#[derive(Default)]
+struct OperationCounts {
+    complete: u64,
+    partial: u64,
+    half_undone: u64,
+    undone: u64,
 }
 
-impl Chunk {
-    fn beginning_at(start: u64) -> Self {
-        Self {
-            start,
-            filter: Filter(Box::default()),
+impl OperationCounts {
+    fn of_mut(&mut self, outcome: OperationOutcome) -> &mut u64 {
+        match outcome {
+            OperationOutcome::Complete => &mut self.complete,
+            OperationOutcome::Partial => &mut self.partial,
+            OperationOutcome::HalfUndone => &mut self.half_undone,
+            OperationOutcome::Undone => &mut self.undone,
         }
     }
 }
 
-/// A Bloom filter with 16 bits an entry and 4 probes: about 1 in 400 answers is wrongly "maybe".
-struct Filter(Box<[[u64; 16]; 16]>);
-
-impl Filter {
-    fn insert(&mut self, hash: u64) {
-        for (row, word, bit) in probes(hash) {
-            self.0[row][word] |= bit;
-        }
-    }
-
-    fn may_contain(&self, hash: u64) -> bool {
-        probes(hash).all(|(row, word, bit)| self.0[row][word] & bit != 0)
+/// A whole delivery is a package, a delivery, and a drone or a booking with others, but not both. A
+/// tombstone beside a standing effect counts as half undone: an undo was begun and did not reach
+/// all.
+fn outcome(states: States, slots: &[Slot]) -> OperationOutcome {
+    let made = states.made();
+    let stands = |service| made.meets(slots_where(slots, |slot| slot.service == service));
+    if made.is_empty() {
+        OperationOutcome::Undone
+    } else if !states.undone().is_empty() || !states.barred().is_empty() {
+        OperationOutcome::HalfUndone
+    } else if stands(Service::Package)
+        && stands(Service::Delivery)
+        && stands(Service::Drone) != stands(Service::ThirdParty)
+    {
+        OperationOutcome::Complete
+    } else {
+        OperationOutcome::Partial
     }
 }
 
-/// Four of the 16,384 bits, each from 14 bits of the hash.
-fn probes(hash: u64) -> impl Iterator<Item = (usize, usize, u64)> {
-    (0..4).map(move |probe| {
-        let bits = (hash >> (probe * 16)) & 0x3fff;
-        let row = usize::from((bits >> 10) as u8);
-        let word = usize::from((bits >> 6) as u8 & 15);
-        (row, word, 1 << (bits & 63))
-    })
+fn slots_where(slots: &[Slot], is_wanted: impl Fn(&Slot) -> bool) -> SlotSet {
+    let mut wanted = SlotSet::default();
+    for (number, slot) in slots.iter().enumerate() {
+        if is_wanted(slot) {
+            wanted.insert(number);
+        }
+    }
+    wanted
 }

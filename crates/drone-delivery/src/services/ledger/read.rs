@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// How much is read at once.
 const READ_BYTES: usize = 64 * 1024;
 
-/// How every line of a tombstone ends.
-const TOMBSTONE_END: &[u8] = b",\"tombstone\":true}\n";
+/// How every line of a tombstone ends, and how that of a refusal.
+const NO_EFFECT_ENDS: [&[u8]; 2] = [b",\"tombstone\":true}\n", b",\"refused\":true}\n"];
 
 /// Reads whole lines, some dozens of kilobytes at a time. It blocks.
 pub(in super::super) struct Reader {
@@ -57,9 +57,9 @@ impl Reader {
     }
 }
 
-/// Whether this line, with its end, is a tombstone's.
-pub(in super::super) fn is_tombstone(line: &[u8]) -> bool {
-    line.ends_with(TOMBSTONE_END)
+/// Whether this line, with its end, is of an effect or a repeat: no tombstone and no refusal.
+pub(in super::super) fn is_of_effect(line: &[u8]) -> bool {
+    !NO_EFFECT_ENDS.iter().any(|end| line.ends_with(end))
 }
 
 /// How every line of `operation` begins.
