@@ -19,6 +19,7 @@
 mod breaker;
 mod handler;
 pub mod http;
+mod instance;
 mod metrics;
 mod run;
 mod template;
@@ -26,6 +27,7 @@ pub mod testing;
 
 pub use futures_util::future::BoxFuture;
 pub use handler::{Handler, StepCall, not_attempted, permanent, success, transient, unknown};
+pub use instance::{InstanceError, InstancePlace};
 pub use run::{Agents, AgentsConfig, AgentsError, StartError};
 pub use template::{RenderError, TemplateError};
 pub use waybill_engine::{Outcome, Outputs, StepError, StepRequest};

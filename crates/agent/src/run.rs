@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use waybill_kafka::{ClientError, KafkaSettings, PollError, RequestError};
 use waybill_messages::Topics;
 
@@ -49,8 +49,10 @@ pub struct AgentsConfig {
     /// The consumer group. Processes with the same agents share their work through it; processes
     /// with different agents may use the same one. Default: `waybill-agents`.
     pub group: String,
-    /// A name of this process that stays the same over restarts, so that one does not rebalance the
-    /// group. Default: none.
+    /// A name of this process that stays the same over restarts and that no other process has at the
+    /// time ([`InstancePlace`](crate::InstancePlace) gives one). A process that was killed and
+    /// comes back under it goes on at once; without one its requests wait until the session of the
+    /// killed one is over. Default: none.
     pub instance_id: Option<String>,
     /// A process that was not heard of for so long loses its share of the work to the others.
     /// Default: 6 s.
@@ -122,6 +124,7 @@ pub enum AgentsError {
 /// been killed: nothing more is answered or committed, and what was under way is read again.
 pub struct Agents {
     signal: Arc<Signal>,
+    ready: watch::Receiver<bool>,
     ended: oneshot::Receiver<Result<(), AgentsError>>,
 }
 
@@ -154,7 +157,8 @@ impl Agents {
         metrics::describe();
         let runtime = Handle::current();
         let signal = Arc::new(Signal::default());
-        let poller = Poller::new(config, agents, Arc::clone(&signal), &runtime)?;
+        let (tell_ready, ready) = watch::channel(false);
+        let poller = Poller::new(config, agents, Arc::clone(&signal), tell_ready, &runtime)?;
         let (sender, ended) = oneshot::channel();
         std::thread::Builder::new()
             .name("agents-poll".to_owned())
@@ -163,7 +167,29 @@ impl Agents {
                 _ = sender.send(poller.run());
             })
             .map_err(StartError::Thread)?;
-        Ok(Self { signal, ended })
+        Ok(Self {
+            signal,
+            ready,
+            ended,
+        })
+    }
+
+    /// Whether the group has given this process its first share of the agents' requests, so that
+    /// none waits for the process any more. The share is empty where more processes run than there
+    /// are partitions. Stays true when the share changes.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        *self.ready.borrow()
+    }
+
+    /// Waits until [`Agents::is_ready`]; for ever, if the agents end before.
+    pub fn ready(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut ready = self.ready.clone();
+        async move {
+            if ready.wait_for(|ready| *ready).await.is_err() {
+                std::future::pending().await
+            }
+        }
     }
 
     /// Waits until the agents have stopped: after a shutdown, or because they cannot go on.

@@ -1,14 +1,16 @@
 //! The run loop against librdkafka's built-in mock cluster, which speaks the real protocol over
 //! local sockets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
+use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use tokio::sync::Semaphore;
 use waybill_agent::testing::StepRequestBuilder;
 use waybill_agent::{
@@ -26,7 +28,7 @@ const REPLY_PARTITIONS: u32 = 3;
 
 /// A broker with the topics of the agents `fast` and `slow`.
 struct Broker {
-    _cluster: MockCluster<'static, DefaultProducerContext>,
+    cluster: MockCluster<'static, DefaultProducerContext>,
     kafka: KafkaSettings,
     topics: Topics,
     producer: Producer<Arc<Settlement>>,
@@ -52,7 +54,7 @@ impl Broker {
         let replies = consumer(&kafka, topics.step_replies(), REPLY_PARTITIONS);
         Self {
             producer: Producer::new(&kafka, &ProducerOptions::new("test")).unwrap(),
-            _cluster: cluster,
+            cluster,
             kafka,
             topics,
             replies,
@@ -512,4 +514,55 @@ async fn agents_without_a_name_of_their_own_are_refused() {
         ("a".to_owned(), handler),
     ];
     assert!(Agents::start(config, twice).is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_request_is_answered_though_the_producer_meets_a_fatal_error() {
+    let broker = Broker::start();
+    let fast = Scripted::new(4);
+    let agents = start(&broker, &[("fast", &fast)]);
+    let held: Vec<_> = (0..4).map(|_| request("fast", "hold").build()).collect();
+    broker.send(&held);
+    eventually("all run", || fast.calls() == 4).await;
+    // The sequence numbers of the agents' producer and the broker come apart.
+    broker.cluster.request_errors(
+        RDKafkaApiKey::Produce,
+        &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER],
+    );
+    fast.open(4);
+    let expected: BTreeSet<_> = held.iter().map(|request| request.operation).collect();
+    let answered: BTreeSet<_> = broker
+        .replies(4)
+        .iter()
+        .map(|(_, reply)| reply.operation)
+        .collect();
+    assert_eq!(answered, expected);
+    let after = request("fast", "after").build();
+    broker.send(std::slice::from_ref(&after));
+    assert_eq!(broker.replies(1)[0].1.operation, after.operation);
+    agents.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agents_are_ready_once_the_group_has_given_them_their_share() {
+    let broker = Broker::start();
+    let nowhere = AgentsConfig::new(KafkaSettings::new("127.0.0.1:1"), broker.topics.clone());
+    let fast = Scripted::new(1);
+    let alone = start_with(nowhere, &[("fast", &fast)]);
+    // Three processes share two partitions: one share is empty.
+    let processes: Vec<_> = (0..3).map(|_| start(&broker, &[("fast", &fast)])).collect();
+    for agents in &processes {
+        tokio::time::timeout(PATIENCE, agents.ready())
+            .await
+            .expect("never ready");
+        assert!(agents.is_ready());
+    }
+    assert!(!alone.is_ready(), "there is no group where no broker is");
+    for agents in processes {
+        agents.shutdown().await.unwrap();
+    }
+    // Agents that have ended are not taken for ready.
+    let ready = alone.ready();
+    alone.shutdown().await.unwrap();
+    assert!(ready.now_or_never().is_none());
 }

@@ -61,7 +61,7 @@ impl ProduceError {
     }
 
     /// Whether the very same record would be refused again: it is the record, the topic or the
-    /// permission that is wrong, or the producer as a whole has given up.
+    /// permission that is wrong.
     #[must_use]
     pub const fn is_permanent(self) -> bool {
         matches!(
@@ -83,7 +83,6 @@ impl ProduceError {
                     | RDKafkaErrorCode::ClusterAuthorizationFailed
                     | RDKafkaErrorCode::UnsupportedCompressionType
                     | RDKafkaErrorCode::UnsupportedForMessageFormat
-                    | RDKafkaErrorCode::Fatal
             }
         )
     }
@@ -166,6 +165,9 @@ mod tests {
         assert!(ProduceError::Refused { code }.is_permanent());
         assert!(!ProduceError::OutcomeUnknown { code }.is_permanent());
         let code = RDKafkaErrorCode::MessageTimedOut;
+        assert!(!ProduceError::Refused { code }.is_permanent());
+        // The producer is made anew, and takes the record then.
+        let code = RDKafkaErrorCode::Fatal;
         assert!(!ProduceError::Refused { code }.is_permanent());
     }
 }

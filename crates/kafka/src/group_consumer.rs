@@ -24,10 +24,20 @@ use waybill_engine::{Offset, PartitionId};
 
 use crate::client_log::ClientLog;
 use crate::error::{ClientError, RequestError};
+use crate::native;
 use crate::partition_consumer::{fetch_settings, offsets_list};
 use crate::poll::{self, PollError, PollLimits, Polled};
 use crate::record::{RecordRef, partition_id};
 use crate::settings::KafkaSettings;
+
+/// The longest that a fetch may wait for records. librdkafka takes partitions that were just assigned
+/// into its next fetch only, so it is also how long they may stand still.
+const FETCH_WAIT_MAX: Duration = Duration::from_millis(100);
+/// The longest time between two heartbeats, by which a member learns that the group rebalances.
+/// Partitions that move to another member stand still until then.
+const HEARTBEAT_INTERVAL_MAX: Duration = Duration::from_millis(500);
+/// How long a member that leaves waits for the group's next word before it looks whether it is out.
+const LEAVING_POLL: Duration = Duration::from_millis(10);
 
 /// Settings of a [`GroupConsumer`].
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -36,8 +46,9 @@ pub struct GroupOptions {
     pub group: String,
     /// The name that brokers and logs know the client by.
     pub client_id: String,
-    /// A name that stays the same over restarts: a member that comes back under it within the
-    /// session time-out gets its partitions back without a rebalance.
+    /// A name that stays the same over restarts: a member that ended without leaving and comes back
+    /// under it within the session time-out takes its own place again, where a new member would
+    /// have to wait until the old one's session is over. No two may have the same at a time.
     pub instance_id: Option<String>,
     /// A member that was not heard of for so long loses its partitions. Default 6 s; at most five
     /// minutes.
@@ -100,6 +111,8 @@ pub trait GroupHandler {
 pub struct GroupConsumer {
     consumer: BaseConsumer<Context>,
     client_id: String,
+    /// Whether the group has given it a share.
+    was_assigned: AtomicBool,
 }
 
 impl GroupConsumer {
@@ -109,11 +122,16 @@ impl GroupConsumer {
         let mut defaults = fetch_settings(
             options.queue_kib_max,
             options.queue_records_max,
-            Duration::from_millis(500),
+            FETCH_WAIT_MAX,
         );
         defaults.extend([
             ("session.timeout.ms", session_ms.to_string()),
-            ("heartbeat.interval.ms", (session_ms / 3).to_string()),
+            (
+                "heartbeat.interval.ms",
+                (session_ms / 3)
+                    .min(HEARTBEAT_INTERVAL_MAX.as_millis())
+                    .to_string(),
+            ),
             (
                 "partition.assignment.strategy",
                 "cooperative-sticky".to_owned(),
@@ -143,6 +161,7 @@ impl GroupConsumer {
         Ok(Self {
             consumer,
             client_id: options.client_id.clone(),
+            was_assigned: AtomicBool::new(false),
         })
     }
 
@@ -171,6 +190,7 @@ impl GroupConsumer {
                 limits,
                 wait,
                 |record| handler.record(record),
+                |_| {},
                 || {
                     !rebalances
                         .lock()
@@ -189,6 +209,13 @@ impl GroupConsumer {
         }
     }
 
+    /// Whether the group has given this member its first share of the partitions, which is empty
+    /// where there are more members than partitions. Stays true when the share changes or is lost.
+    #[must_use]
+    pub fn was_assigned(&self) -> bool {
+        self.was_assigned.load(Ordering::Acquire)
+    }
+
     /// Commits offsets, each that of the next record to read. Returns at once; a failure is
     /// logged, and the next commit makes up for it.
     pub fn commit(&self, offsets: &[(&str, PartitionId, Offset)]) -> Result<(), RequestError> {
@@ -202,18 +229,22 @@ impl GroupConsumer {
 
     /// Leaves the group in order: the handler is told that its partitions are revoked, and the
     /// offsets that it returns are committed. Records that were prefetched are given up. Waits up
-    /// to `timeout` for the group, and then leaves in any case.
+    /// to `timeout` for the group, and then ends in any case.
+    ///
+    /// The others get its partitions at once, also from a member with an instance id.
     pub fn close(self, timeout: Duration, handler: &mut dyn GroupHandler) {
         let deadline = Instant::now() + timeout;
         self.consumer.unsubscribe();
         loop {
             self.rebalance(handler);
-            let held = self.consumer.assignment().map_or(0, |list| list.count());
+            // Without partitions it is still a member until the commit under way is through: a
+            // client that is ended before would leave its session to time out.
+            let is_member = native::is_group_member(self.consumer.client());
             let left = deadline.saturating_duration_since(Instant::now());
-            if held == 0 || left.is_zero() {
+            if !is_member || left.is_zero() {
                 return;
             }
-            drop(self.consumer.poll(left.min(Duration::from_millis(100))));
+            drop(self.consumer.poll(left.min(LEAVING_POLL)));
         }
     }
 
@@ -224,6 +255,7 @@ impl GroupConsumer {
                 Rebalance::Assign(list) => {
                     handler.assigned(&partitions_of(&list));
                     self.log_failure("taking partitions", take_partitions(&self.consumer, &list));
+                    self.was_assigned.store(true, Ordering::Release);
                 }
                 Rebalance::Revoke(list) => {
                     let lost = self.consumer.assignment_lost();

@@ -11,6 +11,9 @@
 //!   where the log no longer (or not yet) is reports [`PollError::OffsetOutOfRange`].
 //! * **Every record that was taken for sending is settled exactly once**, and a failure says
 //!   whether the record may have been appended nevertheless ([`ProduceError`]).
+//! * **A producer never stays broken.** One that met a fatal error is made anew ([`Producer`]).
+//! * **The end of a partition is found though no record lies there**: a [`PartitionConsumer`] tells
+//!   how far it has read also where control records or a gap follow the last record.
 //! * **Memory is bounded**: consumers by `queue_kib_max`, the producer by `queue_records_max` and
 //!   `queue_kib_max`; a full producer queue hands the token back at once.
 //!
@@ -25,6 +28,7 @@ mod delivery;
 mod error;
 mod group_consumer;
 mod native;
+mod native_producer;
 mod partition_consumer;
 mod poll;
 mod producer;

@@ -1,10 +1,11 @@
-//! The two things that librdkafka knows of a message and rust-rdkafka does not hand out: whether a
-//! message whose delivery failed may have been persisted, and its headers without a panic where a
-//! header's name is not UTF-8.
+//! What librdkafka knows and rust-rdkafka does not hand out: whether a message whose delivery failed
+//! may have been persisted, a message's headers without a panic where a header's name is not UTF-8,
+//! and whether a consumer is a member of its group.
 //!
-//! This is the only module of the crate with unsafe code. Both functions only read, through the
-//! message pointer that [`BorrowedMessage::ptr`] gives: it stays valid as long as the borrowed
-//! message, which holds the event that owns it.
+//! This is the only module of the crate with unsafe code. The functions only read. Those about a
+//! message do so through the pointer that [`BorrowedMessage::ptr`] gives: it stays valid as long as
+//! the borrowed message, which holds the event that owns it. The one about a client does so through
+//! [`Client::native_ptr`], which stays valid as long as the client.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -12,9 +13,10 @@ use std::ptr;
 use std::slice;
 
 use rdkafka::bindings::{
-    rd_kafka_header_get_all, rd_kafka_message_headers, rd_kafka_message_status,
-    rd_kafka_msg_status_t,
+    rd_kafka_header_get_all, rd_kafka_mem_free, rd_kafka_memberid, rd_kafka_message_headers,
+    rd_kafka_message_status, rd_kafka_msg_status_t,
 };
+use rdkafka::client::{Client, ClientContext};
 use rdkafka::message::BorrowedMessage;
 use rdkafka::types::RDKafkaRespErr;
 
@@ -67,4 +69,31 @@ pub(crate) fn header<'m>(
         let value = (!value.is_null()).then(|| slice::from_raw_parts(value.cast::<u8>(), size));
         Some((CStr::from_ptr(name), value))
     }
+}
+
+/// Whether the group counts this consumer among its members. It ceases to once librdkafka has
+/// begun to tell the group that it leaves, and ends the client only when that was answered.
+///
+/// Asks librdkafka's main thread, which never waits.
+pub(crate) fn is_group_member<C: ClientContext>(client: &Client<C>) -> bool {
+    // SAFETY: the client is alive. The string, if there is one, is ours to free.
+    unsafe {
+        let id = rd_kafka_memberid(client.native_ptr());
+        if id.is_null() {
+            return false;
+        }
+        let is_member = *id != 0;
+        rd_kafka_mem_free(client.native_ptr(), id.cast());
+        is_member
+    }
+}
+
+/// Has a producer meet a fatal error.
+#[cfg(test)]
+pub(crate) fn raise_fatal_error<C: ClientContext>(client: &Client<C>) {
+    use rdkafka::bindings::rd_kafka_test_fatal_error;
+
+    let code = RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER;
+    // SAFETY: the client is alive, and the reason is a string that librdkafka copies.
+    unsafe { rd_kafka_test_fatal_error(client.native_ptr(), code, c"on purpose".as_ptr()) };
 }

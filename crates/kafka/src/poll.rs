@@ -103,7 +103,8 @@ pub(crate) fn severity(error: &KafkaError) -> Severity {
 }
 
 /// Takes records until a limit or the end of what is there, or until `stop` says so: it is asked
-/// whenever librdkafka had no record to give.
+/// whenever librdkafka had no record to give. `on_end` is called for a partition (of some topic) whose
+/// end was met behind the records handed over so far, if the consumer reports ends at all.
 ///
 /// Errors that are transient were logged by the consumer's context when they arose.
 pub(crate) fn take<C: ConsumerContext>(
@@ -111,6 +112,7 @@ pub(crate) fn take<C: ConsumerContext>(
     limits: PollLimits,
     timeout: Duration,
     mut on_record: impl FnMut(RecordRef<'_>),
+    mut on_end: impl FnMut(i32),
     stop: impl Fn() -> bool,
 ) -> Result<Polled, KafkaError> {
     let mut polled = Polled::default();
@@ -131,6 +133,7 @@ pub(crate) fn take<C: ConsumerContext>(
                     return Ok(polled);
                 }
             }
+            Some(Err(KafkaError::PartitionEOF(partition))) => on_end(partition),
             Some(Err(error)) if severity(&error) == Severity::Transient => {}
             Some(Err(error)) => return Err(error),
             None => {

@@ -1,26 +1,16 @@
 //! A producer whose acknowledgements settle tokens of the caller's, not futures.
 
-use std::fmt;
-use std::marker::PhantomData;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
+use std::{fmt, mem, thread};
 
-use rdkafka::Message;
-use rdkafka::client::ClientContext;
-use rdkafka::config::RDKafkaLogLevel;
-use rdkafka::error::KafkaError;
-use rdkafka::message::{DeliveryResult, Header as NativeHeader, OwnedHeaders};
-use rdkafka::producer::{BaseRecord, Producer as _, ProducerContext, ThreadedProducer};
 use rdkafka::types::RDKafkaErrorCode;
-use waybill_engine::Offset;
 
-use crate::client_log::ClientLog;
-use crate::delivery::{Delivered, Delivery, ProduceError};
+use crate::delivery::{Delivered, ProduceError};
 use crate::error::{ClientError, RequestError};
-use crate::native;
-use crate::record::{OutRecord, partition_id, partition_number};
+use crate::native_producer::NativeProducer;
+use crate::record::OutRecord;
 use crate::settings::KafkaSettings;
 
 /// The longest pause between two tries while the queue is full.
@@ -62,7 +52,7 @@ impl ProducerOptions {
         }
     }
 
-    fn defaults(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn defaults(&self) -> Vec<(&'static str, String)> {
         let delivery_ms = self.delivery_timeout.as_millis().clamp(1, 2_147_483_647);
         vec![
             (
@@ -136,64 +126,68 @@ impl<D> fmt::Debug for SendError<D> {
 ///
 /// `D` is the token: `Box<T>` for one record, `Arc<T>` for many, see [`Delivered`]. When the
 /// producer is dropped, records that are not acknowledged yet fail: flush first.
+///
+/// It outlives librdkafka's fatal errors. An idempotent producer that cannot go on without a gap or
+/// a repeat stops for good, and a new one takes its place with the next record that is sent, at
+/// most once in [`Producer::REVIVAL_PAUSE`]. The records that the old one held are settled as
+/// failed. So no order is promised between a record that failed and one that was sent after it.
 pub struct Producer<D: Delivered> {
-    inner: ThreadedProducer<Context<D>>,
-    client_id: String,
+    settings: KafkaSettings,
+    options: ProducerOptions,
+    current: RwLock<Current<D>>,
+    in_flight: Arc<AtomicUsize>,
+}
+
+/// The librdkafka producer in use.
+struct Current<D: Delivered> {
+    producer: Arc<NativeProducer<D>>,
+    /// Tells it from those before it.
+    number: u64,
+    /// When another one was last tried to be put in its place.
+    tried_at: Option<Instant>,
 }
 
 impl<D: Delivered> Producer<D> {
+    /// The shortest time between two tries to make a producer that gave up anew. Records are
+    /// refused meanwhile.
+    pub const REVIVAL_PAUSE: Duration = Duration::from_secs(1);
+
     /// Makes a producer. No broker need be there yet.
     pub fn new(settings: &KafkaSettings, options: &ProducerOptions) -> Result<Self, ClientError> {
-        let fixed = [
-            ("acks", "all".to_owned()),
-            ("enable.idempotence", "true".to_owned()),
-            ("partitioner", "murmur2_random".to_owned()),
-        ];
-        let config = settings.client_config(&options.client_id, &options.defaults(), &fixed)?;
-        let context = Context {
-            log: ClientLog::new(&options.client_id),
-            in_flight: AtomicUsize::new(0),
-            token: PhantomData,
-        };
-        let inner = config
-            .create_with_context(context)
-            .map_err(|error| ClientError::new(&options.client_id, error))?;
+        let in_flight = Arc::default();
+        let producer = NativeProducer::new(settings, options, Arc::clone(&in_flight))?;
         Ok(Self {
-            inner,
-            client_id: options.client_id.clone(),
+            settings: settings.clone(),
+            options: options.clone(),
+            current: RwLock::new(Current {
+                producer: Arc::new(producer),
+                number: 0,
+                tried_at: None,
+            }),
+            in_flight,
         })
     }
 
-    /// Enqueues a record; its bytes are copied. Never blocks. On success the token will be told
-    /// the outcome, exactly once; on an error it comes back and is told nothing.
+    /// Enqueues a record; its bytes are copied. Never waits for room or for the broker. On success
+    /// the token will be told the outcome, exactly once; on an error it comes back and is told
+    /// nothing.
     pub fn send(&self, record: &OutRecord<'_>, token: D) -> Result<(), SendError<D>> {
-        let message = BaseRecord::<[u8], [u8], D> {
-            topic: record.topic,
-            partition: (record.partition != OutRecord::BY_KEY)
-                .then(|| partition_number(record.partition)),
-            payload: record.value,
-            key: record.key,
-            timestamp: record.timestamp_ms,
-            headers: native_headers(record),
-            delivery_opaque: token,
-        };
-        // Counted before it is sent: its outcome may be told before `send` is back.
-        let in_flight = &self.inner.context().in_flight;
-        in_flight.fetch_add(1, Ordering::Relaxed);
-        self.inner.send(message).map_err(|(error, message)| {
-            in_flight.fetch_sub(1, Ordering::Relaxed);
-            let token = message.delivery_opaque;
-            match error.rdkafka_error_code() {
-                Some(RDKafkaErrorCode::QueueFull) => SendError::QueueFull(token),
-                code => {
-                    let code = code.unwrap_or(RDKafkaErrorCode::InvalidArgument);
-                    SendError::Refused {
-                        token,
-                        error: ProduceError::Refused { code },
-                    }
+        let (token, error, number) = {
+            let current = self.current();
+            match current.producer.send(record, token) {
+                Err(SendError::Refused { token, error })
+                    if current.producer.fatal_error().is_some() =>
+                {
+                    (token, error, current.number)
                 }
+                sent => return sent,
             }
-        })
+        };
+        if self.replace(number) {
+            self.current().producer.send(record, token)
+        } else {
+            Err(SendError::Refused { token, error })
+        }
     }
 
     /// Enqueues a record, and blocks the calling thread while the queue is full, up to `timeout`.
@@ -220,9 +214,12 @@ impl<D: Delivered> Producer<D> {
         }
     }
 
-    /// Waits up to `timeout` until every record sent so far is settled. Blocks.
+    /// Waits up to `timeout` until every record sent so far is settled. Blocks. Those of a producer
+    /// that gave up and was replaced are not waited for: they are settled within a second anyway.
     pub fn flush(&self, timeout: Duration) -> Result<(), RequestError> {
-        self.inner
+        // Not under the lock: who sends meanwhile must not wait.
+        let producer = Arc::clone(&self.current().producer);
+        producer
             .flush(timeout)
             .map_err(RequestError::new("flushing the producer"))
     }
@@ -231,90 +228,78 @@ impl<D: Delivered> Producer<D> {
     #[must_use]
     pub fn in_flight(&self) -> usize {
         // librdkafka's own count takes log lines and errors that wait to be read for records.
-        self.inner.context().in_flight.load(Ordering::Relaxed)
+        self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// The error after which this producer sends nothing more, if it met one: make a new one.
-    #[must_use]
-    pub fn fatal_error(&self) -> Option<String> {
-        self.inner
-            .client()
-            .fatal_error()
-            .map(|(code, reason)| format!("{code}: {reason}"))
+    /// Puts a new producer in the place of number `failed`. Returns whether that one is gone.
+    fn replace(&self, failed: u64) -> bool {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        if current.number != failed {
+            return true;
+        }
+        let now = Instant::now();
+        let is_too_soon = |tried_at| now < tried_at + Self::REVIVAL_PAUSE;
+        if current.tried_at.is_some_and(is_too_soon) {
+            return false;
+        }
+        current.tried_at = Some(now);
+        let client = self.options.client_id.as_str();
+        let reason = current.producer.fatal_error().unwrap_or_default();
+        match NativeProducer::new(&self.settings, &self.options, Arc::clone(&self.in_flight)) {
+            Ok(new) => {
+                tracing::error!(client, reason, "the producer gave up and was made anew");
+                current.number += 1;
+                let old = mem::replace(&mut current.producer, Arc::new(new));
+                drop(current);
+                end_aside(old);
+                true
+            }
+            Err(error) => {
+                tracing::error!(
+                    client,
+                    reason,
+                    error = &error as &dyn std::error::Error,
+                    "the producer gave up and cannot be made anew"
+                );
+                false
+            }
+        }
+    }
+
+    fn current(&self) -> RwLockReadGuard<'_, Current<D>> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<D: Delivered> fmt::Debug for Producer<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Producer")
-            .field("client_id", &self.client_id)
+            .field("client_id", &self.options.client_id)
             .field("in_flight", &self.in_flight())
             .finish_non_exhaustive()
     }
 }
 
-fn native_headers(record: &OutRecord<'_>) -> Option<OwnedHeaders> {
-    if record.headers.is_empty() {
-        return None;
-    }
-    let mut headers = OwnedHeaders::new_with_capacity(record.headers.len());
-    for header in record.headers {
-        headers = headers.insert(NativeHeader {
-            key: header.key,
-            value: header.value,
-        });
-    }
-    Some(headers)
-}
-
-/// What librdkafka calls back on the producer's thread.
-struct Context<D> {
-    log: ClientLog,
-    in_flight: AtomicUsize,
-    token: PhantomData<fn(D)>,
-}
-
-impl<D: Delivered> ClientContext for Context<D> {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        self.log.line(level, facility, line);
-    }
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        self.log.error(&error, reason);
-    }
-}
-
-impl<D: Delivered> ProducerContext for Context<D> {
-    type DeliveryOpaque = D;
-
-    fn delivery(&self, result: &DeliveryResult<'_>, token: D) {
-        let delivery = match result {
-            Ok(message) => Delivery {
-                partition: partition_id(message.partition()),
-                offset: Some(message.offset())
-                    .filter(|offset| *offset >= 0)
-                    .map(Offset),
-                result: Ok(()),
-            },
-            Err((error, message)) => {
-                let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail);
-                let error = ProduceError::of_delivery(code, native::persisted(message));
-                Delivery::failed(partition_id(message.partition()), error)
-            }
-        };
-        // A panic would end the producer's thread, and no record would ever be settled again.
-        if catch_unwind(AssertUnwindSafe(|| token.delivered(delivery))).is_err() {
-            tracing::error!("a delivery token panicked; its record counts as settled");
-        }
-        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+/// Ends a producer on a thread of its own: to settle what it still holds may take half a second,
+/// and whoever sends must not wait for it.
+fn end_aside<D: Delivered>(old: Arc<NativeProducer<D>>) {
+    let ending = thread::Builder::new()
+        .name("kafka-producer-end".to_owned())
+        .spawn(move || drop(old));
+    if let Err(error) = ending {
+        // It was ended right here, with the closure that was not run.
+        tracing::warn!(%error, "no thread to end a producer on");
     }
 }
 
 #[cfg(test)]
 mod tests {
     use tokio::sync::oneshot;
+    use waybill_engine::PartitionId;
 
     use super::*;
+    use crate::delivery::Delivery;
+    use crate::settlement::Settlement;
 
     #[test]
     fn options_become_librdkafkas_properties() {
@@ -347,5 +332,73 @@ mod tests {
             matches!(&error, ClientError::UnknownProperty { property } if property == "no.such.property"),
             "{error:?}"
         );
+    }
+
+    /// A producer that reaches no broker: what it takes stays where it is.
+    fn producer() -> Producer<Arc<Settlement>> {
+        let nowhere = KafkaSettings::new("127.0.0.1:1");
+        Producer::new(&nowhere, &ProducerOptions::new("p")).unwrap()
+    }
+
+    fn record() -> OutRecord<'static> {
+        OutRecord::new("t", PartitionId(0), b"k", b"v")
+    }
+
+    #[test]
+    fn a_producer_that_gave_up_is_made_anew_and_what_it_held_is_settled_as_failed() {
+        let producer = producer();
+        let (settlement, settled) = Settlement::channel(1);
+        producer.send(&record(), settlement).unwrap();
+        producer.current().producer.fail_for_good();
+
+        let (settlement, _receiver) = Settlement::channel(1);
+        producer.send(&record(), Arc::clone(&settlement)).unwrap();
+        assert_eq!(producer.current().number, 1);
+        assert!(matches!(
+            settled.blocking_recv(),
+            Ok(Err(ProduceError::Refused { .. }))
+        ));
+        // The new one holds its record, and it alone is counted.
+        assert_eq!(settlement.open(), 1);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while producer.in_flight() != 1 {
+            assert!(Instant::now() < deadline, "{producer:?}");
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_producer_that_gives_up_again_and_again_is_made_anew_at_a_bounded_pace() {
+        let producer = producer();
+        let token = || Settlement::channel(1).0;
+        producer.current().producer.fail_for_good();
+        let before = Instant::now();
+        producer.send(&record(), token()).unwrap();
+        producer.current().producer.fail_for_good();
+        let fatal = ProduceError::Refused {
+            code: RDKafkaErrorCode::Fatal,
+        };
+        let mut refused = 0;
+        while let Err(error) = producer.send(&record(), token()) {
+            assert_eq!(error.into_parts().1, fatal);
+            refused += 1;
+            assert!(before.elapsed() < Duration::from_secs(30));
+            thread::sleep(Duration::from_millis(10));
+        }
+        assert!(refused > 0);
+        assert!(before.elapsed() >= Producer::<Arc<Settlement>>::REVIVAL_PAUSE);
+        assert_eq!(producer.current().number, 2);
+    }
+
+    #[test]
+    fn senders_that_meet_the_same_fatal_error_share_one_new_producer() {
+        let producer = producer();
+        producer.current().producer.fail_for_good();
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| producer.send(&record(), Settlement::channel(1).0).unwrap());
+            }
+        });
+        assert_eq!(producer.current().number, 1);
     }
 }

@@ -1,7 +1,8 @@
 //! What agents send: step replies and dead letters, each with the record that it finishes.
 //!
 //! Whatever cannot be sent or was not acknowledged waits here for the poller, which sends it again
-//! before it reads on: a broker that takes nothing stops the reading of requests, too.
+//! before it reads on: a broker that takes nothing stops the reading of requests, too. A producer that
+//! met a fatal error is made anew by itself, and what it did not deliver is among what waits here.
 
 use std::collections::VecDeque;
 use std::fmt;

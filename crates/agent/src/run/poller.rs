@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use waybill_engine::{Offset, Outcome, PartitionId, StepReply, StepRequest, murmur2};
 use waybill_kafka::{
@@ -96,6 +97,8 @@ pub(super) struct Poller {
     consumer: GroupConsumer,
     workers: Vec<AbortHandle>,
     signal: Arc<Signal>,
+    /// Told once, when the group has given the process its first share.
+    tell_ready: watch::Sender<bool>,
     commit_interval: Duration,
     drain_timeout: Duration,
 }
@@ -105,6 +108,7 @@ impl Poller {
         config: AgentsConfig,
         agents: Vec<(String, Arc<dyn Handler>)>,
         signal: Arc<Signal>,
+        tell_ready: watch::Sender<bool>,
         runtime: &Handle,
     ) -> Result<Self, StartError> {
         let offsets = Arc::new(Offsets::default());
@@ -153,6 +157,7 @@ impl Poller {
             consumer,
             workers,
             signal,
+            tell_ready,
             commit_interval: config.commit_interval,
             drain_timeout: config.drain_timeout,
         })
@@ -175,6 +180,7 @@ impl Poller {
                 if let Err(error) = polled {
                     break Err(AgentsError::from(error));
                 }
+                self.tell_if_ready();
             } else {
                 std::thread::sleep(BLOCKED_PAUSE);
             }
@@ -190,6 +196,13 @@ impl Poller {
         }
         self.drain(&mut intake);
         ended
+    }
+
+    fn tell_if_ready(&self) {
+        if self.consumer.was_assigned() {
+            self.tell_ready
+                .send_if_modified(|ready| !std::mem::replace(ready, true));
+        }
     }
 
     /// Hands waiting work back, lets running attempts end, sends what is to be sent, and leaves
