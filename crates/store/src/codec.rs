@@ -1,15 +1,17 @@
 //! How the embedded store's values look as bytes.
 //!
 //! Every value begins with the number of its format, so that a newer program can read what an
-//! older one wrote, and an older one refuses what it does not know. What the write path compares
-//! (stamp and expiry) stands in front of the body, big-endian, and is read without decoding the
-//! body. Bodies are postcard.
+//! older one wrote, and an older one refuses what it does not know. Stamp and expiry stand in front
+//! of the body, big-endian. Bodies are postcard.
+//!
+//! A value of which any part cannot be read counts as unreadable as a whole: a stamp in front of a
+//! broken body is not trusted, since a wrong one that is too high would keep every later write out.
 //!
 //! ```text
-//! state    format u8 = 1 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState
-//! created  format u8 = 1 · stamp i64 · Created
-//! lease    format u8 = 1 · Lease
-//! cursor   format u8 = 1 · bucket i64
+//! state    format u8 = 2 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState
+//! created  format u8 = 2 · stamp i64 · Created
+//! lease    format u8 = 2 · Lease
+//! cursor   format u8 = 2 · bucket i64
 //! ```
 //!
 //! What must hold: reading never panics, whatever the bytes; the golden bytes in the tests change
@@ -23,7 +25,7 @@ use crate::due::DueBucket;
 use crate::lease::Lease;
 
 /// The format that this program writes, and the only one that it reads.
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
 
 /// The expiry of a row that is kept for good.
 const NEVER: Timestamp = Timestamp(i64::MAX);
@@ -111,28 +113,16 @@ impl Encoder {
     }
 }
 
-/// Reads what stands in front of a state's body.
-pub(crate) fn state_header(bytes: &[u8]) -> Result<StateHeader, Malformed> {
-    let mut reader = Reader::new(bytes)?;
-    reader.state_header()
-}
-
 /// Reads a state with its header.
 pub(crate) fn state(bytes: &[u8]) -> Result<(StateHeader, OperationState), Malformed> {
     let mut reader = Reader::new(bytes)?;
     Ok((reader.state_header()?, reader.body()?))
 }
 
-/// Reads the stamp in front of an immutable part.
-pub(crate) fn created_stamp(bytes: &[u8]) -> Result<Stamp, Malformed> {
-    Reader::new(bytes)?.number().map(Stamp)
-}
-
-/// Reads an immutable part.
-pub(crate) fn created(bytes: &[u8]) -> Result<Created, Malformed> {
+/// Reads an immutable part with its stamp.
+pub(crate) fn created(bytes: &[u8]) -> Result<(Stamp, Created), Malformed> {
     let mut reader = Reader::new(bytes)?;
-    reader.number()?;
-    reader.body()
+    Ok((Stamp(reader.number()?), reader.body()?))
 }
 
 /// Reads a lease.

@@ -1,5 +1,4 @@
-//! The entries of the deadline index and of the attention table, and the slots that they are
-//! listed under.
+//! The entries of the deadline index, and the buckets that they are listed under.
 
 use std::time::Duration;
 
@@ -39,30 +38,12 @@ impl DueBucket {
 
     /// The first and the last instant of the bucket.
     pub(crate) fn bounds(self) -> (Timestamp, Timestamp) {
-        slot_bounds(self.0, Self::WIDTH_US)
+        let first = self.0.saturating_mul(Self::WIDTH_US);
+        (
+            Timestamp(first),
+            Timestamp(first.saturating_add(Self::WIDTH_US - 1)),
+        )
     }
-}
-
-/// An entry of the attention table: an operation that lingers, failed or is parked.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct AttentionEntry {
-    /// Since when it needs attention; decides the day that it is listed under.
-    pub at: Timestamp,
-    /// The operation.
-    pub operation: OperationId,
-}
-
-/// The first and the last instant of a day, counted from the Unix epoch.
-pub(crate) fn day_bounds(day: i64) -> (Timestamp, Timestamp) {
-    slot_bounds(day, 86_400_000_000)
-}
-
-fn slot_bounds(slot: i64, width_us: i64) -> (Timestamp, Timestamp) {
-    let first = slot.saturating_mul(width_us);
-    (
-        Timestamp(first),
-        Timestamp(first.saturating_add(width_us - 1)),
-    )
 }
 
 #[cfg(test)]
@@ -94,14 +75,5 @@ mod tests {
             assert!((first.0..=last.0).contains(&due), "{due}");
         }
         assert_eq!(DueBucket(i64::MAX).end(), Timestamp(i64::MAX));
-    }
-
-    #[test]
-    fn a_day_holds_its_86_400_seconds() {
-        assert_eq!(
-            day_bounds(1),
-            (Timestamp(86_400_000_000), Timestamp(172_799_999_999))
-        );
-        assert_eq!(day_bounds(-1).1, Timestamp(-1));
     }
 }

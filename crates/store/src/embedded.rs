@@ -5,11 +5,14 @@
 //!   one atomic, synced batch and then answers each caller. So changes need no locks to be compared
 //!   with what is stored, and concurrent callers share a sync. See `embedded/writer.rs`.
 //! * **Readers read snapshots.** They see a batch whole or not at all, and only once it is synced.
+//! * **Nothing that cannot be read is destroyed.** A write takes the place of a corrupt row, whose
+//!   bytes are kept aside; the purge leaves it alone.
 //! * **Retention is read, then purged.** A row past its retention reads as absent at once; its bytes
 //!   go later, in bounded steps. See `embedded/purge.rs`.
 //!
 //! Deliberately absent: settings that trade durability for speed.
 
+mod attention;
 mod group;
 mod purge;
 mod recent;
@@ -25,13 +28,16 @@ use std::time::{Duration, SystemTime};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
-use waybill_engine::{OperationId, OperationRow, PartitionId, Timestamp};
+use waybill_engine::{OperationId, PartitionId, Timestamp};
 
 use self::group::EncodedBatch;
 use self::purge::Purge;
 use self::tables::Tables;
 use self::writer::{Command, Reply, Writer};
-use crate::{AttentionEntry, DueBucket, DueEntry, Lease, Store, StoreError, WriteBatch};
+use crate::{
+    AttentionCursor, AttentionPage, DueBucket, DueEntry, Lease, LeaseKey, RowRead, Store,
+    StoreError, WriteBatch, Written,
+};
 
 /// How an [`EmbeddedStore`] is opened. Every bound that it has is here.
 ///
@@ -70,6 +76,10 @@ pub struct EmbeddedConfig {
     /// How many rows, and how many deadline entries per shard, one such pass removes at most.
     /// Default: 65,536.
     pub purge_entries_max: usize,
+    /// How many attention entries that are over a day old one such pass looks at, each with its
+    /// row, to remove those whose operation is gone or `Processed`. A walk over all of them begins
+    /// once an hour. Default: 4,096.
+    pub attention_checks_max: usize,
 }
 
 impl EmbeddedConfig {
@@ -87,6 +97,7 @@ impl EmbeddedConfig {
             recent_stamps: 32_768,
             purge_interval: Duration::from_secs(10),
             purge_entries_max: 65_536,
+            attention_checks_max: 4_096,
         }
     }
 }
@@ -231,10 +242,10 @@ impl Store for EmbeddedStore {
         true
     }
 
-    fn write(&self, batch: WriteBatch) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn write(&self, batch: WriteBatch) -> BoxFuture<'_, Result<Written, StoreError>> {
         async move {
             if batch.is_empty() {
-                return Ok(());
+                return Ok(Written::default());
             }
             let batch = EncodedBatch::new(&batch, wall_clock());
             self.change("writing rows", |reply| Command::Write(batch, reply))
@@ -243,17 +254,14 @@ impl Store for EmbeddedStore {
         .boxed()
     }
 
-    fn get_many(
-        &self,
-        ids: Vec<OperationId>,
-    ) -> BoxFuture<'_, Result<Vec<Option<OperationRow>>, StoreError>> {
+    fn get_many(&self, ids: Vec<OperationId>) -> BoxFuture<'_, Result<Vec<RowRead>, StoreError>> {
         self.read("reading rows", move |tables| {
             tables.rows(&ids, wall_clock())
         })
     }
 
-    fn lease(&self, partition: PartitionId) -> BoxFuture<'_, Result<Option<Lease>, StoreError>> {
-        self.read("reading a lease", move |tables| tables.lease(partition))
+    fn lease(&self, key: LeaseKey) -> BoxFuture<'_, Result<Option<Lease>, StoreError>> {
+        self.read("reading a lease", move |tables| tables.lease(key))
     }
 
     fn take_lease(
@@ -311,15 +319,14 @@ impl Store for EmbeddedStore {
         .boxed()
     }
 
-    fn attention(
+    fn attention_page(
         &self,
-        shard: PartitionId,
-        day: i64,
-        after: Option<AttentionEntry>,
+        shards: Vec<PartitionId>,
+        cursor: AttentionCursor,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Vec<AttentionEntry>, StoreError>> {
+    ) -> BoxFuture<'_, Result<AttentionPage, StoreError>> {
         self.read("reading the attention table", move |tables| {
-            tables.attention(shard, day, after, limit)
+            tables.attention_page(shards, cursor, limit)
         })
     }
 }

@@ -2,6 +2,8 @@
 
 use std::error::Error;
 
+use waybill_engine::OperationId;
+
 /// Why the store could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -14,7 +16,7 @@ pub enum StoreError {
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// A stored value cannot be decoded.
+    /// A stored value that is no row cannot be decoded.
     #[error("the stored {what} of {key} cannot be read: {cause}")]
     Corrupt {
         /// What kind of value it is.
@@ -43,4 +45,16 @@ impl StoreError {
             source: source.into(),
         }
     }
+}
+
+/// A stored row that cannot be read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the stored {what} of operation {id} cannot be read: {cause}")]
+pub struct CorruptRow {
+    /// The operation.
+    pub id: OperationId,
+    /// Which part of the row it is.
+    pub what: &'static str,
+    /// What is wrong with it.
+    pub cause: String,
 }

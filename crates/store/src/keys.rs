@@ -3,11 +3,16 @@
 
 use waybill_engine::{OperationId, PartitionId, Timestamp};
 
+use crate::{LeaseKey, LeaseRole};
+
 /// The length of an index key: shard, instant, operation.
 pub(crate) const INDEX_KEY_LEN: usize = 4 + 8 + 16;
 
 /// The length of an expiry key: hour, operation.
 pub(crate) const EXPIRY_KEY_LEN: usize = 8 + 16;
+
+/// The length of the key of a value that was kept aside: operation, instant, part.
+pub(crate) const ASIDE_KEY_LEN: usize = 16 + 8 + 1;
 
 /// Microseconds in a slot of the expiry index.
 const HOUR_US: i64 = 3_600_000_000;
@@ -17,7 +22,36 @@ pub(crate) fn row(id: OperationId) -> [u8; 16] {
     id.0.into_bytes()
 }
 
-/// The key of what is kept once per partition or shard.
+/// The key of a lease.
+pub(crate) fn lease(key: LeaseKey) -> [u8; 5] {
+    let role = match key.role {
+        LeaseRole::Scheduler => 0,
+        LeaseRole::Supervisor => 1,
+    };
+    let [a, b, c, d] = partition(key.partition);
+    [role, a, b, c, d]
+}
+
+/// A part of a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RowPart {
+    State,
+    Created,
+}
+
+/// The key under which a value that cannot be read is kept aside.
+pub(crate) fn aside(id: OperationId, at: Timestamp, part: RowPart) -> [u8; ASIDE_KEY_LEN] {
+    let mut key = [0; ASIDE_KEY_LEN];
+    key[..16].copy_from_slice(id.0.as_bytes());
+    key[16..24].copy_from_slice(&ordered(at.0));
+    key[24] = match part {
+        RowPart::State => 0,
+        RowPart::Created => 1,
+    };
+    key
+}
+
+/// The key of what is kept once per shard.
 pub(crate) fn partition(partition: PartitionId) -> [u8; 4] {
     partition.0.to_be_bytes()
 }
@@ -34,6 +68,15 @@ pub(crate) fn index(shard: PartitionId, at: Timestamp, id: OperationId) -> [u8; 
     key[4..12].copy_from_slice(&ordered(at.0));
     key[12..].copy_from_slice(id.0.as_bytes());
     key
+}
+
+/// Where the shard after that of a key begins; `None` after the last.
+pub(crate) fn next_shard(key: &[u8; INDEX_KEY_LEN]) -> Option<[u8; INDEX_KEY_LEN]> {
+    let [a, b, c, d, ..] = *key;
+    let shard = u32::from_be_bytes([a, b, c, d]).checked_add(1)?;
+    let mut next = [0; INDEX_KEY_LEN];
+    next[..4].copy_from_slice(&shard.to_be_bytes());
+    Some(next)
 }
 
 /// The instant and the operation of a key that [`index`] made.
@@ -121,6 +164,26 @@ mod tests {
             read_partition(&partition(PartitionId(9))),
             Some(PartitionId(9))
         );
+    }
+
+    #[test]
+    fn the_next_shard_begins_behind_every_key_of_a_shard() {
+        let last = index(PartitionId(7), Timestamp(i64::MAX), id(u128::MAX));
+        let first = index(PartitionId(8), Timestamp(i64::MIN), id(0));
+        assert_eq!(next_shard(&last), Some(first));
+        let last = index(PartitionId(u32::MAX), Timestamp(0), id(0));
+        assert_eq!(next_shard(&last), None);
+    }
+
+    #[test]
+    fn keys_of_different_leases_and_of_different_values_aside_differ() {
+        let leases = [LeaseKey::scheduler, LeaseKey::supervisor]
+            .map(|key| [0, 1, 256].map(|partition| lease(key(PartitionId(partition)))));
+        let asides = [RowPart::State, RowPart::Created]
+            .map(|part| EDGES.map(|at| aside(id(1), Timestamp(at), part)));
+        let leases: std::collections::HashSet<_> = leases.concat().into_iter().collect();
+        let asides: std::collections::HashSet<_> = asides.concat().into_iter().collect();
+        assert_eq!((leases.len(), asides.len()), (6, 2 * EDGES.len()));
     }
 
     #[test]

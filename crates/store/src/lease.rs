@@ -1,26 +1,85 @@
-//! Who owns a partition, and how far it has got.
+//! Who owns a partition or a shard, and how far it has got.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use waybill_engine::{Epoch, Offset, OwnerId, PartitionId, Stamp};
 
-/// The offsets below which every record of a partition is done.
+/// In which role a process owns something.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum LeaseRole {
+    /// Runs the operations of a partition.
+    Scheduler,
+    /// Recovers the operations of a shard; the shard is the partition.
+    Supervisor,
+}
+
+/// What a lease is for. The leases of different roles have nothing to do with each other.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct LeaseKey {
+    /// The role.
+    pub role: LeaseRole,
+    /// The partition, or the shard of that number.
+    pub partition: PartitionId,
+}
+
+impl LeaseKey {
+    /// The lease of the scheduler that runs `partition`.
+    #[must_use]
+    pub fn scheduler(partition: PartitionId) -> Self {
+        Self {
+            role: LeaseRole::Scheduler,
+            partition,
+        }
+    }
+
+    /// The lease of the supervisor that looks after `shard`.
+    #[must_use]
+    pub fn supervisor(shard: PartitionId) -> Self {
+        Self {
+            role: LeaseRole::Supervisor,
+            partition: shard,
+        }
+    }
+}
+
+impl fmt::Display for LeaseKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.role {
+            LeaseRole::Scheduler => write!(f, "the scheduler of partition {}", self.partition),
+            LeaseRole::Supervisor => write!(f, "the supervisor of shard {}", self.partition),
+        }
+    }
+}
+
+/// The offsets below which every record of a partition is done, on each of its three topics.
+///
+/// The fingerprints are of the last record below each offset, for the next owner to see whether the
+/// topic is still the same; `None` at a log's start and where none is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Checkpoint {
     /// On `operation-requests`.
     pub requests: Offset,
     /// On `step-replies`.
     pub replies: Offset,
-    /// A fingerprint of the last request record below `requests`; `None` at the log's start.
+    /// On `recovery`.
+    pub recoveries: Offset,
+    /// Of the last request record below `requests`.
     pub requests_fingerprint: Option<u64>,
+    /// Of the last reply record below `replies`.
+    pub replies_fingerprint: Option<u64>,
+    /// Of the last recovery record below `recoveries`.
+    pub recoveries_fingerprint: Option<u64>,
 }
 
-/// The lease of one partition: who owns it, until when, and how far it has got.
+/// A lease: who owns a partition or shard, until when, and how far it has got. A supervisor leaves
+/// stamp limit, checkpoint and consumed as they are by default: it writes no rows and reads no
+/// partition in order.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Lease {
-    /// The partition.
-    pub partition: PartitionId,
+    /// What it is for.
+    pub key: LeaseKey,
     /// The owner; `None` after a clean release.
     pub owner: Option<OwnerId>,
     /// The number of this ownership.

@@ -1,5 +1,5 @@
-//! The state store: one row per operation, the leases of partitions, the deadline index and the
-//! attention table.
+//! The state store: one row per operation, the leases of schedulers and supervisors, the deadline
+//! index and the attention table.
 //!
 //! What must hold here, for every implementation (the contract suite in `tests/contract` checks
 //! it):
@@ -10,6 +10,10 @@
 //! * **The higher stamp stands.** Of two writes of one row the one with the higher [`Stamp`] is
 //!   what is read afterwards, whichever arrived first. State and immutable part are weighed each
 //!   by itself, so that a write without [`RowWrite::created`] leaves the immutable part as it is.
+//! * **A corrupt row harms only itself.** Reads answer for each row by itself, and a write with a
+//!   higher stamp takes the place of what cannot be read, without failing its batch.
+//! * **What is reopened stays.** A final row that is written again without retention is kept for
+//!   good, and no purge that was due for it takes it away.
 //! * **Index before row.** No row of a [`WriteBatch`] is visible before every index entry of the
 //!   same batch is durable.
 //! * **A lease has one owner.** [`Store::take_lease`] and [`Store::renew_lease`] are conditional:
@@ -18,6 +22,7 @@
 //! Deliberately absent: any query by state, tenant or age over the rows. Lists read the attention
 //! table; due work is read from the deadline index.
 
+mod attention;
 mod codec;
 mod due;
 mod embedded;
@@ -31,13 +36,14 @@ use std::fmt;
 use futures_util::future::BoxFuture;
 #[cfg(doc)]
 use waybill_engine::Stamp;
-use waybill_engine::{OperationId, OperationRow, PartitionId};
+use waybill_engine::{OperationId, PartitionId};
 
-pub use due::{AttentionEntry, DueBucket, DueEntry};
+pub use attention::{AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage};
+pub use due::{DueBucket, DueEntry};
 pub use embedded::{EmbeddedConfig, EmbeddedStore};
-pub use error::StoreError;
-pub use lease::{Checkpoint, Lease};
-pub use row::{RowWrite, WriteBatch};
+pub use error::{CorruptRow, StoreError};
+pub use lease::{Checkpoint, Lease, LeaseKey, LeaseRole};
+pub use row::{RowRead, RowWrite, WriteBatch, Written};
 
 /// The state store.
 ///
@@ -51,25 +57,19 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Writes a batch durably. A row whose stamp is below the stored one changes nothing, and
     /// neither does one that is repeated as it was. Whoever writes other content under a stamp that
-    /// was used cannot know which of the two stands.
-    fn write(&self, batch: WriteBatch) -> BoxFuture<'_, Result<(), StoreError>>;
+    /// was used cannot know which of the two stands. Rows that could not be read fail nothing: they
+    /// are replaced, and named in the answer.
+    fn write(&self, batch: WriteBatch) -> BoxFuture<'_, Result<Written, StoreError>>;
 
-    /// Reads rows, in the order of `ids`; `None` where there is none, or its retention has passed.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError::Corrupt`] if any of the rows cannot be decoded, or has a state but no
-    /// immutable part.
-    fn get_many(
-        &self,
-        ids: Vec<OperationId>,
-    ) -> BoxFuture<'_, Result<Vec<Option<OperationRow>>, StoreError>>;
+    /// Reads rows, each with an answer of its own, in the order of `ids`. A row is corrupt if it
+    /// cannot be decoded, or has a state but no immutable part.
+    fn get_many(&self, ids: Vec<OperationId>) -> BoxFuture<'_, Result<Vec<RowRead>, StoreError>>;
 
-    /// Reads a partition's lease; `None` if it was never taken.
-    fn lease(&self, partition: PartitionId) -> BoxFuture<'_, Result<Option<Lease>, StoreError>>;
+    /// Reads a lease; `None` if it was never taken.
+    fn lease(&self, key: LeaseKey) -> BoxFuture<'_, Result<Option<Lease>, StoreError>>;
 
-    /// Takes a lease: writes `lease` if the stored one is still exactly `seen`. Returns whether it
-    /// was written.
+    /// Takes a lease: writes `lease` if the stored one of its key is still exactly `seen`. Returns
+    /// whether it was written.
     fn take_lease(
         &self,
         seen: Option<Lease>,
@@ -104,13 +104,20 @@ pub trait Store: fmt::Debug + Send + Sync {
         cursor: DueBucket,
     ) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Reads up to `limit` attention entries of one shard and day (days since the Unix epoch), in
-    /// order, after `after`.
-    fn attention(
+    /// Lists attention entries of `shards` page by page, merged into the cursor's order. Begin with
+    /// [`AttentionCursor::new`], and go on with [`AttentionPage::next`] until that is `None`.
+    ///
+    /// A page has at most `limit` entries. The work of one call is bounded, so it may have fewer, or
+    /// none, though more follow. What is written meanwhile behind the cursor is not listed; nothing
+    /// is listed twice.
+    ///
+    /// An entry may be forgotten from a day after its instant on, if the operation's row is gone by
+    /// then, or says `Processed`. So whoever reopens an operation writes a new entry once it needs
+    /// attention again.
+    fn attention_page(
         &self,
-        shard: PartitionId,
-        day: i64,
-        after: Option<AttentionEntry>,
+        shards: Vec<PartitionId>,
+        cursor: AttentionCursor,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Vec<AttentionEntry>, StoreError>>;
+    ) -> BoxFuture<'_, Result<AttentionPage, StoreError>>;
 }

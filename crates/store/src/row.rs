@@ -1,25 +1,33 @@
-//! What one group commit writes.
+//! What one group commit writes, and what is read of a row.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use waybill_engine::{Created, OperationId, OperationState, PartitionId, Stamp};
+use waybill_engine::{Created, OperationId, OperationRow, OperationState, PartitionId, Stamp};
 
-use crate::due::{AttentionEntry, DueEntry};
+use crate::attention::AttentionEntry;
+use crate::due::DueEntry;
+use crate::error::CorruptRow;
+
+/// What was read for one operation: its row, `None` where there is none or its retention has
+/// passed, or why it cannot be read.
+pub type RowRead = Result<Option<OperationRow>, CorruptRow>;
 
 /// One write of one operation's row.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RowWrite {
     /// The operation.
     pub id: OperationId,
-    /// The immutable columns: given at create and once more with the final state.
+    /// The immutable columns: given at create, once more with the final state, and again by a write
+    /// that reopens a row whose retention had begun. What is kept of them is decided by the last
+    /// write that gave them.
     pub created: Option<Arc<Created>>,
     /// The mutable state.
     pub state: OperationState,
     /// The write's stamp.
     pub stamp: Stamp,
-    /// For a final state: how long the whole row is kept from now. A later write without it keeps
-    /// the row for good again.
+    /// For a final state: how long the whole row is kept from now. A write with a higher stamp and
+    /// without it keeps the row for good again, if it comes before the retention has passed.
     pub keep_for: Option<Duration>,
 }
 
@@ -40,4 +48,12 @@ impl WriteBatch {
     pub fn is_empty(&self) -> bool {
         self.due.is_empty() && self.attention.is_empty() && self.rows.is_empty()
     }
+}
+
+/// What a [`WriteBatch`] met that is now durable.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Written {
+    /// Rows that could not be read and were replaced by what the batch says. A store that would
+    /// otherwise lose the old bytes keeps them aside.
+    pub replaced: Vec<CorruptRow>,
 }

@@ -1,6 +1,8 @@
 //! The embedded store: the contract of every store, and what only a store on disk can get wrong.
 
 mod contract;
+#[path = "embedded/damage.rs"]
+mod damage;
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -15,8 +17,9 @@ use futures_util::FutureExt;
 use uuid::Uuid;
 use waybill_engine::{Epoch, Offset, OperationId, OwnerId, PartitionId, Stamp, Timestamp};
 use waybill_store::{
-    Checkpoint, DueBucket, DueEntry, EmbeddedConfig, EmbeddedStore, Lease, RowWrite, Store,
-    StoreError, WriteBatch,
+    AttentionCursor, AttentionEntry, AttentionOrder, Checkpoint, DueBucket, DueEntry,
+    EmbeddedConfig, EmbeddedStore, Lease, LeaseKey, LeaseRole, RowWrite, Store, StoreError,
+    WriteBatch,
 };
 
 /// The embedded store in a directory of its own.
@@ -40,6 +43,12 @@ impl Subject for Embedded {
     fn open(&self) -> impl Future<Output = Arc<dyn Store>> + Send {
         std::future::ready(Arc::new(self.store()) as Arc<dyn Store>)
     }
+
+    fn spoil(&self, id: OperationId) -> impl Future<Output = ()> + Send {
+        let unreadable = &damage::UNREADABLE;
+        damage::damage(self.dir.path(), "state", id.0.as_bytes(), unreadable);
+        std::future::ready(())
+    }
 }
 
 contract_tests! {
@@ -55,8 +64,14 @@ contract_tests! {
         the_highest_stamp_stands_in_every_order,
         the_highest_stamp_stands_among_concurrent_writers,
         a_row_whose_retention_has_passed_reads_as_none,
+        a_final_row_that_is_reopened_is_kept_for_good_again,
         a_batch_of_two_thousand_rows_is_written_whole,
         rows_survive_reopening,
+    }
+    corrupt {
+        an_unreadable_row_is_named_and_fails_no_other,
+        a_state_without_an_immutable_part_is_unreadable_and_fails_no_other,
+        a_write_replaces_an_unreadable_row_and_the_rest_of_its_batch_is_written,
     }
     lease {
         a_lease_that_was_never_taken_is_none,
@@ -67,16 +82,22 @@ contract_tests! {
         a_renewal_never_goes_back_and_its_repeat_is_accepted,
         of_sixteen_contenders_exactly_one_takes_a_lease,
         an_owner_that_renews_and_a_contender_never_both_win,
-        leases_of_partitions_do_not_mix,
+        leases_of_partitions_and_of_roles_do_not_mix,
     }
-    index {
+    due {
         due_entries_are_read_in_order_from_their_bucket_only,
         a_due_entry_written_twice_is_read_once,
         a_bucket_is_read_page_by_page,
         the_cursor_moves_forward_only_and_survives_reopening,
         the_cursor_leaves_entries_at_and_behind_it,
-        attention_is_read_by_day_in_order_and_page_by_page,
         no_row_is_visible_before_its_index_entries,
+    }
+    attention {
+        attention_is_listed_over_days_and_shards_in_either_order,
+        a_listing_keeps_to_its_instants_and_to_its_shards,
+        a_cursor_that_was_made_up_lists_nothing_outside_its_instants,
+        a_page_of_no_entries_stays_where_it_is,
+        what_is_written_while_a_listing_goes_on_is_given_only_ahead_of_it,
     }
 }
 
@@ -103,7 +124,7 @@ async fn the_higher_stamp_stands_also_when_recent_stamps_are_forgotten() {
         store.write(rows(batch.to_vec())).await.unwrap();
     }
     for row in store.get_many(ids).await.unwrap() {
-        let row = row.unwrap();
+        let row = row.unwrap().unwrap();
         assert_eq!((row.stamp, row.state), (Stamp(6), state(6)));
         assert_eq!(row.created, created(4));
     }
@@ -135,7 +156,7 @@ async fn rows_are_right_after_they_went_through_compactions() {
         .await
         .unwrap();
     for row in store.get_many(ids).await.unwrap() {
-        let row = row.unwrap();
+        let row = row.unwrap().unwrap();
         assert_eq!((row.stamp, row.state), (Stamp(4), state(4)));
         assert_eq!(row.created, created(1));
     }
@@ -162,6 +183,7 @@ async fn a_closed_store_refuses_writes_and_frees_its_directory() {
         .await
         .unwrap()
         .remove(0)
+        .unwrap()
         .unwrap();
     assert_eq!(row.stamp, Stamp(1));
 }
@@ -186,95 +208,58 @@ async fn closing_finishes_the_writes_that_wait() {
     drop(writes);
     drop(store);
     let read = subject.store().get_many(ids).await.unwrap();
-    assert!(read.iter().all(Option::is_some));
+    assert!(read.into_iter().all(|row| row.unwrap().is_some()));
 }
 
 #[tokio::test]
-async fn a_value_that_cannot_be_read_is_corrupt_and_named() {
+async fn a_hundred_thousand_entries_are_listed_in_milliseconds_a_page() {
+    const ENTRIES: i64 = 100_000;
     let subject = Embedded::new();
-    let id = fresh_id();
-    let partition = PartitionId(3);
     let store = subject.store();
-    store.write(rows([write(id, 1, true)])).await.unwrap();
-    drop(store);
-
-    for (table, value, what, cause) in [
-        ("state", &[9_u8, 0, 0][..], "state", "format 9"),
-        ("state", &[1, 0, 0], "state", "ends early"),
-        ("created", &[], "immutable part", "empty"),
-    ] {
-        // Each damage comes on top of an unharmed row.
-        let subject = Embedded::new();
-        let store = subject.store();
-        store.write(rows([write(id, 1, true)])).await.unwrap();
-        drop(store);
-        damage(subject.dir.path(), table, id.0.as_bytes(), value);
-        let error = subject
-            .store()
-            .get_many(vec![fresh_id(), id])
-            .await
-            .unwrap_err();
-        let text = error.to_string();
-        assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
-        for part in [what, &id.to_string(), cause] {
-            assert!(text.contains(part), "{part:?} is not in {text:?}");
-        }
-    }
-
-    damage(
-        subject.dir.path(),
-        "leases",
-        &partition.0.to_be_bytes(),
-        &[1, 2],
-    );
-    damage(
-        subject.dir.path(),
-        "cursors",
-        &partition.0.to_be_bytes(),
-        &[1, 2],
-    );
-    let store = subject.store();
-    let text = store.lease(partition).await.unwrap_err().to_string();
-    assert!(text.contains("lease of partition 3"), "{text}");
-    let text = store.due_cursor(partition).await.unwrap_err().to_string();
-    assert!(text.contains("sweep cursor of shard 3"), "{text}");
-    assert!(
-        store.get_many(vec![id]).await.unwrap()[0].is_some(),
-        "others stay readable"
-    );
-}
-
-#[tokio::test]
-async fn a_write_to_a_corrupt_row_is_refused_and_leaves_nothing_of_its_batch() {
-    let subject = Embedded::new();
-    let (good, bad) = (fresh_id(), fresh_id());
-    damage_of(&subject, bad);
-    let store = subject.store();
-    let shard = PartitionId(1);
-    let batch = WriteBatch {
-        due: vec![(
-            shard,
-            DueEntry {
-                due: Timestamp(0),
-                operation: good,
-            },
-        )],
-        ..rows([write(good, 1, true), write(bad, 1, true)])
+    let shards: Vec<_> = (0..10).map(PartitionId).collect();
+    let entry = |n: i64| AttentionEntry {
+        at: Timestamp(n * 1_000_000),
+        operation: OperationId(Uuid::from_u128(n.unsigned_abs().into())),
     };
-    let error = store.write(batch).await.unwrap_err();
-    assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
-    assert_eq!(store.get_many(vec![good]).await.unwrap(), [None]);
-    assert_eq!(store.due(shard, DueBucket(0), None, 10).await.unwrap(), []);
-    store.write(rows([write(good, 1, true)])).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_state_without_an_immutable_part_is_corrupt() {
-    let store = Embedded::new().store();
-    let id = fresh_id();
-    store.write(rows([write(id, 1, false)])).await.unwrap();
-    let text = store.get_many(vec![id]).await.unwrap_err().to_string();
-    assert!(text.contains("no immutable part"), "{text}");
+    let entries: Vec<_> = shards
+        .iter()
+        .cycle()
+        .copied()
+        .zip((0..ENTRIES).map(entry))
+        .collect();
+    for part in entries.chunks(10_000) {
+        let batch = WriteBatch {
+            attention: part.to_vec(),
+            ..WriteBatch::default()
+        };
+        store.write(batch).await.unwrap();
+    }
+    for order in [AttentionOrder::OldestFirst, AttentionOrder::NewestFirst] {
+        let all = AttentionCursor::new(order, Timestamp(i64::MIN), Timestamp(i64::MAX));
+        let (mut listed, mut took) = (Vec::new(), Vec::new());
+        let mut next = Some(all);
+        while let Some(cursor) = next {
+            let began = Instant::now();
+            let page = store.attention_page(shards.clone(), cursor, 100);
+            let page = page.await.unwrap();
+            took.push(began.elapsed());
+            listed.extend(page.entries);
+            next = page.next;
+        }
+        let mut wanted: Vec<_> = (0..ENTRIES).map(entry).collect();
+        wanted.sort_by(|one, other| order.compare(one, other));
+        assert!(
+            listed == wanted,
+            "{order:?}: an entry is missing or out of order"
+        );
+        took.sort();
+        let median = took[took.len() / 2];
+        println!(
+            "{order:?}: {median:?} a page, at most {:?}",
+            took[took.len() - 1]
+        );
+        assert!(median < Duration::from_millis(10), "{median:?} a page");
+    }
 }
 
 #[test]
@@ -300,21 +285,6 @@ fn a_path_that_is_a_file_is_an_error_with_its_cause() {
         "{error:?}"
     );
     assert!(std::error::Error::source(&error).is_some());
-}
-
-fn damage_of(subject: &Embedded, id: OperationId) {
-    drop(subject.store());
-    damage(subject.dir.path(), "state", id.0.as_bytes(), &[77]);
-}
-
-/// Writes a value into a table behind the store's back.
-fn damage(path: &Path, table: &str, key: &[u8], value: &[u8]) {
-    let db = fjall::Database::builder(path).open().unwrap();
-    let table = db
-        .keyspace(table, fjall::KeyspaceCreateOptions::default)
-        .unwrap();
-    table.insert(key, value).unwrap();
-    db.persist(fjall::PersistMode::SyncAll).unwrap();
 }
 
 /// Tells a child process of this test which directory to use, and so that it is one.
@@ -404,7 +374,10 @@ fn what_was_acknowledged_survives_kill_9() {
     assert!(renewed.is_some());
 }
 
-const LEASED: PartitionId = PartitionId(1);
+const LEASED: LeaseKey = LeaseKey {
+    role: LeaseRole::Scheduler,
+    partition: PartitionId(1),
+};
 
 /// Acknowledgements are printed a call at a time, after it returned.
 fn write_until_killed(dir: &Path) -> ! {
@@ -451,7 +424,7 @@ async fn renew(store: Arc<EmbeddedStore>, mut seen: Option<Lease>) {
     loop {
         let renewal = seen.as_ref().map_or(0, |lease| lease.renewal) + 1;
         let lease = Lease {
-            partition: LEASED,
+            key: LEASED,
             owner: Some(OwnerId(Uuid::from_u128(std::process::id().into()))),
             epoch: Epoch(1),
             renewal,
@@ -485,7 +458,9 @@ fn assert_all_there(
             .into_iter()
             .collect();
         for ((id, stamp), row) in acknowledged.iter().zip(read) {
-            let row = row.unwrap_or_else(|| panic!("{id} was acknowledged and is lost"));
+            let row = row
+                .unwrap()
+                .unwrap_or_else(|| panic!("{id} was acknowledged and is lost"));
             assert!(
                 row.stamp.0 >= *stamp,
                 "{id} has stamp {:?}, not {stamp}",

@@ -8,6 +8,8 @@
 //! * A key stands in the database's batch at most once: rows, leases and cursors are merged here
 //!   first.
 //! * A call that fails while it is weighed leaves nothing of itself in the group.
+//! * A row that cannot be read fails no call. A write is weighed against what can be read of it; if
+//!   it stands, what it takes the place of is kept aside in the same batch.
 //! * [`RecentStamps`] learns stamps only after they are durable.
 
 use std::collections::HashMap;
@@ -17,10 +19,11 @@ use fjall::{PersistMode, UserValue};
 use waybill_engine::{OperationId, PartitionId, Stamp, Timestamp};
 
 use super::recent::RecentStamps;
-use super::tables::Tables;
+use super::tables::{Stored, Tables};
+use super::wall_clock;
 use crate::codec::{Encoder, StateHeader};
-use crate::keys::{self, INDEX_KEY_LEN};
-use crate::{DueBucket, Lease, StoreError, WriteBatch};
+use crate::keys::{self, INDEX_KEY_LEN, RowPart};
+use crate::{CorruptRow, DueBucket, Lease, LeaseKey, StoreError, WriteBatch, Written};
 
 /// A [`WriteBatch`] as bytes. Made by the caller's thread, to spare the writer's.
 pub(super) struct EncodedBatch {
@@ -93,10 +96,22 @@ struct Standing {
     created_stamp: Option<Stamp>,
     /// Whether `created_stamp` is known and not a bound.
     created_stamp_is_exact: bool,
+    /// Whether this process wrote the row lately, so that its immutable part is readable.
+    is_recent: bool,
     /// The state to write.
     state: Option<EncodedState>,
     /// The immutable part to write.
     created: Option<UserValue>,
+    /// What was found, if that cannot be read.
+    damage: Option<Box<Damage>>,
+}
+
+/// A stored row of which a part cannot be read, and its old values, to be kept aside.
+struct Damage {
+    /// What cannot be read; taken once it is reported.
+    unreported: Option<CorruptRow>,
+    old_state: Option<UserValue>,
+    old_created: Option<UserValue>,
 }
 
 /// What is gathered for one commit.
@@ -104,7 +119,7 @@ pub(super) struct Group<'a> {
     tables: &'a Tables,
     recent: &'a mut RecentStamps,
     rows: HashMap<OperationId, Standing>,
-    leases: HashMap<PartitionId, Lease>,
+    leases: HashMap<LeaseKey, Lease>,
     cursors: HashMap<PartitionId, DueBucket>,
     due: Vec<[u8; INDEX_KEY_LEN]>,
     attention: Vec<[u8; INDEX_KEY_LEN]>,
@@ -124,48 +139,66 @@ impl<'a> Group<'a> {
     }
 
     /// Adds a batch. Of each row it keeps what has the higher stamp.
-    pub(super) fn write(&mut self, batch: EncodedBatch) -> Result<(), StoreError> {
+    pub(super) fn write(&mut self, batch: EncodedBatch) -> Result<Written, StoreError> {
         self.rows.reserve(batch.rows.len());
         for row in &batch.rows {
             self.load(row)?;
         }
+        let mut written = Written::default();
         for row in batch.rows {
             if let Some(standing) = self.rows.get_mut(&row.id) {
                 standing.merge(row);
+                written.replaced.extend(standing.replaced());
             }
         }
         self.due.extend(batch.due);
         self.attention.extend(batch.attention);
-        Ok(())
+        Ok(written)
     }
 
     /// Finds out how a row stands, as far as `row` has to be weighed against it.
     fn load(&mut self, row: &EncodedRow) -> Result<(), StoreError> {
         if !self.rows.contains_key(&row.id) {
-            let state_stamp = match self.recent.get(row.id) {
-                Some(stamp) => Some(stamp),
-                None => self.tables.state_header(row.id)?.map(|state| state.stamp),
-            };
-            // An immutable part is always written together with a state, so its stamp is not above
-            // the state's, and without a state there is none.
-            let standing = Standing {
-                state_stamp,
-                created_stamp: state_stamp,
-                created_stamp_is_exact: state_stamp.is_none(),
-                state: None,
-                created: None,
-            };
+            let standing = self.stored(row.id)?;
             self.rows.insert(row.id, standing);
         }
         if let Some(standing) = self.rows.get_mut(&row.id)
             && row.created.is_some()
             && !standing.created_stamp_is_exact
-            && Some(row.stamp) <= standing.created_stamp
+            && (!standing.is_recent || Some(row.stamp) <= standing.created_stamp)
         {
-            standing.created_stamp = self.tables.created_stamp(row.id)?;
-            standing.created_stamp_is_exact = true;
+            standing.found_created(self.tables.stored_created(row.id)?);
         }
         Ok(())
+    }
+
+    fn stored(&self, id: OperationId) -> Result<Standing, StoreError> {
+        if let Some(stamp) = self.recent.get(id) {
+            return Ok(Standing {
+                is_recent: true,
+                ..Standing::with_state(Some(stamp))
+            });
+        }
+        let Some(Stored { bytes, stamp }) = self.tables.stored_state(id)? else {
+            return Ok(Standing::with_state(None));
+        };
+        let corrupt = match stamp {
+            Ok(stamp) => return Ok(Standing::with_state(Some(stamp))),
+            Err(corrupt) => corrupt,
+        };
+        let created = self.tables.stored_created(id)?;
+        let damage = Damage {
+            unreported: Some(corrupt),
+            old_state: Some(bytes),
+            old_created: created.as_ref().map(|created| created.bytes.clone()),
+        };
+        // The state's stamp was at least that of the immutable part.
+        let stamp = created.and_then(|created| created.stamp.ok());
+        Ok(Standing {
+            created_stamp_is_exact: true,
+            damage: Some(Box::new(damage)),
+            ..Standing::with_state(stamp)
+        })
     }
 
     /// Takes a lease if the newest is exactly `seen`. Returns whether it is taken.
@@ -174,10 +207,10 @@ impl<'a> Group<'a> {
         seen: Option<&Lease>,
         lease: Lease,
     ) -> Result<bool, StoreError> {
-        let newest = self.newest_lease(lease.partition)?;
+        let newest = self.newest_lease(lease.key)?;
         let taken = newest.as_ref() == seen;
         if taken {
-            self.leases.insert(lease.partition, lease);
+            self.leases.insert(lease.key, lease);
         }
         Ok(taken)
     }
@@ -185,7 +218,7 @@ impl<'a> Group<'a> {
     /// Renews a lease if the newest is an earlier one of the same ownership. Returns whether
     /// `lease` is the newest now.
     pub(super) fn renew_lease(&mut self, lease: Lease) -> Result<bool, StoreError> {
-        let Some(newest) = self.newest_lease(lease.partition)? else {
+        let Some(newest) = self.newest_lease(lease.key)? else {
             return Ok(false);
         };
         if newest == lease {
@@ -195,15 +228,15 @@ impl<'a> Group<'a> {
             && newest.epoch == lease.epoch
             && newest.renewal < lease.renewal;
         if renewed {
-            self.leases.insert(lease.partition, lease);
+            self.leases.insert(lease.key, lease);
         }
         Ok(renewed)
     }
 
-    fn newest_lease(&self, partition: PartitionId) -> Result<Option<Lease>, StoreError> {
-        match self.leases.get(&partition) {
+    fn newest_lease(&self, key: LeaseKey) -> Result<Option<Lease>, StoreError> {
+        match self.leases.get(&key) {
             Some(lease) => Ok(Some(lease.clone())),
-            None => self.tables.lease(partition),
+            None => self.tables.lease(key),
         }
     }
 
@@ -234,17 +267,30 @@ impl<'a> Group<'a> {
         for key in self.attention {
             batch.insert(&tables.attention, key, []);
         }
-        for (partition, lease) in &self.leases {
-            let key = keys::partition(*partition);
-            batch.insert(&tables.leases, key, encoder.lease(lease));
+        for (key, lease) in &self.leases {
+            batch.insert(&tables.leases, keys::lease(*key), encoder.lease(lease));
         }
         for (shard, cursor) in &self.cursors {
             let key = keys::partition(*shard);
             batch.insert(&tables.cursors, key, encoder.cursor(*cursor));
         }
         let mut written = Vec::with_capacity(self.rows.len());
-        for (id, standing) in self.rows {
+        for (id, mut standing) in self.rows {
             let key = keys::row(id);
+            if standing.is_replaced()
+                && let Some(damage) = standing.damage.take()
+            {
+                let at = wall_clock();
+                let parts = [
+                    (RowPart::State, damage.old_state),
+                    (RowPart::Created, damage.old_created),
+                ];
+                for (part, bytes) in parts {
+                    if let Some(bytes) = bytes {
+                        batch.insert(&tables.corrupt, keys::aside(id, at, part), bytes);
+                    }
+                }
+            }
             if let Some(created) = standing.created {
                 batch.insert(&tables.created, key, created);
             }
@@ -254,7 +300,10 @@ impl<'a> Group<'a> {
                     batch.insert(&tables.expiry, keys::expiry(keys::hour(expires_at), id), []);
                 }
             }
-            written.extend(standing.state_stamp.map(|stamp| (id, stamp)));
+            // Of a row that stays damaged no stamp is remembered: the next write must find it so.
+            if standing.damage.is_none() {
+                written.extend(standing.state_stamp.map(|stamp| (id, stamp)));
+            }
         }
         batch.commit()?;
         for (id, stamp) in written {
@@ -265,6 +314,56 @@ impl<'a> Group<'a> {
 }
 
 impl Standing {
+    /// A row that is stored with a state of this stamp, or not at all.
+    fn with_state(stamp: Option<Stamp>) -> Self {
+        // An immutable part is always written together with a state, so its stamp is not above the
+        // state's, and without a state there is none.
+        Self {
+            state_stamp: stamp,
+            created_stamp: stamp,
+            created_stamp_is_exact: stamp.is_none(),
+            is_recent: false,
+            state: None,
+            created: None,
+            damage: None,
+        }
+    }
+
+    /// Takes in what is stored of the immutable part.
+    fn found_created(&mut self, created: Option<Stored>) {
+        self.created_stamp_is_exact = true;
+        self.created_stamp = match created {
+            None => None,
+            Some(Stored {
+                stamp: Ok(stamp), ..
+            }) => Some(stamp),
+            Some(Stored {
+                stamp: Err(corrupt),
+                bytes,
+            }) => {
+                self.damage = Some(Box::new(Damage {
+                    unreported: Some(corrupt),
+                    old_state: None,
+                    old_created: Some(bytes),
+                }));
+                None
+            }
+        };
+    }
+
+    /// What could not be read and is replaced now, the first time that it is asked for.
+    fn replaced(&mut self) -> Option<CorruptRow> {
+        if !self.is_replaced() {
+            return None;
+        }
+        self.damage.as_mut()?.unreported.take()
+    }
+
+    /// Whether anything is written.
+    fn is_replaced(&self) -> bool {
+        self.state.is_some() || self.created.is_some()
+    }
+
     fn merge(&mut self, row: EncodedRow) {
         if let Some(created) = row.created
             && Some(row.stamp) > self.created_stamp

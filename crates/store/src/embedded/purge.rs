@@ -1,10 +1,11 @@
-//! Removes what nobody reads any more: rows past their retention, and deadline entries behind the
-//! sweep cursor.
+//! Removes what nobody reads any more: rows past their retention, deadline entries behind the
+//! sweep cursor, and attention entries that lead to nothing.
 //!
 //! Runs on its own thread, in bounded passes of small pages, so that it never holds up a write for
 //! long. Rows are removed by the writer, which looks at each once more: it may have been written
-//! again. Deadline entries are removed from here, since whoever repeats one behind the cursor loses
-//! nothing when it goes.
+//! again. Index entries are removed from here: whoever repeats a deadline entry behind the cursor
+//! loses nothing when it goes, and an operation that needs attention anew gets a new entry, of
+//! another instant.
 
 use std::collections::HashMap;
 use std::sync::{Arc, mpsc};
@@ -14,6 +15,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use waybill_engine::{OperationId, PartitionId, Timestamp};
 
+use super::attention::IndexKey;
 use super::tables::Tables;
 use super::writer::Command;
 use super::{EmbeddedConfig, wall_clock};
@@ -21,6 +23,12 @@ use crate::{StoreError, keys};
 
 /// How many entries are removed at once.
 const PAGE: usize = 256;
+
+/// How old an attention entry is when it is looked at for the first time.
+const ATTENTION_AGE: Duration = Duration::from_secs(24 * 3_600);
+
+/// How often a walk over the attention table begins.
+const WALK_INTERVAL: Duration = Duration::from_secs(3_600);
 
 /// The thread that purges.
 pub(super) struct Purge {
@@ -41,8 +49,10 @@ impl Purge {
             commands,
             stopped,
             entries_max: config.purge_entries_max,
+            attention_checks_max: config.attention_checks_max,
             first_hour: i64::MIN,
             due_from: HashMap::new(),
+            walk: Walk::default(),
         };
         let interval = config.purge_interval;
         let thread = thread::Builder::new()
@@ -66,10 +76,34 @@ struct Purger {
     commands: tokio::sync::mpsc::WeakSender<Command>,
     stopped: mpsc::Receiver<()>,
     entries_max: usize,
+    attention_checks_max: usize,
     /// Everything in earlier hours is purged: spares a walk over what was removed from there.
     first_hour: i64,
     /// Likewise per shard of the deadline index.
     due_from: HashMap<PartitionId, Timestamp>,
+    walk: Walk,
+}
+
+/// A walk over the old entries of the attention table.
+#[derive(Default)]
+struct Walk {
+    /// When the last one began.
+    began: Option<Timestamp>,
+    /// Where it goes on; `None` once it is through.
+    next: Option<IndexKey>,
+}
+
+impl Walk {
+    /// Where to go on at `now`, if it is time to.
+    fn next(&mut self, now: Timestamp) -> Option<IndexKey> {
+        // A wall clock that was set back must not keep the next walk waiting.
+        let is_over = |began| !(began..began + WALK_INTERVAL).contains(&now);
+        if self.next.is_none() && self.began.is_none_or(is_over) {
+            self.began = Some(now);
+            self.next = Some([0; keys::INDEX_KEY_LEN]);
+        }
+        self.next
+    }
 }
 
 impl Purger {
@@ -90,7 +124,7 @@ impl Purger {
             let (until, _) = cursor.bounds();
             self.purge_due(shard, until)?;
         }
-        Ok(())
+        self.purge_attention(now)
     }
 
     /// Purges the hours that have wholly passed.
@@ -156,6 +190,30 @@ impl Purger {
                 .map_err(|error| StoreError::unavailable("purging deadline entries", error))?;
         }
         self.due_from.insert(shard, from);
+        Ok(())
+    }
+
+    fn purge_attention(&mut self, now: Timestamp) -> Result<(), StoreError> {
+        let mut left = self.attention_checks_max;
+        while left > 0
+            && !self.is_stopped()
+            && let Some(from) = self.walk.next(now)
+        {
+            let page = left.min(PAGE);
+            let spent = self
+                .tables
+                .spent_attention(from, now - ATTENTION_AGE, now, page)?;
+            // A shard without old entries counts, too, so that a pass is bounded by all that it reads.
+            left -= spent.looked_at.max(1);
+            let mut batch = self.tables.db.batch();
+            for key in spent.keys {
+                batch.remove(&self.tables.attention, key);
+            }
+            batch
+                .commit()
+                .map_err(|error| StoreError::unavailable("purging attention entries", error))?;
+            self.walk.next = spent.next;
+        }
         Ok(())
     }
 

@@ -7,20 +7,23 @@
 //! | `expiry` | hour, operation | empty: the row's retention ends in that hour, or did once |
 //! | `due` | shard, due, operation | empty |
 //! | `attention` | shard, at, operation | empty |
-//! | `leases` | partition | lease |
+//! | `leases` | role, partition | lease |
 //! | `cursors` | shard | first bucket that was not swept to its end |
+//! | `corrupt` | operation, instant, part | a value of `state` or `created` as it was before that instant, when a write took the place of a row that could not be read |
+//!
+//! Nothing reads or removes what is in `corrupt`: it is there for a person, and holds no more than
+//! one row for each that was damaged.
 
 use std::ops::Bound;
 use std::sync::Arc;
 
 use fjall::config::BlockSizePolicy;
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, Readable, Snapshot};
-use waybill_engine::{OperationId, OperationRow, PartitionId, Stamp, Timestamp};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, Readable, UserValue};
+use waybill_engine::{OperationId, OperationRow, OperationState, PartitionId, Stamp, Timestamp};
 
 use super::EmbeddedConfig;
 use crate::codec::{self, Malformed, StateHeader};
-use crate::due::day_bounds;
-use crate::{AttentionEntry, DueBucket, DueEntry, Lease, StoreError, keys};
+use crate::{CorruptRow, DueBucket, DueEntry, Lease, LeaseKey, RowRead, StoreError, keys};
 
 /// What the tables other than the row tables gather in memory each, in bytes: little is written to
 /// them.
@@ -39,6 +42,18 @@ pub(super) struct Tables {
     pub(super) attention: Keyspace,
     pub(super) leases: Keyspace,
     pub(super) cursors: Keyspace,
+    pub(super) corrupt: Keyspace,
+}
+
+/// A stored state with its header, or why it cannot be read.
+pub(super) type StateRead = Result<(StateHeader, OperationState), CorruptRow>;
+
+/// A part of a row as the write path finds it.
+pub(super) struct Stored {
+    /// Its bytes.
+    pub(super) bytes: UserValue,
+    /// Its stamp, or why there is none to weigh.
+    pub(super) stamp: Result<Stamp, CorruptRow>,
 }
 
 impl Tables {
@@ -70,6 +85,7 @@ impl Tables {
             attention: db.keyspace("attention", small).map_err(failed)?,
             leases: db.keyspace("leases", small).map_err(failed)?,
             cursors: db.keyspace("cursors", small).map_err(failed)?,
+            corrupt: db.keyspace("corrupt", small).map_err(failed)?,
             db,
         })
     }
@@ -79,69 +95,92 @@ impl Tables {
         &self,
         ids: &[OperationId],
         now: Timestamp,
-    ) -> Result<Vec<Option<OperationRow>>, StoreError> {
+    ) -> Result<Vec<RowRead>, StoreError> {
         let snapshot = self.db.snapshot();
         ids.iter().map(|&id| self.row(&snapshot, id, now)).collect()
     }
 
     fn row(
         &self,
-        snapshot: &Snapshot,
+        reader: &impl Readable,
         id: OperationId,
         now: Timestamp,
-    ) -> Result<Option<OperationRow>, StoreError> {
-        let action = "reading rows";
-        let key = keys::row(id);
-        let Some(state) = snapshot.get(&self.state, key).map_err(failed(action))? else {
-            return Ok(None);
+    ) -> Result<RowRead, StoreError> {
+        let (header, state) = match self.state_of(reader, id)? {
+            None => return Ok(Ok(None)),
+            Some(Err(corrupt)) => return Ok(Err(corrupt)),
+            Some(Ok((header, _))) if header.has_expired(now) => return Ok(Ok(None)),
+            Some(Ok(state)) => state,
         };
-        let (header, state) = codec::state(&state).map_err(corrupt("state", id))?;
-        if header.has_expired(now) {
-            return Ok(None);
-        }
-        let created = snapshot
-            .get(&self.created, key)
-            .map_err(failed(action))?
-            .ok_or_else(|| StoreError::Corrupt {
+        let created = reader
+            .get(&self.created, keys::row(id))
+            .map_err(failed("reading rows"))?;
+        let created = match created.as_deref().map(codec::created) {
+            None => Err(CorruptRow {
+                id,
                 what: "row",
-                key: id.to_string(),
                 cause: "it has a state but no immutable part".to_owned(),
-            })?;
-        let created = codec::created(&created).map_err(corrupt("immutable part", id))?;
-        Ok(Some(OperationRow {
-            id,
-            created: Arc::new(created),
-            state,
-            stamp: header.stamp,
+            }),
+            Some(Err(cause)) => Err(corrupt_row("immutable part", id, &cause)),
+            Some(Ok((_, created))) => Ok(created),
+        };
+        Ok(created.map(|created| {
+            Some(OperationRow {
+                id,
+                created: Arc::new(created),
+                state,
+                stamp: header.stamp,
+            })
         }))
     }
 
+    /// Reads the state of a row.
+    pub(super) fn state_of(
+        &self,
+        reader: &impl Readable,
+        id: OperationId,
+    ) -> Result<Option<StateRead>, StoreError> {
+        let value = reader
+            .get(&self.state, keys::row(id))
+            .map_err(failed("reading rows"))?;
+        Ok(value
+            .map(|value| codec::state(&value).map_err(|cause| corrupt_row("state", id, &cause))))
+    }
+
     /// Reads what the write path weighs of a stored state.
-    pub(super) fn state_header(&self, id: OperationId) -> Result<Option<StateHeader>, StoreError> {
-        self.state
+    pub(super) fn stored_state(&self, id: OperationId) -> Result<Option<Stored>, StoreError> {
+        let value = self
+            .state
             .get(keys::row(id))
-            .map_err(failed("reading a stamp"))?
-            .map(|value| codec::state_header(&value).map_err(corrupt("state", id)))
-            .transpose()
+            .map_err(failed("reading a stamp"))?;
+        Ok(value.map(|bytes| Stored {
+            stamp: codec::state(&bytes)
+                .map(|(header, _)| header.stamp)
+                .map_err(|cause| corrupt_row("state", id, &cause)),
+            bytes,
+        }))
     }
 
-    /// Reads the stamp of a stored immutable part.
-    pub(super) fn created_stamp(&self, id: OperationId) -> Result<Option<Stamp>, StoreError> {
-        self.created
+    /// Reads what the write path weighs of a stored immutable part.
+    pub(super) fn stored_created(&self, id: OperationId) -> Result<Option<Stored>, StoreError> {
+        let value = self
+            .created
             .get(keys::row(id))
-            .map_err(failed("reading a stamp"))?
-            .map(|value| codec::created_stamp(&value).map_err(corrupt("immutable part", id)))
-            .transpose()
+            .map_err(failed("reading a stamp"))?;
+        Ok(value.map(|bytes| Stored {
+            stamp: codec::created(&bytes)
+                .map(|(stamp, _)| stamp)
+                .map_err(|cause| corrupt_row("immutable part", id, &cause)),
+            bytes,
+        }))
     }
 
-    /// Reads a partition's lease.
-    pub(super) fn lease(&self, partition: PartitionId) -> Result<Option<Lease>, StoreError> {
+    /// Reads a lease.
+    pub(super) fn lease(&self, key: LeaseKey) -> Result<Option<Lease>, StoreError> {
         self.leases
-            .get(keys::partition(partition))
+            .get(keys::lease(key))
             .map_err(failed("reading a lease"))?
-            .map(|value| {
-                codec::lease(&value).map_err(corrupt("lease", format!("partition {partition}")))
-            })
+            .map(|value| codec::lease(&value).map_err(corrupt("lease", key)))
             .transpose()
     }
 
@@ -180,67 +219,23 @@ impl Tables {
         after: Option<DueEntry>,
         limit: usize,
     ) -> Result<Vec<DueEntry>, StoreError> {
-        let after = after.map(|entry| (entry.due, entry.operation));
-        self.index(
-            "due",
-            &self.due,
-            shard,
-            bucket.bounds(),
-            after,
-            limit,
-            |due, operation| DueEntry { due, operation },
-        )
-    }
-
-    /// Reads one day of the attention table.
-    pub(super) fn attention(
-        &self,
-        shard: PartitionId,
-        day: i64,
-        after: Option<AttentionEntry>,
-        limit: usize,
-    ) -> Result<Vec<AttentionEntry>, StoreError> {
-        let after = after.map(|entry| (entry.at, entry.operation));
-        self.index(
-            "attention",
-            &self.attention,
-            shard,
-            day_bounds(day),
-            after,
-            limit,
-            |at, operation| AttentionEntry { at, operation },
-        )
-    }
-
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "a page of an index has this many bounds"
-    )]
-    fn index<T>(
-        &self,
-        name: &'static str,
-        table: &Keyspace,
-        shard: PartitionId,
-        (first, last): (Timestamp, Timestamp),
-        after: Option<(Timestamp, OperationId)>,
-        limit: usize,
-        entry: impl Fn(Timestamp, OperationId) -> T,
-    ) -> Result<Vec<T>, StoreError> {
+        let (first, last) = bucket.bounds();
         let end = keys::index(shard, last, OperationId(uuid::Uuid::max()));
         let first = Bound::Included(keys::index(shard, first, OperationId(uuid::Uuid::nil())));
-        let start = match after.map(|(at, id)| keys::index(shard, at, id)) {
+        let start = match after.map(|entry| keys::index(shard, entry.due, entry.operation)) {
             Some(after) if after >= end => return Ok(Vec::new()),
             Some(after) => later(first, Bound::Excluded(after)),
             None => first,
         };
         self.db
             .snapshot()
-            .range(table, (start, Bound::Included(end)))
+            .range(&self.due, (start, Bound::Included(end)))
             .take(limit)
             .map(|item| {
-                let key = item.key().map_err(failed("reading an index"))?;
-                let (at, id) = keys::read_index(&key).ok_or_else(|| bad_key(name, &key))?;
-                Ok(entry(at, id))
+                let key = item.key().map_err(failed("reading the deadline index"))?;
+                let (due, operation) =
+                    keys::read_index(&key).ok_or_else(|| bad_key("due", &key))?;
+                Ok(DueEntry { due, operation })
             })
             .collect()
     }
@@ -294,8 +289,16 @@ fn later<K: Ord>(first: Bound<K>, after: Bound<K>) -> Bound<K> {
     }
 }
 
-fn failed(action: &'static str) -> impl Fn(fjall::Error) -> StoreError {
+pub(super) fn failed(action: &'static str) -> impl Fn(fjall::Error) -> StoreError {
     move |error| StoreError::unavailable(action, error)
+}
+
+fn corrupt_row(what: &'static str, id: OperationId, cause: &Malformed) -> CorruptRow {
+    CorruptRow {
+        id,
+        what,
+        cause: cause.to_string(),
+    }
 }
 
 fn corrupt(what: &'static str, key: impl ToString) -> impl FnOnce(Malformed) -> StoreError {
@@ -306,7 +309,7 @@ fn corrupt(what: &'static str, key: impl ToString) -> impl FnOnce(Malformed) -> 
     }
 }
 
-fn bad_key(table: &'static str, key: &[u8]) -> StoreError {
+pub(super) fn bad_key(table: &'static str, key: &[u8]) -> StoreError {
     StoreError::Corrupt {
         what: "key",
         key: format!("table {table}"),

@@ -13,7 +13,7 @@ use super::EmbeddedConfig;
 use super::group::{EncodedBatch, Group};
 use super::recent::RecentStamps;
 use super::tables::Tables;
-use crate::{DueBucket, Lease, StoreError, keys};
+use crate::{DueBucket, Lease, StoreError, Written, keys};
 
 /// Where the answer to a call goes.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -21,7 +21,7 @@ pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 /// A change that the writer is asked for.
 pub(super) enum Command {
     /// Write rows and index entries.
-    Write(EncodedBatch, Reply<()>),
+    Write(EncodedBatch, Reply<Written>),
     /// Take a lease if the stored one is exactly `seen`.
     TakeLease {
         seen: Option<Lease>,
@@ -55,6 +55,7 @@ pub(super) struct Writer {
 /// An answer that waits for the commit.
 enum Pending {
     Done(Reply<()>),
+    Written(Reply<Written>, Written),
     Decided(Reply<bool>, bool),
 }
 
@@ -97,7 +98,7 @@ impl Writer {
                 Command::Write(batch, reply) => {
                     rows += batch.rows();
                     match group.write(batch) {
-                        Ok(()) => pending.push(Pending::Done(reply)),
+                        Ok(written) => pending.push(Pending::Written(reply, written)),
                         Err(error) => answer(reply, Err(error)),
                     }
                 }
@@ -157,18 +158,19 @@ impl Writer {
         now: Timestamp,
     ) -> Result<(), StoreError> {
         let tables = &*self.tables;
+        let snapshot = tables.db.snapshot();
         let mut batch = tables.db.batch();
         let mut removed = Vec::new();
         for &(hour, id) in entries {
             batch.remove(&tables.expiry, keys::expiry(hour, id));
             // The row may have been written again since, with a later expiry or none.
-            let has_expired = match tables.state_header(id) {
-                Ok(state) => state.is_some_and(|state| state.has_expired(now)),
-                Err(error @ StoreError::Corrupt { .. }) => {
-                    tracing::warn!(%error, "a row past its retention is left for a person to see");
+            let has_expired = match tables.state_of(&snapshot, id)? {
+                None => false,
+                Some(Ok((header, _))) => header.has_expired(now),
+                Some(Err(corrupt)) => {
+                    tracing::warn!(%corrupt, "a row past its retention is left for a person to see");
                     false
                 }
-                Err(error) => return Err(error),
             };
             if has_expired && !removed.contains(&id) {
                 batch.remove(&tables.state, keys::row(id));
@@ -200,6 +202,7 @@ impl Pending {
             .map_err(|error| StoreError::unavailable("a group commit", error));
         match self {
             Self::Done(reply) => answer(reply, outcome),
+            Self::Written(reply, written) => answer(reply, outcome.map(|()| written)),
             Self::Decided(reply, decision) => answer(reply, outcome.map(|()| decision)),
         }
     }

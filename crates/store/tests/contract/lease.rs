@@ -1,17 +1,22 @@
-//! Leases: one owner, whoever contends; the checkpoint travels with them.
+//! Leases: one owner, whoever contends, in every role; the checkpoint travels with them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use uuid::Uuid;
-use waybill_engine::{Epoch, Offset, OwnerId, PartitionId, Stamp};
-use waybill_store::{Checkpoint, Lease};
+use waybill_engine::{Epoch, Offset, OwnerId, Stamp};
+use waybill_store::{Checkpoint, Lease, LeaseKey};
 
 use super::{Subject, fresh_partition, reopen};
 
-fn lease(partition: PartitionId, owner: u128, epoch: u64) -> Lease {
+/// A key of each role that no other rule uses.
+fn fresh_keys() -> [LeaseKey; 2] {
+    [LeaseKey::scheduler, LeaseKey::supervisor].map(|key| key(fresh_partition()))
+}
+
+fn lease(key: LeaseKey, owner: u128, epoch: u64) -> Lease {
     Lease {
-        partition,
+        key,
         owner: Some(OwnerId(Uuid::from_u128(owner))),
         epoch: Epoch(epoch),
         renewal: 0,
@@ -30,215 +35,240 @@ fn renewal(lease: &Lease) -> Lease {
     renewed.consumed.0 += 20;
     renewed.checkpoint.requests.0 += 10;
     renewed.checkpoint.replies.0 += 30;
+    renewed.checkpoint.recoveries.0 += 40;
     renewed.checkpoint.requests_fingerprint = Some(0xdead_beef_dead_beef);
+    renewed.checkpoint.replies_fingerprint = Some(renewed.renewal);
+    renewed.checkpoint.recoveries_fingerprint = Some(u64::MAX);
     renewed
 }
 
 pub async fn a_lease_that_was_never_taken_is_none(subject: &impl Subject) {
-    let store = subject.open().await;
-    assert_eq!(store.lease(fresh_partition()).await.unwrap(), None);
+    for key in fresh_keys() {
+        let store = subject.open().await;
+        assert_eq!(store.lease(key).await.unwrap(), None);
+    }
 }
 
 pub async fn a_lease_is_taken_renewed_and_read_back_with_its_checkpoint(subject: &impl Subject) {
-    let store = subject.open().await;
-    let partition = fresh_partition();
-    let first = lease(partition, 1, 1);
-    assert!(store.take_lease(None, first.clone()).await.unwrap());
-    assert_eq!(store.lease(partition).await.unwrap(), Some(first.clone()));
+    for key in fresh_keys() {
+        let store = subject.open().await;
+        let first = lease(key, 1, 1);
+        assert!(store.take_lease(None, first.clone()).await.unwrap());
+        assert_eq!(store.lease(key).await.unwrap(), Some(first.clone()));
 
-    let renewed = renewal(&first);
-    assert!(store.renew_lease(renewed.clone()).await.unwrap());
-    assert_eq!(store.lease(partition).await.unwrap(), Some(renewed.clone()));
+        let renewed = renewal(&first);
+        assert!(store.renew_lease(renewed.clone()).await.unwrap());
+        assert_eq!(store.lease(key).await.unwrap(), Some(renewed.clone()));
 
-    let store = reopen(subject, store).await;
-    assert_eq!(store.lease(partition).await.unwrap(), Some(renewed));
+        let store = reopen(subject, store).await;
+        assert_eq!(store.lease(key).await.unwrap(), Some(renewed));
+    }
 }
 
 pub async fn a_lease_is_taken_only_from_exactly_what_was_seen(subject: &impl Subject) {
-    let store = subject.open().await;
-    let partition = fresh_partition();
-    let first = lease(partition, 1, 1);
-    let second = lease(partition, 2, 2);
-    assert!(
-        !store
-            .take_lease(Some(first.clone()), second.clone())
-            .await
-            .unwrap()
-    );
-    assert_eq!(store.lease(partition).await.unwrap(), None);
+    for key in fresh_keys() {
+        let store = subject.open().await;
+        let first = lease(key, 1, 1);
+        let second = lease(key, 2, 2);
+        assert!(
+            !store
+                .take_lease(Some(first.clone()), second.clone())
+                .await
+                .unwrap()
+        );
+        assert_eq!(store.lease(key).await.unwrap(), None);
 
-    assert!(store.take_lease(None, first.clone()).await.unwrap());
-    assert!(!store.take_lease(None, second.clone()).await.unwrap());
+        assert!(store.take_lease(None, first.clone()).await.unwrap());
+        assert!(!store.take_lease(None, second.clone()).await.unwrap());
 
-    let renewed = renewal(&first);
-    assert!(store.renew_lease(renewed.clone()).await.unwrap());
-    assert!(
-        !store.take_lease(Some(first), second.clone()).await.unwrap(),
-        "it was renewed since it was seen"
-    );
-    assert_eq!(store.lease(partition).await.unwrap(), Some(renewed.clone()));
+        let renewed = renewal(&first);
+        assert!(store.renew_lease(renewed.clone()).await.unwrap());
+        assert!(
+            !store.take_lease(Some(first), second.clone()).await.unwrap(),
+            "it was renewed since it was seen"
+        );
+        assert_eq!(store.lease(key).await.unwrap(), Some(renewed.clone()));
 
-    assert!(
-        store
-            .take_lease(Some(renewed), second.clone())
-            .await
-            .unwrap()
-    );
-    assert_eq!(store.lease(partition).await.unwrap(), Some(second));
+        assert!(
+            store
+                .take_lease(Some(renewed), second.clone())
+                .await
+                .unwrap()
+        );
+        assert_eq!(store.lease(key).await.unwrap(), Some(second));
+    }
 }
 
 pub async fn a_lease_is_released_by_taking_it_without_an_owner(subject: &impl Subject) {
-    let store = subject.open().await;
-    let partition = fresh_partition();
-    let held = lease(partition, 1, 1);
-    assert!(store.take_lease(None, held.clone()).await.unwrap());
-    let released = Lease {
-        owner: None,
-        ..renewal(&held)
-    };
-    assert!(
-        store
-            .take_lease(Some(held.clone()), released.clone())
-            .await
-            .unwrap()
-    );
-    assert_eq!(
-        store.lease(partition).await.unwrap(),
-        Some(released.clone())
-    );
-    assert!(!store.renew_lease(renewal(&renewal(&held))).await.unwrap());
+    for key in fresh_keys() {
+        let store = subject.open().await;
+        let held = lease(key, 1, 1);
+        assert!(store.take_lease(None, held.clone()).await.unwrap());
+        let released = Lease {
+            owner: None,
+            ..renewal(&held)
+        };
+        assert!(
+            store
+                .take_lease(Some(held.clone()), released.clone())
+                .await
+                .unwrap()
+        );
+        assert_eq!(store.lease(key).await.unwrap(), Some(released.clone()));
+        assert!(!store.renew_lease(renewal(&renewal(&held))).await.unwrap());
 
-    let next = Lease {
-        checkpoint: released.checkpoint,
-        ..lease(partition, 2, 2)
-    };
-    assert!(
-        store
-            .take_lease(Some(released), next.clone())
-            .await
-            .unwrap()
-    );
-    assert_eq!(store.lease(partition).await.unwrap(), Some(next));
+        let next = Lease {
+            checkpoint: released.checkpoint,
+            ..lease(key, 2, 2)
+        };
+        assert!(
+            store
+                .take_lease(Some(released), next.clone())
+                .await
+                .unwrap()
+        );
+        assert_eq!(store.lease(key).await.unwrap(), Some(next));
+    }
 }
 
 pub async fn a_stale_owners_renewal_is_refused(subject: &impl Subject) {
-    let store = subject.open().await;
-    let partition = fresh_partition();
-    let old = lease(partition, 1, 1);
-    let new = lease(partition, 2, 2);
-    assert!(
-        !store.renew_lease(old.clone()).await.unwrap(),
-        "nobody took it yet"
-    );
-    assert!(store.take_lease(None, old.clone()).await.unwrap());
-    assert!(
-        store
-            .take_lease(Some(old.clone()), new.clone())
-            .await
-            .unwrap()
-    );
+    for key in fresh_keys() {
+        let store = subject.open().await;
+        let old = lease(key, 1, 1);
+        let new = lease(key, 2, 2);
+        assert!(
+            !store.renew_lease(old.clone()).await.unwrap(),
+            "nobody took it yet"
+        );
+        assert!(store.take_lease(None, old.clone()).await.unwrap());
+        assert!(
+            store
+                .take_lease(Some(old.clone()), new.clone())
+                .await
+                .unwrap()
+        );
 
-    assert!(
-        !store.renew_lease(renewal(&old)).await.unwrap(),
-        "owner and epoch differ"
-    );
-    let same_epoch = Lease {
-        epoch: new.epoch,
-        ..renewal(&old)
-    };
-    assert!(
-        !store.renew_lease(same_epoch).await.unwrap(),
-        "the owner differs"
-    );
-    let same_owner = Lease {
-        epoch: old.epoch,
-        ..renewal(&new)
-    };
-    assert!(
-        !store.renew_lease(same_owner).await.unwrap(),
-        "the epoch differs"
-    );
-    assert_eq!(store.lease(partition).await.unwrap(), Some(new));
+        assert!(
+            !store.renew_lease(renewal(&old)).await.unwrap(),
+            "owner and epoch differ"
+        );
+        let same_epoch = Lease {
+            epoch: new.epoch,
+            ..renewal(&old)
+        };
+        assert!(
+            !store.renew_lease(same_epoch).await.unwrap(),
+            "the owner differs"
+        );
+        let same_owner = Lease {
+            epoch: old.epoch,
+            ..renewal(&new)
+        };
+        assert!(
+            !store.renew_lease(same_owner).await.unwrap(),
+            "the epoch differs"
+        );
+        assert_eq!(store.lease(key).await.unwrap(), Some(new));
+    }
 }
 
 pub async fn a_renewal_never_goes_back_and_its_repeat_is_accepted(subject: &impl Subject) {
-    let store = subject.open().await;
-    let partition = fresh_partition();
-    let first = lease(partition, 1, 1);
-    assert!(store.take_lease(None, first.clone()).await.unwrap());
-    let second = renewal(&first);
-    let third = renewal(&second);
-    assert!(store.renew_lease(third.clone()).await.unwrap());
-    assert!(
-        store.renew_lease(third.clone()).await.unwrap(),
-        "word for word what is stored"
-    );
-    assert!(!store.renew_lease(second).await.unwrap(), "it is older");
-    let other = Lease {
-        consumed: Offset(999),
-        ..third.clone()
-    };
-    assert!(
-        !store.renew_lease(other).await.unwrap(),
-        "its number is used"
-    );
-    assert_eq!(store.lease(partition).await.unwrap(), Some(third));
+    for key in fresh_keys() {
+        let store = subject.open().await;
+        let first = lease(key, 1, 1);
+        assert!(store.take_lease(None, first.clone()).await.unwrap());
+        let second = renewal(&first);
+        let third = renewal(&second);
+        assert!(store.renew_lease(third.clone()).await.unwrap());
+        assert!(
+            store.renew_lease(third.clone()).await.unwrap(),
+            "word for word what is stored"
+        );
+        assert!(!store.renew_lease(second).await.unwrap(), "it is older");
+        let other = Lease {
+            consumed: Offset(999),
+            ..third.clone()
+        };
+        assert!(
+            !store.renew_lease(other).await.unwrap(),
+            "its number is used"
+        );
+        assert_eq!(store.lease(key).await.unwrap(), Some(third));
+    }
 }
 
 pub async fn of_sixteen_contenders_exactly_one_takes_a_lease(subject: &impl Subject) {
-    let store = subject.open().await;
-    let partition = fresh_partition();
-    let mut seen = None;
-    for epoch in 1..=20 {
-        let contenders: Vec<_> = (1..=16)
-            .map(|owner| {
-                let store = Arc::clone(&store);
-                let seen = seen.clone();
-                tokio::spawn(async move {
-                    let lease = lease(partition, owner, epoch);
-                    let taken = store.take_lease(seen, lease.clone()).await.unwrap();
-                    taken.then_some(lease)
+    for key in fresh_keys() {
+        let store = subject.open().await;
+        let mut seen = None;
+        for epoch in 1..=20 {
+            let contenders: Vec<_> = (1..=16)
+                .map(|owner| {
+                    let store = Arc::clone(&store);
+                    let seen = seen.clone();
+                    tokio::spawn(async move {
+                        let lease = lease(key, owner, epoch);
+                        let taken = store.take_lease(seen, lease.clone()).await.unwrap();
+                        taken.then_some(lease)
+                    })
                 })
-            })
-            .collect();
-        let mut winners = Vec::new();
-        for contender in contenders {
-            winners.extend(contender.await.unwrap());
+                .collect();
+            let mut winners = Vec::new();
+            for contender in contenders {
+                winners.extend(contender.await.unwrap());
+            }
+            assert_eq!(winners.len(), 1, "epoch {epoch}: {winners:?}");
+            seen = store.lease(key).await.unwrap();
+            assert_eq!(seen, winners.pop());
         }
-        assert_eq!(winners.len(), 1, "epoch {epoch}: {winners:?}");
-        seen = store.lease(partition).await.unwrap();
-        assert_eq!(seen, winners.pop());
     }
 }
 
 pub async fn an_owner_that_renews_and_a_contender_never_both_win(subject: &impl Subject) {
-    let store = subject.open().await;
-    let partition = fresh_partition();
-    let mut held = lease(partition, 1, 1);
-    assert!(store.take_lease(None, held.clone()).await.unwrap());
-    for round in 0..50 {
-        let renewed = renewal(&held);
-        let taken = lease(partition, 2 + round, held.epoch.0 + 1);
-        let (renews, takes) = tokio::join!(
-            store.renew_lease(renewed.clone()),
-            store.take_lease(Some(held.clone()), taken.clone()),
-        );
-        let (renews, takes) = (renews.unwrap(), takes.unwrap());
-        assert!(
-            renews != takes,
-            "round {round}: renews {renews}, takes {takes}"
-        );
-        held = if takes { taken } else { renewed };
-        assert_eq!(store.lease(partition).await.unwrap(), Some(held.clone()));
+    for key in fresh_keys() {
+        let store = subject.open().await;
+        let mut held = lease(key, 1, 1);
+        assert!(store.take_lease(None, held.clone()).await.unwrap());
+        for round in 0..50 {
+            let renewed = renewal(&held);
+            let taken = lease(key, 2 + round, held.epoch.0 + 1);
+            let (renews, takes) = tokio::join!(
+                store.renew_lease(renewed.clone()),
+                store.take_lease(Some(held.clone()), taken.clone()),
+            );
+            let (renews, takes) = (renews.unwrap(), takes.unwrap());
+            assert!(
+                renews != takes,
+                "round {round}: renews {renews}, takes {takes}"
+            );
+            held = if takes { taken } else { renewed };
+            assert_eq!(store.lease(key).await.unwrap(), Some(held.clone()));
+        }
     }
 }
 
-pub async fn leases_of_partitions_do_not_mix(subject: &impl Subject) {
+pub async fn leases_of_partitions_and_of_roles_do_not_mix(subject: &impl Subject) {
     let store = subject.open().await;
     let (one, other) = (fresh_partition(), fresh_partition());
-    assert!(store.take_lease(None, lease(one, 1, 1)).await.unwrap());
-    assert_eq!(store.lease(other).await.unwrap(), None);
-    assert!(store.take_lease(None, lease(other, 2, 9)).await.unwrap());
-    assert_eq!(store.lease(one).await.unwrap(), Some(lease(one, 1, 1)));
-    assert_eq!(store.lease(other).await.unwrap(), Some(lease(other, 2, 9)));
+    let keys = [
+        LeaseKey::scheduler(one),
+        LeaseKey::supervisor(one),
+        LeaseKey::scheduler(other),
+        LeaseKey::supervisor(other),
+    ];
+    for (taken, key) in keys.into_iter().enumerate() {
+        let owner = 1 + u128::try_from(taken).unwrap();
+        assert_eq!(store.lease(key).await.unwrap(), None);
+        assert!(store.take_lease(None, lease(key, owner, 1)).await.unwrap());
+        assert!(
+            store
+                .renew_lease(renewal(&lease(key, owner, 1)))
+                .await
+                .unwrap()
+        );
+    }
+    for (owner, key) in (1..).zip(keys) {
+        let wanted = renewal(&lease(key, owner, 1));
+        assert_eq!(store.lease(key).await.unwrap(), Some(wanted));
+    }
 }

@@ -4,7 +4,9 @@
 //! [`contract_tests!`](crate::contract_tests). Rules use fresh ids, partitions and shards of their
 //! own, so that they may share one database.
 
-pub mod index;
+pub mod attention;
+pub mod corrupt;
+pub mod due;
 pub mod lease;
 pub mod rows;
 
@@ -14,8 +16,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, Created, Epoch, Offset, OperationId, OperationState, OwnerId, PartitionId, Position,
-    ProcessState, RequestHash, Stamp, StepProgress, StepState, Timestamp,
+    Attempt, Created, Epoch, Offset, OperationId, OperationRow, OperationState, OwnerId,
+    PartitionId, Position, ProcessState, RequestHash, Stamp, StepProgress, StepState, Timestamp,
 };
 use waybill_store::{RowWrite, Store, WriteBatch};
 
@@ -23,6 +25,10 @@ use waybill_store::{RowWrite, Store, WriteBatch};
 pub trait Subject {
     /// Opens the store, and again after it was closed by dropping what this returned before.
     fn open(&self) -> impl Future<Output = Arc<dyn Store>> + Send;
+
+    /// Makes the stored state of an operation unreadable, behind the back of the store, which is
+    /// closed.
+    fn spoil(&self, id: OperationId) -> impl Future<Output = ()> + Send;
 }
 
 /// Closes the store and opens it again.
@@ -33,6 +39,24 @@ pub async fn reopen(subject: &impl Subject, store: Arc<dyn Store>) -> Arc<dyn St
         "the rule still holds the store"
     );
     drop(store);
+    subject.open().await
+}
+
+/// Closes the store, makes the states of `ids` unreadable and opens it again.
+pub async fn reopen_spoiled(
+    subject: &impl Subject,
+    store: Arc<dyn Store>,
+    ids: &[OperationId],
+) -> Arc<dyn Store> {
+    assert_eq!(
+        Arc::strong_count(&store),
+        1,
+        "the rule still holds the store"
+    );
+    drop(store);
+    for &id in ids {
+        subject.spoil(id).await;
+    }
     subject.open().await
 }
 
@@ -148,5 +172,15 @@ pub fn rows(rows: impl IntoIterator<Item = RowWrite>) -> WriteBatch {
     WriteBatch {
         rows: rows.into_iter().collect(),
         ..WriteBatch::default()
+    }
+}
+
+/// The row that a state of one stamp and an immutable part of another make.
+pub fn row(id: OperationId, state_stamp: i64, created_stamp: i64) -> OperationRow {
+    OperationRow {
+        id,
+        created: created(created_stamp),
+        state: state(state_stamp),
+        stamp: Stamp(state_stamp),
     }
 }

@@ -8,7 +8,10 @@ use waybill_engine::{
 };
 
 use super::*;
-use crate::{DueBucket, DueEntry, EmbeddedStore, RowWrite, Store, WriteBatch};
+use crate::{
+    AttentionCursor, AttentionEntry, AttentionOrder, DueBucket, DueEntry, EmbeddedStore, RowWrite,
+    Store, WriteBatch,
+};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -40,8 +43,10 @@ fn fixture(entries_max: usize) -> Fixture {
         commands,
         stopped,
         entries_max,
+        attention_checks_max: entries_max,
         first_hour: i64::MIN,
         due_from: HashMap::new(),
+        walk: Walk::default(),
     };
     Fixture {
         store,
@@ -68,6 +73,32 @@ impl Fixture {
             ..WriteBatch::default()
         };
         self.store.write(batch).await.unwrap();
+    }
+
+    /// Makes the stored state of an operation unreadable.
+    fn spoil(&self, id: OperationId) {
+        let state = &self.store.tables.state;
+        state.insert(keys::row(id), [99]).unwrap();
+    }
+
+    async fn write_attention(&self, entries: &[(PartitionId, AttentionEntry)]) {
+        let batch = WriteBatch {
+            attention: entries.to_vec(),
+            ..WriteBatch::default()
+        };
+        self.store.write(batch).await.unwrap();
+    }
+
+    /// All attention entries of the shards that the tests use, the oldest first.
+    async fn attention(&self) -> Vec<AttentionEntry> {
+        let shards = [PartitionId(0), PartitionId(1), PartitionId(u32::MAX)];
+        let all = AttentionCursor::new(
+            AttentionOrder::OldestFirst,
+            Timestamp(i64::MIN),
+            Timestamp(i64::MAX),
+        );
+        let page = self.store.attention_page(shards.to_vec(), all, usize::MAX);
+        page.await.unwrap().entries
     }
 
     fn stored(&self) -> [usize; 3] {
@@ -156,7 +187,31 @@ async fn a_row_that_was_written_again_is_judged_by_its_newest_state() {
     let fixture = fixture.pass(now + 12 * HOUR).await;
     assert_eq!(fixture.stored(), [1, 1, 0]);
     let rows = fixture.store.get_many(vec![id(1), id(2)]).await.unwrap();
-    assert!(rows[0].is_some() && rows[1].is_none());
+    assert!(matches!(rows[..], [Ok(Some(_)), Ok(None)]), "{rows:?}");
+}
+
+#[tokio::test]
+async fn a_reopened_row_survives_the_purge_that_was_due_for_it_with_its_immutable_part() {
+    let fixture = fixture(1000);
+    let finals = (1..=3).map(|n| row(n, 1, Some(HOUR))).collect();
+    fixture.write(finals).await;
+    let without_created = RowWrite {
+        created: None,
+        ..row(2, 2, None)
+    };
+    fixture.write(vec![row(1, 2, None), without_created]).await;
+    // What comes late with a lower stamp reopens nothing.
+    fixture.write(vec![row(3, 0, None)]).await;
+    let now = wall_clock();
+    let mut fixture = fixture;
+    for hours in [3, 6] {
+        fixture = fixture.pass(now + hours * HOUR).await;
+        assert_eq!(fixture.stored(), [2, 2, 0], "after {hours} hours");
+    }
+    let rows = fixture.store.get_many(vec![id(1), id(2), id(3)]).await;
+    let rows = rows.unwrap();
+    let is_whole = matches!(rows[..], [Ok(Some(_)), Ok(Some(_)), Ok(None)]);
+    assert!(is_whole, "{rows:?}");
 }
 
 #[tokio::test]
@@ -166,7 +221,8 @@ async fn a_purged_row_can_be_written_anew() {
     let fixture = fixture.pass(wall_clock() + 3 * HOUR).await;
     fixture.write(vec![row(1, 4, None)]).await;
     let rows = fixture.store.get_many(vec![id(1)]).await.unwrap();
-    assert_eq!(rows[0].as_ref().unwrap().stamp, Stamp(4));
+    let row = rows[0].as_ref().unwrap().as_ref();
+    assert_eq!(row.unwrap().stamp, Stamp(4));
 }
 
 #[tokio::test]
@@ -200,12 +256,7 @@ async fn an_unreadable_row_is_left_and_holds_up_no_other() {
     fixture
         .write(vec![row(1, 1, Some(HOUR)), row(2, 1, Some(HOUR))])
         .await;
-    fixture
-        .store
-        .tables
-        .state
-        .insert(keys::row(id(1)), [99])
-        .unwrap();
+    fixture.spoil(id(1));
     let fixture = fixture.pass(wall_clock() + 3 * HOUR).await;
     assert_eq!(fixture.stored(), [1, 1, 0]);
 }
@@ -244,4 +295,92 @@ async fn deadline_entries_behind_the_cursor_are_forgotten_and_no_others() {
         .await
         .unwrap();
     assert_eq!(gone, []);
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn attention(n: u128, at: Timestamp) -> AttentionEntry {
+    AttentionEntry {
+        at,
+        operation: id(n),
+    }
+}
+
+fn row_in(n: u128, state: ProcessState, keep_for: Option<Duration>) -> RowWrite {
+    let mut row = row(n, 1, keep_for);
+    row.state.state = state;
+    row
+}
+
+#[tokio::test]
+async fn attention_entries_that_lead_to_nothing_are_forgotten_a_day_later() {
+    let fixture = fixture(1000);
+    let now = wall_clock();
+    let rows = vec![
+        row_in(1, ProcessState::Processed, Some(99 * DAY)),
+        row_in(2, ProcessState::Error, Some(99 * DAY)),
+        row_in(3, ProcessState::Processing, None),
+        row_in(4, ProcessState::Processed, Some(99 * DAY)),
+        row_in(6, ProcessState::Error, Some(HOUR)),
+    ];
+    fixture.write(rows).await;
+    fixture.spoil(id(4));
+    let last = PartitionId(u32::MAX);
+    let entries: Vec<_> = (1..=6).map(|n| attention(n, now)).collect();
+    for (shard, entries) in [(PartitionId(0), &entries[..2]), (last, &entries[2..])] {
+        let entries: Vec<_> = entries.iter().map(|&entry| (shard, entry)).collect();
+        fixture.write_attention(&entries).await;
+    }
+    let young = attention(1, now + DAY);
+    fixture.write_attention(&[(PartitionId(0), young)]).await;
+
+    let fixture = fixture.pass(now + DAY - HOUR).await;
+    assert_eq!(fixture.attention().await.len(), 7, "all are too young");
+
+    // 5 never had a row, the retention of 6 has passed, 4 cannot be read.
+    let fixture = fixture.pass(now + DAY + HOUR).await;
+    let kept = [2, 3, 4].map(|n| attention(n, now));
+    assert_eq!(fixture.attention().await, [&kept[..], &[young]].concat());
+
+    let fixture = fixture.pass(now + 3 * DAY).await;
+    assert_eq!(fixture.attention().await, kept);
+}
+
+#[tokio::test]
+async fn a_pass_looks_at_no_more_attention_entries_than_its_bound_and_the_next_goes_on() {
+    let fixture = fixture(300);
+    let now = wall_clock();
+    // Those that lead to nothing stand behind 400 that still need attention.
+    let parked = (0..400).map(|n| row_in(n, ProcessState::Error, None));
+    fixture.write(parked.collect()).await;
+    let entries: Vec<_> = (0..700)
+        .map(|n| {
+            let shard = PartitionId(u32::from(n >= 400));
+            (shard, attention(n, now - 3 * DAY))
+        })
+        .collect();
+    fixture.write_attention(&entries).await;
+    let mut fixture = fixture;
+    for (pass, left) in [(1, 700), (2, 500), (3, 400)] {
+        fixture = fixture.pass(now).await;
+        assert_eq!(fixture.attention().await.len(), left, "pass {pass}");
+    }
+}
+
+#[tokio::test]
+async fn a_walk_over_the_attention_table_begins_once_an_hour_also_when_the_clock_is_set_back() {
+    let now = wall_clock();
+    let mut fixture = fixture(1000).pass(now).await;
+    for (later, left) in [
+        (now + HOUR / 2, 1),
+        (now + HOUR, 0),
+        (now + HOUR, 1),
+        (now, 0),
+    ] {
+        fixture
+            .write_attention(&[(PartitionId(1), attention(9, now - 3 * DAY))])
+            .await;
+        fixture = fixture.pass(later).await;
+        assert_eq!(fixture.attention().await.len(), left, "{later:?}");
+    }
 }

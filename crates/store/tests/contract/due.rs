@@ -1,15 +1,16 @@
-//! The deadline index and the attention table: order, pages, cursor, and the index before the row.
+//! The deadline index: order, pages, cursor, and the index before the row.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use waybill_engine::{PartitionId, Timestamp};
-use waybill_store::{AttentionEntry, DueBucket, DueEntry, Store, WriteBatch};
+use waybill_store::{
+    AttentionCursor, AttentionEntry, AttentionOrder, DueBucket, DueEntry, Store, WriteBatch,
+};
 
 use super::{Random, Subject, fresh_id, fresh_partition, reopen, write};
 
 const SECOND: i64 = 1_000_000;
-const DAY: i64 = 86_400 * SECOND;
 
 fn due_at(due: i64) -> DueEntry {
     DueEntry {
@@ -150,52 +151,6 @@ pub async fn the_cursor_leaves_entries_at_and_behind_it(subject: &impl Subject) 
     assert_eq!(read_bucket(&*store, shard, 41).await, [entries[1]]);
 }
 
-pub async fn attention_is_read_by_day_in_order_and_page_by_page(subject: &impl Subject) {
-    let store = subject.open().await;
-    let shard = fresh_partition();
-    let mut entries: Vec<_> = (0..53)
-        .map(|n| AttentionEntry {
-            at: Timestamp(100 * DAY + n * DAY / 53),
-            operation: fresh_id(),
-        })
-        .collect();
-    let around = [99 * DAY, 101 * DAY, 100 * DAY - 1].map(|at| AttentionEntry {
-        at: Timestamp(at),
-        operation: fresh_id(),
-    });
-    let mut batch = WriteBatch::default();
-    batch.attention.extend(
-        entries
-            .iter()
-            .chain(&around)
-            .map(|entry| (shard, entry.clone())),
-    );
-    Random::new(5).shuffle(&mut batch.attention);
-    store.write(batch.clone()).await.unwrap();
-    store.write(batch).await.unwrap();
-    entries.sort_by_key(|entry| (entry.at, entry.operation));
-
-    let store = reopen(subject, store).await;
-    let mut read: Vec<AttentionEntry> = Vec::new();
-    loop {
-        let after = read.last().cloned();
-        let page = store.attention(shard, 100, after, 7).await.unwrap();
-        assert!(page.len() <= 7);
-        if page.is_empty() {
-            break;
-        }
-        read.extend(page);
-    }
-    assert_eq!(read, entries);
-    let other = store
-        .attention(fresh_partition(), 100, None, 10)
-        .await
-        .unwrap();
-    assert_eq!(other, []);
-    let day_before = store.attention(shard, 99, None, 10).await.unwrap();
-    assert_eq!(day_before, [around[0].clone(), around[2].clone()]);
-}
-
 pub async fn no_row_is_visible_before_its_index_entries(subject: &impl Subject) {
     let store = subject.open().await;
     let shard = fresh_partition();
@@ -212,8 +167,12 @@ pub async fn no_row_is_visible_before_its_index_entries(subject: &impl Subject) 
                     .due(shard, DueBucket(60), None, usize::MAX)
                     .await
                     .unwrap();
-                let attention = store.attention(shard, 0, None, usize::MAX).await.unwrap();
-                let visible: Vec<_> = rows.into_iter().flatten().map(|row| row.id).collect();
+                let at = Timestamp(60 * SECOND);
+                let listing = AttentionCursor::new(AttentionOrder::OldestFirst, at, at);
+                let page = store.attention_page(vec![shard], listing, usize::MAX);
+                let attention = page.await.unwrap().entries;
+                let rows = rows.into_iter().filter_map(Result::unwrap);
+                let visible: Vec<_> = rows.map(|row| row.id).collect();
                 for id in &visible {
                     assert!(due.iter().any(|entry| entry.operation == *id));
                     assert!(attention.iter().any(|entry| entry.operation == *id));

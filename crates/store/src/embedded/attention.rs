@@ -1,0 +1,141 @@
+//! Reading the attention table: pages of a listing over shards, and what of it has had its time.
+
+use fjall::{Readable, Snapshot};
+use waybill_engine::{PartitionId, ProcessState, Timestamp};
+
+use super::tables::{Tables, bad_key, failed};
+use crate::keys::{self, INDEX_KEY_LEN};
+use crate::{AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage, StoreError};
+
+impl Tables {
+    /// Reads a page of a listing: merges the shards' entries, of which it reads as many as it gives
+    /// and one more a shard.
+    pub(super) fn attention_page(
+        &self,
+        mut shards: Vec<PartitionId>,
+        cursor: AttentionCursor,
+        limit: usize,
+    ) -> Result<AttentionPage, StoreError> {
+        shards.sort_unstable();
+        shards.dedup();
+        let snapshot = self.db.snapshot();
+        let mut heads = Vec::with_capacity(shards.len());
+        for shard in shards {
+            let mut entries = self.listed(&snapshot, shard, cursor);
+            if let Some(head) = entries.next().transpose()? {
+                heads.push((head, entries));
+            }
+        }
+        let mut page = AttentionPage {
+            entries: Vec::new(),
+            next: None,
+        };
+        loop {
+            let first = heads
+                .iter_mut()
+                .enumerate()
+                .min_by(|(_, (one, _)), (_, (other, _))| cursor.order.compare(one, other));
+            let Some((shard, (head, entries))) = first else {
+                return Ok(page);
+            };
+            if page.entries.len() == limit {
+                page.next = Some(AttentionCursor {
+                    after: page.entries.last().copied().or(cursor.after),
+                    ..cursor
+                });
+                return Ok(page);
+            }
+            page.entries.push(*head);
+            match entries.next().transpose()? {
+                Some(next) => *head = next,
+                None => drop(heads.swap_remove(shard)),
+            }
+        }
+    }
+
+    /// The entries of one shard that a listing has yet to give, in its order.
+    fn listed(
+        &self,
+        snapshot: &Snapshot,
+        shard: PartitionId,
+        cursor: AttentionCursor,
+    ) -> Box<dyn Iterator<Item = Result<AttentionEntry, StoreError>>> {
+        let (first, last) = cursor.bounds();
+        if first > last {
+            return Box::new(std::iter::empty());
+        }
+        let key = |entry: AttentionEntry| keys::index(shard, entry.at, entry.operation);
+        let range = snapshot.range(&self.attention, key(first)..=key(last));
+        let items: Box<dyn Iterator<Item = fjall::Guard>> = match cursor.order {
+            AttentionOrder::OldestFirst => Box::new(range),
+            AttentionOrder::NewestFirst => Box::new(range.rev()),
+        };
+        let entries = items.map(|item| {
+            let key = item.key().map_err(failed("reading the attention table"))?;
+            let (at, operation) =
+                keys::read_index(&key).ok_or_else(|| bad_key("attention", &key))?;
+            Ok(AttentionEntry { at, operation })
+        });
+        Box::new(entries.filter(move |entry| {
+            !matches!((entry, cursor.after), (Ok(entry), Some(after)) if *entry == after)
+        }))
+    }
+
+    /// Looks at up to `limit` entries from the key `from` on and finds those that have had their
+    /// time: that are no younger than `until`, and whose row is gone or `Processed`. A row that
+    /// cannot be read needs attention.
+    pub(super) fn spent_attention(
+        &self,
+        from: IndexKey,
+        until: Timestamp,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Spent, StoreError> {
+        let snapshot = self.db.snapshot();
+        let mut spent = Spent {
+            keys: Vec::new(),
+            looked_at: 0,
+            next: None,
+        };
+        for item in snapshot.range(&self.attention, from..) {
+            let key = item.key().map_err(failed("reading the attention table"))?;
+            let bad_key = || bad_key("attention", &key);
+            let (at, operation) = keys::read_index(&key).ok_or_else(bad_key)?;
+            let key: IndexKey = (*key).try_into().map_err(|_| bad_key())?;
+            if at > until {
+                // All that follow in this shard are younger still.
+                spent.next = keys::next_shard(&key);
+                break;
+            }
+            if spent.looked_at == limit {
+                spent.next = Some(key);
+                break;
+            }
+            spent.looked_at += 1;
+            let leads_to_nothing = match self.state_of(&snapshot, operation)? {
+                None => true,
+                Some(Ok((header, state))) => {
+                    header.has_expired(now) || state.state == ProcessState::Processed
+                }
+                Some(Err(_)) => false,
+            };
+            if leads_to_nothing {
+                spent.keys.push(key);
+            }
+        }
+        Ok(spent)
+    }
+}
+
+/// The key of an entry.
+pub(super) type IndexKey = [u8; INDEX_KEY_LEN];
+
+/// What one look at old entries found.
+pub(super) struct Spent {
+    /// The entries to remove.
+    pub(super) keys: Vec<IndexKey>,
+    /// How many were looked at.
+    pub(super) looked_at: usize,
+    /// Where to go on; `None` at the end of the table.
+    pub(super) next: Option<IndexKey>,
+}
