@@ -9,6 +9,9 @@
 //! | `GET /schedulers` | the partitions that this process drives, and how far each has got |
 //! | `PUT /schedulers/{partition}` | `{"running": false}` stops a partition in order, `true` starts it |
 //!
+//! What is refused is answered as the API does: problem details (RFC 9457), whose `type` leads to a
+//! page of this listener, too.
+//!
 //! What must hold: the listener starts before every role and stops after all of them, so that a
 //! start or a drain that hangs can be looked at; no answer waits for a role, except the `PUT`,
 //! which answers once the partition stands still or is on its way.
@@ -23,25 +26,32 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use axum::extract::rejection::PathRejection;
+use axum::body::Body;
+use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, put};
 use axum::{Json, Router};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::Value;
 use tokio::net::TcpListener;
 use waybill_engine::{Epoch, Offset, OperationId, PartitionId, Timestamp};
 
 pub use health::{Condition, Heartbeat, Liveness, Readiness};
 
+use crate::ingestion::docs::problem_page;
+use crate::ingestion::json;
+use crate::ingestion::problem::{FieldProblem, Kind, Problem};
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::{Metrics, announce};
 
 /// The largest body that is read; the only one wanted is `{"running": false}`.
 const BODY_BYTES_MAX: usize = 4 * 1024;
+/// How deep it may nest.
+const BODY_DEPTH_MAX: usize = 8;
 
 /// How long connections that are under way may hold up the end of the listener.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
@@ -86,6 +96,9 @@ impl Admin {
             .route("/metrics", get(metrics))
             .route("/schedulers", get(list_schedulers))
             .route("/schedulers/{partition}", put(put_scheduler))
+            .route("/problems/{kind}", get(show_problem))
+            .fallback(nothing_here)
+            .method_not_allowed_fallback(method_not_allowed)
             .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
             .with_state(self.clone())
     }
@@ -223,11 +236,11 @@ pub enum ControlError {
 }
 
 impl ControlError {
-    fn status(&self) -> StatusCode {
+    fn kind(&self) -> Kind {
         match self {
-            Self::NotHere(_) => StatusCode::NOT_FOUND,
-            Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Failed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::NotHere(_) => Kind::PartitionNotHere,
+            Self::ShuttingDown => Kind::ShuttingDown,
+            Self::Failed { .. } => Kind::PartitionFailed,
         }
     }
 }
@@ -271,71 +284,102 @@ async fn list_schedulers(State(admin): State<Admin>) -> Json<Vec<SchedulerView>>
     )
 }
 
-/// The body of `PUT /schedulers/{partition}`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Wanted {
-    running: bool,
-}
-
 async fn put_scheduler(
     State(admin): State<Admin>,
     partition: Result<Path<u32>, PathRejection>,
-    body: Bytes,
-) -> Response {
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<SchedulerView>, Problem> {
     let Ok(Path(partition)) = partition else {
-        return problem(StatusCode::NOT_FOUND, "a partition is a number from 0");
+        return Err(Problem::new(
+            Kind::NotFound,
+            "A partition is a number from 0.",
+        ));
     };
     let partition = PartitionId(partition);
-    let wanted: Wanted = match serde_json::from_slice(&body) {
-        Ok(wanted) => wanted,
-        Err(error) => {
-            let detail =
-                format!("expected {{\"running\": true}} or {{\"running\": false}}: {error}");
-            return problem(StatusCode::BAD_REQUEST, &detail);
-        }
-    };
-    let Some(control) = admin.schedulers.get() else {
-        return refusal(&ControlError::NotHere(partition));
-    };
-    if let Err(error) = control.set_running(partition, wanted.running).await {
-        return refusal(&error);
-    }
-    match control
+    let running = wanted(&body.map_err(|rejection| unread(&rejection))?)?;
+    let not_here = || ControlError::NotHere(partition);
+    let control = admin.schedulers.get().ok_or_else(not_here)?;
+    control.set_running(partition, running).await?;
+    let view = control
         .list()
         .into_iter()
-        .find(|view| view.partition == partition)
-    {
-        Some(view) => Json(view).into_response(),
-        None => refusal(&ControlError::NotHere(partition)),
+        .find(|view| view.partition == partition);
+    Ok(Json(view.ok_or_else(not_here)?))
+}
+
+/// Reads the body of `PUT /schedulers/{partition}`: whether it should run.
+fn wanted(body: &[u8]) -> Result<bool, Problem> {
+    const RUNNING: &str = "running";
+    let value = json::parse(body, BODY_DEPTH_MAX)?;
+    let wrong = |pointer: String, detail: &str| FieldProblem::new(pointer, detail);
+    let Value::Object(fields) = value else {
+        let detail = "must be {\"running\": true} or {\"running\": false}";
+        return Err(Problem::invalid(vec![wrong(String::new(), detail)]));
+    };
+    let running = fields.get(RUNNING).and_then(Value::as_bool);
+    let mut errors = Vec::new();
+    if running.is_none() {
+        errors.push(wrong(format!("/{RUNNING}"), "must be true or false"));
+    }
+    for name in fields.keys().filter(|name| *name != RUNNING) {
+        let mut pointer = String::new();
+        json::push_segment(&mut pointer, name);
+        errors.push(wrong(pointer, "is unknown; the only field is running"));
+    }
+    match running {
+        Some(running) if errors.is_empty() => Ok(running),
+        _ => Err(Problem::invalid(errors)),
     }
 }
 
-fn refusal(error: &ControlError) -> Response {
-    problem(error.status(), &error.to_string())
+fn unread(rejection: &BytesRejection) -> Problem {
+    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+        let detail = format!("At most {BODY_BYTES_MAX} bytes are taken.");
+        Problem::new(Kind::BodyTooLarge, detail)
+    } else {
+        Problem::new(Kind::IncompleteBody, "The body could not be read.")
+    }
 }
 
-/// An answer in the shape of RFC 9457.
-fn problem(status: StatusCode, detail: &str) -> Response {
-    let body = serde_json::json!({
-        "type": "about:blank",
-        "title": status.canonical_reason().unwrap_or("Error"),
-        "status": status.as_u16(),
-        "detail": detail,
-    });
-    (
-        status,
-        [(header::CONTENT_TYPE, "application/problem+json")],
-        body.to_string(),
-    )
-        .into_response()
+/// The page behind a problem's `type`.
+async fn show_problem(Path(name): Path<String>) -> Result<Html<String>, Problem> {
+    let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+    kind.map(|kind| Html(problem_page(kind)))
+        .ok_or_else(|| Problem::new(Kind::NotFound, "There is no such kind of problem."))
+}
+
+async fn nothing_here() -> Problem {
+    let detail = "Here are /livez, /readyz, /metrics and /schedulers.";
+    Problem::new(Kind::NotFound, detail)
+}
+
+/// The router adds `Allow`.
+async fn method_not_allowed() -> Problem {
+    let detail = "The Allow header lists the methods that it knows.";
+    Problem::new(Kind::MethodNotAllowed, detail)
+}
+
+impl From<ControlError> for Problem {
+    fn from(error: ControlError) -> Self {
+        let mut detail = error.to_string();
+        detail.push('.');
+        if let Some(first) = detail.get_mut(..1) {
+            first.make_ascii_uppercase();
+        }
+        Self::new(error.kind(), detail)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        self.to_response().map(Body::from)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
 
-    use axum::body::Body;
     use axum::http::Request;
     use http_body_util::BodyExt;
     use tower::ServiceExt;
@@ -507,23 +551,76 @@ mod tests {
         );
 
         admin.set_schedulers(Arc::new(Fake(Mutex::new(SchedulerState::Running))));
+        let long = format!("\"{}\"", "x".repeat(BODY_BYTES_MAX));
         let cases = [
-            ("/schedulers/7", stop, 404, "not driven by this process"),
-            ("/schedulers/x", stop, 404, "a number from 0"),
-            ("/schedulers/1", stop, 503, "shutting down"),
-            ("/schedulers/0", "", 400, "expected"),
-            ("/schedulers/0", r#"{"running": "no"}"#, 400, "expected"),
+            ("PUT", "/schedulers/7", stop, 404, "partition-not-here", ""),
+            ("PUT", "/schedulers/x", stop, 404, "not-found", ""),
+            ("PUT", "/schedulers/1", stop, 503, "shutting-down", ""),
+            ("PUT", "/schedulers/0", "", 400, "malformed-json", ""),
+            ("PUT", "/schedulers/0", &long, 413, "body-too-large", ""),
             (
+                "PUT",
+                "/schedulers/0",
+                "{}",
+                422,
+                "invalid-values",
+                "/running",
+            ),
+            (
+                "PUT",
+                "/schedulers/0",
+                r#"{"running": "no"}"#,
+                422,
+                "invalid-values",
+                "/running",
+            ),
+            (
+                "PUT",
                 "/schedulers/0",
                 r#"{"running": true, "fast": true}"#,
-                400,
-                "expected",
+                422,
+                "invalid-values",
+                "/fast",
             ),
+            ("GET", "/schedulers/0", "", 405, "method-not-allowed", ""),
+            ("POST", "/metrics", "", 405, "method-not-allowed", ""),
+            ("GET", "/nope", "", 404, "not-found", ""),
+            ("GET", "/problems/nope", "", 404, "not-found", ""),
         ];
-        for (path, body, status, detail) in cases {
-            let (got, answer) = ask(&admin, "PUT", path, body).await;
-            assert_eq!(got, status, "{path} {body}");
-            assert!(answer.contains(detail), "{path} {body}: {answer}");
+        for (method, path, body, status, kind, pointer) in cases {
+            let (got, answer) = ask(&admin, method, path, body).await;
+            assert_eq!(got, status, "{method} {path} {body}: {answer}");
+            let problem: Value = serde_json::from_str(&answer).unwrap();
+            assert_eq!(problem["type"], format!("/problems/{kind}"), "{answer}");
+            assert_eq!(problem["status"], status, "{answer}");
+            let pointed = problem["errors"][0]["pointer"].as_str().unwrap_or("");
+            assert_eq!(pointed, pointer, "{answer}");
+            let (status, page) = ask(&admin, "GET", &format!("/problems/{kind}"), "").await;
+            assert_eq!(status, 200);
+            assert!(page.starts_with("<!doctype html>"), "{page}");
+        }
+    }
+
+    #[tokio::test]
+    async fn problems_have_their_headers() {
+        let admin = admin();
+        admin.set_schedulers(Arc::new(Fake(Mutex::new(SchedulerState::Running))));
+        let stop = r#"{"running": false}"#;
+        for (method, path, body, header, value) in [
+            ("PUT", "/schedulers/1", stop, "retry-after", "1"),
+            ("POST", "/metrics", "", "allow", "GET,HEAD"),
+            (
+                "GET",
+                "/nope",
+                "",
+                "content-type",
+                "application/problem+json",
+            ),
+        ] {
+            let request = Request::builder().method(method).uri(path);
+            let request = request.body(Body::from(body)).unwrap();
+            let answer = admin.router().oneshot(request).await.unwrap();
+            assert_eq!(answer.headers()[header], value, "{method} {path}");
         }
     }
 

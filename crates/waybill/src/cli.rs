@@ -2,11 +2,22 @@
 //!
 //! Flags are global, so that they may stand before or after the command. Each one sets one key of
 //! the configuration; everything else is set there.
+//!
+//! The commands that look at topics, and end by themselves, lie below this module.
+
+mod avro;
+mod connection;
+mod dlq;
+mod records;
+mod shown;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+
+pub use dlq::DlqCommand;
+pub use records::RecordsArgs;
 
 use crate::config::{Config, ConfigError, Environment, LogFormat};
 
@@ -57,6 +68,14 @@ pub enum Command {
     Agents,
     /// Run the simulated services alone
     Services,
+    /// Print the records of a topic, decoded; reads only
+    Records(RecordsArgs),
+    /// List, show and replay poison records
+    Dlq {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: DlqCommand,
+    },
     /// Look at the configuration
     Config {
         /// How to look at it.
@@ -68,10 +87,11 @@ pub enum Command {
 /// How to look at the configuration.
 #[derive(Clone, Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Check a file, the workflows that it names included, and start nothing
+    /// Check a configuration, the workflows and agents that it names included, and start nothing
     Check {
-        /// The file
-        file: PathBuf,
+        /// A file to check in the place of --config; without either, what the defaults, the
+        /// environment and the flags make
+        file: Option<PathBuf>,
     },
     /// Print what applies after all layers, secrets redacted
     Show,
@@ -114,7 +134,7 @@ impl Command {
             Self::Broker => Some(Role::Broker),
             Self::Agents => Some(Role::Agents),
             Self::Services => Some(Role::Services),
-            Self::Config { .. } => None,
+            Self::Records(_) | Self::Dlq { .. } | Self::Config { .. } => None,
         }
     }
 }
@@ -173,7 +193,7 @@ impl Cli {
     pub fn configuration(&self, environment: &Environment) -> Result<Config, ConfigError> {
         let file = match &self.command {
             Command::Config {
-                command: ConfigCommand::Check { file },
+                command: ConfigCommand::Check { file: Some(file) },
             } => Some(file.as_path()),
             _ => self.flags.config.as_deref(),
         };

@@ -11,6 +11,7 @@
 //!
 //! Deliberately absent: reloading. A changed configuration takes a restart, which loses nothing.
 
+mod alerts;
 mod environment;
 mod file;
 mod identity;
@@ -25,6 +26,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use alerts::{
+    AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, Secret, SecretUrl, WebhookConfig,
+};
 pub use environment::Environment;
 pub use file::FileError;
 pub use identity::{IdentityError, PartitionChoice, partitions_of_this_process};
@@ -65,6 +69,8 @@ pub struct Config {
     pub workflows: WorkflowsConfig,
     /// The simulated services of the drone-delivery application.
     pub services: ServicesConfig,
+    /// Who is told of alerts.
+    pub alerts: AlertsConfig,
     /// Log lines.
     pub telemetry: TelemetryConfig,
 }
@@ -84,6 +90,7 @@ impl Default for Config {
             agents: AgentsConfig::default(),
             workflows: WorkflowsConfig::default(),
             services: ServicesConfig::default(),
+            alerts: AlertsConfig::default(),
             telemetry: TelemetryConfig::default(),
         }
     }
@@ -110,10 +117,12 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// If a file of a property cannot be read, or a value or a combination cannot work.
+    /// If a file that a value comes from cannot be read, or a value or a combination cannot work.
     pub fn finish(mut self) -> Result<Self, ConfigError> {
         self.kafka.read_property_files()?;
+        self.alerts.read_files()?;
         validate::check(&self)?;
+        self.alerts.check()?;
         Ok(self)
     }
 
@@ -156,6 +165,17 @@ pub enum ConfigError {
     PropertyFile {
         /// The property.
         property: String,
+        /// The file.
+        path: String,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file that a secret should come from cannot be read.
+    #[error("{key}: {path} cannot be read")]
+    SecretFile {
+        /// The key that it is for.
+        key: String,
         /// The file.
         path: String,
         /// The cause.

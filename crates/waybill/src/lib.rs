@@ -3,11 +3,12 @@
 //! `main.rs` only reads the command line and starts what it asks for; everything else lives here,
 //! so that tests drive the same code in process. The modules split by responsibility: [`cli`] and
 //! [`config`] say what is wanted, [`roles`] wires it, [`ingestion`] and [`scheduler`] do the work,
-//! [`admin`] and [`telemetry`] show it, and [`shutdown`] ends it in order.
+//! [`admin`] and [`telemetry`] show it, [`alerts`] tells people, and [`shutdown`] ends it in order.
 //!
 //! Deliberately absent: any decision about an operation. Those are the engine's.
 
 pub mod admin;
+pub mod alerts;
 pub mod cli;
 pub mod config;
 pub mod ingestion;

@@ -38,6 +38,8 @@ fn main() -> ExitCode {
             },
             None,
         ) => show(&config),
+        (Command::Records(arguments), None) => look(&config, || arguments.run(&config)),
+        (Command::Dlq { command }, None) => look(&config, || command.run(&config)),
         (_, None) => check(&config),
     }
 }
@@ -51,6 +53,17 @@ fn show(config: &Config) -> ExitCode {
     match std::io::stdout().write_all(yaml.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report(FAILED, &error),
+    }
+}
+
+/// Does the work of a command that looks at topics and ends by itself.
+fn look(config: &Config, work: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
+    if let Err(error) = telemetry::install(&config.telemetry) {
+        return report(FAILED, &error);
+    }
+    match work() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(FAILED, error.as_ref()),
     }
 }
 

@@ -55,8 +55,8 @@ const COUNTS: [f64; 13] = [
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The filter cannot be read.
-    #[error("telemetry.logFilter is not a log filter")]
-    Filter(#[from] ParseError),
+    #[error("telemetry.logFilter cannot be read")]
+    Filter(#[from] LogFilterError),
     /// Something else in this process logs already.
     #[error("log lines already go elsewhere")]
     Logger(#[source] tracing_subscriber::util::TryInitError),
@@ -95,13 +95,42 @@ pub fn install(config: &TelemetryConfig) -> Result<Metrics, TelemetryError> {
     })
 }
 
-/// Reads a log filter: a level, or `target=level` pairs separated by commas.
+/// Why a log filter cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LogFilterError {
+    /// A part of it is a word that is no level.
+    #[error(
+        "{0:?} is neither a level (error, warn, info, debug, trace, off) nor a pair such as \
+         waybill=debug"
+    )]
+    Word(String),
+    /// A pair of it cannot be read.
+    #[error(transparent)]
+    Pair(#[from] ParseError),
+}
+
+/// Reads a log filter: levels, or `target=level` pairs, separated by commas.
 ///
 /// # Errors
 ///
-/// If it is neither.
-pub fn log_filter(text: &str) -> Result<EnvFilter, ParseError> {
-    EnvFilter::builder().parse(text)
+/// If a part of it is neither. `EnvFilter` alone would take any word for a target, and a misspelt
+/// level for one that logs nothing.
+pub fn log_filter(text: &str) -> Result<EnvFilter, LogFilterError> {
+    // What holds any of these is more than a word, and the filter's own to judge.
+    const SYNTAX: [char; 5] = ['=', '[', ']', '{', '}'];
+    let word = text
+        .split(',')
+        .find(|part| !part.contains(SYNTAX) && !is_level(part));
+    match word {
+        Some(word) => Err(LogFilterError::Word(word.to_owned())),
+        None => Ok(EnvFilter::builder().parse(text)?),
+    }
+}
+
+fn is_level(word: &str) -> bool {
+    ["error", "warn", "info", "debug", "trace", "off"]
+        .iter()
+        .any(|level| word.eq_ignore_ascii_case(level))
 }
 
 /// The metrics of this process. Clones share them.
@@ -203,10 +232,20 @@ mod tests {
             "warn,waybill=debug",
             "waybill::scheduler=trace",
             "off",
+            "INFO,waybill=debug",
+            "warn,[{operation}]=debug",
         ] {
             assert!(log_filter(good).is_ok(), "{good}");
         }
-        for bad in ["waybill=loud", "info,,=,"] {
+        for bad in [
+            "waybill=loud",
+            "info,,=,",
+            "bananas",
+            "info,bananas",
+            "info, debug",
+            "",
+            "inf",
+        ] {
             assert!(log_filter(bad).is_err(), "{bad}");
         }
     }

@@ -127,6 +127,54 @@ fn check_refuses_a_file_with_its_place_and_the_nearest_key() {
 }
 
 #[test]
+fn check_without_a_file_checks_what_applies() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("waybill.yaml");
+    std::fs::write(&file, "scheduler: {lease: 2s}\n").unwrap();
+    let file = file.to_str().unwrap();
+    let missing = dir.path().join("missing.yaml");
+    let missing = format!("[{}]", missing.display());
+    let checked = |flags: &[&str], variables: &[(&str, &str)]| {
+        let mut command = command(&["config", "check"]);
+        let output = command.args(flags).envs(variables.iter().copied());
+        let output = output.output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    assert_eq!(checked(&[], &[]), (Some(0), "ok\n".to_owned()));
+    let variables = [
+        ("WAYBILL_PARTITIONS", "0", "partitions is 0"),
+        ("WAYBILL_PARTITIONZ", "1", "WAYBILL_PARTITIONZ"),
+        ("WAYBILL_CONFIG", file, "scheduler.lease"),
+        ("WAYBILL_WORKFLOWS__FILES", &missing, "missing.yaml"),
+    ];
+    let variables = variables.map(|(name, value, reason)| (checked(&[], &[(name, value)]), reason));
+    let flags = [
+        ("--config", file, "scheduler.lease"),
+        ("--partitions", "0", "partitions is 0"),
+    ];
+    let flags = flags.map(|(name, value, reason)| (checked(&[name, value], &[]), reason));
+    for ((code, text), reason) in variables.into_iter().chain(flags) {
+        assert_eq!(code, Some(2), "{reason}: {text}");
+        assert!(
+            text.starts_with("waybill: ") && text.contains(reason),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_log_filter_that_means_nothing_is_refused() {
+    let refused = waybill(&["up", "--log", "bananas"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert_eq!(
+        String::from_utf8(refused.stderr).unwrap(),
+        "waybill: telemetry.logFilter (or --log) cannot be read: \"bananas\" is neither a level \
+         (error, warn, info, debug, trace, off) nor a pair such as waybill=debug\n"
+    );
+}
+
+#[test]
 fn the_example_of_another_trade_can_be_run() {
     let root = example().parent().unwrap().to_owned();
     let file = "examples/order-fulfilment/waybill.yaml";

@@ -22,6 +22,9 @@ const NOT_KEYS: [&str; 1] = ["WAYBILL_CONFIG"];
 /// Keys below which any name may stand.
 const OPEN: [&str; 2] = ["kafka.properties", "kafka.propertyFiles"];
 
+/// Keys that no variable sets: they have a structure that belongs into a file.
+const FILE_ONLY: [&str; 1] = ["alerts.receivers"];
+
 /// The environment variables of a process, or those that a test makes up.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Environment(BTreeMap<String, String>);
@@ -184,6 +187,7 @@ impl Target<'_> {
 fn set(config: &mut Config, levels: &[String], text: &str) -> Result<(), String> {
     // Serializing redacts secrets; they take no part.
     let properties = std::mem::take(&mut config.kafka.properties);
+    let receivers = std::mem::take(&mut config.alerts.receivers);
     let list = || {
         text.split(',')
             .map(|item| Value::from(item.trim()))
@@ -215,6 +219,7 @@ fn set(config: &mut Config, levels: &[String], text: &str) -> Result<(), String>
         None => Err(refusal.unwrap_or_default()),
     };
     config.kafka.properties = properties;
+    config.alerts.receivers = receivers;
     outcome
 }
 
@@ -237,6 +242,7 @@ fn keys() -> Vec<Key> {
         .expect("the defaults are plain values with text for keys");
     let mut keys = Vec::new();
     collect(&defaults, &mut Vec::new(), &mut keys);
+    keys.retain(|key| !FILE_ONLY.contains(&key.path().as_str()));
     keys
 }
 

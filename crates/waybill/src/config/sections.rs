@@ -25,8 +25,15 @@ pub struct HttpConfig {
     pub request_bytes_max: ByteSize,
     /// The largest line of a batch; a batch itself has no limit.
     pub batch_line_bytes_max: ByteSize,
+    /// How many lines of one batch may wait for the broker at once; further ones are not read.
+    pub batch_lines_max: usize,
     /// The largest head of a request: request line and headers.
     pub header_bytes_max: ByteSize,
+    /// The most header fields of a request.
+    pub headers_max: usize,
+    /// Bytes of bodies that may be held at once, over all connections; what would exceed it is
+    /// answered 503.
+    pub body_bytes_max: ByteSize,
     /// How deep objects and arrays of a body may nest.
     pub json_depth_max: usize,
     /// Connections at once; further ones wait to be accepted.
@@ -34,12 +41,22 @@ pub struct HttpConfig {
     /// How long a client may take to send a request's head.
     #[serde(with = "units::duration")]
     pub header_read_timeout: Duration,
-    /// How long a client may pause while it sends a body.
+    /// How long a client may pause while it sends a body, or reads an answer.
     #[serde(with = "units::duration")]
     pub body_read_timeout: Duration,
+    /// How long the body of a single request may take in all; a batch has no such limit.
+    #[serde(with = "units::duration")]
+    pub body_timeout: Duration,
+    /// How long a connection may be idle before it is closed; at least a little longer than
+    /// `accept_timeout`, whatever stands here.
+    #[serde(with = "units::duration")]
+    pub idle_timeout: Duration,
     /// How long a request waits for the broker's acknowledgement before it is answered 504.
     #[serde(with = "units::duration")]
     pub accept_timeout: Duration,
+    /// How long a stop waits for requests under way to be answered.
+    #[serde(with = "units::duration")]
+    pub drain_timeout: Duration,
     /// Requests that may wait for the broker at once; further ones are answered 503.
     pub producer_queue_records_max: usize,
     /// Their size in all.
@@ -47,6 +64,12 @@ pub struct HttpConfig {
     /// Accepted requests that are remembered, so that a concurrent twin is recognised before the
     /// scheduler has got there.
     pub recent_accepted_max: usize,
+    /// Questions for pending deliveries that may wait for the request to be read from the topic;
+    /// further ones are answered without it.
+    pub pending_reads_max: usize,
+    /// How long such a question waits at most.
+    #[serde(with = "units::duration")]
+    pub pending_read_timeout: Duration,
     /// What the name of a caller's `replyTo` topic must begin with, any of these; none allows no
     /// `replyTo`.
     pub reply_to_prefixes: Vec<String>,
@@ -58,15 +81,23 @@ impl Default for HttpConfig {
             listen: local(8080),
             request_bytes_max: ByteSize::kib(64),
             batch_line_bytes_max: ByteSize::kib(64),
+            batch_lines_max: 1_000,
             header_bytes_max: ByteSize::kib(16),
+            headers_max: 64,
+            body_bytes_max: ByteSize::mib(64),
             json_depth_max: 32,
             connections_max: 1_000,
             header_read_timeout: Duration::from_secs(10),
             body_read_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(75),
             accept_timeout: Duration::from_secs(10),
+            drain_timeout: Duration::from_secs(5),
             producer_queue_records_max: 100_000,
             producer_queue_bytes_max: ByteSize::mib(64),
             recent_accepted_max: 100_000,
+            pending_reads_max: 16,
+            pending_read_timeout: Duration::from_millis(500),
             reply_to_prefixes: Vec::new(),
         }
     }
@@ -213,7 +244,8 @@ pub struct AgentsConfig {
     /// Step requests that one agent holds at once, running and waiting.
     pub in_flight_max: usize,
     /// A name that stays the same over restarts of this process, so that it gets its share of
-    /// the work back at once; `None` to join as somebody new.
+    /// the work back at once, and that no other process has; `None` for one that is kept below
+    /// the data directory.
     pub instance_id: Option<String>,
     /// How long an agent process may be silent before others take over its share.
     #[serde(with = "units::duration")]

@@ -1,6 +1,7 @@
 //! What no type can say: ranges, and values that only work together.
 
 use super::{ByteSize, Config, ConfigError, duration_to_text};
+use crate::ingestion::IngestionConfig;
 use crate::telemetry::log_filter;
 
 /// More partitions than this are a slip of the keyboard: each costs a lease and files.
@@ -34,8 +35,12 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         .chain(&broker.advertised)
         .chain(&services.address)
         .find(|address| !is_host_and_port(address));
+    let body_bytes_min = IngestionConfig::body_bytes_min(
+        http.request_bytes_max.as_usize(),
+        http.batch_line_bytes_max.as_usize(),
+    );
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
-    let rules: [(bool, &str, String); 24] = [
+    let rules: [(bool, &str, String); 31] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -110,6 +115,32 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             format!("must be from 1 to {JSON_DEPTH_MAX}"),
         ),
         (
+            (1..=IngestionConfig::HEADERS_LIMIT_MAX).contains(&http.headers_max),
+            "http.headersMax",
+            format!("must be from 1 to {}", IngestionConfig::HEADERS_LIMIT_MAX),
+        ),
+        (http.batch_lines_max > 0, "http.batchLinesMax", not_zero()),
+        (
+            http.body_bytes_max.as_usize() >= body_bytes_min,
+            "http.bodyBytesMax",
+            format!(
+                "must be at least {body_bytes_min}B, which one largest request (http.requestBytesMax) or \
+                 one batch (http.batchLineBytesMax) takes"
+            ),
+        ),
+        (
+            !http.header_read_timeout.is_zero() && !http.body_read_timeout.is_zero(),
+            "http.headerReadTimeout and http.bodyReadTimeout",
+            not_zero(),
+        ),
+        (!http.body_timeout.is_zero(), "http.bodyTimeout", not_zero()),
+        (!http.idle_timeout.is_zero(), "http.idleTimeout", not_zero()),
+        (
+            http.drain_timeout < config.shutdown_timeout,
+            "http.drainTimeout",
+            "must be less than shutdownTimeout".to_owned(),
+        ),
+        (
             !http.accept_timeout.is_zero(),
             "http.acceptTimeout",
             not_zero(),
@@ -172,7 +203,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     ];
     if let Some(problem) = log_filter_problem {
         return Err(invalid(
-            "telemetry.logFilter",
+            "telemetry.logFilter (or --log)",
             format!("cannot be read: {problem}"),
         ));
     }
@@ -223,7 +254,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 14] = [
+        let cases: [(&str, Change); 22] = [
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
             ("kafka.brokers", |c| c.kafka.brokers = Some(Vec::new())),
@@ -239,11 +270,30 @@ mod tests {
             ("store.retention", |c| {
                 c.store.retention = c.kafka.requests_retention
             }),
+            ("http.headersMax", |c| c.http.headers_max = 101),
+            ("http.batchLinesMax", |c| c.http.batch_lines_max = 0),
+            ("http.bodyBytesMax", |c| {
+                c.http.batch_line_bytes_max = ByteSize::mib(15);
+                c.http.body_bytes_max = ByteSize::mib(60);
+            }),
+            ("http.headerReadTimeout", |c| {
+                c.http.header_read_timeout = Duration::ZERO
+            }),
+            ("http.bodyTimeout", |c| c.http.body_timeout = Duration::ZERO),
+            ("http.idleTimeout", |c| c.http.idle_timeout = Duration::ZERO),
+            ("http.drainTimeout", |c| {
+                c.http.drain_timeout = c.shutdown_timeout
+            }),
+            ("telemetry.logFilter", |c| {
+                c.telemetry.log_filter = "bananas".to_owned()
+            }),
             ("http.producerQueueBytesMax", |c| {
-                c.http.request_bytes_max = ByteSize::gib(1)
+                c.http.request_bytes_max = ByteSize::gib(1);
+                c.http.body_bytes_max = ByteSize::gib(2);
             }),
             ("broker.requestBytesMax", |c| {
-                c.http.batch_line_bytes_max = ByteSize::mib(32)
+                c.http.batch_line_bytes_max = ByteSize::mib(32);
+                c.http.body_bytes_max = ByteSize::mib(256);
             }),
             ("scheduler.lease", |c| {
                 c.scheduler.lease = Duration::from_secs(2)

@@ -20,7 +20,8 @@ use waybill_engine::IdOrigin;
 
 use self::lines::{Line, Lines};
 use super::body::{Parts, too_large};
-use super::intake::{Answer, InFlight, Intake};
+use super::config::batch_bytes;
+use super::intake::{Answer, InFlight, Intake, Sent, answer_of_row};
 use super::measure::Measures;
 use super::problem::{Kind, Problem};
 use super::request::{self, Envelope, Rules, Submission};
@@ -45,10 +46,9 @@ pub struct BatchLimits {
 }
 
 impl BatchLimits {
-    /// What the lines of a batch may hold in memory at once; a piece that arrives is at most this
-    /// much beyond.
+    /// What the lines of a batch may hold in memory at once.
     pub fn bytes_max(&self) -> usize {
-        self.line_bytes_max.saturating_mul(4).max(256 * 1024)
+        batch_bytes(self.line_bytes_max)
     }
 }
 
@@ -209,7 +209,10 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             let known = match &submission {
                 Err(_) => None,
                 Ok(submission) if is_callers(&submission) => match &mut rows {
-                    Ok(rows) => self.intake.known(submission, rows.next().flatten()),
+                    Ok(rows) => rows
+                        .next()
+                        .and_then(Result::transpose)
+                        .map(|row| row.and_then(|row| answer_of_row(submission, row))),
                     Err(problem) => Some(Err(problem.clone())),
                 },
                 Ok(_) => None,
@@ -217,7 +220,8 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             let waiting = match (known, submission) {
                 (Some(known), _) => Waiting::Known(known),
                 (None, Ok(submission)) => match self.intake.send(&submission) {
-                    Ok(in_flight) => Waiting::InFlight(in_flight),
+                    Ok(Sent::OnItsWay(in_flight)) => Waiting::InFlight(in_flight),
+                    Ok(Sent::Before(answer)) => Waiting::Known(Ok(answer)),
                     Err(problem) => Waiting::Known(Err(problem)),
                 },
                 (None, Err(problem)) => Waiting::Known(Err(problem)),

@@ -50,15 +50,38 @@ impl Body for Payload {
     }
 }
 
-/// Reads a whole body of at most `bytes_max`, whose sender may pause for `pause_max`.
-pub async fn read_whole<B>(body: B, bytes_max: usize, pause_max: Duration) -> Result<Bytes, Problem>
+/// How long a client may take over a body.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// How long it may pause.
+    pub pause_max: Duration,
+    /// How long all of it may take, however evenly it drips.
+    pub whole_max: Duration,
+}
+
+/// Reads a whole body of at most `bytes_max`.
+pub async fn read_whole<B>(body: B, bytes_max: usize, patience: Patience) -> Result<Bytes, Problem>
 where
     B: Body<Data = Bytes> + Unpin,
 {
     if body.size_hint().lower() > bytes_max as u64 {
         return Err(too_large(bytes_max));
     }
-    let mut parts = Parts::new(body, pause_max);
+    let mut parts = Parts::new(body, patience.pause_max);
+    match tokio::time::timeout(patience.whole_max, gather(&mut parts, bytes_max)).await {
+        Ok(gathered) => gathered,
+        Err(_) => {
+            let seconds = patience.whole_max.as_secs_f32();
+            let detail = format!("The body was not whole after {seconds} seconds.");
+            Err(Problem::new(Kind::RequestTimeout, detail))
+        }
+    }
+}
+
+async fn gather<B>(parts: &mut Parts<B>, bytes_max: usize) -> Result<Bytes, Problem>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
     let Some(first) = parts.next().await? else {
         return Ok(Bytes::new());
     };

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use super::gate::GateLimits;
+use super::gate::{GateLimits, HEADERS_LIMIT_MAX};
 use super::json::DEPTH_LIMIT_MAX;
 
 /// The settings of ingestion. Every queue, and everything that a client can make grow, is bounded
@@ -33,6 +33,8 @@ pub struct IngestionConfig {
     pub header_read_timeout: Duration,
     /// How long a client may pause within a body, or stop reading its answer.
     pub body_read_timeout: Duration,
+    /// How long the body of a single request may take in all.
+    pub body_timeout: Duration,
     /// How long a connection may stay idle.
     pub idle_timeout: Duration,
     /// How long a request waits for the broker's acknowledgement.
@@ -43,6 +45,11 @@ pub struct IngestionConfig {
     pub producer_queue_bytes_max: usize,
     /// Accepted requests that are remembered until the scheduler has got to them.
     pub recent_accepted_max: usize,
+    /// Questions for pending requests that may wait for them to be read from the topic; further
+    /// ones are answered without.
+    pub pending_reads_max: usize,
+    /// How long such a question waits at most.
+    pub pending_read_timeout: Duration,
     /// What the name of a `replyTo` topic must begin with, any of these; none allows no `replyTo`.
     pub reply_to_prefixes: Vec<String>,
     /// How long requests under way may take to finish at shutdown.
@@ -59,22 +66,45 @@ impl Default for IngestionConfig {
             header_bytes_max: 16 * 1024,
             headers_max: 64,
             json_depth_max: 32,
-            connections_max: 1_024,
+            connections_max: 1_000,
             body_bytes_max: 64 * 1024 * 1024,
             header_read_timeout: Duration::from_secs(10),
             body_read_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(75),
             accept_timeout: Duration::from_secs(10),
             producer_queue_records_max: 100_000,
             producer_queue_bytes_max: 64 * 1024 * 1024,
             recent_accepted_max: 100_000,
+            pending_reads_max: 16,
+            pending_read_timeout: Duration::from_millis(500),
             reply_to_prefixes: Vec::new(),
-            drain_timeout: Duration::from_secs(15),
+            drain_timeout: Duration::from_secs(5),
         }
     }
 }
 
+/// What every body costs of `body_bytes_max` beside its bytes: the request around it.
+pub(super) const REQUEST_BYTES: usize = 4 * 1024;
+
+/// What the lines of a batch may hold in memory at once; a piece that arrives is at most this much
+/// beyond.
+pub(super) fn batch_bytes(line_bytes_max: usize) -> usize {
+    line_bytes_max.saturating_mul(4).max(256 * 1024)
+}
+
 impl IngestionConfig {
+    /// The most header fields that `headers_max` can allow.
+    pub const HEADERS_LIMIT_MAX: usize = HEADERS_LIMIT_MAX;
+
+    /// The least `body_bytes_max` that lets the largest request, and a batch, be received at all.
+    #[must_use]
+    pub fn body_bytes_min(request_bytes_max: usize, batch_line_bytes_max: usize) -> usize {
+        request_bytes_max
+            .max(batch_bytes(batch_line_bytes_max))
+            .saturating_add(REQUEST_BYTES)
+    }
+
     /// How long after the service's own time-outs the connection's come: so that the service can
     /// still answer.
     const CONNECTION_GRACE: Duration = Duration::from_secs(1);

@@ -13,6 +13,8 @@ use hyper::StatusCode;
 
 use super::problem::Kind;
 
+const STYLE: &str = include_str!("docs/style.css");
+
 /// What is served beside the API.
 #[derive(Debug)]
 pub struct Docs {
@@ -29,13 +31,12 @@ impl Docs {
 
     /// Makes everything.
     pub fn new() -> Self {
-        let style = include_str!("docs/style.css");
         let page = include_str!("docs/page.html")
-            .replace("/*style*/", style)
+            .replace("/*style*/", STYLE)
             .replace("/*script*/", include_str!("docs/page.js"));
         let problems = Kind::ALL
             .into_iter()
-            .map(|kind| (kind.name(), problem_page(kind, style).into()))
+            .map(|kind| (kind.name(), problem_page(kind).into()))
             .collect();
         Self {
             openapi: openapi::document().into(),
@@ -60,10 +61,11 @@ impl Docs {
     }
 }
 
-fn problem_page(kind: Kind, style: &str) -> String {
+/// The page about a kind of problem.
+pub fn problem_page(kind: Kind) -> String {
     let status: StatusCode = kind.status();
     include_str!("docs/problem.html")
-        .replace("/*style*/", style)
+        .replace("/*style*/", STYLE)
         .replace("{status}", &status.to_string())
         .replace("{name}", kind.name())
         .replace("{title}", kind.title())

@@ -27,7 +27,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
 use framer::{Awaiting, Framer};
-pub use head::Refusal;
+pub use head::{HEADERS_LIMIT_MAX, Refusal};
 
 /// What a connection may use and how long it may take.
 #[derive(Clone, Copy, Debug)]

@@ -6,25 +6,29 @@
 //! repeat it with. Whether a record was acknowledged is entered into the memory of recent requests
 //! by the acknowledgement itself, whatever became of the connection that sent it.
 //!
-//! Twins in flight at once are both produced: which of them is the operation is the scheduler's to
-//! say, and it says so under the token of either.
+//! Of requests with one id only one is on its way at a time: equal ones share its outcome, others
+//! are told that the id is taken. Twins that two processes take at once are both produced: which of
+//! them is the operation is the scheduler's to say, and it says so under the token of either.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use waybill_engine::{IdOrigin, OperationId, OperationRow, RequestHash, Timestamp, partition_for};
+use waybill_engine::{
+    IdOrigin, Offset, OperationId, OperationRow, PartitionId, RequestHash, Timestamp, partition_for,
+};
 use waybill_kafka::{
     ClientError, Delivered, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
-    ProducerOptions, SendError,
+    Producer, ProducerOptions,
 };
 use waybill_messages::{Record as _, Topics, headers};
-use waybill_store::Store;
+use waybill_store::{CorruptRow, Store};
 
 use super::config::IngestionConfig;
-use super::outlet::{Flow, Outlet};
+use super::flow::Flow;
+use super::peek::Peek;
 use super::problem::{Kind, Problem};
-use super::recent::{Accepted, Recent};
+use super::recent::{Accepted, Claim, Meeting, Recent, Settled};
 use super::request::Submission;
 
 /// How a request was answered that was not refused.
@@ -40,9 +44,10 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct Intake {
     store: Arc<dyn Store>,
-    outlet: Outlet<Box<Waiting>>,
+    producer: Producer<Box<Waiting>>,
     recent: Arc<Recent>,
     flow: Arc<Flow>,
+    peek: Peek,
     topics: Topics,
     partitions: u32,
     accept_timeout: Duration,
@@ -69,7 +74,13 @@ impl Intake {
         options.message_bytes_max = options.message_bytes_max.max(saturating(2 * record_max));
         Ok(Self {
             store,
-            outlet: Outlet::new(kafka, options)?,
+            peek: Peek::new(
+                kafka.clone(),
+                topics.requests().to_owned(),
+                config.pending_reads_max,
+                config.pending_read_timeout,
+            ),
+            producer: Producer::new(&kafka, &options)?,
             recent: Arc::new(Recent::new(config.recent_accepted_max)),
             flow: Arc::new(Flow::new(config.accept_timeout)),
             topics,
@@ -88,6 +99,11 @@ impl Intake {
         &self.recent
     }
 
+    /// Reads requests back from their topic.
+    pub fn peek(&self) -> &Peek {
+        &self.peek
+    }
+
     /// How many partitions requests are spread over.
     pub fn partitions(&self) -> u32 {
         self.partitions
@@ -100,51 +116,48 @@ impl Intake {
                 .rows(vec![submission.record.operation])
                 .await?
                 .pop()
+                .transpose()?
                 .flatten();
-            if let Some(answer) = self.known(submission, row) {
-                return answer;
+            if let Some(row) = row {
+                return answer_of_row(submission, row);
             }
         }
-        let mut in_flight = self.send(submission)?;
-        in_flight.outcome(self.accept_timeout).await
+        match self.send(submission)? {
+            Sent::OnItsWay(mut in_flight) => in_flight.outcome(self.accept_timeout).await,
+            Sent::Before(answer) => Ok(answer),
+        }
     }
 
-    /// Reads the rows of these operations, in their order.
-    pub async fn rows(&self, ids: Vec<OperationId>) -> Result<Vec<Option<OperationRow>>, Problem> {
-        self.store
+    /// Reads the rows of these operations, in their order, each with an answer of its own.
+    pub async fn rows(&self, ids: Vec<OperationId>) -> Result<Vec<Read>, Problem> {
+        let rows = self
+            .store
             .get_many(ids)
             .await
-            .map_err(|error| store_unavailable(&error))
+            .map_err(|error| store_unavailable(&error))?;
+        let read = rows
+            .into_iter()
+            .map(|row| row.map_err(|corrupt| row_unreadable(&corrupt)));
+        Ok(read.collect())
     }
 
-    /// The answer to a request whose id is the caller's, if the id is known: from the row where
-    /// there is one, else from memory.
-    pub fn known(
-        &self,
-        submission: &Submission,
-        row: Option<OperationRow>,
-    ) -> Option<Result<Answer, Problem>> {
+    /// Hands the request to the producer, unless memory knows its id.
+    pub fn send(&self, submission: &Submission) -> Result<Sent, Problem> {
         let record = &submission.record;
-        let conflict = || {
-            let detail = "The request that has this id is another one.";
-            Err(Problem::new(Kind::IdConflict, detail).with_id(submission.repeat_with()))
+        let claim = match record.id_origin {
+            IdOrigin::Server => None,
+            IdOrigin::Caller => match self.recent.meet(record.operation, record.request_hash) {
+                Meeting::Nobody(claim) => Some(claim),
+                Meeting::Equal(told) => {
+                    return Ok(Sent::OnItsWay(InFlight::new(told, submission)));
+                }
+                Meeting::Accepted(accepted) => {
+                    return Ok(Sent::Before(Answer::Accepted(record.operation, accepted)));
+                }
+                Meeting::Another => return Err(conflict(submission)),
+            },
         };
-        if let Some(row) = row {
-            return Some(match row.created.request_hash == record.request_hash {
-                true => Ok(Answer::Repeated(Box::new(row))),
-                false => conflict(),
-            });
-        }
-        let accepted = self.recent.get(record.operation)?;
-        Some(match accepted.hash == record.request_hash {
-            true => Ok(Answer::Accepted(record.operation, accepted)),
-            false => conflict(),
-        })
-    }
-
-    /// Hands the request to the producer.
-    pub fn send(&self, submission: &Submission) -> Result<InFlight, Problem> {
-        let record = &submission.record;
+        submission.check_deadlines()?;
         let mut value = Vec::with_capacity(record.input.len() + 256);
         if let Err(error) = record.encode(&mut value) {
             tracing::error!(
@@ -164,9 +177,11 @@ impl Intake {
         let waiting = Box::new(Waiting {
             recent: Arc::clone(&self.recent),
             flow: Arc::clone(&self.flow),
+            claim,
             id: record.operation,
             hash: record.request_hash,
             workflow: Arc::clone(&submission.workflow),
+            caller_id: record.caller_id.as_deref().map(Arc::from),
             requested_at: record.requested_at,
             tell,
         });
@@ -180,36 +195,45 @@ impl Intake {
             headers: trace.as_slice(),
             ..OutRecord::new(self.topics.requests(), partition, &key, &value)
         };
-        match self.outlet.send(&record, waiting) {
-            Ok(()) => Ok(InFlight {
-                told,
-                operation: submission.record.operation,
-                caller_id: submission.record.caller_id.clone(),
-            }),
+        match self.producer.send(&record, waiting) {
+            Ok(()) => Ok(Sent::OnItsWay(InFlight::new(told, submission))),
             Err(error) => {
-                self.flow.end(false);
-                Err(match error {
-                    SendError::QueueFull(_) => Problem::new(
-                        Kind::Overloaded,
-                        "The queue to the broker is full: requests come faster than it takes them.",
-                    ),
-                    SendError::Refused { error, .. } => {
-                        not_produced(error, || outcome_unknown(submission.repeat_with()))
-                    }
-                })
+                let (waiting, error) = error.into_parts();
+                waiting.end(Err(error));
+                Err(not_produced(error, || {
+                    outcome_unknown(submission.repeat_with())
+                }))
             }
         }
     }
 
-    /// Waits until every record that was handed over is settled. Blocks.
-    pub fn flush(&self, timeout: Duration) {
-        if let Err(error) = self.outlet.flush(timeout) {
+    /// Waits until every record that was handed over is settled, and lets go of the topic. Blocks.
+    pub fn close(&self, timeout: Duration) {
+        self.peek.close();
+        if let Err(error) = self.producer.flush(timeout) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 "requests are unsettled"
             );
         }
     }
+}
+
+/// The answer to a request from the row that its id has.
+pub fn answer_of_row(submission: &Submission, row: OperationRow) -> Result<Answer, Problem> {
+    match row.created.request_hash == submission.record.request_hash {
+        true => Ok(Answer::Repeated(Box::new(row))),
+        false => Err(conflict(submission)),
+    }
+}
+
+/// What handing a request over came to.
+#[derive(Debug)]
+pub enum Sent {
+    /// It, or an equal one before it, is on its way.
+    OnItsWay(InFlight),
+    /// An equal one was accepted before it.
+    Before(Answer),
 }
 
 /// A request that was handed to the producer.
@@ -221,10 +245,18 @@ pub struct InFlight {
 }
 
 impl InFlight {
+    fn new(told: oneshot::Receiver<Settled>, submission: &Submission) -> Self {
+        Self {
+            told,
+            operation: submission.record.operation,
+            caller_id: submission.record.caller_id.clone(),
+        }
+    }
+
     /// Waits for its outcome. Dropping the future leaves the record on its way.
     pub async fn outcome(&mut self, accept_timeout: Duration) -> Result<Answer, Problem> {
         match tokio::time::timeout(accept_timeout + ACKNOWLEDGE_GRACE, &mut self.told).await {
-            Ok(Ok(Ok((id, accepted)))) => Ok(Answer::Accepted(id, accepted)),
+            Ok(Ok(Ok(accepted))) => Ok(Answer::Accepted(self.operation, accepted)),
             Ok(Ok(Err(error))) => Err(not_produced(error, || self.unknown())),
             // No word from the producer: whatever became of the record, it was handed over.
             Ok(Err(_)) | Err(_) => Err(self.unknown()),
@@ -240,47 +272,53 @@ impl InFlight {
     }
 }
 
-type Settled = Result<(OperationId, Accepted), ProduceError>;
-
 /// The token of a record: it tells memory and the waiting request.
 #[derive(Debug)]
 struct Waiting {
     recent: Arc<Recent>,
     flow: Arc<Flow>,
+    /// Where the id is the caller's.
+    claim: Option<Claim>,
     id: OperationId,
     hash: RequestHash,
     workflow: Arc<str>,
+    caller_id: Option<Arc<str>>,
     requested_at: Timestamp,
     tell: oneshot::Sender<Settled>,
 }
 
+impl Waiting {
+    /// Tells everyone what became of it: its partition and offset, or why it is not there.
+    fn end(self, outcome: Result<(PartitionId, Option<Offset>), ProduceError>) {
+        self.flow.end(outcome.is_ok());
+        let settled = outcome.map(|(partition, offset)| Accepted {
+            partition,
+            offset,
+            hash: self.hash,
+            workflow: self.workflow,
+            caller_id: self.caller_id,
+            requested_at: self.requested_at,
+        });
+        match (self.claim, &settled) {
+            (Some(claim), settled) => claim.settle(settled),
+            (None, Ok(accepted)) => self.recent.insert(self.id, accepted.clone()),
+            (None, Err(_)) => {}
+        }
+        // The connection may be gone; the record is there all the same.
+        drop(self.tell.send(settled));
+    }
+}
+
 impl Delivered for Box<Waiting> {
     fn delivered(self, delivery: Delivery) {
-        let Waiting {
-            recent,
-            flow,
-            id,
-            hash,
-            workflow,
-            requested_at,
-            tell,
-        } = *self;
-        flow.end(delivery.result.is_ok());
-        let (partition, offset) = (delivery.partition, delivery.offset);
-        let settled = delivery.result.map(|()| {
-            let accepted = Accepted {
-                partition,
-                offset,
-                hash,
-                workflow,
-                requested_at,
-            };
-            recent.insert(id, accepted.clone());
-            (id, accepted)
-        });
-        // The connection may be gone; the record is there all the same.
-        drop(tell.send(settled));
+        let position = (delivery.partition, delivery.offset);
+        self.end(delivery.result.map(|()| position));
     }
+}
+
+fn conflict(submission: &Submission) -> Problem {
+    let detail = "The request that has this id is another one.";
+    Problem::new(Kind::IdConflict, detail).with_id(submission.repeat_with())
 }
 
 fn outcome_unknown(repeat_with: String) -> Problem {
@@ -295,7 +333,14 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
     };
     tracing::debug!(%code, "a request was not appended");
     match code {
-        ErrorCode::QueueFull => Problem::new(Kind::Overloaded, "The queue to the broker is full."),
+        ErrorCode::QueueFull => Problem::new(
+            Kind::Overloaded,
+            "The queue to the broker is full: requests come faster than it takes them.",
+        ),
+        ErrorCode::PolicyViolation => Problem::new(
+            Kind::BrokerUnavailable,
+            "The broker takes no more requests: the topic has reached its bound on disk.",
+        ),
         ErrorCode::MessageSizeTooLarge => Problem::new(
             Kind::BodyTooLarge,
             "The broker refuses a record of this size.",
@@ -305,6 +350,16 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
             "The broker did not take the request.",
         ),
     }
+}
+
+/// What was read for one operation: its row, `None` where there is none, or why there is no telling.
+pub type Read = Result<Option<OperationRow>, Problem>;
+
+/// Tells the cause to the log, not to the client.
+fn row_unreadable(corrupt: &CorruptRow) -> Problem {
+    tracing::error!(%corrupt, "a row was asked for that cannot be read");
+    let detail = "The state of this operation is stored, but cannot be read.";
+    Problem::new(Kind::RowUnreadable, detail).with_id(corrupt.id.to_string())
 }
 
 /// Tells the cause to the log, not to the client.

@@ -7,7 +7,7 @@
 //! The way of a request: `server` accepts its connection; the `gate` lets its head pass, or
 //! refuses it; `service` finds out what it asks for; `json` and `request` check it and make the
 //! record; `intake` looks for what it repeats and has it produced. A `batch` goes the same way
-//! line by line. `status` answers questions afterwards.
+//! line by line. `status` answers questions afterwards, and has `peek` read a request back.
 //!
 //! What must hold: no 202 for what is not durable; nothing of a request that is refused reaches a
 //! topic; every queue is bounded; and memory does not grow with offered load.
@@ -18,14 +18,15 @@
 mod batch;
 mod body;
 mod config;
-mod docs;
+pub(crate) mod docs;
+mod flow;
 mod gate;
 mod id;
 mod intake;
-mod json;
+pub(crate) mod json;
 mod measure;
-mod outlet;
-mod problem;
+mod peek;
+pub(crate) mod problem;
 mod recent;
 mod request;
 mod server;
@@ -52,6 +53,7 @@ use waybill_store::Store;
 pub use config::IngestionConfig;
 
 use self::batch::BatchLimits;
+use self::body::Patience;
 use self::docs::Docs;
 use self::intake::Intake;
 use self::measure::Measures;
@@ -122,7 +124,10 @@ impl Ingestion {
             measures: Arc::new(Measures::new()),
             docs: Docs::new(),
             request_bytes_max: config.request_bytes_max,
-            pause_max: config.body_read_timeout,
+            patience: Patience {
+                pause_max: config.body_read_timeout,
+                whole_max: config.body_timeout,
+            },
             batch: BatchLimits {
                 line_bytes_max: config.batch_line_bytes_max,
                 lines_max: config.batch_lines_max.max(1),
@@ -178,7 +183,7 @@ impl Ingestion {
             }
         }
         let (intake, patience) = (Arc::clone(&self.intake), self.drain_timeout);
-        let flushed = tokio::task::spawn_blocking(move || intake.flush(patience)).await;
+        let flushed = tokio::task::spawn_blocking(move || intake.close(patience)).await;
         if let Err(error) = flushed {
             tracing::error!(%error, "flushing the producer ended badly");
         }

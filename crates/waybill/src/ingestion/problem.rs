@@ -6,11 +6,16 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use hyper::StatusCode;
+use bytes::Bytes;
+use hyper::header::{self, HeaderValue};
+use hyper::{Response, StatusCode};
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
 use super::json::{JsonError, JsonFault};
+
+/// The media type of problems.
+pub const PROBLEM_JSON: &str = "application/problem+json";
 
 /// What kind of problem it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,6 +52,8 @@ pub enum Kind {
     HeadTooLarge,
     /// Something in this program is wrong.
     Internal,
+    /// What is stored of the operation is damaged.
+    RowUnreadable,
     /// More is under way than this process may hold.
     Overloaded,
     /// The broker does not take the request.
@@ -55,11 +62,17 @@ pub enum Kind {
     StoreUnavailable,
     /// The request may or may not have been taken.
     OutcomeUnknown,
+    /// This process does not drive the partition.
+    PartitionNotHere,
+    /// This process is on its way out.
+    ShuttingDown,
+    /// A partition could not be stopped or started.
+    PartitionFailed,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 24] = [
         Self::MalformedRequest,
         Self::AmbiguousLength,
         Self::IncompleteBody,
@@ -76,10 +89,14 @@ impl Kind {
         Self::InvalidValues,
         Self::HeadTooLarge,
         Self::Internal,
+        Self::RowUnreadable,
         Self::Overloaded,
         Self::BrokerUnavailable,
         Self::StoreUnavailable,
         Self::OutcomeUnknown,
+        Self::PartitionNotHere,
+        Self::ShuttingDown,
+        Self::PartitionFailed,
     ];
 
     /// Its `type`: a relative reference, stable for ever.
@@ -159,6 +176,9 @@ impl Kind {
             Self::Internal => ("/problems/internal", S::INTERNAL_SERVER_ERROR,
                 "Something went wrong in this program",
                 "Its log says more. Whether the request was accepted is not known; repeat it with an id."),
+            Self::RowUnreadable => ("/problems/row-unreadable", S::INTERNAL_SERVER_ERROR,
+                "What is stored of the operation cannot be read",
+                "Nothing was accepted. The program's log names the operation and the cause; other operations are not affected. A person has to look at the state store."),
             Self::Overloaded => ("/problems/overloaded", S::SERVICE_UNAVAILABLE,
                 "Too much is under way",
                 "The request was not accepted. Send it again after the time that Retry-After says."),
@@ -171,6 +191,15 @@ impl Kind {
             Self::OutcomeUnknown => ("/problems/outcome-unknown", S::GATEWAY_TIMEOUT,
                 "Whether the request was accepted is not known",
                 "Repeat the very same request with the problem's id, as Idempotency-Key (or as deliveryId or id): it will be accepted once."),
+            Self::PartitionNotHere => ("/problems/partition-not-here", S::NOT_FOUND,
+                "This process does not drive the partition",
+                "GET /schedulers lists the partitions that it drives."),
+            Self::ShuttingDown => ("/problems/shutting-down", S::SERVICE_UNAVAILABLE,
+                "This process is on its way out",
+                "Ask the process that takes its place, after the time that Retry-After says."),
+            Self::PartitionFailed => ("/problems/partition-failed", S::INTERNAL_SERVER_ERROR,
+                "The partition could not be stopped or started",
+                "The detail and the log say why. GET /schedulers says how it stands; trying again does no harm."),
         }
     }
 }
@@ -286,13 +315,8 @@ impl Problem {
         (self.status() == StatusCode::SERVICE_UNAVAILABLE).then_some(RETRY_AFTER)
     }
 
-    /// The value of `Allow`, if there is to be one.
-    pub fn allow(&self) -> Option<&'static str> {
-        self.allow
-    }
-
     /// Whether the connection must end with it: where the next request begins is not known.
-    pub fn ends_connection(&self) -> bool {
+    fn ends_connection(&self) -> bool {
         matches!(
             self.kind,
             Kind::MalformedRequest
@@ -303,8 +327,26 @@ impl Problem {
         )
     }
 
+    /// The answer that tells it.
+    pub fn to_response(&self) -> Response<Bytes> {
+        let mut response = Response::new(self.to_json().into());
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+        if let Some(after) = self.retry_after() {
+            headers.insert(header::RETRY_AFTER, after.as_secs().max(1).into());
+        }
+        if let Some(allow) = self.allow {
+            headers.insert(header::ALLOW, HeaderValue::from_static(allow));
+        }
+        if self.ends_connection() {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
     /// It as JSON.
-    pub fn to_json(&self) -> Vec<u8> {
+    fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("strings and numbers always serialize")
     }
 }

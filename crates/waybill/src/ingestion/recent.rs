@@ -1,15 +1,22 @@
-//! What was accepted a moment ago and may not have a row yet.
+//! What is on its way, or was accepted a moment ago and may not have a row yet.
 //!
 //! A scheduler's row is the truth; until it is there, this memory lets a repeat meet its first, a
 //! conflict be told at once, and a status without a token answer `Pending`. It is a convenience:
 //! bounded, the oldest forgotten first, empty after a restart. Nothing rests on it: two records
-//! with one id are the scheduler's to judge.
+//! with one id, which other processes may make, are the scheduler's to judge.
+//!
+//! What must hold: between the moment in which a request with a caller's id is handed to the
+//! producer and the one in which it is forgotten, every request with that id is told what it is:
+//! the outcome passes from the one half of this memory to the other under one lock.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tokio::sync::oneshot;
 use waybill_engine::{Offset, OperationId, PartitionId, Position, RequestHash, Timestamp};
+
+use waybill_kafka::ProduceError;
 
 use super::token::StatusToken;
 
@@ -24,6 +31,8 @@ pub struct Accepted {
     pub hash: RequestHash,
     /// The workflow that it asks for.
     pub workflow: Arc<str>,
+    /// The id that its caller knows it by, if it is another.
+    pub caller_id: Option<Arc<str>>,
     /// When it was taken.
     pub requested_at: Timestamp,
 }
@@ -39,7 +48,10 @@ impl Accepted {
     }
 }
 
-/// The requests accepted last, by operation.
+/// What became of a request.
+pub type Settled = Result<Accepted, ProduceError>;
+
+/// The requests on their way and those accepted last, by operation.
 #[derive(Debug)]
 pub struct Recent {
     shards: Box<[Mutex<Shard>]>,
@@ -50,6 +62,37 @@ pub struct Recent {
 struct Shard {
     accepted: HashMap<OperationId, Accepted>,
     order: VecDeque<OperationId>,
+    /// No more than the producer's queue has room for.
+    on_their_way: HashMap<OperationId, OnItsWay>,
+}
+
+#[derive(Debug)]
+struct OnItsWay {
+    hash: RequestHash,
+    /// Equal requests that wait for its outcome, each held by its connection or its batch.
+    sharing: Vec<oneshot::Sender<Settled>>,
+}
+
+/// What a request with a caller's id meets.
+#[derive(Debug)]
+pub enum Meeting {
+    /// Nobody: the id is its own until the claim is settled or dropped.
+    Nobody(Claim),
+    /// An equal request on its way, whose outcome it will be told.
+    Equal(oneshot::Receiver<Settled>),
+    /// An equal request that was accepted.
+    Accepted(Accepted),
+    /// Another request.
+    Another,
+}
+
+/// The right to have the one request with this id on its way. Dropped without an outcome, it lets
+/// those that share it find out that there is none.
+#[derive(Debug)]
+pub struct Claim {
+    recent: Arc<Recent>,
+    id: OperationId,
+    is_settled: bool,
 }
 
 /// Keeps connections from waiting for each other.
@@ -64,31 +107,39 @@ impl Recent {
         }
     }
 
-    /// Enters an accepted request. Of two with one id the first in the partition stands, as it does
-    /// at the scheduler.
-    pub fn insert(&self, id: OperationId, accepted: Accepted) {
-        if self.shard_max == 0 {
-            return;
-        }
+    /// What a request with a caller's id meets before it is handed to the producer.
+    pub fn meet(self: &Arc<Self>, id: OperationId, hash: RequestHash) -> Meeting {
         let mut shard = self.shard(id);
-        let shard = &mut *shard;
-        match shard.accepted.entry(id) {
-            Entry::Occupied(mut entry) => {
-                // `None` is below every offset: what is not known does not take another's place.
-                if accepted.offset.is_some() && accepted.offset < entry.get().offset {
-                    entry.insert(accepted);
-                }
+        if let Some(first) = shard.on_their_way.get_mut(&id) {
+            if first.hash != hash {
+                return Meeting::Another;
             }
-            Entry::Vacant(entry) => {
-                entry.insert(accepted);
-                shard.order.push_back(id);
-                if shard.order.len() > self.shard_max
-                    && let Some(oldest) = shard.order.pop_front()
-                {
-                    shard.accepted.remove(&oldest);
-                }
+            let (tell, told) = oneshot::channel();
+            if first.sharing.len() == first.sharing.capacity() {
+                // Those that gave up make room before more is taken.
+                first.sharing.retain(|sharing| !sharing.is_closed());
+            }
+            first.sharing.push(tell);
+            return Meeting::Equal(told);
+        }
+        match shard.accepted.get(&id) {
+            Some(accepted) if accepted.hash == hash => Meeting::Accepted(accepted.clone()),
+            Some(_) => Meeting::Another,
+            None => {
+                let sharing = Vec::new();
+                shard.on_their_way.insert(id, OnItsWay { hash, sharing });
+                Meeting::Nobody(Claim {
+                    recent: Arc::clone(self),
+                    id,
+                    is_settled: false,
+                })
             }
         }
+    }
+
+    /// Enters an accepted request.
+    pub fn insert(&self, id: OperationId, accepted: Accepted) {
+        self.shard(id).insert(id, accepted, self.shard_max);
     }
 
     /// The request accepted under `id`, if it is remembered.
@@ -106,9 +157,63 @@ impl Recent {
     }
 }
 
+impl Shard {
+    /// Of two requests with one id the first in the partition stands, as it does at the scheduler.
+    fn insert(&mut self, id: OperationId, accepted: Accepted, max: usize) {
+        if max == 0 {
+            return;
+        }
+        match self.accepted.entry(id) {
+            Entry::Occupied(mut entry) => {
+                // `None` is below every offset: what is not known does not take another's place.
+                if accepted.offset.is_some() && accepted.offset < entry.get().offset {
+                    entry.insert(accepted);
+                }
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(accepted);
+                self.order.push_back(id);
+                if self.order.len() > max
+                    && let Some(oldest) = self.order.pop_front()
+                {
+                    self.accepted.remove(&oldest);
+                }
+            }
+        }
+    }
+}
+
+impl Claim {
+    /// Tells the outcome to everyone that shares it, and enters it if it is a good one.
+    pub fn settle(mut self, settled: &Settled) {
+        self.is_settled = true;
+        let first = {
+            let mut shard = self.recent.shard(self.id);
+            if let Ok(accepted) = settled {
+                shard.insert(self.id, accepted.clone(), self.recent.shard_max);
+            }
+            shard.on_their_way.remove(&self.id)
+        };
+        for sharing in first.into_iter().flat_map(|first| first.sharing) {
+            // Its connection may be gone.
+            drop(sharing.send(settled.clone()));
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Once it is settled, the id may be on its way again for another.
+        if !self.is_settled {
+            self.recent.shard(self.id).on_their_way.remove(&self.id);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use uuid::Uuid;
+    use waybill_kafka::ErrorCode;
 
     use super::*;
 
@@ -118,6 +223,7 @@ mod tests {
             offset: Some(Offset(offset)),
             hash: RequestHash([hash; 16]),
             workflow: "w".into(),
+            caller_id: None,
             requested_at: Timestamp(0),
         }
     }
@@ -146,5 +252,57 @@ mod tests {
         let none = Recent::new(0);
         none.insert(ids[0], accepted(0, 0));
         assert_eq!(none.get(ids[0]), None);
+    }
+
+    #[test]
+    fn equal_requests_share_an_outcome_and_another_is_told_at_once() {
+        let recent = Arc::new(Recent::new(100));
+        let id = OperationId(Uuid::from_u128(1));
+        let meet = |hash| recent.meet(id, RequestHash([hash; 16]));
+        let Meeting::Nobody(claim) = meet(1) else {
+            panic!("the id is free")
+        };
+        let (Meeting::Equal(mut told), Meeting::Another) = (meet(1), meet(2)) else {
+            panic!("the first is on its way")
+        };
+        claim.settle(&Ok(accepted(5, 1)));
+        assert_eq!(told.try_recv(), Ok(Ok(accepted(5, 1))));
+        assert!(matches!(meet(1), Meeting::Accepted(first) if first == accepted(5, 1)));
+        assert!(matches!(meet(2), Meeting::Another));
+    }
+
+    #[test]
+    fn an_id_whose_request_failed_is_free_again() {
+        let recent = Arc::new(Recent::new(100));
+        let id = OperationId(Uuid::from_u128(1));
+        let meet = |hash| recent.meet(id, RequestHash([hash; 16]));
+        let refused = Err(ProduceError::Refused {
+            code: ErrorCode::QueueFull,
+        });
+        let (Meeting::Nobody(claim), Meeting::Equal(mut told)) = (meet(1), meet(1)) else {
+            panic!("the id is free")
+        };
+        claim.settle(&refused);
+        assert_eq!(told.try_recv(), Ok(refused));
+
+        let (Meeting::Nobody(claim), Meeting::Equal(mut told)) = (meet(2), meet(2)) else {
+            panic!("the id is free")
+        };
+        drop(claim);
+        assert!(told.try_recv().is_err(), "there is no outcome");
+        assert!(matches!(meet(3), Meeting::Nobody(_)));
+    }
+
+    #[test]
+    fn those_that_gave_up_take_no_memory() {
+        let recent = Arc::new(Recent::new(100));
+        let id = OperationId(Uuid::from_u128(1));
+        let claim = recent.meet(id, RequestHash([1; 16]));
+        for _ in 0..1_000 {
+            drop(recent.meet(id, RequestHash([1; 16])));
+        }
+        let sharing = recent.shard(id).on_their_way[&id].sharing.len();
+        assert!(sharing <= 8, "{sharing} wait");
+        drop(claim);
     }
 }

@@ -50,9 +50,20 @@ pub struct Submission {
     pub record: CreateRequest,
     /// Its workflow.
     pub workflow: Arc<str>,
+    /// Deadlines that have passed already.
+    overdue: Vec<FieldProblem>,
 }
 
 impl Submission {
+    /// Refuses a request that came after a deadline of its own. To be asked once it is sure that it
+    /// repeats none: a repeat is answered for ever.
+    pub fn check_deadlines(&self) -> Result<(), Problem> {
+        match self.overdue.as_slice() {
+            [] => Ok(()),
+            overdue => Err(Problem::invalid(overdue.to_vec())),
+        }
+    }
+
     /// The id to repeat the request with: it leads to the same operation.
     pub fn repeat_with(&self) -> String {
         match &self.record.caller_id {
@@ -96,13 +107,13 @@ pub fn delivery(
     now: Timestamp,
 ) -> Result<Submission, Problem> {
     let value = json::parse(body, rules.json_depth_max)?;
-    let mut draft = Draft::new(envelope, rules);
+    let mut draft = Draft::new(envelope, rules, now);
     draft.workflow = rules
         .workflows
         .newest(DRONE_DELIVERY)
         .map(|known| Arc::clone(known.name()));
     draft.delivery(&value, "");
-    draft.finish(now)
+    draft.finish()
 }
 
 /// Reads the general form.
@@ -113,19 +124,21 @@ pub fn operation(
     now: Timestamp,
 ) -> Result<Submission, Problem> {
     let mut value = json::parse(body, rules.json_depth_max)?;
-    let mut draft = Draft::new(envelope, rules);
+    let mut draft = Draft::new(envelope, rules, now);
     match &mut value {
         Value::Object(fields) => draft.operation(fields),
         _ => draft.wrong("", "must be an object"),
     }
-    draft.finish(now)
+    draft.finish()
 }
 
 /// A request while it is read.
 struct Draft<'a> {
     envelope: &'a Envelope,
     rules: &'a Rules,
+    now: Timestamp,
     errors: Vec<FieldProblem>,
+    overdue: Vec<FieldProblem>,
     workflow: Option<Arc<str>>,
     tenant: String,
     caller_id: Option<CallerId>,
@@ -141,11 +154,13 @@ enum Input {
 }
 
 impl<'a> Draft<'a> {
-    fn new(envelope: &'a Envelope, rules: &'a Rules) -> Self {
+    fn new(envelope: &'a Envelope, rules: &'a Rules, now: Timestamp) -> Self {
         Self {
             envelope,
             rules,
+            now,
             errors: Vec::new(),
+            overdue: Vec::new(),
             workflow: None,
             tenant: String::new(),
             caller_id: envelope.idempotency_key.clone(),
@@ -165,10 +180,13 @@ impl<'a> Draft<'a> {
                 if let Some(id) = &delivery.delivery_id {
                     self.caller_id(id, &format!("{at}/deliveryId"));
                 }
-                let deadline = delivery
-                    .deadline
-                    .map(|time| Timestamp(time.as_microsecond()));
-                self.deadline = self.deadline.or(deadline);
+                // What the customer was told is also by when the operation should be final, unless
+                // the general form says otherwise.
+                if let Some(deadline) = delivery.deadline {
+                    let deadline = Timestamp(deadline.as_microsecond());
+                    self.check_deadline(deadline, format!("{at}/deadline"));
+                    self.deadline = self.deadline.or(Some(deadline));
+                }
                 self.input = Some(Input::Delivery(Box::new(delivery)));
             }
             Err(errors) => self.errors.extend(
@@ -212,11 +230,12 @@ impl<'a> Draft<'a> {
         }
         if let Some(text) = self.text(fields, "deadline") {
             self.deadline = date_and_time(&text);
-            if self.deadline.is_none() {
-                self.wrong(
+            match self.deadline {
+                Some(deadline) => self.check_deadline(deadline, "/deadline"),
+                None => self.wrong(
                     "/deadline",
                     "must be an ISO 8601 date and time such as 2030-05-08T20:00:00Z",
-                );
+                ),
             }
         }
         if let Some(topic) = self.text(fields, "replyTo") {
@@ -249,6 +268,13 @@ impl<'a> Draft<'a> {
                 self.wrong(format!("/{name}"), "must be a string");
                 None
             }
+        }
+    }
+
+    fn check_deadline(&mut self, deadline: Timestamp, pointer: impl Into<String>) {
+        if deadline <= self.now {
+            let detail = "must lie in the future";
+            self.overdue.push(FieldProblem::new(pointer, detail));
         }
     }
 
@@ -305,8 +331,9 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn finish(self, now: Timestamp) -> Result<Submission, Problem> {
+    fn finish(mut self) -> Result<Submission, Problem> {
         if !self.errors.is_empty() {
+            self.errors.append(&mut self.overdue);
             return Err(Problem::invalid(self.errors));
         }
         let (Some(workflow), Some(input)) = (self.workflow, self.input) else {
@@ -351,10 +378,11 @@ impl<'a> Draft<'a> {
                 deadline: self.deadline,
                 reply_to: self.reply_to,
                 request_hash,
-                requested_at: now,
+                requested_at: self.now,
                 traceparent: self.envelope.traceparent.clone(),
             },
             workflow,
+            overdue: self.overdue,
         })
     }
 }

@@ -336,3 +336,39 @@ fn a_head_gives_key_and_trace_context() {
         Kind::InvalidValues
     );
 }
+
+#[test]
+fn a_deadline_that_has_passed_refuses_what_is_no_repeat() {
+    let pointers = |body: &Value| -> Vec<_> {
+        let submission = take_operation(body, &with_key("k"));
+        match submission.check_deadlines() {
+            Ok(()) => Vec::new(),
+            Err(problem) => problem.errors.into_iter().map(|e| e.pointer).collect(),
+        }
+    };
+    let body = json!({"workflow": "order", "input": {}});
+    let (at_now, later) = ("1970-01-01T00:00:01Z", "1970-01-01T00:00:01.000001Z");
+    assert_eq!(
+        pointers(&with(body.clone(), "deadline", at_now)),
+        ["/deadline"]
+    );
+    assert!(pointers(&with(body, "deadline", later)).is_empty());
+
+    let overdue = with(delivery_body(), "pickupTime", Value::Null);
+    let overdue = with(overdue, "deadline", at_now);
+    let body = json!({"workflow": DRONE_DELIVERY, "input": overdue});
+    assert_eq!(pointers(&body), ["/input/deadline"]);
+    let body = with(body, "deadline", later);
+    assert_eq!(
+        pointers(&body),
+        ["/input/deadline"],
+        "each that is given must lie in the future"
+    );
+    let taken = take_operation(&body, &Envelope::default());
+    assert_eq!(taken.record.deadline, Some(Timestamp(NOW.0 + 1)));
+    let alone = take_delivery(&overdue, &Envelope::default());
+    assert_eq!(
+        alone.check_deadlines().unwrap_err().errors[0].pointer,
+        "/deadline"
+    );
+}

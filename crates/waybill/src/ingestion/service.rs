@@ -6,7 +6,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -21,7 +21,8 @@ use tokio_util::task::TaskTracker;
 use waybill_engine::{OperationId, Timestamp};
 
 use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
-use super::body::{Parts, Payload, read_whole};
+use super::body::{Parts, Patience, Payload, read_whole};
+use super::config::REQUEST_BYTES;
 use super::docs::Docs;
 use super::gate::Refusal;
 use super::intake::{Answer, Intake};
@@ -49,12 +50,7 @@ pub const PROBLEMS: &str = "/problems";
 pub const JSON: &str = "application/json";
 /// The media type of batches.
 pub const NDJSON: &str = "application/x-ndjson";
-/// The media type of problems.
-pub const PROBLEM_JSON: &str = "application/problem+json";
 const HTML: &str = "text/html; charset=utf-8";
-
-/// What every body costs of the budget beside its bytes: the request around it.
-const REQUEST_BYTES: usize = 4 * 1024;
 
 /// Answers requests.
 pub struct Api {
@@ -68,8 +64,8 @@ pub struct Api {
     pub docs: Docs,
     /// The largest body of a single request.
     pub request_bytes_max: usize,
-    /// How long a client may pause within a body.
-    pub pause_max: Duration,
+    /// How long a client may take over a body.
+    pub patience: Patience,
     /// What a batch may use.
     pub batch: BatchLimits,
     /// Bytes of bodies that may be held at once.
@@ -206,7 +202,7 @@ impl Api {
                     .min(self.request_bytes_max)
             });
         let _held = self.hold(announced)?;
-        let body = read_whole(body, self.request_bytes_max, self.pause_max).await?;
+        let body = read_whole(body, self.request_bytes_max, self.patience).await?;
         let submission = match form {
             Form::Delivery => request::delivery(&body, &envelope, &self.rules, now()),
             Form::General => request::operation(&body, &envelope, &self.rules, now()),
@@ -244,12 +240,13 @@ impl Api {
             id: &id,
             tenant: &parameters.tenant,
             token: parameters.token,
+            wants_request: form == Form::Delivery,
         };
         let found = status::find(&self.intake, query).await?;
         let workflows = &self.rules.workflows;
         let mut reply = match form {
-            Form::Delivery => json(StatusCode::OK, &found.delivery(&self.intake, workflows)?),
-            Form::General => json(StatusCode::OK, &found.operation(&self.intake, workflows)),
+            Form::Delivery => json(StatusCode::OK, &found.delivery(workflows)?),
+            Form::General => json(StatusCode::OK, &found.operation(workflows)),
         };
         set_static(&mut reply, header::CACHE_CONTROL, "no-store");
         Ok(reply)
@@ -269,7 +266,7 @@ impl Api {
         let budget = Arc::clone(&self.budget);
         let (answers, stream) = mpsc::channel(ANSWERS_MAX);
         let batch = Batch::new(
-            Parts::new(body, self.pause_max),
+            Parts::new(body, self.patience.pause_max),
             self.batch,
             envelope,
             Arc::clone(&self.intake),
@@ -438,14 +435,16 @@ fn not_found() -> Problem {
 
 fn created(form: Form, submission: &Submission, location: &str) -> Reply {
     let record = &submission.record;
-    let request = match form {
-        Form::Delivery => status::raw(&record.input),
-        Form::General => None,
+    // A delivery's request shows the caller's id as `deliveryId`.
+    let (request, caller_id) = match form {
+        Form::Delivery => (status::raw(&record.input), None),
+        Form::General => (None, record.caller_id.as_deref()),
     };
     let view = AcceptedView {
         id: record.operation,
         state: "Pending",
         workflow: &record.workflow,
+        caller_id,
         request: request.as_deref(),
     };
     let mut reply = json(StatusCode::ACCEPTED, &view);
@@ -454,21 +453,7 @@ fn created(form: Form, submission: &Submission, location: &str) -> Reply {
 }
 
 fn problem(problem: &Problem) -> Reply {
-    let mut reply = whole(problem.status(), PROBLEM_JSON, problem.to_json().into());
-    if let Some(after) = problem.retry_after() {
-        set(
-            &mut reply,
-            header::RETRY_AFTER,
-            after.as_secs().max(1).to_string(),
-        );
-    }
-    if let Some(allow) = problem.allow() {
-        set_static(&mut reply, header::ALLOW, allow);
-    }
-    if problem.ends_connection() {
-        set_static(&mut reply, header::CONNECTION, "close");
-    }
-    reply
+    problem.to_response().map(|body| Payload::Whole(Some(body)))
 }
 
 fn json(status: StatusCode, value: &impl Serialize) -> Reply {

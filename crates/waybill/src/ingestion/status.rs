@@ -5,12 +5,19 @@
 //! first; if there is none, the lease, and then the row again: between "no row" and "consumed past
 //! it" the row may have come.
 
+use std::sync::Arc;
+
 use serde_json::value::RawValue;
-use waybill_engine::{Offset, OperationId, OperationRow, PartitionId, Workflows, partition_for};
+use waybill_engine::{
+    CreateRequest, Offset, OperationId, OperationRow, PartitionId, Position, Workflows,
+    partition_for,
+};
+use waybill_store::LeaseKey;
 
 use super::id;
 use super::intake::{Intake, store_unavailable};
 use super::problem::{Kind, Problem};
+use super::recent::Accepted;
 use super::request::DRONE_DELIVERY;
 use super::token::StatusToken;
 use super::view::{DeliveryView, OperationView};
@@ -24,6 +31,8 @@ pub struct Query<'a> {
     pub tenant: &'a str,
     /// The `at` of the `Location`.
     pub token: Option<StatusToken>,
+    /// Whether to look for the request itself where there is no row.
+    pub wants_request: bool,
 }
 
 /// What was found.
@@ -33,8 +42,20 @@ pub enum Status {
     Row(Box<OperationRow>),
     /// Another request under its id, which had come first.
     Rejected(OperationId),
-    /// Not yet read by a scheduler, with how many requests at most are ahead of it.
-    Pending(OperationId, Option<i64>),
+    /// Not yet read by a scheduler.
+    Pending(Box<Pending>),
+}
+
+/// A request that no scheduler has read.
+#[derive(Debug)]
+pub struct Pending {
+    id: OperationId,
+    /// How many requests at most are ahead of it.
+    ahead: Option<i64>,
+    /// What memory knows of it.
+    accepted: Option<Accepted>,
+    /// The request itself, where it was read.
+    request: Option<CreateRequest>,
 }
 
 /// Looks an operation up.
@@ -58,44 +79,75 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
         (None, Some((id, accepted))) => (*id, accepted.partition, accepted.offset),
         (None, None) => return Err(unknown()),
     };
+    let is_it = |found: &Accepted| query.token.is_none_or(|token| token.is_of(found.hash));
+    let accepted = accepted
+        .filter(|(found, accepted)| *found == id && is_it(accepted))
+        .map(|(_, accepted)| accepted);
     let consumed = consumed(intake, partition).await?;
     if let Some(status) = read(intake, &ids, query.token).await? {
         return Ok(status);
     }
-    match offset {
-        Some(offset) if offset < consumed => Err(unknown()),
-        Some(offset) => Ok(Status::Pending(id, Some(offset.0 - consumed.0))),
-        None => Ok(Status::Pending(id, None)),
+    if offset.is_some_and(|offset| offset < consumed) {
+        return Err(unknown());
     }
+    let request = match offset {
+        Some(offset) if query.wants_request || accepted.is_none() => {
+            let position = Position { partition, offset };
+            request_at(intake, position, id, query.token).await
+        }
+        _ => None,
+    };
+    Ok(Status::Pending(Box::new(Pending {
+        id,
+        ahead: offset.map(|offset| offset.0 - consumed.0),
+        accepted,
+        request,
+    })))
+}
+
+/// The request of operation `id`, if it is the one that lies there.
+async fn request_at(
+    intake: &Intake,
+    position: Position,
+    id: OperationId,
+    token: Option<StatusToken>,
+) -> Option<CreateRequest> {
+    // A token that was made up is not worth a read.
+    if partition_for(id, intake.partitions()) != position.partition {
+        return None;
+    }
+    let request = intake.peek().read(position).await?;
+    let is_it =
+        request.operation == id && token.is_none_or(|token| token.is_of(request.request_hash));
+    is_it.then_some(request)
 }
 
 impl Status {
     /// It as an operation.
-    pub fn operation(&self, intake: &Intake, workflows: &Workflows) -> OperationView {
+    pub fn operation(&self, workflows: &Workflows) -> OperationView {
         match self {
             Self::Row(row) => OperationView::of_row(row),
             Self::Rejected(id) => OperationView::rejected(*id),
-            Self::Pending(id, ahead) => {
-                let view = OperationView::pending(*id, *ahead);
-                match intake.recent().get(*id) {
-                    None => view,
-                    Some(accepted) => {
-                        let workflow = workflows.newest(&accepted.workflow);
-                        view.with_workflow(accepted.workflow, workflow.map(AsRef::as_ref))
-                            .with_time(accepted.requested_at)
-                    }
+            Self::Pending(pending) => {
+                let view = OperationView::pending(pending.id, pending.ahead);
+                let newest = |name: &str| workflows.newest(name).map(AsRef::as_ref);
+                match (&pending.request, &pending.accepted) {
+                    (Some(request), _) => view
+                        .with_workflow(request.workflow.as_str().into(), newest(&request.workflow))
+                        .with_request(request),
+                    (None, Some(accepted)) => view
+                        .with_workflow(Arc::clone(&accepted.workflow), newest(&accepted.workflow))
+                        .with_caller_id(accepted.caller_id.clone())
+                        .with_time(accepted.requested_at),
+                    (None, None) => view,
                 }
             }
         }
     }
 
     /// It as a delivery, if it is one.
-    pub fn delivery(
-        &self,
-        intake: &Intake,
-        workflows: &Workflows,
-    ) -> Result<DeliveryView, Problem> {
-        let mut operation = self.operation(intake, workflows);
+    pub fn delivery(&self, workflows: &Workflows) -> Result<DeliveryView, Problem> {
+        let mut operation = self.operation(workflows);
         if operation.workflow.is_none() {
             // Only the position is known: what a delivery's token leads to is a delivery.
             let workflow = workflows.newest(DRONE_DELIVERY).map(AsRef::as_ref);
@@ -110,7 +162,8 @@ impl Status {
         }
         let request = match self {
             Self::Row(row) => raw(&row.created.input),
-            Self::Rejected(_) | Self::Pending(..) => None,
+            Self::Pending(pending) => pending.request.as_ref().and_then(|r| raw(&r.input)),
+            Self::Rejected(_) => None,
         };
         Ok(DeliveryView { operation, request })
     }
@@ -126,16 +179,22 @@ async fn read(
     ids: &[OperationId],
     token: Option<StatusToken>,
 ) -> Result<Option<Status>, Problem> {
-    let row = intake
-        .rows(ids.to_vec())
-        .await?
-        .into_iter()
-        .flatten()
-        .next();
-    Ok(row.map(|row| match token {
-        Some(token) if !token.is_of(row.created.request_hash) => Status::Rejected(row.id),
-        _ => Status::Row(Box::new(row)),
-    }))
+    let mut unreadable = None;
+    for row in intake.rows(ids.to_vec()).await? {
+        match row {
+            Ok(None) => {}
+            Ok(Some(row)) => {
+                return Ok(Some(match token {
+                    Some(token) if !token.is_of(row.created.request_hash) => {
+                        Status::Rejected(row.id)
+                    }
+                    _ => Status::Row(Box::new(row)),
+                }));
+            }
+            Err(problem) => unreadable = Some(problem),
+        }
+    }
+    unreadable.map_or(Ok(None), Err)
 }
 
 /// Which of the ids lies in the token's partition: of the two that a text may stand for, the one
@@ -152,7 +211,7 @@ fn at_partition(
 
 /// The first offset that no scheduler has durably consumed.
 async fn consumed(intake: &Intake, partition: PartitionId) -> Result<Offset, Problem> {
-    let lease = intake.store().lease(partition).await;
+    let lease = intake.store().lease(LeaseKey::scheduler(partition)).await;
     let lease = lease.map_err(|error| store_unavailable(&error))?;
     Ok(lease.map_or(Offset(0), |lease| lease.consumed))
 }

@@ -7,8 +7,8 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{
-    OperationId, OperationRow, OperationState, ProcessState, StepProgress, StepState, Timestamp,
-    Workflow,
+    CreateRequest, OperationId, OperationRow, OperationState, ProcessState, StepProgress,
+    StepState, Timestamp, Workflow,
 };
 
 /// An operation.
@@ -37,6 +37,10 @@ pub struct OperationView {
     /// Why it failed for good, or was rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorView>,
+    /// The caller's own id, if one was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "order-17")]
+    pub caller_id: Option<Arc<str>>,
     /// The tenant on whose behalf it runs, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -62,7 +66,8 @@ pub struct DeliveryView {
     /// The operation that delivers it.
     #[serde(flatten)]
     pub operation: OperationView,
-    /// The request, once a scheduler has read it.
+    /// The request. While it is `Pending` it may be absent: it is read from the log then, if that
+    /// can be done soon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<DeliveryRequest>)]
     pub request: Option<Box<RawValue>>,
@@ -103,6 +108,7 @@ pub struct ErrorView {
 
 /// The answer to an accepted request.
 #[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
 #[schema(as = Accepted)]
 pub struct AcceptedView<'a> {
     /// The operation's id.
@@ -114,6 +120,10 @@ pub struct AcceptedView<'a> {
     /// The workflow that it runs.
     #[schema(example = "drone-delivery")]
     pub workflow: &'a str,
+    /// For an operation: the caller's own id, if one was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "order-17")]
+    pub caller_id: Option<&'a str>,
     /// For a delivery: the request, with its `deliveryId`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<DeliveryRequest>)]
@@ -171,6 +181,7 @@ impl OperationView {
                 message: error.error.message.clone(),
                 step: error.step.clone(),
             }),
+            caller_id: created.caller_id.as_deref().map(Arc::from),
             tenant: Some(Arc::clone(&created.tenant)).filter(|tenant| !tenant.is_empty()),
             deadline: created.deadline.map(time_text),
             created_at: Some(time_text(created.requested_at)),
@@ -187,6 +198,7 @@ impl OperationView {
             steps: Vec::new(),
             ahead,
             error: None,
+            caller_id: None,
             tenant: None,
             deadline: None,
             created_at: None,
@@ -221,6 +233,22 @@ impl OperationView {
             steps: steps.map(step).collect(),
             ..self
         }
+    }
+
+    /// Adds what the request of a pending operation says beside its workflow.
+    pub fn with_request(self, request: &CreateRequest) -> Self {
+        Self {
+            tenant: Some(request.tenant.as_str().into()).filter(|_| !request.tenant.is_empty()),
+            deadline: request.deadline.map(time_text),
+            ..self
+                .with_caller_id(request.caller_id.as_deref().map(Arc::from))
+                .with_time(request.requested_at)
+        }
+    }
+
+    /// Adds the caller's own id.
+    pub fn with_caller_id(self, caller_id: Option<Arc<str>>) -> Self {
+        Self { caller_id, ..self }
     }
 
     /// Adds when the request of a pending operation was taken.

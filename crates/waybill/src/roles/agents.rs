@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use waybill_agent::http::AgentsFile;
-use waybill_agent::{Agents, AgentsConfig, Handler};
+use waybill_agent::{Agents, AgentsConfig, Handler, InstancePlace};
 use waybill_kafka::KafkaSettings;
 
 use super::topic_names;
 use crate::admin::Admin;
 use crate::config::Config;
 use crate::shutdown::{Running, Stage};
+
+/// Where in the data directory the processes find their names.
+const INSTANCES_DIR: &str = "agents";
 
 /// Starts all configured agents against the services at `services` (`host:port`).
 pub(super) async fn start(
@@ -25,20 +28,49 @@ pub(super) async fn start(
     let handlers = load(config, services)?;
     let mut agents_config = AgentsConfig::new(kafka, topic_names(config));
     agents_config.group = format!("{}-agents", config.kafka.topic_prefix);
-    agents_config.instance_id = settings.instance_id.clone();
+    let place = match &settings.instance_id {
+        Some(_) => None,
+        None => place(config),
+    };
+    agents_config.instance_id = settings
+        .instance_id
+        .clone()
+        .or_else(|| place.as_ref().map(|place| place.id().to_owned()));
     agents_config.session_timeout = settings.session_timeout;
     agents_config.in_flight_max = settings.in_flight_max;
-    let started = admin.readiness.expect("the agents");
+    let share = admin.readiness.expect("the agents' share of the work");
     let mut agents = Agents::start(agents_config, handlers)?;
+    let ready = agents.ready();
+    let show_ready = async move {
+        ready.await;
+        share.set(true);
+        std::future::pending().await
+    };
     running.spawn(Stage::Agents, "agents", |stop| async move {
+        // The name is this process's for as long as the agents use it.
+        let _place = place;
         tokio::select! {
             () = stop.cancelled() => {}
             ended = agents.ended() => return Ok(ended?),
+            () = show_ready => {}
         }
         Ok(agents.shutdown().await?)
     });
-    started.set(true);
     Ok(())
+}
+
+/// A name that this process finds again when it is started again on the same data directory, so
+/// that its share of the work does not wait for its session to end after a `kill -9`. Works without
+/// one where the directory cannot be written to.
+fn place(config: &Config) -> Option<InstancePlace> {
+    InstancePlace::take(&config.data_dir.join(INSTANCES_DIR))
+        .inspect_err(|error| {
+            tracing::info!(
+                error = error as &dyn std::error::Error,
+                "the agents join as somebody new at each start; set agents.instanceId to change that"
+            );
+        })
+        .ok()
 }
 
 /// Every agent of the configuration, by name.

@@ -96,18 +96,24 @@ fn ingestion_config(config: &Config) -> IngestionConfig {
         listen: http.listen,
         request_bytes_max: http.request_bytes_max.as_usize(),
         batch_line_bytes_max: http.batch_line_bytes_max.as_usize(),
+        batch_lines_max: http.batch_lines_max,
         header_bytes_max: http.header_bytes_max.as_usize(),
+        headers_max: http.headers_max,
+        body_bytes_max: http.body_bytes_max.as_usize(),
         json_depth_max: http.json_depth_max,
         connections_max: http.connections_max,
         header_read_timeout: http.header_read_timeout,
         body_read_timeout: http.body_read_timeout,
+        body_timeout: http.body_timeout,
+        idle_timeout: http.idle_timeout,
         accept_timeout: http.accept_timeout,
         producer_queue_records_max: http.producer_queue_records_max,
         producer_queue_bytes_max: http.producer_queue_bytes_max.as_usize(),
         recent_accepted_max: http.recent_accepted_max,
+        pending_reads_max: http.pending_reads_max,
+        pending_read_timeout: http.pending_read_timeout,
         reply_to_prefixes: http.reply_to_prefixes.clone(),
-        drain_timeout: config.shutdown_timeout / 4,
-        ..IngestionConfig::default()
+        drain_timeout: http.drain_timeout,
     }
 }
 
@@ -130,5 +136,18 @@ fn scheduler_settings(config: &Config, own: Vec<waybill_engine::PartitionId>) ->
         lease_margin: settings.lease_margin,
         drain: settings.drain,
         reply_to_prefixes: config.http.reply_to_prefixes.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ingestion_has_the_same_defaults_as_its_section_of_the_configuration() {
+        assert_eq!(
+            ingestion_config(&Config::default()),
+            IngestionConfig::default()
+        );
     }
 }

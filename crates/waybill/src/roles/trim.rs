@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{Admin, KafkaSettings};
-use waybill_store::Store;
+use waybill_store::{LeaseKey, Store};
 
 /// How often the checkpoints are looked at.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -32,7 +32,7 @@ pub(super) async fn run(
         }
         let mut below = Vec::new();
         for (partition, trimmed) in (0..).map(PartitionId).zip(&mut trimmed) {
-            let Some(lease) = store.lease(partition).await? else {
+            let Some(lease) = store.lease(LeaseKey::scheduler(partition)).await? else {
                 continue;
             };
             let keep_from = Offset(lease.checkpoint.requests.0 - 1);

@@ -11,12 +11,15 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use tokio::runtime::Handle;
 use waybill_engine::{BatchNumber, Command, Event, Message, PartitionId, Timestamp};
-use waybill_store::{AttentionEntry, DueBucket, DueEntry, RowWrite, Store, StoreError, WriteBatch};
+use waybill_store::{
+    AttentionEntry, DueBucket, DueEntry, RowWrite, Store, StoreError, WriteBatch, Written,
+};
 
 use super::input::{Generation, Input, Inputs};
 use super::metrics::CommitMetrics;
 use super::outlet::Outlet;
 use super::partition::{Slot, SlotState};
+use super::unreadable::UnreadableRows;
 
 /// A commit begins no sooner than this after the one before it. Under load this lets decisions gather
 /// that share the rows' sync and the messages' requests; after a pause nothing waits.
@@ -44,6 +47,7 @@ pub(super) struct Commits {
     sender: Inputs,
     outlet: Outlet,
     metrics: CommitMetrics,
+    replaced: UnreadableRows,
     began: Instant,
     under_way: Option<UnderWay>,
     unsettled: BTreeMap<u64, Part>,
@@ -63,6 +67,7 @@ impl Commits {
             sender,
             outlet,
             metrics: CommitMetrics::new(),
+            replaced: UnreadableRows::replaced(),
             began: Instant::now(),
             under_way: None,
             unsettled: BTreeMap::new(),
@@ -152,10 +157,13 @@ impl Commits {
     /// If the store could not write: this process can then promise nothing any more.
     pub(super) fn committed(
         &mut self,
-        result: Result<(), StoreError>,
+        result: Result<Written, StoreError>,
         slots: &mut BTreeMap<PartitionId, Slot>,
     ) -> anyhow::Result<()> {
-        result.context("the group commit of step state failed")?;
+        let written = result.context("the group commit of step state failed")?;
+        for row in &written.replaced {
+            self.replaced.met(row);
+        }
         if let Some(under_way) = self.under_way.take() {
             self.metrics
                 .duration
@@ -201,7 +209,6 @@ impl Commits {
         let part = self.unsettled.remove(&number)?;
         if let Err(error) = result {
             tracing::error!(partition = %part.partition, error, "a message was not acknowledged");
-            self.outlet.revive();
             return Some((part.partition, part.generation));
         }
         let owned = slots.get_mut(&part.partition)?.owned(part.generation)?;

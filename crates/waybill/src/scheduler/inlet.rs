@@ -28,6 +28,9 @@ const POLL_MAX: Amount = Amount {
 };
 /// How long a thread waits for records, or for room, before it looks after orders again.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// The longest that a fetch may wait for records. librdkafka takes a partition that was just added
+/// into its next fetch only.
+const FETCH_WAIT_MAX: Duration = Duration::from_millis(100);
 /// The consumer group that shows the checkpoints to lag tools.
 const GROUP_FOR_LAG: &str = "waybill-scheduler";
 /// How long a broker may take to tell where a log ends.
@@ -165,6 +168,7 @@ impl Inlet {
     ) -> anyhow::Result<Self> {
         let options = ConsumerOptions {
             group_for_lag: Some(GROUP_FOR_LAG.to_owned()),
+            fetch_wait_max: FETCH_WAIT_MAX,
             ..ConsumerOptions::new(client_id)
         };
         let consumer = Arc::new(PartitionConsumer::new(kafka, &options)?);
@@ -202,6 +206,8 @@ impl Inlet {
 struct Assigned {
     generation: Generation,
     verify: Option<(Offset, u64)>,
+    /// Behind the last record that was handed over.
+    next: Offset,
 }
 
 struct Poller {
@@ -253,8 +259,12 @@ impl Poller {
                 verify,
             } => {
                 let from = verify.map_or(start, |(below, _)| below);
-                self.assigned
-                    .insert(partition, Assigned { generation, verify });
+                let assigned = Assigned {
+                    generation,
+                    verify,
+                    next: from,
+                };
+                self.assigned.insert(partition, assigned);
                 if let Err(error) = self.consumer.add(&[(&self.topic, partition, from)]) {
                     self.lost(partition, LostCause::Client(error.to_string()));
                 }
@@ -277,6 +287,7 @@ impl Poller {
             let Some(assigned) = assigned.get_mut(&partition) else {
                 return;
             };
+            assigned.next = record.offset().next();
             match verified(assigned, decoder, &record) {
                 Verified::Below => {}
                 Verified::Differs { expected, found } => {
@@ -293,7 +304,11 @@ impl Poller {
                 }
             }
         };
-        let polled = self.consumer.poll(limits, PATIENCE, &mut on_record);
+        let mut ends = Vec::new();
+        let mut on_end = |_: &str, partition, position| ends.push((partition, position));
+        let polled =
+            self.consumer
+                .poll_with_positions(limits, PATIENCE, &mut on_record, &mut on_end);
         self.credit.read(Amount {
             records: records.len(),
             bytes,
@@ -308,6 +323,9 @@ impl Poller {
                 records,
             });
         }
+        for (partition, position) in ends {
+            self.reached(partition, position);
+        }
         match polled {
             Ok(_) => {}
             Err(PollError::OffsetOutOfRange { partition, .. }) => {
@@ -319,6 +337,22 @@ impl Poller {
                     self.lost(partition, LostCause::Client(cause.clone()));
                 }
             }
+        }
+    }
+
+    /// Tells the loop how far the inbox was read, where that is further than its last record.
+    fn reached(&mut self, partition: PartitionId, position: Offset) {
+        let Some(assigned) = self.assigned.get_mut(&partition) else {
+            return;
+        };
+        if self.source == Source::Replies && position > assigned.next {
+            assigned.next = position;
+            let generation = assigned.generation;
+            self.send(Input::InboxRead {
+                partition,
+                generation,
+                position,
+            });
         }
     }
 

@@ -3,8 +3,8 @@
 use std::sync::mpsc;
 
 use tokio::sync::oneshot;
-use waybill_engine::{Event, Offset, OperationId, OperationRow, PartitionId, Source};
-use waybill_store::StoreError;
+use waybill_engine::{Event, Offset, OperationId, PartitionId, Source};
+use waybill_store::{RowRead, StoreError, Written};
 
 use super::ownership::{HeldLease, Renewal};
 use super::sweep::Swept;
@@ -65,7 +65,7 @@ pub(super) enum Input {
         result: Result<bool, StoreError>,
     },
     /// The group commit under way is durable, or failed.
-    Committed(Result<(), StoreError>),
+    Committed(Result<Written, StoreError>),
     /// Every message of one partition's part of a commit is acknowledged, or one failed for good.
     Settled {
         number: u64,
@@ -75,7 +75,7 @@ pub(super) enum Input {
     Loaded {
         partition: PartitionId,
         generation: Generation,
-        result: Result<Vec<(OperationId, Option<OperationRow>)>, StoreError>,
+        result: Result<Vec<(OperationId, RowRead)>, StoreError>,
     },
     /// The deadline index was read.
     Swept {
@@ -88,6 +88,12 @@ pub(super) enum Input {
         partition: PartitionId,
         generation: Generation,
         end: Offset,
+    },
+    /// The inbox was read to here, further than its last record: what lies between is no record.
+    InboxRead {
+        partition: PartitionId,
+        generation: Generation,
+        position: Offset,
     },
     /// A person or a test starts or stops a partition.
     SetRunning {

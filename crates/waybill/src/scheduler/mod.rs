@@ -20,6 +20,7 @@ mod ownership;
 mod partition;
 mod shell;
 mod sweep;
+mod unreadable;
 mod upkeep;
 mod view;
 
@@ -47,6 +48,7 @@ use self::outlet::Outlet;
 use self::ownership::LeaseTerms;
 use self::partition::Slot;
 use self::shell::Shell;
+use self::unreadable::UnreadableRows;
 use self::view::Views;
 use crate::admin::{Admin, ControlError, SchedulerControl, SchedulerView};
 
@@ -171,6 +173,7 @@ impl Scheduler {
             sender: sender.clone(),
             inlets,
             views: views.clone(),
+            unloadable: UnreadableRows::loaded(),
             slots,
             clock: Clock::default(),
             stopping: None,

@@ -28,8 +28,6 @@ const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 /// The producer and the names of everything that it writes to.
 pub(super) struct Outlet {
     producer: Producer<Arc<Settlement>>,
-    kafka: KafkaSettings,
-    options: ProducerOptions,
     topics: Topics,
     reply_to_prefixes: Vec<String>,
     /// Topic of each agent's step requests.
@@ -68,8 +66,6 @@ impl Outlet {
             .collect();
         Ok(Self {
             producer: Producer::new(kafka, &options)?,
-            kafka: kafka.clone(),
-            options,
             reply_to_prefixes: settings.reply_to_prefixes.clone(),
             topics: topics.clone(),
             of_agent,
@@ -96,18 +92,6 @@ impl Outlet {
             self.send_one(from, message, &mut buffer, &settlement);
         }
         self.buffer = buffer;
-    }
-
-    /// Makes the producer anew if it has met an error after which it sends nothing more.
-    pub(super) fn revive(&mut self) {
-        let Some(error) = self.producer.fatal_error() else {
-            return;
-        };
-        tracing::error!(error, "the producer cannot go on; making a new one");
-        match Producer::new(&self.kafka, &self.options) {
-            Ok(producer) => self.producer = producer,
-            Err(error) => tracing::error!(%error, "the producer cannot be made anew"),
-        }
     }
 
     fn send_one(

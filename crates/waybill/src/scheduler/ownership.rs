@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use waybill_engine::{Epoch, Offset, OwnerId, PartitionId, Stamp, Timestamp};
-use waybill_store::{Checkpoint, DueBucket, Lease, Store, StoreError};
+use waybill_store::{Checkpoint, DueBucket, Lease, LeaseKey, Store, StoreError};
 
 /// How often a candidate looks at a lease that another owner holds.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
@@ -60,13 +60,14 @@ pub(super) async fn acquire(
     owner: OwnerId,
     terms: LeaseTerms,
 ) -> Result<HeldLease, StoreError> {
+    let key = LeaseKey::scheduler(partition);
     loop {
-        let seen = takeable(&*store, partition, terms.margin).await?;
+        let seen = takeable(&*store, key, terms.margin).await?;
         let limit_before = seen
             .as_ref()
             .map_or(Stamp::default(), |lease| lease.stamp_limit);
         let row = Lease {
-            partition,
+            key,
             owner: Some(owner),
             epoch: seen.as_ref().map_or(Epoch(1), |lease| lease.epoch.next()),
             renewal: 0,
@@ -95,10 +96,10 @@ pub(super) async fn acquire(
 /// Waits until the lease may be taken and returns it as it then stands.
 async fn takeable(
     store: &dyn Store,
-    partition: PartitionId,
+    key: LeaseKey,
     margin: Duration,
 ) -> Result<Option<Lease>, StoreError> {
-    let mut seen = store.lease(partition).await?;
+    let mut seen = store.lease(key).await?;
     let mut unchanged_since = Instant::now();
     loop {
         let Some(lease) = &seen else { return Ok(None) };
@@ -106,11 +107,11 @@ async fn takeable(
             return Ok(seen);
         }
         if unchanged_since.elapsed() >= lease.duration + margin {
-            tracing::warn!(%partition, epoch = %lease.epoch, "the owner is silent; taking over");
+            tracing::warn!(lease = %key, epoch = %lease.epoch, "the owner is silent; taking over");
             return Ok(seen);
         }
         tokio::time::sleep(WATCH_INTERVAL).await;
-        let now_stands = store.lease(partition).await?;
+        let now_stands = store.lease(key).await?;
         if now_stands != seen {
             seen = now_stands;
             unchanged_since = Instant::now();

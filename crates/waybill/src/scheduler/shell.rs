@@ -20,10 +20,8 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use waybill_engine::{
-    EngineConfig, Event, OperationId, OperationRow, OwnerId, PartitionId, Source, Workflows,
-};
-use waybill_store::{Store, StoreError};
+use waybill_engine::{EngineConfig, Event, OperationId, OwnerId, PartitionId, Source, Workflows};
+use waybill_store::{CorruptRow, RowRead, Store, StoreError};
 
 use super::clock::Clock;
 use super::commit::Commits;
@@ -31,6 +29,7 @@ use super::credit::Amount;
 use super::inlet::Inlets;
 use super::input::{Arrived, Generation, Input, Inputs};
 use super::partition::{Owned, Slot, SlotState};
+use super::unreadable::UnreadableRows;
 use super::upkeep::RETRY_AFTER;
 use super::view::Views;
 use super::{SchedulerSettings, sweep};
@@ -60,6 +59,7 @@ pub(super) struct Shell {
     pub inlets: Inlets,
     pub commits: Commits,
     pub views: Views,
+    pub unloadable: UnreadableRows,
     pub slots: BTreeMap<PartitionId, Slot>,
     pub clock: Clock,
     pub stopping: Option<Instant>,
@@ -195,6 +195,18 @@ impl Shell {
                 let now = self.clock.last();
                 if let Some(owned) = self.owned(partition, generation) {
                     owned.inbox_end_awaited = false;
+                    let end = owned.inbox.ends_at(end);
+                    owned.engine.apply(Event::InboxEnd(end), now);
+                }
+            }
+            Input::InboxRead {
+                partition,
+                generation,
+                position,
+            } => {
+                let now = self.clock.last();
+                if let Some(owned) = self.owned(partition, generation) {
+                    let end = owned.inbox.read_to(position);
                     owned.engine.apply(Event::InboxEnd(end), now);
                 }
             }
@@ -242,32 +254,41 @@ impl Shell {
         &mut self,
         partition: PartitionId,
         generation: Generation,
-        result: Result<Vec<(OperationId, Option<OperationRow>)>, StoreError>,
+        result: Result<Vec<(OperationId, RowRead)>, StoreError>,
     ) {
         let now = self.clock.last();
         let rows = match result {
             Ok(rows) => rows,
-            Err(StoreError::Corrupt { what, key, cause }) => {
-                tracing::error!(%partition, what, key, cause, "a stored value cannot be read");
-                return self.give_up(partition, "a stored row cannot be read");
-            }
             Err(error) => {
                 tracing::error!(%partition, error = %chain(&error), "rows cannot be read");
                 return self.give_up(partition, "rows cannot be read");
             }
         };
-        if let Some(owned) = self.owned(partition, generation) {
-            owned.loading = false;
-            for (operation, row) in rows {
-                owned.engine.apply(
-                    Event::Loaded {
-                        operation,
-                        row: row.map(Box::new),
-                    },
-                    now,
-                );
+        let Some(owned) = self.owned(partition, generation) else {
+            return;
+        };
+        owned.loading = false;
+        let mut unloadable = Vec::new();
+        for (operation, row) in rows {
+            match row {
+                Ok(row) => {
+                    let row = row.map(Box::new);
+                    owned.engine.apply(Event::Loaded { operation, row }, now);
+                }
+                Err(corrupt) => unloadable.push(corrupt),
             }
         }
+        for corrupt in &unloadable {
+            self.unloadable(corrupt);
+        }
+    }
+
+    /// A row that an engine asked for cannot be read. This is the one place where the engine has to
+    /// be told; it has no event for it yet. Until then the operation stays among those that it is
+    /// loading: the record that asked for it is not done and holds the checkpoint, nothing of the
+    /// operation is lost or done again, and all others go on.
+    fn unloadable(&mut self, corrupt: &CorruptRow) {
+        self.unloadable.met(corrupt);
     }
 
     fn tick(&mut self) {

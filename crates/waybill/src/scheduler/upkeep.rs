@@ -104,7 +104,7 @@ impl Shell {
             ownership,
         );
         self.inlets.add(partition, generation, &start);
-        slot.state = SlotState::Owned(Box::new(Owned::new(engine, lease, now)));
+        slot.state = SlotState::Owned(Box::new(Owned::new(engine, lease, ends.replies.1, now)));
     }
 
     /// A consumer cannot go on with a partition.
@@ -176,14 +176,12 @@ impl Shell {
                 continue;
             }
             let reached = owned.engine.checkpoint();
+            let stored = owned.lease.row.checkpoint;
             let checkpoint = Checkpoint {
                 requests: reached.requests,
                 replies: reached.replies,
-                requests_fingerprint: reached.requests_fingerprint.or(owned
-                    .lease
-                    .row
-                    .checkpoint
-                    .requests_fingerprint),
+                requests_fingerprint: reached.requests_fingerprint.or(stored.requests_fingerprint),
+                ..stored
             };
             let release = owned.may_release(self.commits.involve(partition));
             if !release && !owned.renewal_due(checkpoint, reached.consumed, &self.settings) {
@@ -300,7 +298,7 @@ fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, Strin
 #[cfg(test)]
 mod tests {
     use waybill_engine::{OwnerId, Stamp};
-    use waybill_store::{DueBucket, Lease};
+    use waybill_store::{DueBucket, Lease, LeaseKey};
 
     use super::*;
 
@@ -311,10 +309,11 @@ mod tests {
             requests: Offset(requests),
             replies: Offset(replies),
             requests_fingerprint: (requests > 0).then_some(FINGERPRINT),
+            ..Checkpoint::default()
         };
         HeldLease {
             row: Lease {
-                partition: PartitionId(0),
+                key: LeaseKey::scheduler(PartitionId(0)),
                 owner: Some(OwnerId(uuid::Uuid::nil())),
                 epoch: Epoch(epoch),
                 renewal: 0,

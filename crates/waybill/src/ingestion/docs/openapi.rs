@@ -15,9 +15,9 @@ use utoipa::openapi::{
 };
 use waybill_drone_delivery::request::DeliveryRequest;
 
-use crate::ingestion::problem::{FieldProblem, Kind, Problem};
+use crate::ingestion::problem::{FieldProblem, Kind, PROBLEM_JSON, Problem};
 use crate::ingestion::service::{
-    BATCH, DELIVERIES, DOCS, JSON, NDJSON, OPENAPI, OPERATIONS, PROBLEM_JSON, PROBLEMS,
+    BATCH, DELIVERIES, DOCS, JSON, NDJSON, OPENAPI, OPERATIONS, PROBLEMS,
 };
 use crate::ingestion::view::{AcceptedView, BatchLine, DeliveryView, OperationView};
 
@@ -25,7 +25,7 @@ use crate::ingestion::view::{AcceptedView, BatchLine, DeliveryView, OperationVie
 pub fn document() -> String {
     let accepted = json!({"id": ID, "state": "Pending", "workflow": "drone-delivery"});
     let deliveries = post("createDelivery", "Request a delivery", "Deliveries")
-        .description(Some(CREATING))
+        .description(Some(format!("{CREATING}\n\n{DELIVERY_DEADLINE}")))
         .parameter(idempotency_key())
         .request_body(Some(body(
             JSON,
@@ -45,7 +45,10 @@ pub fn document() -> String {
     .description(Some(CREATING))
     .parameter(idempotency_key())
     .request_body(Some(body(JSON, operation_reference(), operation_example())))
-    .response("202", accepted_response(accepted))
+    .response(
+        "202",
+        accepted_response(with(accepted, "callerId", json!("order-17"))),
+    )
     .response("200", repeated::<OperationView>(operation_view_example()));
     let batch = post(
         "createOperations",
@@ -169,6 +172,10 @@ const CREATING: &str = "Answered once the request is durable. With an id of your
     it is safe: the same request leads to the same operation, another one under the same id is \
     refused with 409. Without one, an answer of 504 says the id to repeat it with.";
 
+const DELIVERY_DEADLINE: &str = "The `deadline` is what the customer was told, and by when the \
+    operation should be final. One that has passed is refused with 422; so is a pickup after it. A \
+    repeat is answered though its deadline has passed since.";
+
 /// How creating one operation may be refused.
 const CREATE_REFUSALS: [Kind; 10] = [
     Kind::MalformedJson,
@@ -189,9 +196,10 @@ const BATCH_REFUSALS: [Kind; 3] = [
     Kind::Overloaded,
 ];
 /// How a question may be refused.
-const GET_REFUSALS: [Kind; 3] = [
+const GET_REFUSALS: [Kind; 4] = [
     Kind::UnknownOrExpired,
     Kind::InvalidValues,
+    Kind::RowUnreadable,
     Kind::StoreUnavailable,
 ];
 
@@ -408,8 +416,12 @@ fn operation_request() -> ObjectBuilder {
         .required("input")
         .property(
             "deadline",
-            described("By when the operation should be final: an ISO 8601 date and time.")
-                .format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime))),
+            described(
+                "By when the operation should be final: an ISO 8601 date and time in the future. \
+                 For drone-delivery it is the input's own deadline where none is given here; each \
+                 that is given must lie in the future.",
+            )
+            .format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime))),
         )
         .property(
             "tenant",
@@ -452,6 +464,7 @@ fn operation_view_example() -> Value {
     json!({
         "id": ID,
         "workflow": "drone-delivery",
+        "callerId": "order-17",
         "state": "Processing",
         "steps": [
             {"name": "account", "state": "Completed", "attempt": 1},

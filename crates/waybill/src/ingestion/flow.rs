@@ -1,78 +1,7 @@
-//! The producer, made anew when it gave up, and the judgement whether the broker is there.
+//! The judgement whether the broker is there.
 
-use std::mem;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
-
-use waybill_kafka::{
-    ClientError, Delivered, KafkaSettings, OutRecord, Producer, ProducerOptions, RequestError,
-    SendError,
-};
-
-/// A producer that outlives librdkafka's fatal errors: an idempotent producer that cannot go on
-/// without a gap or a repeat stops for good. No order is promised between requests, so a new one
-/// may take its place.
-#[derive(Debug)]
-pub struct Outlet<D: Delivered> {
-    settings: KafkaSettings,
-    options: ProducerOptions,
-    producer: RwLock<Arc<Producer<D>>>,
-}
-
-impl<D: Delivered> Outlet<D> {
-    /// Makes the first producer.
-    pub fn new(settings: KafkaSettings, options: ProducerOptions) -> Result<Self, ClientError> {
-        let producer = RwLock::new(Arc::new(Producer::new(&settings, &options)?));
-        Ok(Self {
-            settings,
-            options,
-            producer,
-        })
-    }
-
-    /// Enqueues a record.
-    pub fn send(&self, record: &OutRecord<'_>, token: D) -> Result<(), SendError<D>> {
-        let producer = self.producer();
-        match producer.send(record, token) {
-            Err(SendError::Refused { token, error })
-                if producer.fatal_error().is_some() && self.replace(&producer).is_ok() =>
-            {
-                self.producer().send(record, token).inspect_err(|_| {
-                    tracing::debug!(%error, "the producer was made anew and refuses as well");
-                })
-            }
-            other => other,
-        }
-    }
-
-    /// Waits until everything is settled. Blocks.
-    pub fn flush(&self, timeout: Duration) -> Result<(), RequestError> {
-        self.producer().flush(timeout)
-    }
-
-    fn producer(&self) -> Arc<Producer<D>> {
-        Arc::clone(&self.producer.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Puts a new producer in the place of `failed`, unless that has happened already.
-    fn replace(&self, failed: &Arc<Producer<D>>) -> Result<(), ClientError> {
-        let mut current = self
-            .producer
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
-        if !Arc::ptr_eq(&current, failed) {
-            return Ok(());
-        }
-        let reason = failed.fatal_error().unwrap_or_default();
-        let new = Producer::new(&self.settings, &self.options).inspect_err(
-            |error| tracing::error!(%error, reason, "no new producer could be made"),
-        )?;
-        tracing::warn!(reason, "the producer gave up and was made anew");
-        drop(mem::replace(&mut *current, Arc::new(new)));
-        Ok(())
-    }
-}
 
 /// Whether acknowledgements come: a broker that is away is told at once to all who come after the
 /// first that waited for it, instead of after everyone's own time-out.

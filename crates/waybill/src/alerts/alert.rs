@@ -1,0 +1,220 @@
+//! What an alert says, and how it reads.
+
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// The longest of an alert's sentences, in bytes; what is longer is clipped.
+const SENTENCE_BYTES_MAX: usize = 4 * 1024;
+
+/// The longest of its names.
+const NAME_BYTES_MAX: usize = 512;
+
+/// Something that needs a person.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Alert {
+    /// Its own id, the same however often it is sent.
+    pub event_id: Uuid,
+    /// What happened, as a stable word.
+    pub kind: String,
+    /// The operation.
+    pub operation: String,
+    /// Its workflow.
+    pub workflow: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// The step that it is about, if it is about one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
+    /// What went wrong, if something did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<AlertError>,
+    /// What to do.
+    pub advice: String,
+    /// When it happened.
+    pub at: Timestamp,
+}
+
+/// What went wrong.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AlertError {
+    /// A stable code.
+    pub code: String,
+    /// A sentence for people.
+    pub message: String,
+}
+
+impl Alert {
+    /// The same with texts of bounded length: they can come from anywhere, and wait in memory.
+    pub(super) fn clipped(mut self) -> Self {
+        for name in [
+            &mut self.kind,
+            &mut self.operation,
+            &mut self.workflow,
+            &mut self.tenant,
+        ] {
+            clip(name, NAME_BYTES_MAX);
+        }
+        if let Some(step) = &mut self.step {
+            clip(step, NAME_BYTES_MAX);
+        }
+        if let Some(error) = &mut self.error {
+            clip(&mut error.code, NAME_BYTES_MAX);
+            clip(&mut error.message, SENTENCE_BYTES_MAX);
+        }
+        clip(&mut self.advice, SENTENCE_BYTES_MAX);
+        self
+    }
+}
+
+/// What a receiver is sent: an alert, alone or as the last of several like it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Message {
+    /// The alert; of several the last.
+    pub alert: Alert,
+    /// How many alerts, this one included, it tells of that are like one that was told of before;
+    /// 0 for an alert alone.
+    pub repeats: usize,
+}
+
+impl Message {
+    /// What it is about in a few words, on one line.
+    pub(super) fn headline(&self) -> String {
+        let Alert {
+            kind,
+            workflow,
+            step,
+            error,
+            ..
+        } = &self.alert;
+        let mut line = self.preface();
+        push(&mut line, format_args!("{kind}: {workflow}"));
+        if let Some(step) = step {
+            push(&mut line, format_args!(", step {step}"));
+        }
+        if let Some(error) = error {
+            push(&mut line, format_args!(": {}", error.code));
+        }
+        on_one_line(&line)
+    }
+
+    /// The same with the operation and what was said of the error, on one line.
+    pub(super) fn summary(&self) -> String {
+        let Alert {
+            kind,
+            workflow,
+            operation,
+            step,
+            error,
+            ..
+        } = &self.alert;
+        let mut line = self.preface();
+        push(
+            &mut line,
+            format_args!("{kind}: {workflow}, operation {operation}"),
+        );
+        if let Some(step) = step {
+            push(&mut line, format_args!(", step {step}"));
+        }
+        if let Some(AlertError { code, message }) = error {
+            push(&mut line, format_args!(": {code}: {message}"));
+        }
+        on_one_line(&line)
+    }
+
+    fn preface(&self) -> String {
+        match self.repeats {
+            0 => String::new(),
+            repeats => format!("{repeats} more like this, last: "),
+        }
+    }
+}
+
+/// Cuts a text so that it is at most `bytes_max` long, and shows that it was cut.
+pub(super) fn clip(text: &mut String, bytes_max: usize) {
+    const MARK: &str = "...";
+    if text.len() > bytes_max {
+        text.truncate(text.floor_char_boundary(bytes_max - MARK.len()));
+        text.push_str(MARK);
+    }
+}
+
+fn push(line: &mut String, part: std::fmt::Arguments<'_>) {
+    line.write_fmt(part)
+        .expect("writing to a String cannot fail");
+}
+
+/// Control characters could end a line, or a mail's header.
+fn on_one_line(text: &str) -> String {
+    text.replace(char::is_control, " ")
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::alerts) fn alert() -> Alert {
+        Alert {
+            event_id: Uuid::from_u128(7),
+            kind: "operation-parked".to_owned(),
+            operation: "op-1".to_owned(),
+            workflow: "drone-delivery".to_owned(),
+            tenant: "acme".to_owned(),
+            step: Some("drone".to_owned()),
+            error: Some(AlertError {
+                code: "no-drone".to_owned(),
+                message: "no \"drone\" is free\ntoday".to_owned(),
+            }),
+            advice: "Resubmit it once drones are back.".to_owned(),
+            at: "2026-01-02T03:04:05Z".parse().unwrap(),
+        }
+    }
+
+    #[test]
+    fn headline_and_summary_are_one_line_and_tell_of_repeats() {
+        let mut message = Message {
+            alert: alert(),
+            repeats: 0,
+        };
+        assert_eq!(
+            message.headline(),
+            "operation-parked: drone-delivery, step drone: no-drone"
+        );
+        message.repeats = 12;
+        assert_eq!(
+            message.summary(),
+            "12 more like this, last: operation-parked: drone-delivery, operation op-1, step \
+             drone: no-drone: no \"drone\" is free today"
+        );
+        message.alert.step = None;
+        message.alert.error = None;
+        assert_eq!(
+            message.headline(),
+            "12 more like this, last: operation-parked: drone-delivery"
+        );
+    }
+
+    #[test]
+    fn long_texts_are_clipped_between_characters() {
+        let mut long = alert();
+        long.advice = "ü".repeat(10_000);
+        long.kind = "k".repeat(10_000);
+        let clipped = long.clipped();
+        assert_eq!(clipped.kind.len(), NAME_BYTES_MAX);
+        assert!(clipped.advice.len() <= SENTENCE_BYTES_MAX);
+        assert!(clipped.advice.ends_with("ü..."));
+        assert_eq!(alert().clipped(), alert());
+    }
+
+    #[test]
+    fn an_alert_is_camel_case_json_and_read_back_as_it_was() {
+        let json = serde_json::to_value(alert()).unwrap();
+        assert_eq!(json["eventId"], "00000000-0000-0000-0000-000000000007");
+        assert_eq!(json["at"], "2026-01-02T03:04:05Z");
+        assert_eq!(serde_json::from_value::<Alert>(json).unwrap(), alert());
+    }
+}

@@ -1,0 +1,440 @@
+//! What waits for one receiver, and what of it becomes one message.
+//!
+//! Time is an argument, and nothing is sent here: the worker asks what to send next. An alert that
+//! is like none before it is *fresh* and has its turn at once; it opens a window in which alerts
+//! like it are gathered. The window lasts `fold_for` from when the fresh one had its turn, so that
+//! a receiver that is away for an hour finds two messages of a kind, not sixty.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::alert::{Alert, Message};
+
+/// How much may wait, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// How long a window lasts.
+    pub fold_for: Duration,
+    /// Alerts that wait, the last one of each window included.
+    pub queue_max: usize,
+    /// Tickets that are gathered in windows.
+    pub folded_max: usize,
+}
+
+/// What waits. `T` is what each alert came with, to be given back with the message that tells of
+/// it.
+pub(super) struct Backlog<T> {
+    limits: Limits,
+    fresh: VecDeque<Fresh<T>>,
+    windows: HashMap<Likeness, Window<T>>,
+    /// Tickets in all windows.
+    folded: usize,
+    closed: bool,
+}
+
+/// What alerts have in common that are told of together.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Likeness {
+    kind: String,
+    workflow: String,
+    code: Option<String>,
+    step: Option<String>,
+}
+
+impl Likeness {
+    fn of(alert: &Alert) -> Self {
+        Self {
+            kind: alert.kind.clone(),
+            workflow: alert.workflow.clone(),
+            code: alert.error.as_ref().map(|error| error.code.clone()),
+            step: alert.step.clone(),
+        }
+    }
+}
+
+struct Fresh<T> {
+    since: Instant,
+    alert: Alert,
+    ticket: T,
+}
+
+struct Window<T> {
+    /// `None` until the alert that opened it had its turn.
+    ends: Option<Instant>,
+    repeats: Option<Repeats<T>>,
+}
+
+struct Repeats<T> {
+    last: Alert,
+    tickets: Vec<T>,
+}
+
+/// What became of an alert.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Taken {
+    /// It is a message of its own.
+    Fresh,
+    /// It is one of the repeats of another.
+    Folded,
+}
+
+/// A message to send, and the tickets of all that it tells of.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Outgoing<T> {
+    pub message: Message,
+    pub tickets: Vec<T>,
+}
+
+impl<T> Backlog<T> {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            fresh: VecDeque::new(),
+            windows: HashMap::new(),
+            folded: 0,
+            closed: false,
+        }
+    }
+
+    /// Takes an alert in. To be called only while the backlog [has room](Self::has_room).
+    pub(super) fn take_in(&mut self, alert: Alert, ticket: T, now: Instant) -> Taken {
+        let likeness = Likeness::of(&alert);
+        if let Some(window) = self.windows.get_mut(&likeness)
+            && (window.repeats.is_some() || window.ends.is_none_or(|ends| now < ends))
+        {
+            let repeats = window.repeats.get_or_insert_with(|| Repeats {
+                last: alert.clone(),
+                tickets: Vec::new(),
+            });
+            repeats.last = alert;
+            repeats.tickets.push(ticket);
+            self.folded += 1;
+            return Taken::Folded;
+        }
+        self.make_room_for_a_window(now);
+        let window = Window {
+            ends: None,
+            repeats: None,
+        };
+        self.windows.insert(likeness, window);
+        self.fresh.push_back(Fresh {
+            since: now,
+            alert,
+            ticket,
+        });
+        Taken::Fresh
+    }
+
+    /// Whether another alert may be taken in.
+    pub(super) fn has_room(&self) -> bool {
+        let gathering = self.windows.values().filter(|w| w.repeats.is_some());
+        self.fresh.len() + gathering.count() < self.limits.queue_max
+            && self.folded < self.limits.folded_max
+    }
+
+    /// Says that no more will come: what was gathered need not wait.
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// Whether no more will come and nothing is left.
+    pub(super) fn is_finished(&self) -> bool {
+        self.closed && self.fresh.is_empty() && self.folded == 0
+    }
+
+    /// What has waited longest of all that has its turn.
+    pub(super) fn next(&mut self, now: Instant) -> Option<Outgoing<T>> {
+        // Without room, whoever gathers on keeps everybody else waiting.
+        let is_hurried = self.closed || !self.has_room();
+        let due = self.first_window_to_end();
+        let due = due.filter(|(ends, _)| *ends <= now || is_hurried);
+        match (self.fresh.front(), due) {
+            (None, None) => None,
+            (Some(fresh), Some((ends, likeness))) if ends < fresh.since => {
+                let likeness = likeness.clone();
+                self.take_repeats(&likeness, now)
+            }
+            (None, Some((_, likeness))) => {
+                let likeness = likeness.clone();
+                self.take_repeats(&likeness, now)
+            }
+            (Some(_), _) => self.take_fresh(now),
+        }
+    }
+
+    /// When there will be something to send though nothing is taken in before.
+    pub(super) fn next_at(&self) -> Option<Instant> {
+        self.first_window_to_end().map(|(ends, _)| ends)
+    }
+
+    /// Of the windows that have something to tell of.
+    fn first_window_to_end(&self) -> Option<(Instant, &Likeness)> {
+        self.windows
+            .iter()
+            .filter(|(_, window)| window.repeats.is_some())
+            .filter_map(|(likeness, window)| Some((window.ends?, likeness)))
+            .min_by_key(|(ends, _)| *ends)
+    }
+
+    fn take_fresh(&mut self, now: Instant) -> Option<Outgoing<T>> {
+        let Fresh { alert, ticket, .. } = self.fresh.pop_front()?;
+        if let Some(window) = self.windows.get_mut(&Likeness::of(&alert)) {
+            window.ends = Some(now + self.limits.fold_for);
+        }
+        Some(Outgoing {
+            message: Message { alert, repeats: 0 },
+            tickets: vec![ticket],
+        })
+    }
+
+    /// The window begins anew: a storm that goes on is told of once every `fold_for`.
+    fn take_repeats(&mut self, likeness: &Likeness, now: Instant) -> Option<Outgoing<T>> {
+        let window = self.windows.get_mut(likeness)?;
+        window.ends = Some(now + self.limits.fold_for);
+        let Repeats { last, tickets } = window.repeats.take()?;
+        self.folded -= tickets.len();
+        Some(Outgoing {
+            message: Message {
+                alert: last,
+                repeats: tickets.len(),
+            },
+            tickets,
+        })
+    }
+
+    /// Forgets windows that have ended, and, where there are still too many, the one that ends
+    /// first of those that have nothing to tell of. Windows that cannot be forgotten are fewer
+    /// than `queue_max`: each has an alert that waits.
+    fn make_room_for_a_window(&mut self, now: Instant) {
+        if self.windows.len() < self.limits.queue_max {
+            return;
+        }
+        self.windows.retain(|_, window| {
+            window.repeats.is_some() || window.ends.is_none_or(|ends| now < ends)
+        });
+        if self.windows.len() < self.limits.queue_max {
+            return;
+        }
+        let quiet = self.windows.iter().filter(|(_, w)| w.repeats.is_none());
+        let first = quiet
+            .filter_map(|(likeness, window)| Some((window.ends?, likeness)))
+            .min_by_key(|(ends, _)| *ends)
+            .map(|(_, likeness)| likeness.clone());
+        if let Some(likeness) = first {
+            self.windows.remove(&likeness);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::alert::tests::alert;
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn backlog(queue_max: usize, folded_max: usize) -> Backlog<u32> {
+        Backlog::new(Limits {
+            fold_for: 60 * SECOND,
+            queue_max,
+            folded_max,
+        })
+    }
+
+    fn of_step(step: &str) -> Alert {
+        Alert {
+            step: Some(step.to_owned()),
+            ..alert()
+        }
+    }
+
+    fn of_operation(operation: &str) -> Alert {
+        Alert {
+            operation: operation.to_owned(),
+            ..alert()
+        }
+    }
+
+    fn outgoing(alert: Alert, repeats: usize, tickets: &[u32]) -> Outgoing<u32> {
+        Outgoing {
+            message: Message { alert, repeats },
+            tickets: tickets.to_vec(),
+        }
+    }
+
+    #[test]
+    fn the_first_goes_at_once_and_what_is_like_it_becomes_one_message_when_the_window_ends() {
+        let mut backlog = backlog(10, 10);
+        let start = Instant::now();
+        assert_eq!(backlog.take_in(of_operation("a"), 1, start), Taken::Fresh);
+        let first = backlog.next(start);
+        assert_eq!(first, Some(outgoing(of_operation("a"), 0, &[1])));
+
+        for (ticket, operation) in [(2, "b"), (3, "c")] {
+            let taken = backlog.take_in(of_operation(operation), ticket, start + SECOND);
+            assert_eq!(taken, Taken::Folded);
+        }
+        assert_eq!(backlog.next(start + 59 * SECOND), None);
+        assert_eq!(backlog.next_at(), Some(start + 60 * SECOND));
+        assert_eq!(
+            backlog.next(start + 60 * SECOND),
+            Some(outgoing(of_operation("c"), 2, &[2, 3]))
+        );
+        assert_eq!(backlog.next(start + 60 * SECOND), None);
+    }
+
+    #[test]
+    fn a_storm_that_goes_on_is_told_of_once_a_window() {
+        let mut backlog = backlog(10, 1_000);
+        let start = Instant::now();
+        let mut messages = Vec::new();
+        for second in 0..300 {
+            let now = start + second * SECOND;
+            backlog.take_in(alert(), second, now);
+            while let Some(outgoing) = backlog.next(now) {
+                messages.push(outgoing.message.repeats);
+            }
+        }
+        backlog.close();
+        let last = backlog.next(start + 300 * SECOND).unwrap();
+        messages.push(last.message.repeats);
+        assert_eq!(messages, [0, 60, 60, 60, 60, 59]);
+        assert!(backlog.is_finished());
+    }
+
+    #[test]
+    fn a_window_that_ended_with_nothing_to_tell_of_is_over() {
+        let mut backlog = backlog(10, 10);
+        let start = Instant::now();
+        backlog.take_in(alert(), 1, start);
+        backlog.next(start);
+        let later = start + 61 * SECOND;
+        assert_eq!(backlog.next_at(), None);
+        assert_eq!(backlog.take_in(alert(), 2, later), Taken::Fresh);
+        assert_eq!(backlog.next(later), Some(outgoing(alert(), 0, &[2])));
+    }
+
+    #[test]
+    fn alerts_differ_by_kind_workflow_error_code_and_step_and_by_nothing_else() {
+        let mut backlog = backlog(10, 10);
+        let now = Instant::now();
+        let mut other_code = alert();
+        other_code.error.as_mut().unwrap().code = "other".to_owned();
+        let mut other_text = alert();
+        other_text.error.as_mut().unwrap().message = "other".to_owned();
+        other_text.tenant = "other".to_owned();
+        let other_kind = Alert {
+            kind: "other".to_owned(),
+            ..alert()
+        };
+        let other_workflow = Alert {
+            workflow: "other".to_owned(),
+            ..alert()
+        };
+        for (ticket, (alert, expected)) in (0..).zip([
+            (alert(), Taken::Fresh),
+            (other_code, Taken::Fresh),
+            (other_kind, Taken::Fresh),
+            (other_workflow, Taken::Fresh),
+            (of_step("other"), Taken::Fresh),
+            (other_text, Taken::Folded),
+        ]) {
+            assert_eq!(backlog.take_in(alert, ticket, now), expected, "{ticket}");
+        }
+    }
+
+    #[test]
+    fn while_the_first_waits_for_its_turn_all_that_is_like_it_is_gathered() {
+        let mut backlog = backlog(10, 10);
+        let start = Instant::now();
+        backlog.take_in(alert(), 1, start);
+        let later = start + 600 * SECOND;
+        assert_eq!(backlog.take_in(alert(), 2, later), Taken::Folded);
+        assert_eq!(backlog.next_at(), None);
+        assert_eq!(backlog.next(later), Some(outgoing(alert(), 0, &[1])));
+        assert_eq!(backlog.next(later), None);
+        assert_eq!(backlog.next_at(), Some(later + 60 * SECOND));
+    }
+
+    #[test]
+    fn turns_are_in_order_of_time_so_that_nothing_starves() {
+        let mut backlog = backlog(10, 10);
+        let start = Instant::now();
+        for ticket in [1, 2] {
+            backlog.take_in(alert(), ticket, start);
+        }
+        backlog.next(start);
+        backlog.take_in(of_step("early"), 3, start + 59 * SECOND);
+        backlog.take_in(of_step("late"), 4, start + 61 * SECOND);
+        let now = start + 62 * SECOND;
+        let order: Vec<_> = std::iter::from_fn(|| backlog.next(now)).collect();
+        assert_eq!(
+            order,
+            [
+                outgoing(of_step("early"), 0, &[3]),
+                outgoing(alert(), 1, &[2]),
+                outgoing(of_step("late"), 0, &[4]),
+            ]
+        );
+    }
+
+    #[test]
+    fn without_room_for_repeats_what_was_gathered_goes_early() {
+        let mut backlog = backlog(10, 2);
+        let start = Instant::now();
+        backlog.take_in(alert(), 1, start);
+        backlog.next(start);
+        backlog.take_in(alert(), 2, start);
+        assert!(backlog.has_room());
+        assert_eq!(backlog.next(start), None);
+        backlog.take_in(alert(), 3, start);
+        assert!(!backlog.has_room());
+        assert_eq!(backlog.next(start), Some(outgoing(alert(), 2, &[2, 3])));
+        assert!(backlog.has_room());
+    }
+
+    #[test]
+    fn room_for_different_alerts_ends_with_the_queue_and_comes_back_with_a_turn() {
+        let mut backlog = backlog(2, 10);
+        let now = Instant::now();
+        backlog.take_in(of_step("a"), 1, now);
+        assert!(backlog.has_room());
+        backlog.take_in(of_step("b"), 2, now);
+        assert!(!backlog.has_room());
+        backlog.next(now);
+        assert!(backlog.has_room());
+    }
+
+    #[test]
+    fn windows_are_bounded_and_the_quiet_one_that_ends_first_is_forgotten() {
+        let mut backlog = backlog(2, 10);
+        let start = Instant::now();
+        for (ticket, step) in (0..).zip(["a", "b", "c"]) {
+            let now = start + ticket * SECOND;
+            backlog.take_in(of_step(step), ticket, now);
+            backlog.next(now);
+        }
+        assert_eq!(backlog.windows.len(), 2);
+        let now = start + 3 * SECOND;
+        assert_eq!(backlog.take_in(of_step("c"), 3, now), Taken::Folded);
+        assert_eq!(backlog.take_in(of_step("a"), 4, now), Taken::Fresh);
+        assert_eq!(backlog.windows.len(), 2);
+    }
+
+    #[test]
+    fn closed_it_gives_everything_at_once_and_is_finished() {
+        let mut backlog = backlog(10, 10);
+        let now = Instant::now();
+        for ticket in [1, 2, 3] {
+            backlog.take_in(alert(), ticket, now);
+        }
+        backlog.close();
+        assert!(!backlog.is_finished());
+        let all: Vec<_> = std::iter::from_fn(|| backlog.next(now)).collect();
+        assert_eq!(
+            all,
+            [outgoing(alert(), 0, &[1]), outgoing(alert(), 2, &[2, 3])]
+        );
+        assert!(backlog.is_finished());
+    }
+}

@@ -1,0 +1,83 @@
+//! The ways to a receiver, and what can come of an attempt.
+
+use std::time::Duration;
+
+use super::ReceiverError;
+use super::alert::Message;
+use super::email::{Email, Letter};
+use super::webhook::{Call, Webhook};
+use crate::config::ReceiverConfig;
+
+/// A way to a receiver.
+pub(super) enum Channel {
+    Webhook(Box<Webhook>),
+    Email(Box<Email>),
+}
+
+impl Channel {
+    /// `timeout` bounds one attempt.
+    pub(super) fn new(config: &ReceiverConfig, timeout: Duration) -> Result<Self, ReceiverError> {
+        Ok(match config {
+            ReceiverConfig::Webhook(config) => Webhook::new(config, timeout)
+                .map(|webhook| Self::Webhook(Box::new(webhook)))
+                .map_err(|error| error.below("webhook"))?,
+            ReceiverConfig::Email(config) => Email::new(config, timeout)
+                .map(|email| Self::Email(Box::new(email)))
+                .map_err(|error| error.below("email"))?,
+        })
+    }
+
+    /// Writes the message down, the same for all attempts.
+    pub(super) fn prepare(&self, message: &Message) -> Result<Delivery<'_>, Failure> {
+        match self {
+            Self::Webhook(webhook) => Ok(Delivery::Call(webhook.prepare(message))),
+            Self::Email(email) => email.prepare(message).map(Delivery::Letter),
+        }
+    }
+}
+
+/// A message on its way.
+pub(super) enum Delivery<'a> {
+    Call(Call<'a>),
+    Letter(Letter<'a>),
+}
+
+impl Delivery<'_> {
+    /// Tries once.
+    pub(super) async fn attempt(&mut self) -> Result<(), Failure> {
+        match self {
+            Self::Call(call) => call.attempt().await,
+            Self::Letter(letter) => letter.attempt().await,
+        }
+    }
+}
+
+/// Why an attempt failed. The causes hold no secret.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Failure {
+    /// Another attempt may fare better.
+    Passing {
+        cause: String,
+        /// How long the receiver asks to wait.
+        retry_after: Option<Duration>,
+    },
+    /// This message will never be taken.
+    Refused { cause: String },
+    /// The receiver wants nothing any more.
+    Gone,
+}
+
+impl Failure {
+    pub(super) fn passing(cause: impl Into<String>) -> Self {
+        Self::Passing {
+            cause: cause.into(),
+            retry_after: None,
+        }
+    }
+}
+
+/// An error with all its causes, on one line.
+pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}

@@ -1,0 +1,414 @@
+//! Alerts as e-mails.
+//!
+//! Every address is written to by itself, so that one that a server refuses keeps the alert from
+//! nobody else, and a retry goes only to those who have not had it. The message names its event in
+//! its `Message-ID`, and says that a program wrote it (RFC 3834), so that no program answers.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use lettre::Address;
+use lettre::address::Envelope;
+use lettre::message::Mailbox;
+use lettre::message::header::{ContentType, HeaderName, HeaderValue};
+use lettre::transport::smtp::Error as SmtpError;
+use lettre::transport::smtp::authentication::{Credentials, DEFAULT_MECHANISMS};
+use lettre::transport::smtp::client::{AsyncSmtpConnection, Certificate, TlsParameters};
+use lettre::transport::smtp::extension::ClientId;
+use tokio::time;
+
+use super::ReceiverError;
+use super::alert::{AlertError, Message, clip};
+use super::channel::{Failure, with_causes};
+use super::trust::read_certificates;
+use crate::config::{EmailConfig, EmailTls};
+
+/// The longest subject, in bytes: what mail programs show of it is less.
+const SUBJECT_BYTES_MAX: usize = 160;
+
+/// Addresses of one receiver. More people are reached by a mailing list.
+const ADDRESSES_MAX: usize = 100;
+
+/// What a server says of its reasons is kept up to this length, in bytes.
+const CAUSE_BYTES_MAX: usize = 512;
+
+/// How long a server may take to say goodbye. What it took before, it has.
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A receiver that is written to.
+pub(super) struct Email {
+    server: Server,
+    timeout: Duration,
+    from: Mailbox,
+    to: Vec<Mailbox>,
+}
+
+impl Email {
+    pub(super) fn new(config: &EmailConfig, timeout: Duration) -> Result<Self, ReceiverError> {
+        let from = read_mailbox("from", &config.from)?;
+        if !(1..=ADDRESSES_MAX).contains(&config.to.len()) {
+            let problem = format!("must name 1 to {ADDRESSES_MAX} addresses");
+            return Err(ReceiverError::new("to", problem));
+        }
+        let to = config.to.iter();
+        let to = to.map(|address| read_mailbox("to", address));
+        Ok(Self {
+            server: Server::new(config)?,
+            timeout,
+            from,
+            to: to.collect::<Result<_, _>>()?,
+        })
+    }
+
+    pub(super) fn prepare(&self, message: &Message) -> Result<Letter<'_>, Failure> {
+        let mut subject = format!("[Waybill] {}", message.headline());
+        clip(&mut subject, SUBJECT_BYTES_MAX);
+        let id = message.alert.event_id;
+        let mut letter = lettre::Message::builder()
+            .from(self.from.clone())
+            .subject(subject)
+            .message_id(Some(format!("<{id}@{}>", self.from.email.domain())))
+            .raw_header(HeaderValue::new(
+                HeaderName::new_from_ascii_str("Auto-Submitted"),
+                "auto-generated".to_owned(),
+            ))
+            .header(ContentType::TEXT_PLAIN);
+        for mailbox in &self.to {
+            letter = letter.to(mailbox.clone());
+        }
+        let letter = letter.body(text(message));
+        let letter = letter.map_err(|error| Failure::Refused {
+            cause: with_causes(&error),
+        })?;
+        Ok(Letter {
+            email: self,
+            left: self.to.iter().map(|mailbox| &mailbox.email).collect(),
+            was_taken: false,
+            bytes: letter.formatted(),
+        })
+    }
+}
+
+/// A message on its way to its addresses.
+pub(super) struct Letter<'a> {
+    email: &'a Email,
+    bytes: Vec<u8>,
+    /// Those who have not had it and have not refused it.
+    left: Vec<&'a Address>,
+    /// Whether anybody had it.
+    was_taken: bool,
+}
+
+impl Letter<'_> {
+    /// Writes to everybody who is left. A server that does not answer is asked once an attempt,
+    /// not once for every address.
+    pub(super) async fn attempt(&mut self) -> Result<(), Failure> {
+        let mut passing = None;
+        let mut refused = None;
+        let mut still_left = Vec::new();
+        let mut addresses = std::mem::take(&mut self.left).into_iter();
+        for address in addresses.by_ref() {
+            match self.write_to(address).await {
+                Ok(()) => self.was_taken = true,
+                Err(Unwritten {
+                    cause, is_final, ..
+                }) if is_final => {
+                    tracing::error!(%address, cause, "an address refused an alert");
+                    refused = Some(cause);
+                }
+                Err(Unwritten {
+                    cause, is_answer, ..
+                }) => {
+                    still_left.push(address);
+                    passing = Some(cause);
+                    if !is_answer {
+                        break;
+                    }
+                }
+            }
+        }
+        still_left.extend(addresses);
+        self.left = still_left;
+        match (passing, refused) {
+            (Some(cause), _) => Err(Failure::passing(cause)),
+            (None, Some(cause)) if !self.was_taken => Err(Failure::Refused { cause }),
+            (None, _) => Ok(()),
+        }
+    }
+
+    async fn write_to(&self, address: &Address) -> Result<(), Unwritten> {
+        let email = self.email;
+        let envelope = Envelope::new(Some(email.from.email.clone()), vec![address.clone()])
+            .expect("there is an address");
+        let sending = async {
+            let mut connection = email.server.connect().await?;
+            connection.send(&envelope, &self.bytes).await?;
+            Ok::<_, SmtpError>(connection)
+        };
+        match time::timeout(email.timeout, sending).await {
+            Ok(Ok(mut connection)) => {
+                let _ = time::timeout(GOODBYE_TIMEOUT, connection.quit()).await;
+                Ok(())
+            }
+            Ok(Err(error)) => Err(Unwritten::from(error)),
+            Err(_) => Err(Unwritten {
+                cause: "no answer in time".to_owned(),
+                is_final: false,
+                is_answer: false,
+            }),
+        }
+    }
+}
+
+/// Why an address could not be written to.
+struct Unwritten {
+    cause: String,
+    /// Whether the server would say the same again.
+    is_final: bool,
+    /// Whether it was the server that said so.
+    is_answer: bool,
+}
+
+impl From<SmtpError> for Unwritten {
+    fn from(error: SmtpError) -> Self {
+        let mut cause = error.to_string();
+        clip(&mut cause, CAUSE_BYTES_MAX);
+        Self {
+            cause,
+            is_final: error.is_permanent(),
+            is_answer: error.is_permanent() || error.is_transient(),
+        }
+    }
+}
+
+/// How to reach the server.
+struct Server {
+    host: String,
+    port: u16,
+    security: Security,
+    credentials: Option<Credentials>,
+}
+
+enum Security {
+    Starttls(TlsParameters),
+    Tls(TlsParameters),
+    None,
+}
+
+impl Server {
+    fn new(config: &EmailConfig) -> Result<Self, ReceiverError> {
+        let host = config.host.clone();
+        if host.is_empty() {
+            return Err(ReceiverError::new("host", "must not be empty"));
+        }
+        let tls = || {
+            let mut tls = TlsParameters::builder(host.clone());
+            if let Some(path) = &config.ca_file {
+                for certificate in read_certificates(path, Certificate::from_pem)? {
+                    tls = tls.add_root_certificate(certificate);
+                }
+            }
+            let tls = tls.build();
+            tls.map_err(|error| ReceiverError::new("tls", error.to_string()))
+        };
+        let (security, usual_port) = match config.tls {
+            EmailTls::Starttls => (Security::Starttls(tls()?), 587),
+            EmailTls::Tls => (Security::Tls(tls()?), 465),
+            EmailTls::None => (Security::None, 25),
+        };
+        Ok(Self {
+            port: config.port.unwrap_or(usual_port),
+            security,
+            credentials: credentials(config)?,
+            host,
+        })
+    }
+
+    /// A connection that is protected and logged in as it should be. A server that does not offer
+    /// STARTTLS where it is asked for gets nothing.
+    async fn connect(&self) -> Result<AsyncSmtpConnection, SmtpError> {
+        let name = ClientId::default();
+        let tls = match &self.security {
+            Security::Tls(parameters) => Some(parameters.clone()),
+            Security::Starttls(_) | Security::None => None,
+        };
+        let address = (self.host.as_str(), self.port);
+        let mut connection =
+            AsyncSmtpConnection::connect_tokio1(address, None, &name, tls, None).await?;
+        if let Security::Starttls(parameters) = &self.security {
+            connection.starttls(parameters.clone(), &name).await?;
+        }
+        if let Some(credentials) = &self.credentials {
+            connection.auth(DEFAULT_MECHANISMS, credentials).await?;
+        }
+        Ok(connection)
+    }
+}
+
+fn credentials(config: &EmailConfig) -> Result<Option<Credentials>, ReceiverError> {
+    let refuse = |key, problem| Err(ReceiverError::new(key, problem));
+    match (&config.user, &config.password) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => refuse("user", "is missing beside password"),
+        (Some(_), None) => refuse("password", "is missing beside user"),
+        (Some(_), Some(_)) if config.tls == EmailTls::None && !is_this_machine(&config.host) => {
+            let problem = "would be sent in the clear to another machine; use tls or starttls";
+            refuse("password", problem)
+        }
+        (Some(user), Some(password)) => {
+            let password = password.reveal().to_owned();
+            Ok(Some(Credentials::new(user.clone(), password)))
+        }
+    }
+}
+
+fn is_this_machine(host: &str) -> bool {
+    let address: Option<IpAddr> = host.parse().ok();
+    host == "localhost" || address.is_some_and(|address| address.is_loopback())
+}
+
+fn read_mailbox(key: &str, text: &str) -> Result<Mailbox, ReceiverError> {
+    text.parse().map_err(|error| {
+        let problem = format!("holds {text:?}, which is no e-mail address: {error}");
+        ReceiverError::new(key, problem)
+    })
+}
+
+/// What people read.
+fn text(message: &Message) -> String {
+    let alert = &message.alert;
+    let error = alert.error.as_ref();
+    let error = error.map(|AlertError { code, message }| format!("{code}: {message}"));
+    let time = alert.at.to_string();
+    let event = alert.event_id.to_string();
+    let lines = [
+        ("What to do", Some(&alert.advice)),
+        ("Operation", Some(&alert.operation)),
+        ("Workflow", Some(&alert.workflow)),
+        ("Tenant", Some(&alert.tenant)),
+        ("Step", alert.step.as_ref()),
+        ("Error", error.as_ref()),
+        ("Time", Some(&time)),
+        ("Event", Some(&event)),
+    ];
+    let mut text = format!("{}\n\n", message.headline());
+    for (name, value) in lines {
+        if let Some(value) = value {
+            writeln!(text, "{name}: {value}").expect("writing to a String cannot fail");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::alert::tests::alert;
+    use super::*;
+    use crate::config::Secret;
+
+    fn config() -> EmailConfig {
+        EmailConfig {
+            host: "mail.example".to_owned(),
+            port: None,
+            tls: EmailTls::None,
+            ca_file: None,
+            user: None,
+            password: None,
+            password_file: None,
+            from: "Waybill <waybill@example.com>".to_owned(),
+            to: vec![
+                "ops@example.com".to_owned(),
+                "Ada <ada@example.com>".to_owned(),
+            ],
+        }
+    }
+
+    fn written(message: &Message) -> String {
+        let email = Email::new(&config(), Duration::from_secs(1)).unwrap_or_else(|e| panic!("{e}"));
+        let letter = email.prepare(message).unwrap_or_else(|e| panic!("{e:?}"));
+        String::from_utf8(letter.bytes).unwrap()
+    }
+
+    #[test]
+    fn a_mail_says_what_happened_and_what_to_do() {
+        let mut message = Message {
+            alert: alert(),
+            repeats: 0,
+        };
+        message.alert.error.as_mut().unwrap().message = "no drone is free".to_owned();
+        let mail = written(&message);
+        let (head, body) = mail.split_once("\r\n\r\n").unwrap();
+        for line in [
+            "From: Waybill <waybill@example.com>",
+            "To: ops@example.com, Ada <ada@example.com>",
+            "Subject: [Waybill] operation-parked: drone-delivery, step drone: no-drone",
+            "Message-ID: <00000000-0000-0000-0000-000000000007@example.com>",
+            "Auto-Submitted: auto-generated",
+            "Content-Type: text/plain; charset=utf-8",
+        ] {
+            assert!(
+                head.replace("\r\n ", " ").lines().any(|l| l == line),
+                "{line}\n{head}"
+            );
+        }
+        assert_eq!(
+            body.replace("\r\n", "\n"),
+            "operation-parked: drone-delivery, step drone: no-drone\n\n\
+             What to do: Resubmit it once drones are back.\n\
+             Operation: op-1\n\
+             Workflow: drone-delivery\n\
+             Tenant: acme\n\
+             Step: drone\n\
+             Error: no-drone: no drone is free\n\
+             Time: 2026-01-02T03:04:05Z\n\
+             Event: 00000000-0000-0000-0000-000000000007\n"
+        );
+    }
+
+    #[test]
+    fn no_value_of_an_alert_can_add_a_header() {
+        let mut message = Message {
+            alert: alert(),
+            repeats: 0,
+        };
+        message.alert.kind = "parked\r\nBcc: mallory@example.com\r\n\r\nhello".to_owned();
+        message.alert.workflow = "w".repeat(500);
+        let mail = written(&message);
+        let (head, _) = mail.split_once("\r\n\r\n").unwrap();
+        assert!(!head.lines().any(|line| line.starts_with("Bcc")), "{head}");
+        assert!(head.contains("Auto-Submitted"), "{head}");
+        assert!(head.lines().all(|line| line.len() < 200), "{head}");
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_by_key() {
+        type Change = fn(&mut EmailConfig);
+        let cases: [(&str, Change); 7] = [
+            ("from holds", |c| c.from = "nobody".to_owned()),
+            ("to must name", |c| c.to.clear()),
+            ("to holds", |c| c.to.push("a@b@c".to_owned())),
+            ("host must not", |c| c.host.clear()),
+            ("user is missing", |c| {
+                c.password = Some(Secret::from("hunter2"))
+            }),
+            ("password is missing", |c| {
+                c.user = Some("waybill".to_owned())
+            }),
+            ("password would be sent in the clear", |c| {
+                c.user = Some("waybill".to_owned());
+                c.password = Some(Secret::from("hunter2"));
+            }),
+        ];
+        for (expected, change) in cases {
+            let mut config = config();
+            change(&mut config);
+            let Err(error) = Email::new(&config, Duration::from_secs(1)) else {
+                panic!("{expected}");
+            };
+            let error = error.to_string();
+            assert!(error.starts_with(expected), "{expected}: {error}");
+            assert!(!error.contains("hunter"), "{error}");
+        }
+    }
+}

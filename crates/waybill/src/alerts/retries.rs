@@ -1,0 +1,129 @@
+//! One message until its receiver had it, or for as long as is sensible.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::alert::Message;
+use super::channel::{Channel, Failure};
+use super::notifier::Undeliverable;
+use crate::config::AlertsConfig;
+
+/// How often and how soon to try again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Retries {
+    attempts_max: u32,
+    backoff: Duration,
+    backoff_max: Duration,
+    retry_after_max: Duration,
+}
+
+impl Retries {
+    pub(super) fn new(config: &AlertsConfig) -> Self {
+        Self {
+            attempts_max: config.attempts_max,
+            backoff: config.backoff,
+            backoff_max: config.backoff_max,
+            retry_after_max: config.retry_after_max,
+        }
+    }
+
+    /// Sends a message. Once `stop` is cancelled, the attempt under way is the last.
+    pub(super) async fn deliver(
+        &self,
+        receiver: &str,
+        channel: &Channel,
+        message: &Message,
+        stop: &CancellationToken,
+    ) -> Result<(), Undeliverable> {
+        let id = message.alert.event_id;
+        let mut delivery = match channel.prepare(message) {
+            Ok(delivery) => delivery,
+            Err(failure) => return Err(self.verdict(failure, 1)),
+        };
+        let mut attempt = 1;
+        loop {
+            let failure = match delivery.attempt().await {
+                Ok(()) => return Ok(()),
+                Err(failure) => failure,
+            };
+            let Failure::Passing { cause, retry_after } = &failure else {
+                return Err(self.verdict(failure, attempt));
+            };
+            if attempt >= self.attempts_max {
+                return Err(self.verdict(failure, attempt));
+            }
+            let wait = self.wait(attempt, *retry_after, id);
+            tracing::warn!(
+                receiver,
+                event = %id,
+                attempt,
+                cause,
+                retry_in_seconds = wait.as_secs_f64(),
+                "an alert is not delivered yet"
+            );
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return Err(Undeliverable::Stopped),
+                () = sleep(wait) => attempt += 1,
+            }
+        }
+    }
+
+    fn verdict(&self, failure: Failure, attempts: u32) -> Undeliverable {
+        match failure {
+            Failure::Passing { cause, .. } => Undeliverable::GivenUp { attempts, cause },
+            Failure::Refused { cause } => Undeliverable::Refused { cause },
+            Failure::Gone => Undeliverable::Gone,
+        }
+    }
+
+    /// The wait after an attempt: the backoff, doubled each time, of which between half and all is
+    /// taken; at least what the receiver asks for, within its own limit.
+    fn wait(&self, attempt: u32, asked: Option<Duration>, id: Uuid) -> Duration {
+        let doubled = 2_u32.saturating_pow(attempt - 1);
+        let backoff = self.backoff.saturating_mul(doubled).min(self.backoff_max);
+        // Processes that alert at the same time spread by their events' ids, whose last bits are
+        // random; no other random source is needed for that.
+        let [.., high, low] = *id.as_bytes();
+        let spread = f64::from(u16::from_be_bytes([high, low])) / f64::from(u16::MAX);
+        let asked = asked.unwrap_or_default().min(self.retry_after_max);
+        backoff.mul_f64(0.5 + spread / 2.0).max(asked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RETRIES: Retries = Retries {
+        attempts_max: 5,
+        backoff: Duration::from_secs(1),
+        backoff_max: Duration::from_secs(30),
+        retry_after_max: Duration::from_secs(600),
+    };
+
+    #[test]
+    fn waits_double_up_to_a_limit_and_spread_over_their_second_half() {
+        let (least, most) = (Uuid::nil(), Uuid::max());
+        for (attempt, seconds) in [(1, 1.0), (2, 2.0), (5, 16.0), (6, 30.0), (u32::MAX, 30.0)] {
+            let waits = [least, most].map(|id| RETRIES.wait(attempt, None, id).as_secs_f64());
+            assert_eq!(waits, [seconds / 2.0, seconds], "{attempt}");
+        }
+        let between = RETRIES.wait(1, None, Uuid::from_u128(0x8000));
+        assert!(between > Duration::from_millis(700) && between < Duration::from_millis(800));
+    }
+
+    #[test]
+    fn what_the_receiver_asks_for_is_waited_for_up_to_a_limit() {
+        for (asked_seconds, seconds) in [(0, 1), (1, 1), (120, 120), (86_400, 600)] {
+            let asked = Some(Duration::from_secs(asked_seconds));
+            assert_eq!(
+                RETRIES.wait(1, asked, Uuid::max()),
+                Duration::from_secs(seconds)
+            );
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! A body of the receiver's own form: a text with placeholders such as `{{alert.kind}}`.
+//!
+//! What must hold: however odd an alert's values are, they stay within the place that the template
+//! gives them. They are escaped for the body's content type, and a JSON template that could become
+//! anything but JSON is refused when it is loaded.
+
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::alert::{Alert, AlertError, Message};
+
+/// The placeholders, and what each stands for. What an alert lacks becomes an empty text.
+const FIELDS: [Field; 12] = [
+    ("alert.eventId", |m| m.alert.event_id.to_string()),
+    ("alert.kind", |m| m.alert.kind.clone()),
+    ("alert.operation", |m| m.alert.operation.clone()),
+    ("alert.workflow", |m| m.alert.workflow.clone()),
+    ("alert.tenant", |m| m.alert.tenant.clone()),
+    ("alert.step", |m| m.alert.step.clone().unwrap_or_default()),
+    ("alert.error.code", |m| of_error(m, |error| &error.code)),
+    ("alert.error.message", |m| {
+        of_error(m, |error| &error.message)
+    }),
+    ("alert.advice", |m| m.alert.advice.clone()),
+    ("alert.at", |m| m.alert.at.to_string()),
+    ("alert.repeats", |m| m.repeats.to_string()),
+    ("alert.summary", Message::summary),
+];
+
+type Field = (&'static str, fn(&Message) -> String);
+
+fn of_error(message: &Message, part: fn(&AlertError) -> &String) -> String {
+    let error = message.alert.error.as_ref();
+    error.map(|error| part(error).clone()).unwrap_or_default()
+}
+
+/// A compiled template.
+#[derive(Debug)]
+pub(super) struct Template {
+    parts: Vec<Part>,
+    escape: Escape,
+}
+
+#[derive(Debug)]
+enum Part {
+    Literal(String),
+    Field(fn(&Message) -> String),
+}
+
+impl Template {
+    /// Compiles a template for a body of that content type, or says what is wrong with it.
+    pub(super) fn compile(text: &str, escape: Escape) -> Result<Self, String> {
+        let mut parts = Vec::new();
+        let mut rest = text;
+        while let Some((literal, after)) = rest.split_once("{{") {
+            let (name, after) = after.split_once("}}").ok_or("has a {{ without its }}")?;
+            let name = name.trim();
+            let (_, value) = FIELDS
+                .into_iter()
+                .find(|(known, _)| *known == name)
+                .ok_or_else(|| {
+                    let known = FIELDS.map(|(known, _)| known).join(", ");
+                    format!("has the placeholder {name:?}, which is none of {known}")
+                })?;
+            parts.push(Part::Literal(literal.to_owned()));
+            parts.push(Part::Field(value));
+            rest = after;
+        }
+        parts.push(Part::Literal(rest.to_owned()));
+        let template = Self { parts, escape };
+        template.check()?;
+        Ok(template)
+    }
+
+    /// The body for a message.
+    pub(super) fn render(&self, message: &Message) -> String {
+        let mut body = String::new();
+        for part in &self.parts {
+            match part {
+                Part::Literal(text) => body.push_str(text),
+                Part::Field(value) => self.escape.push(&value(message), &mut body),
+            }
+        }
+        body
+    }
+
+    /// A placeholder outside of a JSON string shows with values that are no JSON by themselves,
+    /// and with ones that are empty.
+    fn check(&self) -> Result<(), String> {
+        if self.escape != Escape::Json {
+            return Ok(());
+        }
+        for text in ["\"}, {\\ x", ""] {
+            let body = self.render(&sample(text));
+            if let Err(error) = serde_json::from_str::<Value>(&body) {
+                return Err(format!(
+                    "does not give JSON; is a placeholder outside of double quotes? ({error})"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A message all of whose texts are `text`.
+fn sample(text: &str) -> Message {
+    let text = text.to_owned();
+    Message {
+        alert: Alert {
+            event_id: Uuid::nil(),
+            kind: text.clone(),
+            operation: text.clone(),
+            workflow: text.clone(),
+            tenant: text.clone(),
+            step: Some(text.clone()),
+            error: Some(AlertError {
+                code: text.clone(),
+                message: text.clone(),
+            }),
+            advice: text,
+            at: Timestamp::UNIX_EPOCH,
+        },
+        repeats: 0,
+    }
+}
+
+/// How values are written into a body.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Escape {
+    /// As the inside of a JSON string.
+    Json,
+    /// Percent-encoded, as in an HTML form.
+    Form,
+    /// As they are: there is nothing in plain text that they could break.
+    Plain,
+}
+
+impl Escape {
+    /// That of a content type; `None` where it is not known how to escape in it.
+    pub(super) fn of_content_type(content_type: &str) -> Option<Self> {
+        let essence = content_type.split(';').next().unwrap_or_default();
+        match essence.trim().to_ascii_lowercase().as_str() {
+            "application/x-www-form-urlencoded" => Some(Self::Form),
+            "text/plain" => Some(Self::Plain),
+            "application/json" => Some(Self::Json),
+            other if other.starts_with("application/") && other.ends_with("+json") => {
+                Some(Self::Json)
+            }
+            _ => None,
+        }
+    }
+
+    fn push(self, text: &str, out: &mut String) {
+        match self {
+            Self::Plain => out.push_str(text),
+            Self::Json => {
+                let quoted = Value::from(text).to_string();
+                out.push_str(&quoted[1..quoted.len() - 1]);
+            }
+            Self::Form => {
+                for byte in text.bytes() {
+                    if byte.is_ascii_alphanumeric() || b"-._*".contains(&byte) {
+                        out.push(char::from(byte));
+                    } else {
+                        write!(out, "%{byte:02X}").expect("writing to a String cannot fail");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::alert::tests::alert;
+    use super::*;
+
+    fn message() -> Message {
+        Message {
+            alert: alert(),
+            repeats: 3,
+        }
+    }
+
+    #[test]
+    fn every_placeholder_is_filled_in_and_escaped_for_json() {
+        let members: Vec<String> = FIELDS
+            .iter()
+            .map(|(name, _)| format!("\"{name}\": \"{{{{ {name} }}}}\""))
+            .collect();
+        let text = format!(
+            "{{{}, \"count\": {{{{alert.repeats}}}}}}",
+            members.join(",")
+        );
+        let template = Template::compile(&text, Escape::Json).unwrap();
+        let body: Value = serde_json::from_str(&template.render(&message())).unwrap();
+        assert_eq!(
+            body,
+            json!({
+                "alert.eventId": "00000000-0000-0000-0000-000000000007",
+                "alert.kind": "operation-parked",
+                "alert.operation": "op-1",
+                "alert.workflow": "drone-delivery",
+                "alert.tenant": "acme",
+                "alert.step": "drone",
+                "alert.error.code": "no-drone",
+                "alert.error.message": "no \"drone\" is free\ntoday",
+                "alert.advice": "Resubmit it once drones are back.",
+                "alert.at": "2026-01-02T03:04:05Z",
+                "alert.repeats": "3",
+                "alert.summary": message().summary(),
+                "count": 3,
+            })
+        );
+    }
+
+    #[test]
+    fn forms_are_percent_encoded_and_plain_text_is_left_as_it_is() {
+        let render = |escape| {
+            let template = Template::compile("x={{alert.error.message}}&y=1", escape).unwrap();
+            template.render(&message())
+        };
+        assert_eq!(
+            render(Escape::Form),
+            "x=no%20%22drone%22%20is%20free%0Atoday&y=1"
+        );
+        assert_eq!(render(Escape::Plain), "x=no \"drone\" is free\ntoday&y=1");
+    }
+
+    #[test]
+    fn what_an_alert_lacks_is_empty() {
+        let template =
+            Template::compile("<{{alert.step}}|{{alert.error.code}}>", Escape::Plain).unwrap();
+        let mut message = message();
+        message.alert.step = None;
+        message.alert.error = None;
+        assert_eq!(template.render(&message), "<|>");
+    }
+
+    #[test]
+    fn templates_that_cannot_work_are_refused_with_the_reason() {
+        for (text, reason) in [
+            ("{\"a\": \"{{alert.kind\"}", "without its }}"),
+            ("{\"a\": \"{{alert.knd}}\"}", "none of alert.eventId, "),
+            ("{\"a\": {{alert.kind}}}", "outside of double quotes"),
+            ("{\"a\": 1{{alert.step}}}", "outside of double quotes"),
+            ("{\"a\": \"{{alert.kind}}\"", "does not give JSON"),
+            ("", "does not give JSON"),
+        ] {
+            let refusal = Template::compile(text, Escape::Json).unwrap_err();
+            assert!(refusal.contains(reason), "{text}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn the_content_type_says_how_to_escape_and_an_unknown_one_is_not_guessed_at() {
+        for (content_type, escape) in [
+            ("application/json", Some(Escape::Json)),
+            ("Application/JSON; charset=utf-8", Some(Escape::Json)),
+            ("application/problem+json", Some(Escape::Json)),
+            ("application/x-www-form-urlencoded", Some(Escape::Form)),
+            ("text/plain;charset=utf-8", Some(Escape::Plain)),
+            ("text/xml", None),
+            ("", None),
+        ] {
+            assert_eq!(Escape::of_content_type(content_type), escape);
+        }
+    }
+}

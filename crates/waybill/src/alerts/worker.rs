@@ -1,0 +1,149 @@
+//! The worker of one receiver: it takes alerts in, folds them, and sends one message after the
+//! other.
+
+use std::pin::Pin;
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+use tokio::time::sleep_until;
+use tokio_util::sync::CancellationToken;
+
+use super::backlog::{Backlog, Limits, Outgoing, Taken};
+use super::channel::Channel;
+use super::metrics::ReceiverMetrics;
+use super::notifier::{Notifier, Submitted, Ticket, Undeliverable};
+use super::retries::Retries;
+use crate::config::AlertsConfig;
+
+/// Serves one receiver, once it [runs](Worker::run).
+#[must_use = "without its worker a receiver gets nothing"]
+pub struct Worker {
+    name: String,
+    channel: Channel,
+    retries: Retries,
+    inbox: mpsc::Receiver<Submitted>,
+    backlog: Backlog<Ticket>,
+    metrics: ReceiverMetrics,
+    is_gone: bool,
+}
+
+/// A message that was sent or given up, with the tickets of all that it tells of.
+struct Done {
+    tickets: Vec<Ticket>,
+    result: Result<(), Undeliverable>,
+}
+
+impl Worker {
+    pub(super) fn new(name: &str, channel: Channel, config: &AlertsConfig) -> (Notifier, Self) {
+        let (notifier, inbox) = Notifier::new(name);
+        let limits = Limits {
+            fold_for: config.fold_for,
+            queue_max: config.queue_max,
+            folded_max: config.folded_max,
+        };
+        let worker = Self {
+            name: name.to_owned(),
+            channel,
+            retries: Retries::new(config),
+            inbox,
+            backlog: Backlog::new(limits),
+            metrics: ReceiverMetrics::new(name),
+            is_gone: false,
+        };
+        (notifier, worker)
+    }
+
+    /// Serves the receiver until `stop` is cancelled, or until no notifier is left and everything
+    /// was sent. A stop waits for the attempt under way only; all else is left to be handed over
+    /// again.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let name = self.name.as_str();
+        let channel = &self.channel;
+        let retries = self.retries;
+        let stop = &stop;
+        let send = |outgoing: Outgoing<Ticket>| async move {
+            let Outgoing { message, tickets } = outgoing;
+            let result = retries.deliver(name, channel, &message, stop).await;
+            Done { tickets, result }
+        };
+        let mut wire: Option<Pin<Box<_>>> = None;
+        let mut is_open = true;
+        loop {
+            while wire.is_none()
+                && let Some(outgoing) = self.backlog.next(Instant::now())
+            {
+                if self.is_gone {
+                    let result = Err(Undeliverable::Gone);
+                    let tickets = outgoing.tickets;
+                    settle(name, &self.metrics, Done { tickets, result });
+                } else {
+                    wire = Some(Box::pin(send(outgoing)));
+                }
+            }
+            if wire.is_none() && self.backlog.is_finished() {
+                return;
+            }
+            let wakes = self.backlog.next_at().filter(|_| wire.is_none());
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                done = on_wire(&mut wire) => {
+                    wire = None;
+                    self.is_gone |= done.result == Err(Undeliverable::Gone);
+                    settle(name, &self.metrics, done);
+                }
+                submitted = self.inbox.recv(), if is_open && self.backlog.has_room() => {
+                    match submitted {
+                        Some(Submitted { alert, ticket }) => {
+                            let taken = self.backlog.take_in(alert, ticket, Instant::now());
+                            if taken == Taken::Folded {
+                                self.metrics.folded.increment(1);
+                            }
+                        }
+                        None => {
+                            is_open = false;
+                            self.backlog.close();
+                        }
+                    }
+                }
+                () = wake_at(wakes) => {}
+            }
+        }
+        if wire.is_some() {
+            settle(name, &self.metrics, on_wire(&mut wire).await);
+        }
+    }
+}
+
+/// What comes of the message that is on the wire; never ready where there is none.
+async fn on_wire<F: Future<Output = Done>>(wire: &mut Option<Pin<Box<F>>>) -> Done {
+    match wire {
+        Some(sending) => sending.as_mut().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn wake_at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Counts what became of a message, and tells all who wait for it.
+fn settle(receiver: &str, metrics: &ReceiverMetrics, done: Done) {
+    let Done { tickets, result } = done;
+    let alerts = tickets.len();
+    match &result {
+        Ok(()) => metrics.delivered.increment(alerts as u64),
+        Err(Undeliverable::Stopped) => {}
+        Err(error) => {
+            metrics.failed.increment(alerts as u64);
+            tracing::error!(receiver, alerts, cause = %error, "alerts were not delivered");
+        }
+    }
+    for ticket in tickets {
+        // Who no longer waits does not need to know.
+        let _ = ticket.send(result.clone());
+    }
+}

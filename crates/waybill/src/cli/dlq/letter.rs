@@ -1,0 +1,240 @@
+//! A dead letter: what the record was, and why it is one.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Serialize;
+use waybill_engine::{Offset, PartitionId};
+use waybill_kafka::RawRecord;
+use waybill_messages::{Topics, headers, is_topic_name};
+
+/// Marks a record that was replayed; the value is the position of the letter, as text.
+pub(super) const REPLAYED_FROM: &str = "waybill-replayed-from";
+
+/// What the names of a dead letter's own headers begin with.
+const ERRORS_PREFIX: &str = "__connect.errors.";
+
+/// A record's headers with bytes of their own.
+pub(super) type OwnedHeaders = Vec<(String, Option<Vec<u8>>)>;
+
+/// Where a record lies. As text: topic, partition and offset, with slashes between them.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+pub(super) struct Position {
+    pub(super) topic: String,
+    pub(super) partition: PartitionId,
+    pub(super) offset: Offset,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            topic,
+            partition,
+            offset,
+        } = self;
+        f.pad(&format!("{topic}/{partition}/{offset}"))
+    }
+}
+
+impl FromStr for Position {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut parts = text.split('/');
+        let position = (|| {
+            let topic = parts.next().filter(|topic| is_topic_name(topic))?;
+            let partition = parts.next()?.parse().ok()?;
+            let offset = parts.next()?.parse().ok().filter(|offset| *offset >= 0)?;
+            let ends = parts.next().is_none();
+            ends.then(|| Self {
+                topic: topic.to_owned(),
+                partition: PartitionId(partition),
+                offset: Offset(offset),
+            })
+        })();
+        position.ok_or("expected topic/partition/offset, as a list ends with")
+    }
+}
+
+/// Why nobody knows where a letter came from.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum Unplaced {
+    #[error("it does not say which topic, partition and offset it came from")]
+    Unsaid,
+    #[error("it says that it came from {0}, whose dead letters lie elsewhere")]
+    Foreign(String),
+}
+
+/// A dead letter.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Letter {
+    /// Where it lies.
+    pub(super) position: Position,
+    /// When the record was made, in milliseconds since the Unix epoch.
+    pub(super) timestamp_ms: Option<i64>,
+    /// The record's key.
+    pub(super) key: Option<Vec<u8>>,
+    /// The record's value.
+    pub(super) value: Option<Vec<u8>>,
+    /// The record's own headers.
+    pub(super) headers: OwnedHeaders,
+    /// The headers that made it a dead letter.
+    errors: OwnedHeaders,
+}
+
+impl Letter {
+    /// Tells the record's own headers from those that were put behind them.
+    pub(super) fn of(record: RawRecord) -> Self {
+        let mut headers = record.headers;
+        let errors = headers.split_off(own_headers(&headers));
+        Self {
+            position: Position {
+                topic: record.topic,
+                partition: record.partition,
+                offset: record.offset,
+            },
+            timestamp_ms: record.timestamp_ms,
+            key: record.key,
+            value: record.value,
+            headers,
+            errors,
+        }
+    }
+
+    /// What one of the headers that made it a dead letter says.
+    pub(super) fn error(&self, name: &str) -> Option<Cow<'_, str>> {
+        let (_, value) = self.errors.iter().find(|(other, _)| other == name)?;
+        value.as_deref().map(String::from_utf8_lossy)
+    }
+
+    /// Why it is one, for people.
+    pub(super) fn cause(&self) -> Option<Cow<'_, str>> {
+        self.error(headers::ERRORS_EXCEPTION_MESSAGE)
+    }
+
+    /// Where it lay. A letter is believed only where it lies on that topic's dead-letter topic.
+    pub(super) fn source(&self) -> Result<Position, Unplaced> {
+        let said = (|| {
+            Some(Position {
+                topic: self.error(headers::ERRORS_TOPIC)?.into_owned(),
+                partition: PartitionId(self.error(headers::ERRORS_PARTITION)?.parse().ok()?),
+                offset: Offset(self.error(headers::ERRORS_OFFSET)?.parse().ok()?),
+            })
+        })();
+        let source = said.ok_or(Unplaced::Unsaid)?;
+        if Topics::dead_letter(&source.topic) != self.position.topic {
+            return Err(Unplaced::Foreign(source.topic));
+        }
+        Ok(source)
+    }
+
+    /// The letter that the record was replayed from before it became this one.
+    pub(super) fn replayed_from(&self) -> Option<Cow<'_, str>> {
+        let mut marks = self.headers.iter().rev();
+        let (_, value) = marks.find(|(name, _)| name == REPLAYED_FROM)?;
+        value.as_deref().map(String::from_utf8_lossy)
+    }
+
+    /// How long key and value are together.
+    pub(super) fn bytes(&self) -> usize {
+        let length = |bytes: &Option<Vec<u8>>| bytes.as_ref().map_or(0, Vec::len);
+        length(&self.key) + length(&self.value)
+    }
+}
+
+/// How many of the headers are the record's own. What made it a dead letter stands last and begins
+/// with the topic; a record that was one before on another topic keeps its older ones.
+fn own_headers(headers: &[(String, Option<Vec<u8>>)]) -> usize {
+    let trailing = headers
+        .iter()
+        .rev()
+        .take_while(|(name, _)| name.starts_with(ERRORS_PREFIX))
+        .count();
+    let first = headers.len() - trailing;
+    headers[first..]
+        .iter()
+        .rposition(|(name, _)| name == headers::ERRORS_TOPIC)
+        .map_or(headers.len(), |index| first + index)
+}
+
+#[cfg(test)]
+mod tests {
+    use waybill_messages::headers::{DeadLetter, Stage};
+
+    use super::*;
+
+    fn dead(topic: &str, own: &[(&str, Option<&[u8]>)], lies_on: &str) -> Letter {
+        let letter = DeadLetter {
+            topic,
+            partition: PartitionId(3),
+            offset: Offset(17),
+            task_id: "0",
+            stage: Stage::Value,
+            component: "scheduler",
+            error_kind: "DecodeError",
+            message: "no record",
+        };
+        let own = own
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), value.map(<[u8]>::to_vec)));
+        let errors = letter.headers();
+        let errors = errors
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), Some(value)));
+        Letter::of(RawRecord {
+            topic: lies_on.to_owned(),
+            partition: PartitionId(3),
+            offset: Offset(5),
+            timestamp_ms: Some(1),
+            key: Some(b"key".to_vec()),
+            value: Some(b"value".to_vec()),
+            headers: own.chain(errors).collect(),
+        })
+    }
+
+    #[test]
+    fn the_records_own_headers_are_told_from_those_of_the_dead_letter() {
+        let own: [(&str, Option<&[u8]>); 3] = [
+            ("traceparent", Some(b"\xff")),
+            ("none", None),
+            // It was a dead letter before, on another topic.
+            (headers::ERRORS_TOPIC, Some(b"elsewhere")),
+        ];
+        let letter = dead("t", &own, "dlq.t");
+        let kept: Vec<(&str, Option<&[u8]>)> = letter
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_deref()))
+            .collect();
+        assert_eq!(kept, own);
+        assert_eq!(letter.cause().as_deref(), Some("no record"));
+        assert_eq!(letter.source().unwrap().to_string(), "t/3/17");
+        assert_eq!(letter.bytes(), 8);
+    }
+
+    #[test]
+    fn a_letter_is_not_believed_to_come_from_a_topic_whose_letters_lie_elsewhere() {
+        let letter = dead("t", &[], "dlq.other");
+        assert_eq!(letter.source(), Err(Unplaced::Foreign("t".to_owned())));
+    }
+
+    #[test]
+    fn a_record_without_the_headers_of_a_dead_letter_says_nothing_and_loses_nothing() {
+        let mut letter = dead("t", &[("a", None)], "dlq.t");
+        letter.errors.clear();
+        assert_eq!(letter.source(), Err(Unplaced::Unsaid));
+        assert_eq!(letter.cause(), None);
+        assert_eq!(own_headers(&[("a".to_owned(), None)]), 1);
+        assert_eq!(own_headers(&[]), 0);
+    }
+
+    #[test]
+    fn a_position_reads_as_it_is_written() {
+        let text = "dlq.waybill.operation-requests.v1/3/17";
+        assert_eq!(text.parse::<Position>().unwrap().to_string(), text);
+        for bad in ["", "t", "t/0", "t/0/-1", "t/x/1", "t/0/1/2", "a b/0/1"] {
+            assert!(bad.parse::<Position>().is_err(), "{bad}");
+        }
+    }
+}

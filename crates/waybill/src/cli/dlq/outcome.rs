@@ -1,0 +1,85 @@
+//! What became of the letters of a replay, as it is written and counted.
+
+use std::fmt;
+
+use serde::Serialize;
+use waybill_engine::{Offset, PartitionId};
+
+use super::letter::Position;
+use crate::cli::shown::printable;
+
+/// Where a record went, or was to go.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(super) struct Target {
+    pub(super) topic: String,
+    pub(super) partition: PartitionId,
+    /// None where it did not arrive, or the broker did not say.
+    pub(super) offset: Option<Offset>,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.topic, self.partition)?;
+        self.offset.map_or(Ok(()), |offset| write!(f, "/{offset}"))
+    }
+}
+
+/// What became of a letter.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Outcome {
+    Replayed,
+    WouldReplay,
+    Skipped,
+    Failed,
+}
+
+/// What is written about a letter.
+#[derive(Debug, Serialize)]
+pub(super) struct Line {
+    pub(super) letter: Position,
+    pub(super) outcome: Outcome,
+    pub(super) to: Option<Target>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) note: Option<String>,
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let outcome = match self.outcome {
+            Outcome::Replayed => "replayed",
+            Outcome::WouldReplay => "would replay",
+            Outcome::Skipped => "skipped",
+            Outcome::Failed => "failed",
+        };
+        write!(f, "{outcome:<12}  {}", self.letter)?;
+        if let Some(to) = &self.to {
+            write!(f, " to {to}")?;
+        }
+        if let Some(note) = &self.note {
+            write!(f, ": {}", printable(note))?;
+        }
+        Ok(())
+    }
+}
+
+/// How many letters met which outcome.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Tally {
+    pub(super) replayed: u64,
+    pub(super) would_replay: u64,
+    pub(super) skipped: u64,
+    pub(super) failed: u64,
+}
+
+impl Tally {
+    /// Counts one more.
+    pub(super) fn count(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Replayed => self.replayed += 1,
+            Outcome::WouldReplay => self.would_replay += 1,
+            Outcome::Skipped => self.skipped += 1,
+            Outcome::Failed => self.failed += 1,
+        }
+    }
+}

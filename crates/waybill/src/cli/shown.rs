@@ -1,0 +1,121 @@
+//! How bytes and times are shown: in JSON for programs, in cells of a table for people.
+//!
+//! Bytes that are UTF-8 are shown as text, others as `{"base64": "…"}`. Nothing that a record holds
+//! reaches a terminal as a control character.
+
+use std::fmt;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use clap::ValueEnum;
+use serde::ser::SerializeMap as _;
+use serde::{Serialize, Serializer};
+
+/// How a command writes what it found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Output {
+    /// One JSON object a line
+    Json,
+    /// Columns
+    Table,
+}
+
+/// Bytes of a record.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
+
+impl Bytes<'_> {
+    pub(super) fn to_base64(self) -> String {
+        BASE64_STANDARD.encode(self.0)
+    }
+}
+
+impl Serialize for Bytes<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match std::str::from_utf8(self.0) {
+            Ok(text) => serializer.serialize_str(text),
+            Err(_) => {
+                let mut map = serializer.serialize_map(Some(1))?;
+                map.serialize_entry("base64", &self.to_base64())?;
+                map.end()
+            }
+        }
+    }
+}
+
+/// As a cell of a table: text, or `base64:` and the bytes.
+impl fmt::Display for Bytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match std::str::from_utf8(self.0) {
+            Ok(text) => f.pad(&printable(text)),
+            Err(_) => f.pad(&format!("base64:{}", self.to_base64())),
+        }
+    }
+}
+
+/// Text on one line, its control characters escaped.
+pub(super) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() {
+            shown.extend(character.escape_default());
+        } else {
+            shown.push(character);
+        }
+    }
+    shown
+}
+
+/// A record's timestamp; RFC 3339, in UTC, to the millisecond.
+pub(super) fn time(timestamp_ms: Option<i64>) -> Option<String> {
+    let timestamp = jiff::Timestamp::from_millisecond(timestamp_ms?).ok()?;
+    Some(format!("{timestamp:.3}"))
+}
+
+/// What stands in a cell for which there is nothing.
+pub(super) const NOTHING: &str = "-";
+
+/// A record's header.
+#[derive(Serialize)]
+pub(super) struct ShownHeader<'a> {
+    name: &'a str,
+    value: Option<Bytes<'a>>,
+}
+
+impl<'a> ShownHeader<'a> {
+    pub(super) fn new(name: &'a str, value: Option<&'a [u8]>) -> Self {
+        let value = value.map(Bytes);
+        Self { name, value }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_text_where_they_are_text_and_base64_where_not() {
+        let json = |bytes| serde_json::to_string(&Bytes(bytes)).unwrap();
+        assert_eq!(json("Zürich".as_bytes()), "\"Zürich\"");
+        assert_eq!(json(b""), "\"\"");
+        assert_eq!(json(b"\xc3\x01\xff"), r#"{"base64":"wwH/"}"#);
+        assert_eq!(format!("[{:<6}]", Bytes(b"ab")), "[ab    ]");
+        assert_eq!(Bytes(b"\xc3\x01\xff").to_string(), "base64:wwH/");
+    }
+
+    #[test]
+    fn no_control_character_reaches_the_terminal() {
+        let hostile = "a\x1b[2Jb\nc\u{9b}d";
+        assert_eq!(
+            Bytes(hostile.as_bytes()).to_string(),
+            "a\\u{1b}[2Jb\\nc\\u{9b}d"
+        );
+    }
+
+    #[test]
+    fn times_are_shown_in_utc_and_impossible_ones_not_at_all() {
+        assert_eq!(time(Some(0)).unwrap(), "1970-01-01T00:00:00.000Z");
+        assert_eq!(time(Some(i64::MAX)), None);
+        assert_eq!(time(None), None);
+    }
+}

@@ -1,0 +1,136 @@
+//! Reading one request back from its topic, so that a status can show it before a scheduler has.
+//!
+//! Why it exists. Until there is a row, a request lies nowhere but in the log, at the place that
+//! its `Location` names. Keeping requests in memory as well would cost as much as the backlog.
+//!
+//! What must hold: it is a convenience. A few questions may wait for it, one is answered at a time,
+//! each within a short time; whoever finds no room, or no answer in time, does without.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore};
+use tokio::time::Instant;
+use waybill_engine::{CreateRequest, Offset, PartitionId, Position};
+use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer, PollError, PollLimits};
+use waybill_messages::Record as _;
+
+/// What one read prefetches at most: the largest record, and not much more.
+const QUEUE_KIB_MAX: u32 = 1_024;
+
+/// How long the broker may hold a fetch back: a later read waits for it.
+const FETCH_WAIT_MAX: Duration = Duration::from_millis(10);
+
+/// Reads single requests.
+pub struct Peek {
+    settings: KafkaSettings,
+    topic: String,
+    timeout: Duration,
+    /// One permit for each that may wait.
+    places: Semaphore,
+    /// Made by the first that needs it.
+    consumer: Arc<Mutex<Option<PartitionConsumer>>>,
+}
+
+impl Peek {
+    /// A reader of `topic` that lets `waiting_max` wait for up to `timeout`.
+    pub fn new(
+        settings: KafkaSettings,
+        topic: String,
+        waiting_max: usize,
+        timeout: Duration,
+    ) -> Self {
+        Self {
+            settings,
+            topic,
+            timeout,
+            places: Semaphore::new(waiting_max.min(Semaphore::MAX_PERMITS)),
+            consumer: Arc::default(),
+        }
+    }
+
+    /// The request at `position`, if it can be read soon.
+    pub async fn read(&self, position: Position) -> Option<CreateRequest> {
+        let _place = self.places.try_acquire().ok()?;
+        let due = Instant::now() + self.timeout;
+        let turn = Arc::clone(&self.consumer).lock_owned();
+        let consumer = tokio::time::timeout_at(due, turn).await.ok()?;
+        let (settings, topic) = (self.settings.clone(), self.topic.clone());
+        let read = move || read_within(consumer, &settings, &topic, position, due);
+        tokio::task::spawn_blocking(read).await.ok()?
+    }
+
+    /// Lets the consumer go, once a read under way has ended. Blocks.
+    pub fn close(&self) {
+        drop(self.consumer.blocking_lock().take());
+    }
+}
+
+impl fmt::Debug for Peek {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peek")
+            .field("topic", &self.topic)
+            .finish_non_exhaustive()
+    }
+}
+
+fn read_within(
+    mut slot: OwnedMutexGuard<Option<PartitionConsumer>>,
+    settings: &KafkaSettings,
+    topic: &str,
+    position: Position,
+    due: Instant,
+) -> Option<CreateRequest> {
+    let Position { partition, offset } = position;
+    let consumer = match slot.take() {
+        Some(consumer) => consumer,
+        None => PartitionConsumer::new(settings, &options())
+            .inspect_err(|error| tracing::warn!(%error, "pending requests cannot be read"))
+            .ok()?,
+    };
+    consumer.assign(&[(topic, partition, offset)]).ok()?;
+    let found = first(&consumer, partition, offset, due);
+    // Nothing is fetched between two reads. A consumer that cannot go on is made anew.
+    if !matches!(found, Err(PollError::Fatal { .. })) && consumer.assign(&[]).is_ok() {
+        *slot = Some(consumer);
+    }
+    found
+        .inspect_err(
+            |error| tracing::debug!(%error, %partition, %offset, "a pending request cannot be read"),
+        )
+        .ok()
+        .flatten()
+}
+
+/// The record at `offset`, if it is the first that comes.
+fn first(
+    consumer: &PartitionConsumer,
+    partition: PartitionId,
+    offset: Offset,
+    due: Instant,
+) -> Result<Option<CreateRequest>, PollError> {
+    let one = PollLimits {
+        records: 1,
+        bytes: usize::MAX,
+    };
+    let mut found = None;
+    let left = due.saturating_duration_since(Instant::now());
+    consumer.poll(one, left, &mut |record| {
+        if (record.partition(), record.offset()) == (partition, offset) {
+            found = record
+                .value()
+                .and_then(|value| CreateRequest::decode(value).ok());
+        }
+    })?;
+    Ok(found)
+}
+
+fn options() -> ConsumerOptions {
+    ConsumerOptions {
+        queue_kib_max: QUEUE_KIB_MAX,
+        queue_records_max: 1,
+        fetch_wait_max: FETCH_WAIT_MAX,
+        ..ConsumerOptions::new("waybill-ingestion-peek")
+    }
+}

@@ -1,0 +1,138 @@
+//! Receivers that run, and what they are configured and sent with.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+use waybill::alerts::{Alert, AlertError, Notifier, Undeliverable, receivers};
+use waybill::config::{AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, WebhookConfig};
+
+use crate::http::{Received, Receiver};
+use crate::smtp::SmtpServer;
+
+pub const KEY: &[u8] = b"123456789012345678901234";
+const SECRET: &str = "whsec_MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0";
+
+/// Nothing here takes longer, unless it hangs.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Receivers with their workers.
+pub struct Running {
+    notifiers: Vec<Notifier>,
+    workers: Vec<JoinHandle<()>>,
+    pub stop: CancellationToken,
+}
+
+impl Running {
+    pub fn start<const N: usize>(all: [(&str, ReceiverConfig); N], config: AlertsConfig) -> Self {
+        Self::from(AlertsConfig {
+            receivers: all.map(|(name, config)| (name.to_owned(), config)).into(),
+            ..config
+        })
+    }
+
+    pub fn from(config: AlertsConfig) -> Self {
+        let stop = CancellationToken::new();
+        let (notifiers, workers) = receivers(&config)
+            .unwrap()
+            .into_iter()
+            .map(|(notifier, worker)| (notifier, tokio::spawn(worker.run(stop.clone()))))
+            .unzip();
+        Self {
+            notifiers,
+            workers,
+            stop,
+        }
+    }
+
+    pub fn notifier(&self, name: &str) -> &Notifier {
+        let named = self.notifiers.iter().find(|n| n.name() == name);
+        named.expect("a receiver of that name")
+    }
+
+    pub async fn deliver(&self, name: &str, alert: &Alert) -> Result<(), Undeliverable> {
+        let delivery = self.notifier(name).deliver(alert);
+        timeout(PATIENCE, delivery).await.expect("an end in time")
+    }
+
+    /// Hands nothing over any more, and waits until everything was sent.
+    pub async fn finish(self) {
+        drop(self.notifiers);
+        for worker in self.workers {
+            timeout(PATIENCE, worker).await.unwrap().unwrap();
+        }
+    }
+
+    pub async fn finish_with<F: Future>(self, receipts: Vec<F>) -> Vec<F::Output> {
+        self.finish().await;
+        join_all(receipts).await
+    }
+
+    pub async fn stop(self) {
+        self.stop.cancel();
+        for worker in self.workers {
+            timeout(PATIENCE, worker).await.unwrap().unwrap();
+        }
+    }
+}
+
+pub fn repeats(requests: &[Received]) -> Vec<u64> {
+    requests.iter().map(Received::repeats).collect()
+}
+
+/// The defaults without their patience.
+pub fn quick() -> AlertsConfig {
+    AlertsConfig {
+        backoff: Duration::from_millis(10),
+        backoff_max: Duration::from_millis(20),
+        ..AlertsConfig::default()
+    }
+}
+
+pub fn webhook(receiver: &Receiver) -> ReceiverConfig {
+    webhook_to(&receiver.url())
+}
+
+pub fn webhook_to(url: &str) -> ReceiverConfig {
+    ReceiverConfig::Webhook(WebhookConfig {
+        url: Some(url.into()),
+        secret: Some(SECRET.into()),
+        ..WebhookConfig::default()
+    })
+}
+
+pub fn email(server: &SmtpServer, to: &[&str]) -> ReceiverConfig {
+    ReceiverConfig::Email(EmailConfig {
+        host: server.address.ip().to_string(),
+        port: Some(server.address.port()),
+        tls: EmailTls::None,
+        ca_file: None,
+        user: None,
+        password: None,
+        password_file: None,
+        from: "Waybill <waybill@example.com>".to_owned(),
+        to: to.iter().map(|&address| address.to_owned()).collect(),
+    })
+}
+
+/// An alert of its own about the step.
+pub fn alert(step: &str) -> Alert {
+    let event_id = Uuid::new_v4();
+    Alert {
+        event_id,
+        kind: "operation-parked".to_owned(),
+        operation: Uuid::new_v4().to_string(),
+        workflow: "drone-delivery".to_owned(),
+        tenant: "acme".to_owned(),
+        step: Some(step.to_owned()),
+        error: Some(AlertError {
+            code: "no-drone".to_owned(),
+            message: "no drone is free".to_owned(),
+        }),
+        advice: "Resubmit it once drones are back.".to_owned(),
+        at: jiff::Timestamp::now(),
+    }
+}

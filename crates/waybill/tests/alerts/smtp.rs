@@ -1,0 +1,249 @@
+//! A small SMTP server that keeps what it is sent, and answers as a test wants it to.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{self, AsyncBufReadExt as _, AsyncRead, AsyncWrite, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_native_tls::TlsAcceptor;
+use waybill::config::EmailTls;
+
+/// A message as it came.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mail {
+    pub from: String,
+    pub to: Vec<String>,
+    /// What the client logged in with, as it sent it.
+    pub login: Option<String>,
+    pub is_encrypted: bool,
+    pub text: String,
+}
+
+/// What happens on all connections.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Seen {
+    pub mails: Vec<Mail>,
+    pub connections: usize,
+    /// Commands after the greeting, without their arguments.
+    pub commands: Vec<String>,
+}
+
+/// How the server behaves.
+#[derive(Default)]
+struct Ways {
+    /// What addresses are answered, one after the other; `250 ok` when nothing is left.
+    to: Mutex<HashMap<String, Vec<&'static str>>>,
+    /// Whether logging in is refused.
+    refuses_login: bool,
+    /// TLS from the start.
+    tls: Option<TlsAcceptor>,
+    /// TLS on request.
+    starttls: Option<TlsAcceptor>,
+}
+
+/// The server.
+pub struct SmtpServer {
+    pub address: SocketAddr,
+    seen: watch::Receiver<Seen>,
+    server: JoinHandle<()>,
+}
+
+impl SmtpServer {
+    pub async fn start() -> Self {
+        Self::with(Ways::default()).await
+    }
+
+    pub async fn that_answers<const N: usize>(to: [(&str, Vec<&'static str>); N]) -> Self {
+        let to = to.map(|(address, all)| (address.to_owned(), all));
+        Self::with(Ways {
+            to: Mutex::new(to.into()),
+            ..Ways::default()
+        })
+        .await
+    }
+
+    pub async fn that_refuses_logins() -> Self {
+        Self::with(Ways {
+            refuses_login: true,
+            ..Ways::default()
+        })
+        .await
+    }
+
+    pub async fn with_tls(tls: EmailTls, acceptor: TlsAcceptor) -> Self {
+        let (tls, starttls) = match tls {
+            EmailTls::Tls => (Some(acceptor), None),
+            EmailTls::Starttls => (None, Some(acceptor)),
+            EmailTls::None => (None, None),
+        };
+        Self::with(Ways {
+            tls,
+            starttls,
+            ..Ways::default()
+        })
+        .await
+    }
+
+    async fn with(ways: Ways) -> Self {
+        let ways = Arc::new(ways);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (sender, seen) = watch::channel(Seen::default());
+        let server = tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                sender.send_modify(|seen| seen.connections += 1);
+                let session = Session {
+                    seen: sender.clone(),
+                    ways: ways.clone(),
+                    is_encrypted: false,
+                    login: None,
+                };
+                // A client that hangs up ends its session.
+                tokio::spawn(async move { session.run(stream).await.ok() });
+            }
+        });
+        Self {
+            address,
+            seen,
+            server,
+        }
+    }
+
+    /// What was seen, once there are that many mails.
+    pub async fn mails(&self, count: usize) -> Vec<Mail> {
+        let mut seen = self.seen.clone();
+        let seen = seen.wait_for(|seen| seen.mails.len() >= count).await;
+        seen.unwrap().mails.clone()
+    }
+
+    pub fn seen(&self) -> Seen {
+        self.seen.borrow().clone()
+    }
+}
+
+impl Drop for SmtpServer {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// One connection.
+struct Session {
+    seen: watch::Sender<Seen>,
+    ways: Arc<Ways>,
+    is_encrypted: bool,
+    login: Option<String>,
+}
+
+impl Session {
+    async fn run(mut self, stream: TcpStream) -> io::Result<()> {
+        let mut stream: Box<dyn Stream> = Box::new(stream);
+        if let Some(acceptor) = self.ways.tls.clone() {
+            stream = self.encrypt(stream, &acceptor).await?;
+        }
+        stream.write_all(b"220 test\r\n").await?;
+        while let Some(acceptor) = self.talk(&mut stream).await? {
+            stream.write_all(b"220 go on\r\n").await?;
+            stream = self.encrypt(stream, &acceptor).await?;
+        }
+        Ok(())
+    }
+
+    async fn encrypt(
+        &mut self,
+        stream: Box<dyn Stream>,
+        acceptor: &TlsAcceptor,
+    ) -> io::Result<Box<dyn Stream>> {
+        let stream = acceptor.accept(stream).await.map_err(io::Error::other)?;
+        self.is_encrypted = true;
+        Ok(Box::new(stream))
+    }
+
+    /// Talks until the client leaves, or asks for TLS.
+    async fn talk(&mut self, stream: &mut Box<dyn Stream>) -> io::Result<Option<TlsAcceptor>> {
+        let mut stream = BufReader::new(stream);
+        let (mut from, mut to) = (String::new(), Vec::new());
+        while let Some(line) = next_line(&mut stream).await? {
+            let (command, argument) = line.split_once(' ').unwrap_or((&line, ""));
+            self.seen
+                .send_modify(|seen| seen.commands.push(command.to_owned()));
+            let reply = match command {
+                "EHLO" if self.ways.starttls.is_some() && !self.is_encrypted => {
+                    "250-test\r\n250 STARTTLS"
+                }
+                "EHLO" => "250-test\r\n250-8BITMIME\r\n250 AUTH PLAIN",
+                "STARTTLS" => return Ok(self.ways.starttls.clone()),
+                "AUTH" if self.ways.refuses_login => "535 wrong password",
+                "AUTH" => {
+                    self.login = Some(argument.to_owned());
+                    "235 welcome"
+                }
+                "MAIL" => {
+                    from = address_in(argument);
+                    "250 ok"
+                }
+                "RCPT" => {
+                    let address = address_in(argument);
+                    let mut replies = self.ways.to.lock().unwrap();
+                    let replies = replies.get_mut(&address);
+                    to.push(address);
+                    match replies {
+                        Some(replies) if !replies.is_empty() => replies.remove(0),
+                        _ => "250 ok",
+                    }
+                }
+                "DATA" => {
+                    stream.write_all(b"354 go on\r\n").await?;
+                    let mail = Mail {
+                        from: from.clone(),
+                        to: std::mem::take(&mut to),
+                        login: self.login.clone(),
+                        is_encrypted: self.is_encrypted,
+                        text: read_text(&mut stream).await?,
+                    };
+                    self.seen.send_modify(|seen| seen.mails.push(mail));
+                    "250 queued"
+                }
+                "QUIT" => {
+                    stream.write_all(b"221 bye\r\n").await?;
+                    return Ok(None);
+                }
+                _ => "502 what?",
+            };
+            stream.write_all(format!("{reply}\r\n").as_bytes()).await?;
+        }
+        Ok(None)
+    }
+}
+
+/// A message up to the line with nothing but a dot.
+async fn read_text<S: Stream>(stream: &mut BufReader<S>) -> io::Result<String> {
+    let mut text = String::new();
+    while let Some(line) = next_line(stream).await?
+        && line != "."
+    {
+        text.push_str(line.strip_prefix('.').unwrap_or(&line));
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// The next line without its end; `None` where the client has left.
+async fn next_line<S: Stream>(stream: &mut BufReader<S>) -> io::Result<Option<String>> {
+    let mut line = String::new();
+    let length = stream.read_line(&mut line).await?;
+    Ok((length > 0).then(|| line.trim_end_matches(['\r', '\n']).to_owned()))
+}
+
+/// What stands between the angle brackets.
+fn address_in(argument: &str) -> String {
+    let (_, rest) = argument.split_once('<').expect("an address");
+    rest.split_once('>').expect("an address").0.to_owned()
+}

@@ -1,0 +1,258 @@
+//! Requests that are wrong: each is told what is wrong with it, and none reaches a topic.
+
+use reqwest::header::CONTENT_TYPE;
+use serde_json::{Value, json};
+
+use super::world::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_bad_input_gets_its_problem_and_reaches_no_topic() {
+    let world = World::start().await;
+    let mut two_wrong = delivery();
+    two_wrong["packageInfo"]["size"] = "Huge".into();
+    two_wrong["deadline"] = "soon".into();
+    let mut overdue = delivery();
+    overdue["pickupTime"] = Value::Null;
+    overdue["deadline"] = "2020-01-01T00:00:00Z".into();
+    let deep = format!("{}{}", "[".repeat(40), "]".repeat(40));
+    let order_with = |field: &str, value: Value| {
+        let mut body = order("o-1", 1);
+        body[field] = value;
+        body.to_string()
+    };
+    let cases: Vec<(&str, String, u16, &str, &[&str])> = vec![
+        (
+            DELIVERIES,
+            "{\n  \"ownerId\": oops}".into(),
+            400,
+            "malformed-json",
+            &[],
+        ),
+        (DELIVERIES, String::new(), 400, "malformed-json", &[]),
+        (
+            DELIVERIES,
+            format!("{} x", delivery()),
+            400,
+            "malformed-json",
+            &[],
+        ),
+        (
+            DELIVERIES,
+            r#"{"ownerId": "a", "ownerId": "b"}"#.into(),
+            400,
+            "duplicate-key",
+            &["/ownerId"],
+        ),
+        (
+            DELIVERIES,
+            format!(r#"{{"packageInfo": {deep}}}"#),
+            400,
+            "nesting-too-deep",
+            &["/packageInfo/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0/0"],
+        ),
+        (
+            DELIVERIES,
+            format!("\"{}\"", "x".repeat(65 * 1024)),
+            413,
+            "body-too-large",
+            &[],
+        ),
+        (
+            DELIVERIES,
+            two_wrong.to_string(),
+            422,
+            "invalid-values",
+            &["/deadline", "/packageInfo/size"],
+        ),
+        (DELIVERIES, "[]".into(), 422, "invalid-values", &[""]),
+        (
+            OPERATIONS,
+            "{}".into(),
+            422,
+            "invalid-values",
+            &["/workflow", "/input"],
+        ),
+        (
+            OPERATIONS,
+            order_with("workflow", json!("nope")),
+            422,
+            "invalid-values",
+            &["/workflow"],
+        ),
+        (
+            OPERATIONS,
+            order_with("id", json!("a b")),
+            422,
+            "invalid-values",
+            &["/id"],
+        ),
+        (
+            OPERATIONS,
+            order_with("replyTo", json!("elsewhere")),
+            422,
+            "invalid-values",
+            &["/replyTo"],
+        ),
+        (
+            OPERATIONS,
+            order_with("deadline", json!("2030")),
+            422,
+            "invalid-values",
+            &["/deadline"],
+        ),
+        (
+            OPERATIONS,
+            order_with("deadline", json!("2020-01-01T00:00:00Z")),
+            422,
+            "invalid-values",
+            &["/deadline"],
+        ),
+        (
+            DELIVERIES,
+            overdue.to_string(),
+            422,
+            "invalid-values",
+            &["/deadline"],
+        ),
+        (
+            OPERATIONS,
+            json!({
+                "workflow": "drone-delivery", "id": "d-1", "input": overdue,
+                "deadline": "2020-01-02T00:00:00Z", "extra": 1,
+            })
+            .to_string(),
+            422,
+            "invalid-values",
+            &["/deadline", "/extra", "/input/deadline"],
+        ),
+        (
+            OPERATIONS,
+            order_with("tenant", json!("a\u{0}")),
+            422,
+            "invalid-values",
+            &["/tenant"],
+        ),
+        (
+            OPERATIONS,
+            order_with("extra", json!(1)),
+            422,
+            "invalid-values",
+            &["/extra"],
+        ),
+    ];
+    for (path, body, status, kind, pointers) in cases {
+        let shown = body.chars().take(80).collect::<String>();
+        let (got_status, got_kind, problem) =
+            problem(world.post(path, body).send().await.unwrap()).await;
+        assert_eq!(
+            (got_status, got_kind.as_str()),
+            (status, kind),
+            "{shown}: {problem}"
+        );
+        let mut got: Vec<_> = problem["errors"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|error| error["pointer"].as_str().unwrap())
+            .collect();
+        got.sort_unstable();
+        let mut pointers = pointers.to_vec();
+        pointers.sort_unstable();
+        assert_eq!(got, pointers, "{shown}");
+    }
+
+    let malformed = world
+        .post(DELIVERIES, "{\n  \"ownerId\": oops}")
+        .send()
+        .await
+        .unwrap();
+    let (.., malformed) = problem(malformed).await;
+    assert_eq!(malformed["detail"], "Line 2, column 14: expected value.");
+
+    let invalid_utf8 = world
+        .post(DELIVERIES, "")
+        .body(b"{\"ownerId\": \"\xff\"}".to_vec());
+    let (status, kind, _) = problem(invalid_utf8.send().await.unwrap()).await;
+    assert_eq!((status, kind.as_str()), (400, "malformed-json"));
+
+    for media_type in [
+        "text/plain",
+        "application/json; charset=utf-16",
+        "application/x-ndjson",
+    ] {
+        let request = world
+            .http
+            .post(world.url(DELIVERIES))
+            .header(CONTENT_TYPE, media_type);
+        let (status, kind, _) = problem(request.body("{}").send().await.unwrap()).await;
+        assert_eq!(
+            (status, kind.as_str()),
+            (415, "unsupported-media-type"),
+            "{media_type}"
+        );
+    }
+
+    let two_ids = world
+        .post(OPERATIONS, order("o-1", 1))
+        .header("idempotency-key", "o-2");
+    assert_eq!(
+        problem(two_ids.send().await.unwrap()).await.1,
+        "invalid-values"
+    );
+    assert_eq!(world.records().len(), 0);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_addresses_and_methods_are_told_as_problems() {
+    let world = World::start().await;
+    for path in [
+        "/nope",
+        "/api/deliveryrequests/",
+        "/v1",
+        "/problems/nope",
+        "/v1/operations/a%ff",
+    ] {
+        let (status, kind, _) =
+            problem(world.http.get(world.url(path)).send().await.unwrap()).await;
+        assert_eq!((status, kind.as_str()), (404, "not-found"), "{path}");
+    }
+    for path in [
+        "/v1/operations/x",
+        "/api/deliveryrequests/00000000-0000-0000-0000-000000000000",
+    ] {
+        let (status, kind, _) =
+            problem(world.http.get(world.url(path)).send().await.unwrap()).await;
+        assert_eq!(
+            (status, kind.as_str()),
+            (404, "unknown-or-expired"),
+            "{path}"
+        );
+    }
+    for (path, allow) in [
+        (DELIVERIES, "POST"),
+        (OPERATIONS, "POST"),
+        (BATCH, "POST"),
+        ("/v1/operations/x", "GET, HEAD"),
+        ("/docs", "GET, HEAD"),
+        ("/", "GET, HEAD"),
+    ] {
+        let response = world
+            .http
+            .put(world.url(path))
+            .body("{}")
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(response.headers()["allow"], allow, "{path}");
+        assert_eq!(problem(response).await.1, "method-not-allowed");
+    }
+    let wrong_token = world
+        .http
+        .get(world.url("/v1/operations/x?at=1-2"))
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(problem(wrong_token).await.0, 422);
+    world.ingestion.shutdown().await;
+}

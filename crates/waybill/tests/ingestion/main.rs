@@ -1,0 +1,10 @@
+//! Ingestion as its clients and the topic see it: a real server, librdkafka's mock cluster or the
+//! embedded broker, and the embedded store.
+
+mod batches;
+mod inputs;
+mod pressure;
+mod repeats;
+mod status;
+mod wire;
+mod world;

@@ -1,0 +1,226 @@
+//! What a request is answered, and what is shown of it afterwards.
+
+use reqwest::StatusCode;
+use reqwest::header::CONTENT_TYPE;
+use serde_json::{Value, json};
+use waybill_engine::{IdOrigin, Offset, OperationId, ProcessState, Timestamp, partition_for};
+
+use super::world::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delivery_is_accepted_once_its_record_lies_on_its_partition() {
+    let world = World::start().await;
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let response = world
+        .post(DELIVERIES, delivery())
+        .header("traceparent", trace)
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(response.status(), StatusCode::ACCEPTED);
+    let location = location(&response);
+    let (_, accepted) = answer(response).await;
+
+    let records = world.records();
+    let [record] = records.as_slice() else {
+        panic!("one record")
+    };
+    let id = record.request.operation;
+    assert_eq!(record.key, id.to_string());
+    assert_eq!(record.partition, partition_for(id, PARTITIONS));
+    assert_eq!(record.traceparent.as_deref(), Some(trace));
+    assert_eq!(record.request.id_origin, IdOrigin::Server);
+    assert_eq!(id.0.get_version_num(), 7);
+    assert_eq!(record.request.workflow, "drone-delivery");
+
+    assert_eq!(accepted["id"], id.to_string());
+    assert_eq!(accepted["state"], "Pending");
+    assert_eq!(accepted["request"]["deliveryId"], id.to_string());
+    assert_eq!(accepted["request"]["dropOffLocation"], "drop off");
+    let input: Value = serde_json::from_slice(&record.request.input).unwrap();
+    assert_eq!(accepted["request"], input);
+
+    let prefix = &record.request.request_hash.to_string()[..8];
+    let token = format!("{}-{}-{prefix}", record.partition, record.offset);
+    assert_eq!(location, format!("{DELIVERIES}/{id}?at={token}"));
+    for path in [
+        location,
+        format!("{DELIVERIES}/{id}"),
+        format!("{OPERATIONS}/{id}"),
+    ] {
+        let (status, pending) = world.get(&path).await;
+        assert_eq!(status, StatusCode::OK, "{path}");
+        assert_eq!(
+            (&pending["state"], &pending["ahead"]),
+            (&json!("Pending"), &json!(0))
+        );
+        assert_eq!(pending["workflow"], "drone-delivery");
+        assert_eq!(
+            pending["steps"],
+            json!([{"name": "one", "state": "NotStarted", "attempt": 0}])
+        );
+        let shown = match path.starts_with(DELIVERIES) {
+            true => &accepted["request"],
+            false => &Value::Null,
+        };
+        assert_eq!(&pending["request"], shown, "{path}");
+    }
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_tells_pending_rejected_and_forgotten_apart() {
+    // Nothing is remembered: the token alone has to do.
+    let world = World::with(|config| config.recent_accepted_max = 0).await;
+    let mut locations = Vec::new();
+    for number in [1, 2] {
+        let response = world
+            .post(OPERATIONS, order("twin", number))
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(response.status(), StatusCode::ACCEPTED);
+        locations.push(location(&response));
+    }
+    let id = OperationId::of_caller("", "twin");
+    for (ahead, location) in locations.iter().enumerate() {
+        let (_, pending) = world.get(location).await;
+        assert_eq!(
+            (&pending["state"], &pending["ahead"]),
+            (&json!("Pending"), &json!(ahead))
+        );
+        assert_eq!(pending["id"], id.to_string());
+        assert_eq!(
+            (&pending["workflow"], &pending["callerId"]),
+            (&json!("order"), &json!("twin"))
+        );
+        let as_delivery = location.replace(OPERATIONS, DELIVERIES);
+        let (status, _) = world.get(&as_delivery).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "an order is no delivery");
+    }
+
+    let records = world.records();
+    let winner = records.iter().min_by_key(|record| record.offset).unwrap();
+    world.consumed(winner.partition, Offset(2)).await;
+    for location in &locations {
+        let (status, gone) = world.get(location).await;
+        assert_eq!(status, StatusCode::NOT_FOUND);
+        assert_eq!(gone["type"], "/problems/unknown-or-expired");
+    }
+
+    world.schedule(winner, ProcessState::Processed).await;
+    assert_eq!(world.get(&locations[0]).await.1["state"], "Processed");
+    let (status, rejected) = world.get(&locations[1]).await;
+    assert_eq!(
+        (status, &rejected["state"]),
+        (StatusCode::OK, &json!("Rejected"))
+    );
+    assert_eq!(rejected["error"]["code"], "id-conflict");
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_cannot_be_read_is_a_problem_of_its_own_id_only() {
+    let world = World::start().await;
+    let bad = OperationId::of_caller("", "bad");
+    let row = state_only(bad, ProcessState::Processing, Timestamp(1));
+    world.write(row).await;
+
+    let (status, unreadable) = world.get(&format!("{OPERATIONS}/bad")).await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(unreadable["type"], "/problems/row-unreadable");
+    assert_eq!(unreadable["id"], bad.to_string());
+
+    let single = world.post(OPERATIONS, order("bad", 1)).send().await;
+    let (status, _, single) = problem(single.unwrap()).await;
+    assert_eq!((status, &single["type"]), (500, &unreadable["type"]));
+
+    let lines = [order("good", 1), order("bad", 1), order("fine", 1)];
+    let lines = lines.map(|line| line.to_string()).join("\n");
+    let answers = world.post(BATCH, lines).send().await.unwrap();
+    let answers = answers.text().await.unwrap();
+    let statuses: Vec<_> = answers
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["status"].clone())
+        .collect();
+    assert_eq!(statuses, [202, 500, 202], "{answers}");
+    assert_eq!(world.records().len(), 2);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_describes_itself() {
+    let world = World::start().await;
+    let (status, openapi) = world.get("/openapi.json").await;
+    assert_eq!(status, StatusCode::OK);
+    for path in [DELIVERIES, OPERATIONS, BATCH] {
+        assert!(openapi["paths"][path]["post"].is_object(), "{path}");
+    }
+    let home = world.http.get(world.url("/")).send().await.unwrap();
+    assert_eq!(
+        (home.status(), location(&home).as_str()),
+        (StatusCode::FOUND, "/docs")
+    );
+    for page in ["/docs", "/problems/id-conflict"] {
+        let response = world.http.get(world.url(page)).send().await.unwrap();
+        assert_eq!(response.headers()[CONTENT_TYPE], "text/html; charset=utf-8");
+        assert!(
+            response
+                .text()
+                .await
+                .unwrap()
+                .starts_with("<!doctype html>")
+        );
+        let head = world.http.head(world.url(page)).send().await.unwrap();
+        assert_eq!(head.status(), StatusCode::OK);
+    }
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_of_another_request_shows_nothing_of_it() {
+    let world = World::with(|config| config.recent_accepted_max = 0).await;
+    let accepted = world.post(DELIVERIES, delivery()).send().await.unwrap();
+    let location = location(&accepted);
+    let (_, at) = location.split_once("?at=").unwrap();
+    let id = world.records()[0].request.operation;
+    let in_partition = |text: &String| {
+        let id = OperationId::of_caller("", text);
+        partition_for(id, PARTITIONS) == world.records()[0].partition
+    };
+    let other = (0..).map(|n| format!("other-{n}")).find(in_partition);
+    let (status, pending) = world
+        .get(&format!("{DELIVERIES}/{}?at={at}", other.unwrap()))
+        .await;
+    assert_eq!(
+        (status, &pending["state"]),
+        (StatusCode::OK, &json!("Pending"))
+    );
+    assert_eq!(
+        (&pending["request"], &pending["createdAt"]),
+        (&Value::Null, &Value::Null)
+    );
+
+    let beyond = at.replacen("-0-", "-7-", 1);
+    let (status, pending) = world.get(&format!("{DELIVERIES}/{id}?at={beyond}")).await;
+    assert_eq!(
+        (status, &pending["request"]),
+        (StatusCode::OK, &Value::Null)
+    );
+    let (_, pending) = world.get(&location).await;
+    assert_eq!(pending["request"]["deliveryId"], id.to_string());
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pending_delivery_that_may_not_be_read_is_shown_without_its_request() {
+    let world = World::with(|config| config.pending_reads_max = 0).await;
+    let accepted = world.post(DELIVERIES, delivery()).send().await.unwrap();
+    let (status, pending) = world.get(&location(&accepted)).await;
+    assert_eq!(
+        (status, &pending["state"], &pending["workflow"]),
+        (StatusCode::OK, &json!("Pending"), &json!("drone-delivery"))
+    );
+    assert_eq!(pending["request"], Value::Null);
+    world.ingestion.shutdown().await;
+}

@@ -1,0 +1,283 @@
+//! The bytes on the connection: framing, slowness, and both versions of HTTP.
+
+use std::time::{Duration, Instant};
+
+use reqwest::header::CONTENT_TYPE;
+use reqwest::{Client, StatusCode};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::world::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn request_smuggling_shapes_are_refused_and_reach_no_topic() {
+    let world = World::start().await;
+    let body = delivery().to_string();
+    let length = format!("Content-Length: {}", body.len());
+    let chunked = "Transfer-Encoding: chunked";
+    let in_chunks = format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    let cases = [
+        (
+            format!("{length}\r\n{chunked}"),
+            &in_chunks,
+            "ambiguous-length",
+        ),
+        (
+            format!("{chunked}\r\n{length}"),
+            &in_chunks,
+            "ambiguous-length",
+        ),
+        (
+            format!("{length}\r\nContent-Length: 1"),
+            &body,
+            "ambiguous-length",
+        ),
+        (format!("{length}\r\n{length}"), &body, "ambiguous-length"),
+        (
+            "Transfer-Encoding: xchunked".to_owned(),
+            &in_chunks,
+            "ambiguous-length",
+        ),
+        (
+            "Transfer-Encoding: chunked, chunked".to_owned(),
+            &in_chunks,
+            "ambiguous-length",
+        ),
+        (
+            format!("{length}\r\nX: a\r\n folded"),
+            &body,
+            "malformed-request",
+        ),
+        (format!("{length}\nX: a"), &body, "malformed-request"),
+        (
+            format!("Transfer-Encoding : chunked\r\n{length}"),
+            &body,
+            "malformed-request",
+        ),
+        (format!("{length}\r\nX: a\0b"), &body, "malformed-request"),
+        (format!("{length}\r\nHost: b"), &body, "malformed-request"),
+    ];
+    for (fields, body, kind) in cases {
+        let request = format!(
+            "POST {DELIVERIES} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n{fields}\r\n\r\n{body}"
+        );
+        let answer = world.raw(request.as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{fields:?}: {answer}");
+        assert!(answer.contains("connection: close"), "{fields:?}: {answer}");
+        assert!(
+            answer.contains(&format!("\"type\":\"/problems/{kind}\"")),
+            "{fields:?}: {answer}"
+        );
+        assert_eq!(
+            answer.matches("\r\ncontent-length: ").count(),
+            1,
+            "{fields:?}: {answer}"
+        );
+    }
+    assert_eq!(world.records().len(), 0);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_request_is_answered_in_its_turn_and_nothing_after_it() {
+    let world = World::start().await;
+    let body = order("turn-1", 1).to_string();
+    let head =
+        format!("POST {OPERATIONS} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n");
+    let good = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
+    let chunked = format!(
+        "{head}Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n",
+        body.len()
+    );
+    let smuggled =
+        format!("{head}Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n");
+    let later = good.replace("turn-1", "turn-2");
+    let answer = world
+        .raw(format!("{good}{chunked}{smuggled}{later}").as_bytes())
+        .await;
+    let statuses: Vec<_> = answer
+        .matches("HTTP/1.1 ")
+        .zip(answer.split("HTTP/1.1 ").skip(1))
+        .map(|(_, rest)| &rest[..3])
+        .collect();
+    assert_eq!(statuses, ["202", "202", "400"], "{answer}");
+    let records = world.records();
+    assert!(
+        records
+            .iter()
+            .all(|record| record.request.caller_id.as_deref() == Some("turn-1"))
+    );
+    assert_eq!(records.len(), 1, "the repeat met its first");
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn heads_and_bodies_that_are_too_long_slow_or_broken_are_refused() {
+    let world = World::with(|config| {
+        config.header_read_timeout = Duration::from_millis(100);
+        config.body_read_timeout = Duration::from_millis(100);
+    })
+    .await;
+    let head = format!(
+        "POST {DELIVERIES} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    );
+    let cases = [
+        (
+            format!(
+                "GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n",
+                "x".repeat(200_000)
+            ),
+            "431",
+            "head-too-large",
+        ),
+        (
+            format!("GET / HTTP/1.1\r\nHost: a\r\n{}\r\n", "X: y\r\n".repeat(80)),
+            "431",
+            "head-too-large",
+        ),
+        (
+            format!("GET /{} HTTP/1.1\r\nHost: a\r\n\r\n", "x".repeat(20_000)),
+            "431",
+            "head-too-large",
+        ),
+        (
+            "GET / HTTP/1.1\r\nHost: a\r\n".to_owned(),
+            "408",
+            "request-timeout",
+        ),
+        (
+            format!("{head}Content-Length: 100\r\n\r\n{{"),
+            "408",
+            "request-timeout",
+        ),
+        (
+            format!("{head}Transfer-Encoding: chunked\r\n\r\n5\r\nab"),
+            "408",
+            "request-timeout",
+        ),
+        (
+            format!("{head}Transfer-Encoding: chunked\r\n\r\nxyz\r\n"),
+            "400",
+            "incomplete-body",
+        ),
+        (
+            format!("{head}Content-Length: 70000\r\n\r\n{}", "x".repeat(70_000)),
+            "413",
+            "body-too-large",
+        ),
+        (
+            format!(
+                "{head}Transfer-Encoding: chunked\r\n\r\n11170\r\n{}\r\n0\r\n\r\n",
+                "x".repeat(70_000)
+            ),
+            "413",
+            "body-too-large",
+        ),
+        (
+            "\x16\x03\x01\x02\x00\x01\x00\x01\r\n\r\n".to_owned(),
+            "400",
+            "malformed-request",
+        ),
+    ];
+    for (request, status, kind) in cases {
+        let shown: String = request.chars().take(120).collect();
+        let answer = world.raw(request.as_bytes()).await;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{shown:?}: {answer}"
+        );
+        assert!(
+            answer.contains(&format!("/problems/{kind}")),
+            "{shown:?}: {answer}"
+        );
+    }
+    assert_eq!(world.records().len(), 0);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn http_2_without_tls_is_spoken_too() {
+    let world = World::start().await;
+    let http2 = Client::builder().http2_prior_knowledge().build().unwrap();
+    let requests = (0..50).map(|number| {
+        let body = order(&format!("h2-{number}"), number).to_string();
+        let request = http2
+            .post(world.url(OPERATIONS))
+            .header(CONTENT_TYPE, "application/json");
+        request.body(body).send()
+    });
+    for response in futures_util::future::join_all(requests).await {
+        let response = response.unwrap();
+        assert_eq!(response.version(), reqwest::Version::HTTP_2);
+        assert_eq!(response.status(), StatusCode::ACCEPTED);
+    }
+    assert_eq!(world.records().len(), 50);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_stands_still_is_answered_408_and_its_connection_ends() {
+    let pause = Duration::from_millis(150);
+    let world = World::with(|config| config.body_read_timeout = pause).await;
+    for (path, media_type) in [
+        (DELIVERIES, "application/json"),
+        (OPERATIONS, "application/json"),
+        (BATCH, "application/x-ndjson"),
+    ] {
+        let head = format!("POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: {media_type}\r\n");
+        for body in [
+            "Content-Length: 100\r\n\r\n",
+            "Content-Length: 100\r\n\r\n{\"workflow\":",
+            "Transfer-Encoding: chunked\r\n\r\n",
+            "Transfer-Encoding: chunked\r\n\r\n40\r\n{\"workflow\":",
+        ] {
+            let began = Instant::now();
+            let answer = world.raw(format!("{head}{body}").as_bytes()).await;
+            assert!(began.elapsed() >= pause, "{path} {body:?}");
+            // Of a batch the answer has begun already: it ends with a line that says so.
+            match path {
+                BATCH => assert!(answer.contains("{\"status\":408,"), "{body:?}: {answer}"),
+                _ => assert!(answer.starts_with("HTTP/1.1 408 "), "{body:?}: {answer}"),
+            }
+            assert!(
+                answer.contains("\"type\":\"/problems/request-timeout\""),
+                "{path} {body:?}: {answer}"
+            );
+        }
+    }
+    assert_eq!(world.records().len(), 0);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_drips_for_too_long_is_answered_408() {
+    let world = World::with(|config| config.body_timeout = Duration::from_millis(300)).await;
+    let head = format!(
+        "POST {DELIVERIES} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\
+         Content-Length: 60000\r\n\r\n"
+    );
+    let mut socket = TcpStream::connect(world.ingestion.address()).await.unwrap();
+    socket.write_all(head.as_bytes()).await.unwrap();
+    let (mut reader, mut writer) = socket.into_split();
+    let dripping = tokio::spawn(async move {
+        let mut drip = tokio::time::interval(Duration::from_millis(10));
+        loop {
+            drip.tick().await;
+            if writer.write_all(b" ").await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut answer = Vec::new();
+    let mut part = [0; 1024];
+    while !answer.ends_with(b"}") {
+        let n = within(reader.read(&mut part)).await.unwrap();
+        assert!(n > 0, "it ended without an answer");
+        answer.extend_from_slice(&part[..n]);
+    }
+    dripping.abort();
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    assert!(answer.contains("not whole after 0.3 seconds"), "{answer}");
+    world.ingestion.shutdown().await;
+}

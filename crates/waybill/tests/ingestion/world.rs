@@ -1,0 +1,346 @@
+//! What surrounds an ingestion under test, and how tests talk to it.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::message::Headers;
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::DefaultProducerContext;
+use rdkafka::{ClientConfig, Message as _, Offset as KafkaOffset, TopicPartitionList};
+use reqwest::header::{CONTENT_TYPE, LOCATION};
+use reqwest::{Client, RequestBuilder, Response, StatusCode};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use uuid::Uuid;
+use waybill::ingestion::{Ingestion, IngestionConfig};
+use waybill_broker::{Broker, BrokerConfig};
+use waybill_engine::{
+    CreateRequest, Created, Epoch, Offset, OperationId, OperationState, OwnerId, PartitionId,
+    Position, ProcessState, Stamp, Timestamp, Workflow, WorkflowDefinition, Workflows,
+};
+use waybill_kafka::{Admin, KafkaSettings, TopicSpec};
+use waybill_messages::{Record as _, Topics};
+use waybill_store::{
+    Checkpoint, EmbeddedConfig, EmbeddedStore, Lease, LeaseKey, RowWrite, Store, WriteBatch,
+};
+
+pub const PARTITIONS: u32 = 3;
+pub const DELIVERIES: &str = "/api/deliveryrequests";
+pub const OPERATIONS: &str = "/v1/operations";
+pub const BATCH: &str = "/v1/operations:batch";
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// librdkafka's own.
+pub type Mock = MockCluster<'static, DefaultProducerContext>;
+
+/// Everything around one ingestion. Its brokers are librdkafka's mock cluster or the embedded one.
+pub struct World<C = Mock> {
+    pub ingestion: Ingestion,
+    pub store: Arc<EmbeddedStore>,
+    pub cluster: C,
+    pub kafka: KafkaSettings,
+    pub topics: Topics,
+    pub http: Client,
+    _directory: tempfile::TempDir,
+}
+
+impl World {
+    pub async fn start() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub async fn with(change: impl FnOnce(&mut IngestionConfig)) -> Self {
+        let cluster = MockCluster::new(1).unwrap();
+        cluster
+            .create_topic(Topics::default().requests(), PARTITIONS as i32, 1)
+            .unwrap();
+        let kafka = KafkaSettings::new(cluster.bootstrap_servers());
+        let directory = tempfile::tempdir().unwrap();
+        World::around(cluster, kafka, directory, change).await
+    }
+}
+
+impl World<Broker> {
+    /// On the embedded broker, with these settings of the topic of requests.
+    pub async fn on_embedded_broker(settings: &[(&str, &str)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = BrokerConfig::new(directory.path().join("broker"));
+        config.listen.set_port(0);
+        let broker = Broker::start(config).await.unwrap();
+        let kafka = KafkaSettings::new(broker.address().to_string());
+        let topic = TopicSpec {
+            config: settings
+                .iter()
+                .map(|(name, value)| (name.to_string(), value.to_string()))
+                .collect(),
+            ..TopicSpec::new(Topics::default().requests(), PARTITIONS)
+        };
+        let admin = Admin::new(&kafka, "test").unwrap();
+        admin.wait_ready(PATIENCE).await.unwrap();
+        admin.create_topics(&[topic]).await.unwrap();
+        World::around(broker, kafka, directory, |_| {}).await
+    }
+}
+
+impl<C> World<C> {
+    async fn around(
+        cluster: C,
+        kafka: KafkaSettings,
+        directory: tempfile::TempDir,
+        change: impl FnOnce(&mut IngestionConfig),
+    ) -> Self {
+        let store = EmbeddedConfig::new(directory.path().join("store"));
+        let store = Arc::new(EmbeddedStore::open(store).unwrap());
+        let topics = Topics::default();
+        let mut config = IngestionConfig {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            accept_timeout: Duration::from_secs(5),
+            reply_to_prefixes: vec!["replies.".to_owned()],
+            pending_read_timeout: PATIENCE,
+            ..IngestionConfig::default()
+        };
+        change(&mut config);
+        let ingestion = Ingestion::start(
+            config,
+            Arc::clone(&store) as Arc<dyn Store>,
+            kafka.clone(),
+            topics.clone(),
+            PARTITIONS,
+            workflows(),
+        )
+        .await
+        .unwrap();
+        let http = Client::builder()
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .unwrap();
+        Self {
+            ingestion,
+            store,
+            cluster,
+            kafka,
+            topics,
+            http,
+            _directory: directory,
+        }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.ingestion.address())
+    }
+
+    pub fn post(&self, path: &str, body: impl ToString) -> RequestBuilder {
+        let media_type = if path == BATCH {
+            "application/x-ndjson"
+        } else {
+            "application/json"
+        };
+        self.http
+            .post(self.url(path))
+            .header(CONTENT_TYPE, media_type)
+            .body(body.to_string())
+    }
+
+    pub async fn get(&self, path: &str) -> (StatusCode, Value) {
+        answer(self.http.get(self.url(path)).send().await.unwrap()).await
+    }
+
+    /// Sends bytes as they are and returns what comes back until the server closes.
+    pub async fn raw(&self, bytes: &[u8]) -> String {
+        let mut socket = TcpStream::connect(self.ingestion.address()).await.unwrap();
+        socket.write_all(bytes).await.unwrap();
+        let mut answer = Vec::new();
+        within(socket.read_to_end(&mut answer)).await.unwrap();
+        String::from_utf8(answer).unwrap()
+    }
+
+    /// All records of the requests topic.
+    pub fn records(&self) -> Vec<Taken> {
+        let consumer: BaseConsumer = ClientConfig::new()
+            .set("bootstrap.servers", self.kafka.brokers.as_str())
+            .set("group.id", "test")
+            .create()
+            .unwrap();
+        let topic = self.topics.requests();
+        let mut assignment = TopicPartitionList::new();
+        let mut expected = 0;
+        for partition in 0..PARTITIONS as i32 {
+            assignment
+                .add_partition_offset(topic, partition, KafkaOffset::Beginning)
+                .unwrap();
+            let (low, high) = consumer
+                .fetch_watermarks(topic, partition, PATIENCE)
+                .unwrap();
+            expected += high - low;
+        }
+        consumer.assign(&assignment).unwrap();
+        let began = Instant::now();
+        let mut records = Vec::new();
+        while (records.len() as i64) < expected {
+            assert!(began.elapsed() < PATIENCE, "records are missing");
+            let Some(message) = consumer.poll(Duration::from_millis(100)) else {
+                continue;
+            };
+            let message = message.unwrap().detach();
+            records.push(Taken {
+                key: String::from_utf8(message.key().unwrap().to_vec()).unwrap(),
+                partition: PartitionId(message.partition() as u32),
+                offset: Offset(message.offset()),
+                traceparent: message.headers().and_then(traceparent),
+                request: CreateRequest::decode(message.payload().unwrap()).unwrap(),
+            });
+        }
+        records
+    }
+
+    /// What the scheduler would have written of this record.
+    pub async fn schedule(&self, record: &Taken, state: ProcessState) {
+        let request = &record.request;
+        let created = Created {
+            workflow: request.workflow.as_str().into(),
+            workflow_version: 1,
+            step_names: vec!["one".into()],
+            tenant: request.tenant.as_str().into(),
+            caller_id: request.caller_id.clone(),
+            input: request.input.clone().into(),
+            deadline: request.deadline,
+            reply_to: request.reply_to.clone(),
+            request_hash: request.request_hash,
+            request: Position {
+                partition: record.partition,
+                offset: record.offset,
+            },
+            requested_at: request.requested_at,
+            created_at: request.requested_at,
+            traceparent: None,
+        };
+        let updated_at = Timestamp(request.requested_at.0 + 1);
+        self.write(RowWrite {
+            created: Some(Arc::new(created)),
+            ..state_only(request.operation, state, updated_at)
+        })
+        .await;
+    }
+
+    pub async fn write(&self, row: RowWrite) {
+        let batch = WriteBatch {
+            rows: vec![row],
+            ..WriteBatch::default()
+        };
+        self.store.write(batch).await.unwrap();
+    }
+
+    /// Says how far the scheduler of a partition has got.
+    pub async fn consumed(&self, partition: PartitionId, consumed: Offset) {
+        let lease = Lease {
+            key: LeaseKey::scheduler(partition),
+            owner: Some(OwnerId(Uuid::new_v4())),
+            epoch: Epoch(1),
+            renewal: 1,
+            duration: Duration::from_secs(10),
+            stamp_limit: Stamp(1),
+            checkpoint: Checkpoint::default(),
+            consumed,
+        };
+        assert!(self.store.take_lease(None, lease).await.unwrap());
+    }
+}
+
+/// A row's state without its immutable part, as no scheduler leaves it.
+pub fn state_only(id: OperationId, state: ProcessState, updated_at: Timestamp) -> RowWrite {
+    let state = OperationState {
+        state,
+        locked_by: None,
+        epoch: Epoch(1),
+        next_due: None,
+        handed_off: false,
+        failure_count: 0,
+        sequence: 0,
+        updated_at,
+        error: None,
+        steps: vec![Default::default()],
+    };
+    RowWrite {
+        id,
+        created: None,
+        state,
+        stamp: Stamp(1),
+        keep_for: None,
+    }
+}
+
+/// A record of the requests topic.
+pub struct Taken {
+    pub key: String,
+    pub partition: PartitionId,
+    pub offset: Offset,
+    pub traceparent: Option<String>,
+    pub request: CreateRequest,
+}
+
+fn traceparent(headers: &impl Headers) -> Option<String> {
+    let header = headers.iter().find(|header| header.key == "traceparent")?;
+    Some(String::from_utf8(header.value?.to_vec()).unwrap())
+}
+
+fn workflows() -> Arc<Workflows> {
+    let workflow = |name: &str| {
+        let definition: WorkflowDefinition = serde_json::from_value(
+            json!({"name": name, "version": 1, "steps": [{"name": "one", "agent": "agent"}]}),
+        )
+        .unwrap();
+        Workflow::try_from(definition).unwrap()
+    };
+    Arc::new(Workflows::new(vec![workflow("drone-delivery"), workflow("order")]).unwrap())
+}
+
+pub fn delivery() -> Value {
+    json!({
+        "ownerId": "myowner",
+        "pickupLocation": "my pickup",
+        "dropoffLocation": "drop off",
+        "pickupTime": "2030-05-08T20:00:00Z",
+        "deadline": "2030-05-08T22:00:00Z",
+        "expedited": true,
+        "confirmationRequired": "None",
+        "packageInfo": {"packageId": "mypackage", "size": "Small", "weight": 10, "tag": "mytag"},
+    })
+}
+
+pub fn order(id: &str, number: i32) -> Value {
+    json!({"workflow": "order", "id": id, "input": {"number": number}})
+}
+
+pub fn location(response: &Response) -> String {
+    response.headers()[LOCATION].to_str().unwrap().to_owned()
+}
+
+pub async fn answer(response: Response) -> (StatusCode, Value) {
+    let (status, text) = (response.status(), response.text().await.unwrap());
+    (
+        status,
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text:?}")),
+    )
+}
+
+/// The problem that a response must be.
+pub async fn problem(response: Response) -> (u16, String, Value) {
+    assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
+    let (status, problem) = answer(response).await;
+    assert_eq!(problem["status"], status.as_u16());
+    for member in ["title", "detail"] {
+        assert!(problem[member].is_string(), "{problem}");
+    }
+    let kind = problem["type"].as_str().unwrap().replace("/problems/", "");
+    (status.as_u16(), kind, problem)
+}
+
+pub async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .expect("it takes too long")
+}
