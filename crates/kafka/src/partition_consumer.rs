@@ -195,8 +195,8 @@ impl PartitionConsumer {
     /// transactions or records of aborted ones follow it. Told once for each end that is reached,
     /// after the records of the same poll. Only for consumers that one thread polls.
     ///
-    /// Two gaps at an end are not seen, because librdkafka does not count them as read: batches
-    /// that compaction has emptied whole, and, with [`PollError`], whatever lies behind the error.
+    /// One kind of gap is not seen, because librdkafka does not count it as read: batches at the end
+    /// that compaction has emptied whole.
     pub fn poll_with_positions(
         &self,
         limits: PollLimits,
