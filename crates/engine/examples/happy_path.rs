@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, Backoff, Command, CreateRequest, EngineConfig, Epoch, Event, IdOrigin, Message,
-    Offset, OperationId, Outcome, OwnerId, Ownership, PartitionEngine, PartitionId, RequestHash,
-    Stamp, StepDefinition, StepReply, StepRequest, Timestamp, Workflow, WorkflowDefinition,
-    Workflows,
+    Attempt, Command, CreateRequest, EngineConfig, Epoch, Event, IdOrigin, Message, Offset,
+    OperationId, OperationRequest, Outcome, OwnerId, Ownership, PartitionEngine, PartitionId,
+    RequestHash, Stamp, StepDefinition, StepReply, StepRequest, Timestamp, Workflow,
+    WorkflowDefinition, Workflows,
 };
 
 const ROUNDS: usize = 20;
@@ -99,6 +99,7 @@ fn success(step: &StepRequest) -> StepReply {
         step: step.step.to_string(),
         attempt: Attempt(1),
         epoch: step.epoch,
+        action: step.action,
         outcome: Outcome::Success {
             outputs: vec![("id".to_owned(), "x-1".to_owned())],
         },
@@ -106,21 +107,9 @@ fn success(step: &StepRequest) -> StepReply {
 }
 
 fn engine() -> PartitionEngine {
-    let steps = STEPS.map(|name| StepDefinition {
-        name: name.to_owned(),
-        agent: name.to_owned(),
-        after: None,
-        when: None,
-        complete_by: Duration::from_secs(10),
-        failures_max: 8,
-        backoff: Backoff::default(),
-    });
-    let workflow = Workflow::try_from(WorkflowDefinition {
-        name: "drone-delivery".to_owned(),
-        version: 1,
-        steps: steps.into(),
-    })
-    .expect("the steps are well formed");
+    let steps = STEPS.map(|name| StepDefinition::new(name, name));
+    let definition = WorkflowDefinition::new("drone-delivery", 1, steps.into());
+    let workflow = Workflow::try_from(definition).expect("the steps are well formed");
     let workflows = Workflows::new(vec![workflow]).expect("there is only one");
     PartitionEngine::new(
         Arc::new(EngineConfig::default()),
@@ -132,6 +121,7 @@ fn engine() -> PartitionEngine {
             epoch: Epoch(1),
             requests_next: Offset(0),
             replies_next: Offset(0),
+            recoveries_next: Offset(0),
             requests_end: Offset(0),
             replies_end: Offset(0),
             stamp_floor: Stamp(0),
@@ -147,7 +137,7 @@ fn request(number: u64, now: Timestamp) -> Event {
         fingerprint: mixed,
         bytes: 600,
         rerouted: false,
-        request: CreateRequest {
+        request: OperationRequest::Create(CreateRequest {
             operation: OperationId(Uuid::from_u64_pair(0x0198_0000_0000_7000 + number, mixed)),
             id_origin: IdOrigin::Server,
             workflow: "drone-delivery".to_owned(),
@@ -159,6 +149,7 @@ fn request(number: u64, now: Timestamp) -> Event {
             request_hash: RequestHash([7; 16]),
             requested_at: now,
             traceparent: None,
-        },
+            resubmission_of: None,
+        }),
     }
 }

@@ -1,37 +1,60 @@
-//! What an operation does next: which steps start, which are skipped, tried again or given up, and
-//! when the whole has ended.
+//! What an operation does next: which steps start, which are skipped, tried again, given up or
+//! undone, and when the whole has ended.
 //!
 //! Every function here changes an [`OperationState`] through the steps' transition function alone
 //! and then lets the operation go as far as it can. What must hold when one returns: no step that
-//! could start stands still, and an operation that is not final has a step that is running or
-//! waits to be tried again. Deliberately absent: rows, messages and memory; see
-//! [`PartitionEngine`](crate::PartitionEngine).
+//! could start stands still, and an operation that is neither final nor waits for the supervisor's
+//! decision has a step that is under way or waits to be tried again. Deliberately absent: rows,
+//! messages and memory; see [`PartitionEngine`](crate::PartitionEngine).
 
 use std::time::Duration;
 
+use crate::gate::{Gates, Traffic};
 use crate::id::OperationId;
-use crate::operation::{OperationError, OperationState, ProcessState, StepProgress, StepState};
+use crate::operation::{Created, OperationState, ProcessState, StepError, StepProgress, StepState};
 use crate::partition::EngineStats;
-use crate::record::{Outcome, Outputs, StepReply};
+use crate::record::{Action, Outcome, Outputs, StepReply};
 use crate::step::{IllegalTransition, Spread, StepEvent, transition};
 use crate::time::Timestamp;
-use crate::workflow::{StepCondition, StepSet, Workflow};
+use crate::workflow::{StepSet, Undo, Workflow};
+
+mod amend;
+mod forward;
+mod recover;
+mod undo;
+
+pub use recover::Verdict;
 
 /// An operation in the hands of its workflow, at one instant.
 #[derive(Debug)]
 pub struct Advance<'a> {
     /// The operation.
     pub id: OperationId,
+    /// What never changes of it.
+    pub created: &'a Created,
     /// Its workflow; its steps are those of `state`.
     pub workflow: &'a Workflow,
     /// Its state.
     pub state: &'a mut OperationState,
-    /// Collects the steps whose running attempt has to be asked for.
+    /// How fast agents may be asked.
+    pub gates: &'a mut Gates,
+    /// Collects the steps whose attempt under way has to be asked for.
     pub ask: &'a mut StepSet,
+    /// Collects the steps whose state changed.
+    pub touched: &'a mut StepSet,
     /// Counts what happens.
     pub stats: &'a mut EngineStats,
     /// The time.
     pub now: Timestamp,
+}
+
+/// What may be held against an attempt under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Patience {
+    /// How long after its complete-by it counts as timed out.
+    pub grace: Duration,
+    /// Whether replies were read so far that a missing one is missing.
+    pub time_outs: bool,
 }
 
 /// What became of what was due.
@@ -53,7 +76,7 @@ impl Advance<'_> {
         self.go_on()
     }
 
-    /// Takes an operation over from an earlier owner: what runs is asked for again, for the
+    /// Takes an operation over from an earlier owner: what is under way is asked for again, for the
     /// request may never have been sent.
     ///
     /// # Errors
@@ -61,7 +84,7 @@ impl Advance<'_> {
     /// If the steps are in a state that the engine never makes.
     pub fn resume(&mut self) -> Result<(), IllegalTransition> {
         for index in 0..self.state.steps.len() {
-            if self.state.steps[index].state == StepState::Running {
+            if self.state.steps[index].is_under_way() {
                 self.step(index, StepEvent::Resume)?;
                 self.ask.insert(index);
             }
@@ -69,23 +92,69 @@ impl Advance<'_> {
         self.go_on()
     }
 
-    /// Applies a reply if it answers a running attempt of an operation that is not final. Returns
-    /// whether it did; a reply to anything else changes nothing.
+    /// Applies a reply. Returns whether it changed anything: a reply to an attempt that is not
+    /// under way changes nothing, except that a success in it is kept as evidence, and undone if
+    /// everything else is.
     ///
     /// # Errors
     ///
     /// If the steps are in a state that the engine never makes.
     pub fn reply(&mut self, reply: StepReply) -> Result<bool, IllegalTransition> {
-        let index = self.workflow.step_index(&reply.step);
-        let Some(index) = index.filter(|index| self.answers_running(*index, &reply)) else {
-            self.count_stale(index, &reply.outcome);
+        let Some(index) = self.workflow.step_index(&reply.step) else {
+            self.stats.stale_replies += 1;
             return Ok(false);
         };
+        if !self.answers_attempt_under_way(index, &reply) {
+            self.stats.stale_replies += 1;
+            return self.late(index, &reply);
+        }
+        let now = self.now;
+        let agent = {
+            let step = &self.workflow.steps()[index];
+            match (&step.undo, self.state.steps[index].action) {
+                (Undo::Agent(undo), Action::Compensate) => &undo.agent,
+                _ => &step.agent,
+            }
+        };
+        match &reply.outcome {
+            Outcome::Success { .. } | Outcome::Permanent { .. } | Outcome::NotPerformed => {
+                self.gates.succeeded(agent);
+            }
+            Outcome::NotAttempted { retry_after_ms, .. } => {
+                let retry_after = Duration::from_millis(u64::from(*retry_after_ms));
+                self.gates.refused(agent, retry_after, now);
+            }
+            Outcome::Transient { .. } | Outcome::Unknown { .. } => {}
+        }
         let event = match reply.outcome {
             Outcome::Success { outputs } => StepEvent::Succeeded { outputs },
-            Outcome::Transient { error } | Outcome::Unknown { error } => {
+            Outcome::NotPerformed if reply.action == Action::Run => {
+                // No answer to the question. Taken for what it cannot be, it would cost no failure.
                 self.state.failure_count += 1;
-                StepEvent::FailedTransiently { error }
+                StepEvent::FailedTransiently {
+                    error: StepError {
+                        code: "answer-unfit".to_owned(),
+                        message: "the agent answered a probe, and was asked to perform the step"
+                            .to_owned(),
+                    },
+                    unknown: true,
+                }
+            }
+            Outcome::NotPerformed => StepEvent::NotPerformed,
+            Outcome::Transient { error } => {
+                self.state.failure_count += 1;
+                StepEvent::FailedTransiently {
+                    error,
+                    unknown: false,
+                }
+            }
+            Outcome::Unknown { error } => {
+                self.stats.unknown_outcomes += 1;
+                self.state.failure_count += 1;
+                StepEvent::FailedTransiently {
+                    error,
+                    unknown: true,
+                }
             }
             Outcome::Permanent { error } => {
                 self.state.failure_count += 1;
@@ -107,40 +176,29 @@ impl Advance<'_> {
         Ok(true)
     }
 
-    /// Gives up attempts that outlived their complete-by and `grace`, if `time_outs` may be
-    /// applied, and makes the attempts whose time has come.
+    /// Gives up attempts that outlived their complete-by, if that may be said, and makes the
+    /// attempts whose time has come.
     ///
     /// # Errors
     ///
     /// If the steps are in a state that the engine never makes.
-    pub fn due(
-        &mut self,
-        grace: Duration,
-        time_outs: bool,
-    ) -> Result<DueOutcome, IllegalTransition> {
+    pub fn due(&mut self, patience: Patience) -> Result<DueOutcome, IllegalTransition> {
         let mut outcome = DueOutcome::default();
         if self.state.state.is_final() {
             return Ok(outcome);
         }
         for index in 0..self.state.steps.len() {
-            let Some(at) = step_due(&self.state.steps[index], grace) else {
+            let Some(at) = step_due(self.state, index, patience.grace) else {
                 continue;
             };
             if at > self.now {
                 continue;
             }
-            if self.state.steps[index].state != StepState::Running {
-                self.stats.retries += 1;
-                self.step(index, StepEvent::Retry)?;
-                self.ask.insert(index);
-            } else if time_outs {
-                self.stats.time_outs += 1;
-                self.state.failure_count += 1;
-                self.step(index, StepEvent::TimedOut)?;
-            } else {
+            if self.state.steps[index].is_under_way() && !patience.time_outs {
                 outcome.held_back = true;
                 continue;
             }
+            self.step_is_due(index, None)?;
             outcome.changed = true;
         }
         if outcome.changed {
@@ -149,98 +207,146 @@ impl Advance<'_> {
         Ok(outcome)
     }
 
-    fn answers_running(&self, index: usize, reply: &StepReply) -> bool {
-        let step = &self.state.steps[index];
-        !self.state.state.is_final()
-            && step.state == StepState::Running
-            && step.attempt == reply.attempt
-    }
-
-    fn count_stale(&mut self, index: Option<usize>, outcome: &Outcome) {
-        self.stats.stale_replies += 1;
-        let unfinished =
-            index.is_some_and(|index| self.state.steps[index].state != StepState::Completed);
-        if unfinished && matches!(outcome, Outcome::Success { .. }) {
-            self.stats.late_successes += 1;
+    /// Gives up the attempt under way, or makes the next.
+    fn step_is_due(
+        &mut self,
+        index: usize,
+        budget: Option<Duration>,
+    ) -> Result<(), IllegalTransition> {
+        if self.state.steps[index].is_under_way() {
+            self.stats.time_outs += 1;
+            self.state.failure_count += 1;
+            return self.step(index, StepEvent::TimedOut);
         }
-    }
-
-    /// Starts and skips what can be, and ends the operation if nothing is left to do for it.
-    fn go_on(&mut self) -> Result<(), IllegalTransition> {
-        if let Some(index) = self.state.steps.iter().position(failed_for_good) {
-            self.end(ProcessState::Error, Some(index));
+        if self.state.state == ProcessState::Processing && self.is_doomed(index) {
+            self.doom(index);
             return Ok(());
         }
-        // In this order one pass is enough: a skipped step comes before all that wait for it.
-        let workflow = self.workflow;
-        for &index in workflow.order() {
-            let step = &workflow.steps()[index];
-            let progress = &self.state.steps[index];
-            let untouched = progress.state == StepState::NotStarted && progress.retry_at.is_none();
-            if !untouched || !step.after.iter().all(|before| self.has_ended(before)) {
-                continue;
-            }
-            if step.when.as_ref().is_none_or(|when| self.holds(when)) {
-                self.step(index, StepEvent::Start)?;
-                self.ask.insert(index);
-            } else {
-                self.step(index, StepEvent::Skip)?;
-            }
+        if self.put_off_if_spared(index)? {
+            return Ok(());
         }
-        if (0..self.state.steps.len()).all(|index| self.has_ended(index)) {
-            self.end(ProcessState::Processed, None);
-        }
+        self.stats.retries += 1;
+        self.step(index, StepEvent::Retry { budget })?;
+        self.ask.insert(index);
         Ok(())
     }
 
-    fn has_ended(&self, index: usize) -> bool {
-        matches!(
-            self.state.steps[index].state,
-            StepState::Completed | StepState::Skipped
-        )
+    /// Puts the attempt off that would begin now, if its agent is to be spared. Otherwise it counts
+    /// as asked for.
+    fn put_off_if_spared(&mut self, index: usize) -> Result<bool, IllegalTransition> {
+        let step = &self.workflow.steps()[index];
+        let progress = &self.state.steps[index];
+        let (agent, failures) = match (&step.undo, progress.state) {
+            (Undo::Agent(undo), StepState::Compensating) => {
+                (&undo.agent, progress.undo_failure_count)
+            }
+            _ => (&step.agent, progress.failure_count),
+        };
+        let traffic = match failures {
+            0 => Traffic::First,
+            _ => Traffic::Retry,
+        };
+        match self.gates.admit(agent, traffic, self.now) {
+            Ok(()) => Ok(false),
+            Err(wait) => {
+                self.stats.put_off += 1;
+                self.step(index, StepEvent::PutOff { wait })?;
+                Ok(true)
+            }
+        }
     }
 
-    fn holds(&self, when: &StepCondition) -> bool {
-        let read = &self.state.steps[when.step];
-        read.state == StepState::Completed
-            && read
-                .outputs
-                .iter()
-                .any(|(name, value)| *name == when.output && *value == when.equals)
+    fn answers_attempt_under_way(&self, index: usize, reply: &StepReply) -> bool {
+        let step = &self.state.steps[index];
+        // One that is parked in `Error` may go on: what runs beside the failure still counts.
+        (!self.state.state.is_final() || self.state.state == ProcessState::Error)
+            && step.is_under_way()
+            && step.attempt == reply.attempt
+            && step.action == reply.action
     }
 
-    fn end(&mut self, state: ProcessState, failing: Option<usize>) {
-        self.state.state = state;
-        self.state.error = failing.and_then(|index| {
-            Some(OperationError {
-                step: Some(self.workflow.step_names()[index].to_string()),
-                error: self.state.steps[index].error.clone()?,
-            })
-        });
+    /// A reply to an attempt that is not under way: of use only if it proves an effect that nothing
+    /// else accounts for.
+    fn late(&mut self, index: usize, reply: &StepReply) -> Result<bool, IllegalTransition> {
+        let step = &self.state.steps[index];
+        let is_success = matches!(reply.outcome, Outcome::Success { .. });
+        let is_known = [step.succeeded, step.late_success].contains(&Some(reply.attempt));
+        if !is_success
+            || is_known
+            || reply.action == Action::Compensate
+            || reply.attempt > step.attempt
+            || matches!(step.state, StepState::Completed | StepState::Skipped)
+        {
+            return Ok(false);
+        }
+        self.stats.late_successes += 1;
+        let attempt = reply.attempt;
+        self.step(index, StepEvent::LateSuccess { attempt })?;
+        match self.state.state {
+            ProcessState::Compensated
+            | ProcessState::Cancelled
+            | ProcessState::CompensationFailed => {
+                self.state.state = ProcessState::Compensating;
+            }
+            ProcessState::Pending
+            | ProcessState::Processing
+            | ProcessState::Processed
+            | ProcessState::Error
+            | ProcessState::Compensating => {}
+        }
+        self.go_on()?;
+        Ok(true)
+    }
+
+    /// Lets the operation go as far as it can.
+    fn go_on(&mut self) -> Result<(), IllegalTransition> {
+        match self.state.state {
+            ProcessState::Processing => self.go_forward(),
+            ProcessState::Compensating => self.go_back(),
+            ProcessState::Pending
+            | ProcessState::Processed
+            | ProcessState::Error
+            | ProcessState::Compensated
+            | ProcessState::Cancelled
+            | ProcessState::CompensationFailed => Ok(()),
+        }
     }
 
     fn step(&mut self, index: usize, event: StepEvent) -> Result<(), IllegalTransition> {
+        let before = self.state.steps[index].state;
         transition(
             &mut self.state.steps[index],
             event,
             &self.workflow.steps()[index],
             Spread::of(self.id, index),
             self.now,
-        )
+        )?;
+        if self.state.steps[index].state != before {
+            self.touched.insert(index);
+        }
+        Ok(())
     }
 }
 
-/// Whether no other attempt follows the failure of this step.
-fn failed_for_good(step: &StepProgress) -> bool {
-    matches!(step.state, StepState::Failed | StepState::TimedOut) && step.retry_at.is_none()
-}
-
-/// When something is due for a step: its time-out, or its next attempt.
-fn step_due(step: &StepProgress, grace: Duration) -> Option<Timestamp> {
-    match step.state {
-        StepState::Running => step.complete_by.map(|by| by + grace),
-        StepState::NotStarted | StepState::Failed | StepState::TimedOut => step.retry_at,
-        StepState::Completed | StepState::Skipped => None,
+/// When something is due for a step: its time-out, or its next attempt. While the supervisor is to
+/// decide, nothing is tried again; and while the operation is undone, nothing but undos.
+fn step_due(state: &OperationState, index: usize, grace: Duration) -> Option<Timestamp> {
+    let step: &StepProgress = &state.steps[index];
+    let is_concerned = match state.state {
+        ProcessState::Compensating => step.state == StepState::Compensating,
+        ProcessState::Pending
+        | ProcessState::Processing
+        | ProcessState::Processed
+        | ProcessState::Error
+        | ProcessState::Compensated
+        | ProcessState::Cancelled
+        | ProcessState::CompensationFailed => true,
+    };
+    match step.complete_by {
+        _ if !is_concerned => None,
+        Some(complete_by) => Some(complete_by + grace),
+        None if state.awaits_decision() => None,
+        None => step.retry_at,
     }
 }
 
@@ -251,26 +357,28 @@ pub fn next_due(
     grace: Duration,
     after: Option<Timestamp>,
 ) -> Option<Timestamp> {
-    state
-        .steps
-        .iter()
-        .filter_map(|step| step_due(step, grace))
+    (0..state.steps.len())
+        .filter_map(|index| step_due(state, index, grace))
         .filter(|due| after.is_none_or(|after| *due > after))
         .min()
 }
 
-/// What the completed steps before a step produced, as (`step.name`, value).
+/// What an attempt at a step may know, as (`step.name`, value): what the steps before it produced,
+/// and to undo it, what it produced itself.
 #[must_use]
-pub fn results_before(workflow: &Workflow, state: &OperationState, index: usize) -> Outputs {
-    let completed = || {
+pub fn results_for(workflow: &Workflow, state: &OperationState, index: usize) -> Outputs {
+    let is_undo = state.steps[index].action == Action::Compensate;
+    let has_outputs = |step: usize| !state.steps[step].outputs.is_empty();
+    let known = || {
         let ancestors = workflow.steps()[index].ancestors.iter();
-        ancestors.filter(|before| state.steps[*before].state == StepState::Completed)
+        let own = is_undo.then_some(index);
+        ancestors.chain(own).filter(|step| has_outputs(*step))
     };
-    let count = completed().map(|before| state.steps[before].outputs.len());
+    let count = known().map(|step| state.steps[step].outputs.len());
     let mut results = Vec::with_capacity(count.sum());
-    for before in completed() {
-        let step = &*workflow.step_names()[before];
-        for (name, value) in &state.steps[before].outputs {
+    for known in known() {
+        let step = &*workflow.step_names()[known];
+        for (name, value) in &state.steps[known].outputs {
             results.push(([step, ".", name].concat(), value.clone()));
         }
     }

@@ -15,8 +15,116 @@ pub struct WorkflowDefinition {
     pub name: String,
     /// Its version. Operations keep the version that they started with.
     pub version: u32,
+    /// Until when its caller may cancel it.
+    #[serde(default)]
+    pub cancel: CancelPolicy,
+    /// What happens once a step has failed for good, unless the step says otherwise.
+    #[serde(default)]
+    pub exhausted: Option<Exhausted>,
+    /// How long an operation may take, from its creation, if its caller sets no deadline.
+    #[serde(default, deserialize_with = "optional_duration")]
+    pub deadline: Option<Duration>,
     /// Its steps, at most 64.
     pub steps: Vec<StepDefinition>,
+}
+
+impl WorkflowDefinition {
+    /// A workflow with everything else at its default.
+    #[must_use]
+    pub fn new(name: impl Into<String>, version: u32, steps: Vec<StepDefinition>) -> Self {
+        Self {
+            name: name.into(),
+            version,
+            cancel: CancelPolicy::default(),
+            exhausted: None,
+            deadline: None,
+            steps,
+        }
+    }
+}
+
+/// Until when a caller may cancel an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum CancelPolicy {
+    /// Until it is final.
+    #[default]
+    UntilFinal,
+    /// Also after it is `Processed`: then all of it is undone.
+    Always,
+}
+
+/// What happens once a step has failed for good.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Exhausted {
+    /// What was done is undone.
+    Compensate,
+    /// The operation is parked and a person alerted.
+    Park,
+    /// It is tried again, with long waits, for as long as it takes. (A refusal ends that.)
+    Wait,
+}
+
+/// What performing a step means for undoing it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum StepKind {
+    /// It has no effect: there is nothing to undo.
+    Pure,
+    /// Its agent can undo it.
+    #[default]
+    Compensable,
+    /// Once it is completed, the operation only goes forward.
+    Pivot,
+    /// It cannot be undone.
+    Irreversible,
+}
+
+/// How a step is undone.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct CompensationDefinition {
+    /// A person undoes it, and says so.
+    pub manual: bool,
+    /// The agent that undoes it. Left out: the one that performs it.
+    pub agent: Option<String>,
+    /// How long one attempt may take.
+    #[serde(deserialize_with = "duration")]
+    pub complete_by: Duration,
+    /// Undoing it fails for good once it has failed or timed out this often.
+    pub failures_max: u32,
+    /// How long to wait before the next attempt.
+    pub backoff: Backoff,
+    /// How long after its complete-by an attempt of unknown outcome may still take effect: the
+    /// step is undone no earlier.
+    #[serde(deserialize_with = "duration")]
+    pub settle: Duration,
+    /// What the agent needs to undo it, as `step.output`: outputs of the step itself, or of steps
+    /// that come before it.
+    pub needs: Vec<String>,
+}
+
+impl Default for CompensationDefinition {
+    fn default() -> Self {
+        Self {
+            manual: false,
+            agent: None,
+            complete_by: StepDefinition::complete_by_default(),
+            failures_max: Self::failures_max_default(),
+            backoff: Backoff::default(),
+            settle: Duration::from_secs(1),
+            needs: Vec::new(),
+        }
+    }
+}
+
+impl CompensationDefinition {
+    /// The default of `failuresMax`: a compensation is tried for longer than the step.
+    #[must_use]
+    pub const fn failures_max_default() -> u32 {
+        16
+    }
 }
 
 /// A step of a workflow.
@@ -40,6 +148,29 @@ pub struct StepDefinition {
         deserialize_with = "duration"
     )]
     pub complete_by: Duration,
+    /// What performing it means for undoing it.
+    #[serde(default)]
+    pub kind: StepKind,
+    /// How it is undone. Only `compensable` steps need one, and it may be left out.
+    #[serde(default)]
+    pub compensation: Option<CompensationDefinition>,
+    /// What happens once it has failed for good. Left out: as the workflow says.
+    #[serde(default)]
+    pub exhausted: Option<Exhausted>,
+    /// With `exhausted: wait`, how long to wait before each further attempt.
+    #[serde(
+        default = "StepDefinition::wait_default",
+        deserialize_with = "duration"
+    )]
+    pub wait: Duration,
+    /// After an attempt of unknown outcome its agent is asked whether it took effect, before it is
+    /// repeated.
+    #[serde(default)]
+    pub probe: bool,
+    /// The fields of the input that it uses and that a reschedule may change: once it was asked
+    /// for, they stand.
+    #[serde(default)]
+    pub uses: Vec<String>,
     /// The step fails for good once it has failed or timed out this often.
     #[serde(default = "StepDefinition::failures_max_default")]
     pub failures_max: u32,
@@ -49,6 +180,26 @@ pub struct StepDefinition {
 }
 
 impl StepDefinition {
+    /// A step with everything else at its default.
+    #[must_use]
+    pub fn new(name: impl Into<String>, agent: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            agent: agent.into(),
+            after: None,
+            when: None,
+            complete_by: Self::complete_by_default(),
+            kind: StepKind::default(),
+            compensation: None,
+            exhausted: None,
+            wait: Self::wait_default(),
+            probe: false,
+            uses: Vec::new(),
+            failures_max: Self::failures_max_default(),
+            backoff: Backoff::default(),
+        }
+    }
+
     /// The default of `completeBy`.
     #[must_use]
     pub const fn complete_by_default() -> Duration {
@@ -59,6 +210,12 @@ impl StepDefinition {
     #[must_use]
     pub const fn failures_max_default() -> u32 {
         8
+    }
+
+    /// The default of `wait`.
+    #[must_use]
+    pub const fn wait_default() -> Duration {
+        Duration::from_secs(10 * 60)
     }
 }
 
@@ -151,6 +308,12 @@ fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::E
     deserializer.deserialize_str(Text)
 }
 
+fn optional_duration<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
+    duration(deserializer).map(Some)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,12 +373,21 @@ mod tests {
             WorkflowDefinition {
                 name: "order".to_owned(),
                 version: 3,
+                cancel: CancelPolicy::UntilFinal,
+                exhausted: None,
+                deadline: None,
                 steps: vec![StepDefinition {
                     name: "pay".to_owned(),
                     agent: "payment".to_owned(),
                     after: None,
                     when: None,
                     complete_by: Duration::from_secs(10),
+                    kind: StepKind::Compensable,
+                    compensation: None,
+                    exhausted: None,
+                    wait: Duration::from_secs(600),
+                    probe: false,
+                    uses: Vec::new(),
                     failures_max: 8,
                     backoff: Backoff {
                         initial: Duration::from_millis(200),
@@ -232,7 +404,10 @@ mod tests {
         let step: StepDefinition = serde_json::from_str(
             r#"{"name": "drone", "agent": "drones", "after": ["account", "package"],
                 "when": {"step": "transport", "output": "booked", "equals": "false"},
-                "completeBy": "1500ms", "failuresMax": 3,
+                "completeBy": "1500ms", "failuresMax": 3, "kind": "pivot", "exhausted": "wait",
+                "wait": "5m", "probe": true, "uses": ["pickupTime"],
+                "compensation": {"agent": "yard", "completeBy": "2s", "failuresMax": 5,
+                                 "settle": "3s", "needs": ["drone.id"]},
                 "backoff": {"initial": "50ms", "factor": 1.5, "max": "1m"}}"#,
         )
         .unwrap();
@@ -248,6 +423,20 @@ mod tests {
                     equals: "false".to_owned(),
                 }),
                 complete_by: Duration::from_millis(1500),
+                kind: StepKind::Pivot,
+                compensation: Some(CompensationDefinition {
+                    manual: false,
+                    agent: Some("yard".to_owned()),
+                    complete_by: Duration::from_secs(2),
+                    failures_max: 5,
+                    backoff: Backoff::default(),
+                    settle: Duration::from_secs(3),
+                    needs: vec!["drone.id".to_owned()],
+                }),
+                exhausted: Some(Exhausted::Wait),
+                wait: Duration::from_secs(300),
+                probe: true,
+                uses: vec!["pickupTime".to_owned()],
                 failures_max: 3,
                 backoff: Backoff {
                     initial: Duration::from_millis(50),

@@ -11,33 +11,42 @@
 
 mod advance;
 mod definition;
+mod gate;
 mod id;
 mod operation;
 mod partition;
 mod partitioner;
+mod preview;
 mod record;
 mod step;
+mod supervision;
 mod time;
 mod tracker;
 mod workflow;
 
 pub use definition::{
-    Backoff, Condition, DurationError, StepDefinition, WorkflowDefinition, parse_duration,
+    Backoff, CancelPolicy, CompensationDefinition, Condition, DurationError, Exhausted,
+    StepDefinition, StepKind, WorkflowDefinition, parse_duration,
 };
 pub use id::{Attempt, BatchNumber, Epoch, Offset, OperationId, OwnerId, PartitionId};
 pub use operation::{
-    Created, OperationError, OperationRow, OperationState, ProcessState, RequestHash, StepError,
-    StepProgress, StepState,
+    Amended, Created, HISTORY_MAX, HistoryEntry, OperationError, OperationRow, OperationState,
+    ProcessState, RequestHash, StepError, StepProgress, StepState,
 };
 pub use partition::{
     Batch, Command, EngineCheckpoint, EngineConfig, EngineStats, Event, ForwardRecord, Held,
     InFlight, Message, Ownership, PartitionEngine, RowChange,
 };
 pub use partitioner::{murmur2, partition_for};
+pub use preview::{Asked, refusal};
 pub use record::{
-    Action, CreateRequest, FailedOperation, IdOrigin, OperationStatus, Outcome, Outputs, Position,
-    Source, StatusKind, StepReply, StepRequest,
+    Action, AlertKind, AmendRequest, Amendment, AttemptSeen, CreateRequest, FailedOperation,
+    IdOrigin, OperationRequest, OperationStatus, OperatorAlert, Outcome, Outputs, Position,
+    Recovery, RecoveryVerb, Source, StatusKind, StepReply, StepRequest,
 };
+pub use supervision::Supervision;
 pub use time::{Stamp, Timestamp};
 pub use tracker::OffsetTracker;
-pub use workflow::{Step, StepCondition, StepSet, Workflow, WorkflowError, Workflows};
+pub use workflow::{
+    Compensation, Step, StepCondition, StepSet, Tries, Undo, Workflow, WorkflowError, Workflows,
+};

@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use uuid::Uuid;
+
 use crate::id::{Attempt, Epoch, OperationId, OwnerId};
-use crate::record::{Outputs, Position};
+use crate::partition::Ownership;
+use crate::record::{Action, Outputs, Position};
 use crate::time::{Stamp, Timestamp};
 
 /// The first 16 bytes of the SHA-256 over a request's canonical form.
@@ -27,26 +30,57 @@ impl fmt::Debug for RequestHash {
 }
 
 /// The process state of an operation.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub enum ProcessState {
     /// Accepted; no scheduler has read it yet. Never stored.
+    #[default]
     Pending,
-    /// Its steps are being performed.
+    /// Its steps are being performed, or one has failed for good and the supervisor is being asked.
     Processing,
     /// Every step is completed or skipped. Final.
     Processed,
-    /// It failed for good and waits for a person.
+    /// It failed for good and waits for a person. Parked.
     Error,
+    /// What was done is being undone.
+    Compensating,
+    /// It failed for good and nothing is left standing. Final.
+    Compensated,
+    /// Its caller cancelled it and nothing is left standing. Final.
+    Cancelled,
+    /// It could not be undone and waits for a person. Parked.
+    CompensationFailed,
 }
 
 impl ProcessState {
-    /// Whether the scheduler has nothing left to do for it.
+    /// All of them, in the order of an operation's life.
+    pub const ALL: [Self; 8] = [
+        Self::Pending,
+        Self::Processing,
+        Self::Processed,
+        Self::Error,
+        Self::Compensating,
+        Self::Compensated,
+        Self::Cancelled,
+        Self::CompensationFailed,
+    ];
+
+    /// Whether the scheduler has nothing left to do for it, unless a person asks.
     #[must_use]
     pub const fn is_final(self) -> bool {
         match self {
-            Self::Pending | Self::Processing => false,
-            Self::Processed | Self::Error => true,
+            Self::Pending | Self::Processing | Self::Compensating => false,
+            Self::Processed
+            | Self::Error
+            | Self::Compensated
+            | Self::Cancelled
+            | Self::CompensationFailed => true,
         }
+    }
+
+    /// Whether it waits for a person. The row of a parked operation is kept for good.
+    #[must_use]
+    pub const fn is_parked(self) -> bool {
+        matches!(self, Self::Error | Self::CompensationFailed)
     }
 
     /// The design's word for it, as it stands in answers, records and metrics.
@@ -57,6 +91,10 @@ impl ProcessState {
             Self::Processing => "Processing",
             Self::Processed => "Processed",
             Self::Error => "Error",
+            Self::Compensating => "Compensating",
+            Self::Compensated => "Compensated",
+            Self::Cancelled => "Cancelled",
+            Self::CompensationFailed => "CompensationFailed",
         }
     }
 }
@@ -77,6 +115,10 @@ pub enum StepState {
     TimedOut,
     /// Its condition did not hold; it is not performed.
     Skipped,
+    /// It is being undone, or waits for its turn to be.
+    Compensating,
+    /// It is undone, or was found to have had no effect.
+    Compensated,
 }
 
 impl StepState {
@@ -90,6 +132,8 @@ impl StepState {
             Self::Failed => "Failed",
             Self::TimedOut => "TimedOut",
             Self::Skipped => "Skipped",
+            Self::Compensating => "Compensating",
+            Self::Compensated => "Compensated",
         }
     }
 }
@@ -117,18 +161,80 @@ pub struct OperationError {
 pub struct StepProgress {
     /// Its state.
     pub state: StepState,
-    /// The newest attempt; 0 if none was made.
+    /// What the newest attempt does.
+    pub action: Action,
+    /// The newest attempt, whatever it does; 0 if none was made.
     pub attempt: Attempt,
-    /// By when the running attempt must finish.
+    /// By when the attempt under way must finish; `None` if none is.
     pub complete_by: Option<Timestamp>,
     /// When to try again, if another attempt follows.
     pub retry_at: Option<Timestamp>,
     /// How often it has failed or timed out.
     pub failure_count: u32,
+    /// How often undoing it has failed or timed out.
+    pub undo_failure_count: u32,
+    /// How often in a row its agent did not try.
+    pub not_attempted_count: u32,
+    /// Until when an attempt of unknown outcome may still take effect: it is not undone before.
+    pub unsettled_until: Option<Timestamp>,
+    /// The attempt whose success completed it.
+    pub succeeded: Option<Attempt>,
+    /// The superseded attempt at performing it that was last found to have succeeded.
+    pub late_success: Option<Attempt>,
     /// The last failure.
     pub error: Option<StepError>,
     /// What it produced.
     pub outputs: Outputs,
+    /// When its state last changed.
+    pub changed_at: Timestamp,
+    /// The number of its last status record; 0 if there was none.
+    pub sequence: u32,
+}
+
+impl StepProgress {
+    /// Whether an attempt is under way.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        self.complete_by.is_some()
+    }
+
+    /// Whether the step may have been performed, for all that is known: it was asked for.
+    #[must_use]
+    pub fn was_asked_for(&self) -> bool {
+        self.attempt > Attempt(0)
+    }
+
+    /// Whether its last action failed and no other attempt follows.
+    #[must_use]
+    pub fn failed_for_good(&self) -> bool {
+        matches!(self.state, StepState::Failed | StepState::TimedOut) && self.retry_at.is_none()
+    }
+}
+
+/// What somebody asked of an operation, and what came of it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HistoryEntry {
+    /// The request: a repeat has the same.
+    pub id: Uuid,
+    /// When it was applied or refused.
+    pub at: Timestamp,
+    /// Who asked: the caller, a supervisor, or an operator by name.
+    pub by: String,
+    /// What was asked, for example `cancel` or `resubmit`.
+    pub verb: String,
+    /// Why, for people.
+    pub reason: String,
+    /// The stable code of why it was refused; `None` if it was applied.
+    pub refused: Option<String>,
+}
+
+/// What a reschedule replaced.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Amended {
+    /// The input in place of the one that the operation was created with.
+    pub input: Option<Arc<[u8]>>,
+    /// The deadline in place of the one that it was created with: `Some(None)` lifts it.
+    pub deadline: Option<Option<Timestamp>>,
 }
 
 /// The part of an operation that never changes after it was created.
@@ -160,10 +266,12 @@ pub struct Created {
     pub created_at: Timestamp,
     /// The W3C trace context that the request came with.
     pub traceparent: Option<Arc<str>>,
+    /// The operation that this one runs again, if an operator resubmitted it as a new one.
+    pub resubmission_of: Option<OperationId>,
 }
 
 /// The part of an operation that changes.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct OperationState {
     /// The process state.
     pub state: ProcessState,
@@ -184,8 +292,85 @@ pub struct OperationState {
     pub updated_at: Timestamp,
     /// Why it failed for good, if it did.
     pub error: Option<OperationError>,
+    /// How often it has failed for good: more than once if it was resubmitted.
+    pub failed_count: u32,
+    /// Why it could not be undone, if it could not.
+    pub undo_error: Option<OperationError>,
+    /// While it is undone, and after: whether its caller asked for that. It then ends `Cancelled`.
+    pub cancelled: bool,
+    /// A person ended it where it was parked: it waits for nobody any more.
+    pub abandoned: bool,
+    /// The row only keeps the place of an operation that was cancelled before it was created.
+    pub tombstone: bool,
+    /// What a reschedule replaced.
+    pub amended: Option<Box<Amended>>,
+    /// What was asked of it beside its request, oldest first; at most [`HISTORY_MAX`] entries.
+    pub history: Vec<HistoryEntry>,
     /// Its steps, in the workflow's order.
     pub steps: Vec<StepProgress>,
+}
+
+/// Most entries of an operation's history. Of more, the first half stays and the newest follow.
+pub const HISTORY_MAX: usize = 64;
+
+impl OperationState {
+    /// A new operation with this many steps, held by its owner.
+    pub(crate) fn new(ownership: &Ownership, steps: usize, now: Timestamp) -> Self {
+        Self {
+            state: ProcessState::Processing,
+            locked_by: Some(ownership.owner),
+            epoch: ownership.epoch,
+            updated_at: now,
+            steps: vec![StepProgress::default(); steps],
+            ..Self::default()
+        }
+    }
+
+    /// Whether forward progress has ended for good and the supervisor is to say what becomes of it.
+    #[must_use]
+    pub fn awaits_decision(&self) -> bool {
+        self.state == ProcessState::Processing && self.error.is_some()
+    }
+
+    /// Adds an entry to the history.
+    pub(crate) fn note(&mut self, entry: HistoryEntry) {
+        if self.history.len() >= HISTORY_MAX {
+            self.history.remove(HISTORY_MAX / 2);
+        }
+        self.history.push(entry);
+    }
+
+    /// What became of a request that was applied or refused before.
+    pub(crate) fn noted(&self, id: Uuid) -> Option<&HistoryEntry> {
+        self.history.iter().find(|entry| entry.id == id)
+    }
+}
+
+impl OperationRow {
+    /// The workflow's input as it is now: a JSON object, as UTF-8.
+    #[must_use]
+    pub fn input(&self) -> &Arc<[u8]> {
+        input(&self.created, &self.state)
+    }
+
+    /// By when the operation should be final, as it is now.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Timestamp> {
+        deadline(&self.created, &self.state)
+    }
+}
+
+pub(crate) fn input<'a>(created: &'a Created, state: &'a OperationState) -> &'a Arc<[u8]> {
+    let amended = state
+        .amended
+        .as_ref()
+        .and_then(|amended| amended.input.as_ref());
+    amended.unwrap_or(&created.input)
+}
+
+pub(crate) fn deadline(created: &Created, state: &OperationState) -> Option<Timestamp> {
+    let amended = state.amended.as_ref().and_then(|amended| amended.deadline);
+    amended.unwrap_or(created.deadline)
 }
 
 /// One operation as the store has it.

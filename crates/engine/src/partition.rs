@@ -31,13 +31,17 @@ pub use command::{Batch, Command, Message, RowChange};
 pub use config::{EngineCheckpoint, EngineConfig, EngineStats, Held, InFlight, Ownership};
 pub use event::{Event, ForwardRecord};
 
+use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
 use crate::partition::batch::{OpenBatch, Unsettled};
 use crate::partition::hasher::IdHash;
 use crate::partition::live::{Desk, Live};
 use crate::partition::load::{Loading, Waiting};
 use crate::partition::timers::Timers;
-use crate::record::{CreateRequest, IdOrigin, Position, StepReply};
+use crate::record::{
+    AmendRequest, Amendment, CreateRequest, IdOrigin, OperationRequest, Position, Recovery,
+    StepReply,
+};
 use crate::step::IllegalTransition;
 use crate::time::{Stamp, Timestamp};
 use crate::tracker::OffsetTracker;
@@ -74,8 +78,9 @@ pub struct PartitionEngine {
     /// Requests again, done as soon as their first row is durable.
     consumed: OffsetTracker,
     replies: OffsetTracker,
-    /// Hints of the deadline index, by their sequence number.
-    dues: OffsetTracker,
+    recoveries: OffsetTracker,
+    /// Below this offset the inbox holds no reply that was not given.
+    replies_read: Offset,
     timers: Timers,
     /// Operations with an overdue attempt that wait for the inbox to be read.
     held_back: Vec<OperationId>,
@@ -83,6 +88,7 @@ pub struct PartitionEngine {
     /// Batches that were handed over, in order.
     unsettled: VecDeque<Unsettled>,
     last_stamp: Stamp,
+    gates: Gates,
     stats: EngineStats,
 }
 
@@ -105,12 +111,14 @@ impl PartitionEngine {
             requests: OffsetTracker::new(ownership.requests_next),
             consumed: OffsetTracker::new(ownership.requests_next),
             replies: OffsetTracker::new(ownership.replies_next),
-            dues: OffsetTracker::new(Offset(0)),
+            recoveries: OffsetTracker::new(ownership.recoveries_next),
+            replies_read: Offset(0),
             timers: Timers::default(),
             held_back: Vec::new(),
             open: OpenBatch::new(BatchNumber(0)),
             unsettled: VecDeque::new(),
             last_stamp: Stamp::default(),
+            gates: Gates::default(),
             stats: EngineStats::default(),
             config,
             workflows,
@@ -130,6 +138,7 @@ impl PartitionEngine {
                 request,
             } => self.request(offset, fingerprint, bytes, rerouted, request, now),
             Event::Reply { offset, reply } => self.reply(offset, reply, now),
+            Event::Recovery { offset, recovery } => self.recovery(offset, recovery, now),
             Event::Unreadable {
                 source,
                 offset,
@@ -146,16 +155,13 @@ impl PartitionEngine {
                 record,
             } => self.misplaced(source, offset, fingerprint, home, already_rerouted, record),
             Event::Loaded { operation, row } => self.loaded(operation, row, now),
+            Event::Unloadable { operation, cause } => self.unloadable(operation, cause, now),
             Event::Settled { batch } => self.settled(batch),
-            Event::Due {
-                sequence,
-                due,
-                operation,
-            } => self.due(sequence, due, operation, now),
             Event::StampLimit(limit) => {
                 self.ownership.stamp_limit = self.ownership.stamp_limit.max(limit);
             }
             Event::InboxEnd(end) => self.ownership.replies_end = end,
+            Event::InboxRead(end) => self.replies_read = self.replies_read.max(end),
             Event::Tick => self.tick(now),
         }
         if !self.held_back.is_empty() && self.is_inbox_read() {
@@ -192,9 +198,9 @@ impl PartitionEngine {
         EngineCheckpoint {
             requests: self.requests.low(),
             replies: self.replies.low(),
+            recoveries: self.recoveries.low(),
             requests_fingerprint: self.requests.fingerprint_below_low(),
             consumed: self.consumed.low(),
-            due: self.dues.low().0.unsigned_abs(),
         }
     }
 
@@ -202,6 +208,12 @@ impl PartitionEngine {
     #[must_use]
     pub fn next_timer(&self) -> Option<Timestamp> {
         self.timers.first()
+    }
+
+    /// How many agents are being spared because they would not try.
+    #[must_use]
+    pub fn spared_agents(&self) -> usize {
+        self.gates.narrowed()
     }
 
     /// The operation whose request holds the requests checkpoint, if it is one: it may also be a
@@ -238,22 +250,27 @@ impl PartitionEngine {
         fingerprint: u64,
         bytes: usize,
         rerouted: bool,
-        request: CreateRequest,
+        request: OperationRequest,
         now: Timestamp,
     ) {
         if !self.requests.begin_with(offset, fingerprint) {
             return;
         }
         self.consumed.begin(offset);
-        let is_fresh = request.id_origin == IdOrigin::Server
-            && !rerouted
-            && offset >= self.ownership.requests_end
-            && now.since(request.requested_at) < self.config.fresh_for;
-        match self.slots.get(&request.operation) {
+        let is_fresh = match &request {
+            OperationRequest::Create(create) => {
+                create.id_origin == IdOrigin::Server
+                    && !rerouted
+                    && offset >= self.ownership.requests_end
+                    && now.since(create.requested_at) < self.config.fresh_for
+            }
+            OperationRequest::Amend(_) => false,
+        };
+        let id = request.operation();
+        match self.slots.get(&id) {
             Some(Slot::Live(_)) => self.request_known_row(offset, bytes, request, now),
             None if is_fresh => self.request_known_row(offset, bytes, request, now),
             Some(Slot::Loading(_)) | None => {
-                let id = request.operation;
                 let request = Box::new(request);
                 let event = Waiting::Request {
                     offset,
@@ -270,7 +287,7 @@ impl PartitionEngine {
         &mut self,
         offset: Offset,
         bytes: usize,
-        request: CreateRequest,
+        request: OperationRequest,
         now: Timestamp,
     ) {
         self.open.done.consumed.push(offset);
@@ -278,11 +295,26 @@ impl PartitionEngine {
             partition: self.ownership.partition,
             offset,
         };
-        let Some(Slot::Live(live)) = self.slots.get_mut(&request.operation) else {
-            self.create(position, bytes, request, now);
+        match request {
+            OperationRequest::Create(create) => self.create(position, bytes, create, now),
+            OperationRequest::Amend(amend) => self.amend(position, amend, now),
+        }
+    }
+
+    fn create(&mut self, position: Position, bytes: usize, request: CreateRequest, now: Timestamp) {
+        let (id, offset) = (request.operation, position.offset);
+        let Some(Slot::Live(live)) = self.slots.get_mut(&id) else {
+            self.create_new(position, bytes, request, now);
             return;
         };
-        if live.created.request_hash != request.request_hash {
+        if live.state.tombstone && *live.created.tenant == *request.tenant {
+            self.open.done.requests.push(offset);
+            let workflows = Arc::clone(&self.workflows);
+            self.with_live(id, now, |live, desk| {
+                live.adopt(request, position, &workflows, desk);
+                Ok(())
+            });
+        } else if live.created.request_hash != request.request_hash {
             self.stats.rejected += 1;
             let partition = position.partition;
             let status = messages::rejected_status(request, partition, offset, now);
@@ -298,7 +330,39 @@ impl PartitionEngine {
         }
     }
 
-    fn create(&mut self, position: Position, bytes: usize, request: CreateRequest, now: Timestamp) {
+    /// A cancel or a reschedule of an operation that is in memory if it has a row.
+    fn amend(&mut self, position: Position, request: AmendRequest, now: Timestamp) {
+        let id = request.operation;
+        if self.slots.contains_key(&id) {
+            self.open.done.requests.push(position.offset);
+            self.with_live(id, now, |live, desk| live.amend(request, position, desk));
+            return;
+        }
+        let Amendment::Cancel { workflow } = &request.amendment else {
+            self.stats.amendments_refused += 1;
+            self.open
+                .sends
+                .push(messages::answer_unknown(&request, position, now));
+            self.open.done.requests.push(position.offset);
+            return;
+        };
+        let live = Live::tombstone(&request, workflow, position, &self.ownership, now);
+        self.stats.cancelled += 1;
+        self.bytes += live.bytes;
+        self.slots.insert(id, Slot::Live(Box::new(live)));
+        self.with_live(id, now, |live, desk| {
+            live.keep_place(request, desk);
+            Ok(())
+        });
+    }
+
+    fn create_new(
+        &mut self,
+        position: Position,
+        bytes: usize,
+        request: CreateRequest,
+        now: Timestamp,
+    ) {
         let id = request.operation;
         let live = Live::create(
             request,
@@ -337,28 +401,27 @@ impl PartitionEngine {
         }
     }
 
-    fn due(&mut self, sequence: u64, due: Timestamp, id: OperationId, now: Timestamp) {
-        // A number beyond the range of offsets would take 10^11 years of hints.
-        let Ok(sequence) = i64::try_from(sequence).map(Offset) else {
-            return;
-        };
-        if !self.dues.begin(sequence) {
+    fn recovery(&mut self, offset: Offset, recovery: Box<Recovery>, now: Timestamp) {
+        if !self.recoveries.begin(offset) {
             return;
         }
+        let id = recovery.operation;
         if let Some(Slot::Live(_)) = self.slots.get(&id) {
-            self.due_known_row(sequence, due, id, now);
+            self.recovery_known_row(offset, *recovery, now);
         } else {
-            self.wait_for_row(id, Waiting::Due { sequence, due }, now);
+            self.wait_for_row(id, Waiting::Recovery { offset, recovery }, now);
         }
     }
 
-    /// A hint for an operation that is in memory if it has a row.
-    fn due_known_row(&mut self, sequence: Offset, due: Timestamp, id: OperationId, now: Timestamp) {
-        self.open.done.dues.push(sequence);
-        self.with_live(id, now, |live, desk| {
-            live.index_entry_came_up(due, desk);
-            Ok(())
-        });
+    /// A recovery of an operation that is in memory if it has a row.
+    fn recovery_known_row(&mut self, offset: Offset, recovery: Recovery, now: Timestamp) {
+        self.open.done.recoveries.push(offset);
+        let id = recovery.operation;
+        if self.slots.contains_key(&id) {
+            self.with_live(id, now, |live, desk| live.recover(recovery, desk));
+        } else {
+            self.stats.recoveries_void += 1;
+        }
     }
 
     fn tick(&mut self, now: Timestamp) {
@@ -382,7 +445,7 @@ impl PartitionEngine {
     }
 
     fn is_inbox_read(&self) -> bool {
-        self.replies.next() >= self.ownership.replies_end
+        self.replies.next().max(self.replies_read) >= self.ownership.replies_end
     }
 
     /// Runs the logic of one operation in memory so that a failure of it harms that operation
@@ -401,6 +464,8 @@ impl PartitionEngine {
             config: &self.config,
             ownership: &self.ownership,
             stats: &mut self.stats,
+            gates: &mut self.gates,
+            answers: &mut self.open.sends,
             batch: self.open.number,
             time_outs,
             now,

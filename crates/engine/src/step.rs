@@ -4,27 +4,41 @@
 //!              Skip                        Succeeded
 //! NotStarted ────────▶ Skipped    Running ───────────▶ Completed
 //!     │ ▲                          ▲ │ ▲
-//!     │ │ NotAttempted             │ │ │ Retry
+//!     │ │ NotAttempted             │ │ │ Retry, Renew
 //!     │ └──────────────────────────┼─┤ └──────────────┐
 //!     └────────────────────────────┘ │                │
 //!        Start, Retry                ├─▶ Failed ──────┤   FailedTransiently, FailedPermanently
 //!                                    └─▶ TimedOut ────┘   TimedOut
+//!
+//!                                      Undo                    Succeeded, Undone
+//! whatever may have been performed ──────────▶ Compensating ─────────────────────▶ Compensated
+//!                                               │ ▲     ▲                               │
+//!                FailedPermanently, or too often ▼ │ Renew└──────────────────────────────┘
+//!                                  Failed, TimedOut            LateSuccess
 //! ```
 //!
-//! What must hold: an attempt's number never falls and grows with every attempt; a step that is
-//! completed or skipped never changes again; whoever failed for good has no `retry_at`. That a
-//! reply belongs to the running attempt is decided before it becomes an event here.
+//! A step in `Compensating` waits for its turn (neither `complete_by` nor `retry_at`), has an
+//! attempt under way (`complete_by`), or waits to be tried (`retry_at`).
+//!
+//! What must hold: an attempt's number never falls and grows with every attempt, whatever it does;
+//! a step that is skipped never changes again, and one that is completed is only ever undone;
+//! whoever failed for good has no `retry_at`. That a reply belongs to the attempt under way is
+//! decided before it becomes an event here.
 
 use std::time::Duration;
 
+use crate::definition::{Backoff, Exhausted};
 use crate::id::{Attempt, OperationId};
 use crate::operation::{StepError, StepProgress, StepState};
-use crate::record::Outputs;
+use crate::record::{Action, Outputs};
 use crate::time::Timestamp;
-use crate::workflow::Step;
+use crate::workflow::{Compensation, Step, Tries, Undo};
 
 /// Shortest wait before an agent that did not try is asked again.
 pub const NOT_ATTEMPTED_WAIT_MIN: Duration = Duration::from_millis(100);
+
+/// Longest wait before an agent that did not try is asked again, unless it asks for more.
+pub const NOT_ATTEMPTED_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Something that happens to a step.
 #[derive(Clone, PartialEq, Debug)]
@@ -33,34 +47,60 @@ pub enum StepEvent {
     Start,
     /// All that it waits for has ended, and its condition does not hold.
     Skip,
+    /// Its agent is spared: the attempt that would begin now is put off.
+    PutOff {
+        /// For how long.
+        wait: Duration,
+    },
     /// Its time to try again has come: another attempt begins.
-    Retry,
-    /// Its operation was taken over from an earlier owner: the running attempt is asked for again.
+    Retry {
+        /// How long it may take, if not as long as the workflow says.
+        budget: Option<Duration>,
+    },
+    /// Its operation was taken over from an earlier owner: the attempt under way is asked for
+    /// again.
     Resume,
-    /// The running attempt is done.
+    /// The attempt under way is done. (Of a probe: the step was performed.)
     Succeeded {
         /// What it produced.
         outputs: Outputs,
     },
-    /// The running attempt failed, or may have, and another may succeed.
+    /// A probe found that the step was not performed.
+    NotPerformed,
+    /// The attempt under way failed, and another may succeed.
     FailedTransiently {
         /// Why.
         error: StepError,
+        /// Whether it may have taken effect all the same.
+        unknown: bool,
     },
-    /// The running attempt failed, and so would any other.
+    /// The attempt under way failed, and so would any other.
     FailedPermanently {
         /// Why.
         error: StepError,
     },
-    /// The agent did not make the running attempt.
+    /// The agent did not make the attempt under way.
     NotAttempted {
         /// Why.
         error: StepError,
         /// How long it asks to be left alone.
         retry_after: Duration,
     },
-    /// The running attempt outlived its complete-by.
+    /// The attempt under way outlived its complete-by.
     TimedOut,
+    /// What was done is to be undone, this step included if it was ever asked for.
+    Undo,
+    /// All that was done after it is undone: its turn to be undone has come.
+    Turn,
+    /// A superseded attempt at performing it has succeeded.
+    LateSuccess {
+        /// The attempt.
+        attempt: Attempt,
+    },
+    /// A person undid it.
+    Undone,
+    /// A person wants it tried again after it, or undoing it, had failed for good.
+    Renew,
 }
 
 impl StepEvent {
@@ -68,13 +108,20 @@ impl StepEvent {
         match self {
             Self::Start => "Start",
             Self::Skip => "Skip",
-            Self::Retry => "Retry",
+            Self::PutOff { .. } => "PutOff",
+            Self::Retry { .. } => "Retry",
             Self::Resume => "Resume",
             Self::Succeeded { .. } => "Succeeded",
+            Self::NotPerformed => "NotPerformed",
             Self::FailedTransiently { .. } => "FailedTransiently",
             Self::FailedPermanently { .. } => "FailedPermanently",
             Self::NotAttempted { .. } => "NotAttempted",
             Self::TimedOut => "TimedOut",
+            Self::Undo => "Undo",
+            Self::Turn => "Turn",
+            Self::LateSuccess { .. } => "LateSuccess",
+            Self::Undone => "Undone",
+            Self::Renew => "Renew",
         }
     }
 }
@@ -105,67 +152,131 @@ pub fn transition(
 ) -> Result<(), IllegalTransition> {
     use StepEvent as E;
     use StepState as S;
-    match (progress.state, event) {
-        (S::NotStarted, E::Start) if progress.retry_at.is_none() => run(progress, step, now),
-        (S::NotStarted, E::Skip) if progress.retry_at.is_none() => {
-            progress.state = S::Skipped;
-        }
-        (S::NotStarted | S::Failed | S::TimedOut, E::Retry) if progress.retry_at.is_some() => {
-            run(progress, step, now);
-        }
-        (S::Running, E::Resume) => {
-            progress.complete_by = Some(now + step.complete_by);
-        }
+    let mut on = On {
+        progress,
+        step,
+        spread,
+        now,
+    };
+    let (state, under_way, waits) = (
+        on.progress.state,
+        on.progress.is_under_way(),
+        on.progress.retry_at.is_some(),
+    );
+    match (state, event) {
+        (S::NotStarted, E::Start) if !waits => on.run(None),
+        (S::NotStarted | S::Compensating, E::PutOff { wait }) if !under_way => on.put_off(wait),
+        (S::Failed | S::TimedOut, E::PutOff { wait }) if waits => on.put_off(wait),
+        (S::NotStarted, E::Skip) if !waits => on.enter(S::Skipped),
+        (S::NotStarted | S::Failed | S::TimedOut, E::Retry { budget }) if waits => on.run(budget),
+        (S::Running, E::Resume) => on.resume(),
         (S::Running, E::Succeeded { outputs }) => {
-            progress.state = S::Completed;
-            progress.complete_by = None;
-            progress.error = None;
-            progress.outputs = outputs;
+            on.enter(S::Completed);
+            on.progress.error = None;
+            on.progress.outputs = outputs;
+            on.progress.succeeded = Some(on.progress.attempt);
         }
-        (S::Running, E::FailedTransiently { error }) => {
-            fail(progress, S::Failed, error, step, spread, now);
+        (S::Running, E::NotPerformed) => {
+            on.enter(S::NotStarted);
+            on.progress.retry_at = Some(now);
+        }
+        (S::Running, E::FailedTransiently { error, unknown }) => {
+            if unknown {
+                on.unsettle();
+            }
+            on.fail(S::Failed, error);
         }
         (S::Running, E::FailedPermanently { error }) => {
-            fail(progress, S::Failed, error, step, spread, now);
-            progress.retry_at = None;
+            on.fail(S::Failed, error);
+            on.progress.retry_at = None;
         }
         (S::Running, E::TimedOut) => {
-            let error = StepError {
-                code: "complete-by-passed".to_owned(),
-                message: format!("no answer came within {:?}", step.complete_by),
-            };
-            fail(progress, S::TimedOut, error, step, spread, now);
+            on.unsettle();
+            let error = on.time_out();
+            on.fail(S::TimedOut, error);
         }
         (S::Running, E::NotAttempted { error, retry_after }) => {
-            progress.state = S::NotStarted;
-            progress.complete_by = None;
-            progress.retry_at = Some(now + retry_after.max(NOT_ATTEMPTED_WAIT_MIN));
-            progress.error = Some(error);
+            on.enter(S::NotStarted);
+            on.wait_for_agent(error, retry_after);
+        }
+        (S::NotStarted | S::Running | S::Completed | S::Failed | S::TimedOut, E::Undo)
+            if on.progress.was_asked_for() =>
+        {
+            on.undo()
+        }
+        (S::NotStarted | S::Failed | S::TimedOut, E::Renew)
+            if on.progress.action != Action::Compensate =>
+        {
+            on.progress.failure_count = 0;
+            on.progress.retry_at = Some(now);
+        }
+        (S::Compensating, E::Turn) if !under_way && !waits => on.turn(),
+        (S::Compensating, E::Retry { budget }) if waits => on.ask(Action::Compensate, budget),
+        (S::Compensating, E::Resume) if under_way => on.resume(),
+        (S::Compensating, E::Succeeded { .. } | E::NotPerformed) if under_way => {
+            on.compensated();
+        }
+        (S::Compensating, E::FailedTransiently { error, .. }) if under_way => {
+            on.fail_undo(S::Failed, error);
+        }
+        (S::Compensating, E::FailedPermanently { error }) if under_way => {
+            on.fail_undo(S::Failed, error);
+            on.enter(S::Failed);
+            on.progress.retry_at = None;
+        }
+        (S::Compensating, E::TimedOut) if under_way => {
+            let error = on.time_out();
+            on.fail_undo(S::TimedOut, error);
+        }
+        (S::Compensating, E::NotAttempted { error, retry_after }) if under_way => {
+            on.progress.complete_by = None;
+            on.wait_for_agent(error, retry_after);
+        }
+        (S::Compensating, E::Undone) => on.compensated(),
+        (S::Failed | S::TimedOut, E::Undone) if on.progress.action == Action::Compensate => {
+            on.compensated();
+        }
+        (S::Failed | S::TimedOut, E::Renew) if on.progress.action == Action::Compensate => {
+            on.progress.undo_failure_count = 0;
+            on.enter(S::Compensating);
+            on.progress.retry_at = Some(now);
+        }
+        (S::Compensated | S::Compensating, E::LateSuccess { attempt }) => {
+            // Whatever undo is under way may have come before the late effect: it is superseded.
+            on.progress.late_success = Some(attempt);
+            on.enter(S::Compensating);
         }
         (
-            state @ (S::NotStarted | S::Failed | S::TimedOut),
+            S::NotStarted | S::Running | S::Completed | S::Failed | S::TimedOut,
+            E::LateSuccess { attempt },
+        ) => {
+            on.progress.late_success = Some(attempt);
+        }
+        (
+            state @ (S::NotStarted
+            | S::Running
+            | S::Completed
+            | S::Failed
+            | S::TimedOut
+            | S::Skipped
+            | S::Compensating
+            | S::Compensated),
             event @ (E::Start
             | E::Skip
-            | E::Retry
+            | E::PutOff { .. }
+            | E::Retry { .. }
             | E::Resume
             | E::Succeeded { .. }
+            | E::NotPerformed
             | E::FailedTransiently { .. }
             | E::FailedPermanently { .. }
             | E::NotAttempted { .. }
-            | E::TimedOut),
-        )
-        | (state @ S::Running, event @ (E::Start | E::Skip | E::Retry))
-        | (
-            state @ (S::Completed | S::Skipped),
-            event @ (E::Start
-            | E::Skip
-            | E::Retry
-            | E::Resume
-            | E::Succeeded { .. }
-            | E::FailedTransiently { .. }
-            | E::FailedPermanently { .. }
-            | E::NotAttempted { .. }
-            | E::TimedOut),
+            | E::TimedOut
+            | E::Undo
+            | E::Turn
+            | E::LateSuccess { .. }
+            | E::Undone
+            | E::Renew),
         ) => {
             return Err(IllegalTransition {
                 state,
@@ -176,27 +287,184 @@ pub fn transition(
     Ok(())
 }
 
-fn run(progress: &mut StepProgress, step: &Step, now: Timestamp) {
-    progress.attempt = progress.attempt.next();
-    progress.state = StepState::Running;
-    progress.complete_by = Some(now + step.complete_by);
-    progress.retry_at = None;
-}
-
-fn fail(
-    progress: &mut StepProgress,
-    state: StepState,
-    error: StepError,
-    step: &Step,
+/// A step that something happens to.
+struct On<'a> {
+    progress: &'a mut StepProgress,
+    step: &'a Step,
     spread: Spread,
     now: Timestamp,
-) {
-    progress.failure_count += 1;
-    progress.retry_at = (progress.failure_count < step.failures_max)
-        .then(|| now + retry_wait(step, progress.failure_count, progress.attempt, spread));
-    progress.state = state;
-    progress.complete_by = None;
-    progress.error = Some(error);
+}
+
+impl On<'_> {
+    /// Enters a state in which no attempt is under way and none follows by itself.
+    fn enter(&mut self, state: StepState) {
+        self.progress.state = state;
+        self.progress.complete_by = None;
+        self.progress.retry_at = None;
+        self.progress.changed_at = self.now;
+    }
+
+    /// Comes again after the wait, or up to half of it later, so that not all come together.
+    fn put_off(&mut self, wait: Duration) {
+        let part = mix(self.spread.0 ^ self.now.as_micros().unsigned_abs()) >> 32;
+        let extra = wait.mul_f64(part as f64 / f64::from(u32::MAX) / 2.0);
+        self.progress.retry_at = Some(self.now + wait + extra);
+    }
+
+    fn run(&mut self, budget: Option<Duration>) {
+        let last_is_unknown =
+            self.progress.unsettled_until.is_some() && self.progress.action == Action::Run;
+        let action = if self.step.probe && last_is_unknown {
+            Action::Probe
+        } else {
+            Action::Run
+        };
+        self.progress.state = StepState::Running;
+        self.ask(action, budget);
+    }
+
+    fn ask(&mut self, action: Action, budget: Option<Duration>) {
+        self.progress.attempt = self.progress.attempt.next();
+        self.progress.action = action;
+        self.progress.retry_at = None;
+        self.progress.complete_by = Some(self.now + budget.unwrap_or(self.budget()));
+        self.progress.changed_at = self.now;
+    }
+
+    fn compensation(&self) -> Option<&Compensation> {
+        match &self.step.undo {
+            Undo::Agent(compensation) => Some(compensation),
+            Undo::Nothing | Undo::Manual | Undo::Impossible => None,
+        }
+    }
+
+    /// Gives the attempt under way its time again. What was asked for before may have been given
+    /// more, by a clock that was ahead.
+    fn resume(&mut self) {
+        let complete_by = Some(self.now + self.budget());
+        self.progress.complete_by = self.progress.complete_by.max(complete_by);
+    }
+
+    /// How the newest attempt's action is tried.
+    fn tries(&self) -> &Tries {
+        match (self.progress.action, self.compensation()) {
+            (Action::Compensate, Some(compensation)) => &compensation.tries,
+            (Action::Compensate, None) | (Action::Run | Action::Probe, _) => &self.step.run,
+        }
+    }
+
+    fn budget(&self) -> Duration {
+        self.tries().complete_by
+    }
+
+    /// The attempt under way may take effect until its complete-by, and a while after.
+    fn unsettle(&mut self) {
+        if self.progress.action == Action::Run {
+            let settle = self
+                .compensation()
+                .map_or(Duration::ZERO, |undo| undo.settle);
+            let until = self.progress.complete_by.map(|by| by + settle);
+            self.progress.unsettled_until = self.progress.unsettled_until.max(until);
+        }
+    }
+
+    fn time_out(&self) -> StepError {
+        StepError {
+            code: "complete-by-passed".to_owned(),
+            message: format!("no answer came within {:?}", self.budget()),
+        }
+    }
+
+    fn fail(&mut self, state: StepState, error: StepError) {
+        self.progress.failure_count += 1;
+        self.progress.not_attempted_count = 0;
+        let failures = self.progress.failure_count;
+        let retry_at = if failures < self.step.run.failures_max {
+            Some(self.now + self.retry_wait(failures))
+        } else if self.step.exhausted == Exhausted::Wait {
+            Some(self.now + self.step.wait)
+        } else {
+            None
+        };
+        self.enter(state);
+        self.progress.retry_at = retry_at;
+        self.progress.error = Some(error);
+    }
+
+    fn fail_undo(&mut self, last: StepState, error: StepError) {
+        self.progress.undo_failure_count += 1;
+        self.progress.not_attempted_count = 0;
+        let failures = self.progress.undo_failure_count;
+        let another = failures < self.tries().failures_max;
+        let retry_at = self.now + self.retry_wait(failures);
+        self.enter(if another {
+            StepState::Compensating
+        } else {
+            last
+        });
+        self.progress.retry_at = another.then_some(retry_at);
+        self.progress.error = Some(error);
+    }
+
+    fn retry_wait(&self, failures: u32) -> Duration {
+        retry_wait(
+            &self.tries().backoff,
+            failures,
+            self.progress.attempt,
+            self.spread,
+        )
+    }
+
+    /// Waits for an agent that did not try: longer each time, up to a limit.
+    fn wait_for_agent(&mut self, error: StepError, retry_after: Duration) {
+        let doubled = self.progress.not_attempted_count.min(16);
+        let patience = NOT_ATTEMPTED_WAIT_MIN * (1 << doubled);
+        let wait = retry_after.max(patience.min(NOT_ATTEMPTED_WAIT_MAX));
+        self.progress.not_attempted_count += 1;
+        self.progress.retry_at = Some(self.now + wait);
+        self.progress.error = Some(error);
+    }
+
+    fn undo(&mut self) {
+        if self.progress.state == StepState::Running {
+            self.unsettle();
+        }
+        let is_definite = self.progress.state == StepState::Failed
+            || (self.progress.state == StepState::NotStarted);
+        let had_no_effect = is_definite
+            && self.progress.unsettled_until.is_none()
+            && self.progress.late_success.is_none();
+        self.progress.not_attempted_count = 0;
+        match &self.step.undo {
+            Undo::Nothing => self.enter(StepState::Compensated),
+            Undo::Impossible if had_no_effect => self.enter(StepState::Compensated),
+            Undo::Agent(_) | Undo::Manual | Undo::Impossible => {
+                self.enter(StepState::Compensating);
+            }
+        }
+    }
+
+    /// Begins to undo the step, or finds that an agent cannot: then a person has to.
+    fn turn(&mut self) {
+        if self.compensation().is_none() {
+            self.enter(StepState::Failed);
+            self.progress.action = Action::Compensate;
+            self.progress.error = Some(StepError {
+                code: "manual-undo-needed".to_owned(),
+                message: "a person has to undo this step, and to say so".to_owned(),
+            });
+            return;
+        }
+        match self.progress.unsettled_until {
+            Some(until) if until > self.now => self.progress.retry_at = Some(until),
+            Some(_) | None => self.ask(Action::Compensate, None),
+        }
+    }
+
+    fn compensated(&mut self) {
+        self.enter(StepState::Compensated);
+        self.progress.error = None;
+    }
 }
 
 /// Tells steps apart, so that those that failed together do not try again together.
@@ -216,8 +484,8 @@ impl Spread {
 /// of `attempt`: between half and all of the backoff, which part being derived from the operation,
 /// the step and the attempt.
 #[must_use]
-pub fn retry_wait(step: &Step, failures: u32, attempt: Attempt, spread: Spread) -> Duration {
-    let full = backoff_micros(step, failures);
+pub fn retry_wait(backoff: &Backoff, failures: u32, attempt: Attempt, spread: Spread) -> Duration {
+    let full = backoff_micros(backoff, failures);
     let half = full / 2;
     let part = mix(spread.0 ^ (u64::from(attempt.0) << 32)) >> 32;
     let extra = (u128::from(full - half) * u128::from(part)) >> 32;
@@ -226,17 +494,17 @@ pub fn retry_wait(step: &Step, failures: u32, attempt: Attempt, spread: Spread) 
 }
 
 /// `initial * factor^(failures - 1)`, at most `max`.
-fn backoff_micros(step: &Step, failures: u32) -> u64 {
+fn backoff_micros(backoff: &Backoff, failures: u32) -> u64 {
     let micros = |duration: Duration| {
         u64::try_from(duration.as_micros()).expect("a checked workflow has no such duration")
     };
-    let max = micros(step.backoff.max);
-    let mut wait = micros(step.backoff.initial) as f64;
+    let max = micros(backoff.max);
+    let mut wait = micros(backoff.initial) as f64;
     for _ in 1..failures {
         if wait >= max as f64 {
             break;
         }
-        wait *= step.backoff.factor;
+        wait *= backoff.factor;
     }
     (wait as u64).min(max)
 }

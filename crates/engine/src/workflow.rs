@@ -11,9 +11,10 @@ use std::time::Duration;
 
 pub use compile::WorkflowError;
 
-use crate::definition::Backoff;
+use crate::definition::{Backoff, CancelPolicy, Exhausted};
 
 mod compile;
+mod promise;
 
 /// Most steps that a workflow may have.
 pub const STEPS_MAX: usize = 64;
@@ -23,6 +24,9 @@ pub const NAME_LENGTH_MAX: usize = 64;
 
 /// Longest complete-by budget and longest wait between attempts.
 pub const DURATION_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// Most failures that may be allowed for.
+pub const FAILURES_MAX: u32 = 1_000;
 
 /// Largest factor of a backoff.
 pub const BACKOFF_FACTOR_MAX: f64 = 100.0;
@@ -67,6 +71,12 @@ impl StepSet {
         })
     }
 
+    /// Whether the sets have a step in common.
+    #[must_use]
+    pub fn intersects(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
     fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
@@ -85,12 +95,58 @@ pub struct Step {
     pub ancestors: StepSet,
     /// It is skipped unless this holds.
     pub when: Option<StepCondition>,
+    /// How often and for how long it is tried.
+    pub run: Tries,
+    /// How it is undone.
+    pub undo: Undo,
+    /// Whether the operation only goes forward once it is completed.
+    pub is_pivot: bool,
+    /// What happens once it has failed for good.
+    pub exhausted: Exhausted,
+    /// With [`Exhausted::Wait`], the wait before each further attempt.
+    pub wait: Duration,
+    /// Whether its agent is asked about attempts of unknown outcome.
+    pub probe: bool,
+    /// The fields of the input that stand once it was asked for.
+    pub uses: Vec<String>,
+}
+
+/// How often and for how long an action is tried.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Tries {
     /// How long one attempt may take.
     pub complete_by: Duration,
     /// It fails for good once it has failed this often.
     pub failures_max: u32,
     /// The waits between attempts.
     pub backoff: Backoff,
+}
+
+/// How a step is undone.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Undo {
+    /// There is nothing to undo.
+    Nothing,
+    /// An agent undoes it.
+    Agent(Compensation),
+    /// A person undoes it.
+    Manual,
+    /// It cannot be undone.
+    Impossible,
+}
+
+/// How an agent undoes a step.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Compensation {
+    /// The agent.
+    pub agent: Arc<str>,
+    /// How often and for how long it is tried.
+    pub tries: Tries,
+    /// How long after its complete-by an attempt of unknown outcome may still take effect.
+    pub settle: Duration,
+    /// What the agent needs for it, as `step.output`: outputs of the step itself, or of steps that
+    /// come before it.
+    pub needs: Vec<String>,
 }
 
 /// A [`Condition`](crate::Condition) whose step was found.
@@ -113,6 +169,8 @@ pub struct Workflow {
     step_names: Vec<Arc<str>>,
     /// Indices of `steps`, every step after all of its ancestors.
     order: Vec<usize>,
+    cancel: CancelPolicy,
+    deadline: Option<Duration>,
 }
 
 impl Workflow {
@@ -144,6 +202,32 @@ impl Workflow {
     #[must_use]
     pub fn step_index(&self, name: &str) -> Option<usize> {
         self.step_names.iter().position(|step| &**step == name)
+    }
+
+    /// Until when a caller may cancel an operation.
+    #[must_use]
+    pub fn cancel(&self) -> CancelPolicy {
+        self.cancel
+    }
+
+    /// How long an operation may take if its caller sets no deadline.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        self.deadline
+    }
+
+    /// The agents that it needs, each once, by name: those that perform steps and those that undo
+    /// them.
+    #[must_use]
+    pub fn agents(&self) -> BTreeSet<Arc<str>> {
+        let of_step = |step: &Step| {
+            let undo = match &step.undo {
+                Undo::Agent(compensation) => Some(Arc::clone(&compensation.agent)),
+                Undo::Nothing | Undo::Manual | Undo::Impossible => None,
+            };
+            [Some(Arc::clone(&step.agent)), undo].into_iter().flatten()
+        };
+        self.steps.iter().flat_map(of_step).collect()
     }
 
     /// The indices of its steps in an order in which each follows all that it waits for.
@@ -195,10 +279,7 @@ impl Workflows {
     /// The agents that the workflows need, each once, by name.
     #[must_use]
     pub fn agents(&self) -> Vec<Arc<str>> {
-        let agents: BTreeSet<_> = self
-            .iter()
-            .flat_map(|workflow| workflow.steps.iter().map(|step| Arc::clone(&step.agent)))
-            .collect();
+        let agents: BTreeSet<_> = self.iter().flat_map(|workflow| workflow.agents()).collect();
         agents.into_iter().collect()
     }
 

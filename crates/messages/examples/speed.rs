@@ -4,8 +4,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use waybill_engine::{
-    Action, Attempt, CreateRequest, Epoch, IdOrigin, OperationId, Outcome, PartitionId,
-    RequestHash, StepReply, StepRequest, Timestamp,
+    Action, Attempt, CreateRequest, Epoch, IdOrigin, Offset, OperationId, OperationRequest,
+    OperationStatus, Outcome, PartitionId, Position, ProcessState, RequestHash, StatusKind,
+    StepReply, StepRequest, Timestamp,
 };
 use waybill_messages::Record;
 
@@ -18,7 +19,7 @@ fn main() {
     let input = vec![b'x'; 600];
     measure(
         "operation-request, 600 bytes of input",
-        &CreateRequest {
+        &OperationRequest::Create(CreateRequest {
             operation,
             id_origin: IdOrigin::Server,
             workflow: "drone-delivery".to_owned(),
@@ -30,7 +31,8 @@ fn main() {
             request_hash: RequestHash::default(),
             requested_at: Timestamp(1_760_000_000_000_000),
             traceparent: None,
-        },
+            resubmission_of: None,
+        }),
     );
     measure(
         "step-request, 600 bytes of input, 4 results",
@@ -59,11 +61,35 @@ fn main() {
             step: "drone".to_owned(),
             attempt: Attempt(1),
             epoch: Epoch(7),
+            action: Action::Run,
             outcome: Outcome::Success {
                 outputs: (0..2)
                     .map(|i| (format!("output{i}"), format!("value-{i}")))
                     .collect(),
             },
+        },
+    );
+    measure(
+        "operation-status",
+        &OperationStatus {
+            event_id: operation.0,
+            operation,
+            caller_id: None,
+            workflow: "drone-delivery".to_owned(),
+            tenant: String::new(),
+            kind: StatusKind::Final,
+            state: ProcessState::Processed,
+            sequence: 1,
+            error: None,
+            failing_step: None,
+            step: None,
+            request: Position {
+                partition: PartitionId(3),
+                offset: Offset(123_456),
+            },
+            requested_at: Timestamp(1_760_000_000_000_000),
+            at: Timestamp(1_760_000_000_010_000),
+            reply_to: None,
         },
     );
 }

@@ -24,6 +24,18 @@ pub enum EncodeError {
         /// The number.
         value: u64,
     },
+    /// A text is longer than what is kept of it.
+    #[error("{field} of the {record} has {bytes} bytes, more than {bytes_max}")]
+    TooLong {
+        /// The record's schema name.
+        record: &'static str,
+        /// The field.
+        field: &'static str,
+        /// Its size.
+        bytes: usize,
+        /// The largest size.
+        bytes_max: usize,
+    },
     /// The Avro library refused the value.
     #[error("the {record} cannot be encoded: {cause}")]
     Avro {
@@ -111,6 +123,26 @@ pub enum DecodeError {
         field: &'static str,
         /// The number.
         value: i64,
+    },
+    /// A text is longer than what is kept of it.
+    #[error("{field} of the {record} has {bytes} bytes, more than {bytes_max}")]
+    TooLong {
+        /// The record that was expected.
+        record: &'static str,
+        /// The field.
+        field: &'static str,
+        /// Its size.
+        bytes: usize,
+        /// The largest size.
+        bytes_max: usize,
+    },
+    /// A record of this kind needs a field that it does not have.
+    #[error("the {record} has no {field}, which its kind needs")]
+    Missing {
+        /// The record that was expected.
+        record: &'static str,
+        /// The field.
+        field: &'static str,
     },
 }
 

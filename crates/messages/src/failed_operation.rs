@@ -3,37 +3,26 @@
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{FailedOperation, OperationId, Timestamp};
+use waybill_engine::{Attempt, FailedOperation, OperationId, Timestamp};
 
 use crate::codec::{Codec, Schemas};
 use crate::error::{DecodeError, EncodeError};
 use crate::record::{Record, RecordSchema};
-use crate::wire::{ErrorIn, ErrorOut, Fields, Id, MapIn, MapOut, WireStepState};
+use crate::wire::{
+    ErrorIn, ErrorOut, Fields, Id, MapIn, MapOut, StepStatusIn, StepStatusOut, WireAction,
+};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     "failed-operation",
     include_str!("../../../schemas/failed-operation.avsc"),
-    &[include_str!(
-        "../../../schemas/released/failed-operation/v1.avsc"
-    )],
+    &[
+        include_str!("../../../schemas/released/failed-operation/v1.avsc"),
+        include_str!("../../../schemas/released/failed-operation/v2.avsc"),
+    ],
 );
 
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
 const FIELDS: Fields = Fields(SCHEMA.name);
-
-#[derive(Serialize)]
-#[serde(rename = "StepStatus")]
-struct StepOut<'a> {
-    step: &'a str,
-    state: WireStepState,
-}
-
-#[derive(Deserialize)]
-#[serde(rename = "StepStatus")]
-struct StepIn {
-    step: String,
-    state: WireStepState,
-}
 
 #[derive(Serialize)]
 #[serde(rename = "FailedOperation")]
@@ -46,10 +35,13 @@ struct Out<'a> {
     tenant: &'a str,
     failing_step: Option<&'a str>,
     failing_agent: Option<&'a str>,
+    failing_attempt: i32,
+    failing_action: WireAction,
+    awaits_decision: bool,
     error: ErrorOut<'a>,
     completed_steps: &'a [String],
     failure_counts: MapOut<'a, i32>,
-    step_states: Vec<StepOut<'a>>,
+    step_states: Vec<StepStatusOut<'a>>,
     #[serde(with = "serde_bytes")]
     input: &'a [u8],
     requested_at: i64,
@@ -67,10 +59,13 @@ struct In {
     tenant: String,
     failing_step: Option<String>,
     failing_agent: Option<String>,
+    failing_attempt: i32,
+    failing_action: WireAction,
+    awaits_decision: bool,
     error: ErrorIn,
     completed_steps: Vec<String>,
     failure_counts: MapIn<i32>,
-    step_states: Vec<StepIn>,
+    step_states: Vec<StepStatusIn>,
     #[serde(with = "serde_bytes")]
     input: Vec<u8>,
     requested_at: i64,
@@ -90,14 +85,6 @@ impl Record for FailedOperation {
             .iter()
             .map(|(step, count)| Ok((step.clone(), FIELDS.int("failure_counts", *count)?)))
             .collect::<Result<Vec<_>, EncodeError>>()?;
-        let step_states = self
-            .step_states
-            .iter()
-            .map(|(step, state)| StepOut {
-                step,
-                state: (*state).into(),
-            })
-            .collect();
         let wire = Out {
             event_id: Id(self.event_id),
             operation: Id(self.operation.0),
@@ -107,10 +94,13 @@ impl Record for FailedOperation {
             tenant: &self.tenant,
             failing_step: self.failing_step.as_deref(),
             failing_agent: self.failing_agent.as_deref(),
+            failing_attempt: FIELDS.int("failing_attempt", self.failing_attempt.0)?,
+            failing_action: self.failing_action.into(),
+            awaits_decision: self.awaits_decision,
             error: ErrorOut::from(&self.error),
             completed_steps: &self.completed_steps,
             failure_counts: MapOut(&failure_counts),
-            step_states,
+            step_states: self.step_states.iter().map(StepStatusOut::from).collect(),
             input: &self.input,
             requested_at: self.requested_at.as_micros(),
             failed_at: self.failed_at.as_micros(),
@@ -131,13 +121,16 @@ impl Record for FailedOperation {
             tenant: wire.tenant,
             failing_step: wire.failing_step,
             failing_agent: wire.failing_agent,
+            failing_attempt: Attempt(FIELDS.u32("failing_attempt", wire.failing_attempt)?),
+            failing_action: FIELDS.known("failing_action", wire.failing_action.known())?,
+            awaits_decision: wire.awaits_decision,
             error: wire.error.into(),
             completed_steps: wire.completed_steps,
             failure_counts: failure_counts
                 .map(|(step, count)| Ok((step, FIELDS.u32("failure_counts", count)?)))
                 .collect::<Result<_, DecodeError>>()?,
             step_states: step_states
-                .map(|step| Ok((step.step, FIELDS.known("step_states", step.state.known())?)))
+                .map(|step| FIELDS.known("step_states", step.known()))
                 .collect::<Result<_, DecodeError>>()?,
             input: wire.input,
             requested_at: Timestamp(wire.requested_at),

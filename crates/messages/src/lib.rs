@@ -12,6 +12,8 @@
 //! * **A record is read with the schema that it was written with**, found by its fingerprint or by
 //!   its registry id, and resolved to the current one. What cannot be found is an error that says
 //!   what is missing, never a guess.
+//! * **What a row keeps is bounded**: a reason longer than [`REASON_BYTES_MAX`], or a name longer than
+//!   [`ASKED_BY_BYTES_MAX`], is neither written nor read.
 //! * **Every released version stays readable.** The copies under `schemas/released/` are part of
 //!   the decoders, and a test holds them to it.
 //!
@@ -24,13 +26,16 @@ mod failed_operation;
 pub mod headers;
 mod operation_request;
 mod operation_status;
+mod operator_alert;
 mod record;
+mod recovery;
 mod step_reply;
 mod step_request;
 mod topics;
 mod wire;
 
 pub use codec::{Schemas, VALUE_BYTES_MAX, WriterSchema};
+pub use operation_request::encode_create;
 pub use error::{DecodeError, EncodeError, SchemaError};
-pub use record::{RECORD_SCHEMAS, Record, RecordSchema};
+pub use record::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX, RECORD_SCHEMAS, Record, RecordSchema};
 pub use topics::{Topics, is_topic_name};

@@ -3,28 +3,40 @@
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{CreateRequest, IdOrigin, OperationId, RequestHash, Timestamp};
+use waybill_engine::{
+    AmendRequest, Amendment, CreateRequest, IdOrigin, OperationId, OperationRequest, RequestHash,
+    Timestamp,
+};
 
 use crate::codec::{Codec, Schemas};
 use crate::error::{DecodeError, EncodeError};
-use crate::record::{Record, RecordSchema};
+use crate::record::{REASON_BYTES_MAX, Record, RecordSchema};
 use crate::wire::{Fields, Id};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     "operation-request",
     include_str!("../../../schemas/operation-request.avsc"),
-    &[include_str!(
-        "../../../schemas/released/operation-request/v1.avsc"
-    )],
+    &[
+        include_str!("../../../schemas/released/operation-request/v1.avsc"),
+        include_str!("../../../schemas/released/operation-request/v2.avsc"),
+    ],
 );
 
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
 const FIELDS: Fields = Fields(SCHEMA.name);
 
-#[derive(Serialize, Deserialize)]
+/// What stands for the hash of a request that is not to create an operation.
+const NO_HASH: [u8; 16] = [0; 16];
+
+/// A reschedule that names no fields replaces none: an empty JSON object.
+const NO_FIELDS: &[u8] = b"{}";
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
 enum RequestKind {
     Unknown,
     Create,
+    Cancel,
+    Reschedule,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -32,6 +44,26 @@ enum RequestKind {
 enum WireIdOrigin {
     Caller,
     Server,
+}
+
+#[derive(Serialize)]
+#[serde(rename = "Amendment")]
+struct AmendmentOut<'a> {
+    id: Id,
+    reason: &'a str,
+    #[serde(with = "serde_bytes")]
+    fields: Option<&'a [u8]>,
+    deadline: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename = "Amendment")]
+struct AmendmentIn {
+    id: Id,
+    reason: String,
+    #[serde(with = "serde_bytes")]
+    fields: Option<Vec<u8>>,
+    deadline: Option<i64>,
 }
 
 #[derive(Serialize)]
@@ -50,6 +82,8 @@ struct Out<'a> {
     #[serde(with = "serde_bytes")]
     request_hash: &'a [u8],
     requested_at: i64,
+    amendment: Option<AmendmentOut<'a>>,
+    resubmission_of: Option<Id>,
 }
 
 #[derive(Deserialize)]
@@ -68,9 +102,11 @@ struct In {
     #[serde(with = "serde_bytes")]
     request_hash: [u8; 16],
     requested_at: i64,
+    amendment: Option<AmendmentIn>,
+    resubmission_of: Option<Id>,
 }
 
-impl Record for CreateRequest {
+impl Record for OperationRequest {
     const SCHEMA: RecordSchema = SCHEMA;
 
     fn fingerprint() -> u64 {
@@ -78,47 +114,123 @@ impl Record for CreateRequest {
     }
 
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
-        let wire = Out {
-            kind: RequestKind::Create,
-            operation: Id(self.operation.0),
-            id_origin: match self.id_origin {
-                IdOrigin::Caller => WireIdOrigin::Caller,
-                IdOrigin::Server => WireIdOrigin::Server,
-            },
-            workflow: &self.workflow,
-            tenant: &self.tenant,
-            caller_id: self.caller_id.as_deref(),
-            input: &self.input,
-            deadline: self.deadline.map(Timestamp::as_micros),
-            reply_to: self.reply_to.as_deref(),
-            request_hash: &self.request_hash.0,
-            requested_at: self.requested_at.as_micros(),
+        let wire = match self {
+            Self::Create(request) => created(request),
+            Self::Amend(request) => amended(request)?,
         };
         CODEC.encode(&wire, out)
     }
 
     fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
         let wire: In = CODEC.decode(bytes, schemas)?;
-        let known = match wire.kind {
-            RequestKind::Unknown => None,
-            RequestKind::Create => Some(()),
-        };
-        FIELDS.known("kind", known)?;
-        Ok(Self {
-            operation: OperationId(wire.operation.0),
-            id_origin: match wire.id_origin {
+        match wire.kind {
+            RequestKind::Unknown => FIELDS.known("kind", None),
+            RequestKind::Create => Ok(Self::Create(wire.create())),
+            RequestKind::Cancel => wire.amend(|workflow, _, _| Amendment::Cancel { workflow }),
+            RequestKind::Reschedule => wire.amend(|_, fields, deadline| Amendment::Reschedule {
+                fields: fields.unwrap_or_else(|| NO_FIELDS.to_vec()),
+                deadline: deadline.map(Timestamp),
+            }),
+        }
+    }
+}
+
+/// Appends the record of `OperationRequest::Create`, for whoever keeps the create itself.
+///
+/// # Errors
+///
+/// As [`Record::encode`].
+pub fn encode_create(request: &CreateRequest, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    CODEC.encode(&created(request), out)
+}
+
+fn created(request: &CreateRequest) -> Out<'_> {
+    Out {
+        kind: RequestKind::Create,
+        operation: Id(request.operation.0),
+        id_origin: match request.id_origin {
+            IdOrigin::Caller => WireIdOrigin::Caller,
+            IdOrigin::Server => WireIdOrigin::Server,
+        },
+        workflow: &request.workflow,
+        tenant: &request.tenant,
+        caller_id: request.caller_id.as_deref(),
+        input: &request.input,
+        deadline: request.deadline.map(Timestamp::as_micros),
+        reply_to: request.reply_to.as_deref(),
+        request_hash: &request.request_hash.0,
+        requested_at: request.requested_at.as_micros(),
+        amendment: None,
+        resubmission_of: request.resubmission_of.map(|operation| Id(operation.0)),
+    }
+}
+
+fn amended(request: &AmendRequest) -> Result<Out<'_>, EncodeError> {
+    let (kind, workflow, fields, deadline) = match &request.amendment {
+        Amendment::Cancel { workflow } => (RequestKind::Cancel, &**workflow, None, None),
+        Amendment::Reschedule { fields, deadline } => {
+            (RequestKind::Reschedule, "", Some(&**fields), *deadline)
+        }
+    };
+    Ok(Out {
+        kind,
+        operation: Id(request.operation.0),
+        id_origin: WireIdOrigin::Caller,
+        workflow,
+        tenant: &request.tenant,
+        caller_id: request.caller_id.as_deref(),
+        input: &[],
+        deadline: None,
+        reply_to: None,
+        request_hash: &NO_HASH,
+        requested_at: request.requested_at.as_micros(),
+        amendment: Some(AmendmentOut {
+            id: Id(request.id),
+            reason: FIELDS.kept("amendment.reason", &request.reason, REASON_BYTES_MAX)?,
+            fields,
+            deadline: deadline.map(Timestamp::as_micros),
+        }),
+        resubmission_of: None,
+    })
+}
+
+impl In {
+    fn create(self) -> CreateRequest {
+        CreateRequest {
+            operation: OperationId(self.operation.0),
+            id_origin: match self.id_origin {
                 WireIdOrigin::Caller => IdOrigin::Caller,
                 WireIdOrigin::Server => IdOrigin::Server,
             },
-            workflow: wire.workflow,
-            tenant: wire.tenant,
-            caller_id: wire.caller_id,
-            input: wire.input,
-            deadline: wire.deadline.map(Timestamp),
-            reply_to: wire.reply_to,
-            request_hash: RequestHash(wire.request_hash),
-            requested_at: Timestamp(wire.requested_at),
+            workflow: self.workflow,
+            tenant: self.tenant,
+            caller_id: self.caller_id,
+            input: self.input,
+            deadline: self.deadline.map(Timestamp),
+            reply_to: self.reply_to,
+            request_hash: RequestHash(self.request_hash),
+            requested_at: Timestamp(self.requested_at),
             traceparent: None,
-        })
+            resubmission_of: self
+                .resubmission_of
+                .map(|operation| OperationId(operation.0)),
+        }
+    }
+
+    /// The request whose amendment is `what` makes of workflow, fields and deadline.
+    fn amend(
+        self,
+        what: impl FnOnce(String, Option<Vec<u8>>, Option<i64>) -> Amendment,
+    ) -> Result<OperationRequest, DecodeError> {
+        let given = FIELDS.given("amendment", self.amendment)?;
+        Ok(OperationRequest::Amend(AmendRequest {
+            id: given.id.0,
+            operation: OperationId(self.operation.0),
+            tenant: self.tenant,
+            caller_id: self.caller_id,
+            amendment: what(self.workflow, given.fields, given.deadline),
+            reason: FIELDS.to_keep("amendment.reason", given.reason, REASON_BYTES_MAX)?,
+            requested_at: Timestamp(self.requested_at),
+        }))
     }
 }

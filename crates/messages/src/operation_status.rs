@@ -10,14 +10,15 @@ use waybill_engine::{
 use crate::codec::{Codec, Schemas};
 use crate::error::{DecodeError, EncodeError};
 use crate::record::{Record, RecordSchema};
-use crate::wire::{ErrorIn, ErrorOut, Fields, Id, WireProcessState};
+use crate::wire::{ErrorIn, ErrorOut, Fields, Id, StepStatusIn, StepStatusOut, WireProcessState};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     "operation-status",
     include_str!("../../../schemas/operation-status.avsc"),
-    &[include_str!(
-        "../../../schemas/released/operation-status/v1.avsc"
-    )],
+    &[
+        include_str!("../../../schemas/released/operation-status/v1.avsc"),
+        include_str!("../../../schemas/released/operation-status/v2.avsc"),
+    ],
 );
 
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
@@ -29,6 +30,41 @@ enum WireStatusKind {
     Unknown,
     Final,
     Rejected,
+    Received,
+    Step,
+    CancelRefused,
+    Rescheduled,
+    RescheduleRefused,
+}
+
+impl From<StatusKind> for WireStatusKind {
+    fn from(kind: StatusKind) -> Self {
+        match kind {
+            StatusKind::Final => Self::Final,
+            StatusKind::Rejected => Self::Rejected,
+            StatusKind::Received => Self::Received,
+            StatusKind::Step => Self::Step,
+            StatusKind::CancelRefused => Self::CancelRefused,
+            StatusKind::Rescheduled => Self::Rescheduled,
+            StatusKind::RescheduleRefused => Self::RescheduleRefused,
+        }
+    }
+}
+
+impl WireStatusKind {
+    /// The engine's kind; `None` for one that this version does not know.
+    fn known(self) -> Option<StatusKind> {
+        match self {
+            Self::Unknown => None,
+            Self::Final => Some(StatusKind::Final),
+            Self::Rejected => Some(StatusKind::Rejected),
+            Self::Received => Some(StatusKind::Received),
+            Self::Step => Some(StatusKind::Step),
+            Self::CancelRefused => Some(StatusKind::CancelRefused),
+            Self::Rescheduled => Some(StatusKind::Rescheduled),
+            Self::RescheduleRefused => Some(StatusKind::RescheduleRefused),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -44,6 +80,7 @@ struct Out<'a> {
     sequence: i32,
     error: Option<ErrorOut<'a>>,
     failing_step: Option<&'a str>,
+    step: Option<StepStatusOut<'a>>,
     request_partition: i32,
     request_offset: i64,
     requested_at: i64,
@@ -64,6 +101,7 @@ struct In {
     sequence: i32,
     error: Option<ErrorIn>,
     failing_step: Option<String>,
+    step: Option<StepStatusIn>,
     request_partition: i32,
     request_offset: i64,
     requested_at: i64,
@@ -85,14 +123,12 @@ impl Record for OperationStatus {
             caller_id: self.caller_id.as_deref(),
             workflow: &self.workflow,
             tenant: &self.tenant,
-            kind: match self.kind {
-                StatusKind::Final => WireStatusKind::Final,
-                StatusKind::Rejected => WireStatusKind::Rejected,
-            },
+            kind: self.kind.into(),
             state: self.state.into(),
             sequence: FIELDS.int("sequence", self.sequence)?,
             error: self.error.as_ref().map(ErrorOut::from),
             failing_step: self.failing_step.as_deref(),
+            step: self.step.as_ref().map(StepStatusOut::from),
             request_partition: FIELDS.int("request_partition", self.request.partition.0)?,
             request_offset: self.request.offset.0,
             requested_at: self.requested_at.as_micros(),
@@ -104,11 +140,7 @@ impl Record for OperationStatus {
 
     fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
         let wire: In = CODEC.decode(bytes, schemas)?;
-        let kind = match wire.kind {
-            WireStatusKind::Unknown => None,
-            WireStatusKind::Final => Some(StatusKind::Final),
-            WireStatusKind::Rejected => Some(StatusKind::Rejected),
-        };
+        let step = wire.step.map(|step| FIELDS.known("step", step.known()));
         let partition = FIELDS.u32("request_partition", wire.request_partition)?;
         Ok(Self {
             event_id: wire.event_id.0,
@@ -116,11 +148,12 @@ impl Record for OperationStatus {
             caller_id: wire.caller_id,
             workflow: wire.workflow,
             tenant: wire.tenant,
-            kind: FIELDS.known("kind", kind)?,
+            kind: FIELDS.known("kind", wire.kind.known())?,
             state: FIELDS.known("state", wire.state.known())?,
             sequence: FIELDS.u32("sequence", wire.sequence)?,
             error: wire.error.map(StepError::from),
             failing_step: wire.failing_step,
+            step: step.transpose()?,
             request: Position {
                 partition: PartitionId(partition),
                 offset: Offset(wire.request_offset),

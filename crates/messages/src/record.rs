@@ -30,13 +30,22 @@ impl RecordSchema {
 }
 
 /// Every record's schema.
-pub const RECORD_SCHEMAS: [RecordSchema; 5] = [
+pub const RECORD_SCHEMAS: [RecordSchema; 7] = [
     crate::operation_request::SCHEMA,
     crate::step_request::SCHEMA,
     crate::step_reply::SCHEMA,
     crate::failed_operation::SCHEMA,
     crate::operation_status::SCHEMA,
+    crate::recovery::SCHEMA,
+    crate::operator_alert::SCHEMA,
 ];
+
+/// The longest reason that a request or a recovery may give, in bytes. It is kept in the
+/// operation's history.
+pub const REASON_BYTES_MAX: usize = 1_024;
+
+/// The longest name of who asks for a recovery, in bytes. It is kept in the operation's history.
+pub const ASKED_BY_BYTES_MAX: usize = 256;
 
 /// A value of the engine's that travels as a record.
 pub trait Record: Sized {

@@ -8,12 +8,15 @@ use waybill_engine::{Attempt, Epoch, OperationId, Outcome, StepError, StepReply}
 use crate::codec::{Codec, Schemas};
 use crate::error::{DecodeError, EncodeError};
 use crate::record::{Record, RecordSchema};
-use crate::wire::{ErrorIn, ErrorOut, Fields, Id, MapIn, MapOut};
+use crate::wire::{ErrorIn, ErrorOut, Fields, Id, MapIn, MapOut, WireAction};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     "step-reply",
     include_str!("../../../schemas/step-reply.avsc"),
-    &[include_str!("../../../schemas/released/step-reply/v1.avsc")],
+    &[
+        include_str!("../../../schemas/released/step-reply/v1.avsc"),
+        include_str!("../../../schemas/released/step-reply/v2.avsc"),
+    ],
 );
 
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
@@ -30,6 +33,7 @@ enum WireOutcome {
     Transient,
     Permanent,
     NotAttempted,
+    NotPerformed,
 }
 
 #[derive(Serialize)]
@@ -39,6 +43,7 @@ struct Out<'a> {
     step: &'a str,
     attempt: i32,
     epoch: i64,
+    action: WireAction,
     outcome: WireOutcome,
     outputs: MapOut<'a, String>,
     error: Option<ErrorOut<'a>>,
@@ -52,6 +57,7 @@ struct In {
     step: String,
     attempt: i32,
     epoch: i64,
+    action: WireAction,
     outcome: WireOutcome,
     outputs: MapIn<String>,
     error: Option<ErrorIn>,
@@ -76,6 +82,7 @@ impl Record for StepReply {
             Outcome::Transient { error } => (WireOutcome::Transient, Some(error)),
             Outcome::Permanent { error } => (WireOutcome::Permanent, Some(error)),
             Outcome::Unknown { error } => (WireOutcome::Unknown, Some(error)),
+            Outcome::NotPerformed => (WireOutcome::NotPerformed, None),
             Outcome::NotAttempted {
                 error,
                 retry_after_ms,
@@ -89,6 +96,7 @@ impl Record for StepReply {
             step: &self.step,
             attempt: FIELDS.int("attempt", self.attempt.0)?,
             epoch: FIELDS.long("epoch", self.epoch.0)?,
+            action: self.action.into(),
             outcome,
             outputs: MapOut(outputs),
             error: error.map(ErrorOut::from),
@@ -101,16 +109,17 @@ impl Record for StepReply {
     /// counts nevertheless.
     fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
         let wire: In = CODEC.decode(bytes, schemas)?;
-        let error = wire.error.map_or_else(unspecified, StepError::from);
+        let error = || wire.error.map_or_else(unspecified, StepError::from);
         let outcome = match wire.outcome {
             WireOutcome::Success => Outcome::Success {
                 outputs: wire.outputs.0,
             },
-            WireOutcome::Transient => Outcome::Transient { error },
-            WireOutcome::Permanent => Outcome::Permanent { error },
-            WireOutcome::Unknown => Outcome::Unknown { error },
+            WireOutcome::Transient => Outcome::Transient { error: error() },
+            WireOutcome::Permanent => Outcome::Permanent { error: error() },
+            WireOutcome::Unknown => Outcome::Unknown { error: error() },
+            WireOutcome::NotPerformed => Outcome::NotPerformed,
             WireOutcome::NotAttempted => Outcome::NotAttempted {
-                error,
+                error: error(),
                 retry_after_ms: match wire.retry_after_ms {
                     Some(retry_after) => FIELDS.u32("retry_after_ms", retry_after)?,
                     None => RETRY_AFTER_MS_DEFAULT,
@@ -122,6 +131,7 @@ impl Record for StepReply {
             step: wire.step,
             attempt: Attempt(FIELDS.u32("attempt", wire.attempt)?),
             epoch: Epoch(FIELDS.u64("epoch", wire.epoch)?),
+            action: FIELDS.known("action", wire.action.known())?,
             outcome,
         })
     }

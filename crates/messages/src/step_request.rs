@@ -3,30 +3,24 @@
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{Action, Attempt, Epoch, OperationId, PartitionId, StepRequest, Timestamp};
+use waybill_engine::{Attempt, Epoch, OperationId, PartitionId, StepRequest, Timestamp};
 
 use crate::codec::{Codec, Schemas};
 use crate::error::{DecodeError, EncodeError};
 use crate::record::{Record, RecordSchema};
-use crate::wire::{Fields, Id, MapIn, MapOut};
+use crate::wire::{Fields, Id, MapIn, MapOut, WireAction};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     "step-request",
     include_str!("../../../schemas/step-request.avsc"),
-    &[include_str!(
-        "../../../schemas/released/step-request/v1.avsc"
-    )],
+    &[
+        include_str!("../../../schemas/released/step-request/v1.avsc"),
+        include_str!("../../../schemas/released/step-request/v2.avsc"),
+    ],
 );
 
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
 const FIELDS: Fields = Fields(SCHEMA.name);
-
-#[derive(Serialize, Deserialize)]
-#[serde(rename = "Action")]
-enum WireAction {
-    Unknown,
-    Run,
-}
 
 #[derive(Serialize)]
 #[serde(rename = "StepRequest")]
@@ -81,9 +75,7 @@ impl Record for StepRequest {
             agent: &self.agent,
             attempt: FIELDS.int("attempt", self.attempt.0)?,
             epoch: FIELDS.long("epoch", self.epoch.0)?,
-            action: match self.action {
-                Action::Run => WireAction::Run,
-            },
+            action: self.action.into(),
             complete_by: self.complete_by.as_micros(),
             tenant: &self.tenant,
             idempotency_key: &self.idempotency_key(),
@@ -96,10 +88,6 @@ impl Record for StepRequest {
 
     fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
         let wire: In = CODEC.decode(bytes, schemas)?;
-        let action = match wire.action {
-            WireAction::Unknown => None,
-            WireAction::Run => Some(Action::Run),
-        };
         Ok(Self {
             operation: OperationId(wire.operation.0),
             workflow: wire.workflow.into(),
@@ -107,7 +95,7 @@ impl Record for StepRequest {
             agent: wire.agent.into(),
             attempt: Attempt(FIELDS.u32("attempt", wire.attempt)?),
             epoch: Epoch(FIELDS.u64("epoch", wire.epoch)?),
-            action: FIELDS.known("action", action)?,
+            action: FIELDS.known("action", wire.action.known())?,
             complete_by: Timestamp(wire.complete_by),
             tenant: wire.tenant.into(),
             input: wire.input.into(),

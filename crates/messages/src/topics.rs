@@ -8,6 +8,8 @@ pub struct Topics {
     step_replies: String,
     failed_operations: String,
     operation_status: String,
+    recovery: String,
+    operator_alerts: String,
 }
 
 impl Topics {
@@ -20,6 +22,8 @@ impl Topics {
             step_replies: format!("{prefix}.step-replies.v1"),
             failed_operations: format!("{prefix}.failed-operations.v1"),
             operation_status: format!("{prefix}.operation-status.v1"),
+            recovery: format!("{prefix}.recovery.v1"),
+            operator_alerts: format!("{prefix}.operator-alerts.v1"),
         }
     }
 
@@ -59,6 +63,18 @@ impl Topics {
         &self.operation_status
     }
 
+    /// What the supervisor and operators ask of the scheduler.
+    #[must_use]
+    pub fn recovery(&self) -> &str {
+        &self.recovery
+    }
+
+    /// What needs a person.
+    #[must_use]
+    pub fn operator_alerts(&self) -> &str {
+        &self.operator_alerts
+    }
+
     /// Where poison records of a topic go.
     #[must_use]
     pub fn dead_letter(topic: &str) -> String {
@@ -92,6 +108,8 @@ mod tests {
         assert_eq!(topics.step_replies(), "waybill.step-replies.v1");
         assert_eq!(topics.failed_operations(), "waybill.failed-operations.v1");
         assert_eq!(topics.operation_status(), "waybill.operation-status.v1");
+        assert_eq!(topics.recovery(), "waybill.recovery.v1");
+        assert_eq!(topics.operator_alerts(), "waybill.operator-alerts.v1");
         assert_eq!(
             Topics::dead_letter(topics.requests()),
             "dlq.waybill.operation-requests.v1"

@@ -7,11 +7,12 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::marker::PhantomData;
+use std::time::Duration;
 
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde::{Deserialize as DeserializeDerive, Serialize, Serializer};
 use uuid::Uuid;
-use waybill_engine::{ProcessState, StepError, StepState};
+use waybill_engine::{Action, ProcessState, StepError, StepState};
 
 use crate::error::{DecodeError, EncodeError};
 
@@ -54,6 +55,9 @@ impl<V: Serialize> Serialize for MapOut<'_, V> {
     }
 }
 
+/// Up to this many names of a map are compared one with another; of more, a set is made.
+const NAMES_COMPARED_MAX: usize = 16;
+
 /// An Avro map as pairs, in the order of the wire; each name occurs once.
 pub(crate) struct MapIn<V>(pub(crate) Vec<(String, V)>);
 
@@ -71,22 +75,29 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for MapIn<V> {
                 // The size that a hostile record announces is no reason to allocate.
                 let mut pairs = Vec::with_capacity(map.size_hint().unwrap_or(0).min(32));
                 while let Some((name, value)) = map.next_entry::<String, V>()? {
-                    if pairs.iter().any(|(other, _)| *other == name) {
-                        return Err(A::Error::custom(format_args!(
-                            "{name} occurs twice in a map"
-                        )));
-                    }
                     pairs.push((name, value));
                 }
-                let distinct: HashSet<&str> = pairs.iter().map(|(name, _)| name.as_str()).collect();
-                if distinct.len() < pairs.len() {
-                    return Err(A::Error::custom("a name occurs twice in a map"));
+                match repeated(&pairs) {
+                    Some(name) => Err(A::Error::custom(format_args!(
+                        "{name} occurs twice in a map"
+                    ))),
+                    None => Ok(MapIn(pairs)),
                 }
-                Ok(MapIn(pairs))
             }
         }
         deserializer.deserialize_map(Pairs(PhantomData))
     }
+}
+
+/// A name that occurs more than once. The time does not grow with the square of a hostile map.
+fn repeated<V>(pairs: &[(String, V)]) -> Option<&str> {
+    let mut names = pairs.iter().map(|(name, _)| name.as_str()).enumerate();
+    let mut seen = HashSet::new();
+    let (_, name) = names.find(|(i, name)| match pairs.len() {
+        ..=NAMES_COMPARED_MAX => pairs[..*i].iter().any(|(earlier, _)| earlier == name),
+        _ => !seen.insert(*name),
+    })?;
+    Some(name)
 }
 
 /// The nested record `Error`, on its way out.
@@ -132,6 +143,10 @@ pub(crate) enum WireProcessState {
     Processing,
     Processed,
     Error,
+    Compensating,
+    Compensated,
+    Cancelled,
+    CompensationFailed,
 }
 
 impl From<ProcessState> for WireProcessState {
@@ -141,6 +156,10 @@ impl From<ProcessState> for WireProcessState {
             ProcessState::Processing => Self::Processing,
             ProcessState::Processed => Self::Processed,
             ProcessState::Error => Self::Error,
+            ProcessState::Compensating => Self::Compensating,
+            ProcessState::Compensated => Self::Compensated,
+            ProcessState::Cancelled => Self::Cancelled,
+            ProcessState::CompensationFailed => Self::CompensationFailed,
         }
     }
 }
@@ -154,6 +173,10 @@ impl WireProcessState {
             Self::Processing => Some(ProcessState::Processing),
             Self::Processed => Some(ProcessState::Processed),
             Self::Error => Some(ProcessState::Error),
+            Self::Compensating => Some(ProcessState::Compensating),
+            Self::Compensated => Some(ProcessState::Compensated),
+            Self::Cancelled => Some(ProcessState::Cancelled),
+            Self::CompensationFailed => Some(ProcessState::CompensationFailed),
         }
     }
 }
@@ -169,6 +192,8 @@ pub(crate) enum WireStepState {
     Failed,
     TimedOut,
     Skipped,
+    Compensating,
+    Compensated,
 }
 
 impl From<StepState> for WireStepState {
@@ -180,6 +205,8 @@ impl From<StepState> for WireStepState {
             StepState::Failed => Self::Failed,
             StepState::TimedOut => Self::TimedOut,
             StepState::Skipped => Self::Skipped,
+            StepState::Compensating => Self::Compensating,
+            StepState::Compensated => Self::Compensated,
         }
     }
 }
@@ -195,6 +222,72 @@ impl WireStepState {
             Self::Failed => Some(StepState::Failed),
             Self::TimedOut => Some(StepState::TimedOut),
             Self::Skipped => Some(StepState::Skipped),
+            Self::Compensating => Some(StepState::Compensating),
+            Self::Compensated => Some(StepState::Compensated),
+        }
+    }
+}
+
+/// The nested record `StepStatus`, on its way out.
+#[derive(Serialize)]
+#[serde(rename = "StepStatus")]
+pub(crate) struct StepStatusOut<'a> {
+    step: &'a str,
+    state: WireStepState,
+}
+
+impl<'a> From<&'a (String, StepState)> for StepStatusOut<'a> {
+    fn from((step, state): &'a (String, StepState)) -> Self {
+        Self {
+            step,
+            state: (*state).into(),
+        }
+    }
+}
+
+/// The nested record `StepStatus`, on its way in.
+#[derive(DeserializeDerive)]
+#[serde(rename = "StepStatus")]
+pub(crate) struct StepStatusIn {
+    step: String,
+    state: WireStepState,
+}
+
+impl StepStatusIn {
+    /// The step and its state; `None` for a state that this version does not know.
+    pub(crate) fn known(self) -> Option<(String, StepState)> {
+        Some((self.step, self.state.known()?))
+    }
+}
+
+/// The enum `Action`.
+#[derive(Clone, Copy, Serialize, DeserializeDerive)]
+#[serde(rename = "Action")]
+pub(crate) enum WireAction {
+    Unknown,
+    Run,
+    Compensate,
+    Probe,
+}
+
+impl From<Action> for WireAction {
+    fn from(action: Action) -> Self {
+        match action {
+            Action::Run => Self::Run,
+            Action::Compensate => Self::Compensate,
+            Action::Probe => Self::Probe,
+        }
+    }
+}
+
+impl WireAction {
+    /// The engine's action; `None` for one that this version does not know.
+    pub(crate) fn known(self) -> Option<Action> {
+        match self {
+            Self::Unknown => None,
+            Self::Run => Some(Action::Run),
+            Self::Compensate => Some(Action::Compensate),
+            Self::Probe => Some(Action::Probe),
         }
     }
 }
@@ -242,6 +335,60 @@ impl Fields {
             record: self.0,
             field,
             value,
+        })
+    }
+
+    /// A duration as a `long` of milliseconds, rounded up: a short time does not become none.
+    pub(crate) fn millis(
+        self,
+        field: &'static str,
+        duration: Duration,
+    ) -> Result<i64, EncodeError> {
+        let millis = duration.as_nanos().div_ceil(1_000_000);
+        self.long(field, u64::try_from(millis).unwrap_or(u64::MAX))
+    }
+
+    /// A text that is kept in the operation's row, on its way out.
+    pub(crate) fn kept<'a>(
+        self,
+        field: &'static str,
+        text: &'a str,
+        bytes_max: usize,
+    ) -> Result<&'a str, EncodeError> {
+        if text.len() <= bytes_max {
+            return Ok(text);
+        }
+        Err(EncodeError::TooLong {
+            record: self.0,
+            field,
+            bytes: text.len(),
+            bytes_max,
+        })
+    }
+
+    /// A text that is kept in the operation's row, on its way in.
+    pub(crate) fn to_keep(
+        self,
+        field: &'static str,
+        text: String,
+        bytes_max: usize,
+    ) -> Result<String, DecodeError> {
+        if text.len() <= bytes_max {
+            return Ok(text);
+        }
+        Err(DecodeError::TooLong {
+            record: self.0,
+            field,
+            bytes: text.len(),
+            bytes_max,
+        })
+    }
+
+    /// A field that only some kinds of the record need, and this one does.
+    pub(crate) fn given<T>(self, field: &'static str, value: Option<T>) -> Result<T, DecodeError> {
+        value.ok_or(DecodeError::Missing {
+            record: self.0,
+            field,
         })
     }
 

@@ -35,7 +35,7 @@ pub(super) struct Done {
     /// Requests that are consumed durably then, done or not.
     pub(super) consumed: Vec<Offset>,
     pub(super) replies: Vec<Offset>,
-    pub(super) dues: Vec<Offset>,
+    pub(super) recoveries: Vec<Offset>,
 }
 
 impl Done {
@@ -43,7 +43,7 @@ impl Done {
         self.requests.is_empty()
             && self.consumed.is_empty()
             && self.replies.is_empty()
-            && self.dues.is_empty()
+            && self.recoveries.is_empty()
     }
 }
 
@@ -75,7 +75,7 @@ impl OpenBatch {
                 requests: Vec::with_capacity(self.done.requests.len()),
                 consumed: Vec::with_capacity(self.done.consumed.len()),
                 replies: Vec::with_capacity(self.done.replies.len()),
-                dues: Vec::with_capacity(self.done.dues.len()),
+                recoveries: Vec::with_capacity(self.done.recoveries.len()),
             },
             departures: Vec::with_capacity(self.departures.len()),
             ..Self::new(self.number.next())
@@ -202,31 +202,10 @@ impl PartitionEngine {
                 created: pending.write_created.then(|| Arc::clone(&live.created)),
                 state: live.state.clone(),
                 stamp: self.last_stamp,
-                keep_for: is_final.then_some(self.config.retention),
+                keep_for: live.keep_for(&self.config),
             })));
         }
-        if pending.announce {
-            let (created, state) = (&live.created, &live.state);
-            let failed = messages::failed_operation(id, created, live.workflow.as_deref(), state);
-            let status = messages::final_status(id, created, state);
-            commands
-                .sends
-                .extend(failed.into_iter().chain([status]).map(Command::Send));
-        }
-        if let Some(workflow) = live.workflow.as_deref()
-            && !pending.ask.is_empty()
-        {
-            let (created, state) = (&live.created, &live.state);
-            commands.sends.extend(
-                pending
-                    .ask
-                    .iter()
-                    .filter_map(|index| {
-                        messages::step_request(id, created, workflow, state, index, &self.ownership)
-                    })
-                    .map(Command::Send),
-            );
-        }
+        messages::add(live, pending, &self.ownership, &mut commands.sends);
     }
 
     pub(super) fn settled(&mut self, batch: BatchNumber) {
@@ -256,8 +235,8 @@ impl PartitionEngine {
         for offset in batch.done.replies {
             self.replies.done(offset);
         }
-        for sequence in batch.done.dues {
-            self.dues.done(sequence);
+        for offset in batch.done.recoveries {
+            self.recoveries.done(offset);
         }
         for id in batch.departures {
             let Some(Slot::Live(live)) = self.slots.get_mut(&id) else {

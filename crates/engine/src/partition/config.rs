@@ -23,6 +23,12 @@ pub struct EngineConfig {
     pub in_flight_bytes_max: usize,
     /// How long after its complete-by an attempt counts as timed out: its reply may be on the way.
     pub timeout_grace: Duration,
+    /// How long the supervisor may take to decide about an operation that failed for good, before
+    /// the deadline index reminds it.
+    pub decide_within: Duration,
+    /// Whether every operation's steps are told on `operation-status`, and not only to callers who
+    /// named a topic of their own.
+    pub tell_steps: bool,
 }
 
 impl Default for EngineConfig {
@@ -34,6 +40,8 @@ impl Default for EngineConfig {
             in_flight_max: 10_000,
             in_flight_bytes_max: 64 * 1024 * 1024,
             timeout_grace: Duration::from_millis(500),
+            decide_within: Duration::from_secs(15),
+            tell_steps: false,
         }
     }
 }
@@ -54,6 +62,8 @@ pub struct Ownership {
     pub requests_next: Offset,
     /// The first reply to read, from the checkpoint.
     pub replies_next: Offset,
+    /// The first recovery to read, from the checkpoint.
+    pub recoveries_next: Offset,
     /// The end of the requests log when the lease was taken: an id of the server's at or past it
     /// needs no read of the store.
     pub requests_end: Offset,
@@ -83,14 +93,14 @@ pub struct EngineCheckpoint {
     pub requests: Offset,
     /// Below this offset every reply record is done.
     pub replies: Offset,
+    /// Below this offset every recovery record is done.
+    pub recoveries: Offset,
     /// A fingerprint of the last request record below `requests`; `None` until the first record
     /// of this ownership is done: then the one that was stored with the old checkpoint stands.
     pub requests_fingerprint: Option<u64>,
     /// The next request record that was not yet consumed durably: what lies below it has a row or
     /// was answered. Starts at `requests_next`, which may lie before the predecessor's.
     pub consumed: Offset,
-    /// Hints of the deadline index below this sequence number are settled.
-    pub due: u64,
 }
 
 /// The operation whose request holds the requests checkpoint.
@@ -115,17 +125,39 @@ pub struct EngineStats {
     pub rejected: u64,
     /// Operations that ended `Processed`.
     pub processed: u64,
-    /// Operations that ended in `Error`.
+    /// Operations that were parked in `Error`.
     pub failed: u64,
+    /// Operations that ended `Compensated` or `Cancelled`.
+    pub undone: u64,
+    /// Operations that were parked in `CompensationFailed`.
+    pub undo_failed: u64,
+    /// Cancels that were applied.
+    pub cancelled: u64,
+    /// Reschedules that were applied.
+    pub rescheduled: u64,
+    /// Cancels and reschedules that were refused.
+    pub amendments_refused: u64,
+    /// Operations whose deadline could not be met any more.
+    pub doomed: u64,
+    /// Recoveries that were applied.
+    pub recoveries: u64,
+    /// Recoveries that came too late to mean anything.
+    pub recoveries_void: u64,
+    /// Recoveries that were refused.
+    pub recoveries_refused: u64,
     /// Attempts beyond a step's first.
     pub retries: u64,
     /// Attempts that outlived their complete-by.
     pub time_outs: u64,
+    /// Attempts of which the agent could not say how they ended.
+    pub unknown_outcomes: u64,
     /// Attempts that the agent did not make.
     pub not_attempted: u64,
+    /// Attempts put off to spare an agent.
+    pub put_off: u64,
     /// Replies that changed nothing: superseded, or repeated.
     pub stale_replies: u64,
-    /// Successes among them, of steps that are not completed.
+    /// Successes among them that proved an effect which nothing else accounted for.
     pub late_successes: u64,
     /// Replies of operations that have no row.
     pub unknown_replies: u64,
@@ -141,4 +173,6 @@ pub struct EngineStats {
     pub dead_lettered: u64,
     /// Operations parked because the engine's own logic failed on them.
     pub internal_errors: u64,
+    /// Operations whose rows could not be read.
+    pub unloadable: u64,
 }

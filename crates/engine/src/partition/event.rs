@@ -2,8 +2,8 @@
 
 use crate::id::{BatchNumber, Offset, OperationId, PartitionId};
 use crate::operation::OperationRow;
-use crate::record::{CreateRequest, Source, StepReply};
-use crate::time::{Stamp, Timestamp};
+use crate::record::{OperationRequest, Recovery, Source, StepReply};
+use crate::time::Stamp;
 
 /// Something that happened, for [`PartitionEngine::apply`](super::PartitionEngine::apply).
 ///
@@ -23,7 +23,7 @@ pub enum Event {
         /// than once, so that even an id of the server's is looked up.
         rerouted: bool,
         /// What it asks for.
-        request: CreateRequest,
+        request: OperationRequest,
     },
     /// A record of `step-replies` that belongs to this partition.
     Reply {
@@ -31,6 +31,13 @@ pub enum Event {
         offset: Offset,
         /// What it says.
         reply: StepReply,
+    },
+    /// A record of `recovery` that belongs to this partition.
+    Recovery {
+        /// Where it lies.
+        offset: Offset,
+        /// What it asks for.
+        recovery: Box<Recovery>,
     },
     /// A record that cannot be decoded: it goes to the dead-letter topic of its source.
     Unreadable {
@@ -68,27 +75,28 @@ pub enum Event {
         /// Its row; `None` if the store has none.
         row: Option<Box<OperationRow>>,
     },
+    /// The other answer to an id of [`PartitionEngine::loads`](super::PartitionEngine::loads): there
+    /// is a row, and it cannot be read. Nothing can be done for the operation; a person is told.
+    Unloadable {
+        /// The operation.
+        operation: OperationId,
+        /// Why its row cannot be read.
+        cause: String,
+    },
     /// Every message of the batch is acknowledged; its index entries and rows were durable before
     /// the first of them was sent.
     Settled {
         /// The batch.
         batch: BatchNumber,
     },
-    /// An entry of the deadline index came up.
-    Due {
-        /// The number that the sweeper gave this hint: they ascend from 0 in each ownership. The
-        /// sweep cursor may move past a hint once `EngineCheckpoint::due` is above its number.
-        sequence: u64,
-        /// The due time of the entry, as it stands in the index.
-        due: Timestamp,
-        /// The operation.
-        operation: OperationId,
-    },
     /// A renewal of the lease raised the limit of stamps.
     StampLimit(Stamp),
-    /// Where the inbox ended when the shell resumed after a pause: no time-out is applied until
+    /// Where `step-replies` ended when the shell resumed after a pause: no time-out is applied until
     /// replies were read to here. Replaces the end that was given before.
     InboxEnd(Offset),
+    /// Replies were read to here, though the last records below it were none that are delivered
+    /// (control records, or compacted ones).
+    InboxRead(Offset),
     /// Time passed: apply what is due.
     Tick,
 }

@@ -73,6 +73,13 @@ impl PartitionEngine {
                 }
                 is_new
             }
+            Source::Recoveries => {
+                let is_new = self.recoveries.begin_with(offset, fingerprint);
+                if is_new {
+                    self.open.done.recoveries.push(offset);
+                }
+                is_new
+            }
         }
     }
 

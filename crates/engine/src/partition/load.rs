@@ -10,9 +10,11 @@
 
 use crate::id::{Offset, OperationId};
 use crate::operation::OperationRow;
+use crate::operation::StepError;
 use crate::partition::live::Live;
+use crate::partition::messages;
 use crate::partition::{PartitionEngine, Slot};
-use crate::record::{CreateRequest, StepReply};
+use crate::record::{OperationRequest, Recovery, StepReply};
 use crate::time::Timestamp;
 
 /// About how many bytes an event takes that waits for a row, beside what it carries.
@@ -32,15 +34,15 @@ pub(super) enum Waiting {
     Request {
         offset: Offset,
         bytes: usize,
-        request: Box<CreateRequest>,
+        request: Box<OperationRequest>,
     },
     Reply {
         offset: Offset,
         reply: StepReply,
     },
-    Due {
-        sequence: Offset,
-        due: Timestamp,
+    Recovery {
+        offset: Offset,
+        recovery: Box<Recovery>,
     },
 }
 
@@ -48,7 +50,7 @@ impl Waiting {
     fn bytes(&self) -> usize {
         match self {
             Self::Request { bytes, .. } => WAITING_BYTES + bytes,
-            Self::Reply { .. } | Self::Due { .. } => WAITING_BYTES,
+            Self::Reply { .. } | Self::Recovery { .. } => WAITING_BYTES,
         }
     }
 }
@@ -79,17 +81,16 @@ impl PartitionEngine {
         row: Option<Box<OperationRow>>,
         now: Timestamp,
     ) {
-        if !matches!(self.slots.get(&id), Some(Slot::Loading(_))) {
-            return;
-        }
-        let Some(Slot::Loading(loading)) = self.slots.remove(&id) else {
+        let Some(mut loading) = self.take_loading(id) else {
             return;
         };
-        self.loading -= 1;
-        self.bytes -= loading.bytes;
         if let Some(row) = row {
             self.take_over(*row, now);
         }
+        // Recoveries last: a reply that was read in time is not overtaken by its time-out.
+        loading
+            .waiting
+            .sort_by_key(|event| matches!(event, Waiting::Recovery { .. }));
         for event in loading.waiting {
             match event {
                 Waiting::Request {
@@ -98,11 +99,51 @@ impl PartitionEngine {
                     request,
                 } => self.request_known_row(offset, bytes, *request, now),
                 Waiting::Reply { offset, reply } => self.reply_known_row(offset, reply, now),
-                Waiting::Due { sequence, due } => self.due_known_row(sequence, due, id, now),
+                Waiting::Recovery { offset, recovery } => {
+                    self.recovery_known_row(offset, *recovery, now);
+                }
             }
         }
         self.with_live(id, now, |live, desk| live.due(desk));
         self.forget_if_unchanged(id);
+    }
+
+    /// Lets go of an operation whose row cannot be read: what waited for it is done, a person is
+    /// told, and the row stays as it is.
+    pub(super) fn unloadable(&mut self, id: OperationId, cause: String, now: Timestamp) {
+        let Some(loading) = self.take_loading(id) else {
+            return;
+        };
+        self.stats.unloadable += 1;
+        let error = StepError {
+            code: "row-unreadable".to_owned(),
+            message: cause,
+        };
+        self.open
+            .sends
+            .push(messages::unloadable_alert(id, error, now));
+        for event in loading.waiting {
+            match event {
+                Waiting::Request { offset, .. } => {
+                    self.open.done.consumed.push(offset);
+                    self.open.done.requests.push(offset);
+                }
+                Waiting::Reply { offset, .. } => self.open.done.replies.push(offset),
+                Waiting::Recovery { offset, .. } => self.open.done.recoveries.push(offset),
+            }
+        }
+    }
+
+    fn take_loading(&mut self, id: OperationId) -> Option<Loading> {
+        if !matches!(self.slots.get(&id), Some(Slot::Loading(_))) {
+            return None;
+        }
+        let Some(Slot::Loading(loading)) = self.slots.remove(&id) else {
+            return None;
+        };
+        self.loading -= 1;
+        self.bytes -= loading.bytes;
+        Some(loading)
     }
 
     fn take_over(&mut self, row: OperationRow, now: Timestamp) {
@@ -112,7 +153,15 @@ impl PartitionEngine {
         let is_own = row.state.epoch == self.ownership.epoch && was_left_cleanly;
         let mut live = Live::load(row, &self.workflows, now);
         if is_final {
+            if !is_own {
+                // Under this owner's stamp, so that no late write of a predecessor stands after
+                // what is announced here.
+                live.pending.write = true;
+                live.pending.write_created = true;
+                live.state.epoch = self.ownership.epoch;
+            }
             live.pending.announce = !is_own;
+            live.pending.failed = !is_own && live.state.error.is_some();
             live.leaving = Some(self.open.number);
             self.open.take_in(&mut live, None);
         }

@@ -3,69 +3,227 @@
 
 use std::sync::Arc;
 
-use crate::advance::results_before;
+use crate::advance::results_for;
 use crate::id::{Offset, OperationId, PartitionId};
-use crate::operation::{Created, OperationState, ProcessState, StepError, StepState};
-use crate::partition::command::Message;
+use crate::operation::{Created, ProcessState, StepError, StepState, input};
+use crate::partition::command::{Command, Message};
 use crate::partition::config::Ownership;
+use crate::partition::live::{Live, Pending, is_told};
 use crate::record::{
-    Action, CreateRequest, FailedOperation, OperationStatus, Position, StatusKind, StepRequest,
+    Action, AlertKind, AmendRequest, Amendment, CreateRequest, FailedOperation, OperationStatus,
+    OperatorAlert, Position, StatusKind, StepRequest,
 };
 use crate::time::Timestamp;
-use crate::workflow::Workflow;
+use crate::workflow::{Undo, Workflow};
 
-/// The number of the only status record of an operation: that of its final state.
-pub(super) const FINAL_SEQUENCE: u32 = 1;
+/// The number of the status record that tells that an operation was received.
+pub(super) const RECEIVED_SEQUENCE: u32 = 1;
 
-/// Asks for the running attempt of a step; `None` if none is running.
-pub(super) fn step_request(
-    id: OperationId,
-    created: &Created,
+/// Adds every message that is pending for an operation.
+pub(super) fn add(live: &Live, pending: Pending, ownership: &Ownership, sends: &mut Vec<Command>) {
+    if pending.received {
+        sends.push(Command::Send(received(live)));
+    }
+    for index in pending.tell.iter() {
+        // What it had come to may be over again by now.
+        if is_told(live.state.steps[index].state) {
+            sends.push(Command::Send(step_status(live, index)));
+        }
+    }
+    if pending.failed {
+        sends.extend(failed_operation(live).map(Command::Send));
+    }
+    if let Some(index) = pending.waiting {
+        sends.push(Command::Send(waiting_alert(live, index)));
+    }
+    if pending.announce {
+        sends.extend(parked_alert(live).map(Command::Send));
+        sends.push(Command::Send(final_status(live)));
+    }
+    if let Some(workflow) = live.workflow.as_deref() {
+        let asked = pending.ask.iter();
+        sends.extend(
+            asked
+                .filter_map(|index| step_request(live, workflow, index, ownership))
+                .map(Command::Send),
+        );
+    }
+}
+
+/// Asks for the attempt under way of a step; `None` if none is.
+fn step_request(
+    live: &Live,
     workflow: &Workflow,
-    state: &OperationState,
     index: usize,
     ownership: &Ownership,
 ) -> Option<Message> {
+    let (created, state) = (&live.created, &live.state);
     let progress = &state.steps[index];
-    if progress.state != StepState::Running || state.state.is_final() {
+    if state.state.is_final() {
         return None;
     }
     let step = &workflow.steps()[index];
+    let agent = match (progress.action, &step.undo) {
+        (Action::Compensate, Undo::Agent(compensation)) => &compensation.agent,
+        (Action::Compensate, Undo::Nothing | Undo::Manual | Undo::Impossible)
+        | (Action::Run | Action::Probe, _) => &step.agent,
+    };
     Some(Message::Step(StepRequest {
-        operation: id,
+        operation: live.id,
         workflow: Arc::clone(&created.workflow),
         step: Arc::clone(&step.name),
-        agent: Arc::clone(&step.agent),
+        agent: Arc::clone(agent),
         attempt: progress.attempt,
         epoch: ownership.epoch,
-        action: Action::Run,
+        action: progress.action,
         complete_by: progress.complete_by?,
         tenant: Arc::clone(&created.tenant),
-        input: Arc::clone(&created.input),
-        results: results_before(workflow, state, index),
+        input: Arc::clone(input(created, state)),
+        results: results_for(workflow, state, index),
         reply_partition: ownership.partition,
         traceparent: created.traceparent.clone(),
     }))
 }
 
-/// The status record of an operation's final state.
-pub(super) fn final_status(id: OperationId, created: &Created, state: &OperationState) -> Message {
-    Message::Status(Box::new(OperationStatus {
-        event_id: id.event_id("status-1"),
-        operation: id,
+/// A status record of the operation as it is.
+fn status(live: &Live, kind: StatusKind, sequence: u32, at: Timestamp) -> OperationStatus {
+    let (created, state) = (&live.created, &live.state);
+    let cause = match state.state {
+        ProcessState::CompensationFailed => state.undo_error.as_ref(),
+        ProcessState::Pending
+        | ProcessState::Processing
+        | ProcessState::Processed
+        | ProcessState::Error
+        | ProcessState::Compensating
+        | ProcessState::Compensated
+        | ProcessState::Cancelled => state.error.as_ref(),
+    };
+    OperationStatus {
+        event_id: live.id.event_id(&format!("status-{sequence}")),
+        operation: live.id,
         caller_id: created.caller_id.clone(),
         workflow: created.workflow.to_string(),
         tenant: created.tenant.to_string(),
-        kind: StatusKind::Final,
+        kind,
         state: state.state,
-        sequence: FINAL_SEQUENCE,
-        error: state.error.as_ref().map(|failed| failed.error.clone()),
-        failing_step: state.error.as_ref().and_then(|failed| failed.step.clone()),
+        sequence,
+        error: cause.map(|failed| failed.error.clone()),
+        failing_step: cause.and_then(|failed| failed.step.clone()),
+        step: None,
         request: created.request,
         requested_at: created.requested_at,
-        at: state.updated_at,
+        at,
         reply_to: created.reply_to.clone(),
+    }
+}
+
+fn final_status(live: &Live) -> Message {
+    let (sequence, at) = (live.state.sequence, live.state.updated_at);
+    Message::Status(Box::new(status(live, StatusKind::Final, sequence, at)))
+}
+
+fn received(live: &Live) -> Message {
+    let at = live.created.created_at;
+    Message::Status(Box::new(OperationStatus {
+        state: ProcessState::Processing,
+        error: None,
+        failing_step: None,
+        ..status(live, StatusKind::Received, RECEIVED_SEQUENCE, at)
     }))
+}
+
+fn step_status(live: &Live, index: usize) -> Message {
+    let step = &live.state.steps[index];
+    let name = live.created.step_names[index].to_string();
+    Message::Status(Box::new(OperationStatus {
+        error: step.error.clone(),
+        failing_step: step.error.as_ref().map(|_| name.clone()),
+        step: Some((name, step.state)),
+        ..status(live, StatusKind::Step, step.sequence, step.changed_at)
+    }))
+}
+
+/// The answer to a cancel or a reschedule that is owed one. It is not one of the operation's own
+/// records, hence without a place in their sequence.
+pub(super) fn answer(
+    request: &AmendRequest,
+    created: &Created,
+    state: ProcessState,
+    position: Position,
+    refused: Option<&str>,
+    now: Timestamp,
+) -> Message {
+    amendment_status(
+        request,
+        created.workflow.to_string(),
+        created.reply_to.clone(),
+        state,
+        position,
+        refused,
+        now,
+    )
+}
+
+/// The answer to a reschedule of an operation that does not exist.
+pub(super) fn answer_unknown(
+    request: &AmendRequest,
+    position: Position,
+    now: Timestamp,
+) -> Message {
+    let refused = Some("unknown-operation");
+    let state = ProcessState::Pending;
+    amendment_status(request, String::new(), None, state, position, refused, now)
+}
+
+fn amendment_status(
+    request: &AmendRequest,
+    workflow: String,
+    reply_to: Option<String>,
+    state: ProcessState,
+    position: Position,
+    refused: Option<&str>,
+    now: Timestamp,
+) -> Message {
+    let kind = match (&request.amendment, refused) {
+        (Amendment::Cancel { .. }, _) => StatusKind::CancelRefused,
+        (Amendment::Reschedule { .. }, None) => StatusKind::Rescheduled,
+        (Amendment::Reschedule { .. }, Some(_)) => StatusKind::RescheduleRefused,
+    };
+    Message::Status(Box::new(OperationStatus {
+        event_id: request
+            .operation
+            .event_id(&format!("answer-{}", request.id)),
+        operation: request.operation,
+        caller_id: request.caller_id.clone(),
+        workflow,
+        tenant: request.tenant.clone(),
+        kind,
+        state,
+        sequence: 0,
+        error: refused.map(|code| StepError {
+            code: code.to_owned(),
+            message: refusal(code).to_owned(),
+        }),
+        failing_step: None,
+        step: None,
+        request: position,
+        requested_at: request.requested_at,
+        at: now,
+        reply_to,
+    }))
+}
+
+fn refusal(code: &str) -> &'static str {
+    match code {
+        "final" => "the operation had become final before",
+        "past-pivot" => "a step is completed after which the operation only goes forward",
+        "step-sent" => "a step that uses a changed field was asked for before",
+        "failed" => "the operation has failed",
+        "compensation-failed" => "the operation could not be undone and waits for a person",
+        "unknown-operation" => "there is no such operation",
+        "workflow-unknown" => "the operation's workflow is not known to the scheduler",
+        _ => "the request does not fit the operation",
+    }
 }
 
 /// The status record that tells a caller that its request was refused for another's sake. It is
@@ -91,6 +249,7 @@ pub(super) fn rejected_status(
             message: "an operation with this id and another request came first".to_owned(),
         }),
         failing_step: None,
+        step: None,
         request: Position { partition, offset },
         requested_at: request.requested_at,
         at: now,
@@ -99,31 +258,31 @@ pub(super) fn rejected_status(
 }
 
 /// The record of an operation that failed for good; `None` if it did not.
-pub(super) fn failed_operation(
-    id: OperationId,
-    created: &Created,
-    workflow: Option<&Workflow>,
-    state: &OperationState,
-) -> Option<Message> {
+fn failed_operation(live: &Live) -> Option<Message> {
+    let (created, state) = (&live.created, &live.state);
     let failed = state.error.as_ref()?;
     let agent = failed.step.as_deref().and_then(|name| {
-        let workflow = workflow?;
-        Some(
-            workflow.steps()[workflow.step_index(name)?]
-                .agent
-                .to_string(),
-        )
+        let workflow = live.workflow.as_deref()?;
+        let index = workflow.step_index(name)?;
+        Some(workflow.steps()[index].agent.to_string())
+    });
+    let failing = failed.step.as_deref().and_then(|name| {
+        let index = created.step_names.iter().position(|step| &**step == name)?;
+        Some(&state.steps[index])
     });
     let steps = || created.step_names.iter().zip(&state.steps);
     Some(Message::Failed(Box::new(FailedOperation {
-        event_id: id.event_id("failed"),
-        operation: id,
+        event_id: live.id.event_id(&format!("failed-{}", state.failed_count)),
+        operation: live.id,
         caller_id: created.caller_id.clone(),
         workflow: created.workflow.to_string(),
         workflow_version: created.workflow_version,
         tenant: created.tenant.to_string(),
         failing_step: failed.step.clone(),
         failing_agent: agent,
+        failing_attempt: failing.map(|step| step.attempt).unwrap_or_default(),
+        failing_action: failing.map(|step| step.action).unwrap_or_default(),
+        awaits_decision: state.awaits_decision(),
         error: failed.error.clone(),
         completed_steps: steps()
             .filter(|(_, step)| step.state == StepState::Completed)
@@ -136,8 +295,93 @@ pub(super) fn failed_operation(
         step_states: steps()
             .map(|(name, step)| (name.to_string(), step.state))
             .collect(),
-        input: created.input.to_vec(),
+        input: input(created, state).to_vec(),
         requested_at: created.requested_at,
         failed_at: state.updated_at,
     })))
+}
+
+/// The alert of a parked operation; `None` if it is not parked.
+fn parked_alert(live: &Live) -> Option<Message> {
+    let state = &live.state;
+    let (kind, cause, advice) = match state.state {
+        ProcessState::Error => (
+            AlertKind::OperationParked,
+            state.error.as_ref(),
+            "Mend the cause, then resubmit it; or compensate it; or abandon it with a reason.",
+        ),
+        ProcessState::CompensationFailed => {
+            let cause = state.undo_error.as_ref();
+            if cause.is_some_and(|cause| cause.error.code == "manual-undo-needed") {
+                (
+                    AlertKind::ManualUndo,
+                    cause,
+                    "Undo the step by hand, then say so with the verb undone.",
+                )
+            } else {
+                (
+                    AlertKind::CompensationFailed,
+                    cause,
+                    "Mend the cause, then retry the compensation; or undo the step by hand and say \
+                     so with the verb undone; or abandon it with a reason.",
+                )
+            }
+        }
+        ProcessState::Pending
+        | ProcessState::Processing
+        | ProcessState::Processed
+        | ProcessState::Compensating
+        | ProcessState::Compensated
+        | ProcessState::Cancelled => return None,
+    };
+    Some(Message::Alert(Box::new(OperatorAlert {
+        step: cause.and_then(|cause| cause.step.clone()),
+        error: cause.map(|cause| cause.error.clone()),
+        ..alert(live, kind, &format!("parked-{}", state.sequence), advice)
+    })))
+}
+
+/// The alert of a step that keeps failing and is tried again with long waits.
+fn waiting_alert(live: &Live, index: usize) -> Message {
+    let step = &live.state.steps[index];
+    let advice = "Mend the agent's service: the step is tried again, with long waits.";
+    let name = live.created.step_names[index].to_string();
+    let event = format!("waiting-{name}-{}", step.attempt);
+    Message::Alert(Box::new(OperatorAlert {
+        step: Some(name),
+        error: step.error.clone(),
+        ..alert(live, AlertKind::Waiting, &event, advice)
+    }))
+}
+
+fn alert(live: &Live, kind: AlertKind, event: &str, advice: &str) -> OperatorAlert {
+    OperatorAlert {
+        event_id: live.id.event_id(event),
+        kind,
+        operation: live.id,
+        caller_id: live.created.caller_id.clone(),
+        workflow: live.created.workflow.to_string(),
+        tenant: live.created.tenant.to_string(),
+        step: None,
+        error: None,
+        advice: advice.to_owned(),
+        at: live.state.updated_at,
+    }
+}
+
+/// The alert of an operation whose row cannot be read: nothing else of it is known.
+pub(super) fn unloadable_alert(id: OperationId, error: StepError, now: Timestamp) -> Message {
+    Message::Alert(Box::new(OperatorAlert {
+        event_id: id.event_id("unloadable"),
+        kind: AlertKind::RowUnreadable,
+        operation: id,
+        caller_id: None,
+        workflow: String::new(),
+        tenant: String::new(),
+        step: None,
+        error: Some(error),
+        advice: "Restore the row from a backup. Nothing is done for the operation until then."
+            .to_owned(),
+        at: now,
+    }))
 }

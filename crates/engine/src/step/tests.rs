@@ -17,9 +17,26 @@ fn step() -> Step {
         after: StepSet::EMPTY,
         ancestors: StepSet::EMPTY,
         when: None,
-        complete_by: Duration::from_secs(10),
-        failures_max: 3,
-        backoff: Backoff::default(),
+        run: Tries {
+            complete_by: Duration::from_secs(10),
+            failures_max: 3,
+            backoff: Backoff::default(),
+        },
+        undo: Undo::Agent(Compensation {
+            agent: "yard".into(),
+            tries: Tries {
+                complete_by: Duration::from_secs(20),
+                failures_max: 2,
+                backoff: Backoff::default(),
+            },
+            settle: Duration::from_secs(3),
+            needs: Vec::new(),
+        }),
+        is_pivot: false,
+        exhausted: Exhausted::Compensate,
+        wait: Duration::from_secs(600),
+        probe: false,
+        uses: Vec::new(),
     }
 }
 
@@ -83,11 +100,39 @@ fn in_state(name: &str) -> StepProgress {
             state: StepState::Skipped,
             ..StepProgress::default()
         },
+        "Compensating, waiting" => StepProgress {
+            state: StepState::Compensating,
+            ..base
+        },
+        "Compensating, under way" => StepProgress {
+            state: StepState::Compensating,
+            action: Action::Compensate,
+            complete_by: Some(Timestamp::from_millis(1_000_500)),
+            ..base
+        },
+        "Compensating, to be tried again" => StepProgress {
+            state: StepState::Compensating,
+            action: Action::Compensate,
+            retry_at,
+            ..base
+        },
+        "Undo failed for good" => StepProgress {
+            state: StepState::Failed,
+            action: Action::Compensate,
+            undo_failure_count: 2,
+            ..base
+        },
+        "Compensated" => StepProgress {
+            state: StepState::Compensated,
+            action: Action::Compensate,
+            error: None,
+            ..base
+        },
         _ => unreachable!("{name}"),
     }
 }
 
-const STATES: [&str; 9] = [
+const STATES: [&str; 14] = [
     "NotStarted",
     "NotStarted, to be tried again",
     "Running",
@@ -97,17 +142,27 @@ const STATES: [&str; 9] = [
     "TimedOut, to be tried again",
     "TimedOut for good",
     "Skipped",
+    "Compensating, waiting",
+    "Compensating, under way",
+    "Compensating, to be tried again",
+    "Undo failed for good",
+    "Compensated",
 ];
 
-fn events() -> [StepEvent; 9] {
+fn events() -> [StepEvent; 16] {
     [
         StepEvent::Start,
         StepEvent::Skip,
-        StepEvent::Retry,
+        StepEvent::PutOff {
+            wait: Duration::ZERO,
+        },
+        StepEvent::Retry { budget: None },
         StepEvent::Resume,
         StepEvent::Succeeded { outputs: outputs() },
+        StepEvent::NotPerformed,
         StepEvent::FailedTransiently {
             error: error("slow"),
+            unknown: false,
         },
         StepEvent::FailedPermanently { error: error("no") },
         StepEvent::NotAttempted {
@@ -115,46 +170,95 @@ fn events() -> [StepEvent; 9] {
             retry_after: Duration::from_secs(3),
         },
         StepEvent::TimedOut,
+        StepEvent::Undo,
+        StepEvent::Turn,
+        StepEvent::LateSuccess {
+            attempt: Attempt(1),
+        },
+        StepEvent::Undone,
+        StepEvent::Renew,
     ]
 }
 
 /// What a legal pair leads to; `None` for the others.
+#[expect(clippy::too_many_lines, reason = "it is the table")]
 fn expected(state: &str, event: &str) -> Option<StepProgress> {
     let before = in_state(state);
-    let running = |attempt| StepProgress {
-        state: StepState::Running,
-        attempt: Attempt(attempt),
-        complete_by: Some(Timestamp::from_millis(1_010_000)),
-        retry_at: None,
-        ..before.clone()
-    };
-    let failed = |state, error| StepProgress {
+    // A step that enters a state: nothing is under way, nothing follows by itself.
+    let entered = |state| StepProgress {
         state,
         complete_by: None,
-        retry_at: Some(NOW + retry_wait(&step(), 2, Attempt(2), spread())),
-        failure_count: 2,
-        error: Some(error),
+        retry_at: None,
+        changed_at: NOW,
         ..before.clone()
     };
+    let asked = |state, action, attempt, seconds| StepProgress {
+        state,
+        action,
+        attempt: Attempt(attempt),
+        complete_by: Some(NOW + Duration::from_secs(seconds)),
+        ..entered(state)
+    };
+    let failed = |state, error| StepProgress {
+        retry_at: Some(NOW + retry_wait(&Backoff::default(), 2, Attempt(2), spread())),
+        failure_count: 2,
+        error: Some(error),
+        ..entered(state)
+    };
+    let undo_failed = |error| StepProgress {
+        retry_at: Some(NOW + retry_wait(&Backoff::default(), 1, Attempt(2), spread())),
+        undo_failure_count: 1,
+        error: Some(error),
+        ..entered(StepState::Compensating)
+    };
+    let undone = || StepProgress {
+        error: None,
+        ..entered(StepState::Compensated)
+    };
+    let late = |progress: StepProgress| StepProgress {
+        late_success: Some(Attempt(1)),
+        ..progress
+    };
+    let timed_out = |budget| StepError {
+        code: "complete-by-passed".to_owned(),
+        message: format!("no answer came within {budget}"),
+    };
+    // Complete-by of the running attempt, and the settling time after it.
+    let unsettled = Some(Timestamp::from_millis(1_003_500));
     match (state, event) {
-        ("NotStarted", "Start") => Some(running(1)),
-        ("NotStarted", "Skip") => Some(StepProgress {
-            state: StepState::Skipped,
-            ..StepProgress::default()
+        ("NotStarted", "Start") => Some(asked(StepState::Running, Action::Run, 1, 10)),
+        ("NotStarted", "Skip") => Some(entered(StepState::Skipped)),
+        (
+            "NotStarted"
+            | "NotStarted, to be tried again"
+            | "Failed, to be tried again"
+            | "TimedOut, to be tried again"
+            | "Compensating, waiting"
+            | "Compensating, to be tried again",
+            "PutOff",
+        ) => Some(StepProgress {
+            retry_at: Some(NOW),
+            ..before
         }),
         (
             "NotStarted, to be tried again"
             | "Failed, to be tried again"
             | "TimedOut, to be tried again",
             "Retry",
-        ) => Some(running(3)),
-        ("Running", "Resume") => Some(running(2)),
+        ) => Some(asked(StepState::Running, Action::Run, 3, 10)),
+        ("Running", "Resume") => Some(StepProgress {
+            complete_by: Some(Timestamp::from_millis(1_010_000)),
+            ..before
+        }),
         ("Running", "Succeeded") => Some(StepProgress {
-            state: StepState::Completed,
-            complete_by: None,
             error: None,
             outputs: outputs(),
-            ..before
+            succeeded: Some(Attempt(2)),
+            ..entered(StepState::Completed)
+        }),
+        ("Running", "NotPerformed") => Some(StepProgress {
+            retry_at: Some(NOW),
+            ..entered(StepState::NotStarted)
         }),
         ("Running", "FailedTransiently") => Some(failed(StepState::Failed, error("slow"))),
         ("Running", "FailedPermanently") => Some(StepProgress {
@@ -162,26 +266,104 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
             ..failed(StepState::Failed, error("no"))
         }),
         ("Running", "NotAttempted") => Some(StepProgress {
-            state: StepState::NotStarted,
+            retry_at: Some(Timestamp::from_millis(1_003_000)),
+            not_attempted_count: 1,
+            error: Some(error("open")),
+            ..entered(StepState::NotStarted)
+        }),
+        ("Running", "TimedOut") => Some(StepProgress {
+            unsettled_until: unsettled,
+            ..failed(StepState::TimedOut, timed_out("10s"))
+        }),
+        ("Running", "Undo") => Some(StepProgress {
+            unsettled_until: unsettled,
+            ..entered(StepState::Compensating)
+        }),
+        (
+            "NotStarted, to be tried again"
+            | "Completed"
+            | "Failed, to be tried again"
+            | "Failed for good"
+            | "TimedOut, to be tried again"
+            | "TimedOut for good"
+            | "Undo failed for good",
+            "Undo",
+        ) => Some(entered(StepState::Compensating)),
+        (
+            "NotStarted"
+            | "NotStarted, to be tried again"
+            | "Failed, to be tried again"
+            | "Failed for good"
+            | "TimedOut, to be tried again"
+            | "TimedOut for good",
+            "Renew",
+        ) => Some(StepProgress {
+            failure_count: 0,
+            retry_at: Some(NOW),
+            ..before
+        }),
+        ("Undo failed for good", "Renew") => Some(StepProgress {
+            undo_failure_count: 0,
+            retry_at: Some(NOW),
+            ..entered(StepState::Compensating)
+        }),
+        ("Compensating, waiting", "Turn") => {
+            Some(asked(StepState::Compensating, Action::Compensate, 3, 20))
+        }
+        ("Compensating, to be tried again", "Retry") => {
+            Some(asked(StepState::Compensating, Action::Compensate, 3, 20))
+        }
+        ("Compensating, under way", "Resume") => Some(StepProgress {
+            complete_by: Some(Timestamp::from_millis(1_020_000)),
+            ..before
+        }),
+        ("Compensating, under way", "Succeeded" | "NotPerformed") => Some(undone()),
+        ("Compensating, under way", "FailedTransiently") => Some(undo_failed(error("slow"))),
+        ("Compensating, under way", "FailedPermanently") => Some(StepProgress {
+            state: StepState::Failed,
+            retry_at: None,
+            ..undo_failed(error("no"))
+        }),
+        ("Compensating, under way", "TimedOut") => Some(undo_failed(timed_out("20s"))),
+        ("Compensating, under way", "NotAttempted") => Some(StepProgress {
             complete_by: None,
             retry_at: Some(Timestamp::from_millis(1_003_000)),
+            not_attempted_count: 1,
             error: Some(error("open")),
             ..before
         }),
-        ("Running", "TimedOut") => Some(failed(
-            StepState::TimedOut,
-            StepError {
-                code: "complete-by-passed".to_owned(),
-                message: "no answer came within 10s".to_owned(),
-            },
-        )),
+        (
+            "Compensating, waiting"
+            | "Compensating, under way"
+            | "Compensating, to be tried again"
+            | "Undo failed for good",
+            "Undone",
+        ) => Some(undone()),
+        (
+            "Compensating, waiting"
+            | "Compensating, under way"
+            | "Compensating, to be tried again"
+            | "Compensated",
+            "LateSuccess",
+        ) => Some(late(entered(StepState::Compensating))),
+        (
+            "NotStarted"
+            | "NotStarted, to be tried again"
+            | "Running"
+            | "Completed"
+            | "Failed, to be tried again"
+            | "Failed for good"
+            | "TimedOut, to be tried again"
+            | "TimedOut for good"
+            | "Undo failed for good",
+            "LateSuccess",
+        ) => Some(late(before)),
         _ => None,
     }
 }
 
 #[test]
 fn every_pair_of_state_and_event_does_what_the_table_says() {
-    let mut legal = 0;
     for state in STATES {
         for event in events() {
             let name = event.name();
@@ -190,7 +372,6 @@ fn every_pair_of_state_and_event_does_what_the_table_says() {
             let result = transition(&mut after, event, &step(), spread(), NOW);
             match expected(state, name) {
                 Some(expected) => {
-                    legal += 1;
                     assert_eq!(result, Ok(()), "{name} in {state}");
                     assert_eq!(after, expected, "{name} in {state}");
                 }
@@ -205,7 +386,74 @@ fn every_pair_of_state_and_event_does_what_the_table_says() {
             }
         }
     }
-    assert_eq!(legal, 11);
+}
+
+#[test]
+fn a_probe_follows_an_unknown_outcome_and_a_run_follows_the_probe() {
+    let step = Step {
+        probe: true,
+        ..step()
+    };
+    let mut progress = in_state("Running");
+    let mut happen = |event| transition(&mut progress, event, &step, spread(), NOW).unwrap();
+    happen(StepEvent::TimedOut);
+    happen(StepEvent::Retry { budget: None });
+    happen(StepEvent::NotPerformed);
+    happen(StepEvent::Retry { budget: None });
+    assert_eq!(progress.action, Action::Run);
+    assert_eq!(progress.attempt, Attempt(4));
+
+    let mut progress = in_state("Running");
+    transition(&mut progress, StepEvent::TimedOut, &step, spread(), NOW).unwrap();
+    let retry = StepEvent::Retry { budget: None };
+    transition(&mut progress, retry, &step, spread(), NOW).unwrap();
+    assert_eq!(progress.action, Action::Probe);
+}
+
+#[test]
+fn a_step_of_unknown_outcome_is_undone_only_once_it_has_settled() {
+    let mut progress = in_state("Running");
+    transition(&mut progress, StepEvent::Undo, &step(), spread(), NOW).unwrap();
+    transition(&mut progress, StepEvent::Turn, &step(), spread(), NOW).unwrap();
+    assert_eq!(progress.retry_at, Some(Timestamp::from_millis(1_003_500)));
+    assert_eq!(progress.attempt, Attempt(2), "nothing was asked for yet");
+}
+
+#[test]
+fn what_no_agent_can_undo_waits_for_a_person_unless_it_surely_had_no_effect() {
+    for (undo, state, expected) in [
+        (Undo::Nothing, "Running", StepState::Compensated),
+        (Undo::Impossible, "Failed for good", StepState::Compensated),
+        (Undo::Impossible, "Running", StepState::Failed),
+        (Undo::Impossible, "Completed", StepState::Failed),
+        (Undo::Manual, "Completed", StepState::Failed),
+    ] {
+        let step = Step { undo, ..step() };
+        let mut progress = in_state(state);
+        transition(&mut progress, StepEvent::Undo, &step, spread(), NOW).unwrap();
+        if progress.state == StepState::Compensating {
+            transition(&mut progress, StepEvent::Turn, &step, spread(), NOW).unwrap();
+        }
+        assert_eq!(progress.state, expected, "{:?} {state}", step.undo);
+        if expected == StepState::Failed {
+            let code = progress.error.map(|error| error.code);
+            assert_eq!(code.as_deref(), Some("manual-undo-needed"));
+        }
+    }
+}
+
+#[test]
+fn an_exhausted_step_that_may_wait_is_tried_again_after_its_long_wait() {
+    let step = Step {
+        exhausted: Exhausted::Wait,
+        ..step()
+    };
+    let mut progress = StepProgress {
+        failure_count: 2,
+        ..in_state("Running")
+    };
+    transition(&mut progress, StepEvent::TimedOut, &step, spread(), NOW).unwrap();
+    assert_eq!(progress.retry_at, Some(NOW + Duration::from_secs(600)));
 }
 
 #[test]
@@ -213,6 +461,7 @@ fn the_last_failure_that_is_allowed_leaves_nothing_to_try_again() {
     for event in [
         StepEvent::FailedTransiently {
             error: error("slow"),
+            unknown: false,
         },
         StepEvent::TimedOut,
     ] {
@@ -240,7 +489,7 @@ fn an_agent_that_asks_for_no_wait_is_left_alone_for_a_moment_all_the_same() {
 
 #[test]
 fn waits_grow_by_the_factor_up_to_the_longest_and_are_never_less_than_half() {
-    let step = step();
+    let backoff = Backoff::default();
     for (failures, full_ms) in [
         (1, 200),
         (2, 400),
@@ -252,7 +501,7 @@ fn waits_grow_by_the_factor_up_to_the_longest_and_are_never_less_than_half() {
         let full = Duration::from_millis(full_ms);
         for operation in 0..100 {
             let spread = Spread::of(OperationId(Uuid::from_u128(operation)), 0);
-            let wait = retry_wait(&step, failures, Attempt(failures), spread);
+            let wait = retry_wait(&backoff, failures, Attempt(failures), spread);
             assert!(
                 full / 2 <= wait && wait <= full,
                 "{wait:?} after {failures} failures"
@@ -263,14 +512,14 @@ fn waits_grow_by_the_factor_up_to_the_longest_and_are_never_less_than_half() {
 
 #[test]
 fn waits_differ_by_operation_step_and_attempt_but_not_from_call_to_call() {
-    let step = step();
+    let backoff = Backoff::default();
     let mut waits = BTreeSet::new();
     for operation in 0..10 {
         for index in 0..10 {
             for attempt in 1..=10 {
                 let spread = Spread::of(OperationId(Uuid::from_u128(operation)), index);
-                let wait = retry_wait(&step, 9, Attempt(attempt), spread);
-                assert_eq!(wait, retry_wait(&step, 9, Attempt(attempt), spread));
+                let wait = retry_wait(&backoff, 9, Attempt(attempt), spread);
+                assert_eq!(wait, retry_wait(&backoff, 9, Attempt(attempt), spread));
                 waits.insert(wait);
             }
         }

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::definition::{Condition, StepDefinition, WorkflowDefinition};
+use crate::definition::{
+    Backoff, Condition, Exhausted, StepDefinition, StepKind, WorkflowDefinition,
+};
 use crate::workflow::{
-    BACKOFF_FACTOR_MAX, DURATION_MAX, NAME_LENGTH_MAX, STEPS_MAX, Step, StepCondition, StepSet,
-    Workflow,
+    BACKOFF_FACTOR_MAX, Compensation, DURATION_MAX, FAILURES_MAX, NAME_LENGTH_MAX, STEPS_MAX, Step,
+    StepCondition, StepSet, Tries, Undo, Workflow, promise,
 };
 
 /// Why a definition cannot become a [`Workflow`], or several cannot be used together.
@@ -91,6 +93,90 @@ pub enum WorkflowError {
         /// What it must be.
         expected: &'static str,
     },
+    /// A step says how it is undone, though there is nothing to undo, or no way.
+    #[error(
+        "workflow {workflow:?}, step {step:?}: compensation cannot be given for a step of kind {kind}"
+    )]
+    CompensationOfKind {
+        /// The workflow.
+        workflow: String,
+        /// The step.
+        step: String,
+        /// Its kind, as it stands in the file.
+        kind: &'static str,
+    },
+    /// What an undo needs is supplied by nobody.
+    #[error(
+        "workflow {workflow:?}, step {step:?}: compensation.needs {need:?}, which is no output, written step.output, of this step or of one that comes before it"
+    )]
+    UndoInput {
+        /// The workflow.
+        workflow: String,
+        /// The step.
+        step: String,
+        /// What it needs.
+        need: String,
+    },
+    /// A step that cannot be undone comes before one whose failure would have it undone.
+    #[error(
+        "workflow {workflow:?}, step {step:?} cannot be undone, but {may_fail:?} may fail after it; put it last, let a pivot come before it, or let {may_fail:?} have exhausted: park"
+    )]
+    IrreversibleTooEarly {
+        /// The workflow.
+        workflow: String,
+        /// The step that cannot be undone.
+        step: String,
+        /// The step that may fail after it.
+        may_fail: String,
+    },
+    /// A pivot has a step beside it, of which nobody knows whether it may still fail.
+    #[error(
+        "workflow {workflow:?}: pivot {pivot:?} runs beside step {step:?}; every step must come before or after a pivot"
+    )]
+    BesidePivot {
+        /// The workflow.
+        workflow: String,
+        /// The pivot.
+        pivot: String,
+        /// The step beside it.
+        step: String,
+    },
+    /// A step behind a pivot is to be compensated.
+    #[error(
+        "workflow {workflow:?}, step {step:?}: exhausted cannot be compensate behind pivot {pivot:?}, for nothing is undone once that is completed"
+    )]
+    CompensateBehindPivot {
+        /// The workflow.
+        workflow: String,
+        /// The step.
+        step: String,
+        /// The pivot.
+        pivot: String,
+    },
+    /// A workflow that can always be cancelled has a step that cannot be undone.
+    #[error(
+        "workflow {workflow:?}: cancel is always, but step {step:?} cannot be undone once it is completed"
+    )]
+    CancelAlways {
+        /// The workflow.
+        workflow: String,
+        /// The step.
+        step: String,
+    },
+    /// A step may be tried for longer than the operation may take.
+    #[error(
+        "workflow {workflow:?}, step {step:?}: its attempts may take {schedule:?}, longer than the workflow's deadline of {deadline:?}"
+    )]
+    ScheduleBeyondDeadline {
+        /// The workflow.
+        workflow: String,
+        /// The step.
+        step: String,
+        /// How long all attempts and waits take at most.
+        schedule: Duration,
+        /// The workflow's deadline.
+        deadline: Duration,
+    },
     /// Two workflows have one name and version.
     #[error("workflow {workflow:?} is defined twice with version {version}")]
     DuplicateWorkflow {
@@ -158,20 +244,100 @@ impl TryFrom<WorkflowDefinition> for Workflow {
                         .as_ref()
                         .map(|when| condition(workflow, step, when, ancestors[index], &names))
                         .transpose()?,
-                    complete_by: step.complete_by,
-                    failures_max: step.failures_max,
-                    backoff: step.backoff.clone(),
+                    run: Tries {
+                        complete_by: step.complete_by,
+                        failures_max: step.failures_max,
+                        backoff: step.backoff.clone(),
+                    },
+                    undo: undo(workflow, index, step, ancestors[index], &names)?,
+                    is_pivot: step.kind == StepKind::Pivot,
+                    exhausted: exhausted(&definition, index, &ancestors),
+                    wait: step.wait,
+                    probe: step.probe,
+                    uses: step.uses.clone(),
                 })
             })
             .collect::<Result<Vec<_>, WorkflowError>>()?;
-        Ok(Self {
+        let compiled = Self {
             name: workflow.as_str().into(),
             version: definition.version,
             step_names: steps.iter().map(|step| Arc::clone(&step.name)).collect(),
             steps,
             order,
-        })
+            cancel: definition.cancel,
+            deadline: definition.deadline,
+        };
+        promise::check(&compiled)?;
+        Ok(compiled)
     }
+}
+
+/// What becomes of an operation once this step has failed for good.
+fn exhausted(definition: &WorkflowDefinition, index: usize, ancestors: &[StepSet]) -> Exhausted {
+    let is_behind_pivot = ancestors[index]
+        .iter()
+        .any(|before| definition.steps[before].kind == StepKind::Pivot);
+    let otherwise = if is_behind_pivot {
+        Exhausted::Park
+    } else {
+        definition.exhausted.unwrap_or(Exhausted::Compensate)
+    };
+    definition.steps[index].exhausted.unwrap_or(otherwise)
+}
+
+fn undo(
+    workflow: &str,
+    index: usize,
+    step: &StepDefinition,
+    ancestors: StepSet,
+    names: &BTreeMap<&str, usize>,
+) -> Result<Undo, WorkflowError> {
+    let refused_for = match (step.kind, &step.compensation) {
+        (StepKind::Pure, Some(_)) => Some("pure"),
+        (StepKind::Irreversible, Some(_)) => Some("irreversible"),
+        (StepKind::Pure | StepKind::Irreversible, None)
+        | (StepKind::Compensable | StepKind::Pivot, _) => None,
+    };
+    if let Some(kind) = refused_for {
+        return Err(WorkflowError::CompensationOfKind {
+            workflow: workflow.to_owned(),
+            step: step.name.clone(),
+            kind,
+        });
+    }
+    let compensation = match (step.kind, step.compensation.clone()) {
+        (StepKind::Pure, _) => return Ok(Undo::Nothing),
+        (StepKind::Irreversible, _) | (StepKind::Pivot, None) => return Ok(Undo::Impossible),
+        (StepKind::Compensable, compensation) => compensation.unwrap_or_default(),
+        (StepKind::Pivot, Some(compensation)) => compensation,
+    };
+    for need in &compensation.needs {
+        let supplied = need.split_once('.').is_some_and(|(name, output)| {
+            let supplier = names.get(name).copied();
+            !output.is_empty() && supplier.is_some_and(|by| by == index || ancestors.contains(by))
+        });
+        if !supplied {
+            return Err(WorkflowError::UndoInput {
+                workflow: workflow.to_owned(),
+                step: step.name.clone(),
+                need: need.clone(),
+            });
+        }
+    }
+    if compensation.manual {
+        return Ok(Undo::Manual);
+    }
+    let agent = compensation.agent.as_deref().unwrap_or(&step.agent);
+    Ok(Undo::Agent(Compensation {
+        agent: agent.into(),
+        tries: Tries {
+            complete_by: compensation.complete_by,
+            failures_max: compensation.failures_max,
+            backoff: compensation.backoff,
+        },
+        settle: compensation.settle,
+        needs: compensation.needs,
+    }))
 }
 
 fn check_name(workflow: &str, field: &'static str, name: &str) -> Result<(), WorkflowError> {
@@ -188,12 +354,60 @@ fn check_name(workflow: &str, field: &'static str, name: &str) -> Result<(), Wor
 
 fn check_values(workflow: &str, step: &StepDefinition) -> Result<(), WorkflowError> {
     const DURATION: &str = "more than 0 and at most 168h";
-    let in_range = |duration: Duration| !duration.is_zero() && duration <= DURATION_MAX;
-    let backoff = &step.backoff;
-    let wrong = if !in_range(step.complete_by) {
+    let wrong = |field, expected| {
+        Err(WorkflowError::Value {
+            workflow: workflow.to_owned(),
+            step: step.name.clone(),
+            field,
+            expected,
+        })
+    };
+    if let Some((field, expected)) = wrong_tries(step.complete_by, step.failures_max, &step.backoff)
+    {
+        return wrong(field, expected);
+    }
+    if !in_range(step.wait) {
+        return wrong("wait", DURATION);
+    }
+    if step
+        .when
+        .as_ref()
+        .is_some_and(|when| when.output.is_empty())
+    {
+        return wrong("when.output", "the name of an output");
+    }
+    let Some(undo) = &step.compensation else {
+        return Ok(());
+    };
+    if let Some(agent) = &undo.agent {
+        check_name(workflow, "steps.compensation.agent", agent)?;
+    }
+    if wrong_tries(undo.complete_by, undo.failures_max, &undo.backoff).is_some() {
+        return wrong(
+            "compensation",
+            "made of a completeBy, a failuresMax and a backoff in their ranges, as the step's own",
+        );
+    }
+    if undo.settle > DURATION_MAX {
+        return wrong("compensation.settle", "at most 168h");
+    }
+    Ok(())
+}
+
+fn in_range(duration: Duration) -> bool {
+    !duration.is_zero() && duration <= DURATION_MAX
+}
+
+fn wrong_tries(
+    complete_by: Duration,
+    failures_max: u32,
+    backoff: &Backoff,
+) -> Option<(&'static str, &'static str)> {
+    const DURATION: &str = "more than 0 and at most 168h";
+    if !in_range(complete_by) {
         Some(("completeBy", DURATION))
-    } else if step.failures_max == 0 {
-        Some(("failuresMax", "at least 1"))
+    } else if !(1..=FAILURES_MAX).contains(&failures_max) {
+        Some(("failuresMax", "between 1 and 1000"))
     } else if !in_range(backoff.initial) {
         Some(("backoff.initial", DURATION))
     } else if !in_range(backoff.max) {
@@ -202,23 +416,8 @@ fn check_values(workflow: &str, step: &StepDefinition) -> Result<(), WorkflowErr
         Some(("backoff.max", "at least backoff.initial"))
     } else if !(1.0..=BACKOFF_FACTOR_MAX).contains(&backoff.factor) {
         Some(("backoff.factor", "between 1 and 100"))
-    } else if step
-        .when
-        .as_ref()
-        .is_some_and(|when| when.output.is_empty())
-    {
-        Some(("when.output", "the name of an output"))
     } else {
         None
-    };
-    match wrong {
-        None => Ok(()),
-        Some((field, expected)) => Err(WorkflowError::Value {
-            workflow: workflow.to_owned(),
-            step: step.name.clone(),
-            field,
-            expected,
-        }),
     }
 }
 

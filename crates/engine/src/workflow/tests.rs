@@ -1,16 +1,11 @@
 use super::*;
-use crate::definition::{Condition, StepDefinition, WorkflowDefinition};
+use crate::definition::{
+    CancelPolicy, CompensationDefinition, Condition, Exhausted, StepDefinition, StepKind,
+    WorkflowDefinition,
+};
 
 fn step(name: &str) -> StepDefinition {
-    StepDefinition {
-        name: name.to_owned(),
-        agent: format!("{name}-agent"),
-        after: None,
-        when: None,
-        complete_by: StepDefinition::complete_by_default(),
-        failures_max: StepDefinition::failures_max_default(),
-        backoff: Backoff::default(),
-    }
+    StepDefinition::new(name, format!("{name}-agent"))
 }
 
 fn after(name: &str, after: &[&str]) -> StepDefinition {
@@ -32,11 +27,7 @@ fn when(name: &str, read: &str) -> StepDefinition {
 }
 
 fn compile(steps: Vec<StepDefinition>) -> Result<Workflow, WorkflowError> {
-    Workflow::try_from(WorkflowDefinition {
-        name: "order".to_owned(),
-        version: 1,
-        steps,
-    })
+    Workflow::try_from(WorkflowDefinition::new("order", 1, steps))
 }
 
 fn names(workflow: &Workflow, steps: impl Iterator<Item = usize>) -> Vec<&str> {
@@ -138,7 +129,7 @@ fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
                 failures_max: 0,
                 ..step("a")
             }],
-            "failuresMax must be at least 1",
+            "failuresMax must be between 1 and 1000",
         ),
         (
             vec![backoff(Backoff {
@@ -212,4 +203,150 @@ fn new_operations_get_the_newest_version_and_every_version_is_kept() {
         error.to_string(),
         "workflow \"order\" is defined twice with version 2"
     );
+}
+
+fn pivot(name: &str) -> StepDefinition {
+    StepDefinition {
+        kind: StepKind::Pivot,
+        ..step(name)
+    }
+}
+
+fn irreversible(name: &str) -> StepDefinition {
+    StepDefinition {
+        kind: StepKind::Irreversible,
+        ..step(name)
+    }
+}
+
+fn undone_with(name: &str, needs: &[&str]) -> StepDefinition {
+    StepDefinition {
+        compensation: Some(CompensationDefinition {
+            needs: needs.iter().map(|&need| need.to_owned()).collect(),
+            ..CompensationDefinition::default()
+        }),
+        ..step(name)
+    }
+}
+
+fn exhausted(step: StepDefinition, exhausted: Exhausted) -> StepDefinition {
+    StepDefinition {
+        exhausted: Some(exhausted),
+        ..step
+    }
+}
+
+#[test]
+fn a_workflow_that_cannot_keep_its_promise_is_refused_with_the_way_out() {
+    let beside = |step: StepDefinition| StepDefinition {
+        after: Some(Vec::new()),
+        ..step
+    };
+    for (steps, told) in [
+        (
+            vec![irreversible("mail"), step("pay")],
+            "step \"mail\" cannot be undone, but \"pay\" may fail after it",
+        ),
+        (
+            vec![irreversible("mail"), beside(step("pay"))],
+            "\"pay\" may fail after it",
+        ),
+        (
+            vec![pivot("pay"), beside(step("mail"))],
+            "pivot \"pay\" runs beside step \"mail\"",
+        ),
+        (
+            vec![pivot("pay"), exhausted(step("ship"), Exhausted::Compensate)],
+            "exhausted cannot be compensate behind pivot \"pay\"",
+        ),
+        (
+            vec![undone_with("pay", &["ship.id"]), step("ship")],
+            "compensation.needs \"ship.id\"",
+        ),
+        (
+            vec![undone_with("pay", &["receipt"])],
+            "compensation.needs \"receipt\"",
+        ),
+        (
+            vec![StepDefinition {
+                kind: StepKind::Pure,
+                ..undone_with("look", &[])
+            }],
+            "compensation cannot be given for a step of kind pure",
+        ),
+    ] {
+        let error = compile(steps).unwrap_err().to_string();
+        assert!(error.contains(told), "{error:?} lacks {told:?}");
+    }
+}
+
+#[test]
+fn a_workflow_that_can_keep_its_promise_is_taken() {
+    for steps in [
+        vec![step("pay"), irreversible("mail")],
+        vec![pivot("pay"), irreversible("mail"), step("ship")],
+        vec![
+            irreversible("mail"),
+            exhausted(step("note"), Exhausted::Park),
+        ],
+        vec![
+            step("stock"),
+            undone_with("pay", &["pay.receipt", "stock.id"]),
+        ],
+    ] {
+        compile(steps).unwrap();
+    }
+}
+
+#[test]
+fn behind_a_pivot_a_failed_step_is_left_to_a_person_unless_it_waits() {
+    let steps = vec![
+        step("stock"),
+        pivot("pay"),
+        step("ship"),
+        exhausted(step("note"), Exhausted::Wait),
+    ];
+    let workflow = compile(steps).unwrap();
+    let policies: Vec<_> = workflow.steps().iter().map(|step| step.exhausted).collect();
+    assert_eq!(
+        policies,
+        [
+            Exhausted::Compensate,
+            Exhausted::Compensate,
+            Exhausted::Park,
+            Exhausted::Wait
+        ]
+    );
+}
+
+#[test]
+fn a_workflow_that_can_always_be_cancelled_has_no_step_that_cannot_be_undone() {
+    let always = |steps| {
+        Workflow::try_from(WorkflowDefinition {
+            cancel: CancelPolicy::Always,
+            ..WorkflowDefinition::new("order", 1, steps)
+        })
+    };
+    assert!(always(vec![step("pay")]).is_ok());
+    for last in [pivot("pay"), irreversible("pay")] {
+        let error = always(vec![last]).unwrap_err().to_string();
+        assert!(
+            error.contains("cancel is always, but step \"pay\""),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_retry_schedule_longer_than_the_deadline_is_refused_with_both() {
+    let within = |deadline| {
+        Workflow::try_from(WorkflowDefinition {
+            deadline: Some(Duration::from_secs(deadline)),
+            ..WorkflowDefinition::new("order", 1, vec![step("pay")])
+        })
+    };
+    // Eight attempts of ten seconds, and waits of 0.2, 0.4, ... 12.8 seconds between them.
+    assert!(within(106).is_ok());
+    let error = within(105).unwrap_err().to_string();
+    assert!(error.contains("may take 105.4s"), "{error}");
 }

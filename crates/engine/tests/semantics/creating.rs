@@ -1,9 +1,9 @@
 //! Requests: fresh, repeated, conflicting, unrunnable.
 
 use waybill_engine::{
-    Action, Attempt, Command, EngineConfig, Event, IdOrigin, Message, Offset, OperationStatus,
-    Position, ProcessState, RowChange, Stamp, StatusKind, StepProgress, StepRequest, StepState,
-    WorkflowDefinition,
+    Action, Attempt, Command, EngineConfig, Event, IdOrigin, Message, Offset, OperationRequest,
+    OperationStatus, Position, ProcessState, RowChange, Stamp, StatusKind, StepProgress,
+    StepRequest, StepState, WorkflowDefinition,
 };
 
 use crate::fixture::{
@@ -55,6 +55,7 @@ fn a_fresh_request_is_created_without_a_read_and_its_first_step_asked_for() {
                 state: StepState::Running,
                 attempt: Attempt(1),
                 complete_by: Some(T0 + ms(10_000)),
+                changed_at: T0,
                 ..StepProgress::default()
             },
             StepProgress::default(),
@@ -114,13 +115,14 @@ fn the_last_success_ends_the_operation_with_one_row_and_one_status() {
             sequence: 1,
             error: None,
             failing_step: None,
+            step: None,
             request: Position {
                 partition: PARTITION,
                 offset
             },
             requested_at: T0 - ms(3),
             at: T0 + ms(40),
-            reply_to: Some("acme.status".to_owned()),
+            reply_to: None,
         }))
     );
     assert_eq!(fixture.requests_checkpoint(), 0, "not before it is settled");
@@ -212,7 +214,7 @@ fn events_that_meet_a_row_on_its_way_wait_for_it_in_their_order() {
         [
             "row Processing created locked due 10500 a:Completed#1 b:Running#1",
             "ask b#1 by 10000",
-            "status Rejected Error id-conflict",
+            "status 0 Rejected Error id-conflict",
         ]
     );
     let stats = fixture.engine.take_stats();
@@ -257,7 +259,8 @@ fn an_unknown_workflow_ends_in_error_where_people_see_it() {
             "attention 0",
             "row Error created free",
             "failed workflow-unknown",
-            "status Final Error workflow-unknown",
+            "alert operation-parked workflow-unknown",
+            "status 1 Final Error workflow-unknown",
         ]
     );
     let error = fixture.state(id(1)).error.clone().unwrap();
@@ -290,7 +293,7 @@ fn new_operations_start_with_the_newest_version_and_old_ones_keep_theirs() {
         told(&fixture.round()),
         [
             "row Processed created free a:Completed#1",
-            "status Final Processed",
+            "status 1 Final Processed",
         ]
     );
 }
@@ -335,7 +338,7 @@ fn an_offset_that_is_read_twice_is_taken_once() {
         fingerprint: 100,
         bytes: 200,
         rerouted: false,
-        request: request(id(2)),
+        request: OperationRequest::Create(request(id(2))),
     });
     assert_eq!(told(&fixture.round()), [""; 0]);
     assert_eq!(fixture.engine.in_flight().operations, 1);
@@ -367,11 +370,7 @@ fn conditions_read_what_steps_produced_and_a_skipped_step_holds_nothing_up() {
             ..step("d")
         },
     ];
-    let workflow = Workflow::try_from(WorkflowDefinition {
-        name: "pair".to_owned(),
-        version: 7,
-        steps,
-    });
+    let workflow = Workflow::try_from(WorkflowDefinition::new("pair", 7, steps));
     let workflows = Workflows::new(vec![workflow.unwrap()]).unwrap();
     let mut fixture = Fixture::new();
     fixture.engine = waybill_engine::PartitionEngine::new(
@@ -419,7 +418,6 @@ fn the_error_of_a_step_that_failed_for_good_stands_in_row_status_and_dead_letter
         Command::Attention { at, operation },
         Command::Persist(row),
         Command::Send(Message::Failed(failed)),
-        Command::Send(Message::Status(status)),
     ] = &commands[..]
     else {
         panic!("{commands:?}");
@@ -430,12 +428,12 @@ fn the_error_of_a_step_that_failed_for_good_stands_in_row_status_and_dead_letter
         (reason.step.as_deref(), &reason.error),
         (Some("b"), &refused)
     );
-    assert_eq!(status.error.as_ref(), Some(&refused));
-    assert_eq!(status.failing_step.as_deref(), Some("b"));
+    assert_eq!(row.state.state, ProcessState::Processing);
+    assert!(row.state.awaits_decision());
     assert_eq!(
         **failed,
         waybill_engine::FailedOperation {
-            event_id: id(1).event_id("failed"),
+            event_id: id(1).event_id("failed-1"),
             operation: id(1),
             caller_id: Some("order-1".to_owned()),
             workflow: "pair".to_owned(),
@@ -443,6 +441,9 @@ fn the_error_of_a_step_that_failed_for_good_stands_in_row_status_and_dead_letter
             tenant: "acme".to_owned(),
             failing_step: Some("b".to_owned()),
             failing_agent: Some("b-agent".to_owned()),
+            failing_attempt: Attempt(1),
+            failing_action: Action::Run,
+            awaits_decision: true,
             error: refused,
             completed_steps: vec!["a".to_owned()],
             failure_counts: vec![("b".to_owned(), 1)],

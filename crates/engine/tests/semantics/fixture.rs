@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, Backoff, Batch, BatchNumber, Command, CreateRequest, EngineConfig, Epoch, Event,
-    IdOrigin, Message, Offset, OperationId, OperationRow, OperationState, Outcome, OwnerId,
-    Ownership, PartitionEngine, PartitionId, RequestHash, Stamp, StepDefinition, StepError,
-    StepReply, StepState, Timestamp, Workflow, WorkflowDefinition, Workflows,
+    Action, AmendRequest, Amendment, Attempt, Batch, BatchNumber, Command, CreateRequest,
+    EngineConfig, Epoch, Event, IdOrigin, Message, Offset, OperationId, OperationRequest,
+    OperationRow, OperationState, Outcome, OwnerId, Ownership, PartitionEngine, PartitionId,
+    Recovery, RecoveryVerb, RequestHash, Stamp, StepDefinition, StepError, StepReply, StepState,
+    Supervision, Timestamp, Workflow, WorkflowDefinition, Workflows,
 };
 
 pub const T0: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -40,35 +41,25 @@ pub fn request(operation: OperationId) -> CreateRequest {
         caller_id: Some("order-1".to_owned()),
         input: br#"{"weight":3}"#.to_vec(),
         deadline: Some(T0 + ms(60_000)),
-        reply_to: Some("acme.status".to_owned()),
+        reply_to: None,
         request_hash: HASH,
         requested_at: T0 - ms(3),
         traceparent: Some("00-1-1-01".to_owned()),
+        resubmission_of: None,
     }
 }
 
 pub fn step(name: &str) -> StepDefinition {
     StepDefinition {
-        name: name.to_owned(),
-        agent: format!("{name}-agent"),
-        after: None,
-        when: None,
-        complete_by: ms(10_000),
         failures_max: 2,
-        backoff: Backoff::default(),
+        ..StepDefinition::new(name, format!("{name}-agent"))
     }
 }
 
 /// `pair`: a, then b. `twins`: a beside b. `old`: as `pair`, in versions 1 and 2.
 pub fn workflows() -> Workflows {
     let workflow = |name: &str, version, steps| {
-        let name = name.to_owned();
-        Workflow::try_from(WorkflowDefinition {
-            name,
-            version,
-            steps,
-        })
-        .unwrap()
+        Workflow::try_from(WorkflowDefinition::new(name, version, steps)).unwrap()
     };
     let beside = |name| StepDefinition {
         after: Some(Vec::new()),
@@ -91,6 +82,7 @@ pub fn ownership(epoch: Epoch) -> Ownership {
         epoch,
         requests_next: Offset(0),
         replies_next: Offset(0),
+        recoveries_next: Offset(0),
         requests_end: Offset(0),
         replies_end: Offset(0),
         stamp_floor: Stamp(0),
@@ -112,13 +104,14 @@ pub fn error(code: &str) -> StepError {
 
 pub struct Fixture {
     pub engine: PartitionEngine,
+    workflows: Arc<Workflows>,
     pub now: Timestamp,
     pub rows: BTreeMap<OperationId, OperationRow>,
     /// Ids that the engine asked the store for.
     pub loaded: Vec<OperationId>,
     next_request: Offset,
     next_reply: Offset,
-    next_hint: u64,
+    next_recovery: Offset,
 }
 
 impl Fixture {
@@ -126,12 +119,24 @@ impl Fixture {
         Self::with(EngineConfig::default(), ownership(EPOCH))
     }
 
+    /// The same with other workflows.
+    pub fn with_workflows(self, workflows: Workflows) -> Self {
+        let workflows = Arc::new(workflows);
+        Self {
+            engine: PartitionEngine::new(Arc::default(), Arc::clone(&workflows), ownership(EPOCH)),
+            workflows,
+            ..self
+        }
+    }
+
     pub fn with(config: EngineConfig, ownership: Ownership) -> Self {
+        let workflows = Arc::new(workflows());
         Self {
             next_request: ownership.requests_next,
             next_reply: ownership.replies_next,
-            next_hint: 0,
-            engine: PartitionEngine::new(Arc::new(config), Arc::new(workflows()), ownership),
+            next_recovery: ownership.recoveries_next,
+            engine: PartitionEngine::new(Arc::new(config), Arc::clone(&workflows), ownership),
+            workflows,
             now: T0,
             rows: BTreeMap::new(),
             loaded: Vec::new(),
@@ -170,12 +175,52 @@ impl Fixture {
             fingerprint: offset.0.unsigned_abs() + 100,
             bytes: 200,
             rerouted,
-            request,
+            request: OperationRequest::Create(request),
         });
         offset
     }
 
+    pub fn amend(&mut self, number: u128, amendment: Amendment) -> Offset {
+        let offset = self.next_request;
+        self.next_request = offset.next();
+        self.apply(Event::Request {
+            offset,
+            fingerprint: offset.0.unsigned_abs() + 100,
+            bytes: 200,
+            rerouted: false,
+            request: OperationRequest::Amend(AmendRequest {
+                id: Uuid::from_u128(number),
+                operation: id(1),
+                tenant: "acme".to_owned(),
+                caller_id: Some("order-1".to_owned()),
+                amendment,
+                reason: "changed my mind".to_owned(),
+                requested_at: self.now,
+            }),
+        });
+        offset
+    }
+
+    pub fn cancel(&mut self, number: u128) -> Offset {
+        let workflow = "pair".to_owned();
+        self.amend(number, Amendment::Cancel { workflow })
+    }
+
     pub fn reply(&mut self, operation: OperationId, reply: (String, u32, Outcome)) -> Offset {
+        self.reply_to(operation, Action::Run, reply)
+    }
+
+    /// Answers an attempt at undoing a step.
+    pub fn undo_reply(&mut self, operation: OperationId, reply: (String, u32, Outcome)) -> Offset {
+        self.reply_to(operation, Action::Compensate, reply)
+    }
+
+    pub fn reply_to(
+        &mut self,
+        operation: OperationId,
+        action: Action,
+        reply: (String, u32, Outcome),
+    ) -> Offset {
         let offset = self.next_reply;
         self.next_reply = offset.next();
         let (step, attempt, outcome) = reply;
@@ -186,21 +231,64 @@ impl Fixture {
                 step,
                 attempt: Attempt(attempt),
                 epoch: EPOCH,
+                action,
                 outcome,
             },
         });
         offset
     }
 
-    pub fn hint(&mut self, due: Timestamp, operation: OperationId) -> u64 {
-        let sequence = self.next_hint;
-        self.next_hint += 1;
-        self.apply(Event::Due {
-            sequence,
-            due,
-            operation,
+    /// A supervisor sees an entry of the index come up.
+    pub fn hint(&mut self, due: Timestamp, operation: OperationId) -> Offset {
+        self.recover(1_000, operation, Some(due), RecoveryVerb::Wake)
+    }
+
+    pub fn recover(
+        &mut self,
+        number: u128,
+        operation: OperationId,
+        due: Option<Timestamp>,
+        verb: RecoveryVerb,
+    ) -> Offset {
+        let offset = self.next_recovery;
+        self.next_recovery = offset.next();
+        self.apply(Event::Recovery {
+            offset,
+            recovery: Box::new(Recovery {
+                id: Uuid::from_u128(number),
+                operation,
+                asked_by: "ada".to_owned(),
+                reason: "because".to_owned(),
+                asked_at: self.now,
+                due,
+                verb,
+            }),
         });
-        sequence
+        offset
+    }
+
+    /// What the supervisor makes of the operation's failure, as its record tells it.
+    pub fn decision(&self, commands: &[Command]) -> Recovery {
+        let supervision = Supervision {
+            name: "supervisor",
+            workflows: &self.workflows,
+            timeout_grace: ms(500),
+        };
+        let failed = commands.iter().find_map(|command| match command {
+            Command::Send(Message::Failed(failed)) => Some(failed),
+            _ => None,
+        });
+        let failed = failed.expect("it failed for good");
+        let recovery = supervision.failed(failed, self.now);
+        recovery.expect("it awaits a decision")
+    }
+
+    /// The supervisor decides, and the scheduler hears of it.
+    pub fn decide(&mut self, commands: &[Command]) {
+        let recovery = Box::new(self.decision(commands));
+        let offset = self.next_recovery;
+        self.next_recovery = offset.next();
+        self.apply(Event::Recovery { offset, recovery });
     }
 
     /// Answers all loads from the map.
@@ -278,16 +366,30 @@ fn tell(command: &Command) -> String {
         Command::Attention { at: since, .. } => format!("attention {}", at(*since)),
         Command::Persist(change) => tell_row(&change.state, change.created.is_some()),
         Command::Send(Message::Step(request)) => format!(
-            "ask {}#{} by {}",
+            "{} {}#{} by {}",
+            match request.action {
+                Action::Run => "ask",
+                Action::Compensate => "undo",
+                Action::Probe => "probe",
+            },
             request.step,
             request.attempt,
             at(request.complete_by)
         ),
         Command::Send(Message::Status(status)) => {
-            let error = status.error.as_ref().map_or("", |error| &error.code);
-            format!("status {:?} {:?} {error}", status.kind, status.state)
-                .trim_end()
-                .to_owned()
+            let mut text = format!("status {} {:?}", status.sequence, status.kind);
+            match &status.step {
+                Some((step, state)) => write!(text, " {step}:{}", state.as_str()).unwrap(),
+                None => write!(text, " {}", status.state.as_str()).unwrap(),
+            }
+            if let Some(error) = &status.error {
+                write!(text, " {}", error.code).unwrap();
+            }
+            text
+        }
+        Command::Send(Message::Alert(alert)) => {
+            let error = alert.error.as_ref().map_or("", |error| &error.code);
+            format!("alert {} {error}", alert.kind.as_str())
         }
         Command::Send(Message::Failed(failed)) => format!("failed {}", failed.error.code),
         Command::Send(Message::Home { partition, .. }) => format!("home {partition}"),
@@ -317,6 +419,9 @@ fn tell_row(state: &OperationState, with_created: bool) -> String {
         }
         if step.failure_count > 0 {
             write!(text, "!{}", step.failure_count).unwrap();
+        }
+        if step.undo_failure_count > 0 {
+            write!(text, "?{}", step.undo_failure_count).unwrap();
         }
     }
     text

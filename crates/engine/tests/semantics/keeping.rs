@@ -48,7 +48,7 @@ fn a_failed_attempt_is_repeated_after_its_wait_under_the_next_number() {
 }
 
 #[test]
-fn failures_of_one_step_up_to_the_allowed_number_end_the_operation() {
+fn failures_of_one_step_up_to_the_allowed_number_end_forward_progress() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.reply(id(1), ("a".to_owned(), 1, transient()));
@@ -56,7 +56,8 @@ fn failures_of_one_step_up_to_the_allowed_number_end_the_operation() {
     fixture.reply(id(1), ("a".to_owned(), 2, transient()));
     fixture.round();
     let state = fixture.state(id(1));
-    assert_eq!(state.state, ProcessState::Error);
+    assert_eq!(state.state, ProcessState::Processing);
+    assert!(state.awaits_decision());
     assert_eq!(state.failure_count, 2);
     assert_eq!(state.error.as_ref().unwrap().error, error("busy"));
 }
@@ -65,20 +66,25 @@ fn failures_of_one_step_up_to_the_allowed_number_end_the_operation() {
 fn an_attempt_that_was_not_made_costs_no_failure_however_often() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
-    for attempt in 1..=20 {
+    let mut waits = Vec::new();
+    for attempt in 1..=6 {
         let outcome = Outcome::NotAttempted {
             error: error("breaker-open"),
             retry_after_ms: 150,
         };
         fixture.reply(id(1), ("a".to_owned(), attempt, outcome));
-        fixture.pass(ms(150));
+        fixture.round();
+        let retry_at = fixture.state(id(1)).steps[0].retry_at.unwrap();
+        waits.push(retry_at.since(fixture.now).as_millis());
+        fixture.pass(retry_at.since(fixture.now));
     }
     fixture.round();
+    assert_eq!(waits, [150, 200, 400, 800, 1_600, 3_200]);
     let state = fixture.state(id(1));
     assert_eq!(state.failure_count, 0);
-    assert_eq!(state.steps[0].attempt, Attempt(21));
+    assert_eq!(state.steps[0].attempt, Attempt(7));
     assert_eq!(state.steps[0].state, StepState::Running);
-    assert_eq!(fixture.engine.take_stats().not_attempted, 20);
+    assert_eq!(fixture.engine.take_stats().not_attempted, 6);
 }
 
 #[test]
@@ -244,7 +250,7 @@ fn a_reply_brings_a_handed_off_operation_back_without_asking_again_for_anything(
         told(&fixture.round()),
         [
             "row Processed created free handed-off a:Completed#1 b:Completed#1",
-            "status Final Processed",
+            "status 1 Final Processed",
         ]
     );
 }
@@ -270,9 +276,9 @@ fn a_hint_times_an_overdue_attempt_out_and_leaves_a_new_entry() {
     assert_eq!(told(&batch.commands)[0], "index 11500");
     assert_eq!(fixture.state(id(1)).steps[0].state, StepState::TimedOut);
     assert_eq!(fixture.state(id(1)).locked_by, Some(owner(EPOCH)));
-    assert_eq!(fixture.engine.checkpoint().due, sequence);
+    assert_eq!(fixture.engine.checkpoint().recoveries, sequence);
     fixture.settle(batch.number);
-    assert_eq!(fixture.engine.checkpoint().due, sequence + 1);
+    assert_eq!(fixture.engine.checkpoint().recoveries, sequence.next());
 }
 
 #[test]
@@ -283,7 +289,7 @@ fn a_hint_that_another_entry_has_overtaken_is_settled_without_a_write() {
     fixture.load();
     assert_eq!(fixture.engine.in_flight().operations, 0);
     assert_eq!(told(&fixture.round()), [""; 0]);
-    assert_eq!(fixture.engine.checkpoint().due, 1);
+    assert_eq!(fixture.engine.checkpoint().recoveries, Offset(1));
 }
 
 #[test]
@@ -306,12 +312,12 @@ fn a_hint_for_an_operation_that_is_here_leaves_a_new_entry_while_it_lives() {
     let batch = fixture.take().unwrap();
     assert_eq!(told(&batch.commands).len(), 2, "final: no entry any more");
     assert_eq!(
-        fixture.engine.checkpoint().due,
-        1,
+        fixture.engine.checkpoint().recoveries,
+        Offset(1),
         "but not before it is announced"
     );
     fixture.settle(batch.number);
-    assert_eq!(fixture.engine.checkpoint().due, 2);
+    assert_eq!(fixture.engine.checkpoint().recoveries, Offset(2));
 }
 
 #[test]
@@ -320,7 +326,7 @@ fn a_hint_for_an_unknown_or_final_operation_is_settled() {
     fixture.hint(T0, id(7));
     fixture.load();
     assert_eq!(told(&fixture.round()), [""; 0]);
-    assert_eq!(fixture.engine.checkpoint().due, 1);
+    assert_eq!(fixture.engine.checkpoint().recoveries, Offset(1));
 }
 
 #[test]
@@ -383,6 +389,13 @@ fn a_new_owner_announces_a_final_operation_again_with_the_very_same_records() {
             },
         ),
     );
+    let failed = fixture.round();
+    fixture.decide(&failed);
+    fixture.round();
+    let undone = Outcome::Success {
+        outputs: Vec::new(),
+    };
+    fixture.undo_reply(id(1), ("a".to_owned(), 2, undone));
     let first = fixture.take().unwrap().commands;
     fixture.now = fixture.now + ms(60_000);
     fixture.restart(0, 0);
@@ -391,9 +404,13 @@ fn a_new_owner_announces_a_final_operation_again_with_the_very_same_records() {
     let again = fixture.round();
     assert_eq!(
         told(&again),
-        ["failed refused", "status Final Error refused"]
+        [
+            "row Compensated created free a:Compensated#2!1 b:NotStarted",
+            "failed refused",
+            "status 1 Final Compensated refused"
+        ]
     );
-    assert_eq!(again[..], first[first.len() - 2..]);
+    assert_eq!(again[2..], first[first.len() - 1..]);
     assert_eq!(fixture.requests_checkpoint(), 1);
     assert_eq!(fixture.engine.in_flight().operations, 0);
 }
@@ -421,7 +438,7 @@ fn a_repeat_of_what_this_owner_has_ended_and_announced_changes_nothing() {
 }
 
 #[test]
-fn branches_that_run_when_an_operation_fails_for_good_change_it_no_more() {
+fn branches_that_run_when_forward_progress_ends_may_end_but_nothing_new_begins() {
     let mut fixture = Fixture::new();
     let mut twins = request(id(1));
     twins.workflow = "twins".to_owned();
@@ -430,33 +447,43 @@ fn branches_that_run_when_an_operation_fails_for_good_change_it_no_more() {
         told(&fixture.round())[1..],
         ["ask a#1 by 10000", "ask b#1 by 10000"]
     );
-    let outcome = Outcome::Permanent {
+    let refused = Outcome::Permanent {
         error: error("refused"),
     };
-    fixture.reply(id(1), ("a".to_owned(), 1, outcome));
-    fixture.take();
-    let before = fixture.state(id(1)).clone();
-    fixture.reply(id(1), success("b", 1));
-    fixture.pass(ms(30_000));
-    assert_eq!(told(&fixture.round()), [""; 0]);
-    assert_eq!(*fixture.state(id(1)), before);
-    assert_eq!(before.steps[1].state, StepState::Running);
-    assert_eq!(fixture.engine.take_stats().late_successes, 1);
+    fixture.reply(id(1), ("a".to_owned(), 1, refused));
+    fixture.round();
+    let busy = Outcome::Transient {
+        error: error("busy"),
+    };
+    fixture.reply(id(1), ("b".to_owned(), 1, busy));
+    fixture.pass(ms(1_000));
+    fixture.round();
+    let state = fixture.state(id(1));
+    assert!(state.awaits_decision());
+    assert_eq!(state.steps[1].state, StepState::Failed);
+    assert_eq!(state.steps[1].attempt, Attempt(1), "it is not tried again");
 }
 
 #[test]
-fn a_late_success_of_a_superseded_attempt_changes_nothing_and_is_counted() {
+fn a_late_success_of_a_superseded_attempt_is_kept_as_evidence_and_changes_no_state() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.reply(id(1), ("a".to_owned(), 1, transient()));
     fixture.pass(ms(200));
     fixture.round();
-    fixture.reply(id(1), success("a", 1));
-    assert_eq!(told(&fixture.round()), [""; 0]);
-    assert_eq!(fixture.state(id(1)).steps[0].state, StepState::Running);
+    for _ in 0..2 {
+        fixture.reply(id(1), success("a", 1));
+    }
+    assert_eq!(
+        told(&fixture.round()),
+        ["row Processing locked due 10700 a:Running#2!1 b:NotStarted"]
+    );
+    let step = &fixture.state(id(1)).steps[0];
+    assert_eq!(step.state, StepState::Running);
+    assert_eq!(step.late_success, Some(Attempt(1)));
     let stats = fixture.engine.take_stats();
-    assert_eq!((stats.stale_replies, stats.late_successes), (1, 1));
-    assert_eq!(fixture.replies_checkpoint(), 2, "it is done all the same");
+    assert_eq!((stats.stale_replies, stats.late_successes), (2, 1));
+    assert_eq!(fixture.replies_checkpoint(), 3, "it is done all the same");
 }
 
 #[test]

@@ -240,7 +240,8 @@ fn a_panic_parks_its_operation_and_the_partition_goes_on() {
         told[3..],
         [
             "failed internal-error",
-            "status Final Error internal-error",
+            "alert operation-parked internal-error",
+            "status 1 Final Error internal-error",
             "ask b#1 by 10000",
         ]
     );

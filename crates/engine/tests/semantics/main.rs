@@ -5,3 +5,4 @@ mod fixture;
 mod keeping;
 mod limits;
 mod table;
+mod undoing;

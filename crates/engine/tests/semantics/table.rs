@@ -17,7 +17,7 @@ const SITUATIONS: [&str; 8] = [
     "being handed off",
     "handed off",
     "processed, not settled",
-    "in error, not settled",
+    "failed, not decided",
 ];
 
 const EVENTS: [&str; 13] = [
@@ -90,7 +90,7 @@ fn bring_about(fixture: &mut Fixture, situation: &str) {
             fixture.reply(id(1), success("b", 1));
             fixture.take();
         }
-        "in error, not settled" => {
+        "failed, not decided" => {
             happen(fixture, "permanent a#1");
             fixture.take();
         }

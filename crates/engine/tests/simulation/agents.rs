@@ -1,144 +1,391 @@
-//! Agents and their services, with faults: they try late, twice, in vain, in secret, or not at all.
+//! Agents: they try late, twice, in vain, in secret or not at all; they die before they answer, and
+//! are asked again.
 
-use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::Duration;
 
-use waybill_engine::{Outcome, StepError, StepReply, StepRequest, Timestamp};
+use waybill_engine::{
+    Action, OperationId, Outcome, Source, StepReply, StepRequest, Timestamp, partition_for,
+};
 
-use crate::rng::Rng;
+use crate::bugs::Bug;
+use crate::clock::Clock;
+use crate::queue::What;
+use crate::run::Run;
+use crate::seen::Sight;
+use crate::services::{Deed, error};
+use crate::workload::{CALL_LATE_MICROS, Protection};
 
-#[derive(Debug, Default)]
+/// An agent's process that died is back after at most this.
+const RESTART_MICROS: u64 = 600_000;
+
+/// All requests that were ever made of agents, and the process that all agents run in.
+#[derive(Debug)]
 pub struct Agents {
-    /// Requests on their way to the services, and replies on their way back, by time.
-    under_way: BTreeMap<(Timestamp, u64), Travelling>,
-    count: u64,
-    /// Every effect that was made, by idempotency key.
-    pub effects: BTreeMap<String, u32>,
-    /// With faults, or at their best.
-    pub calm: bool,
+    tasks: Vec<Task>,
+    incarnation: u32,
+    clock: Clock,
 }
 
+/// A request on the topic of an agent. A copy is a task of its own.
 #[derive(Debug)]
-enum Travelling {
-    Request(Box<StepRequest>),
-    Reply(StepReply),
+struct Task {
+    request: Rc<StepRequest>,
+    step: usize,
+    retries_left: u32,
+    /// A try of it may have taken effect without saying so.
+    is_unknown: bool,
+    /// No answer is awaited any more.
+    gave_up: bool,
+    is_answered: bool,
+    /// Its offset is committed: it is not delivered again.
+    is_done: bool,
 }
 
 impl Agents {
-    pub fn request(&mut self, request: StepRequest, now: Timestamp, rng: &mut Rng) {
-        if !self.calm && rng.chance(3) {
-            return;
+    pub fn new(now: Timestamp) -> Self {
+        Self {
+            tasks: Vec::new(),
+            incarnation: 0,
+            clock: Clock::new(0, now),
         }
-        if !self.calm && rng.chance(3) {
-            let at = self.arrival(now, rng);
-            self.travel(at, Travelling::Request(Box::new(request.clone())));
-        }
-        let at = self.arrival(now, rng);
-        self.travel(at, Travelling::Request(Box::new(request)));
     }
 
-    /// When something next arrives anywhere.
-    pub fn next(&self) -> Option<Timestamp> {
-        self.under_way.first_key_value().map(|((at, _), _)| *at)
+    pub fn set_clock(&mut self, offset: i64) {
+        self.clock.set(offset);
     }
 
     pub fn is_idle(&self) -> bool {
-        self.under_way.is_empty()
+        self.tasks.iter().all(|task| task.is_done)
     }
 
-    /// Lets everything arrive that does by `now`; gives back the replies.
-    pub fn arrive(&mut self, now: Timestamp, rng: &mut Rng) -> Vec<StepReply> {
-        let mut replies = Vec::new();
-        while let Some(entry) = self.under_way.first_entry()
-            && entry.key().0 <= now
-        {
-            match entry.remove() {
-                Travelling::Reply(reply) => replies.push(reply),
-                Travelling::Request(request) => self.perform(&request, now, rng),
-            }
-        }
-        replies
+    /// For a reply that no task sends.
+    pub fn nobody(&self) -> (usize, u32) {
+        (usize::MAX, self.incarnation)
+    }
+}
+
+impl Run {
+    /// The index of the step that a request is about.
+    pub fn step_of(&self, request: &StepRequest) -> usize {
+        let workflow = self.plan.workflows.newest(&request.workflow);
+        let index = workflow.and_then(|found| found.step_index(&request.step));
+        index.expect("requests are about steps of known workflows")
     }
 
-    fn perform(&mut self, request: &StepRequest, now: Timestamp, rng: &mut Rng) {
-        if now > request.complete_by {
+    /// A request reaches an agent's topic.
+    pub fn receive(&mut self, request: StepRequest) {
+        let step = self.step_of(&request);
+        let effect = self.services.effect(request.operation, step);
+        effect.requested(request.attempt.0);
+        let retries_left = u32::try_from(self.rng.below(3)).unwrap();
+        self.agents.tasks.push(Task {
+            request: Rc::new(request),
+            step,
+            retries_left,
+            is_unknown: false,
+            gave_up: false,
+            is_answered: false,
+            is_done: false,
+        });
+        let (task, incarnation) = (self.agents.tasks.len() - 1, self.agents.incarnation);
+        let after = self.travel();
+        self.later(after, What::Deliver { task, incarnation });
+    }
+
+    /// A process of agents reads a request.
+    pub fn deliver(&mut self, task: usize, incarnation: u32) {
+        if !self.agent_lives(incarnation) {
             return;
         }
-        let error = |code: &str| StepError {
-            code: code.to_owned(),
-            message: String::new(),
-        };
-        let fault = if self.calm { 99 } else { rng.below(100) };
-        let outcome = match fault {
-            0..=9 => Outcome::Transient {
-                error: error("busy"),
-            },
-            10 => Outcome::Permanent {
-                error: error("refused"),
-            },
-            11..=14 => {
-                if rng.chance(50) {
-                    self.effect(request);
+        let request = Rc::clone(&self.agents.tasks[task].request);
+        let local = self.agents.clock.read(self.now);
+        let is_late = local > request.complete_by;
+        if is_late && self.bug != Some(Bug::WorkPastCompleteBy) {
+            self.seen.count(Sight::ExpiredAtAgent);
+            self.note(request.operation, || {
+                format!("agent: {} is past complete-by", name_of(&request))
+            });
+            self.agents.tasks[task].is_done = true;
+            return;
+        }
+        if self.fault(self.plan.faults / 6) {
+            let retry_after_ms = u32::try_from(self.rng.below(1_500)).unwrap();
+            let error = error("breaker-open");
+            return self.answer(
+                task,
+                Outcome::NotAttempted {
+                    error,
+                    retry_after_ms,
+                },
+            );
+        }
+        self.call(task);
+    }
+
+    fn fault(&mut self, percent: u64) -> bool {
+        !self.is_calm() && self.rng.chance(percent)
+    }
+
+    /// One try at the service.
+    fn call(&mut self, task: usize) {
+        let request = Rc::clone(&self.agents.tasks[task].request);
+        self.note(request.operation, || {
+            format!("agent: tries {}", name_of(&request))
+        });
+        let incarnation = self.agents.incarnation;
+        let request = Rc::clone(&self.agents.tasks[task].request);
+        let protection = self.plan.protection;
+        let deadline = self.agents.clock.true_time_of(request.complete_by);
+        let (mut reaches, mut back) = (self.travel(), self.travel());
+        let mut deed = Deed::Do;
+        let mut is_silent = false;
+        if self.fault(self.plan.faults) {
+            match self.rng.below(10) {
+                0..=3 => deed = Deed::Fail,
+                4 => deed = Deed::Refuse,
+                // Done, and never answered.
+                5..=6 => is_silent = protection != Protection::Evidence,
+                // Not done now, but who knows.
+                7..=8 => reaches = self.rng.below(12_000_000),
+                _ => {
+                    deed = Deed::Fail;
+                    is_silent = true;
                 }
+            }
+        }
+        if protection == Protection::Settling && self.bug != Some(Bug::WorkPastCompleteBy) {
+            let latest = deadline.since(self.now) + Duration::from_micros(CALL_LATE_MICROS);
+            reaches = reaches.min(u64::try_from(latest.as_micros()).unwrap());
+        }
+        if self.is_calm() {
+            (reaches, back) = (200, 200);
+        }
+        let answer_at = self.now + Duration::from_micros(reaches + back);
+        let patience = deadline.since(self.now);
+        let waits_for = Duration::from_micros(
+            self.rng
+                .below(u64::try_from(patience.as_micros()).unwrap() + 1),
+        );
+        let waits_long = protection == Protection::Evidence || self.rng.chance(70);
+        let give_up_at = self.now + if waits_long { patience } else { waits_for };
+        let is_answered =
+            !is_silent && (protection == Protection::Evidence || answer_at < give_up_at);
+        self.agents.tasks[task].gave_up = false;
+        self.later(
+            reaches,
+            What::Serve {
+                task,
+                incarnation,
+                deed,
+                answer_at: is_answered.then_some(answer_at),
+            },
+        );
+        if !is_answered {
+            self.queue
+                .push(give_up_at, What::GiveUp { task, incarnation });
+        }
+    }
+
+    /// A call reaches its service, whatever became of the agent.
+    pub fn served(
+        &mut self,
+        task: usize,
+        incarnation: u32,
+        deed: Deed,
+        answer_at: Option<Timestamp>,
+    ) {
+        let (request, step) = {
+            let task = &self.agents.tasks[task];
+            (Rc::clone(&task.request), task.step)
+        };
+        let mut key = request.idempotency_key();
+        if self.bug == Some(Bug::KeyPerAttempt) {
+            key = format!("{key}/{}", request.attempt);
+        }
+        let outcome = self.serve(&request, key, step, deed);
+        if let Some(at) = answer_at {
+            let outcome = Box::new(outcome);
+            self.queue.push(
+                at,
+                What::Answer {
+                    task,
+                    incarnation,
+                    outcome,
+                },
+            );
+        }
+    }
+
+    /// The service's answer reaches the agent.
+    pub fn answered(&mut self, task: usize, incarnation: u32, outcome: Outcome) {
+        let state = &self.agents.tasks[task];
+        let is_awaited = !state.gave_up && !state.is_answered;
+        if !is_awaited || !self.agent_lives(incarnation) {
+            return;
+        }
+        let local = self.agents.clock.read(self.now);
+        let state = &mut self.agents.tasks[task];
+        let is_late = local > state.request.complete_by;
+        if is_late && self.plan.protection != Protection::Evidence {
+            state.is_done = true;
+            return;
+        }
+        if matches!(outcome, Outcome::Transient { .. }) && state.retries_left > 0 && !is_late {
+            state.retries_left -= 1;
+            return self.call(task);
+        }
+        let outcome = match outcome {
+            Outcome::Transient { error } | Outcome::Permanent { error } if state.is_unknown => {
+                Outcome::Unknown { error }
+            }
+            outcome => outcome,
+        };
+        self.answer(task, outcome);
+    }
+
+    /// The service did not answer in time.
+    pub fn give_up_call(&mut self, task: usize, incarnation: u32) {
+        if self.agents.tasks[task].is_answered || !self.agent_lives(incarnation) {
+            return;
+        }
+        let local = self.agents.clock.read(self.now);
+        let tells = self.rng.chance(60);
+        let state = &mut self.agents.tasks[task];
+        let request = Rc::clone(&state.request);
+        self.history.note(self.now, Some(request.operation), || {
+            format!("agent: gives up waiting for {}", name_of(&request))
+        });
+        state.is_unknown = true;
+        state.gave_up = true;
+        if local >= state.request.complete_by || !tells {
+            state.is_done = true;
+        } else if state.retries_left > 0 {
+            state.retries_left -= 1;
+            self.call(task);
+        } else {
+            self.answer(
+                task,
                 Outcome::Unknown {
-                    error: error("connection-lost"),
-                }
-            }
-            15..=20 => Outcome::NotAttempted {
-                error: error("breaker-open"),
-                retry_after_ms: u32::try_from(rng.below(2_000)).unwrap(),
-            },
-            21..=24 => {
-                // Done, but the answer is lost.
-                self.effect(request);
-                return;
-            }
-            _ => {
-                self.effect(request);
-                Outcome::Success {
-                    outputs: outputs(request),
-                }
-            }
-        };
+                    error: error("no-answer"),
+                },
+            );
+        }
+    }
+
+    fn answer(&mut self, task: usize, outcome: Outcome) {
+        let request = Rc::clone(&self.agents.tasks[task].request);
+        self.agents.tasks[task].is_answered = true;
+        self.note(request.operation, || {
+            format!(
+                "agent: {} came to {}",
+                name_of(&request),
+                outcome_of(&outcome)
+            )
+        });
         let reply = StepReply {
             operation: request.operation,
             step: request.step.to_string(),
             attempt: request.attempt,
             epoch: request.epoch,
+            action: request.action,
             outcome,
         };
-        if !self.calm && rng.chance(8) {
-            let at = self.arrival(now, rng);
-            self.travel(at, Travelling::Reply(reply.clone()));
+        let incarnation = self.agents.incarnation;
+        let is_twice = self.fault(self.plan.copies);
+        for is_copy in [true, false] {
+            if is_copy && !is_twice {
+                continue;
+            }
+            let after = self.travel();
+            self.later(
+                after,
+                What::Reply {
+                    task,
+                    incarnation,
+                    reply: Box::new(reply.clone()),
+                    is_copy,
+                },
+            );
         }
-        let at = self.arrival(now, rng);
-        self.travel(at, Travelling::Reply(reply));
     }
 
-    /// A service that honours the key makes one effect, however often it is asked.
-    fn effect(&mut self, request: &StepRequest) {
-        self.effects.insert(request.idempotency_key(), 1);
+    /// A reply reaches its topic; one that was still in the memory of a dead process does not.
+    pub fn reply_arrives(
+        &mut self,
+        task: usize,
+        incarnation: u32,
+        reply: StepReply,
+        is_copy: bool,
+    ) {
+        let is_orphan = incarnation != self.agents.incarnation;
+        if is_orphan && self.rng.chance(50) {
+            return;
+        }
+        let partition = self.home_of(reply.operation);
+        self.judge_reply(partition, &reply);
+        self.store.shards[partition].replies.push(Rc::new(reply));
+        self.wake_owners(partition, Source::Replies);
+        if !is_orphan && !is_copy {
+            self.agents.tasks[task].is_done = true;
+        }
     }
 
-    fn travel(&mut self, at: Timestamp, what: Travelling) {
-        self.count += 1;
-        self.under_way.insert((at, self.count), what);
+    /// The partition that an operation belongs to.
+    pub fn home_of(&self, operation: OperationId) -> usize {
+        partition_for(operation, self.plan.partitions).0 as usize
     }
 
-    fn arrival(&self, now: Timestamp, rng: &mut Rng) -> Timestamp {
-        let micros = match rng.below(100) {
-            _ if self.calm => 500,
-            0..=79 => rng.below(5_000),
-            80..=94 => rng.below(500_000),
-            _ => rng.below(12_000_000),
-        };
-        now + Duration::from_micros(micros)
+    /// Whether the process that began something still lives; it may die of being asked.
+    fn agent_lives(&mut self, incarnation: u32) -> bool {
+        if incarnation != self.agents.incarnation {
+            return false;
+        }
+        if self.plan.agent_crashes == 0 || self.is_calm() || self.rng.below(60) > 0 {
+            return true;
+        }
+        self.plan.agent_crashes -= 1;
+        self.seen.count(Sight::AgentCrashes);
+        self.agents.incarnation += 1;
+        self.note_all(|| "the agents die".to_owned());
+        let incarnation = self.agents.incarnation;
+        for task in 0..self.agents.tasks.len() {
+            let state = &mut self.agents.tasks[task];
+            if state.is_done {
+                continue;
+            }
+            state.is_unknown = false;
+            state.is_answered = false;
+            let (operation, step) = (state.request.operation, state.step);
+            self.services.effect(operation, step).has_copies = true;
+            let after = self.rng.below(RESTART_MICROS);
+            self.later(after, What::Deliver { task, incarnation });
+        }
+        false
     }
 }
 
-/// What a step produces: `yes` or `no`, decided by the operation, for conditions to read.
-fn outputs(request: &StepRequest) -> Vec<(String, String)> {
-    let yes = request.operation.0.as_u128() & 1 == 0;
-    let answer = if yes { "yes" } else { "no" };
-    vec![("needed".to_owned(), answer.to_owned())]
+fn name_of(request: &StepRequest) -> String {
+    let (step, attempt) = (&request.step, request.attempt);
+    match request.action {
+        Action::Run => format!("{step}, attempt {attempt}"),
+        Action::Compensate => format!("undo of {step}, attempt {attempt}"),
+        Action::Probe => format!("probe of {step}, attempt {attempt}"),
+    }
+}
+
+fn outcome_of(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Success { .. } => "success".to_owned(),
+        Outcome::NotPerformed => "not performed".to_owned(),
+        Outcome::Transient { error } => format!("a transient failure, {}", error.code),
+        Outcome::Permanent { error } => format!("a refusal, {}", error.code),
+        Outcome::Unknown { error } => format!("an unknown outcome, {}", error.code),
+        Outcome::NotAttempted { .. } => "no attempt".to_owned(),
+    }
+}
+
+/// For the history.
+pub fn describe(request: &StepRequest) -> String {
+    name_of(request)
 }

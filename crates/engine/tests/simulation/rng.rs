@@ -24,6 +24,11 @@ impl Rng {
         (self.next() >> 11) % end
     }
 
+    /// Of `from..to`.
+    pub fn between(&mut self, from: u64, to: u64) -> u64 {
+        from + self.below(to - from)
+    }
+
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).unwrap()
     }

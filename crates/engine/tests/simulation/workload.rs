@@ -1,107 +1,440 @@
-//! What is asked for in a run: two workflows, and requests of every kind.
+//! What is asked for in a run: workflows of every kind, and callers who create, repeat, cancel and
+//! reschedule.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use waybill_engine::{
-    Backoff, Condition, IdOrigin, OperationId, StepDefinition, Timestamp, Workflow,
-    WorkflowDefinition, Workflows,
+    AmendRequest, Amendment, Backoff, CancelPolicy, CompensationDefinition, Condition,
+    CreateRequest, Exhausted, IdOrigin, OperationId, OperationRequest, RequestHash, StepDefinition,
+    StepKind, Timestamp, Workflow, WorkflowDefinition, Workflows, partition_for,
 };
 
+use crate::bugs::Bug;
+use crate::clock::SKEW_MICROS;
 use crate::rng::Rng;
-use crate::world::{Record, create};
 
-/// A chain with a condition, and a diamond.
-pub fn workflows(rng: &mut Rng) -> Workflows {
-    let mut step =
-        |name: &str, after: Option<&[&str]>, when: Option<(&str, &str)>| StepDefinition {
-            name: name.to_owned(),
-            agent: format!("{name}-agent"),
-            after: after.map(|names| names.iter().map(|&name| name.to_owned()).collect()),
-            when: when.map(|(step, equals)| Condition {
-                step: step.to_owned(),
-                output: "needed".to_owned(),
-                equals: equals.to_owned(),
-            }),
-            complete_by: Duration::from_millis(50 + rng.below(8_000)),
-            failures_max: 1 + u32::try_from(rng.below(8)).unwrap(),
-            backoff: Backoff {
-                initial: Duration::from_millis(1 + rng.below(300)),
-                factor: 2.0,
-                max: Duration::from_secs(1 + rng.below(10)),
-            },
-        };
-    let definitions = [
-        WorkflowDefinition {
-            name: "chain".to_owned(),
-            version: 2,
-            steps: vec![
-                step("account", None, None),
-                step("package", None, None),
-                step("transport", None, None),
-                step("drone", None, Some(("transport", "no"))),
-                step("delivery", None, None),
-            ],
+/// A record of `operation-requests`.
+#[derive(Clone, Debug)]
+pub enum Record {
+    Request {
+        request: Rc<OperationRequest>,
+        /// Sent home by another scheduler.
+        is_rerouted: bool,
+    },
+    Poison,
+}
+
+impl Record {
+    /// The operation that it is about, if it can be read.
+    pub fn operation(&self) -> Option<OperationId> {
+        match self {
+            Self::Request { request, .. } => Some(request.operation()),
+            Self::Poison => None,
+        }
+    }
+}
+
+/// A record that will be appended.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub at: Timestamp,
+    pub partition: usize,
+    pub record: Record,
+}
+
+/// How late calls are kept from leaving an effect behind an undo.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protection {
+    /// Services refuse a call whose undo came first.
+    Tombstones,
+    /// They do not; but every success is reported, however late.
+    Evidence,
+    /// They do not; but no call takes effect later than its complete-by and a while.
+    Settling,
+}
+
+/// How long a request takes to its topic at most; then its caller knows the id.
+const SEND_MICROS: u64 = 3_000;
+/// How long after its complete-by a call may take effect, where only settling protects.
+pub const CALL_LATE_MICROS: u64 = 700_000;
+/// The workflow's `settle` for that: it allows for the agent's and the scheduler's clocks.
+const SETTLE_MICROS: u64 = CALL_LATE_MICROS + 4 * SKEW_MICROS as u64;
+
+/// A chain with a condition, one with a point of no return, and a diamond.
+pub fn workflows(rng: &mut Rng, protection: Protection, bug: Option<Bug>) -> Workflows {
+    let mut make = Maker {
+        rng,
+        protection,
+        settle: match (protection, bug) {
+            (_, Some(Bug::UndoBeforeSettled)) => Duration::ZERO,
+            (Protection::Settling, _) => Duration::from_micros(SETTLE_MICROS),
+            (Protection::Tombstones | Protection::Evidence, _) => Duration::from_millis(50),
         },
-        WorkflowDefinition {
-            name: "diamond".to_owned(),
-            version: 1,
-            steps: vec![
-                step("join", Some(&["left", "right"]), None),
-                step("left", Some(&["top"]), Some(("top", "yes"))),
-                step("right", Some(&["top"]), None),
-                step("top", Some(&[]), None),
-            ],
-        },
-    ];
+    };
+    let definitions = [make.chain(), make.pivot(), make.diamond()];
     let workflows = definitions.map(|definition| Workflow::try_from(definition).unwrap());
     Workflows::new(workflows.into()).unwrap()
 }
 
-/// Requests, last first: fresh ones, repeats, conflicts, strays and rubbish.
-pub fn requests(rng: &mut Rng, start: Timestamp) -> Vec<(Timestamp, Record)> {
-    let mut records = Vec::new();
-    let mut callers: Vec<OperationId> = Vec::new();
-    for _ in 0..4 + rng.below(14) {
-        let at = start + Duration::from_micros(rng.below(3_000_000));
-        let workflow = match rng.below(20) {
-            0 => "forgotten",
-            1..=9 => "chain",
-            _ => "diamond",
+struct Maker<'a> {
+    rng: &'a mut Rng,
+    protection: Protection,
+    settle: Duration,
+}
+
+impl Maker<'_> {
+    fn chain(&mut self) -> WorkflowDefinition {
+        let account = StepDefinition {
+            kind: StepKind::Pure,
+            compensation: None,
+            ..self.step("account")
         };
-        let fresh = OperationId(rng.uuid());
-        match rng.below(20) {
-            0 => records.push((at, Record::Poison)),
-            1 => records.push((
-                at,
-                Record::Misplaced {
-                    already_rerouted: rng.chance(50),
-                },
-            )),
-            2..=3 => {
-                // Sent home by another scheduler, twice.
-                for _ in 0..2 {
-                    let at = at + Duration::from_micros(rng.below(3_000_000));
-                    let request = Box::new(create(fresh, IdOrigin::Server, workflow, 1, start));
-                    let rerouted = true;
-                    records.push((at, Record::Create { request, rerouted }));
-                }
+        let transport = StepDefinition {
+            probe: self.rng.chance(50),
+            ..self.step("transport")
+        };
+        let drone = StepDefinition {
+            when: condition("transport", "no"),
+            ..self.step("drone")
+        };
+        let last = self.step("delivery");
+        let last = if self.rng.chance(20) {
+            StepDefinition {
+                kind: StepKind::Irreversible,
+                compensation: None,
+                ..last
             }
-            4..=9 => {
-                let known = callers.get(rng.index(callers.len() + 1)).copied();
-                let id = known.unwrap_or(fresh);
-                callers.push(id);
-                let hash = if rng.chance(80) { 1 } else { 2 };
-                let request = Box::new(create(id, IdOrigin::Caller, "chain", hash, start));
-                let rerouted = false;
-                records.push((at, Record::Create { request, rerouted }));
-            }
-            _ => {
-                let request = Box::new(create(fresh, IdOrigin::Server, workflow, 1, start));
-                let rerouted = false;
-                records.push((at, Record::Create { request, rerouted }));
-            }
+        } else {
+            last
+        };
+        WorkflowDefinition {
+            exhausted: self.exhausted(),
+            steps: vec![account, self.step("package"), transport, drone, last],
+            ..definition("chain", 2)
         }
     }
-    records.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
-    records
+
+    fn pivot(&mut self) -> WorkflowDefinition {
+        let payment = StepDefinition {
+            kind: StepKind::Pivot,
+            compensation: None,
+            ..self.step("payment")
+        };
+        let shipping = StepDefinition {
+            kind: StepKind::Irreversible,
+            compensation: None,
+            exhausted: Some(if self.rng.chance(50) {
+                Exhausted::Park
+            } else {
+                Exhausted::Wait
+            }),
+            ..self.step("shipping")
+        };
+        let stock = StepDefinition {
+            uses: vec!["note".to_owned()],
+            ..self.step("stock")
+        };
+        WorkflowDefinition {
+            exhausted: self.exhausted(),
+            steps: vec![stock, payment, shipping],
+            ..definition("pivot", 1)
+        }
+    }
+
+    fn diamond(&mut self) -> WorkflowDefinition {
+        let mut step = |name: &str, after: &[&str]| StepDefinition {
+            after: Some(after.iter().map(|&name| name.to_owned()).collect()),
+            ..self.step(name)
+        };
+        let join = StepDefinition {
+            uses: vec!["note".to_owned()],
+            ..step("join", &["left", "right"])
+        };
+        let left = StepDefinition {
+            when: condition("top", "yes"),
+            ..step("left", &["top"])
+        };
+        let right = step("right", &["top"]);
+        let top = step("top", &[]);
+        let cancel = if self.rng.chance(50) {
+            CancelPolicy::Always
+        } else {
+            CancelPolicy::UntilFinal
+        };
+        WorkflowDefinition {
+            cancel,
+            exhausted: self.exhausted(),
+            deadline: self.rng.chance(15).then(|| Duration::from_secs(600)),
+            steps: vec![join, left, right, top],
+            ..definition("diamond", 1)
+        }
+    }
+
+    fn exhausted(&mut self) -> Option<Exhausted> {
+        [
+            None,
+            Some(Exhausted::Compensate),
+            Some(Exhausted::Compensate),
+            Some(Exhausted::Park),
+            Some(Exhausted::Wait),
+        ][self.rng.index(5)]
+    }
+
+    fn step(&mut self, name: &str) -> StepDefinition {
+        let manual = self.protection == Protection::Tombstones && self.rng.chance(6);
+        StepDefinition {
+            name: name.to_owned(),
+            agent: format!("{name}-agent"),
+            after: None,
+            when: None,
+            complete_by: self.budget(),
+            kind: StepKind::Compensable,
+            compensation: Some(CompensationDefinition {
+                manual,
+                agent: None,
+                complete_by: self.budget(),
+                failures_max: self.tries(),
+                backoff: self.backoff(),
+                settle: self.settle,
+                needs: Vec::new(),
+            }),
+            exhausted: None,
+            wait: Duration::from_millis(self.rng.between(400, 3_000)),
+            probe: self.rng.chance(15),
+            uses: Vec::new(),
+            failures_max: self.tries(),
+            backoff: self.backoff(),
+        }
+    }
+
+    /// Longer than clocks may be apart, or an agent would find every attempt expired.
+    fn budget(&mut self) -> Duration {
+        Duration::from_millis(self.rng.between(450, 3_000))
+    }
+
+    fn tries(&mut self) -> u32 {
+        1 + u32::try_from(self.rng.below(4)).unwrap()
+    }
+
+    fn backoff(&mut self) -> Backoff {
+        Backoff {
+            initial: Duration::from_millis(self.rng.between(1, 300)),
+            factor: 2.0,
+            max: Duration::from_millis(self.rng.between(400, 3_000)),
+        }
+    }
+}
+
+fn definition(name: &str, version: u32) -> WorkflowDefinition {
+    WorkflowDefinition {
+        name: name.to_owned(),
+        version,
+        cancel: CancelPolicy::UntilFinal,
+        exhausted: None,
+        deadline: None,
+        steps: Vec::new(),
+    }
+}
+
+fn condition(step: &str, equals: &str) -> Option<Condition> {
+    Some(Condition {
+        step: step.to_owned(),
+        output: "needed".to_owned(),
+        equals: equals.to_owned(),
+    })
+}
+
+/// What callers of a few operations will send.
+pub fn asks(rng: &mut Rng, start: Timestamp, partitions: u32, fresh_for: Duration) -> Vec<Ask> {
+    let mut callers = Callers {
+        rng,
+        start,
+        partitions,
+        fresh_for,
+        asks: Vec::new(),
+    };
+    for _ in 0..callers.rng.between(2, 7) {
+        callers.operation();
+    }
+    if callers.rng.chance(10) {
+        let at = callers.time(3_000_000);
+        let partition = callers.rng.index(partitions as usize);
+        callers.append(at, partition, Record::Poison);
+    }
+    callers.asks
+}
+
+struct Callers<'a> {
+    rng: &'a mut Rng,
+    start: Timestamp,
+    partitions: u32,
+    fresh_for: Duration,
+    asks: Vec<Ask>,
+}
+
+impl Callers<'_> {
+    fn operation(&mut self) {
+        let id = OperationId(self.rng.uuid());
+        let at = self.time(2_500_000);
+        let workflow = match self.rng.below(30) {
+            0 => "forgotten",
+            1..=11 => "chain",
+            12..=18 => "pivot",
+            _ => "diamond",
+        };
+        let is_callers = self.rng.chance(40);
+        let create = self.create(id, is_callers, workflow, at);
+        let delay = Duration::from_micros(self.rng.below(SEND_MICROS));
+        if self.rng.chance(4) {
+            self.stray(at + delay, create.clone());
+        } else {
+            self.send(at + delay, create.clone());
+        }
+        if self.rng.chance(25) {
+            self.repeat(at, create);
+        }
+        if self.rng.chance(35) {
+            // Nobody knows the id of the server's before its create was answered.
+            let early = is_callers && self.rng.chance(30);
+            self.cancel(id, workflow, at, early);
+        }
+        if self.rng.chance(15) {
+            self.reschedule(id, at);
+        }
+    }
+
+    fn create(
+        &mut self,
+        id: OperationId,
+        is_callers: bool,
+        workflow: &str,
+        at: Timestamp,
+    ) -> CreateRequest {
+        let deadline_micros = self.rng.between(500_000, 9_000_000);
+        CreateRequest {
+            operation: id,
+            id_origin: if is_callers {
+                IdOrigin::Caller
+            } else {
+                IdOrigin::Server
+            },
+            workflow: workflow.to_owned(),
+            tenant: String::new(),
+            caller_id: None,
+            input: b"{}".to_vec(),
+            deadline: (self.rng.chance(25)).then(|| at + Duration::from_micros(deadline_micros)),
+            reply_to: self.rng.chance(15).then(|| "caller".to_owned()),
+            request_hash: RequestHash([1; 16]),
+            requested_at: at,
+            traceparent: None,
+            resubmission_of: None,
+        }
+    }
+
+    /// The same once more, or something else under the same id.
+    fn repeat(&mut self, at: Timestamp, create: CreateRequest) {
+        let (is_server, is_conflict) = (create.id_origin == IdOrigin::Server, self.rng.chance(30));
+        // The id of the server's is known to the caller only once it was told that the outcome
+        // is unknown, which is later than a look-up may be left out.
+        let earliest = if is_server {
+            self.fresh_for + Duration::from_micros(2 * SKEW_MICROS.unsigned_abs())
+        } else {
+            Duration::ZERO
+        };
+        let again = CreateRequest {
+            id_origin: IdOrigin::Caller,
+            request_hash: RequestHash([if is_conflict { 2 } else { 1 }; 16]),
+            ..create
+        };
+        let at = at + earliest + Duration::from_micros(self.rng.below(2_000_000));
+        self.send(at, again);
+    }
+
+    /// A record in a partition that is not its own: or two, sent home by somebody else.
+    fn stray(&mut self, at: Timestamp, create: CreateRequest) {
+        let home = partition_for(create.operation, self.partitions).0 as usize;
+        let request = Rc::new(OperationRequest::Create(create));
+        if self.partitions > 1 {
+            let is_rerouted = false;
+            let record = Record::Request {
+                request,
+                is_rerouted,
+            };
+            return self.append(at, (home + 1) % self.partitions as usize, record);
+        }
+        for _ in 0..2 {
+            let at = at + Duration::from_micros(self.rng.below(3_000_000));
+            let record = Record::Request {
+                request: Rc::clone(&request),
+                is_rerouted: true,
+            };
+            self.append(at, home, record);
+        }
+    }
+
+    /// Before its create, while it runs, or long after.
+    fn cancel(&mut self, id: OperationId, workflow: &str, create_at: Timestamp, early: bool) {
+        let late = self.rng.between(SEND_MICROS, 8_000_000);
+        let at = if early {
+            create_at - Duration::from_micros(self.rng.below(100_000))
+        } else {
+            create_at + Duration::from_micros(late)
+        };
+        let amendment = Amendment::Cancel {
+            workflow: workflow.to_owned(),
+        };
+        self.amend(id, at, amendment);
+    }
+
+    fn reschedule(&mut self, id: OperationId, create_at: Timestamp) {
+        let at = create_at + Duration::from_micros(self.rng.below(2_000_000));
+        let amendment = Amendment::Reschedule {
+            fields: b"{\"note\":2}".to_vec(),
+            deadline: self.rng.chance(50).then(|| at + Duration::from_secs(900)),
+        };
+        self.amend(id, at, amendment);
+    }
+
+    fn amend(&mut self, id: OperationId, at: Timestamp, amendment: Amendment) {
+        let request = Rc::new(OperationRequest::Amend(AmendRequest {
+            id: self.rng.uuid(),
+            operation: id,
+            tenant: String::new(),
+            caller_id: None,
+            amendment,
+            reason: String::new(),
+            requested_at: at,
+        }));
+        let partition = partition_for(id, self.partitions).0 as usize;
+        for repeat in 0..if self.rng.chance(20) { 2 } else { 1 } {
+            let at = at + Duration::from_micros(repeat * self.rng.below(1_000_000));
+            let record = Record::Request {
+                request: Rc::clone(&request),
+                is_rerouted: false,
+            };
+            self.append(at, partition, record);
+        }
+    }
+
+    fn send(&mut self, at: Timestamp, create: CreateRequest) {
+        let partition = partition_for(create.operation, self.partitions).0 as usize;
+        let record = Record::Request {
+            request: Rc::new(OperationRequest::Create(create)),
+            is_rerouted: false,
+        };
+        self.append(at, partition, record);
+    }
+
+    fn append(&mut self, at: Timestamp, partition: usize, record: Record) {
+        self.asks.push(Ask {
+            at,
+            partition,
+            record,
+        });
+    }
+
+    fn time(&mut self, within_micros: u64) -> Timestamp {
+        self.start + Duration::from_micros(self.rng.below(within_micros))
+    }
 }

@@ -2,9 +2,16 @@
 
 use std::fmt::Debug;
 
+use crate::rewritten::{fields_of, read_with, set};
 use crate::samples;
-use waybill_engine::{CreateRequest, FailedOperation, OperationStatus, StepReply, StepRequest};
-use waybill_messages::{DecodeError, Record, VALUE_BYTES_MAX};
+use apache_avro::types::Value;
+use waybill_engine::{
+    AmendRequest, Amendment, FailedOperation, OperationRequest, OperationStatus, OperatorAlert,
+    Outcome, Recovery, RecoveryVerb, StepReply, StepRequest,
+};
+use waybill_messages::{
+    ASKED_BY_BYTES_MAX, DecodeError, REASON_BYTES_MAX, Record, VALUE_BYTES_MAX,
+};
 
 fn encoded(value: &impl Record) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -50,11 +57,15 @@ fn truncations_are_errors<R: Record + Debug>(value: &R) {
 
 #[test]
 fn a_record_cut_off_anywhere_is_an_error() {
-    truncations_are_errors(&samples::create_request());
+    truncations_are_errors(&samples::request());
+    truncations_are_errors(&OperationRequest::Amend(samples::cancel()));
+    truncations_are_errors(&OperationRequest::Amend(samples::reschedule()));
     truncations_are_errors(&samples::step_request());
     truncations_are_errors(&samples::step_reply());
     truncations_are_errors(&samples::failed_operation());
     truncations_are_errors(&samples::operation_status());
+    truncations_are_errors(&samples::recovery());
+    truncations_are_errors(&samples::operator_alert());
 }
 
 #[test]
@@ -99,16 +110,23 @@ fn changed_records_return<R: Record>(random: &mut Random, value: &R, rounds: usi
 #[test]
 fn random_bytes_and_changed_records_never_panic() {
     let random = &mut Random(3);
-    random_bytes_return::<CreateRequest>(random, 5_000);
+    random_bytes_return::<OperationRequest>(random, 5_000);
     random_bytes_return::<StepRequest>(random, 5_000);
     random_bytes_return::<StepReply>(random, 5_000);
     random_bytes_return::<FailedOperation>(random, 5_000);
     random_bytes_return::<OperationStatus>(random, 5_000);
-    changed_records_return(random, &samples::create_request(), 10_000);
+    random_bytes_return::<Recovery>(random, 5_000);
+    random_bytes_return::<OperatorAlert>(random, 5_000);
+    let amended = OperationRequest::Amend;
+    changed_records_return(random, &samples::request(), 10_000);
+    changed_records_return(random, &amended(samples::cancel()), 10_000);
+    changed_records_return(random, &amended(samples::reschedule()), 10_000);
     changed_records_return(random, &samples::step_request(), 10_000);
     changed_records_return(random, &samples::step_reply(), 10_000);
     changed_records_return(random, &samples::failed_operation(), 10_000);
     changed_records_return(random, &samples::operation_status(), 10_000);
+    changed_records_return(random, &samples::recovery(), 10_000);
+    changed_records_return(random, &samples::operator_alert(), 10_000);
 }
 
 /// A zigzag variable-length number, as Avro writes it.
@@ -137,7 +155,7 @@ fn lengths_that_lie_are_errors() {
         // The operation id's length, and the number of entries of the outputs.
         let as_length = framed::<StepReply>(&number(length));
         let reply = encoded(&samples::step_reply());
-        let (entries_at, entry) = (10 + 1 + 36 + 1 + 5 + 1 + 1 + 1, number(2));
+        let (entries_at, entry) = (10 + 1 + 36 + 1 + 5 + 1 + 1 + 1 + 1, number(2));
         assert_eq!(reply[entries_at..entries_at + 1], entry);
         let as_entries = [
             &reply[..entries_at],
@@ -223,4 +241,126 @@ fn counters_below_zero_are_errors() {
             value: -2
         })
     );
+}
+
+#[test]
+fn a_budget_below_zero_is_an_error() {
+    assert_eq!(
+        read_with(
+            &samples::recovery(),
+            "budget_ms",
+            Value::Union(1, Box::new(Value::Long(-1)))
+        ),
+        Err(DecodeError::OutOfRange {
+            record: "recovery",
+            field: "budget_ms",
+            value: -1
+        })
+    );
+}
+
+/// What is read of a request when a field of its amendment says something else.
+fn read_amended(
+    request: &AmendRequest,
+    name: &str,
+    field: Value,
+) -> Result<OperationRequest, DecodeError> {
+    let request = OperationRequest::Amend(request.clone());
+    let fields = fields_of(&request);
+    let amendment = fields.into_iter().find(|(name, _)| name == "amendment");
+    let Some((_, Value::Union(1, mut inner))) = amendment else {
+        panic!()
+    };
+    let Value::Record(inner_fields) = &mut *inner else {
+        panic!()
+    };
+    set(inner_fields, name, field);
+    read_with(&request, "amendment", Value::Union(1, inner))
+}
+
+#[test]
+fn texts_longer_than_what_is_kept_of_them_are_errors() {
+    let text = |bytes_max: usize| Value::String("x".repeat(bytes_max + 1));
+    for (field, bytes_max) in [
+        ("asked_by", ASKED_BY_BYTES_MAX),
+        ("reason", REASON_BYTES_MAX),
+    ] {
+        assert_eq!(
+            read_with(&samples::recovery(), field, text(bytes_max)),
+            Err(DecodeError::TooLong {
+                record: "recovery",
+                field,
+                bytes: bytes_max + 1,
+                bytes_max
+            })
+        );
+    }
+    let error = read_amended(&samples::reschedule(), "reason", text(REASON_BYTES_MAX)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "amendment.reason of the operation-request has 1025 bytes, more than 1024"
+    );
+}
+
+#[track_caller]
+fn is_needed<R: Record + Debug>(value: &R, field: &'static str) {
+    let error = read_with(value, field, Value::Union(0, Box::new(Value::Null))).unwrap_err();
+    assert_eq!(
+        error,
+        DecodeError::Missing {
+            record: R::SCHEMA.name,
+            field
+        }
+    );
+}
+
+#[test]
+fn what_a_kind_of_record_needs_must_be_there() {
+    is_needed(&OperationRequest::Amend(samples::cancel()), "amendment");
+    is_needed(&OperationRequest::Amend(samples::reschedule()), "amendment");
+    is_needed(&samples::recovery(), "seen");
+    is_needed(&samples::recovery(), "budget_ms");
+    let RecoveryVerb::Retry { seen, .. } = samples::recovery().verb else {
+        panic!()
+    };
+    is_needed(&samples::repair(RecoveryVerb::Park { seen }), "seen");
+    let step = "package".to_owned();
+    is_needed(&samples::repair(RecoveryVerb::Undone { step }), "step");
+    let as_operation = samples::OTHER;
+    let resubmitted = samples::repair(RecoveryVerb::Resubmitted { as_operation });
+    is_needed(&resubmitted, "as_operation");
+}
+
+#[test]
+fn a_reschedule_without_fields_replaces_none() {
+    let nothing = Value::Union(0, Box::new(Value::Null));
+    let read = read_amended(&samples::reschedule(), "fields", nothing);
+    let mut expected = samples::reschedule();
+    let Amendment::Reschedule { fields, .. } = &mut expected.amendment else {
+        panic!()
+    };
+    *fields = b"{}".to_vec();
+    assert_eq!(read, Ok(OperationRequest::Amend(expected)));
+}
+
+#[test]
+fn a_name_that_occurs_twice_in_a_map_is_an_error() {
+    for names in [2, 16, 17, 1_000] {
+        let mut outputs: Vec<_> = (0..names)
+            .map(|i| (format!("output-{i}"), String::new()))
+            .collect();
+        let reply = |outputs| StepReply {
+            outcome: Outcome::Success { outputs },
+            ..samples::step_reply()
+        };
+        let distinct = reply(outputs.clone());
+        assert_eq!(StepReply::decode(&encoded(&distinct)), Ok(distinct));
+        outputs[names - 1].0 = outputs[0].0.clone();
+        let error = StepReply::decode(&encoded(&reply(outputs))).unwrap_err();
+        assert!(
+            matches!(&error, DecodeError::Malformed { cause, .. }
+                if cause.ends_with("output-0 occurs twice in a map")),
+            "{names}: {error:?}"
+        );
+    }
 }

@@ -3,4 +3,5 @@
 mod bad_bytes;
 mod evolution;
 mod records;
+mod rewritten;
 mod samples;

@@ -2,15 +2,21 @@
 
 use std::fmt::Debug;
 use std::fs;
+use std::time::Duration;
 
+use crate::rewritten::fields_of;
 use crate::samples::{self, OPERATION, error, golden_file, pairs, to_hex};
+use apache_avro::types::Value;
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, CreateRequest, Epoch, FailedOperation, IdOrigin, Offset, OperationId, OperationStatus,
-    Outcome, PartitionId, ProcessState, StatusKind, StepReply, StepRequest, StepState, Timestamp,
+    Action, AlertKind, AmendRequest, Amendment, Attempt, AttemptSeen, CreateRequest, Epoch,
+    FailedOperation, IdOrigin, Offset, OperationId, OperationRequest, OperationStatus,
+    OperatorAlert, Outcome, PartitionId, ProcessState, Recovery, RecoveryVerb, StatusKind,
+    StepReply, StepRequest, StepState, Timestamp,
 };
 use waybill_messages::{
-    DecodeError, EncodeError, RECORD_SCHEMAS, Record, VALUE_BYTES_MAX, WriterSchema,
+    ASKED_BY_BYTES_MAX, DecodeError, EncodeError, REASON_BYTES_MAX, RECORD_SCHEMAS, Record,
+    VALUE_BYTES_MAX, WriterSchema,
 };
 
 fn encoded(value: &impl Record) -> Vec<u8> {
@@ -25,28 +31,99 @@ fn survives<R: Record + PartialEq + Debug>(value: R) {
 }
 
 #[track_caller]
-fn matches_golden<R: Record + PartialEq + Debug>(value: R) {
-    let file = golden_file(R::SCHEMA.name);
+fn matches_golden<R: Record + PartialEq + Debug>(name: &str, value: R) {
+    let file = golden_file(name);
     let golden = fs::read_to_string(&file).unwrap_or_default();
     assert_eq!(to_hex(&encoded(&value)), golden, "{}", file.display());
+    survives(value);
+}
+
+const STEP_STATES: [StepState; 8] = [
+    StepState::NotStarted,
+    StepState::Running,
+    StepState::Completed,
+    StepState::Failed,
+    StepState::TimedOut,
+    StepState::Skipped,
+    StepState::Compensating,
+    StepState::Compensated,
+];
+
+const STATUS_KINDS: [StatusKind; 7] = [
+    StatusKind::Final,
+    StatusKind::Rejected,
+    StatusKind::Received,
+    StatusKind::Step,
+    StatusKind::CancelRefused,
+    StatusKind::Rescheduled,
+    StatusKind::RescheduleRefused,
+];
+
+const ALERT_KINDS: [AlertKind; 5] = [
+    AlertKind::OperationParked,
+    AlertKind::CompensationFailed,
+    AlertKind::ManualUndo,
+    AlertKind::Waiting,
+    AlertKind::RowUnreadable,
+];
+
+fn verbs() -> Vec<RecoveryVerb> {
+    let seen = |action| AttemptSeen {
+        step: "drone".to_owned(),
+        action,
+        attempt: Attempt(0),
+    };
+    let budget = Duration::from_millis(1);
+    vec![
+        RecoveryVerb::Wake,
+        RecoveryVerb::Retry {
+            seen: seen(Action::Run),
+            budget,
+        },
+        RecoveryVerb::Compensate { seen: None },
+        RecoveryVerb::Compensate {
+            seen: Some(seen(Action::Run)),
+        },
+        RecoveryVerb::Park {
+            seen: seen(Action::Compensate),
+        },
+        RecoveryVerb::Resubmit,
+        RecoveryVerb::Abandon,
+        RecoveryVerb::RetryCompensation,
+        RecoveryVerb::Undone {
+            step: "package".to_owned(),
+        },
+        RecoveryVerb::Resubmitted {
+            as_operation: samples::OTHER,
+        },
+    ]
 }
 
 #[test]
-fn records_look_like_their_golden_bytes() {
-    matches_golden(samples::create_request());
-    matches_golden(samples::step_request());
-    matches_golden(samples::step_reply());
-    matches_golden(samples::failed_operation());
-    matches_golden(samples::operation_status());
-}
-
-#[test]
-fn filled_records_survive() {
-    survives(samples::create_request());
-    survives(samples::step_request());
-    survives(samples::step_reply());
-    survives(samples::failed_operation());
-    survives(samples::operation_status());
+fn records_look_like_their_golden_bytes_and_survive() {
+    let amended = OperationRequest::Amend;
+    matches_golden("operation-request.v2", samples::request());
+    matches_golden("operation-request-cancel.v2", amended(samples::cancel()));
+    matches_golden(
+        "operation-request-reschedule.v2",
+        amended(samples::reschedule()),
+    );
+    matches_golden("step-request.v2", samples::step_request());
+    matches_golden("step-reply.v2", samples::step_reply());
+    matches_golden("failed-operation.v2", samples::failed_operation());
+    matches_golden("operation-status.v2", samples::operation_status());
+    matches_golden("recovery.v1", samples::recovery());
+    let step = "package".to_owned();
+    matches_golden(
+        "recovery-undone.v1",
+        samples::repair(RecoveryVerb::Undone { step }),
+    );
+    let as_operation = samples::OTHER;
+    matches_golden(
+        "recovery-resubmitted.v1",
+        samples::repair(RecoveryVerb::Resubmitted { as_operation }),
+    );
+    matches_golden("operator-alert.v1", samples::operator_alert());
 }
 
 #[test]
@@ -63,7 +140,7 @@ fn encoding_appends_the_marker_the_fingerprint_and_the_datum() {
 
 #[test]
 fn empty_and_extreme_values_survive() {
-    survives(CreateRequest {
+    survives(OperationRequest::Create(CreateRequest {
         operation: OperationId(Uuid::nil()),
         id_origin: IdOrigin::Caller,
         workflow: String::new(),
@@ -73,16 +150,35 @@ fn empty_and_extreme_values_survive() {
         deadline: None,
         reply_to: None,
         requested_at: Timestamp(i64::MIN),
+        resubmission_of: None,
         ..samples::create_request()
-    });
-    survives(CreateRequest {
+    }));
+    survives(OperationRequest::Create(CreateRequest {
         operation: OperationId(Uuid::max()),
         caller_id: Some(String::new()),
         input: (0..=255).cycle().take(100_000).collect(),
         deadline: Some(Timestamp(i64::MAX)),
         requested_at: Timestamp(-1),
         ..samples::create_request()
-    });
+    }));
+    survives(OperationRequest::Amend(AmendRequest {
+        tenant: String::new(),
+        caller_id: None,
+        amendment: Amendment::Cancel {
+            workflow: String::new(),
+        },
+        reason: String::new(),
+        ..samples::cancel()
+    }));
+    survives(OperationRequest::Amend(AmendRequest {
+        id: Uuid::max(),
+        amendment: Amendment::Reschedule {
+            fields: Vec::new(),
+            deadline: None,
+        },
+        reason: "x".repeat(REASON_BYTES_MAX),
+        ..samples::reschedule()
+    }));
     survives(StepRequest {
         attempt: Attempt(i32::MAX as u32),
         epoch: Epoch(i64::MAX as u64),
@@ -103,6 +199,8 @@ fn empty_and_extreme_values_survive() {
         caller_id: None,
         failing_step: None,
         failing_agent: None,
+        failing_attempt: Attempt(0),
+        awaits_decision: false,
         completed_steps: Vec::new(),
         failure_counts: Vec::new(),
         step_states: Vec::new(),
@@ -113,18 +211,64 @@ fn empty_and_extreme_values_survive() {
         caller_id: None,
         error: None,
         failing_step: None,
+        step: None,
         reply_to: None,
-        kind: StatusKind::Rejected,
+        sequence: 0,
         request: waybill_engine::Position {
             partition: PartitionId(0),
             offset: Offset(i64::MAX),
         },
         ..samples::operation_status()
     });
+    survives(Recovery {
+        asked_by: "x".repeat(ASKED_BY_BYTES_MAX),
+        reason: String::new(),
+        due: None,
+        verb: RecoveryVerb::Retry {
+            seen: AttemptSeen {
+                step: String::new(),
+                action: Action::Probe,
+                attempt: Attempt(i32::MAX as u32),
+            },
+            budget: Duration::from_millis(i64::MAX as u64),
+        },
+        ..samples::recovery()
+    });
+    survives(OperatorAlert {
+        caller_id: None,
+        tenant: String::new(),
+        step: None,
+        error: None,
+        advice: String::new(),
+        at: Timestamp(i64::MIN),
+        ..samples::operator_alert()
+    });
 }
 
 #[test]
-fn every_outcome_and_every_state_survives() {
+fn a_budget_is_rounded_up_to_whole_milliseconds() {
+    for (budget, on_the_wire) in [
+        (Duration::ZERO, Duration::ZERO),
+        (Duration::from_nanos(1), Duration::from_millis(1)),
+        (Duration::from_micros(2_001), Duration::from_millis(3)),
+    ] {
+        let retry = |budget| {
+            let mut recovery = samples::recovery();
+            let RecoveryVerb::Retry { budget: sent, .. } = &mut recovery.verb else {
+                panic!()
+            };
+            *sent = budget;
+            recovery
+        };
+        assert_eq!(
+            Recovery::decode(&encoded(&retry(budget))),
+            Ok(retry(on_the_wire))
+        );
+    }
+}
+
+#[test]
+fn every_variant_survives() {
     for outcome in [
         Outcome::Success {
             outputs: Vec::new(),
@@ -135,6 +279,7 @@ fn every_outcome_and_every_state_survives() {
         Outcome::Transient { error: error() },
         Outcome::Permanent { error: error() },
         Outcome::Unknown { error: error() },
+        Outcome::NotPerformed,
         Outcome::NotAttempted {
             error: error(),
             retry_after_ms: 0,
@@ -149,41 +294,112 @@ fn every_outcome_and_every_state_survives() {
             ..samples::step_reply()
         });
     }
-    for state in [
-        ProcessState::Pending,
-        ProcessState::Processing,
-        ProcessState::Processed,
-        ProcessState::Error,
-    ] {
+    for action in [Action::Run, Action::Compensate, Action::Probe] {
+        survives(StepReply {
+            action,
+            ..samples::step_reply()
+        });
+        survives(StepRequest {
+            action,
+            ..samples::step_request()
+        });
+        survives(FailedOperation {
+            failing_action: action,
+            ..samples::failed_operation()
+        });
+    }
+    for state in ProcessState::ALL {
         survives(OperationStatus {
             state,
             ..samples::operation_status()
         });
     }
-    let states = [
-        StepState::NotStarted,
-        StepState::Running,
-        StepState::Completed,
-        StepState::Failed,
-        StepState::TimedOut,
-        StepState::Skipped,
-    ];
-    let step_states = states
+    let step_states = STEP_STATES
         .map(|state| (state.as_str().to_owned(), state))
         .into();
     survives(FailedOperation {
         step_states,
         ..samples::failed_operation()
     });
+    for kind in STATUS_KINDS {
+        survives(OperationStatus {
+            kind,
+            ..samples::operation_status()
+        });
+    }
+    for kind in ALERT_KINDS {
+        survives(OperatorAlert {
+            kind,
+            ..samples::operator_alert()
+        });
+    }
+    for verb in verbs() {
+        survives(samples::repair(verb));
+    }
+}
+
+/// The symbols that a value's enums have on the wire, in the schema's order.
+fn symbols(value: &impl Record) -> Vec<String> {
+    fn walk(value: Value, found: &mut Vec<String>) {
+        match value {
+            Value::Enum(_, symbol) => found.push(symbol),
+            Value::Record(fields) => fields.into_iter().for_each(|(_, field)| walk(field, found)),
+            Value::Union(_, inner) => walk(*inner, found),
+            Value::Array(items) => items.into_iter().for_each(|item| walk(item, found)),
+            _ => {}
+        }
+    }
+    let mut found = Vec::new();
+    walk(Value::Record(fields_of(value)), &mut found);
+    found
+}
+
+#[test]
+fn symbols_are_the_names_of_what_they_stand_for() {
+    for action in [Action::Run, Action::Compensate, Action::Probe] {
+        let request = StepRequest {
+            action,
+            ..samples::step_request()
+        };
+        assert_eq!(symbols(&request), [action.as_str()]);
+    }
+    for (kind, state) in STATUS_KINDS.into_iter().cycle().zip(ProcessState::ALL) {
+        let status = OperationStatus {
+            kind,
+            state,
+            step: None,
+            ..samples::operation_status()
+        };
+        assert_eq!(symbols(&status), [&format!("{kind:?}"), state.as_str()]);
+    }
+    for state in STEP_STATES {
+        let failed = FailedOperation {
+            step_states: vec![("drone".to_owned(), state)],
+            ..samples::failed_operation()
+        };
+        assert_eq!(symbols(&failed), ["Probe", state.as_str()]);
+    }
+    for kind in ALERT_KINDS {
+        let alert = OperatorAlert {
+            kind,
+            ..samples::operator_alert()
+        };
+        assert_eq!(symbols(&alert), [format!("{kind:?}")]);
+    }
+    for verb in verbs() {
+        let name = verb.as_str().replace('-', "");
+        let symbol = symbols(&samples::repair(verb)).remove(0);
+        assert_eq!(symbol.to_lowercase(), name);
+    }
 }
 
 #[test]
 fn the_trace_context_travels_in_a_header_and_not_in_the_value() {
-    let mut request = samples::create_request();
-    let without = encoded(&request);
-    request.traceparent =
-        Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned());
-    assert_eq!(encoded(&request), without);
+    let request = OperationRequest::Create(CreateRequest {
+        traceparent: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned()),
+        ..samples::create_request()
+    });
+    assert_eq!(encoded(&request), encoded(&samples::request()));
 }
 
 #[test]
@@ -201,25 +417,61 @@ fn what_cannot_be_encoded_leaves_the_output_as_it_was() {
             value: u64::from(u32::MAX)
         })
     );
-    let large = CreateRequest {
+    let large = OperationRequest::Create(CreateRequest {
         input: vec![0; VALUE_BYTES_MAX],
         ..samples::create_request()
-    };
+    });
     assert!(matches!(
         large.encode(&mut bytes),
         Err(EncodeError::TooLarge { .. })
     ));
+    let mut long = samples::recovery();
+    if let RecoveryVerb::Retry { budget, .. } = &mut long.verb {
+        *budget = Duration::MAX;
+    }
+    assert_eq!(
+        long.encode(&mut bytes),
+        Err(EncodeError::OutOfRange {
+            record: "recovery",
+            field: "budget_ms",
+            value: u64::MAX
+        })
+    );
+    let wordy = OperationRequest::Amend(AmendRequest {
+        reason: "x".repeat(REASON_BYTES_MAX + 1),
+        ..samples::cancel()
+    });
+    let error = wordy.encode(&mut bytes).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "amendment.reason of the operation-request has 1025 bytes, more than 1024"
+    );
+    let nameless = Recovery {
+        asked_by: "x".repeat(ASKED_BY_BYTES_MAX + 1),
+        ..samples::recovery()
+    };
+    assert_eq!(
+        nameless.encode(&mut bytes),
+        Err(EncodeError::TooLong {
+            record: "recovery",
+            field: "asked_by",
+            bytes: ASKED_BY_BYTES_MAX + 1,
+            bytes_max: ASKED_BY_BYTES_MAX
+        })
+    );
     assert_eq!(bytes, b"before");
 }
 
 #[test]
 fn fingerprints_are_the_schemas_and_differ() {
     let fingerprints = [
-        CreateRequest::fingerprint(),
+        OperationRequest::fingerprint(),
         StepRequest::fingerprint(),
         StepReply::fingerprint(),
         FailedOperation::fingerprint(),
         OperationStatus::fingerprint(),
+        Recovery::fingerprint(),
+        OperatorAlert::fingerprint(),
     ];
     for (fingerprint, record) in fingerprints.into_iter().zip(RECORD_SCHEMAS) {
         assert_eq!(

@@ -1,16 +1,20 @@
-//! One value of each record, with every field filled, and the golden bytes' place.
+//! Values of each record, with every field filled, and the golden bytes' place.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Action, Attempt, CreateRequest, Epoch, FailedOperation, IdOrigin, Offset, OperationId,
-    OperationStatus, Outcome, PartitionId, Position, ProcessState, RequestHash, StatusKind,
-    StepError, StepReply, StepRequest, StepState, Timestamp,
+    Action, AlertKind, AmendRequest, Amendment, Attempt, AttemptSeen, CreateRequest, Epoch,
+    FailedOperation, IdOrigin, Offset, OperationId, OperationRequest, OperationStatus,
+    OperatorAlert, Outcome, PartitionId, Position, ProcessState, Recovery, RecoveryVerb,
+    RequestHash, StatusKind, StepError, StepReply, StepRequest, StepState, Timestamp,
 };
 
 pub const OPERATION: OperationId =
     OperationId(Uuid::from_u128(0x0190_b1e2_3c4d_7e5f_8a9b_0c1d_2e3f_4a5b));
+pub const OTHER: OperationId =
+    OperationId(Uuid::from_u128(0x0190_b1e2_0000_7000_8000_0000_0000_00ff));
 pub const EVENT: Uuid = Uuid::from_u128(0x1234_5678_9abc_5def_8123_4567_89ab_cdef);
 pub const AT: Timestamp = Timestamp(1_760_000_000_123_456);
 
@@ -28,6 +32,10 @@ pub fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
         .collect()
 }
 
+pub fn request() -> OperationRequest {
+    OperationRequest::Create(create_request())
+}
+
 pub fn create_request() -> CreateRequest {
     CreateRequest {
         operation: OPERATION,
@@ -41,6 +49,32 @@ pub fn create_request() -> CreateRequest {
         request_hash: RequestHash(*b"0123456789abcdef"),
         requested_at: AT,
         traceparent: None,
+        resubmission_of: Some(OTHER),
+    }
+}
+
+pub fn cancel() -> AmendRequest {
+    AmendRequest {
+        id: EVENT,
+        operation: OPERATION,
+        tenant: "acme".to_owned(),
+        caller_id: Some("delivery-17".to_owned()),
+        amendment: Amendment::Cancel {
+            workflow: "drone-delivery".to_owned(),
+        },
+        reason: "wrong address".to_owned(),
+        requested_at: AT,
+    }
+}
+
+pub fn reschedule() -> AmendRequest {
+    AmendRequest {
+        amendment: Amendment::Reschedule {
+            fields: br#"{"pickupTime":"12:30"}"#.to_vec(),
+            deadline: Some(Timestamp(1_760_000_700_000_000)),
+        },
+        reason: "nobody home".to_owned(),
+        ..cancel()
     }
 }
 
@@ -52,7 +86,7 @@ pub fn step_request() -> StepRequest {
         agent: "drone-scheduler".into(),
         attempt: Attempt(2),
         epoch: Epoch(41),
-        action: Action::Run,
+        action: Action::Compensate,
         complete_by: Timestamp(1_760_000_005_000_000),
         tenant: "acme".into(),
         input: br#"{"ownerId":"o-1","pickupLocation":"Z\u00fcrich"}"#
@@ -70,6 +104,7 @@ pub fn step_reply() -> StepReply {
         step: "drone".to_owned(),
         attempt: Attempt(2),
         epoch: Epoch(41),
+        action: Action::Probe,
         outcome: Outcome::Success {
             outputs: pairs(&[("droneId", "d-5"), ("eta", "12")]),
         },
@@ -86,6 +121,9 @@ pub fn failed_operation() -> FailedOperation {
         tenant: "acme".to_owned(),
         failing_step: Some("drone".to_owned()),
         failing_agent: Some("drone-scheduler".to_owned()),
+        failing_attempt: Attempt(6),
+        failing_action: Action::Probe,
+        awaits_decision: true,
         error: error(),
         completed_steps: vec!["account".to_owned(), "package".to_owned()],
         failure_counts: vec![("drone".to_owned(), 5), ("package".to_owned(), 1)],
@@ -111,11 +149,12 @@ pub fn operation_status() -> OperationStatus {
         caller_id: Some("delivery-17".to_owned()),
         workflow: "drone-delivery".to_owned(),
         tenant: "acme".to_owned(),
-        kind: StatusKind::Final,
-        state: ProcessState::Error,
-        sequence: 1,
+        kind: StatusKind::Step,
+        state: ProcessState::Compensating,
+        sequence: 5,
         error: Some(error()),
         failing_step: Some("account".to_owned()),
+        step: Some(("package".to_owned(), StepState::Compensated)),
         request: Position {
             partition: PartitionId(3),
             offset: Offset(123_456_789_012),
@@ -126,10 +165,55 @@ pub fn operation_status() -> OperationStatus {
     }
 }
 
-/// Where the golden bytes of a record's first version lie. They are the samples as an encoder that
-/// shares no code with the Avro library wrote them, fingerprint included.
-pub fn golden_file(record: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{record}.v1.hex"))
+pub fn recovery() -> Recovery {
+    Recovery {
+        id: EVENT,
+        operation: OPERATION,
+        asked_by: "supervisor-2".to_owned(),
+        reason: "complete-by has passed".to_owned(),
+        asked_at: AT,
+        due: Some(Timestamp(AT.0 - 1)),
+        verb: RecoveryVerb::Retry {
+            seen: AttemptSeen {
+                step: "drone".to_owned(),
+                action: Action::Compensate,
+                attempt: Attempt(3),
+            },
+            budget: Duration::from_secs(10),
+        },
+    }
+}
+
+/// What an operator asks.
+pub fn repair(verb: RecoveryVerb) -> Recovery {
+    Recovery {
+        asked_by: "kim".to_owned(),
+        reason: "sent back".to_owned(),
+        due: None,
+        verb,
+        ..recovery()
+    }
+}
+
+pub fn operator_alert() -> OperatorAlert {
+    OperatorAlert {
+        event_id: EVENT,
+        kind: AlertKind::ManualUndo,
+        operation: OPERATION,
+        caller_id: Some("delivery-17".to_owned()),
+        workflow: "drone-delivery".to_owned(),
+        tenant: "acme".to_owned(),
+        step: Some("package".to_owned()),
+        error: Some(error()),
+        advice: "undo it, then say so".to_owned(),
+        at: AT,
+    }
+}
+
+/// Where golden bytes lie, by record and version. They are the samples as an encoder that shares no
+/// code with the Avro library wrote them, fingerprint included.
+pub fn golden_file(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{name}.hex"))
 }
 
 /// Bytes out of hexadecimal digits; white space counts for nothing.

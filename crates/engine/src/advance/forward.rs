@@ -1,0 +1,132 @@
+//! Going forward: starting and skipping steps, until all have ended or one has failed for good.
+
+use std::time::Duration;
+
+use crate::advance::Advance;
+use crate::operation::{OperationError, ProcessState, StepError, StepState, deadline};
+use crate::step::{IllegalTransition, StepEvent};
+use crate::workflow::{StepCondition, Undo};
+
+impl Advance<'_> {
+    /// Starts and skips what can be, and ends the operation if nothing is left to do for it. Once a
+    /// step has failed for good nothing new begins: the supervisor decides what becomes of the
+    /// operation.
+    pub(super) fn go_forward(&mut self) -> Result<(), IllegalTransition> {
+        if self.state.awaits_decision() {
+            return Ok(());
+        }
+        let mut steps = self.state.steps.iter();
+        if let Some(index) = steps.position(|step| step.failed_for_good()) {
+            let error = self.state.steps[index].error.clone();
+            self.fail(index, error.unwrap_or_else(without_error));
+            return Ok(());
+        }
+        // In this order one pass is enough: a skipped step comes before all that wait for it.
+        let workflow = self.workflow;
+        for &index in workflow.order() {
+            let step = &workflow.steps()[index];
+            let progress = &self.state.steps[index];
+            let untouched = progress.state == StepState::NotStarted && progress.retry_at.is_none();
+            if !untouched || !step.after.iter().all(|before| self.has_ended(before)) {
+                continue;
+            }
+            if !step.when.as_ref().is_none_or(|when| self.holds(when)) {
+                self.step(index, StepEvent::Skip)?;
+            } else if self.is_doomed(index) {
+                self.doom(index);
+                return Ok(());
+            } else if !self.put_off_if_spared(index)? {
+                self.step(index, StepEvent::Start)?;
+                self.ask.insert(index);
+            }
+        }
+        if (0..self.state.steps.len()).all(|index| self.has_ended(index)) {
+            self.state.state = ProcessState::Processed;
+        }
+        Ok(())
+    }
+
+    /// Whether the deadline cannot be met any more if this step is asked for now. An operation that
+    /// can only go forward is never doomed.
+    pub(super) fn is_doomed(&self, index: usize) -> bool {
+        let Some(deadline) = deadline(self.created, self.state) else {
+            return false;
+        };
+        !self.has_no_way_back() && self.now + self.budget_from(index) > deadline
+    }
+
+    /// Ends forward progress because the deadline cannot be met.
+    pub(super) fn doom(&mut self, index: usize) {
+        self.stats.doomed += 1;
+        let needed = self.budget_from(index);
+        self.fail(
+            index,
+            StepError {
+                code: "deadline-unreachable".to_owned(),
+                message: format!(
+                    "this step and those behind it may take {needed:?}, and the deadline is nearer"
+                ),
+            },
+        );
+    }
+
+    /// Whether something is completed that is never undone: then the operation only goes forward.
+    pub(super) fn has_no_way_back(&self) -> bool {
+        let mut steps = self.workflow.steps().iter().zip(&self.state.steps);
+        steps.any(|(step, progress)| {
+            progress.state == StepState::Completed
+                && (step.is_pivot || step.undo == Undo::Impossible)
+        })
+    }
+
+    /// How long this step and the longest way behind it may take, at one attempt each.
+    fn budget_from(&self, index: usize) -> Duration {
+        let steps = self.workflow.steps();
+        let mut behind = vec![Duration::ZERO; steps.len()];
+        for &later in self.workflow.order().iter().rev() {
+            let follow = steps
+                .iter()
+                .enumerate()
+                .filter(|(_, step)| step.after.contains(later));
+            let longest = follow.map(|(follower, _)| behind[follower]).max();
+            let own = if self.has_ended(later) {
+                Duration::ZERO
+            } else {
+                steps[later].run.complete_by
+            };
+            behind[later] = own + longest.unwrap_or_default();
+        }
+        behind[index]
+    }
+
+    fn fail(&mut self, index: usize, error: StepError) {
+        self.state.failed_count += 1;
+        self.state.error = Some(OperationError {
+            step: Some(self.workflow.step_names()[index].to_string()),
+            error,
+        });
+    }
+
+    fn has_ended(&self, index: usize) -> bool {
+        matches!(
+            self.state.steps[index].state,
+            StepState::Completed | StepState::Skipped
+        )
+    }
+
+    fn holds(&self, when: &StepCondition) -> bool {
+        let read = &self.state.steps[when.step];
+        read.state == StepState::Completed
+            && read
+                .outputs
+                .iter()
+                .any(|(name, value)| *name == when.output && *value == when.equals)
+    }
+}
+
+fn without_error() -> StepError {
+    StepError {
+        code: "failed".to_owned(),
+        message: "the step failed and left no error".to_owned(),
+    }
+}

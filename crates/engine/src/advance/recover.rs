@@ -1,0 +1,206 @@
+//! What a supervisor or an operator asks for, judged against the operation as it is.
+//!
+//! What must hold: a recovery that names an attempt applies to that attempt alone, so that however
+//! many supervisors ask, and however often, an attempt is recovered once; a verb that means nothing
+//! in the operation's state changes nothing and says so.
+
+use std::time::Duration;
+
+use crate::advance::undo::undo_failed;
+use crate::advance::{Advance, Patience};
+use crate::operation::{Amended, ProcessState, StepState, deadline};
+use crate::record::{Action, AttemptSeen, RecoveryVerb};
+use crate::step::{IllegalTransition, StepEvent};
+use crate::workflow::Undo;
+
+/// What became of a recovery or an amendment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// The operation was changed.
+    Applied,
+    /// It came too late to mean anything: what it saw is no more.
+    Void,
+    /// It would give up an attempt of which it is not known yet whether its reply lies unread.
+    HeldBack,
+    /// It is refused, with this stable code.
+    Refused(&'static str),
+}
+
+impl Advance<'_> {
+    /// Applies what a supervisor or an operator asks for.
+    ///
+    /// # Errors
+    ///
+    /// If the steps are in a state that the engine never makes.
+    pub fn recover(
+        &mut self,
+        verb: &RecoveryVerb,
+        patience: Patience,
+    ) -> Result<Verdict, IllegalTransition> {
+        match verb {
+            RecoveryVerb::Wake => Ok(Verdict::Void),
+            RecoveryVerb::Retry { seen, budget } => self.retry(seen, *budget, patience),
+            RecoveryVerb::Compensate { seen: Some(seen) } if !self.decides(seen) => {
+                Ok(Verdict::Void)
+            }
+            RecoveryVerb::Compensate { .. } => self.compensate(),
+            RecoveryVerb::Park { seen } if !self.decides(seen) => Ok(Verdict::Void),
+            RecoveryVerb::Park { .. } => {
+                self.state.state = ProcessState::Error;
+                Ok(Verdict::Applied)
+            }
+            RecoveryVerb::Resubmit => self.resubmit(patience),
+            RecoveryVerb::Abandon => Ok(self.abandon()),
+            RecoveryVerb::RetryCompensation => self.retry_compensation(patience),
+            RecoveryVerb::Undone { step } => self.undone(step),
+            RecoveryVerb::Resubmitted { .. } => Ok(Verdict::Applied),
+        }
+    }
+
+    fn retry(
+        &mut self,
+        seen: &AttemptSeen,
+        budget: Duration,
+        patience: Patience,
+    ) -> Result<Verdict, IllegalTransition> {
+        let index = self.workflow.step_index(&seen.step);
+        let Some(index) = index.filter(|index| self.is_newest(*index, seen)) else {
+            return Ok(Verdict::Void);
+        };
+        let due = super::step_due(self.state, index, patience.grace);
+        if self.state.state.is_final() || due.is_none_or(|due| due > self.now) {
+            return Ok(Verdict::Void);
+        }
+        if self.state.steps[index].is_under_way() && !patience.time_outs {
+            return Ok(Verdict::HeldBack);
+        }
+        self.step_is_due(index, Some(budget))?;
+        self.go_on()?;
+        Ok(Verdict::Applied)
+    }
+
+    /// Whether the supervisor is to decide about the failure that it saw.
+    fn decides(&self, seen: &AttemptSeen) -> bool {
+        let failed = self
+            .state
+            .error
+            .as_ref()
+            .and_then(|error| error.step.as_deref());
+        let index = self.workflow.step_index(&seen.step);
+        self.state.awaits_decision()
+            && failed == Some(&*seen.step)
+            && index.is_some_and(|index| self.is_newest(index, seen))
+    }
+
+    fn is_newest(&self, index: usize, seen: &AttemptSeen) -> bool {
+        let step = &self.state.steps[index];
+        step.attempt == seen.attempt && step.action == seen.action
+    }
+
+    fn compensate(&mut self) -> Result<Verdict, IllegalTransition> {
+        match self.state.state {
+            ProcessState::Processing | ProcessState::Error => {
+                if self.has_no_way_back() {
+                    return Ok(Verdict::Refused("past-pivot"));
+                }
+                self.state.abandoned = false;
+                self.turn_back(false)?;
+                Ok(Verdict::Applied)
+            }
+            ProcessState::Compensating => Ok(Verdict::Void),
+            ProcessState::CompensationFailed => Ok(Verdict::Refused("compensation-failed")),
+            ProcessState::Pending
+            | ProcessState::Processed
+            | ProcessState::Compensated
+            | ProcessState::Cancelled => Ok(Verdict::Refused("final")),
+        }
+    }
+
+    fn resubmit(&mut self, patience: Patience) -> Result<Verdict, IllegalTransition> {
+        if self.state.state != ProcessState::Error {
+            return Ok(Verdict::Refused("not-parked-in-error"));
+        }
+        let is_undone = |state| matches!(state, StepState::Compensating | StepState::Compensated);
+        if self.state.steps.iter().any(|step| is_undone(step.state)) {
+            return Ok(Verdict::Refused("partly-undone"));
+        }
+        self.state.state = ProcessState::Processing;
+        self.state.error = None;
+        self.state.abandoned = false;
+        // A person who sends it on again has decided that it is worth it.
+        if deadline(self.created, self.state).is_some() {
+            let amended = self
+                .state
+                .amended
+                .get_or_insert_with(Box::<Amended>::default);
+            amended.deadline = Some(None);
+        }
+        for index in 0..self.state.steps.len() {
+            if self.state.steps[index].failed_for_good() {
+                self.step(index, StepEvent::Renew)?;
+            } else if self.state.steps[index].is_under_way() {
+                // What ran beside the failure was not watched over while it was parked.
+                self.step(index, StepEvent::Resume)?;
+                self.ask.insert(index);
+            }
+        }
+        self.go_on()?;
+        self.due(patience)?;
+        Ok(Verdict::Applied)
+    }
+
+    fn abandon(&mut self) -> Verdict {
+        if !self.state.state.is_parked() {
+            return Verdict::Refused("not-parked");
+        }
+        if self.state.abandoned {
+            return Verdict::Void;
+        }
+        self.state.abandoned = true;
+        Verdict::Applied
+    }
+
+    fn retry_compensation(&mut self, patience: Patience) -> Result<Verdict, IllegalTransition> {
+        if self.state.state != ProcessState::CompensationFailed {
+            return Ok(Verdict::Refused("not-compensation-failed"));
+        }
+        let by_agent = |index: &usize| {
+            undo_failed(&self.state.steps[*index])
+                && matches!(self.workflow.steps()[*index].undo, Undo::Agent(_))
+        };
+        let again: Vec<_> = (0..self.state.steps.len()).filter(by_agent).collect();
+        if again.is_empty() {
+            return Ok(Verdict::Refused("manual-undo-needed"));
+        }
+        self.state.state = ProcessState::Compensating;
+        self.state.abandoned = false;
+        for index in again {
+            self.step(index, StepEvent::Renew)?;
+        }
+        self.due(patience)?;
+        Ok(Verdict::Applied)
+    }
+
+    fn undone(&mut self, step: &str) -> Result<Verdict, IllegalTransition> {
+        let Some(index) = self.workflow.step_index(step) else {
+            return Ok(Verdict::Refused("unknown-step"));
+        };
+        let is_open = matches!(
+            self.state.state,
+            ProcessState::Compensating | ProcessState::CompensationFailed
+        );
+        let progress = &self.state.steps[index];
+        let is_left = progress.state == StepState::Compensating
+            || (progress.action == Action::Compensate && progress.failed_for_good());
+        match (is_open, is_left) {
+            (true, true) => {}
+            (true, false) if progress.state == StepState::Compensated => return Ok(Verdict::Void),
+            (true | false, true | false) => return Ok(Verdict::Refused("not-to-be-undone")),
+        }
+        self.state.state = ProcessState::Compensating;
+        self.state.abandoned = false;
+        self.step(index, StepEvent::Undone)?;
+        self.go_on()?;
+        Ok(Verdict::Applied)
+    }
+}

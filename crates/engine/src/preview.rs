@@ -1,0 +1,80 @@
+//! What the scheduler would say to a request if it came now, without saying it.
+//!
+//! Why it exists: whoever takes requests of callers and operators can refuse at once what is sure to
+//! be refused, and can tell a person what may be asked. What must hold: it is the scheduler's own
+//! judgement, made by the same functions on a copy. It is never the decision: the operation may
+//! have gone on since its row was read.
+
+use crate::advance::{Advance, Patience, Verdict};
+use crate::gate::Gates;
+use crate::operation::{OperationRow, ProcessState};
+use crate::partition::EngineStats;
+use crate::record::{Amendment, RecoveryVerb};
+use crate::time::Timestamp;
+use crate::workflow::{StepSet, Workflows};
+
+/// What is asked of an operation.
+#[derive(Clone, Copy, Debug)]
+pub enum Asked<'a> {
+    /// What an operator asks for.
+    Recovery(&'a RecoveryVerb),
+    /// What its caller asks for.
+    Amendment(&'a Amendment),
+}
+
+/// The stable code with which the scheduler would refuse it; `None` if it would not.
+#[must_use]
+pub fn refusal(
+    row: &OperationRow,
+    workflows: &Workflows,
+    asked: Asked<'_>,
+    now: Timestamp,
+) -> Option<&'static str> {
+    let created = &row.created;
+    let workflow = workflows
+        .get(&created.workflow, created.workflow_version)
+        .filter(|workflow| {
+            workflow.step_names() == created.step_names
+                && workflow.steps().len() == row.state.steps.len()
+        });
+    let Some(workflow) = workflow else {
+        return refusal_without_workflow(row.state.state, asked);
+    };
+    let mut state = row.state.clone();
+    let mut advance = Advance {
+        id: row.id,
+        created,
+        workflow,
+        state: &mut state,
+        gates: &mut Gates::default(),
+        ask: &mut StepSet::default(),
+        touched: &mut StepSet::default(),
+        stats: &mut EngineStats::default(),
+        now,
+    };
+    let patience = Patience {
+        grace: std::time::Duration::ZERO,
+        time_outs: true,
+    };
+    let verdict = match asked {
+        Asked::Recovery(verb) => advance.recover(verb, patience),
+        Asked::Amendment(amendment) => advance.amend(amendment),
+    };
+    match verdict {
+        Ok(Verdict::Refused(code)) => Some(code),
+        // Of a row that no engine makes only the scheduler can say what becomes of it.
+        Ok(Verdict::Applied | Verdict::Void | Verdict::HeldBack) | Err(_) => None,
+    }
+}
+
+fn refusal_without_workflow(state: ProcessState, asked: Asked<'_>) -> Option<&'static str> {
+    let means_something = match asked {
+        Asked::Recovery(RecoveryVerb::Abandon) => state.is_parked(),
+        Asked::Recovery(
+            RecoveryVerb::Resubmitted { .. } | RecoveryVerb::Wake | RecoveryVerb::Retry { .. },
+        ) => true,
+        Asked::Recovery(_) => false,
+        Asked::Amendment(_) => state == ProcessState::Cancelled,
+    };
+    (!means_something).then_some("workflow-unknown")
+}

@@ -1,0 +1,209 @@
+//! What a supervisor asks of the scheduler: decided from rows and records, and nothing else.
+//!
+//! A supervisor knows workflows and no business. It never changes an operation: what it asks names
+//! the attempt that it saw, and the scheduler judges it against the row as it is by then. So two
+//! supervisors may ask the same, and one may ask twice.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::definition::Exhausted;
+use crate::id::OperationId;
+use crate::operation::{OperationRow, OperationState, ProcessState, StepProgress, StepState};
+use crate::record::{Action, AttemptSeen, FailedOperation, Recovery, RecoveryVerb};
+use crate::time::Timestamp;
+use crate::workflow::{Step, Undo, Workflow, Workflows};
+
+/// A supervisor's view of the world: what it may know beside a row or a record.
+#[derive(Clone, Copy, Debug)]
+pub struct Supervision<'a> {
+    /// The supervisor's name.
+    pub name: &'a str,
+    /// All workflows.
+    pub workflows: &'a Workflows,
+    /// How long after its complete-by an attempt counts as timed out.
+    pub timeout_grace: Duration,
+}
+
+impl Supervision<'_> {
+    /// What to ask because an entry of the deadline index came up for an operation. Never nothing:
+    /// the scheduler has to know that the entry is gone.
+    #[must_use]
+    pub fn entry_came_up(
+        &self,
+        row: &OperationRow,
+        due: Timestamp,
+        now: Timestamp,
+    ) -> Vec<Recovery> {
+        let created = &row.created;
+        let workflow = self
+            .workflows
+            .get(&created.workflow, created.workflow_version);
+        let verbs = match workflow {
+            Some(workflow) if row.state.steps.len() == workflow.steps().len() => {
+                self.verbs(workflow, &row.state, now)
+            }
+            Some(_) | None => Vec::new(),
+        };
+        let mut asked: Vec<_> = verbs
+            .into_iter()
+            .map(|(verb, reason)| self.recovery(row.id, verb, reason, now))
+            .collect();
+        if asked.is_empty() {
+            asked.push(self.recovery(row.id, RecoveryVerb::Wake, "an index entry came up", now));
+        }
+        if let Some(first) = asked.first_mut() {
+            first.due = Some(due);
+        }
+        asked
+    }
+
+    /// What to ask because an operation failed for good; `None` if there is nothing to decide.
+    #[must_use]
+    pub fn failed(&self, failed: &FailedOperation, now: Timestamp) -> Option<Recovery> {
+        let step = failed
+            .failing_step
+            .as_deref()
+            .filter(|_| failed.awaits_decision)?;
+        let seen = AttemptSeen {
+            step: step.to_owned(),
+            action: failed.failing_action,
+            attempt: failed.failing_attempt,
+        };
+        let workflow = self
+            .workflows
+            .get(&failed.workflow, failed.workflow_version);
+        let is_completed = |step: &Step| {
+            let mut states = failed.step_states.iter();
+            states.any(|(name, state)| **name == *step.name && *state == StepState::Completed)
+        };
+        let (verb, reason) = decide(workflow.map(|found| &**found), seen, is_completed);
+        Some(self.recovery(failed.operation, verb, reason, now))
+    }
+
+    fn verbs(
+        &self,
+        workflow: &Workflow,
+        state: &OperationState,
+        now: Timestamp,
+    ) -> Vec<(RecoveryVerb, &'static str)> {
+        if state.state.is_final() {
+            return Vec::new();
+        }
+        if state.awaits_decision() {
+            return decision(workflow, state).into_iter().collect();
+        }
+        let steps = workflow.steps().iter().zip(&state.steps);
+        steps
+            .filter(|(_, progress)| {
+                let is_undone = state.state == ProcessState::Compensating;
+                !is_undone || progress.state == StepState::Compensating
+            })
+            .filter_map(|(step, progress)| self.retry(step, progress, now))
+            .collect()
+    }
+
+    /// The retry of a step whose complete-by has passed, or whose time to try again has come.
+    fn retry(
+        &self,
+        step: &Step,
+        progress: &StepProgress,
+        now: Timestamp,
+    ) -> Option<(RecoveryVerb, &'static str)> {
+        let (due, reason) = match (progress.complete_by, progress.retry_at) {
+            (Some(complete_by), _) => (complete_by + self.timeout_grace, "complete-by has passed"),
+            (None, Some(retry_at)) => (retry_at, "its time to try again has come"),
+            (None, None) => return None,
+        };
+        let budget = match (progress.state, &step.undo) {
+            (StepState::Compensating, Undo::Agent(compensation)) => compensation.tries.complete_by,
+            _ => step.run.complete_by,
+        };
+        let seen = seen(step, progress);
+        (due <= now).then_some((RecoveryVerb::Retry { seen, budget }, reason))
+    }
+
+    fn recovery(
+        &self,
+        operation: OperationId,
+        verb: RecoveryVerb,
+        reason: &str,
+        now: Timestamp,
+    ) -> Recovery {
+        Recovery {
+            id: recovery_id(operation, &verb),
+            operation,
+            asked_by: self.name.to_owned(),
+            reason: reason.to_owned(),
+            asked_at: now,
+            due: None,
+            verb,
+        }
+    }
+}
+
+/// The same for all that ask the same about the same attempt.
+fn recovery_id(operation: OperationId, verb: &RecoveryVerb) -> Uuid {
+    let about = match verb {
+        RecoveryVerb::Retry { seen, .. }
+        | RecoveryVerb::Park { seen }
+        | RecoveryVerb::Compensate { seen: Some(seen) } => {
+            format!("/{}/{}/{}", seen.step, seen.action.as_str(), seen.attempt)
+        }
+        RecoveryVerb::Wake
+        | RecoveryVerb::Compensate { seen: None }
+        | RecoveryVerb::Resubmit
+        | RecoveryVerb::Abandon
+        | RecoveryVerb::RetryCompensation
+        | RecoveryVerb::Undone { .. }
+        | RecoveryVerb::Resubmitted { .. } => String::new(),
+    };
+    operation.event_id(&format!("{}{about}", verb.as_str()))
+}
+
+fn decision(workflow: &Workflow, state: &OperationState) -> Option<(RecoveryVerb, &'static str)> {
+    let failed = state.error.as_ref()?.step.as_deref()?;
+    let index = workflow.step_index(failed)?;
+    let seen = seen(&workflow.steps()[index], &state.steps[index]);
+    let is_completed = |step: &Step| {
+        let index = workflow.step_index(&step.name);
+        index.is_some_and(|index| state.steps[index].state == StepState::Completed)
+    };
+    Some(decide(Some(workflow), seen, is_completed))
+}
+
+/// What becomes of an operation that failed for good at the attempt that was seen.
+fn decide(
+    workflow: Option<&Workflow>,
+    seen: AttemptSeen,
+    is_completed: impl Fn(&Step) -> bool,
+) -> (RecoveryVerb, &'static str) {
+    let Some((workflow, index)) =
+        workflow.and_then(|found| Some((found, found.step_index(&seen.step)?)))
+    else {
+        return (RecoveryVerb::Park { seen }, "its workflow is not known");
+    };
+    let mut steps = workflow.steps().iter();
+    if steps.any(|step| (step.is_pivot || step.undo == Undo::Impossible) && is_completed(step)) {
+        return (RecoveryVerb::Park { seen }, "it can only go forward");
+    }
+    match workflow.steps()[index].exhausted {
+        Exhausted::Park => (RecoveryVerb::Park { seen }, "its workflow says so"),
+        Exhausted::Compensate | Exhausted::Wait => (
+            RecoveryVerb::Compensate { seen: Some(seen) },
+            "forward progress has ended",
+        ),
+    }
+}
+
+fn seen(step: &Step, progress: &StepProgress) -> AttemptSeen {
+    AttemptSeen {
+        step: step.name.to_string(),
+        action: match progress.attempt.0 {
+            0 => Action::default(),
+            _ => progress.action,
+        },
+        attempt: progress.attempt,
+    }
+}

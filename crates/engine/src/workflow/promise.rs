@@ -1,0 +1,111 @@
+//! Whether a workflow can keep its promise: that an operation which fails is undone, or parked.
+//!
+//! What must hold of a workflow that passes: once a step is completed that cannot be undone,
+//! nothing that happens later asks for it to be undone.
+
+use std::time::Duration;
+
+use crate::definition::{CancelPolicy, Exhausted};
+use crate::workflow::{Step, Tries, Undo, Workflow, WorkflowError};
+
+/// Checks everything that concerns more than one step, or the workflow as a whole.
+pub(super) fn check(workflow: &Workflow) -> Result<(), WorkflowError> {
+    pivots(workflow)?;
+    irreversible_steps(workflow)?;
+    cancel(workflow)?;
+    schedules(workflow)
+}
+
+fn pivots(workflow: &Workflow) -> Result<(), WorkflowError> {
+    let pivots = workflow.steps.iter().enumerate();
+    for (index, pivot) in pivots.filter(|(_, step)| step.is_pivot) {
+        for (other, step) in workflow.steps.iter().enumerate() {
+            let is_behind = step.ancestors.contains(index);
+            if other != index && !is_behind && !pivot.ancestors.contains(other) {
+                return Err(WorkflowError::BesidePivot {
+                    workflow: workflow.name.to_string(),
+                    pivot: pivot.name.to_string(),
+                    step: step.name.to_string(),
+                });
+            }
+            if is_behind && step.exhausted == Exhausted::Compensate {
+                return Err(WorkflowError::CompensateBehindPivot {
+                    workflow: workflow.name.to_string(),
+                    step: step.name.to_string(),
+                    pivot: pivot.name.to_string(),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn irreversible_steps(workflow: &Workflow) -> Result<(), WorkflowError> {
+    let has_pivot_before = |step: &Step| {
+        let mut before = step.ancestors.iter();
+        before.any(|before| workflow.steps[before].is_pivot)
+    };
+    for (index, step) in workflow.steps.iter().enumerate() {
+        if step.undo != Undo::Impossible || step.is_pivot || has_pivot_before(step) {
+            continue;
+        }
+        let mut later = workflow.steps.iter().enumerate();
+        let may_fail = later.find(|(other, later)| {
+            *other != index
+                && !step.ancestors.contains(*other)
+                && later.exhausted != Exhausted::Park
+        });
+        if let Some((_, may_fail)) = may_fail {
+            return Err(WorkflowError::IrreversibleTooEarly {
+                workflow: workflow.name.to_string(),
+                step: step.name.to_string(),
+                may_fail: may_fail.name.to_string(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn cancel(workflow: &Workflow) -> Result<(), WorkflowError> {
+    if workflow.cancel != CancelPolicy::Always {
+        return Ok(());
+    }
+    let mut steps = workflow.steps.iter();
+    match steps.find(|step| step.undo == Undo::Impossible || step.is_pivot) {
+        None => Ok(()),
+        Some(step) => Err(WorkflowError::CancelAlways {
+            workflow: workflow.name.to_string(),
+            step: step.name.to_string(),
+        }),
+    }
+}
+
+fn schedules(workflow: &Workflow) -> Result<(), WorkflowError> {
+    let Some(deadline) = workflow.deadline else {
+        return Ok(());
+    };
+    for step in &workflow.steps {
+        let schedule = longest(&step.run);
+        if schedule > deadline {
+            return Err(WorkflowError::ScheduleBeyondDeadline {
+                workflow: workflow.name.to_string(),
+                step: step.name.to_string(),
+                schedule,
+                deadline,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// How long all attempts and the waits between them take at most.
+fn longest(tries: &Tries) -> Duration {
+    let mut wait = tries.backoff.initial;
+    let mut total = tries.complete_by;
+    for _ in 1..tries.failures_max {
+        total = total.saturating_add(wait).saturating_add(tries.complete_by);
+        let grown = wait.as_secs_f64() * tries.backoff.factor;
+        wait = Duration::from_secs_f64(grown.min(tries.backoff.max.as_secs_f64()));
+    }
+    total
+}

@@ -1,0 +1,529 @@
+//! Failing for good: what the supervisor makes of it, undoing, parking, and what people ask for.
+
+use waybill_engine::{
+    Action, Amendment, Attempt, AttemptSeen, Exhausted, Message, Outcome, ProcessState,
+    RecoveryVerb, StepDefinition, StepKind, Workflow, WorkflowDefinition, Workflows,
+};
+
+use crate::fixture::{Fixture, OTHER_HASH, T0, error, id, ms, request, step, success, told};
+
+fn refused() -> Outcome {
+    Outcome::Permanent {
+        error: error("refused"),
+    }
+}
+
+fn undone() -> Outcome {
+    Outcome::Success {
+        outputs: Vec::new(),
+    }
+}
+
+fn reply(step: &str, attempt: u32, outcome: Outcome) -> (String, u32, Outcome) {
+    (step.to_owned(), attempt, outcome)
+}
+
+/// An operation whose first step is completed and whose second was refused; the supervisor is
+/// asked.
+fn refused_at_b() -> Fixture {
+    let mut fixture = Fixture::new();
+    fail_at_b(&mut fixture);
+    fixture
+}
+
+fn fail_at_b(fixture: &mut Fixture) {
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), success("a", 1));
+    fixture.reply(id(1), reply("b", 1, refused()));
+    let failed = fixture.round();
+    fixture.decide(&failed);
+}
+
+/// A fixture whose workflow `pair` has these steps.
+fn with_steps(steps: Vec<StepDefinition>) -> Fixture {
+    let workflow = Workflow::try_from(WorkflowDefinition::new("pair", 1, steps)).unwrap();
+    Fixture::new().with_workflows(Workflows::new(vec![workflow]).unwrap())
+}
+
+fn compensation_failed() -> Fixture {
+    let mut fixture = refused_at_b();
+    fixture.round();
+    fixture.undo_reply(id(1), reply("b", 2, undone()));
+    fixture.undo_reply(id(1), reply("a", 2, refused()));
+    fixture
+}
+
+#[test]
+fn what_was_asked_for_is_undone_last_first_and_the_operation_ends_compensated() {
+    let mut fixture = refused_at_b();
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Compensating locked due 10500 a:Compensating#1 b:Compensating#2!1",
+            "undo b#2 by 10000",
+        ]
+    );
+    fixture.undo_reply(id(1), reply("b", 2, undone()));
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Compensating locked due 10500 a:Compensating#2 b:Compensated#2!1",
+            "undo a#2 by 10000",
+        ]
+    );
+    fixture.undo_reply(id(1), reply("a", 2, undone()));
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Compensated created free a:Compensated#2 b:Compensated#2!1",
+            "status 1 Final Compensated refused",
+        ]
+    );
+    assert_eq!(fixture.requests_checkpoint(), 1);
+}
+
+#[test]
+fn an_undo_is_given_what_its_step_produced() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), success("a", 1));
+    fixture.round();
+    fixture.cancel(1);
+    fixture.round();
+    // Step b was under way: it is undone once its attempt has settled, a second after complete-by.
+    fixture.pass(ms(11_000));
+    let commands = fixture.round();
+    fixture.undo_reply(id(1), reply("b", 2, undone()));
+    fixture.load();
+    let commands = [commands, fixture.round()].concat();
+    let results = commands.iter().find_map(|command| match command {
+        waybill_engine::Command::Send(Message::Step(request)) if &*request.step == "a" => {
+            assert_eq!(request.action, Action::Compensate);
+            assert_eq!(request.idempotency_key(), format!("{}/a", id(1)));
+            Some(request.results.clone())
+        }
+        _ => None,
+    });
+    assert_eq!(results, Some(vec![("a.made".to_owned(), "a-1".to_owned())]));
+}
+
+#[test]
+fn a_step_of_unknown_outcome_is_undone_no_earlier_than_it_settles() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.cancel(1);
+    assert_eq!(
+        told(&fixture.round()),
+        ["row Compensating locked due 11000 a:Compensating#1 b:NotStarted"]
+    );
+    fixture.pass(ms(10_999));
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).steps[0].attempt, Attempt(1));
+    // It was handed off meanwhile; its entry stands a second ahead at least.
+    fixture.now = T0 + ms(11_999);
+    fixture.hint(T0 + ms(11_999), id(1));
+    fixture.load();
+    let told = told(&fixture.round());
+    assert!(told.contains(&"undo a#2 by 21999".to_owned()), "{told:?}");
+}
+
+#[test]
+fn an_undo_that_fails_for_good_parks_the_operation_and_a_person_may_have_it_tried_again() {
+    let mut fixture = compensation_failed();
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "attention 0",
+            "row CompensationFailed created free a:Failed#2?1 b:Compensated#2!1",
+            "alert compensation-failed refused",
+            "status 1 Final CompensationFailed refused",
+        ]
+    );
+    fixture.recover(1, id(1), None, RecoveryVerb::RetryCompensation);
+    fixture.load();
+    let again = told(&fixture.round());
+    assert_eq!(again.last().unwrap(), "undo a#3 by 10000");
+    assert!(
+        again.iter().any(|line| line.starts_with("index")),
+        "nothing else holds a checkpoint for it: {again:?}"
+    );
+    fixture.undo_reply(id(1), reply("a", 3, undone()));
+    assert_eq!(
+        told(&fixture.round()).last().unwrap(),
+        "status 2 Final Compensated refused"
+    );
+    let history = &fixture.state(id(1)).history;
+    let verbs: Vec<_> = history.iter().map(|entry| entry.verb.as_str()).collect();
+    assert_eq!(verbs, ["compensate", "retry-compensation"]);
+    assert_eq!(history[1].by, "ada");
+}
+
+#[test]
+fn a_person_who_undid_a_step_says_so_and_the_rest_goes_on() {
+    let mut fixture = compensation_failed();
+    fixture.round();
+    let step = "a".to_owned();
+    for _ in 0..2 {
+        let step = step.clone();
+        fixture.recover(9, id(1), None, RecoveryVerb::Undone { step });
+        fixture.load();
+    }
+    assert_eq!(
+        told(&fixture.round()).last().unwrap(),
+        "status 2 Final Compensated refused"
+    );
+    assert_eq!(fixture.state(id(1)).history.len(), 2, "a repeat is nothing");
+}
+
+#[test]
+fn the_row_of_a_parked_operation_is_kept_for_good_until_it_is_abandoned() {
+    let keep_for = |fixture: &mut Fixture| {
+        let batch = fixture.take().unwrap();
+        fixture.settle(batch.number);
+        batch.commands.iter().find_map(|command| match command {
+            waybill_engine::Command::Persist(row) => Some(row.keep_for),
+            _ => None,
+        })
+    };
+    let mut fixture = compensation_failed();
+    assert_eq!(keep_for(&mut fixture), Some(None));
+    fixture.recover(2, id(1), None, RecoveryVerb::Abandon);
+    fixture.load();
+    assert!(keep_for(&mut fixture).unwrap().is_some());
+    assert!(fixture.state(id(1)).abandoned);
+}
+
+#[test]
+fn a_recovery_of_an_attempt_that_is_no_more_means_nothing() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    let retry = |attempt| RecoveryVerb::Retry {
+        seen: AttemptSeen {
+            step: "a".to_owned(),
+            action: Action::Run,
+            attempt: Attempt(attempt),
+        },
+        budget: ms(3_000),
+    };
+    fixture.now = T0 + ms(10_500);
+    fixture.recover(1, id(1), None, retry(1));
+    fixture.recover(2, id(1), None, retry(1));
+    assert_eq!(
+        told(&fixture.round()),
+        ["row Processing locked due 10655 a:TimedOut#1!1 b:NotStarted"],
+        "the second finds that it is not due"
+    );
+    fixture.now = T0 + ms(10_700);
+    fixture.recover(3, id(1), None, retry(1));
+    fixture.recover(4, id(1), None, retry(1));
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Processing locked due 14200 a:Running#2!1 b:NotStarted",
+            "ask a#2 by 13700",
+        ],
+        "with the budget that was asked for"
+    );
+    assert_eq!(fixture.engine.take_stats().recoveries, 2);
+}
+
+#[test]
+fn a_cancel_undoes_what_was_done_and_a_repeat_of_it_changes_nothing() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), success("a", 1));
+    fixture.round();
+    fixture.cancel(1);
+    fixture.cancel(1);
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Compensating);
+    assert_eq!(fixture.state(id(1)).history.len(), 1);
+    fixture.reply(id(1), success("b", 1));
+    assert_eq!(
+        fixture.engine.take_stats().late_successes,
+        1,
+        "the attempt was under way when the cancel came"
+    );
+}
+
+#[test]
+fn a_cancel_that_comes_first_keeps_the_place_and_wins_over_the_create() {
+    let mut fixture = Fixture::new();
+    fixture.cancel(1);
+    fixture.load();
+    assert_eq!(
+        told(&fixture.round()),
+        ["row Cancelled created free", "status 1 Final Cancelled"]
+    );
+    let mut create = request(id(1));
+    create.id_origin = waybill_engine::IdOrigin::Caller;
+    fixture.request(create.clone());
+    fixture.load();
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Cancelled created free a:NotStarted b:NotStarted",
+            "status 2 Final Cancelled",
+        ]
+    );
+    create.request_hash = OTHER_HASH;
+    fixture.request(create);
+    fixture.load();
+    assert_eq!(
+        told(&fixture.round()),
+        ["status 0 Rejected Error id-conflict"]
+    );
+    assert_eq!(fixture.requests_checkpoint(), 3);
+}
+
+#[test]
+fn a_cancel_of_what_is_final_is_refused_and_the_caller_is_told() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), success("a", 1));
+    fixture.reply(id(1), success("b", 1));
+    fixture.round();
+    fixture.cancel(1);
+    fixture.load();
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Processed created free a:Completed#1 b:Completed#1",
+            "status 0 CancelRefused Processed final",
+        ]
+    );
+    let refused = &fixture.state(id(1)).history[0].refused;
+    assert_eq!(refused.as_deref(), Some("final"));
+}
+
+#[test]
+fn nothing_goes_back_once_a_pivot_is_completed() {
+    let mut fixture = with_steps(vec![
+        StepDefinition {
+            kind: StepKind::Pivot,
+            ..step("a")
+        },
+        step("b"),
+    ]);
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), success("a", 1));
+    fixture.cancel(1);
+    let commands = told(&fixture.round());
+    let refusal = "status 0 CancelRefused Processing past-pivot".to_owned();
+    assert!(commands.contains(&refusal), "{commands:?}");
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Processing);
+}
+
+#[test]
+fn a_step_that_may_wait_is_tried_again_for_as_long_as_it_takes_and_a_person_is_told_once() {
+    let mut fixture = with_steps(vec![StepDefinition {
+        exhausted: Some(Exhausted::Wait),
+        wait: ms(20_000),
+        failures_max: 1,
+        ..step("a")
+    }]);
+    let mut alerts = 0;
+    fixture.request(request(id(1)));
+    for attempt in 1..=2 {
+        let busy = Outcome::Transient {
+            error: error("busy"),
+        };
+        fixture.reply(id(1), reply("a", attempt, busy));
+        fixture.load();
+        let commands = told(&fixture.round());
+        alerts += commands
+            .iter()
+            .filter(|line| *line == "alert waiting busy")
+            .count();
+        fixture.pass(ms(20_000));
+        fixture.round();
+    }
+    assert_eq!(fixture.state(id(1)).steps[0].attempt, Attempt(3));
+    assert_eq!(alerts, 1);
+}
+
+#[test]
+fn an_operation_that_cannot_meet_its_deadline_is_given_up_before_the_next_step() {
+    let mut fixture = Fixture::new();
+    let mut hurried = request(id(1));
+    hurried.deadline = Some(T0 + ms(20_000));
+    fixture.request(hurried);
+    fixture.round();
+    fixture.now = T0 + ms(10_001);
+    fixture.reply(id(1), success("a", 1));
+    let failed = fixture.round();
+    assert_eq!(
+        told(&failed).last().unwrap(),
+        "failed deadline-unreachable",
+        "step b may take ten seconds"
+    );
+    fixture.decide(&failed);
+    let told = told(&fixture.round());
+    assert_eq!(told.last().unwrap(), "undo a#2 by 20001");
+}
+
+#[test]
+fn a_success_that_comes_after_its_step_was_undone_is_undone_too() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.cancel(1);
+    fixture.round();
+    fixture.pass(ms(11_000));
+    fixture.round();
+    fixture.undo_reply(id(1), reply("a", 2, undone()));
+    fixture.load();
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Cancelled);
+    fixture.reply(id(1), success("a", 1));
+    fixture.load();
+    let reopened = told(&fixture.round());
+    assert!(
+        reopened.iter().any(|line| line.starts_with("undo a#3")),
+        "{reopened:?}"
+    );
+    fixture.undo_reply(id(1), reply("a", 3, undone()));
+    fixture.reply(id(1), success("a", 1));
+    assert_eq!(
+        told(&fixture.round()).last().unwrap(),
+        "status 2 Final Cancelled",
+        "the same evidence is not undone twice"
+    );
+}
+
+#[test]
+fn a_resubmitted_operation_goes_on_where_it_failed() {
+    let mut fixture = with_steps(vec![
+        step("a"),
+        StepDefinition {
+            exhausted: Some(Exhausted::Park),
+            ..step("b")
+        },
+    ]);
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), success("a", 1));
+    fixture.reply(id(1), reply("b", 1, refused()));
+    fixture.round();
+    let seen = AttemptSeen {
+        step: "b".to_owned(),
+        action: Action::Run,
+        attempt: Attempt(1),
+    };
+    fixture.recover(1, id(1), None, RecoveryVerb::Park { seen });
+    assert_eq!(
+        told(&fixture.round())[2..],
+        [
+            "alert operation-parked refused",
+            "status 1 Final Error refused",
+        ]
+    );
+    fixture.recover(2, id(1), None, RecoveryVerb::Resubmit);
+    fixture.load();
+    assert_eq!(told(&fixture.round()).last().unwrap(), "ask b#2 by 10000");
+    fixture.reply(id(1), success("b", 2));
+    assert_eq!(
+        told(&fixture.round()).last().unwrap(),
+        "status 2 Final Processed"
+    );
+}
+
+#[test]
+fn a_reschedule_changes_what_later_steps_are_given_until_a_step_uses_it() {
+    let mut fixture = with_steps(vec![
+        step("a"),
+        StepDefinition {
+            uses: vec!["weight".to_owned()],
+            ..step("b")
+        },
+    ]);
+    fixture.request(request(id(1)));
+    fixture.round();
+    let heavier = |weight: u32| Amendment::Reschedule {
+        fields: format!(r#"{{"weight":{weight}}}"#).into_bytes(),
+        deadline: None,
+    };
+    fixture.amend(1, heavier(4));
+    fixture.round();
+    fixture.reply(id(1), success("a", 1));
+    let commands = fixture.round();
+    let input = commands.iter().find_map(|command| match command {
+        waybill_engine::Command::Send(Message::Step(request)) => Some(request.input.to_vec()),
+        _ => None,
+    });
+    assert_eq!(input, Some(br#"{"weight":4}"#.to_vec()));
+    fixture.amend(2, heavier(5));
+    let told = told(&fixture.round());
+    assert_eq!(
+        told.last().unwrap(),
+        "status 0 RescheduleRefused Processing step-sent"
+    );
+}
+
+#[test]
+fn a_caller_with_a_topic_of_its_own_is_told_each_step_in_order() {
+    let mut fixture = Fixture::new();
+    let mut request = request(id(1));
+    request.reply_to = Some("acme.status".to_owned());
+    fixture.request(request);
+    let mut statuses = told(&fixture.round());
+    for step in ["a", "b"] {
+        fixture.reply(id(1), success(step, 1));
+        statuses.extend(told(&fixture.round()));
+    }
+    statuses.retain(|line| line.starts_with("status"));
+    assert_eq!(
+        statuses,
+        [
+            "status 1 Received Processing",
+            "status 2 Step a:Completed",
+            "status 3 Step b:Completed",
+            "status 4 Final Processed",
+        ]
+    );
+}
+
+#[test]
+fn a_row_that_cannot_be_read_holds_nothing_up_and_a_person_is_told() {
+    let mut fixture = Fixture::new();
+    let mut create = request(id(1));
+    create.id_origin = waybill_engine::IdOrigin::Caller;
+    fixture.request(create);
+    fixture.reply(id(1), success("a", 1));
+    fixture.hint(T0, id(1));
+    assert_eq!(fixture.engine.loads(), [id(1)]);
+    fixture.apply(waybill_engine::Event::Unloadable {
+        operation: id(1),
+        cause: "it ends early".to_owned(),
+    });
+    assert_eq!(
+        told(&fixture.round()),
+        ["alert row-unreadable row-unreadable"]
+    );
+    let checkpoint = fixture.engine.checkpoint();
+    assert_eq!(
+        (
+            checkpoint.requests.0,
+            checkpoint.replies.0,
+            checkpoint.recoveries.0
+        ),
+        (1, 1, 1)
+    );
+    assert_eq!(fixture.engine.in_flight().bytes, 0);
+}
+
+#[test]
+fn the_supervisor_parks_what_can_only_go_forward() {
+    let pivot = StepDefinition {
+        kind: StepKind::Pivot,
+        ..step("a")
+    };
+    let mut fixture = with_steps(vec![pivot, step("b")]);
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), success("a", 1));
+    fixture.reply(id(1), reply("b", 1, refused()));
+    let failed = fixture.round();
+    let verb = fixture.decision(&failed).verb;
+    assert!(matches!(verb, RecoveryVerb::Park { .. }), "{verb:?}");
+}

@@ -1,0 +1,96 @@
+//! Bugs that can be planted, one at a time, to see whether the judge notices. Each corrupts what
+//! the engine or the supervisor decided, or how it is carried out; the engine itself has no switch.
+
+/// A planted bug.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bug {
+    CheckpointEarly,
+    SendBeforePersist,
+    SettleBeforeAcknowledged,
+    IgnoreLease,
+    IgnoreStamps,
+    ForgetStampFloor,
+    RecoverTwice,
+    LoseRecovery,
+    SkipIndexEntry,
+    MoveCursorEarly,
+    ForgetUnknownInUndo,
+    DropLateSuccess,
+    UndoBeforeSettled,
+    WorkPastCompleteBy,
+    KeyPerAttempt,
+    ResumeWithoutAsking,
+    TimeOutBeforeInboxIsRead,
+    LoseFailedRecord,
+    LoseAlert,
+    LoseTombstone,
+}
+
+impl Bug {
+    pub const ALL: [Self; 20] = [
+        Self::CheckpointEarly,
+        Self::SendBeforePersist,
+        Self::SettleBeforeAcknowledged,
+        Self::IgnoreLease,
+        Self::IgnoreStamps,
+        Self::ForgetStampFloor,
+        Self::RecoverTwice,
+        Self::LoseRecovery,
+        Self::SkipIndexEntry,
+        Self::MoveCursorEarly,
+        Self::ForgetUnknownInUndo,
+        Self::DropLateSuccess,
+        Self::UndoBeforeSettled,
+        Self::WorkPastCompleteBy,
+        Self::KeyPerAttempt,
+        Self::ResumeWithoutAsking,
+        Self::TimeOutBeforeInboxIsRead,
+        Self::LoseFailedRecord,
+        Self::LoseAlert,
+        Self::LoseTombstone,
+    ];
+
+    /// What goes wrong, for people.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::CheckpointEarly => "The checkpoint moves over everything that was read",
+            Self::SendBeforePersist => {
+                "Messages are sent when the batch is taken, not when its rows are durable"
+            }
+            Self::SettleBeforeAcknowledged => {
+                "A batch counts as settled when its messages are sent, not when they are acknowledged"
+            }
+            Self::IgnoreLease => "An owner whose lease has run out goes on sending",
+            Self::IgnoreStamps => "A write with a lower stamp overwrites a higher one",
+            Self::ForgetStampFloor => "A new owner's stamps may lie below its predecessor's",
+            Self::RecoverTwice => {
+                "A recovery is applied to the attempt after the one that was seen, too"
+            }
+            Self::LoseRecovery => "A recovery is read, called done and not applied",
+            Self::SkipIndexEntry => "A hand-off writes no entry into the deadline index",
+            Self::MoveCursorEarly => {
+                "A supervisor moves its cursor before its recoveries are acknowledged"
+            }
+            Self::ForgetUnknownInUndo => {
+                "A step of unknown outcome is called undone without asking its agent"
+            }
+            Self::DropLateSuccess => {
+                "A success of an operation that was undone meanwhile is dropped"
+            }
+            Self::UndoBeforeSettled => {
+                "A step of unknown outcome is undone before late calls can no longer take effect"
+            }
+            Self::WorkPastCompleteBy => "An agent begins work past its complete-by",
+            Self::KeyPerAttempt => "Every attempt has an idempotency key of its own",
+            Self::ResumeWithoutAsking => "A new owner does not ask again for what runs",
+            Self::TimeOutBeforeInboxIsRead => {
+                "Time-outs are applied before the inbox is read to its end"
+            }
+            Self::LoseFailedRecord => {
+                "The record of a failed operation is not waited for, and lost in a crash"
+            }
+            Self::LoseAlert => "An alert is not waited for, and lost in a crash",
+            Self::LoseTombstone => "A cancel that comes before its create leaves no row",
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! The judge: holds what happens against what must always hold, when it happens, and the whole when
+//! it has come to rest. It knows the logs, the store and the services, and nothing of the engine.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use uuid::Uuid;
+use waybill_engine::{
+    Amendment, Attempt, Batch, Command, FailedOperation, OperationId, OperationRequest,
+    OperationRow, OperationStatus, OperatorAlert, ProcessState, Recovery, RecoveryVerb,
+    RequestHash, Stamp, StatusKind, StepReply, StepRequest, StepState,
+};
+
+use crate::agents::describe;
+use crate::commit::Intent;
+use crate::history::Rule;
+use crate::run::Run;
+use crate::seen::Sight;
+use crate::store::Checkpoint;
+use crate::workload::Record;
+
+mod end;
+mod rows;
+
+/// A request that created an operation, or kept its place.
+#[derive(Clone, Copy, Debug)]
+struct Accepted {
+    partition: usize,
+    /// Of the first record about the operation.
+    at: usize,
+    /// Of the first create; `None` if there was only a cancel.
+    create: Option<RequestHash>,
+}
+
+/// A reply, as far as the judge remembers it.
+#[derive(Clone, Copy, Debug)]
+struct Reply {
+    at: usize,
+    step: usize,
+    attempt: Attempt,
+    undoes: bool,
+}
+
+/// What the judge remembers.
+#[derive(Debug, Default)]
+pub struct Judge {
+    accepted: BTreeMap<OperationId, Accepted>,
+    replies: BTreeMap<OperationId, Vec<Reply>>,
+    /// What rows have said that may be asked for.
+    intents: BTreeSet<Intent>,
+    /// What was asked for.
+    asked: BTreeSet<Intent>,
+    /// Final states that rows have had, with the number of their status record.
+    finals: BTreeSet<(OperationId, u32, &'static str)>,
+    /// How often operations have failed for good, as rows have said.
+    failures: BTreeSet<(OperationId, u32)>,
+    statuses: BTreeMap<Uuid, OperationStatus>,
+    failed: BTreeMap<Uuid, FailedOperation>,
+    alerts: BTreeMap<Uuid, OperatorAlert>,
+    /// Requests that were sent home: partition and offset.
+    pub sent_home: Vec<(usize, usize)>,
+    /// Requests on the dead-letter topic: partition and offset.
+    pub dead_letters: Vec<(usize, usize)>,
+    pub asked_by_operators: Vec<Recovery>,
+    /// Operations of whose row a version of an earlier ownership stands that nobody has read.
+    branched: BTreeSet<OperationId>,
+    /// Tells one course of events from another.
+    pub digest: u64,
+}
+
+impl Judge {
+    /// Whether an operation has ended, and its end was announced.
+    pub fn is_announced(&self, row: &OperationRow) -> bool {
+        let event = row.id.event_id(&format!("status-{}", row.state.sequence));
+        row.state.state.is_final() && self.statuses.contains_key(&event)
+    }
+
+    /// Whether a row has ever intended this attempt.
+    pub fn intended_before(&self, operation: OperationId, step: usize, attempt: Attempt) -> bool {
+        let mut intents = self.intents.iter();
+        intents.any(|intent| {
+            (intent.operation, intent.step, intent.attempt) == (operation, step, attempt)
+        })
+    }
+}
+
+impl Run {
+    /// Commands come in the order of durability, one row per operation, with stamps that grow.
+    pub fn check_batch(&mut self, index: usize, batch: &Batch) {
+        let rank = |command: &Command| match command {
+            Command::Index { .. } => 0,
+            Command::Attention { .. } => 1,
+            Command::Persist(_) => 2,
+            Command::Send(_) => 3,
+        };
+        let mut is_right = batch.commands.is_sorted_by_key(rank);
+        let mut stamp: Option<Stamp> = None;
+        let mut ids = Vec::new();
+        for command in &batch.commands {
+            if let Command::Persist(change) = command {
+                is_right &= !ids.contains(&change.id);
+                ids.push(change.id);
+                is_right &= stamp.is_none_or(|stamp| stamp == change.stamp);
+                stamp = Some(change.stamp);
+            }
+        }
+        if let Some(stamp) = stamp {
+            is_right &= stamp > self.owners[index].last_stamp;
+            self.owners[index].last_stamp = stamp;
+        }
+        self.judge.digest = self.judge.digest.rotate_left(7)
+            ^ batch.number.0
+            ^ (batch.commands.len() as u64) << 32
+            ^ stamp.map_or(0, |stamp| stamp.0.unsigned_abs());
+        if !is_right {
+            self.fail(Rule::Contract, ids.first().copied(), || {
+                format!("{batch:?}")
+            });
+        }
+    }
+
+    /// A request is in the log: from here on it counts as accepted.
+    pub fn judge_request(&mut self, partition: usize, record: &Record) {
+        let Record::Request { request, .. } = record else {
+            return;
+        };
+        let operation = request.operation();
+        let hash = match &**request {
+            OperationRequest::Create(create) => Some(create.request_hash),
+            OperationRequest::Amend(amend) => match amend.amendment {
+                Amendment::Cancel { .. } => None,
+                Amendment::Reschedule { .. } => return,
+            },
+        };
+        if partition != self.home_of(operation) {
+            return;
+        }
+        let at = self.store.shards[partition].requests.len();
+        let accepted = self.judge.accepted.entry(operation).or_insert(Accepted {
+            partition,
+            at,
+            create: None,
+        });
+        accepted.create = accepted.create.or(hash);
+    }
+
+    pub fn judge_reply(&mut self, partition: usize, reply: &StepReply) {
+        let at = self.store.shards[partition].replies.len();
+        let row = self.store.row(reply.operation);
+        let names = row.map(|row| &row.created.step_names);
+        let mut names = names.into_iter().flatten();
+        if let Some(step) = names.position(|name| **name == *reply.step) {
+            let replies = self.judge.replies.entry(reply.operation).or_default();
+            replies.push(Reply {
+                at,
+                step,
+                attempt: reply.attempt,
+                undoes: reply.action == waybill_engine::Action::Compensate,
+            });
+        }
+    }
+
+    /// No step request leaves before a row that intends it.
+    pub fn check_request(&mut self, index: usize, request: &StepRequest) {
+        let intent = Intent {
+            operation: request.operation,
+            step: self.step_of(request),
+            attempt: request.attempt,
+            complete_by: request.complete_by,
+            undoes: request.action == waybill_engine::Action::Compensate,
+        };
+        let epoch = request.epoch;
+        self.note(request.operation, || {
+            format!(
+                "owner {index} (epoch {epoch}) asks for {}",
+                describe(request)
+            )
+        });
+        if !self.judge.intents.contains(&intent) {
+            self.fail(Rule::MessageBeforeRow, request.operation, || {
+                format!(
+                    "{} was asked for without a row that intends it",
+                    describe(request)
+                )
+            });
+        }
+        self.judge.asked.insert(intent);
+    }
+
+    /// What a settled batch has intended was asked for.
+    pub fn check_asked_for(&mut self, intents: &[Intent]) {
+        for intent in intents {
+            if !self.judge.asked.contains(intent) {
+                self.fail(Rule::NotAskedFor, intent.operation, || {
+                    format!("{intent:?}")
+                });
+            }
+        }
+    }
+
+    pub fn take_status(&mut self, status: OperationStatus) {
+        let id = status.operation;
+        self.note(id, || {
+            format!(
+                "status: {:?} {:?} {}",
+                status.kind, status.state, status.sequence
+            )
+        });
+        if status.kind == StatusKind::Final {
+            let is_final = (id, status.sequence, status.state.as_str());
+            if !self.judge.finals.contains(&is_final) {
+                self.fail(Rule::MessageBeforeRow, id, || format!("{status:?}"));
+            }
+        }
+        match self.judge.statuses.get(&status.event_id) {
+            Some(before) if !is_same_event(before, &status) => {
+                let before = before.clone();
+                self.fail(Rule::TwoVersions, id, || format!("{before:?}\n{status:?}"));
+            }
+            Some(_) => {}
+            None => {
+                self.judge.statuses.insert(status.event_id, status);
+            }
+        }
+    }
+
+    pub fn take_failed(&mut self, partition: usize, failed: FailedOperation) {
+        let id = failed.operation;
+        self.note(id, || format!("failed-operations: {}", failed.error.code));
+        let mut counts = self.judge.failures.range((id, 0)..=(id, u32::MAX));
+        let is_right =
+            counts.any(|(_, count)| id.event_id(&format!("failed-{count}")) == failed.event_id);
+        if !is_right {
+            self.fail(Rule::MessageBeforeRow, id, || format!("{failed:?}"));
+        }
+        let known = self.judge.failed.get(&failed.event_id);
+        if known.is_some_and(|before| {
+            // What it says of the steps is how they are when it is sent, and so may differ.
+            (&before.failing_step, &before.error) != (&failed.failing_step, &failed.error)
+        }) {
+            let before = known.cloned();
+            self.fail(Rule::TwoVersions, id, || format!("{before:?}\n{failed:?}"));
+        }
+        let record = std::rc::Rc::new(failed.clone());
+        self.judge.failed.insert(failed.event_id, failed);
+        self.store.shards[partition].failed.push(record);
+    }
+
+    pub fn take_alert(&mut self, alert: OperatorAlert) {
+        let id = alert.operation;
+        self.note(id, || format!("alert: {}", alert.kind.as_str()));
+        if alert.kind == waybill_engine::AlertKind::Waiting {
+            self.seen.count(Sight::Waits);
+        }
+        match self.judge.alerts.get(&alert.event_id) {
+            Some(before) if *before != alert => {
+                let before = before.clone();
+                self.fail(Rule::TwoVersions, id, || format!("{before:?}\n{alert:?}"));
+            }
+            Some(_) => {}
+            None => {
+                self.judge.alerts.insert(alert.event_id, alert);
+            }
+        }
+    }
+
+    /// Nothing below a checkpoint is unfinished.
+    pub fn check_checkpoint(&mut self, partition: usize) {
+        let Some(lease) = self.store.shards[partition].lease else {
+            return;
+        };
+        let checkpoint = lease.checkpoint;
+        let accepted = self.judge.accepted.iter();
+        let unsafe_one = accepted
+            .filter(|(_, accepted)| {
+                accepted.partition == partition && accepted.at < checkpoint.requests
+            })
+            .map(|(id, _)| *id)
+            .find(|id| !self.is_safe(*id, partition));
+        if let Some(id) = unsafe_one {
+            let state = self.store.row(id).map(|row| row.state.clone());
+            let cursor = self.store.shards[partition].cursor;
+            self.fail(Rule::CheckpointAhead, id, || {
+                format!("{checkpoint:?} and cursor {cursor} have passed {state:?}")
+            });
+        }
+        self.check_records_below(partition);
+        self.check_replies_below(partition, checkpoint.replies);
+    }
+
+    /// Whether an operation whose request is behind the checkpoint will come to its end.
+    fn is_safe(&self, id: OperationId, partition: usize) -> bool {
+        let Some(row) = self.store.row(id) else {
+            return false;
+        };
+        let shard = &self.store.shards[partition];
+        let checkpoint = shard
+            .lease
+            .map_or(Checkpoint::default(), |lease| lease.checkpoint);
+        let buckets = shard.index.range(shard.cursor..);
+        let mut entries = buckets.flat_map(|(_, entries)| entries);
+        let mut recoveries = shard.recoveries[checkpoint.recoveries..].iter();
+        let is_hinted_at = entries.any(|(_, operation)| *operation == id)
+            || recoveries.any(|recovery| recovery.operation == id);
+        if !row.state.state.is_final() {
+            return row.state.handed_off && is_hinted_at;
+        }
+        // Whatever loads its row has its end announced, if that did not happen.
+        let mut replies = shard.replies[checkpoint.replies..].iter();
+        let mut requests = shard.requests[checkpoint.requests..].iter();
+        self.judge.is_announced(row)
+            || is_hinted_at
+            || replies.any(|reply| reply.operation == id)
+            || requests.any(|record| record.operation() == Some(id))
+    }
+
+    /// Whatever is no operation's went where it can be found; a cancel is noted.
+    fn check_records_below(&mut self, partition: usize) {
+        let shard = &self.store.shards[partition];
+        let end = shard.lease.map_or(0, |lease| lease.checkpoint.requests);
+        let lost = (0..end).find(|&at| !self.is_seen_to(partition, at));
+        if let Some(at) = lost {
+            let record = self.store.shards[partition].requests[at].clone();
+            self.fail(Rule::NotAnswered, record.operation(), || {
+                format!("{at}: {record:?}")
+            });
+        }
+    }
+
+    fn is_seen_to(&self, partition: usize, at: usize) -> bool {
+        let place = (partition, at);
+        let Record::Request {
+            request,
+            is_rerouted,
+        } = &self.store.shards[partition].requests[at]
+        else {
+            return self.judge.dead_letters.contains(&place);
+        };
+        let id = request.operation();
+        if self.home_of(id) != partition {
+            return if *is_rerouted {
+                self.judge.dead_letters.contains(&place)
+            } else {
+                self.judge.sent_home.contains(&place)
+            };
+        }
+        let row = self.store.row(id);
+        match &**request {
+            OperationRequest::Create(create) => {
+                let rejected = id.event_id(&format!("rejected-{partition}-{at}"));
+                row.is_some_and(|row| row.created.request_hash == create.request_hash)
+                    || self.judge.statuses.contains_key(&rejected)
+            }
+            OperationRequest::Amend(amend) => {
+                let answer = id.event_id(&format!("answer-{}", amend.id));
+                let is_noted = |row: &OperationRow| {
+                    let mut history = row.state.history.iter();
+                    history.any(|entry| entry.id == amend.id && entry.refused.is_none())
+                };
+                let is_void = |row: &OperationRow| row.state.cancelled;
+                match amend.amendment {
+                    Amendment::Cancel { .. } => {
+                        row.is_some_and(|row| is_noted(row) || is_void(row))
+                            || self.judge.statuses.contains_key(&answer)
+                    }
+                    Amendment::Reschedule { .. } => self.judge.statuses.contains_key(&answer),
+                }
+            }
+        }
+    }
+
+    /// No reply is behind the checkpoint that a row still waits for.
+    fn check_replies_below(&mut self, partition: usize, end: usize) {
+        let awaited = self.store.rows().find_map(|row| {
+            let replies = self.judge.replies.get(&row.id)?;
+            let is_ours = self.home_of(row.id) == partition && !row.state.state.is_final();
+            let reply = replies.iter().find(|reply| {
+                let step = &row.state.steps[reply.step];
+                reply.at < end
+                    && step.is_under_way()
+                    && step.attempt == reply.attempt
+                    && (step.action == waybill_engine::Action::Compensate) == reply.undoes
+            })?;
+            (is_ours && !self.judge.branched.contains(&row.id)).then_some((row.id, *reply))
+        });
+        if let Some((id, reply)) = awaited {
+            self.fail(Rule::CheckpointAhead, id, || {
+                format!("the checkpoint of replies, {end}, has passed {reply:?}")
+            });
+        }
+    }
+
+    /// What is known to have been refused or applied.
+    fn is_noted(row: &OperationRow, recovery: &Recovery) -> bool {
+        let is_kept = !matches!(
+            recovery.verb,
+            RecoveryVerb::Wake | RecoveryVerb::Retry { .. }
+        );
+        let mut history = row.state.history.iter();
+        !is_kept || history.any(|entry| entry.id == recovery.id)
+    }
+}
+
+/// Whether two records with one event id tell the same. What the operation has come to meanwhile may
+/// show in those that do not tell of the operation itself.
+fn is_same_event(one: &OperationStatus, other: &OperationStatus) -> bool {
+    match one.kind {
+        StatusKind::Final | StatusKind::Received => one == other,
+        // A caller who asked too early may ask again.
+        StatusKind::Rescheduled | StatusKind::RescheduleRefused
+            if is_unknown(one) || is_unknown(other) =>
+        {
+            true
+        }
+        StatusKind::Step
+        | StatusKind::Rejected
+        | StatusKind::CancelRefused
+        | StatusKind::Rescheduled
+        | StatusKind::RescheduleRefused => {
+            (one.kind, one.sequence, &one.step, &one.error)
+                == (other.kind, other.sequence, &other.step, &other.error)
+        }
+    }
+}
+
+fn is_unknown(status: &OperationStatus) -> bool {
+    let error = status.error.as_ref();
+    error.is_some_and(|error| error.code == "unknown-operation")
+}
+
+/// Whether a step has ended, going forward.
+fn has_ended(state: StepState) -> bool {
+    matches!(state, StepState::Completed | StepState::Skipped)
+}
+
+/// Whether nothing of an operation may be left standing in this state.
+fn is_undone(state: ProcessState) -> bool {
+    matches!(state, ProcessState::Compensated | ProcessState::Cancelled)
+}

@@ -1,0 +1,222 @@
+//! The whole, once it has come to rest.
+
+use waybill_engine::{
+    Amendment, OperationId, OperationRequest, OperationRow, ProcessState, RecoveryVerb, StepState,
+    Undo, Workflow,
+};
+
+use super::is_undone;
+use crate::history::Rule;
+use crate::run::Run;
+use crate::seen::Sight;
+use crate::workload::Record;
+
+impl Run {
+    /// What must hold of every operation that was accepted, and of everything that was asked.
+    pub fn judge_the_end(&mut self) {
+        let accepted: Vec<_> = self
+            .judge
+            .accepted
+            .iter()
+            .map(|(id, accepted)| (*id, accepted.create))
+            .collect();
+        for (id, create) in &accepted {
+            let Some(row) = self.store.row(*id).cloned() else {
+                return self.fail(Rule::Lost, *id, || "it has no row".to_owned());
+            };
+            if create.is_some_and(|hash| hash != row.created.request_hash) {
+                self.fail(Rule::Lost, *id, || {
+                    "another request took its place".to_owned()
+                });
+            }
+            self.judge_announcements(&row);
+            self.judge_effects(&row);
+            self.judge_amendments(&row);
+            self.judge_operators(&row);
+        }
+        if self.store.rows().count() != accepted.len() {
+            self.fail(Rule::Contract, None, || {
+                "rows that nobody asked for".to_owned()
+            });
+        }
+        self.judge_stats();
+    }
+
+    fn judge_announcements(&mut self, row: &OperationRow) {
+        let (id, state) = (row.id, &row.state);
+        let sight = match state.state {
+            ProcessState::Processed => Sight::EndedProcessed,
+            ProcessState::Error => Sight::EndedError,
+            ProcessState::Compensated => Sight::EndedCompensated,
+            ProcessState::Cancelled => Sight::EndedCancelled,
+            ProcessState::CompensationFailed => Sight::EndedCompensationFailed,
+            ProcessState::Pending | ProcessState::Processing | ProcessState::Compensating => {
+                return self.fail(Rule::Lost, id, || format!("{state:?} is not final"));
+            }
+        };
+        self.seen.count(sight);
+        let skipped = state
+            .steps
+            .iter()
+            .filter(|step| step.state == StepState::Skipped);
+        skipped.for_each(|_| self.seen.count(Sight::SkippedSteps));
+        let event = |what: &str, number: u32| id.event_id(&format!("{what}-{number}"));
+        let status = self.judge.statuses.get(&event("status", state.sequence));
+        if status.is_none_or(|status| status.state != state.state) {
+            self.fail(Rule::NotAnnounced, id, || format!("{state:?}"));
+        }
+        let failed = event("failed", state.failed_count);
+        if state.error.is_some() && !self.judge.failed.contains_key(&failed) {
+            self.fail(Rule::NoFailedRecord, id, || format!("{state:?}"));
+        }
+        let is_listed = self.store.attention.contains(&id);
+        if (state.state.is_parked() || state.handed_off || state.failed_count > 0) && !is_listed {
+            self.fail(Rule::NotVisible, id, || format!("{state:?}"));
+        }
+        if !state.state.is_parked() {
+            return;
+        }
+        let reason = match state.state {
+            ProcessState::CompensationFailed => &state.undo_error,
+            _ => &state.error,
+        };
+        if reason
+            .as_ref()
+            .is_none_or(|reason| reason.error.code.is_empty())
+        {
+            self.fail(Rule::NoReason, id, || format!("{state:?}"));
+        }
+        if !self
+            .judge
+            .alerts
+            .contains_key(&event("parked", state.sequence))
+        {
+            self.fail(Rule::NoAlert, id, || format!("{state:?}"));
+        }
+    }
+
+    fn judge_effects(&mut self, row: &OperationRow) {
+        let created = &row.created;
+        let workflow = self
+            .plan
+            .workflows
+            .get(&created.workflow, created.workflow_version)
+            .cloned();
+        let Some(workflow) = workflow else {
+            return;
+        };
+        match row.state.state {
+            ProcessState::Processed => self.judge_processed(row, &workflow),
+            state if is_undone(state) => self.judge_undone(row, &workflow),
+            _ => {}
+        }
+    }
+
+    fn judge_processed(&mut self, row: &OperationRow, workflow: &Workflow) {
+        for (index, progress) in row.state.steps.iter().enumerate() {
+            let stands = self.services.stands(row.id, index);
+            let has_effect = workflow.steps()[index].undo != Undo::Nothing;
+            let should = progress.state == StepState::Completed && has_effect;
+            let is_right = matches!(progress.state, StepState::Completed | StepState::Skipped)
+                && stands == should;
+            if !is_right {
+                self.fail(Rule::WrongEffects, row.id, || {
+                    format!("step {index}, whose effect stands: {stands}, is {progress:?}")
+                });
+            }
+        }
+    }
+
+    fn judge_undone(&mut self, row: &OperationRow, workflow: &Workflow) {
+        let standing = self.services.of(row.id).find(|effect| {
+            // A refusal by a service whose effect cannot be undone is taken for the truth, though
+            // a copy of the request may still have been performed: a limit of such steps, unless
+            // that copy has said so.
+            let is_known = row.state.steps[effect.step].late_success.is_some();
+            let is_excused = workflow.steps()[effect.step].undo == Undo::Impossible
+                && effect.has_copies
+                && !is_known;
+            effect.stands && !is_excused
+        });
+        if let Some(step) = standing.map(|effect| effect.step) {
+            let state = row.state.clone();
+            self.fail(Rule::EffectStands, row.id, || {
+                format!("step {step} of {state:?}")
+            });
+        }
+    }
+
+    /// A cancel ends in Cancelled, or was refused, and said so; a reschedule was answered.
+    fn judge_amendments(&mut self, row: &OperationRow) {
+        let partition = self.home_of(row.id);
+        let requests = &self.store.shards[partition].requests;
+        let amendments: Vec<_> = requests
+            .iter()
+            .filter_map(|record| match record {
+                Record::Request { request, .. } => match &**request {
+                    OperationRequest::Amend(amend) if amend.operation == row.id => Some(amend),
+                    OperationRequest::Amend(_) | OperationRequest::Create(_) => None,
+                },
+                Record::Poison => None,
+            })
+            .map(|amend| {
+                (
+                    amend.id,
+                    matches!(amend.amendment, Amendment::Cancel { .. }),
+                )
+            })
+            .collect();
+        for (request, is_cancel) in amendments {
+            let answer = row.id.event_id(&format!("answer-{request}"));
+            let is_answered = self.judge.statuses.contains_key(&answer);
+            if is_cancel && !is_answered && !row.state.cancelled {
+                let state = row.state.clone();
+                self.fail(Rule::CancelForgotten, row.id, || format!("{state:?}"));
+            }
+            if !is_cancel && !is_answered {
+                self.fail(Rule::NotAnswered, row.id, || {
+                    format!("reschedule {request}")
+                });
+            }
+        }
+    }
+
+    /// What operators asked is in the history, applied or refused.
+    fn judge_operators(&mut self, row: &OperationRow) {
+        let asked = self.judge.asked_by_operators.iter();
+        let forgotten = asked
+            .filter(|recovery| recovery.operation == row.id)
+            .find(|recovery| {
+                // These two are never without meaning: they are applied, or refused.
+                matches!(
+                    recovery.verb,
+                    RecoveryVerb::Resubmit | RecoveryVerb::RetryCompensation
+                ) && !Self::is_noted(row, recovery)
+            });
+        if let Some(recovery) = forgotten.cloned() {
+            self.fail(Rule::NotAnswered, row.id, || format!("{recovery:?}"));
+        }
+    }
+
+    fn judge_stats(&mut self) {
+        let mut internal_errors = 0;
+        for owner in &mut self.owners {
+            if let Some(engine) = &mut owner.engine {
+                let stats = engine.take_stats();
+                internal_errors += stats.internal_errors;
+                self.seen.add(&stats);
+            }
+        }
+        if internal_errors > 0 {
+            let id = self.store.rows().find_map(internal_error);
+            self.fail(Rule::Contract, id, || {
+                "the engine failed on an operation".to_owned()
+            });
+        }
+    }
+}
+
+fn internal_error(row: &OperationRow) -> Option<OperationId> {
+    let error = row.state.error.as_ref()?;
+    (error.error.code == "internal-error").then_some(row.id)
+}

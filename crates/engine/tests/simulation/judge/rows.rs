@@ -1,0 +1,312 @@
+//! Every row, at the moment it becomes durable: what it may say, given what the store said before.
+
+use waybill_engine::{
+    Action, OperationId, OperationRow, OperationState, ProcessState, RowChange, StepProgress,
+    StepState, Timestamp, Workflow,
+};
+
+use super::has_ended;
+use crate::bugs::Bug;
+use crate::commit::intents;
+use crate::history::Rule;
+use crate::run::Run;
+use crate::seen::Sight;
+use crate::store::Written;
+
+/// Who wrote a row, and what it could know.
+struct Writer {
+    /// What its clock said when it decided.
+    local: Timestamp,
+    /// The end of the inbox when it began.
+    replies_end: usize,
+}
+
+impl Run {
+    /// A row becomes durable, if its stamp is not too low.
+    pub fn persist(&mut self, index: usize, change: RowChange, local: Timestamp) {
+        let (id, epoch) = (change.id, change.state.epoch);
+        let owner = &self.owners[index];
+        let writer = Writer {
+            local,
+            replies_end: owner.replies_end,
+        };
+        let lease = self.store.shards[owner.partition].lease;
+        let is_late = lease.is_none_or(|lease| lease.epoch != owner.epoch);
+        let is_within = lease.is_none_or(|lease| is_late || change.stamp < lease.stamp_limit);
+        if epoch != owner.epoch || !is_within {
+            self.fail(Rule::Stamps, id, || format!("{change:?} under {lease:?}"));
+        }
+        let old = self.store.row(id).cloned();
+        let new = change.clone();
+        let ignore = self.bug == Some(Bug::IgnoreStamps);
+        let written = self.store.write(change, ignore);
+        let (before, state) = (old.as_ref().map(|row| row.stamp), &new.state);
+        let line = || {
+            let (stamp, next_due) = (new.stamp, state.next_due);
+            let steps = state
+                .steps
+                .iter()
+                .map(describe)
+                .collect::<Vec<_>>()
+                .join(", ");
+            format!(
+                "row {written:?} by owner {index}: {:?} [{steps}] due {next_due:?} handed off {} \
+                 locked {} stamp {stamp:?}",
+                state.state,
+                state.handed_off,
+                state.locked_by.is_some(),
+            )
+        };
+        self.history.note(self.now, Some(id), line);
+        match written {
+            Written::Fenced => {
+                self.seen.count(Sight::FencedWrites);
+                if !is_late {
+                    self.fail(Rule::Stamps, id, || {
+                        format!("the owner's own write lost against {before:?}: {new:?}")
+                    });
+                }
+                return;
+            }
+            Written::Clash => {
+                return self.fail(Rule::Stamps, id, || {
+                    format!("two writes with one stamp: {new:?}")
+                });
+            }
+            Written::Stands => {}
+        }
+        let was_branched = self.judge.branched.remove(&id);
+        if is_late {
+            self.seen.count(Sight::LateWritesThatStood);
+            self.judge.branched.insert(id);
+        }
+        self.check_shape(&new);
+        let workflow = self.workflow_of(id);
+        if let (Some(old), false) = (&old, was_branched || is_late) {
+            self.check_succession(old, &new, &writer);
+            if let Some(workflow) = &workflow {
+                self.check_order(old, &new, workflow);
+            }
+        }
+        self.count_sights(old.as_ref(), &new);
+        self.remember(&new);
+    }
+
+    fn workflow_of(&self, id: OperationId) -> Option<std::sync::Arc<Workflow>> {
+        let created = &self.store.row(id)?.created;
+        let workflows = &self.plan.workflows;
+        workflows
+            .get(&created.workflow, created.workflow_version)
+            .cloned()
+    }
+
+    fn remember(&mut self, new: &RowChange) {
+        let (id, state) = (new.id, &new.state);
+        self.judge.intents.extend(intents(id, state));
+        if state.state.is_final() {
+            let told = (id, state.sequence, state.state.as_str());
+            self.judge.finals.insert(told);
+        }
+        if state.failed_count > 0 {
+            self.judge.failures.insert((id, state.failed_count));
+        }
+    }
+
+    /// What a row must say, whatever came before.
+    fn check_shape(&mut self, new: &RowChange) {
+        let (id, state) = (new.id, &new.state);
+        let is_final = state.state.is_final();
+        let is_over = is_final && (!state.state.is_parked() || state.abandoned);
+        let is_right = new.keep_for.is_some() == is_over
+            && (new.created.is_some() || !is_final)
+            && state.next_due.is_some() != is_final
+            && (state.locked_by.is_some() || is_final || state.handed_off);
+        if !is_right {
+            self.fail(Rule::Contract, id, || format!("{new:?}"));
+        }
+        let history = &state.history;
+        let is_repeated = |at: usize| history[..at].iter().any(|entry| entry.id == history[at].id);
+        if (0..history.len()).any(is_repeated) {
+            self.fail(Rule::AppliedTwice, id, || format!("{:?}", state.history));
+        }
+        let too_often = state.steps.iter().find(|step| {
+            let failures = step.failure_count + step.undo_failure_count;
+            failures > step.attempt.0
+        });
+        if let Some(step) = too_often.cloned() {
+            self.fail(Rule::AttemptCutShort, id, || {
+                format!("more failures than attempts: {step:?}")
+            });
+        }
+    }
+
+    fn check_succession(&mut self, old: &OperationRow, new: &RowChange, writer: &Writer) {
+        let id = new.id;
+        let is_right = (new.state.handed_off || !old.state.handed_off)
+            && new.state.sequence >= old.state.sequence
+            && new.state.failed_count >= old.state.failed_count
+            && new.state.history.len() >= old.state.history.len();
+        if !is_right {
+            self.fail(Rule::Contract, id, || format!("{old:?}\n{new:?}"));
+        }
+        let steps = old.state.steps.iter().zip(&new.state.steps).enumerate();
+        let wrong = steps
+            .map(|(index, (old, new))| (index, old, new))
+            .find(|(_, old, new)| {
+                new.attempt < old.attempt || (old.state == StepState::Skipped && *old != *new)
+            });
+        if let Some((_, old, new)) = wrong {
+            self.fail(Rule::Contract, id, || format!("{old:?}\n{new:?}"));
+        }
+        for index in 0..old.state.steps.len() {
+            self.check_end_of_attempt(old, new, index, writer);
+        }
+    }
+
+    /// An attempt ends by a reply to that very attempt, or by a time-out for want of one; or it
+    /// means nothing any more because the operation turned round.
+    fn check_end_of_attempt(
+        &mut self,
+        old: &OperationRow,
+        new: &RowChange,
+        index: usize,
+        writer: &Writer,
+    ) {
+        let (id, state) = (new.id, &new.state);
+        let (before, after) = (&old.state.steps[index], &state.steps[index]);
+        let Some(complete_by) = before.complete_by else {
+            return;
+        };
+        let goes_on = after.is_under_way() && after.attempt == before.attempt;
+        if goes_on || old.state.state.is_final() {
+            return;
+        }
+        let undoes = before.action == Action::Compensate;
+        let replies = self
+            .judge
+            .replies
+            .get(&id)
+            .map_or(&[][..], |replies| replies);
+        let mut replies = replies.iter().filter(|reply| {
+            (reply.step, reply.attempt, reply.undoes) == (index, before.attempt, undoes)
+        });
+        let first_reply = replies.next().map(|reply| reply.at);
+        let time_is_up = writer.local >= complete_by + self.plan.config.timeout_grace;
+        let turned_round = has_turned_round(&old.state, state);
+        let by_hand = state.history.len() > old.state.history.len();
+        let mut late = self.judge.replies.get(&id).into_iter().flatten();
+        let superseded = undoes && late.any(|reply| reply.step == index && !reply.undoes);
+        if first_reply.is_none() && !time_is_up && !turned_round && !by_hand && !superseded {
+            self.fail(Rule::AttemptCutShort, id, || {
+                format!(
+                    "step {index}: {before:?} became {after:?} at {:?}",
+                    writer.local
+                )
+            });
+        }
+        let timed_out = after.state == StepState::TimedOut && after.attempt == before.attempt;
+        if timed_out && first_reply.is_some_and(|at| at < writer.replies_end) {
+            self.fail(Rule::ReplyPassedOver, id, || {
+                format!("step {index}: {before:?} timed out, its reply is {first_reply:?}")
+            });
+        }
+    }
+
+    /// Steps begin when all that they wait for has ended, and are undone when all that came after
+    /// them is.
+    fn check_order(&mut self, old: &OperationRow, new: &RowChange, workflow: &Workflow) {
+        let (id, state) = (new.id, &new.state);
+        for (index, step) in workflow.steps().iter().enumerate() {
+            let (before, after) = (old.state.steps.get(index), &state.steps[index]);
+            let is_same = before.is_some_and(|before| before.attempt == after.attempt);
+            if is_same || !after.is_under_way() {
+                continue;
+            }
+            let goes_back = before.is_some_and(|before| before.action == Action::Compensate);
+            let is_right = if goes_back {
+                // It goes on, even if a late success has brought back what came after it.
+                true
+            } else if after.action == Action::Compensate {
+                let mut others = workflow.steps().iter().zip(&state.steps);
+                others.all(|(other, progress)| {
+                    !other.ancestors.contains(index)
+                        || !is_left_to_undo(progress)
+                        || progress.late_success.is_some()
+                })
+            } else {
+                step.after
+                    .iter()
+                    .all(|first| has_ended(state.steps[first].state))
+            };
+            if !is_right {
+                self.fail(Rule::Order, id, || format!("step {index} of {state:?}"));
+            }
+        }
+    }
+
+    fn count_sights(&mut self, old: Option<&OperationRow>, new: &RowChange) {
+        let state = &new.state;
+        let was = old.map(|row| row.state.state);
+        if state.tombstone && was.is_none() {
+            self.seen.count(Sight::TombstoneCancels);
+        }
+        if was.is_some_and(ProcessState::is_final) && !state.state.is_final() {
+            self.seen.count(Sight::Reopened);
+        }
+        if state.state.is_parked() && was != Some(state.state) {
+            self.seen.count(Sight::Parks);
+        }
+        let doomed = state.error.as_ref().is_some_and(|failed| {
+            failed.error.code == "deadline-unreachable" && state.awaits_decision()
+        });
+        if doomed {
+            self.seen.count(Sight::Dooms);
+        }
+        let known = old.map_or(0, |row| row.state.history.len());
+        for entry in state.history.iter().skip(known) {
+            let sight = match (entry.verb.split(' ').next().unwrap(), &entry.refused) {
+                ("cancel", None) => Sight::CancelsApplied,
+                ("cancel", Some(code)) if code == "past-pivot" => Sight::PivotRefusals,
+                ("cancel", Some(_)) => Sight::CancelsRefused,
+                ("reschedule", None) => Sight::Reschedules,
+                ("reschedule", Some(_)) => Sight::ReschedulesRefused,
+                ("resubmit", None) => Sight::Resubmits,
+                ("retry-compensation", None) => Sight::RetryCompensations,
+                ("abandon", None) => Sight::Abandons,
+                ("compensate", None) if entry.by == "operator" => Sight::OperatorCompensations,
+                (_, _) => continue,
+            };
+            self.seen.count(sight);
+        }
+    }
+}
+
+/// Whether what was under way going forward means nothing any more.
+fn has_turned_round(old: &OperationState, new: &OperationState) -> bool {
+    let is_forward = |state| matches!(state, ProcessState::Processing | ProcessState::Pending);
+    is_forward(old.state)
+        && matches!(
+            new.state,
+            ProcessState::Compensating
+                | ProcessState::Compensated
+                | ProcessState::Cancelled
+                | ProcessState::CompensationFailed
+        )
+}
+
+fn is_left_to_undo(progress: &StepProgress) -> bool {
+    let failed = matches!(progress.state, StepState::Failed | StepState::TimedOut)
+        && progress.action == Action::Compensate
+        && progress.retry_at.is_none();
+    progress.state == StepState::Compensating || failed
+}
+
+fn describe(progress: &StepProgress) -> String {
+    let (state, attempt) = (progress.state.as_str(), progress.attempt);
+    let undoes = if progress.action == Action::Compensate && progress.is_under_way() {
+        " undo"
+    } else {
+        ""
+    };
+    format!("{state} {attempt}{undoes}")
+}

@@ -1,0 +1,93 @@
+//! What a seed decides before anything happens: how much goes wrong, and how.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use waybill_engine::{EngineConfig, Timestamp, Workflows};
+
+use crate::bugs::Bug;
+use crate::rng::Rng;
+use crate::workload::{Ask, Protection, asks, workflows};
+
+/// When every run begins.
+pub const START: Timestamp = Timestamp::from_millis(1_700_000_000_000);
+/// How long after its faults have stopped everything has to be final or parked.
+pub const BOUND: Duration = Duration::from_secs(240);
+
+#[derive(Debug)]
+pub struct Plan {
+    pub partitions: u32,
+    pub config: Arc<EngineConfig>,
+    pub workflows: Arc<Workflows>,
+    pub protection: Protection,
+    pub asks: Vec<Ask>,
+    /// From here on nothing fails any more.
+    pub calm_at: Timestamp,
+    pub supervisors: usize,
+    pub owner_crashes: u32,
+    pub owner_pauses: u32,
+    pub supervisor_crashes: u32,
+    pub agent_crashes: u32,
+    pub interventions: u64,
+    /// Of a hundred messages, how many arrive twice.
+    pub copies: u64,
+    /// Of a hundred calls, how many go wrong.
+    pub faults: u64,
+}
+
+impl Plan {
+    /// Whether nothing but `settle` protects: then clocks and renewals have to be nearly right.
+    pub fn is_settling(&self) -> bool {
+        self.protection == Protection::Settling
+    }
+
+    pub fn new(rng: &mut Rng, bug: Option<Bug>) -> Self {
+        let protection = match rng.below(8) {
+            0 => Protection::Evidence,
+            1 => Protection::Settling,
+            _ => Protection::Tombstones,
+        };
+        // Where only settling protects, whoever repeats a request behind the scheduler's back, or
+        // asks for the same attempt twice, breaks the assumption that protects.
+        let is_settling = protection == Protection::Settling;
+        let partitions = 1 + u32::try_from(rng.below(3) / 2).unwrap();
+        let millis = |rng: &mut Rng, from, to| Duration::from_millis(rng.between(from, to));
+        let config = EngineConfig {
+            retention: Duration::from_secs(86_400),
+            hand_off_after: millis(rng, 5, 3_000),
+            fresh_for: millis(rng, 1, 3_000),
+            in_flight_max: 2 + rng.index(8),
+            in_flight_bytes_max: 1 << 20,
+            timeout_grace: millis(rng, 0, 400),
+            decide_within: millis(rng, 1_000, 5_000),
+            tell_steps: rng.chance(10),
+        };
+        let workflows = workflows(rng, protection, bug);
+        let asks = asks(rng, START, partitions, config.fresh_for);
+        let mut budget = |most: u64| {
+            let count = u32::try_from(rng.below(most + 1)).unwrap();
+            if is_settling { 0 } else { count }
+        };
+        let (owner_crashes, owner_pauses) = (budget(4), budget(3));
+        let agent_crashes = match protection {
+            Protection::Tombstones => budget(3),
+            Protection::Evidence | Protection::Settling => 0,
+        };
+        Self {
+            partitions,
+            config: Arc::new(config),
+            workflows: Arc::new(workflows),
+            protection,
+            asks,
+            calm_at: START + millis(rng, 6_000, 14_000),
+            supervisors: 1 + rng.index(3),
+            owner_crashes,
+            owner_pauses,
+            supervisor_crashes: u32::try_from(rng.below(4)).unwrap(),
+            agent_crashes,
+            interventions: rng.below(7),
+            copies: if is_settling { 0 } else { rng.below(12) },
+            faults: [8, 25, 50][rng.index(3)],
+        }
+    }
+}

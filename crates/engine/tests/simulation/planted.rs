@@ -1,0 +1,64 @@
+//! The proof of the proof: bugs are planted, one at a time, and each has to be caught.
+
+use crate::bugs::Bug;
+use crate::history::Rule;
+use crate::run::run;
+
+/// How many seeds may be needed for any bug.
+const SEEDS_MAX: u64 = 20_000;
+/// Where the table of bugs stands.
+const DOCS: &str = include_str!("../../../../docs/simulator.md");
+
+/// How a bug was caught.
+struct Caught {
+    rule: Rule,
+    seeds: u64,
+}
+
+#[test]
+fn every_planted_bug_is_caught_as_the_docs_say() {
+    let mut wrong = Vec::new();
+    for bug in Bug::ALL {
+        let Some(caught) = catch(bug) else {
+            wrong.push(format!("{bug:?} is not caught in {SEEDS_MAX} seeds"));
+            continue;
+        };
+        let row = row_of(bug, &caught);
+        #[expect(
+            clippy::disallowed_macros,
+            reason = "the table is for whoever writes the docs"
+        )]
+        {
+            println!("{row}");
+        }
+        let documented = DOCS.lines().find(|line| line.contains(bug.describe()));
+        if documented.is_none_or(|line| !is_true(line, &caught)) {
+            wrong.push(format!("the docs should say: {row}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+fn catch(bug: Bug) -> Option<Caught> {
+    (0..SEEDS_MAX).find_map(|seed| {
+        let broken = run(seed, Some(bug), false).violation?;
+        Some(Caught {
+            rule: broken.rule,
+            seeds: seed + 1,
+        })
+    })
+}
+
+fn row_of(bug: Bug, caught: &Caught) -> String {
+    let (what, rule) = (bug.describe(), caught.rule.describe());
+    format!("| {what} | {rule} | {} |", caught.seeds)
+}
+
+/// Whether a row of the table names the rule, and at least as many seeds as are needed. (Rules of one
+/// row are set apart by semicolons.)
+fn is_true(line: &str, caught: &Caught) -> bool {
+    let mut cells = line.split('|').map(str::trim).skip(2);
+    let rule = cells.next().unwrap_or_default();
+    let seeds = cells.next().unwrap_or_default().parse::<u64>();
+    rule.contains(caught.rule.describe()) && seeds.is_ok_and(|seeds| caught.seeds <= seeds)
+}

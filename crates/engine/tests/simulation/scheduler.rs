@@ -1,0 +1,419 @@
+//! Owners of partitions: each runs the real engine between logs, store and lease, as the
+//! scheduler's shell does. They die between any two of their acts, or stand still and wake up when
+//! another has taken their place.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use waybill_engine::{
+    Epoch, Event, ForwardRecord, Offset, OperationId, OwnerId, Ownership, PartitionEngine,
+    PartitionId, Recovery, RecoveryVerb, Source, Stamp, Timestamp, partition_for,
+};
+
+use crate::bugs::Bug;
+use crate::clock::Clock;
+use crate::commit::{Commit, Unsettled};
+use crate::queue::What;
+use crate::run::Run;
+use crate::seen::Sight;
+use crate::store::Lease;
+use crate::workload::Record;
+
+/// What distinguishes a record's fingerprint from its offset.
+pub const FINGERPRINT_BASE: u64 = 1_000;
+/// Who asks for what a planted bug wants asked.
+const AGAIN: &str = "again";
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Life {
+    Runs,
+    /// It has lost its lease, and knows.
+    GaveUp,
+    Crashed,
+}
+
+/// One ownership of one partition, by one process.
+pub struct Owner {
+    pub partition: usize,
+    pub epoch: Epoch,
+    /// `None` until it has started.
+    pub engine: Option<PartitionEngine>,
+    pub clock: Clock,
+    pub life: Life,
+    pub stands_still_until: Timestamp,
+    /// It may act until then.
+    pub valid_until: Timestamp,
+    /// The end of the inbox when it started.
+    pub replies_end: usize,
+    stamp_floor: Stamp,
+    pub stamp_limit: Stamp,
+    /// How far it has read its logs.
+    pub next: [usize; 3],
+    will_poll: [bool; 3],
+    will_commit: bool,
+    ticks_at: Option<Timestamp>,
+    pub is_renewing: bool,
+    pub commit: Option<Commit>,
+    pub unsettled: VecDeque<Unsettled>,
+    pub last_stamp: Stamp,
+}
+
+impl Owner {
+    /// Whoever has just taken a lease; it has not begun to work.
+    pub fn new(partition: usize, lease: &Lease, stamp_floor: Stamp, clock: Clock) -> Self {
+        let checkpoint = lease.checkpoint;
+        Self {
+            partition,
+            epoch: lease.epoch,
+            engine: None,
+            clock,
+            life: Life::Runs,
+            stands_still_until: lease.changed_at,
+            valid_until: lease.changed_at,
+            replies_end: 0,
+            stamp_floor,
+            stamp_limit: lease.stamp_limit,
+            next: [
+                checkpoint.requests,
+                checkpoint.replies,
+                checkpoint.recoveries,
+            ],
+            will_poll: [false; 3],
+            will_commit: false,
+            ticks_at: None,
+            is_renewing: false,
+            commit: None,
+            unsettled: VecDeque::new(),
+            last_stamp: Stamp(stamp_floor.0 - 1),
+        }
+    }
+
+    pub fn has_work_under_way(&self) -> bool {
+        self.commit.is_some() || !self.unsettled.is_empty()
+    }
+
+    /// Whether no row can be written before the lease is renewed.
+    pub fn has_run_out_of_stamps(&self, local: Timestamp) -> bool {
+        let next = Stamp(self.last_stamp.0 + 1).max(Stamp(local.as_micros()));
+        next.max(self.stamp_floor) >= self.stamp_limit
+    }
+
+    pub fn state(&self) -> (Life, [usize; 3], bool, usize) {
+        let commit = self.commit.is_some();
+        (self.life, self.next, commit, self.unsettled.len())
+    }
+}
+
+impl Run {
+    /// Reads where the logs end, and begins.
+    pub fn start(&mut self, index: usize) {
+        let name = OwnerId(self.rng.uuid());
+        let ignores_inbox = self.bug == Some(Bug::TimeOutBeforeInboxIsRead);
+        let owner = &mut self.owners[index];
+        let shard = &self.store.shards[owner.partition];
+        owner.replies_end = shard.replies.len();
+        let ownership = Ownership {
+            partition: PartitionId(u32::try_from(owner.partition).unwrap()),
+            partitions: self.plan.partitions,
+            owner: name,
+            epoch: owner.epoch,
+            requests_next: offset(owner.next[0]),
+            replies_next: offset(owner.next[1]),
+            recoveries_next: offset(owner.next[2]),
+            requests_end: offset(shard.requests.len()),
+            replies_end: offset(if ignores_inbox {
+                0
+            } else {
+                shard.replies.len()
+            }),
+            stamp_floor: owner.stamp_floor,
+            stamp_limit: owner.stamp_limit,
+        };
+        let (config, workflows) = (
+            Arc::clone(&self.plan.config),
+            Arc::clone(&self.plan.workflows),
+        );
+        owner.engine = Some(PartitionEngine::new(config, workflows, ownership));
+        for source in [Source::Requests, Source::Replies, Source::Recoveries] {
+            self.wake(index, source);
+        }
+    }
+
+    /// Whether an owner acts, and does not die or fall asleep in this very moment.
+    pub fn is_up(&mut self, index: usize) -> bool {
+        let owner = &self.owners[index];
+        if owner.life != Life::Runs || owner.stands_still_until > self.now {
+            return false;
+        }
+        if self.is_calm() || (self.plan.owner_crashes == 0 && self.plan.owner_pauses == 0) {
+            return true;
+        }
+        match self.rng.below(160) {
+            0 if self.plan.owner_crashes > 0 => {
+                self.plan.owner_crashes -= 1;
+                self.crash(index);
+                false
+            }
+            1 if self.plan.owner_pauses > 0 => {
+                self.plan.owner_pauses -= 1;
+                self.seen.count(Sight::Pauses);
+                let micros = self.rng.between(1_000, 5_000_000);
+                self.owners[index].stands_still_until = self.now + Duration::from_micros(micros);
+                self.note_all(|| format!("owner {index} stands still for {micros} µs"));
+                false
+            }
+            _ => true,
+        }
+    }
+
+    /// Defers what an owner would do while it stands still; a dead one does nothing.
+    pub fn when_up(&mut self, index: usize, what: What) {
+        let owner = &self.owners[index];
+        if owner.life == Life::Runs {
+            self.queue.push(owner.stands_still_until, what);
+        }
+    }
+
+    /// Has an owner read a log, if it does not already.
+    pub fn wake(&mut self, index: usize, source: Source) {
+        let slot = Self::index_of(source);
+        if !std::mem::replace(&mut self.owners[index].will_poll[slot], true) {
+            let after = self.travel();
+            self.later(
+                after,
+                What::Poll {
+                    owner: index,
+                    source,
+                },
+            );
+        }
+    }
+
+    /// Has everybody who takes himself for the owner of a partition read a log of it.
+    pub fn wake_owners(&mut self, partition: usize, source: Source) {
+        for index in 0..self.owners.len() {
+            let owner = &self.owners[index];
+            if owner.partition == partition && owner.life == Life::Runs && owner.engine.is_some() {
+                self.wake(index, source);
+            }
+        }
+    }
+
+    pub fn poll(&mut self, index: usize, source: Source) {
+        let slot = Self::index_of(source);
+        self.owners[index].will_poll[slot] = false;
+        for _ in 0..self.rng.between(1, 5) {
+            let owner = &self.owners[index];
+            let Some(engine) = &owner.engine else {
+                return;
+            };
+            if source == Source::Requests && !engine.has_room() {
+                self.seen.count(Sight::WindowWasFull);
+                return;
+            }
+            let at = owner.next[slot];
+            let Some(event) = self.event_at(owner.partition, source, at) else {
+                return;
+            };
+            self.owners[index].next[slot] += 1;
+            let pretended = self.pretended(&event);
+            if self.bug == Some(Bug::RecoverTwice)
+                && let Event::Recovery { recovery, .. } = &event
+            {
+                self.ask_again(self.owners[index].partition, recovery.clone());
+            }
+            let now = self.owners[index].clock.read(self.now) + pretended;
+            self.apply_at(index, event, now);
+        }
+        self.wake(index, source);
+    }
+
+    /// What the engine is told of a record.
+    fn event_at(&self, partition: usize, source: Source, at: usize) -> Option<Event> {
+        let shard = &self.store.shards[partition];
+        let offset = offset(at);
+        match source {
+            Source::Requests => Some(self.request_event(partition, shard.requests.get(at)?, at)),
+            Source::Replies => {
+                let mut reply = (**shard.replies.get(at)?).clone();
+                if self.bug == Some(Bug::DropLateSuccess) && self.is_undone(reply.operation) {
+                    reply.step = "dropped".to_owned();
+                }
+                Some(Event::Reply { offset, reply })
+            }
+            Source::Recoveries => {
+                let mut recovery = (**shard.recoveries.get(at)?).clone();
+                if self.bug == Some(Bug::LoseRecovery) {
+                    recovery.operation = OperationId(uuid::Uuid::from_u128(at as u128));
+                }
+                Some(Event::Recovery {
+                    offset,
+                    recovery: Box::new(recovery),
+                })
+            }
+        }
+    }
+
+    fn request_event(&self, partition: usize, record: &Record, at: usize) -> Event {
+        let (offset, fingerprint) = (offset(at), at as u64 + FINGERPRINT_BASE);
+        let source = Source::Requests;
+        let Record::Request {
+            request,
+            is_rerouted,
+        } = record
+        else {
+            return Event::Unreadable {
+                source,
+                offset,
+                fingerprint,
+                cause: "no such schema".to_owned(),
+                record: Box::default(),
+            };
+        };
+        let home = partition_for(request.operation(), self.plan.partitions);
+        if home.0 as usize != partition {
+            // Its bytes say where it lies, so that it can be found again.
+            let key = [partition as u64, at as u64].map(u64::to_be_bytes).concat();
+            return Event::Misplaced {
+                source,
+                offset,
+                fingerprint,
+                home,
+                already_rerouted: *is_rerouted,
+                record: Box::new(ForwardRecord {
+                    key: Some(key),
+                    ..ForwardRecord::default()
+                }),
+            };
+        }
+        Event::Request {
+            offset,
+            fingerprint,
+            bytes: 300,
+            rerouted: *is_rerouted,
+            request: (**request).clone(),
+        }
+    }
+
+    fn is_undone(&self, operation: OperationId) -> bool {
+        use waybill_engine::ProcessState as State;
+        self.store.row(operation).is_some_and(|row| {
+            matches!(
+                row.state.state,
+                State::Compensated | State::Cancelled | State::CompensationFailed
+            )
+        })
+    }
+
+    /// Tells the engine, and sees to what it then wants.
+    pub fn apply(&mut self, index: usize, event: Event) {
+        let now = self.owners[index].clock.read(self.now);
+        self.apply_at(index, event, now);
+    }
+
+    fn apply_at(&mut self, index: usize, event: Event, now: Timestamp) {
+        let owner = &mut self.owners[index];
+        let Some(engine) = &mut owner.engine else {
+            return;
+        };
+        engine.apply(event, now);
+        let loads = engine.loads();
+        let timer = engine.next_timer().map(|at| owner.clock.true_time_of(at));
+        for operation in loads {
+            let after = self.travel();
+            self.later(
+                after,
+                What::Read {
+                    owner: index,
+                    operation,
+                },
+            );
+        }
+        self.want_commit(index);
+        let owner = &mut self.owners[index];
+        if let Some(at) = timer
+            && owner.ticks_at.is_none_or(|ticks_at| at < ticks_at)
+        {
+            owner.ticks_at = Some(at);
+            let at = at.max(self.now) + Duration::from_micros(50);
+            self.queue.push(at, What::Tick { owner: index });
+        }
+    }
+
+    pub fn want_commit(&mut self, index: usize) {
+        let owner = &mut self.owners[index];
+        if owner.commit.is_none() && !std::mem::replace(&mut owner.will_commit, true) {
+            let after = self.rng.below(1_500);
+            self.later(after, What::Commit { owner: index });
+        }
+    }
+
+    pub fn commit_begins(&mut self, index: usize) {
+        self.owners[index].will_commit = false;
+    }
+
+    pub fn read(&mut self, index: usize, operation: OperationId) {
+        let row = self.store.row(operation).cloned().map(Box::new);
+        let after = if self.rng.chance(90) {
+            200
+        } else {
+            self.travel()
+        };
+        self.later(
+            after,
+            What::Loaded {
+                owner: index,
+                operation,
+                row,
+            },
+        );
+    }
+
+    pub fn tick(&mut self, index: usize) {
+        self.owners[index].ticks_at = None;
+        self.apply(index, Event::Tick);
+    }
+
+    /// The planted bug: another supervisor asks for the attempt after the one that was seen.
+    fn ask_again(&mut self, partition: usize, mut recovery: Box<Recovery>) {
+        if let RecoveryVerb::Retry { seen, .. } = &mut recovery.verb
+            && recovery.asked_by != AGAIN
+        {
+            seen.attempt = seen.attempt.next();
+            recovery.asked_by = AGAIN.to_owned();
+            self.later(
+                30_000,
+                What::Recovery {
+                    partition,
+                    recovery,
+                    receipt: None,
+                },
+            );
+        }
+    }
+
+    /// The planted bug: that attempt is treated as if its time were over.
+    fn pretended(&self, event: &Event) -> Duration {
+        match event {
+            Event::Recovery { recovery, .. } if recovery.asked_by == AGAIN => match recovery.verb {
+                RecoveryVerb::Retry { budget, .. } => budget + self.plan.config.timeout_grace,
+                _ => Duration::ZERO,
+            },
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+pub fn offset(position: usize) -> Offset {
+    Offset(i64::try_from(position).unwrap())
+}
+
+/// A record's position, from the bytes that [`Run::request_event`] gave it.
+pub fn position_of(record: &ForwardRecord) -> (usize, usize) {
+    let key = record.key.as_deref().unwrap_or_default();
+    let (partition, at) = key.split_at(8);
+    let number = |bytes: &[u8]| u64::from_be_bytes(bytes.try_into().unwrap());
+    let number = |bytes: &[u8]| usize::try_from(number(bytes)).unwrap();
+    (number(partition), number(at))
+}

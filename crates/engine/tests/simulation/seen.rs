@@ -1,0 +1,231 @@
+//! What runs have seen: a run that met no trouble proves nothing.
+
+use waybill_engine::EngineStats;
+
+/// Something that must have been seen now and then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sight {
+    CrashIdle,
+    CrashBeforePersisting,
+    CrashAmidPersisting,
+    CrashBeforeSending,
+    CrashAmidSending,
+    CrashBeforeSettling,
+    Pauses,
+    TakeOvers,
+    FencedCommits,
+    FencedRenewals,
+    FencedWrites,
+    LateWritesThatStood,
+    LateMessages,
+    StampsRanOut,
+    WindowWasFull,
+    ClocksSet,
+    AgentCrashes,
+    SupervisorCrashes,
+    SupervisorTakeOvers,
+    IndexEntriesSeen,
+    FailedRecordsSeen,
+    TombstoneCancels,
+    CancelsApplied,
+    CancelsRefused,
+    Reschedules,
+    ReschedulesRefused,
+    LateCallsRefused,
+    LateEffectsUndone,
+    ExpiredAtAgent,
+    Parks,
+    PivotRefusals,
+    Resubmits,
+    OperatorCompensations,
+    RetryCompensations,
+    Abandons,
+    ManualUndos,
+    Probes,
+    ProbesNotPerformed,
+    Waits,
+    Dooms,
+    Reopened,
+    SkippedSteps,
+    EndedProcessed,
+    EndedError,
+    EndedCompensated,
+    EndedCancelled,
+    EndedCompensationFailed,
+}
+
+impl Sight {
+    pub const ALL: [Self; 47] = [
+        Self::CrashIdle,
+        Self::CrashBeforePersisting,
+        Self::CrashAmidPersisting,
+        Self::CrashBeforeSending,
+        Self::CrashAmidSending,
+        Self::CrashBeforeSettling,
+        Self::Pauses,
+        Self::TakeOvers,
+        Self::FencedCommits,
+        Self::FencedRenewals,
+        Self::FencedWrites,
+        Self::LateWritesThatStood,
+        Self::LateMessages,
+        Self::StampsRanOut,
+        Self::WindowWasFull,
+        Self::ClocksSet,
+        Self::AgentCrashes,
+        Self::SupervisorCrashes,
+        Self::SupervisorTakeOvers,
+        Self::IndexEntriesSeen,
+        Self::FailedRecordsSeen,
+        Self::TombstoneCancels,
+        Self::CancelsApplied,
+        Self::CancelsRefused,
+        Self::Reschedules,
+        Self::ReschedulesRefused,
+        Self::LateCallsRefused,
+        Self::LateEffectsUndone,
+        Self::ExpiredAtAgent,
+        Self::Parks,
+        Self::PivotRefusals,
+        Self::Resubmits,
+        Self::OperatorCompensations,
+        Self::RetryCompensations,
+        Self::Abandons,
+        Self::ManualUndos,
+        Self::Probes,
+        Self::ProbesNotPerformed,
+        Self::Waits,
+        Self::Dooms,
+        Self::Reopened,
+        Self::SkippedSteps,
+        Self::EndedProcessed,
+        Self::EndedError,
+        Self::EndedCompensated,
+        Self::EndedCancelled,
+        Self::EndedCompensationFailed,
+    ];
+}
+
+/// Counts of what was seen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Seen {
+    counts: [u64; Sight::ALL.len()],
+    pub stats: EngineStats,
+    /// Things that happened in all.
+    pub events: u64,
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        Self {
+            counts: [0; Sight::ALL.len()],
+            stats: EngineStats::default(),
+            events: 0,
+        }
+    }
+}
+
+impl Seen {
+    pub fn count(&mut self, sight: Sight) {
+        self.counts[sight as usize] += 1;
+    }
+
+    pub fn of(&self, sight: Sight) -> u64 {
+        self.counts[sight as usize]
+    }
+
+    /// Takes in what another run saw.
+    pub fn merge(&mut self, other: &Self) {
+        for (sum, count) in self.counts.iter_mut().zip(other.counts) {
+            *sum += count;
+        }
+        self.add(&other.stats);
+        self.events += other.events;
+    }
+
+    /// Takes in what an engine counted.
+    pub fn add(&mut self, stats: &EngineStats) {
+        for (sum, count) in by_name(&mut self.stats)
+            .into_iter()
+            .zip(by_name(&mut stats.clone()))
+        {
+            *sum.1 += *count.1;
+        }
+    }
+
+    /// What the engines counted, by name.
+    pub fn engine_counts(&self) -> Vec<(&'static str, u64)> {
+        let mut stats = self.stats;
+        let counts = by_name(&mut stats);
+        counts
+            .into_iter()
+            .map(|(name, count)| (name, *count))
+            .collect()
+    }
+}
+
+/// Every counter, by name: one that is added to the engine is a compile error here.
+fn by_name(stats: &mut EngineStats) -> [(&'static str, &mut u64); 29] {
+    let EngineStats {
+        created,
+        duplicates,
+        rejected,
+        processed,
+        failed,
+        undone,
+        undo_failed,
+        cancelled,
+        rescheduled,
+        amendments_refused,
+        doomed,
+        recoveries,
+        recoveries_void,
+        recoveries_refused,
+        retries,
+        time_outs,
+        unknown_outcomes,
+        not_attempted,
+        put_off,
+        stale_replies,
+        late_successes,
+        unknown_replies,
+        handed_off,
+        resumed,
+        unreadable,
+        misplaced,
+        dead_lettered,
+        internal_errors,
+        unloadable,
+    } = stats;
+    [
+        ("created", created),
+        ("duplicates", duplicates),
+        ("rejected", rejected),
+        ("processed", processed),
+        ("failed", failed),
+        ("undone", undone),
+        ("undo failed", undo_failed),
+        ("cancelled", cancelled),
+        ("rescheduled", rescheduled),
+        ("amendments refused", amendments_refused),
+        ("doomed", doomed),
+        ("recoveries", recoveries),
+        ("recoveries void", recoveries_void),
+        ("recoveries refused", recoveries_refused),
+        ("retries", retries),
+        ("time-outs", time_outs),
+        ("unknown outcomes", unknown_outcomes),
+        ("not attempted", not_attempted),
+        ("put off", put_off),
+        ("stale replies", stale_replies),
+        ("late successes", late_successes),
+        ("unknown replies", unknown_replies),
+        ("handed off", handed_off),
+        ("resumed", resumed),
+        ("unreadable", unreadable),
+        ("misplaced", misplaced),
+        ("dead-lettered", dead_lettered),
+        ("internal errors", internal_errors),
+        ("unloadable", unloadable),
+    ]
+}

@@ -1,0 +1,200 @@
+//! The services behind the agents, and what stands in them.
+
+use waybill_engine::{Action, OperationId, Outcome, StepError, StepRequest, Undo};
+
+use crate::history::Rule;
+use crate::run::Run;
+use crate::seen::Sight;
+use crate::workload::Protection;
+
+/// What a service does with a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Deed {
+    Do,
+    /// Nothing, and says so.
+    Fail,
+    /// Nothing, and will not.
+    Refuse,
+}
+
+/// What a service knows of one step of one operation.
+#[derive(Debug)]
+pub struct Effect {
+    pub operation: OperationId,
+    pub step: usize,
+    /// The idempotency key under which it was made.
+    key: Option<String>,
+    /// How often it was made.
+    pub made: u32,
+    pub stands: bool,
+    /// An undo came: what comes after is refused.
+    tombstone: bool,
+    /// More than one request was made for one attempt.
+    pub has_copies: bool,
+    /// The attempts that were requested.
+    attempts: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+pub struct Services {
+    effects: Vec<Effect>,
+}
+
+impl Services {
+    pub fn effect(&mut self, operation: OperationId, step: usize) -> &mut Effect {
+        let mut effects = self.effects.iter();
+        let found = effects.position(|effect| (effect.operation, effect.step) == (operation, step));
+        let index = found.unwrap_or_else(|| {
+            self.effects.push(Effect {
+                operation,
+                step,
+                key: None,
+                made: 0,
+                stands: false,
+                tombstone: false,
+                has_copies: false,
+                attempts: Vec::new(),
+            });
+            self.effects.len() - 1
+        });
+        &mut self.effects[index]
+    }
+
+    pub fn stands(&self, operation: OperationId, step: usize) -> bool {
+        self.of(operation)
+            .any(|effect| effect.step == step && effect.stands)
+    }
+
+    pub fn of(&self, operation: OperationId) -> impl Iterator<Item = &Effect> {
+        let effects = self.effects.iter();
+        effects.filter(move |effect| effect.operation == operation)
+    }
+}
+
+impl Effect {
+    /// A request for an attempt is about to be delivered.
+    pub fn requested(&mut self, attempt: u32) {
+        self.has_copies |= self.attempts.contains(&attempt);
+        self.attempts.push(attempt);
+    }
+
+    /// A person undoes it, and sees to it that it stays so.
+    pub fn undo_by_hand(&mut self) {
+        self.stands = false;
+        self.tombstone = true;
+    }
+}
+
+impl Run {
+    /// A call reaches its service.
+    pub fn serve(
+        &mut self,
+        request: &StepRequest,
+        key: String,
+        step: usize,
+        deed: Deed,
+    ) -> Outcome {
+        match (deed, request.action) {
+            (Deed::Fail, _) => Outcome::Transient {
+                error: error("busy"),
+            },
+            (Deed::Refuse, _) => Outcome::Permanent {
+                error: error("refused"),
+            },
+            (Deed::Do, Action::Run) => self.perform(request, key, step),
+            (Deed::Do, Action::Compensate) => {
+                self.undo(request, step);
+                Outcome::Success {
+                    outputs: Vec::new(),
+                }
+            }
+            (Deed::Do, Action::Probe) => self.probe(request, step),
+        }
+    }
+
+    fn perform(&mut self, request: &StepRequest, key: String, step: usize) -> Outcome {
+        let operation = request.operation;
+        let outputs = outputs(operation);
+        if self.undo_of(request, step) == Undo::Nothing {
+            return Outcome::Success { outputs };
+        }
+        let effect = self.services.effect(operation, step);
+        if effect.key.as_ref() == Some(&key) && (effect.stands || !effect.tombstone) {
+            return Outcome::Success { outputs };
+        }
+        if effect.tombstone {
+            self.seen.count(Sight::LateCallsRefused);
+            self.note(operation, || {
+                format!("service: {key} refused, its undo came first")
+            });
+            return Outcome::Permanent {
+                error: error("undone-before"),
+            };
+        }
+        effect.made += 1;
+        effect.stands = true;
+        effect.key = Some(key);
+        let made = effect.made;
+        self.note(operation, || {
+            format!("service: effect of {} made", request.step)
+        });
+        if made > 1 {
+            self.fail(Rule::EffectTwice, operation, || {
+                format!("{} took effect {made} times", request.step)
+            });
+        }
+        Outcome::Success { outputs }
+    }
+
+    fn undo(&mut self, request: &StepRequest, step: usize) {
+        let refuses_late = self.plan.protection == Protection::Tombstones;
+        let effect = self.services.effect(request.operation, step);
+        effect.tombstone |= refuses_late;
+        let stood = std::mem::take(&mut effect.stands);
+        let state = self.store.row(request.operation).map(|row| &row.state);
+        let is_late = state.is_some_and(|state| state.steps[step].late_success.is_some());
+        if stood && is_late {
+            self.seen.count(Sight::LateEffectsUndone);
+        }
+        self.note(request.operation, || {
+            let what = if stood {
+                "undone"
+            } else {
+                "undone, nothing stood"
+            };
+            format!("service: effect of {} {what}", request.step)
+        });
+    }
+
+    fn probe(&mut self, request: &StepRequest, step: usize) -> Outcome {
+        self.seen.count(Sight::Probes);
+        if self.services.effect(request.operation, step).made > 0 {
+            return Outcome::Success {
+                outputs: outputs(request.operation),
+            };
+        }
+        self.seen.count(Sight::ProbesNotPerformed);
+        Outcome::NotPerformed
+    }
+
+    pub fn undo_of(&self, request: &StepRequest, step: usize) -> Undo {
+        let workflow = self.plan.workflows.newest(&request.workflow);
+        workflow.map_or(Undo::Nothing, |found| found.steps()[step].undo.clone())
+    }
+}
+
+pub fn error(code: &str) -> StepError {
+    StepError {
+        code: code.to_owned(),
+        message: String::new(),
+    }
+}
+
+/// What a step produces: `yes` or `no`, decided by the operation, for conditions to read.
+fn outputs(operation: OperationId) -> Vec<(String, String)> {
+    let yes = operation.0.as_u128() & 1 == 0;
+    vec![(
+        "needed".to_owned(),
+        if yes { "yes" } else { "no" }.to_owned(),
+    )]
+}

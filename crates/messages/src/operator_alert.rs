@@ -1,0 +1,117 @@
+//! `operator-alert`: something that needs a person.
+
+use std::sync::LazyLock;
+
+use serde::{Deserialize, Serialize};
+use waybill_engine::{AlertKind, OperationId, OperatorAlert, StepError, Timestamp};
+
+use crate::codec::{Codec, Schemas};
+use crate::error::{DecodeError, EncodeError};
+use crate::record::{Record, RecordSchema};
+use crate::wire::{ErrorIn, ErrorOut, Fields, Id};
+
+pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
+    "operator-alert",
+    include_str!("../../../schemas/operator-alert.avsc"),
+    &[include_str!(
+        "../../../schemas/released/operator-alert/v1.avsc"
+    )],
+);
+
+static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
+const FIELDS: Fields = Fields(SCHEMA.name);
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename = "AlertKind")]
+enum WireAlertKind {
+    Unknown,
+    OperationParked,
+    CompensationFailed,
+    ManualUndo,
+    Waiting,
+    RowUnreadable,
+}
+
+#[derive(Serialize)]
+#[serde(rename = "OperatorAlert")]
+struct Out<'a> {
+    event_id: Id,
+    kind: WireAlertKind,
+    operation: Id,
+    caller_id: Option<&'a str>,
+    workflow: &'a str,
+    tenant: &'a str,
+    step: Option<&'a str>,
+    error: Option<ErrorOut<'a>>,
+    advice: &'a str,
+    at: i64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename = "OperatorAlert")]
+struct In {
+    event_id: Id,
+    kind: WireAlertKind,
+    operation: Id,
+    caller_id: Option<String>,
+    workflow: String,
+    tenant: String,
+    step: Option<String>,
+    error: Option<ErrorIn>,
+    advice: String,
+    at: i64,
+}
+
+impl Record for OperatorAlert {
+    const SCHEMA: RecordSchema = SCHEMA;
+
+    fn fingerprint() -> u64 {
+        CODEC.fingerprint()
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+        let wire = Out {
+            event_id: Id(self.event_id),
+            kind: match self.kind {
+                AlertKind::OperationParked => WireAlertKind::OperationParked,
+                AlertKind::CompensationFailed => WireAlertKind::CompensationFailed,
+                AlertKind::ManualUndo => WireAlertKind::ManualUndo,
+                AlertKind::Waiting => WireAlertKind::Waiting,
+                AlertKind::RowUnreadable => WireAlertKind::RowUnreadable,
+            },
+            operation: Id(self.operation.0),
+            caller_id: self.caller_id.as_deref(),
+            workflow: &self.workflow,
+            tenant: &self.tenant,
+            step: self.step.as_deref(),
+            error: self.error.as_ref().map(ErrorOut::from),
+            advice: &self.advice,
+            at: self.at.as_micros(),
+        };
+        CODEC.encode(&wire, out)
+    }
+
+    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
+        let wire: In = CODEC.decode(bytes, schemas)?;
+        let kind = match wire.kind {
+            WireAlertKind::Unknown => None,
+            WireAlertKind::OperationParked => Some(AlertKind::OperationParked),
+            WireAlertKind::CompensationFailed => Some(AlertKind::CompensationFailed),
+            WireAlertKind::ManualUndo => Some(AlertKind::ManualUndo),
+            WireAlertKind::Waiting => Some(AlertKind::Waiting),
+            WireAlertKind::RowUnreadable => Some(AlertKind::RowUnreadable),
+        };
+        Ok(Self {
+            event_id: wire.event_id.0,
+            kind: FIELDS.known("kind", kind)?,
+            operation: OperationId(wire.operation.0),
+            caller_id: wire.caller_id,
+            workflow: wire.workflow,
+            tenant: wire.tenant,
+            step: wire.step,
+            error: wire.error.map(StepError::from),
+            advice: wire.advice,
+            at: Timestamp(wire.at),
+        })
+    }
+}

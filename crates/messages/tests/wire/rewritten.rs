@@ -1,0 +1,79 @@
+//! Values as other writers would write them: with another schema, or with fields of their own.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use apache_avro::types::Value;
+use apache_avro::writer::datum::GenericDatumWriter;
+use apache_avro::{Schema, reader::datum::GenericDatumReader};
+use waybill_messages::{DecodeError, Record, Schemas, WriterSchema};
+
+/// A registry that holds what a test put into it.
+#[derive(Default)]
+pub struct Registry(HashMap<u32, Arc<WriterSchema>>);
+
+impl Schemas for Registry {
+    fn writer_schema(&self, id: u32) -> Option<Arc<WriterSchema>> {
+        self.0.get(&id).cloned()
+    }
+}
+
+/// A registry that holds one schema, in the place that [`written_with`] names.
+pub fn registry(schema: &str) -> Registry {
+    Registry([(7, Arc::new(WriterSchema::parse(schema).unwrap()))].into())
+}
+
+/// The fields of a value as its schema has them.
+pub fn fields_of<R: Record>(value: &R) -> Vec<(String, Value)> {
+    let mut framed = Vec::new();
+    value.encode(&mut framed).unwrap();
+    let current = Schema::parse_str(R::SCHEMA.json).unwrap();
+    let mut datum = &framed[10..];
+    let reader = GenericDatumReader::builder(&current).build().unwrap();
+    let Value::Record(fields) = reader.read_value(&mut datum).unwrap() else {
+        panic!()
+    };
+    fields
+}
+
+/// The value's datum with another schema, framed for that schema's place in the registry: fields
+/// that the other schema has beside are set by `set`.
+pub fn written_with(
+    schema: &str,
+    value: &impl Record,
+    set: impl Fn(&mut Vec<(String, Value)>),
+) -> Vec<u8> {
+    let mut fields = fields_of(value);
+    set(&mut fields);
+    let other = Schema::parse_str(schema).unwrap();
+    let writer = GenericDatumWriter::builder(&other).build().unwrap();
+    let datum = writer.write_value_to_vec(Value::Record(fields)).unwrap();
+    [&[0, 0, 0, 0, 7], &datum[..]].concat()
+}
+
+/// Replaces a field's value.
+pub fn set(fields: &mut [(String, Value)], name: &str, value: Value) {
+    let mut fields = fields.iter_mut();
+    fields.find(|(field, _)| field == name).unwrap().1 = value;
+}
+
+/// What is read of the value when one of its fields says something else.
+pub fn read_with<R: Record>(value: &R, name: &str, field: Value) -> Result<R, DecodeError> {
+    let schema = R::SCHEMA.json;
+    let bytes = written_with(schema, value, |fields| set(fields, name, field.clone()));
+    R::decode_with(&bytes, Some(&registry(schema)))
+}
+
+/// What is read of the value when a newer version wrote it, in whose schema `newer` stands for
+/// `current`, and one of its fields says something new.
+pub fn read_newer<R: Record>(
+    value: &R,
+    (current, newer): (&str, &str),
+    name: &str,
+    field: Value,
+) -> Result<R, DecodeError> {
+    let schema = R::SCHEMA.json.replace(current, newer);
+    assert_ne!(schema, R::SCHEMA.json);
+    let bytes = written_with(&schema, value, |fields| set(fields, name, field.clone()));
+    R::decode_with(&bytes, Some(&registry(&schema)))
+}
