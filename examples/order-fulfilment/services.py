@@ -2,7 +2,8 @@
 """Stand-ins for the four services of the example, on 127.0.0.1:8090.
 
 They remember what they did by idempotency key, as services must: the same key again gets the first
-answer and makes no second effect. The memory ends with the process.
+answer and makes no second effect. What was undone stays undone: a late request under its key is
+refused, also where the undo came first. The memory ends with the process.
 """
 
 import json
@@ -10,6 +11,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 answers = {}
+undone = set()
 lock = threading.Lock()
 
 
@@ -31,26 +33,57 @@ def perform(service, body):
     return 404, {"detail": "no such service"}
 
 
+def stands(key):
+    """Whether something was done under a key, and not undone."""
+    return key in answers and answers[key][0] < 300 and key not in undone
+
+
+def undo(key):
+    """Undoes what was done under a key. It is remembered also where there was nothing."""
+    answer = (200, {"undone": True}) if stands(key) else (404, {"detail": "nothing to undo"})
+    undone.add(key)
+    return answer
+
+
+def look(key):
+    """Says whether something was done under a key."""
+    return answers[key] if stands(key) else (404, {"detail": "no such effect"})
+
+
+def answer(method, service, key, body):
+    """What a request comes to, and whether it repeats an earlier one."""
+    if method == "GET":
+        return look(key), False
+    if method == "DELETE" or service == "refunds":
+        repeat = key in undone
+        return undo(key), repeat
+    if key in undone:
+        return (410, {"detail": "this was undone"}), False
+    repeat = key in answers
+    if not repeat:
+        answers[key] = perform(service, body)
+    return answers[key], repeat
+
+
 class Service(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def handle_request(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = json.loads(body) if body else None
         key = self.headers.get("Idempotency-Key")
+        service = self.path.split("?")[0].split("/")[1]
         with lock:
-            repeat = key in answers
-            if not repeat:
-                answers[key] = perform(self.path.split("/")[1], json.loads(body))
-            status, answer = answers[key]
+            (status, said), repeat = answer(self.command, service, key, body)
         print(f"{self.command} {self.path} key={key} repeat={repeat} -> {status}", flush=True)
-        answer = json.dumps(answer).encode()
+        said = json.dumps(said).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(answer)))
+        self.send_header("Content-Length", str(len(said)))
         self.end_headers()
-        self.wfile.write(answer)
+        self.wfile.write(said)
 
-    do_PUT = do_POST = handle_request
+    do_GET = do_PUT = do_POST = do_DELETE = handle_request
 
     def log_message(self, *_):
         pass

@@ -55,6 +55,13 @@ pub(crate) enum Judged<T> {
     Failure(T),
 }
 
+/// A call that was made.
+pub(crate) struct Called<T> {
+    pub(crate) value: T,
+    /// It was one of the few that find out whether the service is back.
+    pub(crate) was_probe: bool,
+}
+
 /// The breaker refused the call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Refused {
@@ -83,7 +90,7 @@ impl Breaker {
     pub(crate) async fn call<T>(
         &self,
         call: impl Future<Output = Judged<T>>,
-    ) -> Result<T, Refused> {
+    ) -> Result<Called<T>, Refused> {
         if matches!(*self.view(), View::HalfOpen { in_flight, .. }
             if in_flight >= self.settings.half_open_calls)
         {
@@ -92,20 +99,23 @@ impl Breaker {
             });
         }
         let guarded = async {
-            let _in_flight = self.admitted();
-            match call.await {
-                Judged::Healthy(value) => Ok(value),
-                Judged::Failure(value) => Err(value),
+            let in_flight = self.admitted();
+            let judged = call.await;
+            let was_probe = in_flight.is_some();
+            match judged {
+                Judged::Healthy(value) => Ok(Called { value, was_probe }),
+                Judged::Failure(value) => Err(Called { value, was_probe }),
             }
         };
         match self.recloser.call(guarded).await {
-            Ok(value) => {
-                self.finished();
-                Ok(value)
+            Ok(called) => {
+                self.finished(View::Closed);
+                Ok(called)
             }
-            Err(recloser::Error::Inner(value)) => {
-                self.finished();
-                Ok(value)
+            Err(recloser::Error::Inner(called)) => {
+                let since = Instant::now();
+                self.finished(View::Open { since });
+                Ok(called)
             }
             Err(recloser::Error::Rejected) => Err(Refused {
                 retry_after: self.refused(),
@@ -130,14 +140,24 @@ impl Breaker {
         Some(InFlight(self))
     }
 
-    /// A call's result was counted. Recloser decides at the result after its ring has filled.
-    fn finished(&self) {
+    /// How long it stays open.
+    pub(crate) fn open_for(&self) -> Duration {
+        self.settings.open_for
+    }
+
+    /// A call's result was counted. Recloser decides at the result after its ring has filled: most
+    /// often to become `then`, which the next calls put right where it is wrong.
+    fn finished(&self, then: View) {
         let mut view = self.view();
         if let View::HalfOpen { finished, .. } = &mut *view {
             *finished += 1;
             if *finished > self.settings.half_open_calls {
-                *view = View::Closed;
-                self.gauge.set(0.0);
+                *view = then;
+                self.gauge.set(match then {
+                    View::Closed => 0.0,
+                    View::HalfOpen { .. } => 1.0,
+                    View::Open { .. } => 2.0,
+                });
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use waybill_engine::{Outcome, Outputs, StepError, StepRequest};
@@ -31,7 +32,7 @@ impl StepCall {
     }
 }
 
-/// Performs the steps of one agent.
+/// Performs, and undoes, the steps of one agent.
 ///
 /// What an implementation must keep:
 ///
@@ -48,6 +49,19 @@ impl StepCall {
 pub trait Handler: Send + Sync + 'static {
     /// Performs one attempt.
     fn run<'a>(&'a self, call: &'a StepCall) -> BoxFuture<'a, Outcome>;
+
+    /// Undoes the step, under the key that it was performed with. To undo what was never performed,
+    /// or is undone already, is a success; and once a step is undone, the service should refuse to
+    /// perform it under that key. Default: a permanent failure.
+    fn compensate<'a>(&'a self, _call: &'a StepCall) -> BoxFuture<'a, Outcome> {
+        async { permanent("compensation-unknown", "this agent cannot undo the step") }.boxed()
+    }
+
+    /// Says whether the step was performed, without performing it: a success, with what it produced,
+    /// or [`Outcome::NotPerformed`]. Default: a permanent failure.
+    fn probe<'a>(&'a self, _call: &'a StepCall) -> BoxFuture<'a, Outcome> {
+        async { permanent("probe-unknown", "this agent cannot say") }.boxed()
+    }
 
     /// How many attempts may run at once. Read once, when the agent starts.
     fn concurrency_max(&self) -> usize {

@@ -12,6 +12,7 @@
 //! JSON.
 
 mod answer;
+mod check;
 mod client;
 mod config;
 mod plan;
@@ -25,14 +26,14 @@ use futures_util::future::BoxFuture;
 use hyper::Response;
 use hyper::body::Incoming;
 use tokio::time::{Instant, sleep, timeout_at};
-use waybill_engine::{Outcome, murmur2};
+use waybill_engine::{Action, Outcome, murmur2};
 
 pub use config::{
-    AgentConfig, AgentsFile, BreakerConfig, HttpConfig, PoolConfig, RequestConfig, RetriesConfig,
-    StatusSet, StatusesConfig,
+    AgentConfig, AgentsFile, BreakerConfig, HttpConfig, InverseConfig, PoolConfig, RequestConfig,
+    RetriesConfig, StatusSet, StatusesConfig,
 };
 
-use crate::breaker::{Breaker, BreakerSettings, Judged};
+use crate::breaker::{Breaker, BreakerSettings, Called, Judged};
 use crate::handler::{Handler, StepCall, not_attempted, permanent, transient, unknown};
 use crate::metrics::breaker_state;
 use crate::template::{Scope, TemplateError};
@@ -58,6 +59,25 @@ pub enum LoadError {
         /// Why.
         #[source]
         source: Box<LoadError>,
+    },
+    /// An agent cannot do what a workflow asks of it.
+    #[error(
+        "agent {agent:?} does not fit step {step:?} of workflow {workflow:?}, version {version}: \
+         `{key}` {why}"
+    )]
+    Unfit {
+        /// The agent's name.
+        agent: String,
+        /// The workflow.
+        workflow: String,
+        /// Its version.
+        version: u32,
+        /// The step.
+        step: String,
+        /// The key in the agent's file, or of the step in the workflow's.
+        key: String,
+        /// What is wrong with it.
+        why: String,
     },
     /// A value does not fit.
     #[error("`{key}`: {why}")]
@@ -90,6 +110,13 @@ impl LoadError {
         Self::Invalid {
             key: key.into(),
             why: why.into(),
+        }
+    }
+
+    fn of_agent(self, agent: &str) -> Self {
+        Self::Agent {
+            agent: agent.to_owned(),
+            source: Box::new(self),
         }
     }
 }
@@ -129,12 +156,7 @@ impl AgentsFile {
                 Ok((agent.name.clone(), Arc::new(handler) as Arc<dyn Handler>))
             })
             .zip(&self.agents)
-            .map(|(loaded, agent)| {
-                loaded.map_err(|source| LoadError::Agent {
-                    agent: agent.name.clone(),
-                    source: Box::new(source),
-                })
-            })
+            .map(|(loaded, agent)| loaded.map_err(|source| source.of_agent(&agent.name)))
             .collect()
     }
 }
@@ -170,7 +192,7 @@ impl HttpAgent {
         config: &HttpConfig,
         variables: &BTreeMap<String, String>,
     ) -> Result<Self, LoadError> {
-        check(name, config)?;
+        check_settings(name, config)?;
         let plan = Plan::compile(config, variables)?;
         if config.http2 && plan.is_tls() {
             return Err(LoadError::invalid(
@@ -199,12 +221,14 @@ impl HttpAgent {
     }
 
     async fn perform(&self, call: &StepCall) -> Outcome {
-        let step = &call.request.step;
-        let Some(plan) = self.plan.step(step) else {
-            return permanent(
-                "step-unknown",
-                format!("this agent has no request for the step {step:?}"),
-            );
+        let (step, action) = (&call.request.step, call.request.action);
+        let Some(plan) = self.plan.step(step, action) else {
+            let (code, to) = match action {
+                Action::Run => ("step-unknown", "perform"),
+                Action::Compensate => ("compensation-unknown", "undo"),
+                Action::Probe => ("probe-unknown", "probe"),
+            };
+            return permanent(code, format!("this agent has no request to {to} {step:?}"));
         };
         let key = call.idempotency_key();
         let scope = Scope::new(&call.request, &key);
@@ -215,18 +239,22 @@ impl HttpAgent {
                 Err(error) => return permanent(error.code(), error.to_string()),
             };
             let exchange = async {
-                let exchanged = self.exchange(plan, request, call.deadline).await;
+                let exchanged = self.exchange(plan, action, request, call.deadline).await;
                 match exchanged.outcome {
                     Outcome::Transient { .. } | Outcome::Unknown { .. } => {
                         Judged::Failure(exchanged)
                     }
                     Outcome::Success { .. }
                     | Outcome::Permanent { .. }
+                    | Outcome::NotPerformed
                     | Outcome::NotAttempted { .. } => Judged::Healthy(exchanged),
                 }
             };
-            let exchanged = match self.breaker.call(exchange).await {
-                Ok(exchanged) => exchanged,
+            let Called {
+                value: exchanged,
+                was_probe,
+            } = match self.breaker.call(exchange).await {
+                Ok(called) => called,
                 Err(refused) => {
                     return not_attempted(
                         "breaker-open",
@@ -235,6 +263,10 @@ impl HttpAgent {
                     );
                 }
             };
+            if was_probe && let Outcome::Transient { error } = exchanged.outcome {
+                // It tried for all who wait, and nothing came of it: that is no failure of its own.
+                return not_attempted(error.code, error.message, self.breaker.open_for());
+            }
             if !matches!(exchanged.outcome, Outcome::Transient { .. }) || retry == self.retries.max
             {
                 return exchanged.outcome;
@@ -267,13 +299,14 @@ impl HttpAgent {
     async fn exchange(
         &self,
         step: &StepPlan,
+        action: Action,
         request: hyper::Request<http_body_util::Full<bytes::Bytes>>,
         deadline: Instant,
     ) -> Exchanged {
         let until = deadline.min(Instant::now() + self.timeout);
         let exchange = async {
             match self.client.send(request).await {
-                Ok(response) => self.judge(step, response).await,
+                Ok(response) => self.judge(step, action, response).await,
                 Err(error) if error.is_connect() => Exchanged::of(transient(
                     "connect-failed",
                     format!("no connection to the service: {}", chain(&error)),
@@ -292,11 +325,20 @@ impl HttpAgent {
         })
     }
 
-    async fn judge(&self, step: &StepPlan, response: Response<Incoming>) -> Exchanged {
+    async fn judge(
+        &self,
+        step: &StepPlan,
+        action: Action,
+        response: Response<Incoming>,
+    ) -> Exchanged {
         let (head, body) = response.into_parts();
-        let verdict = self.judge.verdict(head.status);
+        let verdict = self.judge.verdict(head.status, action);
         let body = read_body(body, self.response_bytes_max).await;
         let outcome = match (verdict, body) {
+            (Verdict::Absent, _) if action == Action::Probe => Outcome::NotPerformed,
+            (Verdict::Absent, _) => Outcome::Success {
+                outputs: Vec::new(),
+            },
             (Verdict::Success, _) if step.keep.is_empty() => Outcome::Success {
                 outputs: Vec::new(),
             },
@@ -328,6 +370,14 @@ impl Handler for HttpAgent {
         self.perform(call).boxed()
     }
 
+    fn compensate<'a>(&'a self, call: &'a StepCall) -> BoxFuture<'a, Outcome> {
+        self.perform(call).boxed()
+    }
+
+    fn probe<'a>(&'a self, call: &'a StepCall) -> BoxFuture<'a, Outcome> {
+        self.perform(call).boxed()
+    }
+
     fn concurrency_max(&self) -> usize {
         self.concurrency_max
     }
@@ -343,7 +393,7 @@ impl Exchanged {
 }
 
 /// Refuses settings that no agent can work with.
-fn check(name: &str, config: &HttpConfig) -> Result<(), LoadError> {
+fn check_settings(name: &str, config: &HttpConfig) -> Result<(), LoadError> {
     let name_fits = !name.is_empty()
         && name.len() <= 100
         && name

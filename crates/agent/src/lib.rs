@@ -30,4 +30,4 @@ pub use handler::{Handler, StepCall, not_attempted, permanent, success, transien
 pub use instance::{InstanceError, InstancePlace};
 pub use run::{Agents, AgentsConfig, AgentsError, StartError};
 pub use template::{RenderError, TemplateError};
-pub use waybill_engine::{Outcome, Outputs, StepError, StepRequest};
+pub use waybill_engine::{Action, Outcome, Outputs, StepError, StepRequest};

@@ -51,7 +51,7 @@ impl AgentMetrics {
     /// Counts an attempt by how it ended.
     pub(crate) fn count(&self, outcome: &Outcome) {
         match outcome {
-            Outcome::Success { .. } => &self.success,
+            Outcome::Success { .. } | Outcome::NotPerformed => &self.success,
             Outcome::Transient { .. } => &self.transient,
             Outcome::Permanent { .. } => &self.permanent,
             Outcome::Unknown { .. } => &self.unknown,

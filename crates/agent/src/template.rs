@@ -229,6 +229,14 @@ impl Placeholder {
         Ok(found)
     }
 
+    /// The result, as `step.name`, without which it has no value.
+    fn needed_result(&self) -> Option<&str> {
+        match (&self.root, self.optional) {
+            (Root::Result(name), false) => Some(name),
+            _ => None,
+        }
+    }
+
     fn unsuitable(&self, why: &'static str) -> RenderError {
         RenderError::Unsuitable {
             placeholder: self.text.to_string(),
@@ -387,17 +395,23 @@ impl Text {
         }
     }
 
+    /// The results, as `step.name`, without which it cannot be rendered.
+    pub(crate) fn needed_results(&self) -> impl Iterator<Item = &str> {
+        self.placeholders().filter_map(Placeholder::needed_result)
+    }
+
     /// Whether nothing in it depends on the request.
     fn is_literal(&self) -> bool {
-        !self
-            .0
-            .iter()
-            .any(|part| matches!(part, Part::Placeholder(_)))
+        self.first_placeholder().is_none()
     }
 
     /// The first placeholder, to name in a message.
     fn first_placeholder(&self) -> Option<&Placeholder> {
-        self.0.iter().find_map(|part| match part {
+        self.placeholders().next()
+    }
+
+    fn placeholders(&self) -> impl Iterator<Item = &Placeholder> {
+        self.0.iter().filter_map(|part| match part {
             Part::Placeholder(placeholder) => Some(placeholder),
             Part::Literal(_) => None,
         })

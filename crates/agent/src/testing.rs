@@ -86,6 +86,13 @@ impl StepRequestBuilder {
         self
     }
 
+    /// Sets what is to be done.
+    #[must_use]
+    pub fn action(mut self, action: Action) -> Self {
+        self.request.action = action;
+        self
+    }
+
     /// Sets the ownership under which it is asked for.
     #[must_use]
     pub fn epoch(mut self, epoch: Epoch) -> Self {

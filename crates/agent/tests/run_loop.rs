@@ -251,6 +251,7 @@ async fn a_reply_goes_to_the_partition_that_its_request_names() {
                 step: "greet".to_owned(),
                 attempt: request.attempt,
                 epoch: request.epoch,
+                action: request.action,
                 outcome: success(vec![("did".to_owned(), "greet".to_owned())]),
             }
         );

@@ -55,6 +55,8 @@ impl ClientLog {
     pub(crate) fn error(&self, error: &KafkaError, reason: &str) {
         match error.rdkafka_error_code() {
             Some(code) if is_unreachable(code) => self.unreachable(reason),
+            // No fault: a consumer has read what there is.
+            Some(RDKafkaErrorCode::PartitionEOF) => {}
             _ => warn!(target: "librdkafka", client = self.client_id, "{error}: {reason}"),
         }
     }

@@ -113,6 +113,8 @@ pub struct GroupConsumer {
     client_id: String,
     /// Whether the group has given it a share.
     was_assigned: AtomicBool,
+    /// Whether it takes no records for now.
+    held: AtomicBool,
 }
 
 impl GroupConsumer {
@@ -162,6 +164,7 @@ impl GroupConsumer {
             consumer,
             client_id: options.client_id.clone(),
             was_assigned: AtomicBool::new(false),
+            held: AtomicBool::new(false),
         })
     }
 
@@ -207,6 +210,28 @@ impl GroupConsumer {
                 return Ok(polled);
             }
         }
+    }
+
+    /// Says whether records are held back. While they are, a poll takes none, and serves the group
+    /// all the same: a member that has no room for more keeps its share by polling on. What was
+    /// prefetched is given up, and read again when records are no longer held back.
+    ///
+    /// # Errors
+    ///
+    /// If the client refuses; everything is then as it was.
+    pub fn hold(&self, held: bool) -> Result<(), RequestError> {
+        if self.held.load(Ordering::Acquire) == held {
+            return Ok(());
+        }
+        self.consumer
+            .assignment()
+            .and_then(|list| match held {
+                true => self.consumer.pause(&list),
+                false => self.consumer.resume(&list),
+            })
+            .map_err(RequestError::new("holding records back"))?;
+        self.held.store(held, Ordering::Release);
+        Ok(())
     }
 
     /// Whether the group has given this member its first share of the partitions, which is empty
@@ -255,6 +280,9 @@ impl GroupConsumer {
                 Rebalance::Assign(list) => {
                     handler.assigned(&partitions_of(&list));
                     self.log_failure("taking partitions", take_partitions(&self.consumer, &list));
+                    if self.held.load(Ordering::Acquire) {
+                        self.log_failure("holding records back", self.consumer.pause(&list));
+                    }
                     self.was_assigned.store(true, Ordering::Release);
                 }
                 Rebalance::Revoke(list) => {
@@ -272,6 +300,10 @@ impl GroupConsumer {
                                 "offsets were not committed before partitions were given up"
                             );
                         }
+                    }
+                    if self.held.load(Ordering::Acquire) {
+                        // librdkafka would remember it when the partitions come back.
+                        self.log_failure("letting records go", self.consumer.resume(&list));
                     }
                     let given_up = give_partitions_up(&self.consumer, &list);
                     self.log_failure("giving partitions up", given_up);

@@ -135,6 +135,7 @@ fn created(id: OperationId) -> Arc<Created> {
         requested_at: Timestamp(1_700_000_000_000_000),
         created_at: Timestamp(1_700_000_000_000_000),
         traceparent: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into()),
+        resubmission_of: None,
     })
 }
 
@@ -161,6 +162,7 @@ fn state(round: usize) -> OperationState {
         updated_at: Timestamp(1_700_000_000_000_000),
         error: None,
         steps: (0..5).map(step).collect(),
+        ..OperationState::default()
     }
 }
 

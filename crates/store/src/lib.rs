@@ -112,7 +112,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// is listed twice.
     ///
     /// An entry may be forgotten from a day after its instant on, if the operation's row is gone by
-    /// then, or says `Processed`. So whoever reopens an operation writes a new entry once it needs
+    /// then, or is final without being parked. So whoever reopens an operation writes a new entry once it needs
     /// attention again.
     fn attention_page(
         &self,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hyper::StatusCode;
 use hyper::header::{HeaderMap, RETRY_AFTER};
 use serde_json::Value;
-use waybill_engine::{Outcome, Outputs};
+use waybill_engine::{Action, Outcome, Outputs};
 
 use super::LoadError;
 use super::config::{HttpConfig, StatusesConfig};
@@ -24,6 +24,8 @@ pub(super) enum Verdict {
     Transient,
     Permanent,
     Unknown,
+    /// Of an undo or a probe: nothing stands.
+    Absent,
 }
 
 /// How answers are judged.
@@ -42,10 +44,12 @@ impl Judge {
         })
     }
 
-    pub(super) fn verdict(&self, status: StatusCode) -> Verdict {
+    pub(super) fn verdict(&self, status: StatusCode, action: Action) -> Verdict {
         let code = status.as_u16();
         let statuses = &self.statuses;
-        if statuses.transient.contains(code) {
+        if action != Action::Run && statuses.absent.contains(code) {
+            Verdict::Absent
+        } else if statuses.transient.contains(code) {
             Verdict::Transient
         } else if statuses.unknown.contains(code) {
             Verdict::Unknown
@@ -79,7 +83,7 @@ impl Judge {
         match verdict {
             Verdict::Transient => transient(code, message),
             Verdict::Permanent => permanent(code, message),
-            Verdict::Success | Verdict::Unknown => unknown(code, message),
+            Verdict::Success | Verdict::Absent | Verdict::Unknown => unknown(code, message),
         }
     }
 }
@@ -129,11 +133,13 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 #[derive(Debug)]
 pub(super) struct Keep(Vec<Kept>);
 
+/// A value that is kept under a name.
 #[derive(Debug)]
-struct Kept {
+pub(super) struct Kept {
     name: String,
     pointer: String,
-    optional: bool,
+    /// A successful answer may lack it.
+    pub(super) optional: bool,
 }
 
 impl Keep {
@@ -153,6 +159,11 @@ impl Keep {
             })
             .collect::<Result<_, _>>()
             .map(Self)
+    }
+
+    /// What is kept under this name.
+    pub(super) fn find(&self, name: &str) -> Option<&Kept> {
+        self.0.iter().find(|kept| kept.name == name)
     }
 
     /// Whether the answer's body is of no interest.

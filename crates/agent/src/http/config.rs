@@ -78,7 +78,7 @@ pub struct HttpConfig {
     pub breaker: BreakerConfig,
 }
 
-/// One kind of request, as a template.
+/// One kind of request, as a template, and those that undo and probe what it does.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct RequestConfig {
@@ -97,6 +97,30 @@ pub struct RequestConfig {
     /// trailing `?` on the name's pointer lets the value be absent.
     #[serde(default)]
     pub keep: BTreeMap<String, String>,
+    /// The request that undoes it, under the same idempotency key. Absent: it cannot be undone.
+    #[serde(default)]
+    pub compensate: Option<InverseConfig>,
+    /// The request that asks whether it took effect, under the same idempotency key. A successful
+    /// answer says yes, and is read for `keep` as the request's own. Absent: it cannot be asked.
+    #[serde(default)]
+    pub probe: Option<InverseConfig>,
+}
+
+/// The request that undoes or probes another.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct InverseConfig {
+    /// The HTTP method, for example `DELETE`.
+    pub method: String,
+    /// The path, a template. Absent: the path of the request that it undoes or probes.
+    #[serde(default)]
+    pub path: Option<String>,
+    /// Further headers; the values are templates.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+    /// The JSON body, as that of a request. Absent: no body.
+    #[serde(default)]
+    pub body: Option<serde_json::Value>,
 }
 
 /// What statuses mean. A status in none of the lists: 2xx is a success, 5xx unknown, all else
@@ -114,6 +138,8 @@ pub struct StatusesConfig {
     pub permanent: StatusSet,
     /// It may have taken effect. Default: none beside the rule above.
     pub unknown: StatusSet,
+    /// Answers to a request that undoes or probes, alone: nothing stands. Default: 404, 410.
+    pub absent: StatusSet,
 }
 
 impl Default for StatusesConfig {
@@ -123,6 +149,7 @@ impl Default for StatusesConfig {
             transient: [408, 425, 429, 503].into_iter().collect(),
             permanent: StatusSet::default(),
             unknown: StatusSet::default(),
+            absent: [404, 410].into_iter().collect(),
         }
     }
 }

@@ -7,10 +7,11 @@ use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::http::uri::{Authority, PathAndQuery, Scheme};
 use hyper::{HeaderMap, Method, Request, Uri};
+use waybill_engine::Action;
 
 use super::LoadError;
 use super::answer::Keep;
-use super::config::{HttpConfig, RequestConfig};
+use super::config::{HttpConfig, InverseConfig, RequestConfig};
 use crate::template::{Body, Path, RenderError, Scope, TemplateError, Text, rfc3339};
 
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -33,8 +34,24 @@ pub(super) struct Plan {
     base: Base,
     idempotency_key_header: HeaderName,
     complete_by_header: HeaderName,
-    request: Option<StepPlan>,
-    steps: BTreeMap<String, StepPlan>,
+    requests: Requests,
+}
+
+/// An agent's requests, by step.
+#[derive(Debug)]
+pub(super) struct Requests {
+    of_any_step: Option<Actions>,
+    of_step: BTreeMap<String, Actions>,
+}
+
+/// What is sent to perform, to undo and to probe a step.
+#[derive(Debug)]
+pub(super) struct Actions {
+    /// Where it stands in the agent's file.
+    pub(super) key: String,
+    pub(super) run: StepPlan,
+    compensate: Option<StepPlan>,
+    probe: Option<StepPlan>,
 }
 
 /// The fixed part of every URL. Scheme and authority are parsed once and never rendered, so that no
@@ -62,12 +79,6 @@ impl Plan {
         config: &HttpConfig,
         variables: &BTreeMap<String, String>,
     ) -> Result<Self, LoadError> {
-        if config.request.is_none() && config.steps.is_empty() {
-            return Err(LoadError::invalid(
-                "request",
-                "neither it nor `steps` is given",
-            ));
-        }
         Ok(Self {
             base: Base::parse(&config.base_url, variables)?,
             idempotency_key_header: header_name(
@@ -75,21 +86,7 @@ impl Plan {
                 &config.idempotency_key_header,
             )?,
             complete_by_header: header_name("completeByHeader", &config.complete_by_header)?,
-            request: config
-                .request
-                .as_ref()
-                .map(|request| StepPlan::compile("request", request))
-                .transpose()?,
-            steps: config
-                .steps
-                .iter()
-                .map(|(step, request)| {
-                    Ok((
-                        step.clone(),
-                        StepPlan::compile(&format!("steps.{step}"), request)?,
-                    ))
-                })
-                .collect::<Result<_, LoadError>>()?,
+            requests: Requests::compile(config)?,
         })
     }
 
@@ -97,9 +94,9 @@ impl Plan {
         self.base.scheme == Scheme::HTTPS
     }
 
-    /// What is sent for a step; `None` if this agent does not perform it.
-    pub(super) fn step(&self, step: &str) -> Option<&StepPlan> {
-        self.steps.get(step).or(self.request.as_ref())
+    /// What is sent for a step; `None` if this agent has no such request.
+    pub(super) fn step(&self, step: &str, action: Action) -> Option<&StepPlan> {
+        self.requests.of(step)?.request(action)
     }
 
     /// Renders the request.
@@ -229,7 +226,96 @@ fn substitute(text: &str, variables: &BTreeMap<String, String>) -> Result<String
     Ok(out)
 }
 
+impl Requests {
+    pub(super) fn compile(config: &HttpConfig) -> Result<Self, LoadError> {
+        if config.request.is_none() && config.steps.is_empty() {
+            return Err(LoadError::invalid(
+                "request",
+                "neither it nor `steps` is given",
+            ));
+        }
+        Ok(Self {
+            of_any_step: config
+                .request
+                .as_ref()
+                .map(|request| Actions::compile("request", request))
+                .transpose()?,
+            of_step: config
+                .steps
+                .iter()
+                .map(|(step, request)| {
+                    let actions = Actions::compile(&format!("steps.{step}"), request)?;
+                    Ok((step.clone(), actions))
+                })
+                .collect::<Result<_, LoadError>>()?,
+        })
+    }
+
+    /// What is sent for a step; `None` if the agent does not know it.
+    pub(super) fn of(&self, step: &str) -> Option<&Actions> {
+        self.of_step.get(step).or(self.of_any_step.as_ref())
+    }
+}
+
+impl Actions {
+    /// What is sent for an action; `None` if there is no such request.
+    pub(super) fn request(&self, action: Action) -> Option<&StepPlan> {
+        match action {
+            Action::Run => Some(&self.run),
+            Action::Compensate => self.compensate.as_ref(),
+            Action::Probe => self.probe.as_ref(),
+        }
+    }
+
+    fn compile(key: &str, config: &RequestConfig) -> Result<Self, LoadError> {
+        let inverse = |name: &str, inverse: &InverseConfig, keep: &BTreeMap<String, String>| {
+            let request = RequestConfig {
+                method: inverse.method.clone(),
+                path: inverse.path.as_ref().unwrap_or(&config.path).clone(),
+                headers: inverse.headers.clone(),
+                body: inverse.body.clone(),
+                keep: keep.clone(),
+                compensate: None,
+                probe: None,
+            };
+            StepPlan::compile(&format!("{key}.{name}"), &request)
+        };
+        let nothing = BTreeMap::new();
+        Ok(Self {
+            key: key.to_owned(),
+            run: StepPlan::compile(key, config)?,
+            compensate: config
+                .compensate
+                .as_ref()
+                .map(|request| inverse("compensate", request, &nothing))
+                .transpose()?,
+            probe: config
+                .probe
+                .as_ref()
+                .map(|request| inverse("probe", request, &config.keep))
+                .transpose()?,
+        })
+    }
+}
+
 impl StepPlan {
+    /// The results, as `step.name`, without which the request cannot be rendered, each with the part
+    /// of the request that wants it.
+    pub(super) fn needed_results(&self) -> Vec<(String, &str)> {
+        let of = |part: &str, result| (part.to_owned(), result);
+        let path = self.path.needed_results();
+        let mut needed: Vec<_> = path.map(|result| of("path", result)).collect();
+        for (name, value) in &self.headers {
+            let part = format!("headers.{name}");
+            needed.extend(value.needed_results().map(|result| of(&part, result)));
+        }
+        if let Some(body) = &self.body {
+            let body = body.needed_results();
+            needed.extend(body.into_iter().map(|result| of("body", result)));
+        }
+        needed
+    }
+
     fn compile(key: &str, config: &RequestConfig) -> Result<Self, LoadError> {
         let template = |part: &str, source: TemplateError| LoadError::Template {
             key: format!("{key}.{part}"),

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
-use waybill_engine::{Outcome, StepRequest, Timestamp};
+use waybill_engine::{Action, Outcome, StepRequest, Timestamp};
 
 use crate::handler::{Handler, StepCall, unknown};
 
@@ -30,7 +30,14 @@ pub(crate) async fn perform(handler: &dyn Handler, call: &StepCall) -> Option<Ou
         return None;
     }
     // The handler's own code before its first await runs inside, too.
-    let attempt = AssertUnwindSafe(async { handler.run(call).await }).catch_unwind();
+    let attempt = async {
+        match call.request.action {
+            Action::Run => handler.run(call).await,
+            Action::Compensate => handler.compensate(call).await,
+            Action::Probe => handler.probe(call).await,
+        }
+    };
+    let attempt = AssertUnwindSafe(attempt).catch_unwind();
     match timeout_at(call.deadline, attempt).await {
         Ok(Ok(outcome)) => Some(outcome).filter(|_| Instant::now() < call.deadline),
         Ok(Err(panic)) => Some(unknown("agent-panicked", panic_message(&*panic))),

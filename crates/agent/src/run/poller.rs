@@ -305,6 +305,7 @@ impl Shared {
             step: request.step.to_string(),
             attempt: request.attempt,
             epoch: request.epoch,
+            action: request.action,
             outcome,
         };
         let mut value = Vec::with_capacity(192);

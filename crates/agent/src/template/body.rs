@@ -29,6 +29,13 @@ impl Body {
         Node::compile(template).map(Self)
     }
 
+    /// The results, as `step.name`, without which it cannot be rendered.
+    pub(crate) fn needed_results(&self) -> Vec<&str> {
+        let mut needed = Vec::new();
+        self.0.collect_needed_results(&mut needed);
+        needed
+    }
+
     /// Renders the body as JSON text.
     pub(crate) fn render(&self, scope: &Scope<'_>) -> Result<String, RenderError> {
         let mut out = String::with_capacity(256);
@@ -91,6 +98,24 @@ impl Node {
 
     fn is_literal(&self) -> bool {
         matches!(self, Self::Literal(_))
+    }
+
+    fn collect_needed_results<'a>(&'a self, needed: &mut Vec<&'a str>) {
+        match self {
+            Self::Literal(_) => {}
+            Self::Value(placeholder) => needed.extend(placeholder.needed_result()),
+            Self::Text(text) => needed.extend(text.needed_results()),
+            Self::Object(members) => {
+                for (_, node) in members {
+                    node.collect_needed_results(needed);
+                }
+            }
+            Self::Array(items) => {
+                for node in items {
+                    node.collect_needed_results(needed);
+                }
+            }
+        }
     }
 
     /// Appends the node; says whether there was anything to append.

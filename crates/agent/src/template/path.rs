@@ -55,6 +55,14 @@ impl Path {
         Ok(Self { segments, query })
     }
 
+    /// The results, as `step.name`, without which it cannot be rendered.
+    pub(crate) fn needed_results(&self) -> impl Iterator<Item = &str> {
+        self.segments
+            .iter()
+            .chain(&self.query)
+            .flat_map(Text::needed_results)
+    }
+
     /// Appends the path. However odd the values are, it has the template's segments, one for one.
     pub(crate) fn render_into(
         &self,

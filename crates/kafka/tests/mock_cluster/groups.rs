@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{
     ConsumerOptions, GroupConsumer, GroupHandler, GroupOptions, KafkaSettings, PartitionConsumer,
-    Polled, ProducerOptions, RecordRef, TopicPartition,
+    PollLimits, Polled, ProducerOptions, RecordRef, TopicPartition,
 };
 
 use crate::{ALL, BatchProducer, PATIENCE, cluster, send_batch};
@@ -147,6 +147,68 @@ fn a_second_member_takes_over_some_partitions_where_the_first_stopped() {
     // Members that are dropped without closing end too.
     drop(second);
     drop(first);
+}
+
+#[test]
+fn a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing() {
+    let (_cluster, settings) = cluster("t", 2);
+    let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
+    send_batch(&producer, "t", 0, &[b"a0", b"a1", b"a2"]);
+    let first = GroupConsumer::new(&settings, &GroupOptions::new("g", "first")).unwrap();
+    first.subscribe(&["t"]).unwrap();
+    // Partitions that come while records are held back are held back too.
+    first.hold(true).unwrap();
+    let mut one = Member::default();
+    poll_until(&mut [(&first, &mut one)], |members| {
+        members[0].1.held.len() == 2
+    });
+    hold_back(&first, &mut one);
+
+    first.hold(false).unwrap();
+    let one_record = PollLimits { records: 1, ..ALL };
+    while one.read_count() < 1 {
+        first.poll(one_record, PATIENCE, &mut one).unwrap();
+    }
+    // What was prefetched by now is not handed over.
+    first.hold(true).unwrap();
+    send_batch(&producer, "t", 1, &[b"b0"]);
+    hold_back(&first, &mut one);
+
+    // A partition that is given up meanwhile is not held back when it comes again.
+    let second = GroupConsumer::new(&settings, &GroupOptions::new("g", "second")).unwrap();
+    second.subscribe(&["t"]).unwrap();
+    let mut two = Member::default();
+    poll_until(&mut [(&first, &mut one), (&second, &mut two)], |members| {
+        members.iter().all(|(_, member)| member.held.len() == 1)
+    });
+    second.close(PATIENCE, &mut two);
+    first.hold(false).unwrap();
+    poll_until(&mut [(&first, &mut one)], |members| {
+        members[0].1.held.len() == 2
+    });
+    for partition in 0..2 {
+        send_batch(&producer, "t", partition, &[b"last"]);
+    }
+    poll_until(&mut [(&first, &mut one)], |members| {
+        let read = &members[0].1.read;
+        read.len() == 2
+            && read
+                .values()
+                .all(|values| values.ends_with(&[b"last".to_vec()]))
+    });
+    let both = [&one, &two].map(|member| member.read.get(&PartitionId(0)));
+    let of_first: Vec<_> = both.into_iter().flatten().flatten().collect();
+    for value in [b"a0", b"a1", b"a2"] {
+        assert!(of_first.iter().any(|read| *read == value), "{value:?}");
+    }
+}
+
+/// Polls for a while a member that has something to read, and asserts that it takes nothing.
+fn hold_back(consumer: &GroupConsumer, member: &mut Member) {
+    for _ in 0..10 {
+        let polled = consumer.poll(ALL, Duration::from_millis(50), member);
+        assert_eq!(polled.unwrap(), Polled::default());
+    }
 }
 
 #[test]

@@ -30,6 +30,7 @@ fn sample_created() -> Created {
         requested_at: Timestamp(7),
         created_at: Timestamp(8),
         traceparent: Some("00-x".into()),
+        resubmission_of: None,
     }
 }
 
@@ -68,8 +69,10 @@ fn sample_state() -> OperationState {
                     message: String::new(),
                 }),
                 outputs: Vec::new(),
+                ..StepProgress::default()
             },
         ],
+        ..OperationState::default()
     }
 }
 
@@ -149,10 +152,13 @@ const GOLDEN: [&[&str]; 4] = [
         "011000000000000000000000000000001234",     // locked by
         "04010101020512", // epoch, next due -1, handed off, failures, sequence, updated at
         "010103666c79086e6f2d64726f6e65046e6f6e65", // error: fly, no-drone, none
+        "00000000000000", // never failed for good, nor undone; no history
         "02",             // two steps
-        "02010000000001016b0176", // Completed, attempt 1, one output
-        "0102011401160201046275737900", // Running, attempt 2, its times, two failures, busy
-        "00",             // no output
+        "020001000000000000000000", // Completed, by running, attempt 1, nothing else
+        "01016b01760000", // one output; never told
+        "01000201140116020000000000", // Running, attempt 2, its times, two failures
+        "01046275737900", // busy
+        "000000",         // no output; never told
     ],
     &[
         "02000000000000004d",               // format, stamp
@@ -165,7 +171,7 @@ const GOLDEN: [&[&str]; 4] = [
         "abababababababababababababababab", // request hash
         "02d804",                           // request: partition 2, offset 300
         "0e10",                             // requested at, created at
-        "010430302d78",                     // traceparent
+        "010430302d7800",                   // traceparent, runs no other again
     ],
     &[
         "020101",                               // format, supervisor, shard

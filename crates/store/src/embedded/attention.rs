@@ -1,7 +1,7 @@
 //! Reading the attention table: pages of a listing over shards, and what of it has had its time.
 
 use fjall::{Readable, Snapshot};
-use waybill_engine::{PartitionId, ProcessState, Timestamp};
+use waybill_engine::{PartitionId, Timestamp};
 
 use super::tables::{Tables, bad_key, failed};
 use crate::keys::{self, INDEX_KEY_LEN};
@@ -82,7 +82,8 @@ impl Tables {
     }
 
     /// Looks at up to `limit` entries from the key `from` on and finds those that have had their
-    /// time: that are no younger than `until`, and whose row is gone or `Processed`. A row that
+    /// time: that are no younger than `until`, and whose row is gone or final without being
+    /// parked. A row that
     /// cannot be read needs attention.
     pub(super) fn spent_attention(
         &self,
@@ -115,7 +116,7 @@ impl Tables {
             let leads_to_nothing = match self.state_of(&snapshot, operation)? {
                 None => true,
                 Some(Ok((header, state))) => {
-                    header.has_expired(now) || state.state == ProcessState::Processed
+                    header.has_expired(now) || (state.state.is_final() && !state.state.is_parked())
                 }
                 Some(Err(_)) => false,
             };

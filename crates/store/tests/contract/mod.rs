@@ -129,6 +129,7 @@ pub fn created(mark: i64) -> Arc<Created> {
         requested_at: Timestamp(mark),
         created_at: Timestamp(mark + 1),
         traceparent: None,
+        resubmission_of: None,
     })
 }
 
@@ -153,6 +154,7 @@ pub fn state(mark: i64) -> OperationState {
             },
             StepProgress::default(),
         ],
+        ..OperationState::default()
     }
 }
 

@@ -129,6 +129,7 @@ fn row(n: u128, stamp: i64, keep_for: Option<Duration>) -> RowWrite {
         requested_at: Timestamp(0),
         created_at: Timestamp(0),
         traceparent: None,
+        resubmission_of: None,
     };
     let state = OperationState {
         state: ProcessState::Processed,
@@ -141,6 +142,7 @@ fn row(n: u128, stamp: i64, keep_for: Option<Duration>) -> RowWrite {
         updated_at: Timestamp(0),
         error: None,
         steps: Vec::new(),
+        ..OperationState::default()
     };
     RowWrite {
         id: id(n),

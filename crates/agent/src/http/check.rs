@@ -1,0 +1,173 @@
+//! Whether the agents of a file can do what workflows ask of them.
+//!
+//! What must hold of agents that pass: every step that they perform, undo or probe has a request for
+//! that; and whatever a request of theirs cannot be rendered without is an output of a step that
+//! comes before, which the agent of that step keeps. So no operation fails, and above all no undo,
+//! for a value that could never have been there.
+//!
+//! Deliberately absent: a word on agents that are not in the file, and on steps that may be skipped.
+//! Whether a value is there in every case is not known before an operation runs.
+
+use std::collections::BTreeMap;
+
+use waybill_engine::{Action, Step, Undo, Workflow, Workflows};
+
+use super::answer::Kept;
+use super::plan::Requests;
+use super::{AgentsFile, LoadError};
+
+impl AgentsFile {
+    /// Checks that the agents fit the workflows: each step that an agent of this file performs,
+    /// undoes or probes has its request, and what that request uses of earlier steps' results is
+    /// kept by their agents. Agents that are not in this file are taken to fit.
+    ///
+    /// # Errors
+    ///
+    /// If an agent does not fit a step, or if its requests cannot be loaded.
+    pub fn check(&self, workflows: &Workflows) -> Result<(), LoadError> {
+        let agents = self
+            .agents
+            .iter()
+            .map(|agent| match Requests::compile(&agent.http) {
+                Ok(requests) => Ok((agent.name.as_str(), requests)),
+                Err(error) => Err(error.of_agent(&agent.name)),
+            })
+            .collect::<Result<Agents<'_>, _>>()?;
+        for workflow in workflows.iter() {
+            for index in 0..workflow.steps().len() {
+                let fit = Fit {
+                    agents: &agents,
+                    workflow,
+                    index,
+                };
+                fit.check()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The requests of agents, by the agent's name.
+type Agents<'a> = BTreeMap<&'a str, Requests>;
+
+/// A step that agents have to fit.
+struct Fit<'a> {
+    agents: &'a Agents<'a>,
+    workflow: &'a Workflow,
+    index: usize,
+}
+
+impl Fit<'_> {
+    fn check(&self) -> Result<(), LoadError> {
+        let step = self.step();
+        if let Some(when) = &step.when {
+            let read = &self.workflow.steps()[when.step];
+            // A value that may be absent is welcome here: the condition does not hold without it.
+            self.kept(read, &when.output).map_err(|why| {
+                self.unfit(&read.agent, "when.output", format!("cannot be read: {why}"))
+            })?;
+        }
+        self.request(&step.agent, Action::Run)?;
+        if step.probe {
+            self.request(&step.agent, Action::Probe)?;
+        }
+        if let Undo::Agent(undo) = &step.undo {
+            self.request(&undo.agent, Action::Compensate)?;
+            for need in &undo.needs {
+                self.supplied(Action::Compensate, need).map_err(|why| {
+                    let why = format!("names {need:?}, but {why}");
+                    self.unfit(&undo.agent, "compensation.needs", why)
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the agent, if it is in the file, has the request, and that what it uses is there.
+    fn request(&self, agent: &str, action: Action) -> Result<(), LoadError> {
+        let Some(requests) = self.agents.get(agent) else {
+            return Ok(());
+        };
+        let step = &self.step().name;
+        let actions = requests.of(step);
+        let of_step = actions.map_or_else(|| format!("steps.{step}"), |found| found.key.clone());
+        let (key, missing) = match action {
+            Action::Run => (
+                of_step,
+                "is not given, nor is a `request` for every step, but the agent has to perform the \
+                 step",
+            ),
+            Action::Compensate => (
+                format!("{of_step}.compensate"),
+                "is not given, but the agent has to undo the step; give the request, or say in the \
+                 workflow that a person undoes it (`compensation: { manual: true }`) or that there \
+                 is nothing to undo (`kind: pure`)",
+            ),
+            Action::Probe => (
+                format!("{of_step}.probe"),
+                "is not given, but the step has `probe: true`",
+            ),
+        };
+        let Some(request) = actions.and_then(|found| found.request(action)) else {
+            return Err(self.unfit(agent, key, missing));
+        };
+        for (part, result) in request.needed_results() {
+            self.supplied(action, result).map_err(|why| {
+                let why = format!("uses `{{{{results.{result}}}}}`, but {why}");
+                self.unfit(agent, format!("{key}.{part}"), why)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Checks that a result, `step.output`, is there once the action is asked for. Says why not.
+    fn supplied(&self, action: Action, result: &str) -> Result<(), String> {
+        let (name, output) = result.split_once('.').unwrap_or((result, ""));
+        let Some(by) = self.workflow.step_index(name) else {
+            return Err(format!("the workflow has no step {name:?}"));
+        };
+        let is_own = by == self.index && action == Action::Compensate;
+        if !is_own && !self.step().ancestors.contains(by) {
+            return Err(format!("step {name:?} does not come before this one"));
+        }
+        let supplier = &self.workflow.steps()[by];
+        match self.kept(supplier, output)? {
+            Some(kept) if kept.optional => Err(format!(
+                "agent {:?} keeps it only where there is one (its pointer under `keep` ends in `?`)",
+                supplier.agent
+            )),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// What the agent that performs a step keeps as this output; `None` if the agent is not in the
+    /// file. Says so if it keeps nothing, or does not know the step.
+    fn kept(&self, supplier: &Step, output: &str) -> Result<Option<&Kept>, String> {
+        let Some(requests) = self.agents.get(&*supplier.agent) else {
+            return Ok(None);
+        };
+        let actions = requests.of(&supplier.name);
+        match actions.and_then(|actions| actions.run.keep.find(output)) {
+            Some(kept) => Ok(Some(kept)),
+            None => Err(format!(
+                "agent {:?} keeps no {output:?} of step {:?}'s answer (`keep`)",
+                supplier.agent, supplier.name
+            )),
+        }
+    }
+
+    fn step(&self) -> &Step {
+        &self.workflow.steps()[self.index]
+    }
+
+    fn unfit(&self, agent: &str, key: impl Into<String>, why: impl Into<String>) -> LoadError {
+        LoadError::Unfit {
+            agent: agent.to_owned(),
+            workflow: self.workflow.name().to_string(),
+            version: self.workflow.version(),
+            step: self.step().name.to_string(),
+            key: key.into(),
+            why: why.into(),
+        }
+    }
+}

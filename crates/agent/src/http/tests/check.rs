@@ -1,0 +1,237 @@
+//! Whether agents and workflows fit each other.
+
+use waybill_engine::{Workflow, WorkflowDefinition, Workflows};
+
+use super::*;
+
+const WORKFLOW: &str = "\
+name: order
+version: 2
+steps:
+  - { name: enter, agent: book }
+  - name: look
+    agent: book
+    kind: pure
+    when: { step: enter, output: kind, equals: goods }
+  - name: pay
+    agent: bank
+    probe: true
+    compensation: { agent: returns, needs: [enter.total, pay.receipt] }
+  - { name: ship, agent: carrier, compensation: { manual: true } }
+";
+
+const AGENTS: &str = "\
+agents:
+  - name: book
+    http:
+      baseUrl: '{books}'
+      request:
+        method: PUT
+        path: /orders/{{operation}}
+        keep: { total: /total, kind: '/kind?' }
+        compensate: { method: DELETE }
+      steps:
+        look: { method: GET, path: /look }
+  - name: bank
+    http:
+      baseUrl: http://bank
+      steps:
+        pay:
+          method: POST
+          path: /payments
+          headers: { X-Total: '{{results.enter.total}}' }
+          keep: { receipt: /receipt }
+          probe: { method: GET, path: '/payments?of={{results.enter.total}}' }
+  - name: returns
+    http:
+      baseUrl: http://returns
+      request:
+        method: POST
+        path: /returns
+        body: { not: '{{results.asked.for}}' }
+        compensate:
+          method: POST
+          body:
+            lines: [{ receipt: '{{results.pay.receipt}}' }, 'total {{results.enter.total}}']
+            kind: '{{results.enter.kind?}}'
+  - name: unused
+    http:
+      baseUrl: http://unused
+      request: { method: PUT, path: '/{{results.no.where}}' }
+";
+
+fn workflows(yaml: &str) -> Workflows {
+    let definition: WorkflowDefinition = serde_saphyr::from_str(yaml).unwrap();
+    Workflows::new(vec![Workflow::try_from(definition).unwrap()]).unwrap()
+}
+
+fn check(workflow: &str, agents: &str) -> Result<(), LoadError> {
+    let file = AgentsFile::from_yaml(agents).unwrap_or_else(|error| panic!("{}", chain(&error)));
+    file.check(&workflows(workflow))
+}
+
+/// `text` with one part of it, which stands there once, replaced.
+fn changed(text: &str, from: &str, to: &str) -> String {
+    assert_eq!(text.matches(from).count(), 1, "{from:?} in\n{text}");
+    text.replace(from, to)
+}
+
+/// What an agent's file is told after one change, without the name of the workflow.
+fn told(workflow: &str, agents: &str) -> String {
+    let error = check(workflow, agents).expect_err(agents);
+    assert!(matches!(error, LoadError::Unfit { .. }), "{error:?}");
+    chain(&error).replace(" of workflow \"order\", version 2", "")
+}
+
+#[test]
+fn agents_that_do_all_that_a_workflow_asks_fit_it() {
+    check(WORKFLOW, AGENTS).unwrap();
+}
+
+#[test]
+fn a_request_that_a_step_needs_has_to_be_there() {
+    for (from, to, expected) in [
+        (
+            "        pay:\n",
+            "        bill:\n",
+            r#"agent "bank" does not fit step "pay": `steps.pay` is not given, nor is a `request`"#,
+        ),
+        (
+            "        compensate: { method: DELETE }\n",
+            "",
+            r#"agent "book" does not fit step "enter": `request.compensate` is not given, but the agent has to undo"#,
+        ),
+        (
+            "          probe: { method: GET, path: '/payments?of={{results.enter.total}}' }\n",
+            "",
+            r#"agent "bank" does not fit step "pay": `steps.pay.probe` is not given, but the step has `probe: true`"#,
+        ),
+    ] {
+        let told = told(WORKFLOW, &changed(AGENTS, from, to));
+        assert!(told.starts_with(expected), "{told}");
+    }
+    // An agent that only undoes is told the same if it does not know the step at all.
+    let other = "agents:\n  - name: returns\n    http: { baseUrl: http://r, steps: { else: { method: PUT, path: / } } }\n";
+    let told = told(WORKFLOW, other);
+    assert!(
+        told.starts_with(
+            r#"agent "returns" does not fit step "pay": `steps.pay.compensate` is not given"#
+        ),
+        "{told}"
+    );
+}
+
+#[test]
+fn what_a_request_uses_has_to_be_kept_by_a_step_before_it() {
+    for (from, to, expected) in [
+        (
+            "X-Total: '{{results.enter.total}}'",
+            "X-Total: '{{results.enter.sum}}'",
+            r#"agent "bank" does not fit step "pay": `steps.pay.headers.x-total` uses `{{results.enter.sum}}`, but agent "book" keeps no "sum" of step "enter"'s answer (`keep`)"#,
+        ),
+        (
+            "/payments?of={{results.enter.total}}",
+            "/payments?of={{results.pay.receipt}}",
+            r#"agent "bank" does not fit step "pay": `steps.pay.probe.path` uses `{{results.pay.receipt}}`, but step "pay" does not come before this one"#,
+        ),
+        (
+            "path: /orders/{{operation}}",
+            "path: /orders/{{results.pay.receipt}}",
+            r#"agent "book" does not fit step "enter": `request.path` uses `{{results.pay.receipt}}`, but step "pay" does not come before this one"#,
+        ),
+        (
+            "{{results.pay.receipt}}",
+            "{{results.pai.receipt}}",
+            r#"agent "returns" does not fit step "pay": `request.compensate.body` uses `{{results.pai.receipt}}`, but the workflow has no step "pai""#,
+        ),
+        (
+            "{{results.enter.kind?}}",
+            "{{results.enter.kind}}",
+            r#"agent "returns" does not fit step "pay": `request.compensate.body` uses `{{results.enter.kind}}`, but agent "book" keeps it only where there is one"#,
+        ),
+        (
+            "{{results.pay.receipt}}",
+            "{{results.look.receipt}}",
+            r#"agent "returns" does not fit step "pay": `request.compensate.body` uses `{{results.look.receipt}}`, but agent "book" keeps no "receipt" of step "look"'s answer"#,
+        ),
+    ] {
+        let told = told(WORKFLOW, &changed(AGENTS, from, to));
+        assert!(told.starts_with(expected), "{told}\n{expected}");
+    }
+}
+
+#[test]
+fn what_an_undo_needs_and_what_a_condition_reads_has_to_be_kept() {
+    for (from, to, expected) in [
+        (
+            "needs: [enter.total,",
+            "needs: [enter.sum,",
+            r#"agent "returns" does not fit step "pay": `compensation.needs` names "enter.sum", but agent "book" keeps no "sum""#,
+        ),
+        (
+            "needs: [enter.total,",
+            "needs: [enter.kind,",
+            r#"agent "returns" does not fit step "pay": `compensation.needs` names "enter.kind", but agent "book" keeps it only where there is one"#,
+        ),
+        (
+            "output: kind",
+            "output: sort",
+            r#"agent "book" does not fit step "look": `when.output` cannot be read: agent "book" keeps no "sort""#,
+        ),
+    ] {
+        let told = told(&changed(WORKFLOW, from, to), AGENTS);
+        assert!(told.starts_with(expected), "{told}\n{expected}");
+    }
+}
+
+#[test]
+fn what_agents_of_other_files_keep_is_not_doubted() {
+    let bank = AGENTS.find("  - name: bank").unwrap();
+    let without_book = format!("agents:\n{}", &AGENTS[bank..]);
+    check(WORKFLOW, &without_book).unwrap();
+    // But the steps are those of the workflow, whoever performs them.
+    let told = told(
+        WORKFLOW,
+        &changed(
+            &without_book,
+            "X-Total: '{{results.enter",
+            "X-Total: '{{results.exit",
+        ),
+    );
+    assert!(
+        told.contains(r#"the workflow has no step "exit""#),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_request_that_cannot_be_loaded_is_named_with_its_agent() {
+    let agents = changed(AGENTS, "/look }", "'/{{nothing}}' }");
+    let error = check(WORKFLOW, &agents).unwrap_err();
+    let said = chain(&error);
+    assert!(
+        said.starts_with(r#"agent "book" cannot be loaded: `steps.look.path`"#),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_committed_agents_fit_the_committed_workflows() {
+    for (workflow, agents) in [
+        (
+            "workflows/drone-delivery.yaml",
+            "workflows/drone-delivery-agents.yaml",
+        ),
+        (
+            "examples/order-fulfilment/workflow.yaml",
+            "examples/order-fulfilment/agents.yaml",
+        ),
+    ] {
+        let read = |path: &str| {
+            let path = format!("{}/../../{path}", env!("CARGO_MANIFEST_DIR"));
+            std::fs::read_to_string(path).unwrap()
+        };
+        check(&read(workflow), &read(agents))
+            .unwrap_or_else(|error| panic!("{agents}: {}", chain(&error)));
+    }
+}
