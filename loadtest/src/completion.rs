@@ -1,17 +1,18 @@
 //! The final states, as the status topic tells them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use hdrhistogram::Histogram;
-use waybill_engine::{OperationId, OperationStatus, PartitionId, ProcessState};
+use waybill_engine::{OperationId, OperationStatus, PartitionId, ProcessState, StatusKind};
 use waybill_kafka::{Admin, ConsumerOptions, KafkaSettings, PartitionConsumer, PollLimits};
 use waybill_messages::{Record as _, Topics};
 
+use crate::delivery::Delivery;
 use crate::run::record;
 
 const POLL: PollLimits = PollLimits {
@@ -27,42 +28,59 @@ pub struct Completions {
 }
 
 struct Shared {
-    state: Mutex<State>,
+    known: Mutex<Known>,
     stop: AtomicBool,
-    follower: Mutex<Option<JoinHandle<()>>>,
+    follower: Mutex<Option<JoinHandle<anyhow::Result<()>>>>,
 }
 
-#[derive(Default)]
-struct State {
-    /// Accepted and not final.
-    open: HashMap<OperationId, Instant>,
+/// What is known of the accepted deliveries. It only grows: a final state may be followed by
+/// another, and a judge asks for all of them.
+struct Known {
+    accepted: HashMap<OperationId, Accepted>,
     /// Final before the answer to their request was read.
-    early: HashMap<OperationId, (Instant, ProcessState)>,
-    finished: Finished,
+    early: HashMap<OperationId, End>,
+    ended: usize,
+    end_to_end_us: Histogram<u64>,
+    last: Option<Instant>,
+}
+
+struct Accepted {
+    delivery: Delivery,
+    intended: Instant,
+    end: Option<End>,
+}
+
+/// The newest final state of an operation.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    state: ProcessState,
+    sequence: u32,
+    /// When its first final state arrived.
+    at: Instant,
 }
 
 /// What became of the accepted requests.
-#[derive(Clone)]
 pub struct Finished {
-    /// Ended `Processed`.
-    pub completed: usize,
-    /// Ended otherwise.
-    pub failed: usize,
-    /// From the intended time to the final state's arrival, in microseconds.
+    /// How many ended in each final or parked state.
+    pub states: BTreeMap<&'static str, usize>,
+    /// How many ended in none.
+    pub open: usize,
+    /// From the intended time to the first final state's arrival, in microseconds.
     pub end_to_end_us: Histogram<u64>,
     /// When the last one ended.
     pub last: Option<Instant>,
 }
 
-impl Default for Finished {
-    fn default() -> Self {
-        let end_to_end_us = Histogram::new(3).expect("three digits are allowed");
-        Self {
-            completed: 0,
-            failed: 0,
-            end_to_end_us,
-            last: None,
-        }
+impl Finished {
+    /// How many ended `Processed`.
+    pub fn processed(&self) -> usize {
+        let name = ProcessState::Processed.as_str();
+        self.states.get(name).copied().unwrap_or_default()
+    }
+
+    /// How many ended at all.
+    pub fn ended(&self) -> usize {
+        self.states.values().sum()
     }
 }
 
@@ -85,7 +103,7 @@ impl Completions {
         }
         consumer.assign(&ends)?;
         let shared = Arc::new(Shared {
-            state: Mutex::default(),
+            known: Mutex::new(Known::new()?),
             stop: AtomicBool::new(false),
             follower: Mutex::default(),
         });
@@ -100,86 +118,232 @@ impl Completions {
         Ok(Self { shared })
     }
 
-    /// A request was accepted that was meant to leave at `intended`.
-    pub fn accepted(&self, id: OperationId, intended: Instant) {
-        let mut state = self
-            .shared
-            .state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        match state.early.remove(&id) {
-            Some((at, end)) => state.finished.count(intended, at, end),
-            None => drop(state.open.insert(id, intended)),
+    /// A delivery was accepted that was meant to leave at `intended`.
+    pub fn accepted(&self, id: OperationId, delivery: Delivery, intended: Instant) {
+        self.shared.known().accepted(id, delivery, intended);
+    }
+
+    /// Waits until every accepted delivery has ended, `deadline` has come, or nothing can be learnt
+    /// any more.
+    pub fn wait_until(&self, deadline: Instant) {
+        while Instant::now() < deadline && self.is_followed() && !self.shared.known().all_ended() {
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Waits until `accepted` operations are final, or `patience` is over.
-    pub fn finish(&self, accepted: usize, patience: Duration) -> Finished {
-        let deadline = Instant::now() + patience;
-        let finished = loop {
-            let state = self
-                .shared
-                .state
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            let done = state.finished.completed + state.finished.failed >= accepted;
-            if done || Instant::now() >= deadline {
-                break state.finished.clone();
-            }
-            drop(state);
-            std::thread::sleep(Duration::from_millis(20));
-        };
+    /// What is known by now.
+    pub fn finished(&self) -> Finished {
+        self.shared.known().finished()
+    }
+
+    /// The accepted deliveries and their newest final states.
+    pub fn states(&self) -> HashMap<OperationId, (Delivery, Option<ProcessState>)> {
+        let known = self.shared.known();
+        let accepted = known.accepted.iter();
+        accepted
+            .map(|(id, accepted)| {
+                let state = accepted.end.map(|end| end.state);
+                (*id, (accepted.delivery, state))
+            })
+            .collect()
+    }
+
+    /// Stops following.
+    ///
+    /// # Errors
+    ///
+    /// If the topic could not be followed until now.
+    pub fn stop(&self) -> anyhow::Result<()> {
         self.shared.stop.store(true, Ordering::Relaxed);
-        let follower = self
-            .shared
-            .follower
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if follower.is_some_and(|follower| follower.join().is_err()) {
-            eprintln!("the thread that follows the status topic panicked");
+        let follower = self.shared.follower().take();
+        let Some(follower) = follower else {
+            return Ok(());
+        };
+        match follower.join() {
+            Ok(followed) => followed.context("the status topic could not be followed to the end"),
+            Err(_) => anyhow::bail!("the thread that follows the status topic panicked"),
         }
-        finished
+    }
+
+    fn is_followed(&self) -> bool {
+        let follower = self.shared.follower();
+        follower
+            .as_ref()
+            .is_some_and(|follower| !follower.is_finished())
     }
 }
 
 impl Shared {
-    fn follow(&self, consumer: &PartitionConsumer) {
+    fn follow(&self, consumer: &PartitionConsumer) -> anyhow::Result<()> {
         while !self.stop.load(Ordering::Relaxed) {
             let mut arrived = Vec::new();
-            let polled = consumer.poll(POLL, Duration::from_millis(100), &mut |record| {
-                if let Some(Ok(status)) = record.value().map(OperationStatus::decode) {
-                    arrived.push((status.operation, status.state));
+            consumer.poll(POLL, Duration::from_millis(100), &mut |record| {
+                if let Some(Ok(status)) = record.value().map(OperationStatus::decode)
+                    && status.kind == StatusKind::Final
+                {
+                    arrived.push((status.operation, status.state, status.sequence));
                 }
-            });
-            if let Err(error) = polled {
-                eprintln!("the status topic cannot be read any further: {error}");
-                return;
+            })?;
+            let at = Instant::now();
+            let mut known = self.known();
+            for (id, state, sequence) in arrived {
+                let end = End {
+                    state,
+                    sequence,
+                    at,
+                };
+                known.ended(id, end);
             }
-            let now = Instant::now();
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            for (id, end) in arrived {
-                match state.open.remove(&id) {
-                    Some(intended) => state.finished.count(intended, now, end),
-                    None => drop(state.early.insert(id, (now, end))),
-                }
-            }
+        }
+        Ok(())
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn follower(&self) -> MutexGuard<'_, Option<JoinHandle<anyhow::Result<()>>>> {
+        self.follower.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            accepted: HashMap::new(),
+            early: HashMap::new(),
+            ended: 0,
+            end_to_end_us: Histogram::new(3)?,
+            last: None,
+        })
+    }
+
+    fn accepted(&mut self, id: OperationId, delivery: Delivery, intended: Instant) {
+        let accepted = Accepted {
+            delivery,
+            intended,
+            end: None,
+        };
+        self.accepted.insert(id, accepted);
+        if let Some(end) = self.early.remove(&id) {
+            self.ended(id, end);
+        }
+    }
+
+    fn ended(&mut self, id: OperationId, end: End) {
+        let Some(accepted) = self.accepted.get_mut(&id) else {
+            let early = self.early.entry(id).or_insert(end);
+            early.take(end);
+            return;
+        };
+        if let Some(before) = &mut accepted.end {
+            before.take(end);
+            return;
+        }
+        accepted.end = Some(end);
+        self.ended += 1;
+        let micros = end.at.saturating_duration_since(accepted.intended);
+        record(
+            &mut self.end_to_end_us,
+            u64::try_from(micros.as_micros()).unwrap_or(u64::MAX),
+        );
+        self.last = Some(self.last.map_or(end.at, |last| last.max(end.at)));
+    }
+
+    fn all_ended(&self) -> bool {
+        self.ended == self.accepted.len()
+    }
+
+    fn finished(&self) -> Finished {
+        let mut states = BTreeMap::new();
+        for end in self.accepted.values().filter_map(|accepted| accepted.end) {
+            *states.entry(end.state.as_str()).or_default() += 1;
+        }
+        Finished {
+            states,
+            open: self.accepted.len() - self.ended,
+            end_to_end_us: self.end_to_end_us.clone(),
+            last: self.last,
         }
     }
 }
 
-impl Finished {
-    fn count(&mut self, intended: Instant, at: Instant, end: ProcessState) {
-        if end == ProcessState::Processed {
-            self.completed += 1;
-        } else {
-            self.failed += 1;
+impl End {
+    /// Takes over what is newer in `other`. Records come in any order: one is sent again after a
+    /// restart.
+    fn take(&mut self, other: Self) {
+        if other.sequence > self.sequence {
+            self.state = other.state;
+            self.sequence = other.sequence;
         }
-        let micros = at.saturating_duration_since(intended).as_micros();
-        record(
-            &mut self.end_to_end_us,
-            u64::try_from(micros).unwrap_or(u64::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> OperationId {
+        OperationId::of_caller("", "1")
+    }
+
+    fn end(state: ProcessState, sequence: u32, at: Instant) -> End {
+        End {
+            state,
+            sequence,
+            at,
+        }
+    }
+
+    fn state(known: &Known) -> Option<ProcessState> {
+        known.accepted[&id()].end.map(|end| end.state)
+    }
+
+    #[test]
+    fn the_highest_sequence_wins_in_whatever_order_the_states_come() {
+        let now = Instant::now();
+        let mut known = Known::new().unwrap();
+        known.accepted(id(), Delivery::new(1), now);
+        known.ended(id(), end(ProcessState::Error, 1, now));
+        assert_eq!(state(&known), Some(ProcessState::Error));
+        known.ended(id(), end(ProcessState::Processed, 2, now));
+        known.ended(id(), end(ProcessState::Error, 1, now));
+        assert_eq!(state(&known), Some(ProcessState::Processed));
+        let finished = known.finished();
+        assert_eq!(
+            (finished.processed(), finished.ended(), finished.open),
+            (1, 1, 0)
         );
-        self.last = Some(self.last.map_or(at, |last| last.max(at)));
+    }
+
+    #[test]
+    fn what_ended_before_its_answer_was_read_counts_once_with_its_newest_state() {
+        let now = Instant::now();
+        let mut known = Known::new().unwrap();
+        known.ended(id(), end(ProcessState::Error, 1, now));
+        known.ended(id(), end(ProcessState::Compensated, 2, now));
+        assert!(
+            known.all_ended(),
+            "nothing was accepted: {}",
+            known.finished().open
+        );
+        known.accepted(id(), Delivery::new(1), now);
+        assert_eq!(state(&known), Some(ProcessState::Compensated));
+        assert!(known.all_ended() && known.early.is_empty());
+    }
+
+    #[test]
+    fn the_latency_is_that_of_the_first_final_state() {
+        let intended = Instant::now();
+        let mut known = Known::new().unwrap();
+        known.accepted(id(), Delivery::new(1), intended);
+        let first = intended + Duration::from_millis(20);
+        known.ended(id(), end(ProcessState::Error, 1, first));
+        let later = intended + Duration::from_secs(60);
+        known.ended(id(), end(ProcessState::Processed, 2, later));
+        let finished = known.finished();
+        assert_eq!(finished.end_to_end_us.len(), 1);
+        assert!((20_000..20_100).contains(&finished.end_to_end_us.max()));
+        assert_eq!(finished.last, Some(first));
     }
 }

@@ -2,23 +2,28 @@
 //!
 //! Requests leave at their intended times whatever the answers do, and every latency counts from
 //! the intended time, so that a server that stalls cannot hide it. Acceptance (the answer 202) and
-//! end to end (the final state, from the status topic) are measured apart.
+//! end to end (the final state, from the status topic) are measured apart. A judge may hold what was
+//! accepted against the services' ledger afterwards.
 
 mod client;
 mod completion;
 mod cpu;
+mod delivery;
+mod judge;
 mod report;
 mod run;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
 
-use crate::completion::Completions;
+use crate::completion::{Completions, Finished};
 use crate::cpu::Usage;
+use crate::report::Report;
 
 /// Sends deliveries to a running Waybill at a fixed rate and measures what becomes of them.
 #[derive(Parser, Debug)]
@@ -51,6 +56,13 @@ struct Arguments {
     /// How long completions are waited for after the last request, in seconds. 0 only accepts.
     #[arg(long, default_value_t = 60)]
     wait_seconds: u64,
+    /// How every accepted delivery has to end, or the exit code is 1.
+    #[arg(long, value_enum, default_value_t = Expect::Processed)]
+    expect: Expect,
+    /// The services. Their ledger is held against what was accepted: nothing lost, no effect made
+    /// twice, nothing half undone. What does not balance is looked at again until the wait is over.
+    #[arg(long, value_name = "SERVICES")]
+    judge: Option<SocketAddr>,
     /// A process whose CPU and memory are reported, by thread.
     #[arg(long)]
     pid: Option<u32>,
@@ -68,12 +80,34 @@ enum Transport {
     Batch,
 }
 
-fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
+/// How deliveries have to end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum Expect {
+    /// All of them `Processed`.
+    Processed,
+    /// In any final state, or parked.
+    Final,
+}
+
+fn main() -> ExitCode {
+    match measure(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("waybill-loadtest: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(arguments: &Arguments) -> anyhow::Result<()> {
     anyhow::ensure!(arguments.rate > 0.0, "--rate must be above 0");
     anyhow::ensure!(
         arguments.connections > 0 && arguments.batch > 0,
         "nothing can be sent"
+    );
+    anyhow::ensure!(
+        arguments.judge.is_none() || arguments.wait_seconds > 0,
+        "--judge needs final states: --wait-seconds must be above 0"
     );
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -85,24 +119,47 @@ fn main() -> anyhow::Result<()> {
         ))
         .context("the status topic cannot be followed")?;
     let before = arguments.pid.map(Usage::read).transpose()?;
-    let run = runtime.block_on(run::run(&arguments, &completions))?;
-    let finished = completions.finish(run.accepted, Duration::from_secs(arguments.wait_seconds));
+    let run = runtime.block_on(run::run(arguments, &completions))?;
+    let deadline = Instant::now() + Duration::from_secs(arguments.wait_seconds);
+    completions.wait_until(deadline);
     let after = arguments.pid.map(Usage::read).transpose()?;
     let usage = before
         .zip(after)
         .map(|(before, after)| after.since(&before));
-    let report = report::Report::new(&arguments, &run, &finished, usage.as_ref());
+    let verdict = match arguments.judge {
+        None => None,
+        Some(services) => Some(runtime.block_on(judge::judge(&completions, services, deadline))?),
+    };
+    completions.stop()?;
+    let finished = completions.finished();
+    let report = Report::new(arguments, &run, &finished, usage.as_ref(), verdict);
     print!("{report}");
     if let Some(path) = &arguments.json {
         let json = serde_json::to_vec_pretty(&report)?;
         std::fs::write(path, json)
             .with_context(|| format!("{} cannot be written", path.display()))?;
     }
+    anyhow::ensure!(run.accepted > 0, "no delivery was accepted");
+    if arguments.wait_seconds > 0 {
+        arguments.expect.check(run.accepted, &finished)?;
+    }
     anyhow::ensure!(
-        arguments.wait_seconds == 0 || finished.completed == run.accepted,
-        "{} of {} accepted deliveries did not complete in time",
-        run.accepted - finished.completed.min(run.accepted),
-        run.accepted
+        report.verdict().is_none_or(judge::Verdict::is_balanced),
+        "the ledger does not balance"
     );
     Ok(())
+}
+
+impl Expect {
+    fn check(self, accepted: usize, finished: &Finished) -> anyhow::Result<()> {
+        let (missing, what) = match self {
+            Self::Processed => (accepted - finished.processed(), "complete"),
+            Self::Final => (accepted - finished.ended(), "end"),
+        };
+        anyhow::ensure!(
+            missing == 0,
+            "{missing} of {accepted} accepted deliveries did not {what} in time"
+        );
+        Ok(())
+    }
 }

@@ -5,10 +5,12 @@ use std::fmt;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
+use waybill_engine::ProcessState;
 
 use crate::Arguments;
 use crate::completion::Finished;
 use crate::cpu::Usage;
+use crate::judge::Verdict;
 use crate::run::Run;
 
 /// What a run measured. Times are in milliseconds.
@@ -22,12 +24,14 @@ pub struct Report {
     accepted: usize,
     refused: BTreeMap<u16, usize>,
     completed: usize,
-    failed: usize,
+    states: BTreeMap<&'static str, usize>,
+    open: usize,
     acceptance_ms: Percentiles,
     end_to_end_ms: Percentiles,
     cpu_us_per_delivery: Option<f64>,
     cpu_us_per_delivery_by_thread: BTreeMap<String, f64>,
     resident_mib: Option<f64>,
+    verdict: Option<Verdict>,
 }
 
 #[derive(Serialize)]
@@ -69,11 +73,17 @@ impl fmt::Display for Percentiles {
 }
 
 impl Report {
+    /// What the judge found, if one was asked for.
+    pub fn verdict(&self) -> Option<&Verdict> {
+        self.verdict.as_ref()
+    }
+
     pub fn new(
         arguments: &Arguments,
         run: &Run,
         finished: &Finished,
         usage: Option<&Usage>,
+        verdict: Option<Verdict>,
     ) -> Self {
         let per_second = |count: usize, seconds: f64| count as f64 / seconds.max(1e-9);
         let elapsed = run.elapsed.as_secs_f64();
@@ -86,11 +96,12 @@ impl Report {
             transport: format!("{:?}", arguments.transport).to_lowercase(),
             rate_intended: arguments.rate,
             rate_accepted: per_second(run.accepted, elapsed),
-            rate_completed: per_second(finished.completed, until_last),
+            rate_completed: per_second(finished.processed(), until_last),
             accepted: run.accepted,
             refused: run.refused.clone(),
-            completed: finished.completed,
-            failed: finished.failed,
+            completed: finished.processed(),
+            states: finished.states.clone(),
+            open: finished.open,
             acceptance_ms: Percentiles::of(&run.acceptance_us),
             end_to_end_ms: Percentiles::of(&finished.end_to_end_us),
             cpu_us_per_delivery: usage.map(|usage| micros(usage.total())),
@@ -104,6 +115,7 @@ impl Report {
                 })
                 .unwrap_or_default(),
             resident_mib: usage.map(|usage| usage.resident_mib),
+            verdict,
         }
     }
 }
@@ -122,13 +134,17 @@ impl fmt::Display for Report {
             }
         }
         writeln!(f, "acceptance  {}", self.acceptance_ms)?;
-        if self.completed + self.failed > 0 {
+        if !self.states.is_empty() {
             writeln!(
                 f,
                 "completed   {} ({:.0}/s)",
                 self.completed, self.rate_completed
             )?;
-            writeln!(f, "failed      {}", self.failed)?;
+            for (state, count) in &self.states {
+                if *state != ProcessState::Processed.as_str() {
+                    writeln!(f, "{state:<11} {count}")?;
+                }
+            }
             writeln!(f, "end to end  {}", self.end_to_end_ms)?;
         }
         if let Some(micros) = self.cpu_us_per_delivery {
@@ -141,6 +157,9 @@ impl fmt::Display for Report {
         }
         if let Some(mib) = self.resident_mib {
             writeln!(f, "memory      {mib:.0} MiB resident")?;
+        }
+        if let Some(verdict) = &self.verdict {
+            write!(f, "{verdict}")?;
         }
         Ok(())
     }

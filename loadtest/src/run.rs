@@ -14,13 +14,14 @@ use tokio::task::LocalSet;
 
 use crate::client::Client;
 use crate::completion::Completions;
+use crate::delivery::Delivery;
 use crate::{Arguments, Transport};
 
 /// What became of the requests.
 pub struct Run {
     /// Requests that were answered 202.
     pub accepted: usize,
-    /// Other answers by status; 0 where none came.
+    /// Other answers by status; 0 where none came that could be read.
     pub refused: BTreeMap<u16, usize>,
     /// From the intended time to the answer, in microseconds, of accepted requests.
     pub acceptance_us: Histogram<u64>,
@@ -96,7 +97,7 @@ impl Worker {
     async fn singles(mut self) {
         while let Some((index, intended)) = self.claim(1) {
             tokio::time::sleep_until(intended.into()).await;
-            let body = Bytes::from(delivery(index));
+            let body = Bytes::from(Delivery::new(index).body());
             let answer = self
                 .client
                 .post("/api/deliveryrequests", "application/json", body)
@@ -104,7 +105,7 @@ impl Worker {
             match answer {
                 Ok((StatusCode::ACCEPTED, body)) => {
                     let accepted: Option<Accepted<'_>> = serde_json::from_slice(&body).ok();
-                    self.accepted(accepted.and_then(|a| a.id).as_deref(), intended);
+                    self.accepted(accepted.and_then(|a| a.id).as_deref(), index, intended);
                 }
                 Ok((status, _)) => self.refused(status.as_u16()),
                 Err(_) => self.refused(0),
@@ -120,7 +121,7 @@ impl Worker {
             let mut body = String::new();
             for index in index..=last {
                 body.push_str(r#"{"workflow":"drone-delivery","input":"#);
-                body.push_str(&delivery(index));
+                body.push_str(&Delivery::new(index).body());
                 body.push_str("}\n");
             }
             let answer = self
@@ -141,7 +142,8 @@ impl Worker {
                         answered += 1;
                         match serde_json::from_slice::<Line<'_>>(line) {
                             Ok(line) if line.status == 202 => {
-                                self.accepted(line.id.as_deref(), self.intended(index + offset));
+                                let index = index + offset;
+                                self.accepted(line.id.as_deref(), index, self.intended(index));
                             }
                             Ok(line) => self.refused(line.status),
                             Err(_) => self.refused(0),
@@ -169,15 +171,18 @@ impl Worker {
         self.shared.began + Duration::from_secs_f64(index as f64 / self.rate)
     }
 
-    fn accepted(&self, id: Option<&str>, intended: Instant) {
+    /// An answer without an id counts as none: what became of the delivery could not be followed.
+    fn accepted(&self, id: Option<&str>, index: usize, intended: Instant) {
+        let Some(id) = id.and_then(|id| id.parse().ok()) else {
+            return self.refused(0);
+        };
         let mut run = self.shared.run.borrow_mut();
         run.accepted += 1;
         let micros = u64::try_from(intended.elapsed().as_micros()).unwrap_or(u64::MAX);
         record(&mut run.acceptance_us, micros);
         drop(run);
-        if let Some(id) = id.and_then(|id| id.parse().ok()) {
-            self.completions.accepted(id, intended);
-        }
+        self.completions
+            .accepted(id, Delivery::new(index), intended);
     }
 
     fn refused(&self, status: u16) {
@@ -196,17 +201,4 @@ pub fn record(histogram: &mut Histogram<u64>, micros: u64) {
     histogram
         .record(micros.max(1))
         .expect("a growing histogram takes every time");
-}
-
-/// A delivery without an id of its own; every fifth one goes to a remote place.
-fn delivery(index: usize) -> String {
-    let place = if index.is_multiple_of(5) {
-        "remote island 7"
-    } else {
-        "7 Hill Road"
-    };
-    format!(
-        r#"{{"ownerId":"owner-{}","pickupLocation":"12 Harbour Street","dropOffLocation":"{place}","pickupTime":"2030-01-01T10:00:00Z","deadline":"2030-01-01T18:00:00Z","expedited":false,"confirmationRequired":"None","packageInfo":{{"packageId":"package-{index}","size":"Small","weight":1.5,"tag":"load"}}}}"#,
-        index % 1_000,
-    )
 }

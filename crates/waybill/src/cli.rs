@@ -3,13 +3,15 @@
 //! Flags are global, so that they may stand before or after the command. Each one sets one key of
 //! the configuration; everything else is set there.
 //!
-//! The commands that look at topics, and end by themselves, lie below this module.
+//! The commands that look at topics and operations, and end by themselves, lie below this module.
 
 mod avro;
 mod connection;
 mod dlq;
+mod ops;
 mod records;
 mod shown;
+mod workflow;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,7 +19,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub use dlq::DlqCommand;
+pub use ops::{OpsArgs, OpsError};
 pub use records::RecordsArgs;
+pub use workflow::WorkflowCommand;
 
 use crate::config::{Config, ConfigError, Environment, LogFormat};
 
@@ -75,6 +79,14 @@ pub enum Command {
         /// What to do with them.
         #[command(subcommand)]
         command: DlqCommand,
+    },
+    /// See and repair operations that need a person, over the HTTP API
+    Ops(Box<OpsArgs>),
+    /// Look at workflows
+    Workflow {
+        /// How to look at them.
+        #[command(subcommand)]
+        command: WorkflowCommand,
     },
     /// Look at the configuration
     Config {
@@ -134,7 +146,11 @@ impl Command {
             Self::Broker => Some(Role::Broker),
             Self::Agents => Some(Role::Agents),
             Self::Services => Some(Role::Services),
-            Self::Records(_) | Self::Dlq { .. } | Self::Config { .. } => None,
+            Self::Records(_)
+            | Self::Dlq { .. }
+            | Self::Ops(_)
+            | Self::Workflow { .. }
+            | Self::Config { .. } => None,
         }
     }
 }

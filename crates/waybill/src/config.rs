@@ -31,11 +31,12 @@ pub use alerts::{
 };
 pub use environment::Environment;
 pub use file::FileError;
+pub(crate) use file::read_document;
 pub use identity::{IdentityError, PartitionChoice, partitions_of_this_process};
 pub use kafka::{KafkaConfig, Properties};
 pub use sections::{
     AdminConfig, AgentsConfig, BrokerConfig, HttpConfig, LogFormat, SchedulerConfig,
-    ServicesConfig, StoreConfig, TelemetryConfig, WorkflowsConfig,
+    ServicesConfig, StoreConfig, SupervisorConfig, TelemetryConfig, WorkflowsConfig,
 };
 pub use units::{ByteSize, UnitError, duration_from_text, duration_to_text};
 pub use workflows::{WorkflowsError, load_workflows};
@@ -63,6 +64,8 @@ pub struct Config {
     pub store: StoreConfig,
     /// The scheduler.
     pub scheduler: SchedulerConfig,
+    /// The supervisor.
+    pub supervisor: SupervisorConfig,
     /// The agents.
     pub agents: AgentsConfig,
     /// The workflows that can be run.
@@ -87,6 +90,7 @@ impl Default for Config {
             broker: BrokerConfig::default(),
             store: StoreConfig::default(),
             scheduler: SchedulerConfig::default(),
+            supervisor: SupervisorConfig::default(),
             agents: AgentsConfig::default(),
             workflows: WorkflowsConfig::default(),
             services: ServicesConfig::default(),

@@ -2,7 +2,8 @@
 //!
 //! `main.rs` only reads the command line and starts what it asks for; everything else lives here,
 //! so that tests drive the same code in process. The modules split by responsibility: [`cli`] and
-//! [`config`] say what is wanted, [`roles`] wires it, [`ingestion`] and [`scheduler`] do the work,
+//! [`config`] say what is wanted, [`roles`] wires it, [`ingestion`], [`scheduler`] and
+//! [`supervisor`] do the work,
 //! [`admin`] and [`telemetry`] show it, [`alerts`] tells people, and [`shutdown`] ends it in order.
 //!
 //! Deliberately absent: any decision about an operation. Those are the engine's.
@@ -10,10 +11,12 @@
 pub mod admin;
 pub mod alerts;
 pub mod cli;
+mod clock;
 pub mod config;
 pub mod ingestion;
 mod limits;
 pub mod roles;
 pub mod scheduler;
 pub mod shutdown;
+pub mod supervisor;
 pub mod telemetry;

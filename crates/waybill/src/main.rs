@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser as _;
 use waybill::admin::Admin;
-use waybill::cli::{Cli, Command, ConfigCommand, Role};
+use waybill::cli::{Cli, Command, ConfigCommand, OpsArgs, Role};
 use waybill::config::{Config, Environment};
 use waybill::shutdown::{Running, Signals, Stage};
 use waybill::telemetry::{self, Metrics, VERSION};
@@ -40,7 +40,9 @@ fn main() -> ExitCode {
         ) => show(&config),
         (Command::Records(arguments), None) => look(&config, || arguments.run(&config)),
         (Command::Dlq { command }, None) => look(&config, || command.run(&config)),
-        (_, None) => check(&config),
+        (Command::Ops(arguments), None) => operate(&config, arguments),
+        (Command::Workflow { command }, None) => judge(command.run(&config)),
+        (_, None) => judge(waybill::roles::check(&config).map(|()| "ok".to_owned())),
     }
 }
 
@@ -67,11 +69,22 @@ fn look(config: &Config, work: impl FnOnce() -> anyhow::Result<()>) -> ExitCode 
     }
 }
 
-/// Checks what the configuration refers to.
-fn check(config: &Config) -> ExitCode {
-    match waybill::roles::check(config) {
-        Ok(()) => {
-            println!("ok");
+/// Does the work of a command that asks the API, whose exit codes say more.
+fn operate(config: &Config, arguments: &OpsArgs) -> ExitCode {
+    if let Err(error) = telemetry::install(&config.telemetry) {
+        return report(REFUSED, &error);
+    }
+    match arguments.run(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(error.exit_code(), &error),
+    }
+}
+
+/// Prints what a check has to say.
+fn judge(verdict: anyhow::Result<String>) -> ExitCode {
+    match verdict {
+        Ok(line) => {
+            println!("{line}");
             ExitCode::SUCCESS
         }
         Err(error) => report(REFUSED, error.as_ref()),

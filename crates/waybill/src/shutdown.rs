@@ -30,7 +30,7 @@ pub enum Stage {
     Ingestion,
     /// What decides.
     Scheduler,
-    /// What performs steps.
+    /// What performs steps, and what tells people of alerts.
     Agents,
     /// What the steps are performed on.
     Services,

@@ -14,7 +14,9 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use rdkafka::{Offset as At, TopicPartitionList};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use waybill_engine::{Attempt, Epoch, Offset, OperationId, Outcome, PartitionId, StepReply};
+use waybill_engine::{
+    Action, Attempt, Epoch, Offset, OperationId, Outcome, PartitionId, StepReply,
+};
 use waybill_messages::headers::{DeadLetter, Stage};
 use waybill_messages::{RECORD_SCHEMAS, Record as _};
 
@@ -261,6 +263,7 @@ fn reply(step: &str) -> Vec<u8> {
         step: step.to_owned(),
         attempt: Attempt(2),
         epoch: Epoch(3),
+        action: Action::Run,
         outcome: Outcome::Success {
             outputs: vec![("droneId".to_owned(), "d-5".to_owned())],
         },

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
+use waybill_engine::OperatorAlert;
 
 /// The longest of an alert's sentences, in bytes; what is longer is clipped.
 const SENTENCE_BYTES_MAX: usize = 4 * 1024;
@@ -22,7 +23,10 @@ pub struct Alert {
     pub kind: String,
     /// The operation.
     pub operation: String,
-    /// Its workflow.
+    /// The id that its caller gave it, if the caller gave one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub caller_id: Option<String>,
+    /// Its workflow; empty where that is not known.
     pub workflow: String,
     /// Whose it is.
     pub tenant: String,
@@ -59,8 +63,8 @@ impl Alert {
         ] {
             clip(name, NAME_BYTES_MAX);
         }
-        if let Some(step) = &mut self.step {
-            clip(step, NAME_BYTES_MAX);
+        for name in [&mut self.caller_id, &mut self.step].into_iter().flatten() {
+            clip(name, NAME_BYTES_MAX);
         }
         if let Some(error) = &mut self.error {
             clip(&mut error.code, NAME_BYTES_MAX);
@@ -68,6 +72,28 @@ impl Alert {
         }
         clip(&mut self.advice, SENTENCE_BYTES_MAX);
         self
+    }
+}
+
+impl From<OperatorAlert> for Alert {
+    fn from(alert: OperatorAlert) -> Self {
+        let at = Timestamp::from_microsecond(alert.at.as_micros());
+        Self {
+            event_id: alert.event_id,
+            kind: alert.kind.as_str().to_owned(),
+            operation: alert.operation.to_string(),
+            caller_id: alert.caller_id,
+            workflow: alert.workflow,
+            tenant: alert.tenant,
+            step: alert.step,
+            error: alert.error.map(|error| AlertError {
+                code: error.code,
+                message: error.message,
+            }),
+            advice: alert.advice,
+            // A clock that is ten thousand years off must not cost an alert.
+            at: at.unwrap_or(Timestamp::MAX),
+        }
     }
 }
 
@@ -92,7 +118,10 @@ impl Message {
             ..
         } = &self.alert;
         let mut line = self.preface();
-        push(&mut line, format_args!("{kind}: {workflow}"));
+        line.push_str(kind);
+        if !workflow.is_empty() {
+            push(&mut line, format_args!(": {workflow}"));
+        }
         if let Some(step) = step {
             push(&mut line, format_args!(", step {step}"));
         }
@@ -108,15 +137,20 @@ impl Message {
             kind,
             workflow,
             operation,
+            caller_id,
             step,
             error,
             ..
         } = &self.alert;
         let mut line = self.preface();
-        push(
-            &mut line,
-            format_args!("{kind}: {workflow}, operation {operation}"),
-        );
+        push(&mut line, format_args!("{kind}: "));
+        if !workflow.is_empty() {
+            push(&mut line, format_args!("{workflow}, "));
+        }
+        push(&mut line, format_args!("operation {operation}"));
+        if let Some(caller_id) = caller_id {
+            push(&mut line, format_args!(" ({caller_id})"));
+        }
         if let Some(step) = step {
             push(&mut line, format_args!(", step {step}"));
         }
@@ -155,6 +189,8 @@ fn on_one_line(text: &str) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use waybill_engine::{AlertKind, OperationId, StepError};
+
     use super::*;
 
     pub(in crate::alerts) fn alert() -> Alert {
@@ -162,6 +198,7 @@ pub(super) mod tests {
             event_id: Uuid::from_u128(7),
             kind: "operation-parked".to_owned(),
             operation: "op-1".to_owned(),
+            caller_id: None,
             workflow: "drone-delivery".to_owned(),
             tenant: "acme".to_owned(),
             step: Some("drone".to_owned()),
@@ -199,12 +236,60 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn the_callers_id_is_told_and_a_workflow_that_is_not_known_leaves_no_gap() {
+        let mut message = Message {
+            alert: alert(),
+            repeats: 0,
+        };
+        message.alert.caller_id = Some("delivery-17".to_owned());
+        message.alert.workflow.clear();
+        message.alert.step = None;
+        assert_eq!(message.headline(), "operation-parked: no-drone");
+        assert_eq!(
+            message.summary(),
+            "operation-parked: operation op-1 (delivery-17): no-drone: no \"drone\" is free today"
+        );
+    }
+
+    #[test]
+    fn a_record_becomes_an_alert_whatever_its_time() {
+        let record = OperatorAlert {
+            event_id: Uuid::from_u128(7),
+            kind: AlertKind::OperationParked,
+            operation: OperationId(Uuid::from_u128(1)),
+            caller_id: Some("delivery-17".to_owned()),
+            workflow: "drone-delivery".to_owned(),
+            tenant: "acme".to_owned(),
+            step: Some("drone".to_owned()),
+            error: Some(StepError {
+                code: "no-drone".to_owned(),
+                message: "no \"drone\" is free\ntoday".to_owned(),
+            }),
+            advice: "Resubmit it once drones are back.".to_owned(),
+            at: waybill_engine::Timestamp(1_767_323_045_000_000),
+        };
+        let expected = Alert {
+            operation: "00000000-0000-0000-0000-000000000001".to_owned(),
+            caller_id: Some("delivery-17".to_owned()),
+            ..alert()
+        };
+        assert_eq!(Alert::from(record.clone()), expected);
+        let odd = Alert::from(OperatorAlert {
+            at: waybill_engine::Timestamp(i64::MAX),
+            ..record
+        });
+        assert_eq!(odd.at, Timestamp::MAX);
+    }
+
+    #[test]
     fn long_texts_are_clipped_between_characters() {
         let mut long = alert();
         long.advice = "ü".repeat(10_000);
         long.kind = "k".repeat(10_000);
+        long.caller_id = Some("c".repeat(10_000));
         let clipped = long.clipped();
         assert_eq!(clipped.kind.len(), NAME_BYTES_MAX);
+        assert_eq!(clipped.caller_id.unwrap().len(), NAME_BYTES_MAX);
         assert!(clipped.advice.len() <= SENTENCE_BYTES_MAX);
         assert!(clipped.advice.ends_with("ü..."));
         assert_eq!(alert().clipped(), alert());

@@ -285,6 +285,7 @@ fn text(message: &Message) -> String {
     let lines = [
         ("What to do", Some(&alert.advice)),
         ("Operation", Some(&alert.operation)),
+        ("Caller's id", alert.caller_id.as_ref()),
         ("Workflow", Some(&alert.workflow)),
         ("Tenant", Some(&alert.tenant)),
         ("Step", alert.step.as_ref()),
@@ -294,7 +295,9 @@ fn text(message: &Message) -> String {
     ];
     let mut text = format!("{}\n\n", message.headline());
     for (name, value) in lines {
-        if let Some(value) = value {
+        if let Some(value) = value
+            && !value.is_empty()
+        {
             writeln!(text, "{name}: {value}").expect("writing to a String cannot fail");
         }
     }

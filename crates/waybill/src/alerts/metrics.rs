@@ -1,6 +1,6 @@
 //! What is counted. Handles are made once; nothing is looked up by name on the way.
 
-use metrics::{Counter, Unit, counter, describe_counter};
+use metrics::{Counter, Gauge, Unit, counter, describe_counter, describe_gauge, gauge};
 
 /// Of one receiver.
 pub(super) struct ReceiverMetrics {
@@ -33,6 +33,43 @@ impl ReceiverMetrics {
             delivered: counter!("waybill_alerts_delivered_total", "receiver" => receiver.to_owned()),
             failed: counter!("waybill_alerts_failed_total", "receiver" => receiver.to_owned()),
             folded: counter!("waybill_alerts_folded_total"),
+        }
+    }
+}
+
+/// Of the follower of one receiver.
+pub(super) struct FollowerMetrics {
+    /// Alerts that were too old to be told of.
+    pub skipped: Counter,
+    /// Records that are no alerts.
+    pub unreadable: Counter,
+    /// Alerts that were read and are not settled, or wait for one before them that is not.
+    pub waiting: Gauge,
+}
+
+impl FollowerMetrics {
+    pub(super) fn new(receiver: &str) -> Self {
+        describe_counter!(
+            "waybill_alerts_skipped_total",
+            Unit::Count,
+            "Alerts that a receiver was not told of because they were older than alerts.maxAge"
+        );
+        describe_counter!(
+            "waybill_alerts_unreadable_total",
+            Unit::Count,
+            "Records of the alerts' topic that could not be read, once for each receiver"
+        );
+        describe_gauge!(
+            "waybill_alerts_waiting",
+            Unit::Count,
+            "Alerts that were read for a receiver and are not yet behind it"
+        );
+        Self {
+            skipped: counter!("waybill_alerts_skipped_total", "receiver" => receiver.to_owned()),
+            unreadable: counter!(
+                "waybill_alerts_unreadable_total", "receiver" => receiver.to_owned()
+            ),
+            waiting: gauge!("waybill_alerts_waiting", "receiver" => receiver.to_owned()),
         }
     }
 }

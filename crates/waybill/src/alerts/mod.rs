@@ -1,16 +1,16 @@
 //! Alerts that reach people: over a signed webhook, or by e-mail.
 //!
 //! A parked operation waits for a person, who must hear of it. [`receivers`] makes, of the
-//! configuration, a [`Notifier`] for every receiver and the [`Worker`] that serves it. Whoever
-//! reads the alerts hands each one to every notifier and may forget it once each of their
-//! [`Receipt`]s has said that the receiver had it, or will not have it.
+//! configuration, a [`Notifier`] for every receiver and the [`Worker`] that serves it. A
+//! [`Follower`] reads the alerts' topic for one receiver, hands each alert to its notifier, and may
+//! forget it once the [`Receipt`] has said that the receiver had it, or will not have it.
 //!
 //! What must hold:
 //!
 //! * **Nothing is dropped silently**: every alert is delivered, told of as one of "N more like
 //!   this", or given up with a log line and a count; one that a stop left undone says so
 //!   ([`Undeliverable::Stopped`]) and is to be read again.
-//! * **A receiver that is down holds up nobody else**: each has a queue, a worker and a reader of
+//! * **A receiver that is down holds up nobody else**: each has a queue, a worker and a follower of
 //!   its own.
 //! * **A storm is a handful of messages**: repeats of an alert within `foldFor` become one.
 //! * **Memory is bounded**: by `queueMax` alerts and `foldedMax` receipts a receiver, and the texts
@@ -18,13 +18,13 @@
 //!
 //! An alert can arrive twice, after a crash between delivery and commit; it then has the same id.
 //!
-//! Deliberately absent: reading the alerts from their topic, and any storage. The topic is the
-//! storage.
+//! Deliberately absent: any storage. The topic is the storage.
 
 mod alert;
 mod backlog;
 mod channel;
 mod email;
+mod follow;
 mod metrics;
 mod notifier;
 mod retries;
@@ -36,6 +36,7 @@ mod worker;
 use crate::config::AlertsConfig;
 
 pub use alert::{Alert, AlertError};
+pub use follow::{AlertSource, Follower, followers};
 pub use notifier::{Notifier, Receipt, Undeliverable};
 pub use worker::Worker;
 

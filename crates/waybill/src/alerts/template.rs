@@ -13,10 +13,13 @@ use uuid::Uuid;
 use super::alert::{Alert, AlertError, Message};
 
 /// The placeholders, and what each stands for. What an alert lacks becomes an empty text.
-const FIELDS: [Field; 12] = [
+const FIELDS: [Field; 13] = [
     ("alert.eventId", |m| m.alert.event_id.to_string()),
     ("alert.kind", |m| m.alert.kind.clone()),
     ("alert.operation", |m| m.alert.operation.clone()),
+    ("alert.callerId", |m| {
+        m.alert.caller_id.clone().unwrap_or_default()
+    }),
     ("alert.workflow", |m| m.alert.workflow.clone()),
     ("alert.tenant", |m| m.alert.tenant.clone()),
     ("alert.step", |m| m.alert.step.clone().unwrap_or_default()),
@@ -113,6 +116,7 @@ fn sample(text: &str) -> Message {
             event_id: Uuid::nil(),
             kind: text.clone(),
             operation: text.clone(),
+            caller_id: Some(text.clone()),
             workflow: text.clone(),
             tenant: text.clone(),
             step: Some(text.clone()),
@@ -205,6 +209,7 @@ mod tests {
                 "alert.eventId": "00000000-0000-0000-0000-000000000007",
                 "alert.kind": "operation-parked",
                 "alert.operation": "op-1",
+                "alert.callerId": "",
                 "alert.workflow": "drone-delivery",
                 "alert.tenant": "acme",
                 "alert.step": "drone",

@@ -272,7 +272,7 @@ mod tests {
     use std::collections::HashMap;
     use std::io::Write as _;
 
-    use waybill_engine::{Attempt, Epoch, OperationId, Outcome, StepReply};
+    use waybill_engine::{Action, Attempt, Epoch, OperationId, Outcome, StepReply};
     use waybill_messages::Record as _;
 
     use super::*;
@@ -283,6 +283,7 @@ mod tests {
             step: "drone".to_owned(),
             attempt: Attempt(2),
             epoch: Epoch(3),
+            action: Action::Run,
             outcome: Outcome::Success {
                 outputs: vec![("b".to_owned(), "2".to_owned())],
             },
@@ -302,7 +303,7 @@ mod tests {
         let bytes = reply();
         assert_eq!(schemas.decode(&bytes).unwrap().schema, "step-reply");
         let json = json_of(&schemas, &bytes);
-        let fields = r#""step":"drone","attempt":2,"epoch":3,"outcome":"Success""#;
+        let fields = r#""step":"drone","attempt":2,"epoch":3,"action":"Run","outcome":"Success""#;
         assert!(json.contains(fields), "{json}");
     }
 

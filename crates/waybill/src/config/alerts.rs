@@ -25,7 +25,8 @@ pub struct AlertsConfig {
     pub fold_for: Duration,
     /// Repeats that are gathered at once; beyond it they are told of earlier.
     pub folded_max: usize,
-    /// Different alerts that wait at once; beyond it no further ones are taken in.
+    /// Different alerts that wait at once; beyond it no further ones are taken in. Together with
+    /// `folded_max` also how far the topic is read ahead of what the receiver had.
     pub queue_max: usize,
     /// How often a message is tried before it is given up.
     pub attempts_max: u32,
@@ -41,6 +42,10 @@ pub struct AlertsConfig {
     /// How long one attempt may take; by e-mail, for each address.
     #[serde(with = "units::duration")]
     pub timeout: Duration,
+    /// Older alerts are counted and not told of. A receiver that is new, or was away for long, is
+    /// told of no older ones.
+    #[serde(with = "units::duration")]
+    pub max_age: Duration,
     /// Who is told, by name.
     pub receivers: BTreeMap<String, ReceiverConfig>,
 }
@@ -56,6 +61,7 @@ impl Default for AlertsConfig {
             backoff_max: Duration::from_secs(5 * 60),
             retry_after_max: Duration::from_secs(15 * 60),
             timeout: Duration::from_secs(10),
+            max_age: Duration::from_secs(24 * 60 * 60),
             receivers: BTreeMap::new(),
         }
     }
@@ -99,6 +105,7 @@ impl AlertsConfig {
             (self.attempts_max > 0, "alerts.attemptsMax"),
             (!self.backoff.is_zero(), "alerts.backoff"),
             (!self.timeout.is_zero(), "alerts.timeout"),
+            (!self.max_age.is_zero(), "alerts.maxAge"),
         ];
         if let Some((_, key)) = rules.into_iter().find(|(holds, _)| !holds) {
             return Err(invalid(key, "must be more than 0"));

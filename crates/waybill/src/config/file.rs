@@ -38,6 +38,11 @@ pub(super) fn read(path: &Path) -> Result<Config, FileError> {
     parse_config(&name, &read_text(path)?)
 }
 
+/// Reads a file that holds any other YAML document.
+pub(crate) fn read_document<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
+    parse(&path.display().to_string(), &read_text(path)?)
+}
+
 /// Reads a whole file.
 pub(super) fn read_text(path: &Path) -> Result<String, FileError> {
     std::fs::read_to_string(path).map_err(|source| FileError::Unreadable {

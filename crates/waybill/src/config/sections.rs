@@ -73,6 +73,9 @@ pub struct HttpConfig {
     /// What the name of a caller's `replyTo` topic must begin with, any of these; none allows no
     /// `replyTo`.
     pub reply_to_prefixes: Vec<String>,
+    /// Streams of an operation's events at once; further ones are answered 503. Less than
+    /// `connections_max`.
+    pub event_streams_max: usize,
 }
 
 impl Default for HttpConfig {
@@ -99,6 +102,7 @@ impl Default for HttpConfig {
             pending_reads_max: 16,
             pending_read_timeout: Duration::from_millis(500),
             reply_to_prefixes: Vec::new(),
+            event_streams_max: 500,
         }
     }
 }
@@ -214,6 +218,13 @@ pub struct SchedulerConfig {
     /// next start.
     #[serde(with = "units::duration")]
     pub drain: Duration,
+    /// How long the supervisor may take to say what becomes of an operation that failed for good,
+    /// before the deadline index reminds it.
+    #[serde(with = "units::duration")]
+    pub decide_within: Duration,
+    /// Whether every step of every operation is told on the status topic: 7 more records for a
+    /// delivery that has 11. Callers with a topic of their own are told in any case.
+    pub tell_steps: bool,
 }
 
 impl Default for SchedulerConfig {
@@ -229,6 +240,40 @@ impl Default for SchedulerConfig {
             lease_margin: Duration::from_secs(1),
             timeout_grace: Duration::from_millis(500),
             drain: Duration::from_secs(5),
+            decide_within: Duration::from_secs(15),
+            tell_steps: false,
+        }
+    }
+}
+
+/// The `supervisor` section.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct SupervisorConfig {
+    /// Whether it runs in this process. Without one, what was handed off is not tried again, and
+    /// what failed for good waits.
+    pub enabled: bool,
+    /// How often the deadline index is looked at.
+    #[serde(with = "units::duration")]
+    pub interval: Duration,
+    /// Recoveries asked for in a second at most: how fast a backlog of due work comes back.
+    pub recoveries_per_second_max: u32,
+    /// How long the lease of a shard of the index lasts after each renewal.
+    #[serde(with = "units::duration")]
+    pub lease: Duration,
+    /// How far the clocks of schedulers and supervisors may lie apart.
+    #[serde(with = "units::duration")]
+    pub clock_skew: Duration,
+}
+
+impl Default for SupervisorConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            interval: Duration::from_millis(500),
+            recoveries_per_second_max: 2_000,
+            lease: Duration::from_secs(10),
+            clock_skew: Duration::from_secs(2),
         }
     }
 }

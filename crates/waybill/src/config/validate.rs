@@ -22,6 +22,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         broker,
         store,
         scheduler,
+        supervisor,
         agents,
         workflows,
         services,
@@ -40,7 +41,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         http.batch_line_bytes_max.as_usize(),
     );
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
-    let rules: [(bool, &str, String); 31] = [
+    let rules: [(bool, &str, String); 36] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -109,6 +110,12 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             not_zero(),
         ),
         (http.connections_max > 0, "http.connectionsMax", not_zero()),
+        (
+            http.event_streams_max < http.connections_max,
+            "http.eventStreamsMax",
+            "must be less than http.connectionsMax: else streams leave no room for requests"
+                .to_owned(),
+        ),
         (
             (1..=JSON_DEPTH_MAX).contains(&http.json_depth_max),
             "http.jsonDepthMax",
@@ -194,6 +201,26 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "scheduler.drain",
             "must be less than shutdownTimeout".to_owned(),
         ),
+        (
+            !scheduler.decide_within.is_zero(),
+            "scheduler.decideWithin",
+            not_zero(),
+        ),
+        (
+            !supervisor.interval.is_zero() && supervisor.interval < supervisor.lease,
+            "supervisor.interval",
+            "must be more than 0s and less than supervisor.lease".to_owned(),
+        ),
+        (
+            supervisor.recoveries_per_second_max > 0,
+            "supervisor.recoveriesPerSecondMax",
+            not_zero(),
+        ),
+        (
+            supervisor.lease >= lease_min,
+            "supervisor.lease",
+            format!("must be at least {MARGINS_PER_LEASE_MIN} times scheduler.leaseMargin"),
+        ),
         (agents.in_flight_max > 0, "agents.inFlightMax", not_zero()),
         (
             workflows.built_in || !workflows.files.is_empty(),
@@ -254,7 +281,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 22] = [
+        let cases: [(&str, Change); 23] = [
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
             ("kafka.brokers", |c| c.kafka.brokers = Some(Vec::new())),
@@ -272,6 +299,9 @@ mod tests {
             }),
             ("http.headersMax", |c| c.http.headers_max = 101),
             ("http.batchLinesMax", |c| c.http.batch_lines_max = 0),
+            ("http.eventStreamsMax", |c| {
+                c.http.event_streams_max = c.http.connections_max
+            }),
             ("http.bodyBytesMax", |c| {
                 c.http.batch_line_bytes_max = ByteSize::mib(15);
                 c.http.body_bytes_max = ByteSize::mib(60);

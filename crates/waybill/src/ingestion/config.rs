@@ -52,6 +52,8 @@ pub struct IngestionConfig {
     pub pending_read_timeout: Duration,
     /// What the name of a `replyTo` topic must begin with, any of these; none allows no `replyTo`.
     pub reply_to_prefixes: Vec<String>,
+    /// Streams of an operation's events at once; further ones are answered 503.
+    pub event_streams_max: usize,
     /// How long requests under way may take to finish at shutdown.
     pub drain_timeout: Duration,
 }
@@ -79,6 +81,7 @@ impl Default for IngestionConfig {
             pending_reads_max: 16,
             pending_read_timeout: Duration::from_millis(500),
             reply_to_prefixes: Vec::new(),
+            event_streams_max: 500,
             drain_timeout: Duration::from_secs(5),
         }
     }
@@ -120,6 +123,13 @@ impl IngestionConfig {
                 .idle_timeout
                 .max(self.accept_timeout + Self::CONNECTION_GRACE),
         }
+    }
+
+    /// How long a stream of events may be silent: a client, and whatever lies between, is told in
+    /// time that the connection lives.
+    pub(super) fn heartbeat(&self) -> Duration {
+        const LONGEST: Duration = Duration::from_secs(15);
+        LONGEST.min(self.gate_limits().idle_timeout / 2)
     }
 
     /// JSON's depth, below what the parser can take.

@@ -21,7 +21,7 @@ use waybill_kafka::{
     ClientError, Delivered, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
     Producer, ProducerOptions,
 };
-use waybill_messages::{Record as _, Topics, headers};
+use waybill_messages::{Topics, encode_create, headers};
 use waybill_store::{CorruptRow, Store};
 
 use super::config::IngestionConfig;
@@ -44,7 +44,7 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct Intake {
     store: Arc<dyn Store>,
-    producer: Producer<Box<Waiting>>,
+    producer: Producer<Box<Ticket>>,
     recent: Arc<Recent>,
     flow: Arc<Flow>,
     peek: Peek,
@@ -104,6 +104,11 @@ impl Intake {
         &self.peek
     }
 
+    /// The names of the topics.
+    pub fn topics(&self) -> &Topics {
+        &self.topics
+    }
+
     /// How many partitions requests are spread over.
     pub fn partitions(&self) -> u32 {
         self.partitions
@@ -159,7 +164,7 @@ impl Intake {
         };
         submission.check_deadlines()?;
         let mut value = Vec::with_capacity(record.input.len() + 256);
-        if let Err(error) = record.encode(&mut value) {
+        if let Err(error) = encode_create(record, &mut value) {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
                 "a request cannot be encoded"
@@ -169,12 +174,9 @@ impl Intake {
                 "The request could not be encoded.",
             ));
         }
-        if !self.flow.begin() {
-            let detail = "The broker has not acknowledged anything for a while.";
-            return Err(Problem::new(Kind::BrokerUnavailable, detail));
-        }
+        self.begin()?;
         let (tell, told) = oneshot::channel();
-        let waiting = Box::new(Waiting {
+        let ticket = Box::new(Ticket::Request(Waiting {
             recent: Arc::clone(&self.recent),
             flow: Arc::clone(&self.flow),
             claim,
@@ -184,7 +186,7 @@ impl Intake {
             caller_id: record.caller_id.as_deref().map(Arc::from),
             requested_at: record.requested_at,
             tell,
-        });
+        }));
         let key = record.operation.key();
         let trace = record.traceparent.as_ref().map(|trace| Header {
             key: headers::TRACEPARENT,
@@ -195,16 +197,57 @@ impl Intake {
             headers: trace.as_slice(),
             ..OutRecord::new(self.topics.requests(), partition, &key, &value)
         };
-        match self.producer.send(&record, waiting) {
+        match self.producer.send(&record, ticket) {
             Ok(()) => Ok(Sent::OnItsWay(InFlight::new(told, submission))),
             Err(error) => {
-                let (waiting, error) = error.into_parts();
-                waiting.end(Err(error));
+                let (ticket, error) = error.into_parts();
+                ticket.end(Err(error));
                 Err(not_produced(error, || {
                     outcome_unknown(submission.repeat_with())
                 }))
             }
         }
+    }
+
+    /// Produces a record about an operation that is not its request: a cancel, a recovery. Returns
+    /// where it lies once the broker has acknowledged it. `repeat_with` is what to repeat the asking
+    /// with where its outcome is unknown.
+    pub async fn tell(
+        &self,
+        topic: &str,
+        operation: OperationId,
+        value: &[u8],
+        repeat_with: &str,
+    ) -> Result<(PartitionId, Option<Offset>), Problem> {
+        self.begin()?;
+        let (tell, told) = oneshot::channel();
+        let ticket = Box::new(Ticket::Word(Word {
+            flow: Arc::clone(&self.flow),
+            tell,
+        }));
+        let key = operation.key();
+        let partition = partition_for(operation, self.partitions);
+        let record = OutRecord::new(topic, partition, &key, value);
+        let unknown = || outcome_unknown(repeat_with.to_owned());
+        if let Err(error) = self.producer.send(&record, ticket) {
+            let (ticket, error) = error.into_parts();
+            ticket.end(Err(error));
+            return Err(not_produced(error, unknown));
+        }
+        match tokio::time::timeout(self.accept_timeout + ACKNOWLEDGE_GRACE, told).await {
+            Ok(Ok(Ok(position))) => Ok(position),
+            Ok(Ok(Err(error))) => Err(not_produced(error, unknown)),
+            Ok(Err(_)) | Err(_) => Err(unknown()),
+        }
+    }
+
+    /// Counts a record in that is to be produced, unless the broker is away.
+    fn begin(&self) -> Result<(), Problem> {
+        if self.flow.begin() {
+            return Ok(());
+        }
+        let detail = "The broker has not acknowledged anything for a while.";
+        Err(Problem::new(Kind::BrokerUnavailable, detail))
     }
 
     /// Waits until every record that was handed over is settled, and lets go of the topic. Blocks.
@@ -272,7 +315,42 @@ impl InFlight {
     }
 }
 
-/// The token of a record: it tells memory and the waiting request.
+/// The token of a record.
+#[derive(Debug)]
+enum Ticket {
+    Request(Waiting),
+    Word(Word),
+}
+
+/// Where a record lies, or why it is not there.
+type Produced = Result<(PartitionId, Option<Offset>), ProduceError>;
+
+impl Ticket {
+    /// Tells everyone what became of the record.
+    fn end(self, outcome: Produced) {
+        match self {
+            Self::Request(waiting) => waiting.end(outcome),
+            Self::Word(word) => word.end(outcome),
+        }
+    }
+}
+
+/// Waits for a record that is no request's.
+#[derive(Debug)]
+struct Word {
+    flow: Arc<Flow>,
+    tell: oneshot::Sender<Produced>,
+}
+
+impl Word {
+    fn end(self, outcome: Produced) {
+        self.flow.end(outcome.is_ok());
+        // The connection may be gone; the record is there all the same.
+        _ = self.tell.send(outcome);
+    }
+}
+
+/// Waits for the record of a request: it tells memory and the request.
 #[derive(Debug)]
 struct Waiting {
     recent: Arc<Recent>,
@@ -289,7 +367,7 @@ struct Waiting {
 
 impl Waiting {
     /// Tells everyone what became of it: its partition and offset, or why it is not there.
-    fn end(self, outcome: Result<(PartitionId, Option<Offset>), ProduceError>) {
+    fn end(self, outcome: Produced) {
         self.flow.end(outcome.is_ok());
         let settled = outcome.map(|(partition, offset)| Accepted {
             partition,
@@ -309,7 +387,7 @@ impl Waiting {
     }
 }
 
-impl Delivered for Box<Waiting> {
+impl Delivered for Box<Ticket> {
     fn delivered(self, delivery: Delivery) {
         let position = (delivery.partition, delivery.offset);
         self.end(delivery.result.map(|()| position));

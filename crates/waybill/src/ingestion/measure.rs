@@ -16,6 +16,12 @@ pub enum RouteLabel {
     CreateOperation,
     /// `GET /v1/operations/{id}`.
     GetOperation,
+    /// `GET /v1/operations`.
+    ListOperations,
+    /// What is asked of an operation that exists: a cancel, a reschedule, a verb.
+    Ask,
+    /// `GET /v1/operations/{id}/events`.
+    Events,
     /// `POST /v1/operations:batch`.
     Batch,
     /// A line of a batch.
@@ -27,11 +33,14 @@ pub enum RouteLabel {
 }
 
 impl RouteLabel {
-    const ALL: [(Self, &'static str); 8] = [
+    const ALL: [(Self, &'static str); 11] = [
         (Self::CreateDelivery, "create-delivery"),
         (Self::GetDelivery, "get-delivery"),
         (Self::CreateOperation, "create-operation"),
         (Self::GetOperation, "get-operation"),
+        (Self::ListOperations, "list-operations"),
+        (Self::Ask, "ask"),
+        (Self::Events, "events"),
         (Self::Batch, "batch"),
         (Self::BatchLine, "batch-line"),
         (Self::Docs, "docs"),
@@ -83,10 +92,12 @@ impl Measures {
 
     /// Counts an answer, and how long it took since `began`.
     pub fn answered(&self, route: RouteLabel, status: StatusCode, began: Instant) {
-        let route = &self.routes[route as usize];
-        route.count(status);
-        route.duration.record(began.elapsed().as_secs_f64());
-        self.count_accepted(status);
+        let measures = &self.routes[route as usize];
+        measures.count(status);
+        measures.duration.record(began.elapsed().as_secs_f64());
+        if route != RouteLabel::Ask {
+            self.count_accepted(status);
+        }
     }
 
     /// Counts a line of a batch.

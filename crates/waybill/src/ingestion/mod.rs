@@ -7,7 +7,9 @@
 //! The way of a request: `server` accepts its connection; the `gate` lets its head pass, or
 //! refuses it; `service` finds out what it asks for; `json` and `request` check it and make the
 //! record; `intake` looks for what it repeats and has it produced. A `batch` goes the same way
-//! line by line. `status` answers questions afterwards, and has `peek` read a request back.
+//! line by line. `status` answers questions afterwards, and has `peek` read a request back; `events`
+//! tells those who follow an operation. `ops` passes on what callers and operators ask of operations
+//! that exist, and lists those that need somebody.
 //!
 //! What must hold: no 202 for what is not durable; nothing of a request that is refused reaches a
 //! topic; every queue is bounded; and memory does not grow with offered load.
@@ -19,12 +21,14 @@ mod batch;
 mod body;
 mod config;
 pub(crate) mod docs;
+mod events;
 mod flow;
 mod gate;
 mod id;
 mod intake;
 pub(crate) mod json;
 mod measure;
+mod ops;
 mod peek;
 pub(crate) mod problem;
 mod recent;
@@ -55,6 +59,7 @@ pub use config::IngestionConfig;
 use self::batch::BatchLimits;
 use self::body::Patience;
 use self::docs::Docs;
+use self::events::Events;
 use self::intake::Intake;
 use self::measure::Measures;
 use self::request::Rules;
@@ -110,12 +115,19 @@ impl Ingestion {
         };
         let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
+        let events = Arc::new(Events::new(
+            Arc::clone(&store),
+            config.event_streams_max,
+            config.heartbeat(),
+        ));
         let intake = Arc::new(Intake::new(&config, store, kafka, topics, partitions)?);
         let batches = TaskTracker::new();
         let batches_stop = CancellationToken::new();
+        batches.spawn(Arc::clone(&events).run(batches_stop.clone()));
         let budget = config.body_bytes_max.min(Semaphore::MAX_PERMITS);
         let api = Arc::new(Api {
             intake: Arc::clone(&intake),
+            events,
             rules: Arc::new(Rules {
                 workflows,
                 json_depth_max: config.depth_max(),
@@ -163,7 +175,7 @@ impl Ingestion {
     }
 
     /// Stops accepting, lets requests under way be answered, ends batches after the lines that were
-    /// read, and waits for the broker's word on all records. What has not ended within the drain
+    /// read and streams of events where they are, and waits for the broker's word on all records. What has not ended within the drain
     /// time-out is cut off.
     pub async fn shutdown(mut self) {
         self.accepting.cancel();

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore};
 use tokio::time::Instant;
-use waybill_engine::{CreateRequest, Offset, PartitionId, Position};
+use waybill_engine::{CreateRequest, Offset, OperationRequest, PartitionId, Position};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer, PollError, PollLimits};
 use waybill_messages::Record as _;
 
@@ -118,9 +118,13 @@ fn first(
     let left = due.saturating_duration_since(Instant::now());
     consumer.poll(one, left, &mut |record| {
         if (record.partition(), record.offset()) == (partition, offset) {
-            found = record
+            let request = record
                 .value()
-                .and_then(|value| CreateRequest::decode(value).ok());
+                .and_then(|value| OperationRequest::decode(value).ok());
+            found = match request {
+                Some(OperationRequest::Create(create)) => Some(create),
+                Some(OperationRequest::Amend(_)) | None => None,
+            };
         }
     })?;
     Ok(found)

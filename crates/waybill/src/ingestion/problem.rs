@@ -42,6 +42,12 @@ pub enum Kind {
     RequestTimeout,
     /// The id belongs to another request.
     IdConflict,
+    /// The operation is final.
+    OperationFinal,
+    /// A step that uses what is to be changed was asked for.
+    StepSent,
+    /// The operation is not in a state in which this can be asked.
+    VerbRefused,
     /// The body, or the line of a batch, is too long.
     BodyTooLarge,
     /// The body is of another media type.
@@ -72,7 +78,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 27] = [
         Self::MalformedRequest,
         Self::AmbiguousLength,
         Self::IncompleteBody,
@@ -84,6 +90,9 @@ impl Kind {
         Self::MethodNotAllowed,
         Self::RequestTimeout,
         Self::IdConflict,
+        Self::OperationFinal,
+        Self::StepSent,
+        Self::VerbRefused,
         Self::BodyTooLarge,
         Self::UnsupportedMediaType,
         Self::InvalidValues,
@@ -161,6 +170,15 @@ impl Kind {
             Self::IdConflict => ("/problems/id-conflict", S::CONFLICT,
                 "Another request has this id",
                 "An id stands for one request for ever. Repeat the very same request, or choose a new id."),
+            Self::OperationFinal => ("/problems/operation-final", S::CONFLICT,
+                "The operation is final",
+                "It cannot be cancelled or rescheduled any more. GET shows how it ended."),
+            Self::StepSent => ("/problems/step-sent", S::CONFLICT,
+                "A step that uses a changed field was asked for",
+                "What a step was asked with cannot be changed behind its back. Cancel the operation and request it anew."),
+            Self::VerbRefused => ("/problems/verb-refused", S::CONFLICT,
+                "The operation is not in a state for this",
+                "The code says why. GET shows in `verbs` what can be asked of the operation as it is."),
             Self::BodyTooLarge => ("/problems/body-too-large", S::PAYLOAD_TOO_LARGE,
                 "The body is too long",
                 "The detail says the limit. In a batch it is that of one line."),
@@ -248,7 +266,12 @@ pub struct Problem {
     /// The id to repeat the request with, where its outcome is unknown; the id in question
     /// otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<String>,
+    #[schema(value_type = Option<String>)]
+    id: Option<Box<str>>,
+    /// Why the operation's state forbids it: stable, for programs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "partly-undone")]
+    code: Option<&'static str>,
     /// The methods that are allowed.
     #[serde(skip)]
     allow: Option<&'static str>,
@@ -272,6 +295,7 @@ impl Problem {
             detail: detail.into(),
             errors: Vec::new(),
             id: None,
+            code: None,
             allow: None,
         }
     }
@@ -300,7 +324,15 @@ impl Problem {
     /// The problem, about the operation with this id.
     pub fn with_id(self, id: impl Into<String>) -> Self {
         Self {
-            id: Some(id.into()),
+            id: Some(id.into().into_boxed_str()),
+            ..self
+        }
+    }
+
+    /// The problem, with the code of why the operation's state forbids it.
+    pub fn with_code(self, code: &'static str) -> Self {
+        Self {
+            code: Some(code),
             ..self
         }
     }

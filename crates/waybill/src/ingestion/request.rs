@@ -97,6 +97,11 @@ impl Envelope {
     pub fn has_key(&self) -> bool {
         self.idempotency_key.is_some()
     }
+
+    /// The `Idempotency-Key`, if one was given.
+    pub fn into_key(self) -> Option<CallerId> {
+        self.idempotency_key
+    }
 }
 
 /// Reads a delivery's body.
@@ -380,6 +385,7 @@ impl<'a> Draft<'a> {
                 request_hash,
                 requested_at: self.now,
                 traceparent: self.envelope.traceparent.clone(),
+                resubmission_of: None,
             },
             workflow,
             overdue: self.overdue,

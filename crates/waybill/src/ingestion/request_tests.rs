@@ -2,7 +2,7 @@
 
 use hyper::header::HeaderValue;
 use serde_json::json;
-use waybill_engine::{StepDefinition, Workflow, WorkflowDefinition};
+use waybill_engine::{Workflow, WorkflowDefinition};
 
 use super::*;
 use crate::ingestion::problem::Kind;
@@ -10,14 +10,11 @@ use crate::ingestion::problem::Kind;
 const NOW: Timestamp = Timestamp(1_000_000);
 
 fn workflow(name: &str) -> Workflow {
-    let step: StepDefinition =
-        serde_json::from_value(json!({"name": "one", "agent": "agent"})).unwrap();
-    Workflow::try_from(WorkflowDefinition {
-        name: name.into(),
-        version: 1,
-        steps: vec![step],
-    })
-    .unwrap()
+    let definition: WorkflowDefinition = serde_json::from_value(
+        json!({"name": name, "version": 1, "steps": [{"name": "one", "agent": "agent"}]}),
+    )
+    .unwrap();
+    Workflow::try_from(definition).unwrap()
 }
 
 fn rules() -> Rules {

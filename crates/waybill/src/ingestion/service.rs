@@ -24,6 +24,7 @@ use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
 use super::body::{Parts, Patience, Payload, read_whole};
 use super::config::REQUEST_BYTES;
 use super::docs::Docs;
+use super::events::Events;
 use super::gate::Refusal;
 use super::intake::{Answer, Intake};
 use super::measure::{Measures, RouteLabel};
@@ -39,6 +40,8 @@ pub const DELIVERIES: &str = "/api/deliveryrequests";
 pub const OPERATIONS: &str = "/v1/operations";
 /// Where batches are sent to.
 pub const BATCH: &str = "/v1/operations:batch";
+/// What follows an operation's address where its events are.
+pub const EVENTS: &str = "/events";
 /// Where the API is described.
 pub const OPENAPI: &str = "/openapi.json";
 /// Where the description is shown.
@@ -56,6 +59,8 @@ const HTML: &str = "text/html; charset=utf-8";
 pub struct Api {
     /// Takes requests in.
     pub intake: Arc<Intake>,
+    /// Lets operations be followed.
+    pub events: Arc<Events>,
     /// What they are checked against.
     pub rules: Arc<Rules>,
     /// What is measured.
@@ -70,13 +75,14 @@ pub struct Api {
     pub batch: BatchLimits,
     /// Bytes of bodies that may be held at once.
     pub budget: Arc<Semaphore>,
-    /// Batches under way.
+    /// Batches and streams of events under way.
     pub batches: TaskTracker,
-    /// Ends batches early.
+    /// Ends them early.
     pub stop: CancellationToken,
 }
 
-type Reply = Response<Payload>;
+/// An answer.
+pub type Reply = Response<Payload>;
 
 /// What a path means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,6 +91,7 @@ enum Route<'a> {
     Delivery(&'a str),
     Operations,
     Operation(&'a str),
+    Events(&'a str),
     Batch,
     OpenApi,
     Docs,
@@ -110,22 +117,34 @@ impl Route<'_> {
             _ => None
                 .or_else(|| below(DELIVERIES).map(Route::Delivery))
                 .or_else(|| below(OPERATIONS).map(Route::Operation))
+                .or_else(|| events_of(path).map(Route::Events))
                 .or_else(|| below(PROBLEMS).map(Route::Problem))
                 .unwrap_or(Route::Nothing),
         }
     }
 
-    fn label(self) -> RouteLabel {
+    fn label(self, method: &Method) -> RouteLabel {
+        let is_get = method == Method::GET || method == Method::HEAD;
         match self {
             Self::Deliveries => RouteLabel::CreateDelivery,
-            Self::Delivery(_) => RouteLabel::GetDelivery,
+            Self::Operations if is_get => RouteLabel::ListOperations,
             Self::Operations => RouteLabel::CreateOperation,
+            Self::Delivery(_) | Self::Operation(_) if !is_get => RouteLabel::Ask,
+            Self::Delivery(_) => RouteLabel::GetDelivery,
             Self::Operation(_) => RouteLabel::GetOperation,
+            Self::Events(_) => RouteLabel::Events,
             Self::Batch => RouteLabel::Batch,
             Self::OpenApi | Self::Docs | Self::Problem(_) | Self::Home => RouteLabel::Docs,
             Self::Nothing => RouteLabel::Other,
         }
     }
+}
+
+/// The operation, as it is in the path, whose events the path stands for.
+fn events_of(path: &str) -> Option<&str> {
+    let id = path.strip_prefix(OPERATIONS)?.strip_prefix('/')?;
+    let id = id.strip_suffix(EVENTS)?;
+    (!id.is_empty() && !id.contains('/')).then_some(id)
 }
 
 impl Api {
@@ -138,7 +157,7 @@ impl Api {
                 .answered(RouteLabel::Other, reply.status(), began);
             return reply;
         }
-        let label = Route::of(request.uri().path()).label();
+        let label = Route::of(request.uri().path()).label(request.method());
         let answered = AssertUnwindSafe(self.dispatch(request))
             .catch_unwind()
             .await;
@@ -160,12 +179,25 @@ impl Api {
         let route = Route::of(head.uri.path());
         let is_get = head.method == Method::GET || head.method == Method::HEAD;
         let is_post = head.method == Method::POST;
+        let query = head.uri.query();
         match route {
             Route::Deliveries if is_post => self.create(&head.headers, body, Form::Delivery).await,
             Route::Operations if is_post => self.create(&head.headers, body, Form::General).await,
             Route::Batch if is_post => self.start_batch(&head.headers, body),
-            Route::Delivery(id) if is_get => self.show(id, head.uri.query(), Form::Delivery).await,
-            Route::Operation(id) if is_get => self.show(id, head.uri.query(), Form::General).await,
+            Route::Delivery(id) if is_get => self.show(id, query, Form::Delivery).await,
+            Route::Delivery(id) if head.method == Method::DELETE => {
+                self.cancel_delivery(id, query, &head.headers).await
+            }
+            Route::Delivery(id) if head.method == Method::PATCH => {
+                self.reschedule_delivery(id, query, &head.headers, body)
+                    .await
+            }
+            Route::Operations if is_get => self.list(query).await,
+            Route::Operation(id) if is_get => self.show(id, query, Form::General).await,
+            Route::Operation(part) if is_post => self.ask(part, query, &head.headers, body).await,
+            Route::Events(id) if head.method == Method::GET => {
+                self.events(id, query, &head.headers).await
+            }
             Route::OpenApi if is_get => Ok(whole(StatusCode::OK, JSON, self.docs.openapi())),
             Route::Docs if is_get => Ok(page(self.docs.page())),
             Route::Problem(name) if is_get => {
@@ -173,11 +205,11 @@ impl Api {
             }
             Route::Home if is_get => Ok(redirect(DOCS)),
             Route::Nothing => Err(not_found()),
-            Route::Deliveries | Route::Operations | Route::Batch => {
-                Err(Problem::method_not_allowed("POST"))
-            }
-            Route::Delivery(_)
-            | Route::Operation(_)
+            Route::Deliveries | Route::Batch => Err(Problem::method_not_allowed("POST")),
+            Route::Operations => Err(Problem::method_not_allowed("GET, HEAD, POST")),
+            Route::Delivery(_) => Err(Problem::method_not_allowed("GET, HEAD, DELETE, PATCH")),
+            Route::Events(_) => Err(Problem::method_not_allowed("GET")),
+            Route::Operation(_)
             | Route::OpenApi
             | Route::Docs
             | Route::Problem(_)
@@ -215,11 +247,11 @@ impl Api {
                 &location(form.base(), id, accepted.token()),
             )),
             Answer::Repeated(row) => {
-                let operation = OperationView::of_row(&row);
+                let operation = OperationView::of_row(&row, &self.rules.workflows);
                 let mut reply = match form {
                     Form::General => json(StatusCode::OK, &operation),
                     Form::Delivery => {
-                        let request = status::raw(&row.created.input);
+                        let request = status::request_of(&row);
                         json(StatusCode::OK, &DeliveryView { operation, request })
                     }
                 };
@@ -286,7 +318,7 @@ impl Api {
     }
 
     /// Takes a body's share of the budget.
-    fn hold(&self, bytes: usize) -> Result<SemaphorePermit<'_>, Problem> {
+    pub fn hold(&self, bytes: usize) -> Result<SemaphorePermit<'_>, Problem> {
         u32::try_from(bytes + REQUEST_BYTES)
             .ok()
             .and_then(|permits| self.budget.try_acquire_many(permits).ok())
@@ -313,13 +345,16 @@ impl Drop for Held {
 
 /// In which form a request came, and is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Form {
+pub enum Form {
+    /// As a delivery.
     Delivery,
+    /// As an operation of any workflow.
     General,
 }
 
 impl Form {
-    const fn base(self) -> &'static str {
+    /// Where such operations are.
+    pub const fn base(self) -> &'static str {
         match self {
             Self::Delivery => DELIVERIES,
             Self::General => OPERATIONS,
@@ -329,13 +364,16 @@ impl Form {
 
 /// What a status query says beside the id.
 #[derive(Debug, Default)]
-struct Parameters {
-    tenant: String,
-    token: Option<StatusToken>,
+pub struct Parameters {
+    /// The tenant whose id it is; empty for the only one.
+    pub tenant: String,
+    /// The `at` of a `Location`.
+    pub token: Option<StatusToken>,
 }
 
 impl Parameters {
-    fn read(query: Option<&str>) -> Result<Self, Problem> {
+    /// Reads a query; what it says of anything else is ignored.
+    pub fn read(query: Option<&str>) -> Result<Self, Problem> {
         let mut parameters = Self::default();
         for (name, value) in query
             .unwrap_or_default()
@@ -375,12 +413,27 @@ pub fn location(base: &str, id: OperationId, token: Option<StatusToken>) -> Stri
     }
 }
 
-fn decoded(text: &str) -> Option<String> {
+/// The value of a query's parameter, if it stands there.
+pub fn query_value(query: Option<&str>, name: &str) -> Result<Option<String>, Problem> {
+    let mut pairs = query.unwrap_or_default().split('&');
+    let value = pairs.find_map(|pair| {
+        let (found, value) = pair.split_once('=')?;
+        (found == name).then(|| decoded(&value.replace('+', " ")))
+    });
+    let wrong = || {
+        let detail = format!("{name} must be UTF-8");
+        Problem::invalid(vec![FieldProblem::new("", detail)])
+    };
+    value.map(|value| value.ok_or_else(wrong)).transpose()
+}
+
+/// Text of a path or a query without its percent encoding; `None` if it is not UTF-8.
+pub fn decoded(text: &str) -> Option<String> {
     Some(percent_decode_str(text).decode_utf8().ok()?.into_owned())
 }
 
 /// Refuses a body of another media type, or one that is encoded further.
-fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(), Problem> {
+pub fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(), Problem> {
     let refuse = || {
         let detail = format!("The body must be {expected}, in UTF-8 and not encoded further.");
         Err(Problem::new(Kind::UnsupportedMediaType, detail))
@@ -429,7 +482,8 @@ fn refused(refusal: Refusal) -> Problem {
     Problem::new(kind, refusal.detail())
 }
 
-fn not_found() -> Problem {
+/// There is nothing at this address.
+pub fn not_found() -> Problem {
     Problem::new(Kind::NotFound, "See /openapi.json for what there is.")
 }
 
@@ -456,7 +510,8 @@ fn problem(problem: &Problem) -> Reply {
     problem.to_response().map(|body| Payload::Whole(Some(body)))
 }
 
-fn json(status: StatusCode, value: &impl Serialize) -> Reply {
+/// An answer in JSON.
+pub fn json(status: StatusCode, value: &impl Serialize) -> Reply {
     let body = serde_json::to_vec(value).expect("views have string keys and finite numbers");
     whole(status, JSON, body.into())
 }
@@ -486,12 +541,14 @@ fn whole(status: StatusCode, media_type: &'static str, body: Bytes) -> Reply {
     reply
 }
 
-fn set(reply: &mut Reply, name: header::HeaderName, value: impl AsRef<str>) {
+/// Sets a header.
+pub fn set(reply: &mut Reply, name: header::HeaderName, value: impl AsRef<str>) {
     let value = HeaderValue::from_str(value.as_ref()).expect("ids, numbers and dashes are visible");
     reply.headers_mut().insert(name, value);
 }
 
-fn set_static(reply: &mut Reply, name: header::HeaderName, value: &'static str) {
+/// Sets a header.
+pub fn set_static(reply: &mut Reply, name: header::HeaderName, value: &'static str) {
     reply
         .headers_mut()
         .insert(name, HeaderValue::from_static(value));
@@ -511,6 +568,10 @@ mod tests {
             ("/v1/operations", Route::Operations),
             ("/v1/operations:batch", Route::Batch),
             ("/v1/operations/x", Route::Operation("x")),
+            ("/v1/operations/x:cancel", Route::Operation("x:cancel")),
+            ("/v1/operations/x/events", Route::Events("x")),
+            ("/v1/operations//events", Route::Nothing),
+            ("/v1/operations/x/y/events", Route::Nothing),
             ("/v1/operationsx", Route::Nothing),
             ("/problems/not-found", Route::Problem("not-found")),
             ("/", Route::Home),

@@ -14,7 +14,7 @@ use waybill_engine::{
 };
 use waybill_store::LeaseKey;
 
-use super::id;
+use super::id::{self, CallerId};
 use super::intake::{Intake, store_unavailable};
 use super::problem::{Kind, Problem};
 use super::recent::Accepted;
@@ -122,11 +122,41 @@ async fn request_at(
     is_it.then_some(request)
 }
 
+impl Pending {
+    /// The operation.
+    pub fn id(&self) -> OperationId {
+        self.id
+    }
+
+    /// Its request, where it was read.
+    pub fn request(&self) -> Option<&CreateRequest> {
+        self.request.as_ref()
+    }
+
+    /// What its `Location` carries, if memory knows it.
+    pub fn token(&self) -> Option<StatusToken> {
+        self.accepted.as_ref()?.token()
+    }
+
+    /// Whether it is an operation of `tenant`, as far as can be told, which calls it `text`.
+    pub fn is_of(&self, tenant: &str, text: &str) -> bool {
+        if let Some(request) = &self.request {
+            return request.tenant == tenant;
+        }
+        let caller_id = self
+            .accepted
+            .as_ref()
+            .and_then(|it| it.caller_id.as_deref());
+        CallerId::new(text).is_ok_and(|id| id.operation(tenant) == self.id)
+            || caller_id.is_some_and(|id| OperationId::of_caller(tenant, id) == self.id)
+    }
+}
+
 impl Status {
     /// It as an operation.
     pub fn operation(&self, workflows: &Workflows) -> OperationView {
         match self {
-            Self::Row(row) => OperationView::of_row(row),
+            Self::Row(row) => OperationView::of_row(row, workflows),
             Self::Rejected(id) => OperationView::rejected(*id),
             Self::Pending(pending) => {
                 let view = OperationView::pending(pending.id, pending.ahead);
@@ -161,12 +191,17 @@ impl Status {
             return Err(unknown());
         }
         let request = match self {
-            Self::Row(row) => raw(&row.created.input),
+            Self::Row(row) => request_of(row),
             Self::Pending(pending) => pending.request.as_ref().and_then(|r| raw(&r.input)),
             Self::Rejected(_) => None,
         };
         Ok(DeliveryView { operation, request })
     }
+}
+
+/// A delivery's request as it is now; `None` where it was cancelled before it came.
+pub fn request_of(row: &OperationRow) -> Option<Box<RawValue>> {
+    raw(row.input()).filter(|_| !row.state.tombstone)
 }
 
 /// JSON as it is stored.
@@ -216,7 +251,8 @@ async fn consumed(intake: &Intake, partition: PartitionId) -> Result<Offset, Pro
     Ok(lease.map_or(Offset(0), |lease| lease.consumed))
 }
 
-fn unknown() -> Problem {
+/// There is no such operation.
+pub fn unknown() -> Problem {
     let detail = "No request with this id was accepted, or its retention has passed.";
     Problem::new(Kind::UnknownOrExpired, detail)
 }

@@ -32,10 +32,22 @@ impl StatusToken {
         }
     }
 
+    /// The token of a request that makes no operation, such as a cancel: whatever operation has the
+    /// id is the one that is asked for.
+    pub fn of_any(position: Position) -> Self {
+        Self {
+            position,
+            hash_prefix: Self::ANY,
+        }
+    }
+
     /// Whether it may be the token of a request with `hash`.
     pub fn is_of(&self, hash: RequestHash) -> bool {
-        hash.0.starts_with(&self.hash_prefix)
+        self.hash_prefix == Self::ANY || hash.0.starts_with(&self.hash_prefix)
     }
+
+    /// The prefix of a hash in 4 billion, too, of which a twin is then not told apart.
+    const ANY: [u8; 4] = [0; 4];
 }
 
 impl fmt::Display for StatusToken {
@@ -92,6 +104,17 @@ mod tests {
         assert_eq!(token.to_string().parse(), Ok(token));
         assert!(token.is_of(hash));
         assert!(!token.is_of(RequestHash([1; 16])));
+    }
+
+    #[test]
+    fn the_token_of_a_cancel_is_of_any_request() {
+        let position = Position {
+            partition: PartitionId(3),
+            offset: Offset(7),
+        };
+        let token = StatusToken::of_any(position);
+        assert_eq!(token.to_string(), "3-7-00000000");
+        assert!(token.is_of(RequestHash([1; 16])));
     }
 
     #[test]

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
+use uuid::Uuid;
 use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{
-    CreateRequest, OperationId, OperationRow, OperationState, ProcessState, StepProgress,
-    StepState, Timestamp, Workflow,
+    CreateRequest, HistoryEntry, OperationError, OperationId, OperationRow, OperationState,
+    ProcessState, StepError, StepProgress, StepState, Timestamp, Workflow, Workflows,
 };
+
+use super::ops::next::{self, Next};
 
 /// An operation.
 #[derive(Debug, Serialize, ToSchema)]
@@ -25,7 +28,10 @@ pub struct OperationView {
     pub workflow: Option<Arc<str>>,
     /// `Pending`: accepted, no scheduler has read it yet. `Processing`: its steps are being
     /// performed. `Processed`: every step is completed or skipped. `Error`: it failed for good and
-    /// waits for a person. `Rejected`: another request with the same id came first.
+    /// waits for a person. `Compensating`: what was done is being undone. `Compensated`: it failed
+    /// for good and nothing is left standing. `Cancelled`: its caller cancelled it and nothing is
+    /// left standing. `CompensationFailed`: it could not be undone and waits for a person.
+    /// `Rejected`: another request with the same id came first.
     #[schema(example = "Processing")]
     pub state: &'static str,
     /// Its steps, in the workflow's order.
@@ -34,9 +40,53 @@ pub struct OperationView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = 12)]
     pub ahead: Option<i64>,
-    /// Why it failed for good, or was rejected.
+    /// Why it failed for good, could not be undone, or was rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorView>,
+    /// What happens next and when, or what a person can do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "Step drone is under way, attempt 2, until 2030-05-08T20:00:05Z.")]
+    pub what_next: Option<String>,
+    /// What can be asked of it as it is: `cancel` by its caller, the others by an operator.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub verbs: Vec<&'static str>,
+    /// What became of a cancel: `requested`, while what was done is being undone; `applied`;
+    /// `refused`, where it came too late.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "requested")]
+    pub cancel: Option<&'static str>,
+    /// A person ended it where it was parked.
+    #[serde(skip_serializing_if = "is_false")]
+    pub abandoned: bool,
+    /// What was asked of it beside its request, oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<HistoryView>,
+    /// The operation that this one runs again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = "uuid")]
+    pub resubmission_of: Option<OperationId>,
+    /// The newest operation that runs this one again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = "uuid")]
+    pub resubmitted_as: Option<OperationId>,
+    /// How often its steps have failed or timed out, in all.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub failure_count: u32,
+    /// When something is next due for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub next_due: Option<String>,
+    /// Whether it was ever handed off to the deadline index, because it lingered.
+    #[serde(skip_serializing_if = "is_false")]
+    pub handed_off: bool,
+    /// The scheduler instance that holds it in memory, if one does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = "uuid")]
+    pub locked_by: Option<Uuid>,
+    /// The ownership of its partition under which it was last written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 3)]
+    pub epoch: Option<u64>,
     /// The caller's own id, if one was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, example = "order-17")]
@@ -45,7 +95,7 @@ pub struct OperationView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub tenant: Option<Arc<str>>,
-    /// By when it should be final, if a deadline was given.
+    /// By when it should be final, if there is a deadline.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub deadline: Option<String>,
@@ -75,20 +125,69 @@ pub struct DeliveryView {
 
 /// A step of an operation.
 #[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
 #[schema(as = Step)]
 pub struct StepView {
     /// Its name in the workflow.
     #[schema(value_type = String, example = "account")]
     pub name: Arc<str>,
-    /// `NotStarted`, `Running`, `Completed`, `Failed`, `TimedOut` or `Skipped`.
+    /// `NotStarted`, `Running`, `Completed`, `Failed`, `TimedOut`, `Skipped`, `Compensating` or
+    /// `Compensated`.
     #[schema(example = "Completed")]
     pub state: &'static str,
-    /// The number of the current or last attempt; 0 before the first.
+    /// The number of the current or last attempt, whatever it does; 0 before the first.
     #[schema(example = 1)]
     pub attempt: u32,
+    /// What that attempt does: `Run`, `Compensate` or `Probe`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "Run")]
+    pub action: Option<&'static str>,
+    /// How often it has failed or timed out.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub failure_count: u32,
+    /// How often undoing it has failed or timed out.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub undo_failure_count: u32,
+    /// By when the attempt under way must finish.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub complete_by: Option<String>,
+    /// When it is tried again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub retry_at: Option<String>,
+    /// When its state last changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub changed_at: Option<String>,
+    /// The superseded attempt that was last found to have succeeded after all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub late_success: Option<u32>,
     /// Its last failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorView>,
+}
+
+/// What somebody asked of an operation, and what came of it.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = HistoryEntry)]
+pub struct HistoryView {
+    /// When it was applied or refused.
+    #[schema(format = DateTime, example = "2030-05-08T20:00:00.234567Z")]
+    pub at: String,
+    /// Who asked: `caller`, a supervisor, or an operator by name.
+    #[schema(example = "caller")]
+    pub by: String,
+    /// What was asked.
+    #[schema(example = "cancel")]
+    pub verb: String,
+    /// Why.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// The stable code of why it was refused; absent if it was applied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "final")]
+    pub refused: Option<String>,
 }
 
 /// Why something failed.
@@ -152,40 +251,38 @@ pub struct BatchLine<'a> {
 
 impl OperationView {
     /// An operation as the store has it.
-    pub fn of_row(row: &OperationRow) -> Self {
-        let OperationState {
-            state,
-            steps,
-            error,
-            ..
-        } = &row.state;
-        let created = &row.created;
-        let step = |(name, progress): (&Arc<str>, &StepProgress)| StepView {
-            name: Arc::clone(name),
-            state: progress.state.as_str(),
-            attempt: progress.attempt.0,
-            error: progress.error.as_ref().map(|error| ErrorView {
-                code: error.code.clone(),
-                message: error.message.clone(),
-                step: None,
-            }),
-        };
+    pub fn of_row(row: &OperationRow, workflows: &Workflows) -> Self {
+        let (created, state) = (&row.created, &row.state);
+        let Next { sentence, verbs } = next::of(row, workflows);
+        let history = state.history.iter();
         Self {
-            id: row.id,
-            workflow: Some(Arc::clone(&created.workflow)),
-            state: state.as_str(),
-            steps: created.step_names.iter().zip(steps).map(step).collect(),
-            ahead: None,
-            error: error.as_ref().map(|error| ErrorView {
-                code: error.error.code.clone(),
-                message: error.error.message.clone(),
-                step: error.step.clone(),
-            }),
+            workflow: Some(Arc::clone(&created.workflow)).filter(|name| !name.is_empty()),
+            state: state.state.as_str(),
+            steps: created
+                .step_names
+                .iter()
+                .zip(&state.steps)
+                .map(|(name, progress)| StepView::of(name, progress))
+                .collect(),
+            error: failure(state).map(ErrorView::of_operation),
+            what_next: Some(sentence),
+            verbs,
+            cancel: cancel(state),
+            abandoned: state.abandoned,
+            history: history.map(HistoryView::of).collect(),
+            resubmission_of: created.resubmission_of,
+            resubmitted_as: resubmitted_as(state),
+            failure_count: state.failure_count,
+            next_due: state.next_due.map(time_text),
+            handed_off: state.handed_off,
+            locked_by: state.locked_by.map(|owner| owner.0),
+            epoch: Some(state.epoch.0),
             caller_id: created.caller_id.as_deref().map(Arc::from),
             tenant: Some(Arc::clone(&created.tenant)).filter(|tenant| !tenant.is_empty()),
-            deadline: created.deadline.map(time_text),
+            deadline: row.deadline().map(time_text),
             created_at: Some(time_text(created.requested_at)),
-            updated_at: Some(time_text(row.state.updated_at)),
+            updated_at: Some(time_text(state.updated_at)),
+            ..Self::pending(row.id, None)
         }
     }
 
@@ -198,6 +295,18 @@ impl OperationView {
             steps: Vec::new(),
             ahead,
             error: None,
+            what_next: Some("It waits for its scheduler to read its request.".to_owned()),
+            verbs: vec![next::CANCEL],
+            cancel: None,
+            abandoned: false,
+            history: Vec::new(),
+            resubmission_of: None,
+            resubmitted_as: None,
+            failure_count: 0,
+            next_due: None,
+            handed_off: false,
+            locked_by: None,
+            epoch: None,
             caller_id: None,
             tenant: None,
             deadline: None,
@@ -215,6 +324,8 @@ impl OperationView {
                 message: "another request with this id came first".to_owned(),
                 step: None,
             }),
+            what_next: None,
+            verbs: Vec::new(),
             ..Self::pending(id, None)
         }
     }
@@ -222,15 +333,11 @@ impl OperationView {
     /// Adds the workflow of an operation whose row is not there.
     pub fn with_workflow(self, name: Arc<str>, workflow: Option<&Workflow>) -> Self {
         let steps = workflow.map_or(&[][..], Workflow::step_names).iter();
-        let step = |name: &Arc<str>| StepView {
-            name: Arc::clone(name),
-            state: StepState::NotStarted.as_str(),
-            attempt: 0,
-            error: None,
-        };
         Self {
             workflow: Some(name),
-            steps: steps.map(step).collect(),
+            steps: steps
+                .map(|name| StepView::of(name, &StepProgress::default()))
+                .collect(),
             ..self
         }
     }
@@ -262,8 +369,102 @@ impl OperationView {
     }
 }
 
+impl StepView {
+    fn of(name: &Arc<str>, progress: &StepProgress) -> Self {
+        let was_asked_for = progress.was_asked_for();
+        let has_changed = was_asked_for || progress.state != StepState::NotStarted;
+        Self {
+            name: Arc::clone(name),
+            state: progress.state.as_str(),
+            attempt: progress.attempt.0,
+            action: was_asked_for.then(|| progress.action.as_str()),
+            failure_count: progress.failure_count,
+            undo_failure_count: progress.undo_failure_count,
+            complete_by: progress.complete_by.map(time_text),
+            retry_at: progress.retry_at.map(time_text),
+            changed_at: has_changed.then(|| time_text(progress.changed_at)),
+            late_success: progress.late_success.map(|attempt| attempt.0),
+            error: progress.error.as_ref().map(ErrorView::of_step),
+        }
+    }
+}
+
+impl HistoryView {
+    fn of(entry: &HistoryEntry) -> Self {
+        Self {
+            at: time_text(entry.at),
+            by: entry.by.clone(),
+            verb: entry.verb.clone(),
+            reason: entry.reason.clone(),
+            refused: entry.refused.clone(),
+        }
+    }
+}
+
+impl ErrorView {
+    /// What made a step fail.
+    pub fn of_step(error: &StepError) -> Self {
+        Self {
+            code: error.code.clone(),
+            message: error.message.clone(),
+            step: None,
+        }
+    }
+
+    /// What made an operation fail.
+    pub fn of_operation(error: &OperationError) -> Self {
+        Self {
+            step: error.step.clone(),
+            ..Self::of_step(&error.error)
+        }
+    }
+}
+
+/// Why an operation is where it is: why it could not be undone, else why it failed.
+pub fn failure(state: &OperationState) -> Option<&OperationError> {
+    match state.state {
+        ProcessState::CompensationFailed => state.undo_error.as_ref(),
+        ProcessState::Pending
+        | ProcessState::Processing
+        | ProcessState::Processed
+        | ProcessState::Error
+        | ProcessState::Compensating
+        | ProcessState::Compensated
+        | ProcessState::Cancelled => state.error.as_ref(),
+    }
+}
+
+/// What became of a cancel. The one that was applied counts, whatever became of others.
+fn cancel(state: &OperationState) -> Option<&'static str> {
+    if state.cancelled {
+        return Some(match state.state {
+            ProcessState::Cancelled => "applied",
+            _ => "requested",
+        });
+    }
+    let mut history = state.history.iter();
+    history
+        .any(|entry| entry.verb == next::CANCEL && entry.refused.is_some())
+        .then_some("refused")
+}
+
+fn resubmitted_as(state: &OperationState) -> Option<OperationId> {
+    let mut newest_first = state.history.iter().rev();
+    newest_first.find_map(|entry| entry.verb.strip_prefix("resubmitted ")?.parse().ok())
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_false(flag: &bool) -> bool {
+    !*flag
+}
+
 /// An instant as answers show it: RFC 3339 in UTC.
-fn time_text(time: Timestamp) -> String {
+pub fn time_text(time: Timestamp) -> String {
     match jiff::Timestamp::from_microsecond(time.as_micros()) {
         Ok(time) => time.to_string(),
         Err(_) => jiff::Timestamp::MAX.to_string(),

@@ -1,31 +1,36 @@
 //! The agents' role.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::path::Path;
 
 use anyhow::Context as _;
-use waybill_agent::http::AgentsFile;
-use waybill_agent::{Agents, AgentsConfig, Handler, InstancePlace};
+use waybill_agent::http::{AgentsFile, NamedHandler};
+use waybill_agent::{Agents, AgentsConfig, InstancePlace};
+use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 
 use super::topic_names;
 use crate::admin::Admin;
-use crate::config::Config;
+use crate::config::{Config, read_document};
 use crate::shutdown::{Running, Stage};
 
 /// Where in the data directory the processes find their names.
 const INSTANCES_DIR: &str = "agents";
+
+/// What stands for the file of the agents that are part of the binary.
+const BUILT_IN: &str = "the built-in drone-delivery agents";
 
 /// Starts all configured agents against the services at `services` (`host:port`).
 pub(super) async fn start(
     config: &Config,
     kafka: KafkaSettings,
     services: &str,
+    workflows: &Workflows,
     admin: &Admin,
     running: &Running,
 ) -> anyhow::Result<()> {
     let settings = &config.agents;
-    let handlers = load(config, services)?;
+    let handlers = load(config, services, workflows)?;
     let mut agents_config = AgentsConfig::new(kafka, topic_names(config));
     agents_config.group = format!("{}-agents", config.kafka.topic_prefix);
     let place = match &settings.instance_id {
@@ -73,27 +78,44 @@ fn place(config: &Config) -> Option<InstancePlace> {
         .ok()
 }
 
-/// Every agent of the configuration, by name.
+/// Every agent of the configuration, by name, checked against the workflows.
 pub(super) fn load(
     config: &Config,
     services: &str,
-) -> anyhow::Result<Vec<(String, Arc<dyn Handler>)>> {
-    let variables = BTreeMap::from([("services".to_owned(), format!("http://{services}"))]);
+    workflows: &Workflows,
+) -> anyhow::Result<Vec<NamedHandler>> {
     let mut handlers = Vec::new();
     if config.agents.built_in {
-        let built_in = AgentsFile::from_yaml(waybill_drone_delivery::AGENTS_YAML)
-            .and_then(|file| file.load(&variables))
-            .context("the built-in drone-delivery agents")?;
-        handlers.extend(built_in);
+        let file = AgentsFile::from_yaml(waybill_drone_delivery::AGENTS_YAML).context(BUILT_IN)?;
+        handlers.extend(load_from(&file, services, workflows).context(BUILT_IN)?);
     }
     for path in &config.agents.files {
-        let name = path.display();
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("{name} cannot be read"))?;
-        let of_file = AgentsFile::from_yaml(&text)
-            .and_then(|file| file.load(&variables))
-            .with_context(|| format!("the agents of {name}"))?;
-        handlers.extend(of_file);
+        handlers.extend(load_file(path, services, workflows)?);
     }
     Ok(handlers)
+}
+
+/// The agents of a file, by name, checked against the workflows.
+///
+/// # Errors
+///
+/// If the file cannot be read, or its agents cannot work or do not fit a workflow.
+pub(crate) fn load_file(
+    path: &Path,
+    services: &str,
+    workflows: &Workflows,
+) -> anyhow::Result<Vec<NamedHandler>> {
+    let file: AgentsFile = read_document(path)?;
+    load_from(&file, services, workflows)
+        .with_context(|| format!("the agents of {}", path.display()))
+}
+
+fn load_from(
+    file: &AgentsFile,
+    services: &str,
+    workflows: &Workflows,
+) -> anyhow::Result<Vec<NamedHandler>> {
+    file.check(workflows)?;
+    let variables = BTreeMap::from([("services".to_owned(), format!("http://{services}"))]);
+    Ok(file.load(&variables)?)
 }

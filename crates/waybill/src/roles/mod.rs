@@ -4,6 +4,7 @@
 //! difference is only which are started, and where the broker and the services are.
 
 mod agents;
+mod alerts;
 mod embedded;
 mod pipeline;
 mod samples;
@@ -19,6 +20,8 @@ use crate::admin::Admin;
 use crate::cli::Role;
 use crate::config::{Config, Environment, load_workflows};
 use crate::shutdown::Running;
+
+pub(crate) use agents::load_file as load_agents_file;
 
 /// Starts the parts of a role. What is started is pushed to `running`, also when a later part
 /// fails to start.
@@ -37,9 +40,10 @@ pub async fn start(
         Role::Broker => embedded::broker(config, running).await.map(drop),
         Role::Services => embedded::services(config, running).await.map(drop),
         Role::Agents => {
+            let workflows = load_workflows(&config.workflows)?;
             let kafka = kafka_settings(config, None);
             let services = config.services.elsewhere();
-            agents::start(config, kafka, &services, admin, running).await
+            agents::start(config, kafka, &services, &workflows, admin, running).await
         }
         Role::Up {
             agents,
@@ -58,8 +62,10 @@ pub async fn start(
                 false => config.services.elsewhere(),
             };
             if agents {
-                agents::start(config, kafka.clone(), &services, admin, running).await?;
+                let kafka = kafka.clone();
+                agents::start(config, kafka, &services, &workflows, admin, running).await?;
             }
+            alerts::start(config, &kafka, running)?;
             let http = pipeline::start(
                 config,
                 environment,
@@ -77,14 +83,14 @@ pub async fn start(
     }
 }
 
-/// Checks what a configuration refers to: its workflows and its agents.
+/// Checks what a configuration refers to: its workflows and its agents, alone and together.
 ///
 /// # Errors
 ///
 /// If a file cannot be read, or what it says cannot work.
 pub fn check(config: &Config) -> anyhow::Result<()> {
-    load_workflows(&config.workflows)?;
-    agents::load(config, &config.services.elsewhere())?;
+    let workflows = load_workflows(&config.workflows)?;
+    agents::load(config, &config.services.elsewhere(), &workflows)?;
     Ok(())
 }
 

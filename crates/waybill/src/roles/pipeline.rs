@@ -14,6 +14,7 @@ use crate::config::{Config, Environment, partitions_of_this_process};
 use crate::ingestion::{Ingestion, IngestionConfig};
 use crate::scheduler::{Scheduler, SchedulerParts, SchedulerSettings};
 use crate::shutdown::{Running, Stage};
+use crate::supervisor::{self, SupervisorParts, SupervisorSettings};
 use crate::telemetry::announce;
 
 /// Opens the store, starts scheduler and ingestion, and returns the API's address.
@@ -44,6 +45,19 @@ pub(super) async fn start(
         stop,
         tokio::spawn(scheduler.ended()),
     );
+
+    if config.supervisor.enabled {
+        let parts = SupervisorParts {
+            store: store.clone(),
+            kafka: kafka.clone(),
+            topics: topic_names(config),
+            workflows: workflows.clone(),
+        };
+        let settings = supervisor_settings(config);
+        running.spawn(Stage::Scheduler, "supervisor", move |stop| {
+            supervisor::run(settings, parts, stop)
+        });
+    }
 
     if config.kafka.brokers.is_none() {
         let requests = topic_names(config).requests().to_owned();
@@ -113,7 +127,22 @@ fn ingestion_config(config: &Config) -> IngestionConfig {
         pending_reads_max: http.pending_reads_max,
         pending_read_timeout: http.pending_read_timeout,
         reply_to_prefixes: http.reply_to_prefixes.clone(),
+        event_streams_max: http.event_streams_max,
         drain_timeout: http.drain_timeout,
+    }
+}
+
+fn supervisor_settings(config: &Config) -> SupervisorSettings {
+    let settings = &config.supervisor;
+    SupervisorSettings {
+        partitions: config.partitions,
+        interval: settings.interval,
+        timeout_grace: config.scheduler.timeout_grace,
+        recoveries_per_second_max: settings.recoveries_per_second_max,
+        lease: settings.lease,
+        lease_margin: config.scheduler.lease_margin,
+        scheduler_lease: config.scheduler.lease,
+        clock_skew: settings.clock_skew,
     }
 }
 
@@ -135,6 +164,8 @@ fn scheduler_settings(config: &Config, own: Vec<waybill_engine::PartitionId>) ->
         lease: settings.lease,
         lease_margin: settings.lease_margin,
         drain: settings.drain,
+        decide_within: settings.decide_within,
+        tell_steps: settings.tell_steps,
         reply_to_prefixes: config.http.reply_to_prefixes.clone(),
     }
 }

@@ -79,6 +79,11 @@ fn specs(config: &Config, workflows: &Workflows) -> Vec<TopicSpec> {
         kept_for(config.kafka.results_retention),
         sized(RECORD_BYTES_MAX),
     ];
+    // What an operator asks for is answered once it is there: as durable as a request.
+    let mut recoveries = vec![
+        kept_for(config.kafka.requests_retention),
+        sized(RECORD_BYTES_MAX),
+    ];
     let mut dead_letters = vec![
         kept_for(config.kafka.results_retention),
         sized(DEAD_LETTER_BYTES_MAX),
@@ -86,6 +91,7 @@ fn specs(config: &Config, workflows: &Workflows) -> Vec<TopicSpec> {
     if embedded {
         // On Kafka, replication makes an acknowledged record durable; here, the disk does.
         requests.push(("flush.messages", "1".to_owned()));
+        recoveries.push(("flush.messages", "1".to_owned()));
         let bound = config.broker.requests_disk_bytes_max.as_u64();
         requests.push(("waybill.disk.bytes.max", bound.to_string()));
         // Space is given back by whole segments: a few of them must fit below the bound.
@@ -98,14 +104,18 @@ fn specs(config: &Config, workflows: &Workflows) -> Vec<TopicSpec> {
         steps.push(("retention.bytes", STEP_PARTITION_BYTES_MAX.to_string()));
         results.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
         dead_letters.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
+        recoveries.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
     }
     let mut specs = vec![
         spec(names.requests(), &requests),
         spec(names.step_replies(), &steps),
+        spec(names.recovery(), &recoveries),
         spec(names.operation_status(), &results),
         spec(names.failed_operations(), &results),
+        spec(names.operator_alerts(), &results),
         spec(&Topics::dead_letter(names.requests()), &dead_letters),
         spec(&Topics::dead_letter(names.step_replies()), &dead_letters),
+        spec(&Topics::dead_letter(names.recovery()), &dead_letters),
     ];
     for agent in workflows.agents() {
         let topic = names.step_requests(&agent);

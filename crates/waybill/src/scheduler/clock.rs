@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use waybill_engine::Timestamp;
 
-use super::ownership::wall_clock;
+use crate::clock::wall_clock;
 
 /// Follows the wall clock. While that lies behind what was already told, because it was set back,
 /// time goes on as the monotonic clock does.

@@ -4,16 +4,14 @@
 //! One commit is under way at a time. It holds what the engines of all partitions had to write when
 //! it began; what they decide meanwhile is in the next one.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use tokio::runtime::Handle;
 use waybill_engine::{BatchNumber, Command, Event, Message, PartitionId, Timestamp};
-use waybill_store::{
-    AttentionEntry, DueBucket, DueEntry, RowWrite, Store, StoreError, WriteBatch, Written,
-};
+use waybill_store::{AttentionEntry, DueEntry, RowWrite, Store, StoreError, WriteBatch, Written};
 
 use super::input::{Generation, Input, Inputs};
 use super::metrics::CommitMetrics;
@@ -24,6 +22,13 @@ use super::unreadable::UnreadableRows;
 /// A commit begins no sooner than this after the one before it. Under load this lets decisions gather
 /// that share the rows' sync and the messages' requests; after a pause nothing waits.
 const GATHER: Duration = Duration::from_millis(1);
+
+/// An entry of the deadline index that becomes durable so long after its instant may have been
+/// missed: well below the shortest grace of a sweep, which is a lease.
+const LATE_AFTER: Duration = Duration::from_secs(2);
+
+/// How far in the future an entry is written that was late.
+const INDEX_LEAD: Duration = Duration::from_secs(1);
 
 /// A batch of one engine that is on its way.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +42,7 @@ struct Part {
 struct UnderWay {
     began: Instant,
     parts: Vec<(Part, Vec<Message>)>,
-    due: HashMap<PartitionId, DueBucket>,
+    due: Vec<(PartitionId, DueEntry)>,
 }
 
 /// Everything between the engines and the store and topics.
@@ -84,7 +89,7 @@ impl Commits {
         let mut under_way = UnderWay {
             began: Instant::now(),
             parts: Vec::new(),
-            due: HashMap::new(),
+            due: Vec::new(),
         };
         for (&partition, slot) in slots.iter_mut() {
             let generation = slot.generation;
@@ -101,9 +106,7 @@ impl Commits {
             for command in batch.commands {
                 match command {
                     Command::Index { due, operation } => {
-                        let bucket = under_way.due.entry(partition).or_insert(DueBucket::of(due));
-                        *bucket = (*bucket).min(DueBucket::of(due));
-                        write.due.push((partition, DueEntry { due, operation }));
+                        under_way.due.push((partition, DueEntry { due, operation }));
                     }
                     Command::Attention { at, operation } => {
                         write
@@ -133,16 +136,21 @@ impl Commits {
             return;
         }
         self.began = under_way.began;
+        write.due.clone_from(&under_way.due);
         if write == WriteBatch::default() {
             self.dispatch(under_way.parts, slots);
             return;
         }
         self.metrics.rows.record(write.rows.len() as f64);
+        self.write(write);
+        self.under_way = Some(under_way);
+    }
+
+    fn write(&self, write: WriteBatch) {
         let (store, sender) = (self.store.clone(), self.sender.clone());
         self.runtime.spawn(async move {
             let _ = sender.send(Input::Committed(store.write(write).await));
         });
-        self.under_way = Some(under_way);
     }
 
     /// How long the next commit has to wait for company.
@@ -159,12 +167,27 @@ impl Commits {
         &mut self,
         result: Result<Written, StoreError>,
         slots: &mut BTreeMap<PartitionId, Slot>,
+        now: Timestamp,
     ) -> anyhow::Result<()> {
         let written = result.context("the group commit of step state failed")?;
         for row in &written.replaced {
             self.replaced.met(row);
         }
-        if let Some(under_way) = self.under_way.take() {
+        if let Some(mut under_way) = self.under_way.take() {
+            let late = late_entries(&mut under_way.due, now);
+            if !late.is_empty() {
+                tracing::warn!(
+                    entries = late.len(),
+                    "a commit took so long that its index entries are written again, for later"
+                );
+                let due = late;
+                self.write(WriteBatch {
+                    due,
+                    ..WriteBatch::default()
+                });
+                self.under_way = Some(under_way);
+                return Ok(());
+            }
             self.metrics
                 .duration
                 .record(under_way.began.elapsed().as_secs_f64());
@@ -218,11 +241,6 @@ impl Commits {
         None
     }
 
-    /// The first bucket of a partition's deadline index that the commit under way writes to.
-    pub(super) fn due_under_way(&self, partition: PartitionId) -> Option<DueBucket> {
-        self.under_way.as_ref()?.due.get(&partition).copied()
-    }
-
     /// Whether anything of a partition is still being written or sent.
     pub(super) fn involve(&self, partition: PartitionId) -> bool {
         let written = self
@@ -238,4 +256,21 @@ impl Commits {
     pub(super) fn close(self) {
         self.outlet.close();
     }
+}
+
+/// The entries that became durable so late that a sweep may have passed their buckets, moved into
+/// the future. The operations' rows may say an earlier time: an entry that comes up too late for
+/// what is due is harmless.
+fn late_entries(
+    due: &mut [(PartitionId, DueEntry)],
+    now: Timestamp,
+) -> Vec<(PartitionId, DueEntry)> {
+    let mut late = Vec::new();
+    for (partition, entry) in due {
+        if entry.due + LATE_AFTER < now {
+            entry.due = now + INDEX_LEAD;
+            late.push((*partition, *entry));
+        }
+    }
+    late
 }

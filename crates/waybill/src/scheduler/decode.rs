@@ -4,7 +4,7 @@
 //! the cause to the dead-letter topic, and what belongs to another partition one that sends it home.
 
 use waybill_engine::{
-    CreateRequest, Event, ForwardRecord, OperationId, Source, StepReply, partition_for,
+    Event, ForwardRecord, OperationId, OperationRequest, Recovery, Source, StepReply, partition_for,
 };
 use waybill_kafka::{RawRecord, RecordRef};
 use waybill_messages::{Record as _, headers};
@@ -26,9 +26,11 @@ impl Decoder {
             return self.unreadable(record, "the record has no value".to_owned());
         };
         let decoded = match self.source {
-            Source::Requests => CreateRequest::decode(value).map(|mut request| {
-                let operation = request.operation;
-                request.traceparent = traceparent(record);
+            Source::Requests => OperationRequest::decode(value).map(|mut request| {
+                let operation = request.operation();
+                if let OperationRequest::Create(create) = &mut request {
+                    create.traceparent = traceparent(record);
+                }
                 let event = Event::Request {
                     offset: record.offset(),
                     fingerprint: self.fingerprint(record),
@@ -44,6 +46,15 @@ impl Decoder {
                     Event::Reply {
                         offset: record.offset(),
                         reply,
+                    },
+                )
+            }),
+            Source::Recoveries => Recovery::decode(value).map(|recovery| {
+                (
+                    recovery.operation,
+                    Event::Recovery {
+                        offset: record.offset(),
+                        recovery: Box::new(recovery),
                     },
                 )
             }),

@@ -1,5 +1,5 @@
-//! The two consumers: `requests`, which reads only while there is room, and `inbox`, which is
-//! always read, because the replies in it are what makes room.
+//! The two consumers: `requests`, which reads only while there is room, and `inbox` (replies and
+//! recoveries), which is always read, because what is in it makes room.
 //!
 //! Each is polled by a thread of its own, which also decodes, so that the loop sees values only.
 
@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use waybill_engine::{Offset, PartitionId, Source};
+use waybill_engine::{Event, Offset, PartitionId, Source};
 use waybill_kafka::{
     ConsumerOptions, KafkaSettings, PartitionConsumer, PollError, PollLimits, RecordRef,
 };
@@ -47,17 +47,24 @@ struct Inlet {
     credit: Arc<Credit>,
     orders: Sender<Order>,
     consumer: Arc<PartitionConsumer>,
-    topic: Arc<str>,
+    topics: Vec<(Source, Arc<str>)>,
     thread: JoinHandle<()>,
 }
 
 /// What the loop tells a consumer's thread.
 enum Order {
     Add {
+        source: Source,
         partition: PartitionId,
         generation: Generation,
         start: Offset,
         verify: Option<(Offset, u64)>,
+        end: Offset,
+    },
+    /// Tell once replies were read to here.
+    ReadTo {
+        partition: PartitionId,
+        end: Offset,
     },
     Remove(PartitionId),
     Stop,
@@ -75,18 +82,19 @@ impl Inlets {
         partitions: u32,
         sender: &Inputs,
     ) -> anyhow::Result<Self> {
-        let start = |source, topic: &str, client_id: &str| {
-            Inlet::start(kafka, source, topic, client_id, partitions, sender.clone())
+        let start = |topics: &[(Source, &str)], client_id: &str| {
+            Inlet::start(kafka, topics, client_id, partitions, sender.clone())
         };
         Ok(Self {
             requests: start(
-                Source::Requests,
-                topics.requests(),
+                &[(Source::Requests, topics.requests())],
                 "waybill-scheduler-requests",
             )?,
             inbox: start(
-                Source::Replies,
-                topics.step_replies(),
+                &[
+                    (Source::Replies, topics.step_replies()),
+                    (Source::Recoveries, topics.recovery()),
+                ],
                 "waybill-scheduler-inbox",
             )?,
         })
@@ -95,7 +103,7 @@ impl Inlets {
     fn inlet(&self, source: Source) -> &Inlet {
         match source {
             Source::Requests => &self.requests,
-            Source::Replies => &self.inbox,
+            Source::Replies | Source::Recoveries => &self.inbox,
         }
     }
 
@@ -104,20 +112,44 @@ impl Inlets {
         &self.inlet(source).credit
     }
 
-    /// Begins to read a partition.
-    pub(super) fn add(&self, partition: PartitionId, generation: Generation, start: &StartOffsets) {
-        self.inbox.order(Order::Add {
-            partition,
-            generation,
-            start: start.replies,
-            verify: None,
-        });
-        self.requests.order(Order::Add {
-            partition,
-            generation,
-            start: start.requests,
-            verify: start.verify,
-        });
+    /// Begins to read a partition whose logs end at `ends`.
+    pub(super) fn add(
+        &self,
+        partition: PartitionId,
+        generation: Generation,
+        start: &StartOffsets,
+        ends: LogEnds,
+    ) {
+        for (source, start, verify, end) in [
+            (Source::Replies, start.replies, None, ends.replies.1),
+            (
+                Source::Recoveries,
+                start.recoveries,
+                None,
+                ends.recoveries.1,
+            ),
+            (
+                Source::Requests,
+                start.requests,
+                start.verify,
+                ends.requests.1,
+            ),
+        ] {
+            self.inlet(source).order(Order::Add {
+                source,
+                partition,
+                generation,
+                start,
+                verify,
+                end,
+            });
+        }
+    }
+
+    /// Has it told once the replies of a partition were read to `end`, also where the last records
+    /// below it are none that are delivered.
+    pub(super) fn read_to(&self, partition: PartitionId, end: Offset) {
+        self.inbox.order(Order::ReadTo { partition, end });
     }
 
     /// Ends reading a partition.
@@ -128,21 +160,26 @@ impl Inlets {
 
     /// Copies a checkpoint to the consumer group that lag tools look at. Nothing reads it back.
     pub(super) fn copy_checkpoint(&self, partition: PartitionId, checkpoint: &Checkpoint) {
-        for (inlet, offset) in [
-            (&self.requests, checkpoint.requests),
-            (&self.inbox, checkpoint.replies),
-        ] {
-            inlet
-                .consumer
-                .commit_copy(&[(&inlet.topic, partition, offset)]);
+        for inlet in [&self.requests, &self.inbox] {
+            for (source, topic) in &inlet.topics {
+                let offset = match source {
+                    Source::Requests => checkpoint.requests,
+                    Source::Replies => checkpoint.replies,
+                    Source::Recoveries => checkpoint.recoveries,
+                };
+                inlet.consumer.commit_copy(&[(topic, partition, offset)]);
+            }
         }
     }
 
     /// What asks the broker where the logs begin and end.
     pub(super) fn ends_reader(&self) -> EndsReader {
         EndsReader {
-            requests: (self.requests.consumer.clone(), self.requests.topic.clone()),
-            inbox: (self.inbox.consumer.clone(), self.inbox.topic.clone()),
+            consumer: self.inbox.consumer.clone(),
+            topics: [&self.requests, &self.inbox]
+                .into_iter()
+                .flat_map(|inlet| inlet.topics.iter().cloned())
+                .collect(),
         }
     }
 
@@ -151,7 +188,7 @@ impl Inlets {
         for inlet in [self.requests, self.inbox] {
             inlet.order(Order::Stop);
             if inlet.thread.join().is_err() {
-                tracing::error!(topic = %inlet.topic, "the consumer's thread panicked");
+                tracing::error!(topics = ?inlet.topics, "the consumer's thread panicked");
             }
         }
     }
@@ -160,8 +197,7 @@ impl Inlets {
 impl Inlet {
     fn start(
         kafka: &KafkaSettings,
-        source: Source,
-        topic: &str,
+        topics: &[(Source, &str)],
         client_id: &str,
         partitions: u32,
         sender: Inputs,
@@ -173,15 +209,23 @@ impl Inlet {
         };
         let consumer = Arc::new(PartitionConsumer::new(kafka, &options)?);
         let credit = Arc::new(Credit::default());
-        let topic: Arc<str> = topic.into();
+        let topics: Vec<(Source, Arc<str>)> = topics
+            .iter()
+            .map(|(source, topic)| (*source, Arc::from(*topic)))
+            .collect();
         let (orders, inbox) = mpsc::channel();
         let poller = Poller {
-            source,
-            topic: topic.clone(),
+            feeds: topics
+                .iter()
+                .map(|(source, topic)| Feed {
+                    source: *source,
+                    topic: topic.clone(),
+                    decoder: Decoder::new(*source, partitions),
+                    assigned: HashMap::new(),
+                })
+                .collect(),
             consumer: consumer.clone(),
             credit: credit.clone(),
-            decoder: Decoder::new(source, partitions),
-            assigned: HashMap::new(),
             sender,
         };
         let thread = std::thread::Builder::new()
@@ -191,7 +235,7 @@ impl Inlet {
             credit,
             orders,
             consumer,
-            topic,
+            topics,
             thread,
         })
     }
@@ -206,17 +250,23 @@ impl Inlet {
 struct Assigned {
     generation: Generation,
     verify: Option<(Offset, u64)>,
-    /// Behind the last record that was handed over.
-    next: Offset,
+    /// Of replies: what the engine waits to be read to.
+    unread_end: Option<Offset>,
+}
+
+/// One topic of a consumer.
+struct Feed {
+    source: Source,
+    topic: Arc<str>,
+    decoder: Decoder,
+    assigned: HashMap<PartitionId, Assigned>,
 }
 
 struct Poller {
-    source: Source,
-    topic: Arc<str>,
+    /// One or two: whose record is in hand is found by comparing names.
+    feeds: Vec<Feed>,
     consumer: Arc<PartitionConsumer>,
     credit: Arc<Credit>,
-    decoder: Decoder,
-    assigned: HashMap<PartitionId, Assigned>,
     sender: Inputs,
 }
 
@@ -228,7 +278,7 @@ impl Poller {
                     return;
                 }
             }
-            if self.assigned.is_empty() {
+            if self.feeds.iter().all(|feed| feed.assigned.is_empty()) {
                 let Ok(order) = orders.recv() else { return };
                 if !self.obey(order) {
                     return;
@@ -245,28 +295,46 @@ impl Poller {
     fn obey(&mut self, order: Order) -> bool {
         match order {
             Order::Stop => return false,
+            Order::ReadTo { partition, end } => {
+                for feed in &mut self.feeds {
+                    if feed.source == Source::Replies
+                        && let Some(assigned) = feed.assigned.get_mut(&partition)
+                    {
+                        assigned.unread_end = Some(end);
+                    }
+                }
+            }
             Order::Remove(partition) => {
-                if self.assigned.remove(&partition).is_some()
-                    && let Err(error) = self.consumer.remove(&[(&self.topic, partition)])
-                {
-                    tracing::warn!(%partition, %error, "a partition could not be unassigned");
+                for feed in &mut self.feeds {
+                    if feed.assigned.remove(&partition).is_some()
+                        && let Err(error) = self.consumer.remove(&[(&feed.topic, partition)])
+                    {
+                        tracing::warn!(%partition, %error, "a partition could not be unassigned");
+                    }
                 }
             }
             Order::Add {
+                source,
                 partition,
                 generation,
                 start,
                 verify,
+                end,
             } => {
                 let from = verify.map_or(start, |(below, _)| below);
+                let Some(feed) = self.feeds.iter_mut().find(|feed| feed.source == source) else {
+                    return true;
+                };
+                let is_inbox = source == Source::Replies;
                 let assigned = Assigned {
                     generation,
                     verify,
-                    next: from,
+                    unread_end: Some(end).filter(|end| is_inbox && from < *end),
                 };
-                self.assigned.insert(partition, assigned);
-                if let Err(error) = self.consumer.add(&[(&self.topic, partition, from)]) {
-                    self.lost(partition, LostCause::Client(error.to_string()));
+                feed.assigned.insert(partition, assigned);
+                if let Err(error) = self.consumer.add(&[(&feed.topic, partition, from)]) {
+                    let cause = LostCause::Client(error.to_string());
+                    self.lost(source, partition, cause);
                 }
             }
         }
@@ -281,20 +349,25 @@ impl Poller {
         let mut records = Vec::new();
         let mut bytes = 0;
         let mut mismatches = Vec::new();
-        let (assigned, decoder) = (&mut self.assigned, &mut self.decoder);
+        let mut ends = Vec::new();
+        let waits_for_end = self.waits_for_end();
+        let feeds = &mut self.feeds;
         let mut on_record = |record: RecordRef<'_>| {
             let partition = record.partition();
-            let Some(assigned) = assigned.get_mut(&partition) else {
+            let Some(feed) = feeds.iter_mut().find(|feed| *feed.topic == *record.topic()) else {
                 return;
             };
-            assigned.next = record.offset().next();
-            match verified(assigned, decoder, &record) {
+            let Some(assigned) = feed.assigned.get_mut(&partition) else {
+                return;
+            };
+            match verified(assigned, &feed.decoder, &record) {
                 Verified::Below => {}
                 Verified::Differs { expected, found } => {
-                    mismatches.push((partition, LostCause::Fingerprint { expected, found }));
+                    let cause = LostCause::Fingerprint { expected, found };
+                    mismatches.push((feed.source, partition, cause));
                 }
                 Verified::Go => {
-                    let event = decoder.event(&record);
+                    let event = feed.decoder.event(&record);
                     bytes += record.bytes();
                     records.push(Arrived {
                         generation: assigned.generation,
@@ -304,64 +377,89 @@ impl Poller {
                 }
             }
         };
-        let mut ends = Vec::new();
-        let mut on_end = |_: &str, partition, position| ends.push((partition, position));
-        let polled =
+        let mut on_end = |topic: &str, partition: PartitionId, end: Offset| {
+            ends.push((topic.to_owned(), partition, end));
+        };
+        let polled = if waits_for_end {
             self.consumer
-                .poll_with_positions(limits, PATIENCE, &mut on_record, &mut on_end);
+                .poll_with_positions(limits, PATIENCE, &mut on_record, &mut on_end)
+        } else {
+            self.consumer.poll(limits, PATIENCE, &mut on_record)
+        };
         self.credit.read(Amount {
             records: records.len(),
             bytes,
         });
-        for (partition, cause) in mismatches {
-            self.lost(partition, cause);
+        for (source, partition, cause) in mismatches {
+            self.lost(source, partition, cause);
+        }
+        let read = records.len();
+        for (topic, partition, end) in ends {
+            records.extend(self.inbox_read(&topic, partition, end));
         }
         if !records.is_empty() {
             self.send(Input::Records {
-                source: self.source,
-                bytes,
+                source: self.feeds[0].source,
+                amount: Amount {
+                    records: read,
+                    bytes,
+                },
                 records,
             });
         }
-        for (partition, position) in ends {
-            self.reached(partition, position);
-        }
         match polled {
             Ok(_) => {}
-            Err(PollError::OffsetOutOfRange { partition, .. }) => {
-                self.lost(partition, LostCause::OutOfRange);
+            Err(PollError::OffsetOutOfRange {
+                topic, partition, ..
+            }) => {
+                let mut feeds = self.feeds.iter();
+                if let Some(feed) = feeds.find(|feed| *feed.topic == *topic) {
+                    self.lost(feed.source, partition, LostCause::OutOfRange);
+                }
             }
             Err(error) => {
                 let cause = super::shell::chain(&error);
-                for partition in self.assigned.keys().copied().collect::<Vec<_>>() {
-                    self.lost(partition, LostCause::Client(cause.clone()));
+                for feed in &self.feeds {
+                    for partition in feed.assigned.keys() {
+                        self.lost(feed.source, *partition, LostCause::Client(cause.clone()));
+                    }
                 }
             }
         }
     }
 
-    /// Tells the loop how far the inbox was read, where that is further than its last record.
-    fn reached(&mut self, partition: PartitionId, position: Offset) {
-        let Some(assigned) = self.assigned.get_mut(&partition) else {
-            return;
-        };
-        if self.source == Source::Replies && position > assigned.next {
-            assigned.next = position;
-            let generation = assigned.generation;
-            self.send(Input::InboxRead {
-                partition,
-                generation,
-                position,
-            });
+    /// Whether an engine waits for replies to be read to an end. To ask for positions has its price,
+    /// and records tell how far was read, unless the last ones are none that are delivered.
+    fn waits_for_end(&self) -> bool {
+        let mut assigned = self.feeds.iter().flat_map(|feed| feed.assigned.values());
+        assigned.any(|assigned| assigned.unread_end.is_some())
+    }
+
+    /// The engine is told that replies were read to the end that it waits for, for records that are
+    /// never delivered (those of transactions' ends) may be the last ones.
+    fn inbox_read(&mut self, topic: &str, partition: PartitionId, end: Offset) -> Option<Arrived> {
+        let mut feeds = self.feeds.iter_mut();
+        let feed = feeds.find(|feed| feed.source == Source::Replies && *feed.topic == *topic)?;
+        let assigned = feed.assigned.get_mut(&partition)?;
+        if assigned.unread_end.is_none_or(|unread| end < unread) {
+            return None;
         }
+        assigned.unread_end = None;
+        Some(Arrived {
+            generation: assigned.generation,
+            partition,
+            event: Event::InboxRead(end),
+        })
     }
 
     /// Tells the loop that a partition cannot be read, which makes it order its removal.
-    fn lost(&mut self, partition: PartitionId, cause: LostCause) {
-        if let Some(assigned) = self.assigned.get(&partition) {
+    fn lost(&self, source: Source, partition: PartitionId, cause: LostCause) {
+        let mut feeds = self.feeds.iter();
+        let feed = feeds.find(|feed| feed.source == source);
+        if let Some(assigned) = feed.and_then(|feed| feed.assigned.get(&partition)) {
             let generation = assigned.generation;
             self.send(Input::Lost {
-                source: self.source,
+                source,
                 generation,
                 partition,
                 cause,
@@ -408,23 +506,23 @@ fn verified(assigned: &mut Assigned, decoder: &Decoder, record: &RecordRef<'_>) 
 /// Asks the broker where the logs of a partition begin and end.
 #[derive(Clone)]
 pub(super) struct EndsReader {
-    requests: (Arc<PartitionConsumer>, Arc<str>),
-    inbox: (Arc<PartitionConsumer>, Arc<str>),
+    consumer: Arc<PartitionConsumer>,
+    topics: Vec<(Source, Arc<str>)>,
 }
 
 impl EndsReader {
     pub(super) async fn read(&self, partition: PartitionId) -> Result<LogEnds, AcquireError> {
         let reader = self.clone();
         let read = move || -> Result<LogEnds, String> {
-            let ends = |(consumer, topic): &(Arc<PartitionConsumer>, Arc<str>)| {
-                consumer
+            let mut ends = LogEnds::default();
+            for (source, topic) in &reader.topics {
+                let found = reader
+                    .consumer
                     .watermarks(topic, partition, ENDS_TIMEOUT)
-                    .map_err(|error| super::shell::chain(&error))
-            };
-            Ok(LogEnds {
-                requests: ends(&reader.requests)?,
-                replies: ends(&reader.inbox)?,
-            })
+                    .map_err(|error| super::shell::chain(&error))?;
+                *ends.of(*source) = found;
+            }
+            Ok(ends)
         };
         match tokio::task::spawn_blocking(read).await {
             Ok(ends) => ends.map_err(AcquireError::Broker),

@@ -6,8 +6,8 @@ use tokio::sync::oneshot;
 use waybill_engine::{Event, Offset, OperationId, PartitionId, Source};
 use waybill_store::{RowRead, StoreError, Written};
 
+use super::credit::Amount;
 use super::ownership::{HeldLease, Renewal};
-use super::sweep::Swept;
 use crate::admin::ControlError;
 
 /// One assignment of one partition to the consumers. Records that were read under an older one are
@@ -27,21 +27,34 @@ pub(super) struct Arrived {
 }
 
 /// Where a partition's records stand when its lease was taken.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LogEnds {
     /// The first and the next offset of the requests.
     pub requests: (Offset, Offset),
     /// The first and the next offset of the replies.
     pub replies: (Offset, Offset),
+    /// The first and the next offset of the recoveries.
+    pub recoveries: (Offset, Offset),
+}
+
+impl LogEnds {
+    /// The ends of one of the topics.
+    pub(super) fn of(&mut self, source: Source) -> &mut (Offset, Offset) {
+        match source {
+            Source::Requests => &mut self.requests,
+            Source::Replies => &mut self.replies,
+            Source::Recoveries => &mut self.recoveries,
+        }
+    }
 }
 
 /// What the loop reacts to.
 #[derive(Debug)]
 pub(super) enum Input {
-    /// Records of one poll.
+    /// What one poll of the consumer of `source` brought: so many records, and how far it read.
     Records {
         source: Source,
-        bytes: usize,
+        amount: Amount,
         records: Vec<Arrived>,
     },
     /// The consumer of `source` cannot go on with a partition.
@@ -77,23 +90,11 @@ pub(super) enum Input {
         generation: Generation,
         result: Result<Vec<(OperationId, RowRead)>, StoreError>,
     },
-    /// The deadline index was read.
-    Swept {
-        partition: PartitionId,
-        generation: Generation,
-        result: Result<Swept, StoreError>,
-    },
     /// Where the inbox ends, asked after the loop had stood still.
     InboxEnd {
         partition: PartitionId,
         generation: Generation,
         end: Offset,
-    },
-    /// The inbox was read to here, further than its last record: what lies between is no record.
-    InboxRead {
-        partition: PartitionId,
-        generation: Generation,
-        position: Offset,
     },
     /// A person or a test starts or stops a partition.
     SetRunning {
@@ -142,7 +143,7 @@ pub(super) enum AcquireError {
 }
 
 /// The sending side of the loop's channel. It never blocks: what may wait there is bounded by the
-/// credit of the consumers, by the one commit, and by the one load, sweep and renewal a partition
+/// credit of the consumers, by the one commit, and by the one load and renewal a partition
 /// that may be under way, and by the parts that wait for acknowledgements, which hold operations of
 /// the window.
 pub(super) type Inputs = mpsc::Sender<Input>;

@@ -67,9 +67,54 @@ const ENGINE_COUNTERS: &[EngineCounter] = &[
         |s| s.processed,
     ),
     (
-        "waybill_operations_failed_total",
-        "Operations that ended in Error",
+        "waybill_operations_parked_total",
+        "Operations that were parked in Error",
         |s| s.failed,
+    ),
+    (
+        "waybill_operations_undone_total",
+        "Operations that ended Compensated or Cancelled",
+        |s| s.undone,
+    ),
+    (
+        "waybill_operations_undo_failed_total",
+        "Operations that were parked in CompensationFailed",
+        |s| s.undo_failed,
+    ),
+    (
+        "waybill_operations_doomed_total",
+        "Operations whose deadline could not be met any more",
+        |s| s.doomed,
+    ),
+    (
+        "waybill_requests_cancelled_total",
+        "Cancels that were applied",
+        |s| s.cancelled,
+    ),
+    (
+        "waybill_requests_rescheduled_total",
+        "Reschedules that were applied",
+        |s| s.rescheduled,
+    ),
+    (
+        "waybill_requests_amendment_refused_total",
+        "Cancels and reschedules that were refused",
+        |s| s.amendments_refused,
+    ),
+    (
+        "waybill_recoveries_applied_total",
+        "Recoveries that were applied",
+        |s| s.recoveries,
+    ),
+    (
+        "waybill_recoveries_void_total",
+        "Recoveries that came too late to mean anything",
+        |s| s.recoveries_void,
+    ),
+    (
+        "waybill_recoveries_refused_total",
+        "Recoveries that did not fit the operation's state",
+        |s| s.recoveries_refused,
     ),
     (
         "waybill_requests_duplicate_total",
@@ -92,6 +137,16 @@ const ENGINE_COUNTERS: &[EngineCounter] = &[
         |s| s.time_outs,
     ),
     (
+        "waybill_step_unknown_outcomes_total",
+        "Attempts of which the agent could not say how they ended",
+        |s| s.unknown_outcomes,
+    ),
+    (
+        "waybill_step_put_off_total",
+        "Attempts put off to spare an agent",
+        |s| s.put_off,
+    ),
+    (
         "waybill_step_not_attempted_total",
         "Attempts that the agent had no room for",
         |s| s.not_attempted,
@@ -103,7 +158,7 @@ const ENGINE_COUNTERS: &[EngineCounter] = &[
     ),
     (
         "waybill_replies_late_success_total",
-        "Successes of superseded attempts of steps that are not completed",
+        "Successes of superseded attempts that proved an effect",
         |s| s.late_successes,
     ),
     (

@@ -3,7 +3,8 @@
 //! One thread runs the loop (`shell`) with the engines of all partitions of this process; two more
 //! poll the consumers (`inlet`); one producer and one group commit (`commit`) serve all of them, so
 //! that cost does not grow with the number of partitions. `upkeep` takes and keeps the leases that
-//! carry the checkpoints, by the rules of `ownership`; `sweep` finds what is due for operations that were handed off.
+//! carry the checkpoints, by the rules of `ownership`. What is due for operations that were handed off
+//! comes from the supervisor, as recoveries.
 //!
 //! What must hold here is said where it is kept: rows before messages in `commit`, no act past the
 //! lease in `ownership`, no read beyond the room in `credit`.
@@ -19,7 +20,6 @@ mod outlet;
 mod ownership;
 mod partition;
 mod shell;
-mod sweep;
 mod unreadable;
 mod upkeep;
 mod view;
@@ -41,6 +41,8 @@ use waybill_store::Store;
 
 use self::clock::Clock;
 use self::commit::Commits;
+pub(crate) use self::ownership::takeable;
+
 use self::credit::Amount;
 use self::inlet::Inlets;
 use self::input::{Input, Inputs};
@@ -83,6 +85,11 @@ pub struct SchedulerSettings {
     pub lease_margin: Duration,
     /// How long a stop waits for operations in flight.
     pub drain: Duration,
+    /// How long the supervisor may take to decide about an operation that failed for good, before
+    /// the deadline index reminds it.
+    pub decide_within: Duration,
+    /// Whether every operation's steps are told on the status topic.
+    pub tell_steps: bool,
     /// What the name of a caller's own status topic must begin with, any of these.
     pub reply_to_prefixes: Vec<String>,
 }
@@ -155,6 +162,8 @@ impl Scheduler {
             hand_off_after: settings.hand_off_after,
             timeout_grace: settings.timeout_grace,
             fresh_for: settings.fresh_for,
+            decide_within: settings.decide_within,
+            tell_steps: settings.tell_steps,
             ..EngineConfig::default()
         };
         let slots: BTreeMap<PartitionId, Slot> = settings

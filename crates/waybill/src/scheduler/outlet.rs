@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use waybill_engine::{
-    ForwardRecord, Message, Offset, OperationId, OperationStatus, PartitionId, Source, StepRequest,
-    Workflows, partition_for,
+    FailedOperation, ForwardRecord, Message, Offset, OperationId, OperationStatus, PartitionId, Source, StatusKind,
+    StepRequest, Workflows, partition_for,
 };
 use waybill_kafka::{
     DeliveredShared as _, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
@@ -34,8 +34,10 @@ pub(super) struct Outlet {
     of_agent: HashMap<Arc<str>, String>,
     dead_requests: String,
     dead_replies: String,
+    dead_recoveries: String,
     partitions: u32,
     step_partitions: u32,
+    tell_steps: bool,
     sender: Inputs,
     buffer: Vec<u8>,
     /// Until when the messages being sent may wait for room.
@@ -71,8 +73,10 @@ impl Outlet {
             of_agent,
             dead_requests: Topics::dead_letter(topics.requests()),
             dead_replies: Topics::dead_letter(topics.step_replies()),
+            dead_recoveries: Topics::dead_letter(topics.recovery()),
             partitions: settings.partitions,
             step_partitions: settings.step_partitions,
+            tell_steps: settings.tell_steps,
             sender: sender.clone(),
             buffer: Vec::new(),
             wait_until: Instant::now(),
@@ -103,32 +107,13 @@ impl Outlet {
     ) {
         match message {
             Message::Step(request) => self.step(request, buffer, settlement),
-            Message::Status(status) => {
-                let address = self.home(self.topics.operation_status(), status.operation);
-                self.keyed(
-                    address,
-                    status.operation,
-                    &**status,
-                    None,
-                    buffer,
-                    settlement,
-                );
-                if let Some(reply_to) = &status.reply_to
-                    && !buffer.is_empty()
-                {
-                    self.copy_to_caller(reply_to, status, buffer);
-                }
-            }
-            Message::Failed(failed) => {
-                let address = self.home(self.topics.failed_operations(), failed.operation);
-                self.keyed(
-                    address,
-                    failed.operation,
-                    &**failed,
-                    None,
-                    buffer,
-                    settlement,
-                );
+            Message::Status(status) => self.status(status, buffer, settlement),
+            Message::Failed(failed) => self.failed(failed, buffer, settlement),
+            Message::Alert(alert) => {
+                metrics::counter!("waybill_alerts_raised_total", "kind" => alert.kind.as_str())
+                    .increment(1);
+                let topic = self.topics.operator_alerts();
+                self.told(topic, alert.operation, &**alert, buffer, settlement);
             }
             Message::Home {
                 source,
@@ -157,6 +142,73 @@ impl Outlet {
             } => {
                 self.dead_letter(from, *source, *offset, cause, record, settlement);
             }
+        }
+    }
+
+    /// Tells of an operation that failed for good. One whose request leaves no room for the rest goes
+    /// without it: the operation's row has it.
+    fn failed(
+        &self,
+        failed: &FailedOperation,
+        buffer: &mut Vec<u8>,
+        settlement: &Arc<Settlement>,
+    ) {
+        let topic = self.topics.failed_operations();
+        buffer.clear();
+        if failed.encode(buffer).is_ok() {
+            return self.told(topic, failed.operation, failed, buffer, settlement);
+        }
+        tracing::warn!(operation = %failed.operation, "the record of its failure leaves out its input");
+        let without_input = FailedOperation {
+            input: b"{}".to_vec(),
+            ..failed.clone()
+        };
+        self.told(topic, failed.operation, &without_input, buffer, settlement);
+    }
+
+    /// Sends what an operation has to tell to its partition of a topic.
+    fn told(
+        &self,
+        topic: &str,
+        operation: OperationId,
+        message: &impl Record,
+        buffer: &mut Vec<u8>,
+        settlement: &Arc<Settlement>,
+    ) {
+        let address = self.home(topic, operation);
+        self.keyed(address, operation, message, None, buffer, settlement);
+    }
+
+    /// Final states and answers go to the status topic, and with everything else to the caller's
+    /// own topic.
+    fn status(&self, status: &OperationStatus, buffer: &mut Vec<u8>, settlement: &Arc<Settlement>) {
+        let for_all = match status.kind {
+            StatusKind::Received | StatusKind::Step => self.tell_steps,
+            StatusKind::Final
+            | StatusKind::Rejected
+            | StatusKind::CancelRefused
+            | StatusKind::Rescheduled
+            | StatusKind::RescheduleRefused => true,
+        };
+        if for_all {
+            let topic = self.topics.operation_status();
+            self.told(topic, status.operation, status, buffer, settlement);
+        } else {
+            buffer.clear();
+            if let Err(error) = status.encode(buffer) {
+                let topic = status.reply_to.as_deref().unwrap_or_default();
+                return self.unsendable(topic, Some(status.operation), &error, settlement);
+            }
+            settlement.delivered(Delivery {
+                partition: PartitionId(0),
+                offset: None,
+                result: Ok(()),
+            });
+        }
+        if let Some(reply_to) = &status.reply_to
+            && !buffer.is_empty()
+        {
+            self.copy_to_caller(reply_to, status, buffer);
         }
     }
 
@@ -239,6 +291,7 @@ impl Outlet {
         let dead_letters = match source {
             Source::Requests => &self.dead_requests,
             Source::Replies => &self.dead_replies,
+            Source::Recoveries => &self.dead_recoveries,
         };
         self.forward(dead_letters, from, record, &headers, settlement);
     }
@@ -247,6 +300,7 @@ impl Outlet {
         match source {
             Source::Requests => self.topics.requests(),
             Source::Replies => self.topics.step_replies(),
+            Source::Recoveries => self.topics.recovery(),
         }
     }
 

@@ -13,8 +13,9 @@
 //!   the lease was taken.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
+use crate::clock::wall_clock;
 use waybill_engine::{Epoch, Offset, OwnerId, PartitionId, Stamp, Timestamp};
 use waybill_store::{Checkpoint, DueBucket, Lease, LeaseKey, Store, StoreError};
 
@@ -41,15 +42,6 @@ pub(super) struct HeldLease {
     pub valid_until: Instant,
     /// The first bucket of the deadline index that was not swept to its end.
     pub due_cursor: DueBucket,
-}
-
-/// The wall clock.
-pub(super) fn wall_clock() -> Timestamp {
-    let since_epoch = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or(Duration::ZERO)
-        .as_micros();
-    Timestamp(i64::try_from(since_epoch).unwrap_or(i64::MAX))
 }
 
 /// Takes the lease of `partition`, waiting for a silent owner's to run out. Gives up only when the
@@ -94,7 +86,7 @@ pub(super) async fn acquire(
 }
 
 /// Waits until the lease may be taken and returns it as it then stands.
-async fn takeable(
+pub(crate) async fn takeable(
     store: &dyn Store,
     key: LeaseKey,
     margin: Duration,

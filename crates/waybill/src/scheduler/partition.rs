@@ -3,13 +3,12 @@
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
-use waybill_engine::{Offset, PartitionEngine, PartitionId, Timestamp};
+use waybill_engine::{Offset, PartitionEngine, PartitionId};
 use waybill_store::Checkpoint;
 
 use super::SchedulerSettings;
 use super::input::Generation;
 use super::ownership::HeldLease;
-use super::sweep::Sweep;
 use crate::admin::ControlError;
 
 /// How long a partition that is being stopped waits for the commit under way.
@@ -45,8 +44,6 @@ pub(super) enum SlotState {
 pub(super) struct Owned {
     pub engine: PartitionEngine,
     pub lease: HeldLease,
-    pub sweep: Sweep,
-    pub swept_at: Instant,
     /// Whether a read of rows is under way.
     pub loading: bool,
     /// Whether a renewal is under way.
@@ -54,49 +51,8 @@ pub(super) struct Owned {
     pub renewal_sent_at: Instant,
     /// Since when the partition is being stopped: it takes no new batch from then on.
     pub releasing_since: Option<Instant>,
-    /// How far the inbox has to be read before a time-out may be applied, and was.
-    pub inbox: InboxProgress,
     /// Whether the end of the inbox is being asked for, and no time-out may be applied before.
     pub inbox_end_awaited: bool,
-}
-
-/// How far the inbox has to be read, and was read beyond its last reply. The engine knows replies
-/// only: where control records lie at the end of the inbox, it would wait for one for ever.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct InboxProgress {
-    end: Offset,
-    position: Offset,
-}
-
-impl InboxProgress {
-    /// Nothing is known to be read of an inbox that ends at `end`.
-    pub(super) fn new(end: Offset) -> Self {
-        Self {
-            end,
-            position: Offset(0),
-        }
-    }
-
-    /// The inbox ends at `end` now. Returns the end that the engine is to read replies to.
-    pub(super) fn ends_at(&mut self, end: Offset) -> Offset {
-        self.end = end;
-        self.remaining()
-    }
-
-    /// Everything below `position` was read. Returns the end that the engine is to read replies to.
-    pub(super) fn read_to(&mut self, position: Offset) -> Offset {
-        self.position = self.position.max(position);
-        self.remaining()
-    }
-
-    /// An inbox that was read to its end is to the engine one in which there is nothing to read.
-    fn remaining(self) -> Offset {
-        if self.position >= self.end {
-            Offset(0)
-        } else {
-            self.end
-        }
-    }
 }
 
 impl Slot {
@@ -159,24 +115,15 @@ impl Slot {
 }
 
 impl Owned {
-    pub(super) fn new(
-        engine: PartitionEngine,
-        lease: HeldLease,
-        inbox_end: Offset,
-        now: Timestamp,
-    ) -> Self {
-        let sweep = Sweep::new(lease.due_cursor, now);
+    pub(super) fn new(engine: PartitionEngine, lease: HeldLease) -> Self {
         let owned_at = Instant::now();
         Self {
             engine,
             lease,
-            sweep,
-            swept_at: owned_at,
             loading: false,
             renewing: false,
             renewal_sent_at: owned_at,
             releasing_since: None,
-            inbox: InboxProgress::new(inbox_end),
             inbox_end_awaited: false,
         }
     }
@@ -196,6 +143,7 @@ impl Owned {
         }
         let records = (checkpoint.requests.0 - row.checkpoint.requests.0)
             .max(checkpoint.replies.0 - row.checkpoint.replies.0)
+            .max(checkpoint.recoveries.0 - row.checkpoint.recoveries.0)
             .max(consumed.0 - row.consumed.0);
         records >= settings.checkpoint_records
             || (records > 0 && since >= settings.checkpoint_every)
@@ -206,22 +154,5 @@ impl Owned {
     pub(super) fn may_release(&self, involved: bool) -> bool {
         self.releasing_since
             .is_some_and(|since| !involved || since.elapsed() >= RELEASE_PATIENCE)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_inbox_read_to_its_end_holds_no_time_out_back_until_its_end_is_asked_for_anew() {
-        let mut inbox = InboxProgress::new(Offset(10));
-        assert_eq!(inbox.read_to(Offset(9)), Offset(10));
-        assert_eq!(inbox.read_to(Offset(10)), Offset(0));
-        assert_eq!(inbox.ends_at(Offset(12)), Offset(12));
-        // What was read before does not come back.
-        assert_eq!(inbox.read_to(Offset(11)), Offset(12));
-        assert_eq!(inbox.read_to(Offset(13)), Offset(0));
-        assert_eq!(inbox.ends_at(Offset(13)), Offset(0));
     }
 }

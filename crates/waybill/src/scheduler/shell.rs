@@ -21,8 +21,9 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use waybill_engine::{EngineConfig, Event, OperationId, OwnerId, PartitionId, Source, Workflows};
-use waybill_store::{CorruptRow, RowRead, Store, StoreError};
+use waybill_store::{RowRead, Store, StoreError};
 
+use super::SchedulerSettings;
 use super::clock::Clock;
 use super::commit::Commits;
 use super::credit::Amount;
@@ -32,7 +33,6 @@ use super::partition::{Owned, Slot, SlotState};
 use super::unreadable::UnreadableRows;
 use super::upkeep::RETRY_AFTER;
 use super::view::Views;
-use super::{SchedulerSettings, sweep};
 use crate::admin::ControlError;
 
 /// How many inputs are applied before the loop looks after commits and leases again.
@@ -41,8 +41,6 @@ const INPUTS_PER_TURN_MAX: usize = 256;
 const TURN_MAX: Duration = Duration::from_millis(50);
 /// A turn that took this much longer than it may means that the process stood still.
 const STANDSTILL: Duration = Duration::from_secs(2);
-/// How often the deadline index is read.
-const SWEEP_INTERVAL: Duration = Duration::from_millis(500);
 /// How often the views that the admin port shows are renewed.
 const VIEW_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -123,7 +121,6 @@ impl Shell {
             self.tick();
         }
         self.load();
-        self.sweep();
         self.commits.go_on(&mut self.slots, now);
         self.renew();
         self.offer_room();
@@ -133,9 +130,9 @@ impl Shell {
         match input {
             Input::Records {
                 source,
-                bytes,
+                amount,
                 records,
-            } => self.records(source, bytes, records),
+            } => self.records(source, amount, records),
             Input::Lost {
                 source,
                 generation,
@@ -160,7 +157,8 @@ impl Shell {
                 self.renewed(partition, generation, renewal, result);
             }
             Input::Committed(result) => {
-                if let Err(error) = self.commits.committed(result, &mut self.slots) {
+                let now = self.clock.last();
+                if let Err(error) = self.commits.committed(result, &mut self.slots, now) {
                     self.failure = Some(error);
                 }
             }
@@ -180,13 +178,6 @@ impl Shell {
             } => {
                 self.loaded(partition, generation, result);
             }
-            Input::Swept {
-                partition,
-                generation,
-                result,
-            } => {
-                self.swept(partition, generation, result);
-            }
             Input::InboxEnd {
                 partition,
                 generation,
@@ -195,19 +186,8 @@ impl Shell {
                 let now = self.clock.last();
                 if let Some(owned) = self.owned(partition, generation) {
                     owned.inbox_end_awaited = false;
-                    let end = owned.inbox.ends_at(end);
                     owned.engine.apply(Event::InboxEnd(end), now);
-                }
-            }
-            Input::InboxRead {
-                partition,
-                generation,
-                position,
-            } => {
-                let now = self.clock.last();
-                if let Some(owned) = self.owned(partition, generation) {
-                    let end = owned.inbox.read_to(position);
-                    owned.engine.apply(Event::InboxEnd(end), now);
+                    self.inlets.read_to(partition, end);
                 }
             }
             Input::SetRunning {
@@ -232,11 +212,8 @@ impl Shell {
         self.slots.get_mut(&partition)?.owned(generation)
     }
 
-    fn records(&mut self, source: Source, bytes: usize, records: Vec<Arrived>) {
-        self.inlets.credit(source).received(Amount {
-            records: records.len(),
-            bytes,
-        });
+    fn records(&mut self, source: Source, amount: Amount, records: Vec<Arrived>) {
+        self.inlets.credit(source).received(amount);
         let now = self.clock.read();
         for Arrived {
             generation,
@@ -268,27 +245,24 @@ impl Shell {
             return;
         };
         owned.loading = false;
-        let mut unloadable = Vec::new();
+        let mut corrupt = Vec::new();
         for (operation, row) in rows {
-            match row {
-                Ok(row) => {
-                    let row = row.map(Box::new);
-                    owned.engine.apply(Event::Loaded { operation, row }, now);
+            let event = match row {
+                Ok(row) => Event::Loaded {
+                    operation,
+                    row: row.map(Box::new),
+                },
+                Err(unreadable) => {
+                    let cause = chain(&unreadable);
+                    corrupt.push(unreadable);
+                    Event::Unloadable { operation, cause }
                 }
-                Err(corrupt) => unloadable.push(corrupt),
-            }
+            };
+            owned.engine.apply(event, now);
         }
-        for corrupt in &unloadable {
-            self.unloadable(corrupt);
+        for row in &corrupt {
+            self.unloadable.met(row);
         }
-    }
-
-    /// A row that an engine asked for cannot be read. This is the one place where the engine has to
-    /// be told; it has no event for it yet. Until then the operation stays among those that it is
-    /// loading: the record that asked for it is not done and holds the checkpoint, nothing of the
-    /// operation is lost or done again, and all others go on.
-    fn unloadable(&mut self, corrupt: &CorruptRow) {
-        self.unloadable.met(corrupt);
     }
 
     fn tick(&mut self) {
@@ -328,73 +302,6 @@ impl Shell {
                     result,
                 });
             });
-        }
-    }
-
-    fn sweep(&mut self) {
-        let has_room = self.in_flight().records < self.settings.in_flight_max;
-        let now = self.clock.last();
-        for (&partition, slot) in &mut self.slots {
-            let generation = slot.generation;
-            let SlotState::Owned(owned) = &mut slot.state else {
-                continue;
-            };
-            if owned.swept_at.elapsed() < SWEEP_INTERVAL || owned.inbox_end_awaited {
-                continue;
-            }
-            owned.swept_at = Instant::now();
-            let settled = owned.engine.checkpoint().due;
-            let unwritten = self.commits.due_under_way(partition);
-            if let Some(cursor) = owned.sweep.advance(settled, unwritten, now) {
-                let store = self.store.clone();
-                self.runtime.spawn(async move {
-                    if let Err(error) = store.advance_due_cursor(partition, cursor).await {
-                        tracing::warn!(%partition, error = %chain(&error), "the cursor stays");
-                    }
-                });
-            }
-            if has_room && let Some(buckets) = owned.sweep.begin(now) {
-                let (store, sender) = (self.store.clone(), self.sender.clone());
-                self.runtime.spawn(async move {
-                    let result = sweep::read(store, partition, buckets, now, unwritten).await;
-                    let _ = sender.send(Input::Swept {
-                        partition,
-                        generation,
-                        result,
-                    });
-                });
-            }
-        }
-    }
-
-    fn swept(
-        &mut self,
-        partition: PartitionId,
-        generation: Generation,
-        result: Result<sweep::Swept, StoreError>,
-    ) {
-        let now = self.clock.last();
-        let Some(owned) = self.owned(partition, generation) else {
-            return;
-        };
-        match result {
-            Ok(swept) => {
-                for sweep::Hint { sequence, entry } in owned.sweep.take(swept, now) {
-                    let (due, operation) = (entry.due, entry.operation);
-                    owned.engine.apply(
-                        Event::Due {
-                            sequence,
-                            due,
-                            operation,
-                        },
-                        now,
-                    );
-                }
-            }
-            Err(error) => {
-                owned.sweep.failed();
-                tracing::warn!(%partition, error = %chain(&error), "due work cannot be read");
-            }
         }
     }
 

@@ -3,9 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use waybill_engine::{
-    Epoch, Event, Offset, Ownership, PartitionEngine, PartitionId, Source, Timestamp,
-};
+use waybill_engine::{Event, Offset, Ownership, PartitionEngine, PartitionId, Source, Timestamp};
 use waybill_store::{Checkpoint, StoreError};
 
 use super::input::{AcquireError, Generation, Input, LogEnds, LostCause};
@@ -77,7 +75,6 @@ impl Shell {
         // The cursor stands where an earlier owner's clock was, and nothing may be indexed below it.
         self.clock
             .reach(Timestamp(lease.due_cursor.end().as_micros()));
-        let now = self.clock.last();
         let ownership = Ownership {
             partition,
             partitions: self.settings.partitions,
@@ -85,6 +82,7 @@ impl Shell {
             epoch: lease.row.epoch,
             requests_next: start.requests,
             replies_next: start.replies,
+            recoveries_next: start.recoveries,
             requests_end: ends.requests.1,
             replies_end: ends.replies.1,
             stamp_floor: lease.stamp_floor,
@@ -103,8 +101,8 @@ impl Shell {
             self.workflows.clone(),
             ownership,
         );
-        self.inlets.add(partition, generation, &start);
-        slot.state = SlotState::Owned(Box::new(Owned::new(engine, lease, ends.replies.1, now)));
+        self.inlets.add(partition, generation, &start, ends);
+        slot.state = SlotState::Owned(Box::new(Owned::new(engine, lease)));
     }
 
     /// A consumer cannot go on with a partition.
@@ -180,6 +178,7 @@ impl Shell {
             let checkpoint = Checkpoint {
                 requests: reached.requests,
                 replies: reached.replies,
+                recoveries: reached.recoveries,
                 requests_fingerprint: reached.requests_fingerprint.or(stored.requests_fingerprint),
                 ..stored
             };
@@ -256,6 +255,8 @@ pub(super) struct StartOffsets {
     pub verify: Option<(Offset, u64)>,
     /// The first reply to apply.
     pub replies: Offset,
+    /// The first recovery to apply.
+    pub recoveries: Offset,
 }
 
 /// Holds the checkpoint against the log. A log that lost requests which are not done, or that ends
@@ -263,7 +264,8 @@ pub(super) struct StartOffsets {
 fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, String> {
     let checkpoint = lease.row.checkpoint;
     let (first, end) = ends.requests;
-    let never_owned = lease.row.epoch == Epoch(1);
+    // An owner that never got to a first renewal has done nothing that another must not do again.
+    let never_owned = checkpoint.requests == Offset(0) && lease.row.consumed == Offset(0);
     let requests = if never_owned {
         checkpoint.requests.max(first)
     } else {
@@ -281,7 +283,8 @@ fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, Strin
              the checkpoint was taken on"
         ));
     }
-    // Replies can be derived again: every running step of a live operation is asked for anew.
+    // Replies can be derived again, for every running step of a live operation is asked for anew;
+    // and of a supervisor's recoveries, too, for what is due stays due.
     let replies = checkpoint.replies.clamp(ends.replies.0, ends.replies.1);
     let below = Offset(requests.0 - 1);
     let verify = checkpoint
@@ -292,12 +295,15 @@ fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, Strin
         requests,
         verify,
         replies,
+        recoveries: checkpoint
+            .recoveries
+            .clamp(ends.recoveries.0, ends.recoveries.1),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use waybill_engine::{OwnerId, Stamp};
+    use waybill_engine::{Epoch, OwnerId, Stamp};
     use waybill_store::{DueBucket, Lease, LeaseKey};
 
     use super::*;
@@ -333,6 +339,7 @@ mod tests {
         LogEnds {
             requests: ends(requests),
             replies: ends(replies),
+            recoveries: ends((0, 0)),
         }
     }
 
@@ -361,7 +368,11 @@ mod tests {
     fn the_first_owner_of_all_begins_where_the_log_does() {
         let start = start_offsets(&held(1, 0, 0), logs((40, 60), (5, 9))).unwrap();
         assert_eq!((start.requests, start.replies), (Offset(40), Offset(5)));
-        assert!(start_offsets(&held(2, 0, 0), logs((40, 60), (5, 9))).is_err());
+        // Its predecessor never got to a first renewal.
+        let mut second = held(2, 0, 0);
+        assert!(start_offsets(&second, logs((40, 60), (5, 9))).is_ok());
+        second.row.consumed = Offset(1);
+        assert!(start_offsets(&second, logs((40, 60), (5, 9))).is_err());
     }
 
     #[test]

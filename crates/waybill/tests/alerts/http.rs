@@ -99,6 +99,10 @@ impl Receiver {
         }
     }
 
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub fn url(&self) -> String {
         format!("http://{}/alerts?key=hunter2", self.address)
     }

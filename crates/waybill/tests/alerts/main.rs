@@ -1,10 +1,15 @@
 //! Alerts against receivers that are real: servers on the loopback interface.
 
+mod follow;
 mod http;
 mod mail;
+mod process;
 mod running;
 mod smtp;
 mod tls;
+#[expect(dead_code, reason = "other tests use the rest")]
+#[path = "../system/world.rs"]
+mod world;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -14,7 +14,7 @@ use crate::http::{Received, Receiver};
 use crate::smtp::SmtpServer;
 
 pub const KEY: &[u8] = b"123456789012345678901234";
-const SECRET: &str = "whsec_MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0";
+pub const SECRET: &str = "whsec_MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0";
 
 /// Nothing here takes longer, unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -125,6 +125,7 @@ pub fn alert(step: &str) -> Alert {
         event_id,
         kind: "operation-parked".to_owned(),
         operation: Uuid::new_v4().to_string(),
+        caller_id: None,
         workflow: "drone-delivery".to_owned(),
         tenant: "acme".to_owned(),
         step: Some(step.to_owned()),

@@ -231,7 +231,7 @@ async fn unknown_addresses_and_methods_are_told_as_problems() {
     }
     for (path, allow) in [
         (DELIVERIES, "POST"),
-        (OPERATIONS, "POST"),
+        (OPERATIONS, "GET, HEAD, POST"),
         (BATCH, "POST"),
         ("/v1/operations/x", "GET, HEAD"),
         ("/docs", "GET, HEAD"),

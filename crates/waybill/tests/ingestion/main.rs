@@ -2,7 +2,9 @@
 //! embedded broker, and the embedded store.
 
 mod batches;
+mod events;
 mod inputs;
+mod ops;
 mod pressure;
 mod repeats;
 mod status;

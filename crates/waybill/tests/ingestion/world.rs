@@ -19,8 +19,9 @@ use uuid::Uuid;
 use waybill::ingestion::{Ingestion, IngestionConfig};
 use waybill_broker::{Broker, BrokerConfig};
 use waybill_engine::{
-    CreateRequest, Created, Epoch, Offset, OperationId, OperationState, OwnerId, PartitionId,
-    Position, ProcessState, Stamp, Timestamp, Workflow, WorkflowDefinition, Workflows,
+    CreateRequest, Created, Epoch, Offset, OperationId, OperationRequest, OperationState, OwnerId,
+    PartitionId, Position, ProcessState, Recovery, RequestHash, Stamp, Timestamp, Workflow,
+    WorkflowDefinition, Workflows, partition_for,
 };
 use waybill_kafka::{Admin, KafkaSettings, TopicSpec};
 use waybill_messages::{Record as _, Topics};
@@ -55,9 +56,10 @@ impl World {
 
     pub async fn with(change: impl FnOnce(&mut IngestionConfig)) -> Self {
         let cluster = MockCluster::new(1).unwrap();
-        cluster
-            .create_topic(Topics::default().requests(), PARTITIONS as i32, 1)
-            .unwrap();
+        let topics = Topics::default();
+        for topic in [topics.requests(), topics.recovery()] {
+            cluster.create_topic(topic, PARTITIONS as i32, 1).unwrap();
+        }
         let kafka = KafkaSettings::new(cluster.bootstrap_servers());
         let directory = tempfile::tempdir().unwrap();
         World::around(cluster, kafka, directory, change).await
@@ -158,14 +160,51 @@ impl<C> World<C> {
         String::from_utf8(answer).unwrap()
     }
 
-    /// All records of the requests topic.
+    /// All requests for new operations.
     pub fn records(&self) -> Vec<Taken> {
+        let created = self.requests().into_iter().filter_map(|(record, request)| {
+            let OperationRequest::Create(request) = request else {
+                return None;
+            };
+            Some(Taken {
+                key: record.key,
+                partition: record.partition,
+                offset: record.offset,
+                traceparent: record.traceparent,
+                request,
+            })
+        });
+        created.collect()
+    }
+
+    /// All records of the requests topic.
+    pub fn requests(&self) -> Vec<(Lying, OperationRequest)> {
+        let lying = self.lying_in(self.topics.requests()).into_iter();
+        lying
+            .map(|record| {
+                let request = OperationRequest::decode(&record.value).unwrap();
+                (record, request)
+            })
+            .collect()
+    }
+
+    /// All records of the recovery topic.
+    pub fn recoveries(&self) -> Vec<(Lying, Recovery)> {
+        let lying = self.lying_in(self.topics.recovery()).into_iter();
+        lying
+            .map(|record| {
+                let recovery = Recovery::decode(&record.value).unwrap();
+                (record, recovery)
+            })
+            .collect()
+    }
+
+    fn lying_in(&self, topic: &str) -> Vec<Lying> {
         let consumer: BaseConsumer = ClientConfig::new()
             .set("bootstrap.servers", self.kafka.brokers.as_str())
             .set("group.id", "test")
             .create()
             .unwrap();
-        let topic = self.topics.requests();
         let mut assignment = TopicPartitionList::new();
         let mut expected = 0;
         for partition in 0..PARTITIONS as i32 {
@@ -186,12 +225,12 @@ impl<C> World<C> {
                 continue;
             };
             let message = message.unwrap().detach();
-            records.push(Taken {
+            records.push(Lying {
                 key: String::from_utf8(message.key().unwrap().to_vec()).unwrap(),
                 partition: PartitionId(message.partition() as u32),
                 offset: Offset(message.offset()),
                 traceparent: message.headers().and_then(traceparent),
-                request: CreateRequest::decode(message.payload().unwrap()).unwrap(),
+                value: message.payload().unwrap().to_vec(),
             });
         }
         records
@@ -217,6 +256,7 @@ impl<C> World<C> {
             requested_at: request.requested_at,
             created_at: request.requested_at,
             traceparent: None,
+            resubmission_of: None,
         };
         let updated_at = Timestamp(request.requested_at.0 + 1);
         self.write(RowWrite {
@@ -262,6 +302,13 @@ pub fn state_only(id: OperationId, state: ProcessState, updated_at: Timestamp) -
         sequence: 0,
         updated_at,
         error: None,
+        failed_count: 0,
+        undo_error: None,
+        cancelled: false,
+        abandoned: false,
+        tombstone: false,
+        amended: None,
+        history: Vec::new(),
         steps: vec![Default::default()],
     };
     RowWrite {
@@ -273,7 +320,50 @@ pub fn state_only(id: OperationId, state: ProcessState, updated_at: Timestamp) -
     }
 }
 
-/// A record of the requests topic.
+/// The row of an operation of one step that was not asked for yet.
+pub fn row(id: OperationId, workflow: &str, state: ProcessState) -> RowWrite {
+    let created = Created {
+        workflow: workflow.into(),
+        workflow_version: 1,
+        step_names: vec!["one".into()],
+        tenant: "".into(),
+        caller_id: None,
+        input: delivery_input().into(),
+        deadline: None,
+        reply_to: None,
+        request_hash: RequestHash::default(),
+        request: Position {
+            partition: partition_for(id, PARTITIONS),
+            offset: Offset(0),
+        },
+        requested_at: Timestamp(1),
+        created_at: Timestamp(2),
+        traceparent: None,
+        resubmission_of: None,
+    };
+    RowWrite {
+        created: Some(Arc::new(created)),
+        ..state_only(id, state, Timestamp(3))
+    }
+}
+
+/// The input of a delivery.
+pub fn delivery_input() -> Vec<u8> {
+    waybill_drone_delivery::request::validate(&delivery())
+        .unwrap()
+        .canonical_json()
+}
+
+/// A record as it lies in its topic.
+pub struct Lying {
+    pub key: String,
+    pub partition: PartitionId,
+    pub offset: Offset,
+    pub traceparent: Option<String>,
+    value: Vec<u8>,
+}
+
+/// A request for a new operation.
 pub struct Taken {
     pub key: String,
     pub partition: PartitionId,
@@ -288,14 +378,25 @@ fn traceparent(headers: &impl Headers) -> Option<String> {
 }
 
 fn workflows() -> Arc<Workflows> {
-    let workflow = |name: &str| {
+    let workflow = |name: &str, cancel: &str| {
+        let step = json!({
+            "name": "one",
+            "agent": "agent",
+            "compensation": {},
+            "uses": ["pickupTime"],
+        });
         let definition: WorkflowDefinition = serde_json::from_value(
-            json!({"name": name, "version": 1, "steps": [{"name": "one", "agent": "agent"}]}),
+            json!({"name": name, "version": 1, "cancel": cancel, "steps": [step]}),
         )
         .unwrap();
         Workflow::try_from(definition).unwrap()
     };
-    Arc::new(Workflows::new(vec![workflow("drone-delivery"), workflow("order")]).unwrap())
+    let workflows = vec![
+        workflow("drone-delivery", "untilFinal"),
+        workflow("order", "untilFinal"),
+        workflow("reversible", "always"),
+    ];
+    Arc::new(Workflows::new(workflows).unwrap())
 }
 
 pub fn delivery() -> Value {

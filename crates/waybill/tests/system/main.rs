@@ -1,6 +1,8 @@
 //! The whole system, as processes on the embedded broker and store: killed, stopped, cut off and
 //! fed with garbage, and held against the services' ledger.
 
+mod repair;
+mod supervision;
 mod world;
 
 use std::sync::Arc;
@@ -12,7 +14,9 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::{Headers, Message};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use serde_json::{Value, json};
-use waybill_engine::{CreateRequest, IdOrigin, OperationId, RequestHash, Timestamp, partition_for};
+use waybill_engine::{
+    CreateRequest, IdOrigin, OperationId, OperationRequest, RequestHash, Timestamp, partition_for,
+};
 
 use waybill_messages::Record as _;
 use world::{Dice, PATIENCE, Process, World, delivery};
@@ -387,9 +391,10 @@ async fn a_request_in_the_wrong_partition_is_sent_home_and_completes() {
             request_hash: RequestHash::default(),
             requested_at: Timestamp::from_millis(1_700_000_000_000),
             traceparent: None,
+            resubmission_of: None,
         };
         let mut value = Vec::new();
-        request
+        OperationRequest::Create(request)
             .encode(&mut value)
             .expect("the request fits a record");
         let astray = (partition_for(operation, PARTITIONS).0 + 1) % PARTITIONS;

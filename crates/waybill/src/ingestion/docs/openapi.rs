@@ -1,5 +1,7 @@
 //! The OpenAPI document, built from the views' schemas and the routes' constants.
 
+mod ops;
+
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 use utoipa::openapi::header::HeaderBuilder;
@@ -77,7 +79,7 @@ pub fn document() -> String {
                 ),
             ),
     );
-    let paths = PathsBuilder::new()
+    let paths = ops::add_paths(PathsBuilder::new())
         .path(DELIVERIES, only(HttpMethod::Post, creating(deliveries)))
         .path(
             format!("{DELIVERIES}/{{id}}"),
@@ -130,6 +132,7 @@ pub fn document() -> String {
     add_schema::<BatchLine<'_>>(&mut schemas);
     add_schema::<DeliveryRequest>(&mut schemas);
     add_schema::<Problem>(&mut schemas);
+    ops::add_schemas(&mut schemas);
     let components = ComponentsBuilder::new().schemas_from_iter(schemas);
     OpenApiBuilder::new()
         .info(
@@ -147,6 +150,10 @@ pub fn document() -> String {
             TagBuilder::new()
                 .name("Operations")
                 .description(Some("Runs of any workflow."))
+                .build(),
+            TagBuilder::new()
+                .name(ops::OPERATORS)
+                .description(Some(ops::OPERATORS_ABOUT))
                 .build(),
             TagBuilder::new()
                 .name("About")
@@ -467,11 +474,20 @@ fn operation_view_example() -> Value {
         "callerId": "order-17",
         "state": "Processing",
         "steps": [
-            {"name": "account", "state": "Completed", "attempt": 1},
-            {"name": "package", "state": "Failed", "attempt": 2,
+            {"name": "account", "state": "Completed", "attempt": 1, "action": "Run",
+             "changedAt": "2030-05-08T20:00:00.134567Z"},
+            {"name": "package", "state": "Failed", "attempt": 2, "action": "Run",
+             "failureCount": 2, "retryAt": "2030-05-08T20:00:00.634567Z",
+             "changedAt": "2030-05-08T20:00:00.234567Z",
              "error": {"code": "unavailable", "message": "the service answered 503"}},
             {"name": "delivery", "state": "NotStarted", "attempt": 0},
         ],
+        "whatNext": "Step package is tried again at 2030-05-08T20:00:00.634567Z.",
+        "verbs": ["cancel", "compensate"],
+        "failureCount": 2,
+        "nextDue": "2030-05-08T20:00:00.634567Z",
+        "lockedBy": "7b1f6f0e-53a7-4c57-9a5e-1f0c6f2d9b10",
+        "epoch": 3,
         "createdAt": "2030-05-08T20:00:00.123456Z",
         "updatedAt": "2030-05-08T20:00:00.234567Z",
     })
@@ -516,12 +532,22 @@ mod tests {
             .collect();
         let expected = [
             ("/api/deliveryrequests", "post"),
+            ("/api/deliveryrequests/{id}", "delete"),
             ("/api/deliveryrequests/{id}", "get"),
+            ("/api/deliveryrequests/{id}", "patch"),
             ("/docs", "get"),
             ("/openapi.json", "get"),
             ("/problems/{kind}", "get"),
+            ("/v1/operations", "get"),
             ("/v1/operations", "post"),
             ("/v1/operations/{id}", "get"),
+            ("/v1/operations/{id}/events", "get"),
+            ("/v1/operations/{id}:abandon", "post"),
+            ("/v1/operations/{id}:cancel", "post"),
+            ("/v1/operations/{id}:compensate", "post"),
+            ("/v1/operations/{id}:resubmit", "post"),
+            ("/v1/operations/{id}:retry-compensation", "post"),
+            ("/v1/operations/{id}:undone", "post"),
             ("/v1/operations:batch", "post"),
         ];
         let expected: BTreeSet<_> = expected

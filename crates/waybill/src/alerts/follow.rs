@@ -1,0 +1,212 @@
+//! From the alerts' topic to a receiver.
+//!
+//! Each receiver has a consumer group of its own, and so a place of its own in the topic: whoever is
+//! away finds everything when it is back, and keeps nobody else waiting. The first time, a group
+//! begins at the beginning.
+//!
+//! What must hold:
+//!
+//! * **No alert is passed over**: an offset is committed only once the receiver had, or will not
+//!   have, every alert before it. What a stop left undone is read again.
+//! * **Reading ahead is bounded**: `queueMax` and `foldedMax` together. Beyond it the topic is the
+//!   queue; the group is served all the same.
+//!
+//! Two processes share a receiver's partitions. One that takes a partition over tells again of what
+//! the other was telling of; alerts have ids.
+
+mod partitions;
+mod reader;
+
+use std::sync::mpsc as std_mpsc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use waybill_kafka::{GroupConsumer, GroupOptions, KafkaSettings};
+use waybill_messages::Topics;
+
+use self::partitions::Place;
+use self::reader::{Read, Reader};
+use super::metrics::FollowerMetrics;
+use super::notifier::{Notifier, Receipt, Undeliverable};
+use super::worker::Worker;
+use super::{ReceiverError, receivers};
+use crate::config::AlertsConfig;
+
+/// Alerts between the polling thread and the notifier: a batch, so that neither waits for the other
+/// at every single one.
+const BATCH_MAX: usize = 64;
+/// Prefetched records of one receiver: alerts are small.
+const PREFETCH_KIB_MAX: u32 = 1024;
+
+/// Where alerts are read from.
+#[derive(Clone, Debug)]
+pub struct AlertSource {
+    /// How to reach the brokers.
+    pub kafka: KafkaSettings,
+    /// The names of the topics.
+    pub topics: Topics,
+    /// How long an attempt that is under way at a stop may go on. One that is cut off is made again
+    /// after the next start, and may then be the second that succeeds.
+    pub stop_within: Duration,
+}
+
+/// Tells one receiver of the alerts, once it [runs](Follower::run).
+#[must_use = "without its follower a receiver gets nothing"]
+pub struct Follower {
+    notifier: Notifier,
+    worker: Worker,
+    source: AlertSource,
+    max_age: Duration,
+    ahead_max: usize,
+}
+
+/// Makes a follower for every receiver of the configuration, in the order of their names.
+///
+/// # Errors
+///
+/// If a receiver cannot work as it is configured.
+pub fn followers(
+    config: &AlertsConfig,
+    source: &AlertSource,
+) -> Result<Vec<Follower>, ReceiverError> {
+    let follower = |(notifier, worker)| Follower {
+        notifier,
+        worker,
+        source: source.clone(),
+        max_age: config.max_age,
+        ahead_max: config.queue_max.saturating_add(config.folded_max),
+    };
+    Ok(receivers(config)?.into_iter().map(follower).collect())
+}
+
+impl Follower {
+    /// The receiver's name in the configuration.
+    #[must_use]
+    pub fn receiver(&self) -> &str {
+        self.notifier.name()
+    }
+
+    /// Tells the receiver of alerts until it is stopped.
+    ///
+    /// # Errors
+    ///
+    /// If the topic cannot be read. A receiver that cannot be reached is no error.
+    pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        let receiver = self.receiver().to_owned();
+        let stop_within = self.source.stop_within;
+        let reader = self.reader()?;
+        let (reads, read) = mpsc::channel(BATCH_MAX);
+        let (settled, settling) = std_mpsc::channel();
+        let (end, ended) = oneshot::channel();
+        let (runtime, stop_reading) = (Handle::current(), stop.clone());
+        std::thread::Builder::new()
+            .name(format!("waybill-alerts-{receiver}"))
+            .spawn(move || {
+                // Nobody is left to be told where the process was cut off.
+                _ = end.send(reader.run(reads, &settling, &runtime, &stop_reading));
+            })
+            .context("a thread that reads alerts cannot be started")?;
+        let mut reading = std::pin::pin!(async {
+            ended
+                .await
+                .unwrap_or_else(|_| Err(anyhow::anyhow!("the thread that reads alerts panicked")))
+        });
+        let telling = async {
+            tokio::join!(
+                serve(self.worker, &receiver, stop, stop_within),
+                hand_over(read, self.notifier, settled),
+            )
+        };
+        tokio::select! {
+            // It ends first only where it failed.
+            result = &mut reading => return result,
+            _ = telling => {}
+        }
+        // By now everything is settled, or will not be.
+        reading.await
+    }
+
+    fn reader(&self) -> anyhow::Result<Reader> {
+        let AlertSource { kafka, topics, .. } = &self.source;
+        let receiver = self.receiver();
+        let group = format!("{}.alerts.{receiver}", topics.prefix());
+        let options = GroupOptions {
+            queue_kib_max: PREFETCH_KIB_MAX,
+            ..GroupOptions::new(group, "waybill-alerts")
+        };
+        let consumer = GroupConsumer::new(kafka, &options)
+            .with_context(|| format!("the alerts' consumer for {receiver} cannot be made"))?;
+        consumer
+            .subscribe(&[topics.operator_alerts()])
+            .context("alerts cannot be followed")?;
+        Ok(Reader {
+            receiver: receiver.to_owned(),
+            topic: topics.operator_alerts().to_owned(),
+            consumer,
+            max_age: self.max_age,
+            ahead_max: self.ahead_max,
+            metrics: FollowerMetrics::new(receiver),
+        })
+    }
+}
+
+/// Runs the worker until it ends, or for as long as it may after a stop.
+async fn serve(worker: Worker, receiver: &str, stop: CancellationToken, stop_within: Duration) {
+    let too_late = {
+        let stop = stop.clone();
+        async move {
+            stop.cancelled().await;
+            sleep(stop_within).await;
+        }
+    };
+    tokio::select! {
+        () = worker.run(stop) => {}
+        () = too_late => {
+            tracing::warn!(receiver, "an alert that was being sent at the stop is cut off");
+        }
+    }
+}
+
+/// Hands over what is read, and says what is settled, until nothing more is read and nothing is
+/// open.
+async fn hand_over(
+    mut read: mpsc::Receiver<Read>,
+    notifier: Notifier,
+    settled: std_mpsc::Sender<Place>,
+) {
+    // As many as the worker takes: it bounds them.
+    let (handed, mut receipts) = mpsc::unbounded_channel();
+    let handing = async move {
+        while let Some(Read { place, alert }) = read.recv().await {
+            let receipt = notifier.submit(alert).await;
+            if handed.send((place, receipt)).is_err() {
+                return;
+            }
+        }
+    };
+    let settling = async move {
+        let mut open = FuturesUnordered::new();
+        loop {
+            tokio::select! {
+                Some((place, receipt)) = receipts.recv() => open.push(outcome(place, receipt)),
+                Some((place, result)) = open.next() => {
+                    // A reader that has ended reads it again after the next start.
+                    if result != Err(Undeliverable::Stopped) && settled.send(place).is_err() {
+                        return;
+                    }
+                }
+                else => return,
+            }
+        }
+    };
+    tokio::join!(handing, settling);
+}
+
+async fn outcome(place: Place, receipt: Receipt) -> (Place, Result<(), Undeliverable>) {
+    (place, receipt.await)
+}

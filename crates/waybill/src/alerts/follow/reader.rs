@@ -1,0 +1,207 @@
+//! The polling thread of one receiver: it reads as far ahead as it may, and commits what is settled.
+
+use std::sync::mpsc as std_mpsc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use waybill_engine::{Offset, OperatorAlert, PartitionId, Timestamp};
+use waybill_kafka::{GroupConsumer, GroupHandler, PollLimits, RecordRef, TopicPartition};
+use waybill_messages::Record as _;
+
+use super::partitions::{Partitions, Place};
+use crate::alerts::alert::Alert;
+use crate::alerts::metrics::FollowerMetrics;
+use crate::clock::wall_clock;
+
+/// How long a poll waits, and how long room is waited for: together the longest that a stop, or an
+/// alert that is settled, goes unnoticed.
+const POLL_WAIT: Duration = Duration::from_millis(200);
+const POLL_BYTES_MAX: usize = 1024 * 1024;
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// An alert on its way from the topic to a notifier.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub(super) place: Place,
+    pub(super) alert: Alert,
+}
+
+/// Reads alerts for one receiver.
+pub(super) struct Reader {
+    pub(super) receiver: String,
+    pub(super) topic: String,
+    pub(super) consumer: GroupConsumer,
+    pub(super) max_age: Duration,
+    /// How far to read ahead of what is settled, in records.
+    pub(super) ahead_max: usize,
+    pub(super) metrics: FollowerMetrics,
+}
+
+impl Reader {
+    /// Reads until it is stopped; then waits until everything that it has read is settled, or never
+    /// will be: until nobody can say so to `settled` any more.
+    pub(super) fn run(
+        self,
+        reads: mpsc::Sender<Read>,
+        settled: &std_mpsc::Receiver<Place>,
+        runtime: &Handle,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let mut intake = Intake {
+            partitions: Partitions::default(),
+            reads,
+            oldest: Timestamp::default(),
+            skipped: 0,
+            receiver: &self.receiver,
+            metrics: &self.metrics,
+        };
+        while !stop.is_cancelled() {
+            let room = self.room(&intake, runtime);
+            // Without room it polls all the same: who does not poll leaves the group.
+            self.consumer
+                .hold(room == 0)
+                .context("alerts that wait cannot be left in their topic")?;
+            let limits = PollLimits {
+                records: room.max(1),
+                bytes: POLL_BYTES_MAX,
+            };
+            intake.oldest = wall_clock() - self.max_age;
+            self.consumer.poll(limits, POLL_WAIT, &mut intake)?;
+            intake.tell_of_skipped();
+            for place in settled.try_iter() {
+                intake.partitions.done(place);
+            }
+            self.commit(&mut intake.partitions);
+        }
+        let mut partitions = intake.partitions;
+        drop(intake.reads);
+        for place in settled {
+            partitions.done(place);
+        }
+        self.consumer
+            .close(CLOSE_TIMEOUT, &mut Closing { partitions });
+        Ok(())
+    }
+
+    /// How many records may be taken. Waits a little where there is no place for a single one.
+    fn room(&self, intake: &Intake<'_>, runtime: &Handle) -> usize {
+        let reads = &intake.reads;
+        if reads.capacity() == 0 {
+            // Whether there was a place in time shows below.
+            _ = runtime.block_on(async { timeout(POLL_WAIT, reads.reserve()).await.map(drop) });
+        }
+        let ahead = intake.partitions.ahead();
+        self.metrics.waiting.set(ahead as f64);
+        self.ahead_max.saturating_sub(ahead).min(reads.capacity())
+    }
+
+    fn commit(&self, partitions: &mut Partitions) {
+        let commits = partitions.take_commits();
+        let commits: Vec<(&str, PartitionId, Offset)> = commits
+            .iter()
+            .map(|(partition, offset)| (self.topic.as_str(), *partition, *offset))
+            .collect();
+        if let Err(error) = self.consumer.commit(&commits) {
+            tracing::warn!(
+                receiver = self.receiver,
+                error = &error as &dyn std::error::Error,
+                "what a receiver had is not committed; it is told again after a restart"
+            );
+        }
+    }
+}
+
+/// Takes records in while the reader polls.
+struct Intake<'a> {
+    partitions: Partitions,
+    reads: mpsc::Sender<Read>,
+    /// What happened before this is not told of any more.
+    oldest: Timestamp,
+    skipped: u64,
+    receiver: &'a str,
+    metrics: &'a FollowerMetrics,
+}
+
+impl Intake<'_> {
+    fn tell_of_skipped(&mut self) {
+        let skipped = std::mem::take(&mut self.skipped);
+        if skipped > 0 {
+            self.metrics.skipped.increment(skipped);
+            let receiver = self.receiver;
+            tracing::warn!(
+                receiver,
+                skipped,
+                "alerts are older than alerts.maxAge and are not told of"
+            );
+        }
+    }
+}
+
+impl GroupHandler for Intake<'_> {
+    fn record(&mut self, record: RecordRef<'_>) {
+        let (partition, offset) = (record.partition(), record.offset());
+        let Some(place) = self.partitions.begin(partition, offset) else {
+            return;
+        };
+        match OperatorAlert::decode(record.value().unwrap_or_default()) {
+            Ok(alert) if alert.at < self.oldest => {
+                self.skipped += 1;
+                self.partitions.done(place);
+            }
+            Ok(alert) => {
+                let alert = Alert::from(alert).clipped();
+                // No more is polled than there is place for. Where nobody takes alerts any more, it
+                // is not settled, and is read again after the next start.
+                _ = self.reads.try_send(Read { place, alert });
+            }
+            Err(error) => {
+                self.metrics.unreadable.increment(1);
+                tracing::error!(
+                    receiver = self.receiver,
+                    %partition,
+                    %offset,
+                    error = &error as &dyn std::error::Error,
+                    "a record of the alerts cannot be read and is not told of"
+                );
+                self.partitions.done(place);
+            }
+        }
+    }
+
+    fn assigned(&mut self, partitions: &[TopicPartition]) {
+        for at in partitions {
+            self.partitions.assign(at.partition);
+        }
+    }
+
+    fn revoked(&mut self, gone: &[TopicPartition], _lost: bool) -> Vec<(TopicPartition, Offset)> {
+        give_up(&mut self.partitions, gone)
+    }
+}
+
+/// Says how far the receiver had the alerts when the reader leaves its group.
+struct Closing {
+    partitions: Partitions,
+}
+
+impl GroupHandler for Closing {
+    /// Nothing is taken any more; what comes is read again after the next start.
+    fn record(&mut self, _record: RecordRef<'_>) {}
+
+    fn assigned(&mut self, _partitions: &[TopicPartition]) {}
+
+    fn revoked(&mut self, gone: &[TopicPartition], _lost: bool) -> Vec<(TopicPartition, Offset)> {
+        give_up(&mut self.partitions, gone)
+    }
+}
+
+/// Whoever gets the partitions reads again what the receiver has not had.
+fn give_up(partitions: &mut Partitions, gone: &[TopicPartition]) -> Vec<(TopicPartition, Offset)> {
+    gone.iter()
+        .filter_map(|at| Some((at.clone(), partitions.revoke(at.partition)?)))
+        .collect()
+}

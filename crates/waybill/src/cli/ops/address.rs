@@ -1,0 +1,89 @@
+//! Where the API is.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+
+use reqwest::Url;
+
+/// The address of the API: what stands before its paths.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct ApiAddress(String);
+
+impl ApiAddress {
+    /// The API that listens by configuration; one that listens everywhere is asked on this machine.
+    pub(super) fn of_listener(listener: SocketAddr) -> Result<Self, String> {
+        if listener.port() == 0 {
+            return Err(format!(
+                "the port of {listener} is chosen when the API starts: give the address that it \
+                 printed then, with --http"
+            ));
+        }
+        let ip = match listener.ip() {
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+            ip => ip,
+        };
+        let address = SocketAddr::new(ip, listener.port());
+        Ok(Self(format!("http://{address}")))
+    }
+}
+
+impl FromStr for ApiAddress {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let url = Url::parse(text).map_err(|_| "expected a URL such as https://host:8080")?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err("expected a URL that begins with http:// or https://");
+        }
+        // It is shown when the API cannot be reached.
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err("a name or password does not belong into the address");
+        }
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err("expected a URL without a query or a fragment");
+        }
+        Ok(Self(url.as_str().trim_end_matches('/').to_owned()))
+    }
+}
+
+impl fmt::Display for ApiAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listener(text: &str) -> Result<String, String> {
+        ApiAddress::of_listener(text.parse().unwrap()).map(|address| address.to_string())
+    }
+
+    #[test]
+    fn an_api_that_listens_everywhere_is_asked_on_this_machine() {
+        assert_eq!(listener("0.0.0.0:81").unwrap(), "http://127.0.0.1:81");
+        assert_eq!(listener("[::]:81").unwrap(), "http://[::1]:81");
+        assert_eq!(listener("10.1.2.3:81").unwrap(), "http://10.1.2.3:81");
+        assert!(listener("127.0.0.1:0").unwrap_err().contains("--http"));
+    }
+
+    #[test]
+    fn an_address_may_have_a_path_and_nothing_behind_it_and_no_secret() {
+        let read = |text: &str| text.parse().map(|address: ApiAddress| address.to_string());
+        assert_eq!(read("https://h/").unwrap(), "https://h");
+        assert_eq!(read("http://h:81/way/").unwrap(), "http://h:81/way");
+        for bad in [
+            "h:81",
+            "ftp://h",
+            "http://a:b@h",
+            "http://h?x=1",
+            "http://h#x",
+            "",
+        ] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+}

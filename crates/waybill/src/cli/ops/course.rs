@@ -1,0 +1,217 @@
+//! The course of a verb for many operations: how many are tried first, and when it halts.
+//!
+//! Deliberately absent: time and the API. Whoever follows the course tells it what became of each.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+
+/// More failures than this share of those whose end is known halt the course.
+const FAILED_PERCENT_MAX: u64 = 20;
+/// Of fewer whose end is known no share is taken.
+const SETTLED_MIN: u64 = 5;
+
+/// How many are tried first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Canary {
+    /// So many of a hundred, from 1 to 100.
+    Percent(u8),
+    /// So many.
+    Count(NonZeroU32),
+}
+
+impl Canary {
+    /// How many of `matching` are tried first: at least one, if there is one.
+    pub(super) fn of(self, matching: usize) -> usize {
+        let wanted = match self {
+            Self::Percent(percent) => (matching * usize::from(percent)).div_ceil(100).max(1),
+            Self::Count(count) => usize::try_from(count.get()).unwrap_or(usize::MAX),
+        };
+        wanted.min(matching)
+    }
+}
+
+impl FromStr for Canary {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let expected = "expected a number from 1, or a share from 1% to 100%";
+        let Some(percent) = text.strip_suffix('%') else {
+            return text.parse().map(Self::Count).map_err(|_| expected);
+        };
+        match percent.parse() {
+            Ok(percent @ 1..=100) => Ok(Self::Percent(percent)),
+            Ok(_) | Err(_) => Err(expected),
+        }
+    }
+}
+
+/// How far a verb for many has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Course {
+    canary_failures_max: u64,
+    settled: u64,
+    failed: u64,
+}
+
+/// Why it goes no further.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Halt {
+    /// Too many of those that were tried first failed again.
+    Canaries {
+        failed: u64,
+        open: u64,
+        allowed: u64,
+    },
+    /// Too many of all failed again.
+    Share { failed: u64, settled: u64 },
+}
+
+impl Course {
+    pub(super) fn new(canary_failures_max: u64) -> Self {
+        Self {
+            canary_failures_max,
+            settled: 0,
+            failed: 0,
+        }
+    }
+
+    /// One more came to what was asked, or failed again.
+    pub(super) fn settle(&mut self, has_failed: bool) {
+        self.settled += 1;
+        self.failed += u64::from(has_failed);
+    }
+
+    /// Whether the canaries say stop. Of `open` ones it is not known what becomes of them, though
+    /// they were given their time: nothing speaks for going on.
+    pub(super) fn canaries_halt(&self, open: u64) -> Option<Halt> {
+        (self.failed + open > self.canary_failures_max).then_some(Halt::Canaries {
+            failed: self.failed,
+            open,
+            allowed: self.canary_failures_max,
+        })
+    }
+
+    /// Whether what became of all so far says stop.
+    pub(super) fn share_halts(&self) -> Option<Halt> {
+        let is_too_much = self.failed * 100 > self.settled * FAILED_PERCENT_MAX;
+        (self.settled >= SETTLED_MIN && is_too_much).then_some(Halt::Share {
+            failed: self.failed,
+            settled: self.settled,
+        })
+    }
+}
+
+impl fmt::Display for Halt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Canaries {
+                failed,
+                open,
+                allowed,
+            } => {
+                write!(f, "of the canaries {failed} failed again")?;
+                if *open > 0 {
+                    write!(
+                        f,
+                        " and {open} did not end within --canary-wait, so that nothing is known of \
+                         them"
+                    )?;
+                }
+                write!(f, "; --canary-failures allows {allowed}")
+            }
+            Self::Share { failed, settled } => write!(
+                f,
+                "{failed} of {settled} failed again, which is more than {FAILED_PERCENT_MAX} %"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn canaries(text: &str, matching: usize) -> usize {
+        text.parse::<Canary>().unwrap().of(matching)
+    }
+
+    #[test]
+    fn canaries_are_a_share_rounded_up_or_a_number_and_never_more_than_there_are() {
+        for (text, matching, expected) in [
+            ("1%", 0, 0),
+            ("1%", 1, 1),
+            ("1%", 100, 1),
+            ("1%", 101, 2),
+            ("1%", 100_000, 1_000),
+            ("100%", 7, 7),
+            ("3", 7, 3),
+            ("8", 7, 7),
+        ] {
+            assert_eq!(canaries(text, matching), expected, "{text} of {matching}");
+        }
+    }
+
+    #[test]
+    fn no_canary_at_all_is_refused() {
+        for bad in ["0", "0%", "101%", "-1", "1.5%", "%", "", "one"] {
+            assert!(bad.parse::<Canary>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn canaries_halt_with_one_failure_more_than_is_allowed() {
+        for (allowed, failed, open, halts) in [
+            (0, 0, 0, false),
+            (0, 1, 0, true),
+            (0, 0, 1, true),
+            (2, 2, 0, false),
+            (2, 1, 2, true),
+        ] {
+            let mut course = Course::new(allowed);
+            (0..failed).for_each(|_| course.settle(true));
+            course.settle(false);
+            let halt = Halt::Canaries {
+                failed,
+                open,
+                allowed,
+            };
+            assert_eq!(course.canaries_halt(open), halts.then_some(halt));
+        }
+    }
+
+    #[test]
+    fn a_share_above_a_fifth_halts_once_there_are_enough_to_take_it_of() {
+        let halt = |failed: u64, settled: u64| {
+            let mut course = Course::new(0);
+            (0..settled).for_each(|number| course.settle(number < failed));
+            course.share_halts()
+        };
+        assert_eq!(halt(4, 4), None);
+        assert_eq!(halt(1, 5), None);
+        let two_of_five = Halt::Share {
+            failed: 2,
+            settled: 5,
+        };
+        assert_eq!(halt(2, 5), Some(two_of_five));
+        assert_eq!(halt(20, 100), None);
+        assert!(halt(21, 100).is_some());
+    }
+
+    #[test]
+    fn why_it_halts_says_what_was_seen_and_what_is_allowed() {
+        let text = |failed, open| {
+            let halt = Halt::Canaries {
+                failed,
+                open,
+                allowed: 0,
+            };
+            halt.to_string()
+        };
+        assert_eq!(
+            text(2, 0),
+            "of the canaries 2 failed again; --canary-failures allows 0"
+        );
+        assert!(text(0, 1).contains("1 did not end within --canary-wait"));
+    }
+}

@@ -1,0 +1,184 @@
+//! Which operations are meant: the flags of a list, and of a verb for many.
+
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use waybill_engine::ProcessState;
+
+use crate::config::duration_from_text;
+
+/// The state of an operation whose row cannot be read, as lists have it.
+const UNREADABLE: &str = "Unreadable";
+
+/// Which operations are meant: those to which all of it applies.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Args)]
+#[command(next_help_heading = "Which operations")]
+pub(super) struct Filter {
+    /// Any of these states, separated by commas
+    #[arg(
+        long,
+        value_name = "STATE,...",
+        value_delimiter = ',',
+        ignore_case = true,
+        hide_possible_values = true,
+        value_parser = states()
+    )]
+    state: Vec<String>,
+    /// Of this workflow
+    #[arg(long, value_name = "NAME")]
+    workflow: Option<String>,
+    /// Of this tenant; with an id, the tenant that knows the operation by it
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+    /// That failed at this step, or are at it
+    #[arg(long, value_name = "NAME")]
+    step: Option<String>,
+    /// With this error, by its code or by the fingerprint that lists show
+    #[arg(long, value_name = "FINGERPRINT|CODE")]
+    error: Option<String>,
+    /// That have needed attention for so long, such as 10m
+    #[arg(long, value_name = "DURATION", value_parser = duration_from_text)]
+    older_than: Option<Duration>,
+    /// Those that a person abandoned, too
+    #[arg(long)]
+    abandoned: bool,
+}
+
+fn states() -> impl TypedValueParser<Value = String> {
+    let words = || {
+        let stored = ProcessState::ALL.into_iter();
+        stored
+            .filter(|state| *state != ProcessState::Pending)
+            .map(ProcessState::as_str)
+            .chain([UNREADABLE])
+    };
+    PossibleValuesParser::new(words()).map(move |given| {
+        let known = words().find(|word| word.eq_ignore_ascii_case(&given));
+        known.map_or(given, str::to_owned)
+    })
+}
+
+impl Filter {
+    /// The tenant, if one is given.
+    pub(super) fn tenant(&self) -> Option<&str> {
+        self.tenant.as_deref()
+    }
+
+    /// Whether a state is asked for.
+    pub(super) fn names_states(&self) -> bool {
+        !self.state.is_empty()
+    }
+
+    /// Whether operations are meant of which nothing can be read.
+    pub(super) fn names_unreadable(&self) -> bool {
+        self.state.iter().any(|state| state == UNREADABLE)
+    }
+
+    /// Whether nothing is said.
+    pub(super) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether nothing is said but the tenant.
+    pub(super) fn is_tenant_only(&self) -> bool {
+        let others = Self {
+            tenant: None,
+            ..self.clone()
+        };
+        others.is_empty()
+    }
+
+    /// Asks for these states where none is.
+    pub(super) fn or_states(mut self, states: &[ProcessState]) -> Self {
+        if self.state.is_empty() {
+            self.state = states
+                .iter()
+                .map(|state| state.as_str().to_owned())
+                .collect();
+        }
+        self
+    }
+
+    /// It as the API is asked.
+    pub(super) fn query(&self) -> Vec<(&'static str, String)> {
+        let states = (!self.state.is_empty()).then(|| self.state.join(","));
+        let older_than = self.older_than.map(|age| format!("{}ms", age.as_millis()));
+        let abandoned = self.abandoned.then(|| "true".to_owned());
+        let pairs = [
+            ("state", states),
+            ("workflow", self.workflow.clone()),
+            ("tenant", self.tenant.clone()),
+            ("step", self.step.clone()),
+            ("error", self.error.clone()),
+            ("olderThan", older_than),
+            ("abandoned", abandoned),
+        ];
+        pairs
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{FromArgMatches as _, error::ErrorKind};
+
+    use super::*;
+
+    fn read(line: &str) -> Result<Filter, clap::Error> {
+        let command = Filter::augment_args(clap::Command::new("filter").no_binary_name(true));
+        Filter::from_arg_matches(&command.try_get_matches_from(line.split_whitespace())?)
+    }
+
+    #[test]
+    fn every_flag_reaches_the_question_and_only_those_that_are_given() {
+        let filter = read(
+            "--state error,compensationfailed --state UNREADABLE --workflow w --tenant t --step s \
+             --error e --older-than 10m --abandoned",
+        );
+        let expected = [
+            ("state", "Error,CompensationFailed,Unreadable"),
+            ("workflow", "w"),
+            ("tenant", "t"),
+            ("step", "s"),
+            ("error", "e"),
+            ("olderThan", "600000ms"),
+            ("abandoned", "true"),
+        ];
+        let expected: Vec<_> = expected
+            .into_iter()
+            .map(|(name, value)| (name, value.to_owned()))
+            .collect();
+        assert_eq!(filter.unwrap().query(), expected);
+        assert_eq!(read("").unwrap().query(), []);
+    }
+
+    #[test]
+    fn a_state_that_no_operation_is_listed_in_is_refused() {
+        for bad in ["--state Pending", "--state Failed", "--state Error,"] {
+            let error = read(bad).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidValue, "{bad}");
+        }
+        assert_eq!(
+            read("--older-than 10").unwrap_err().kind(),
+            ErrorKind::ValueValidation
+        );
+    }
+
+    #[test]
+    fn a_verbs_own_states_apply_where_none_are_given() {
+        let own = [ProcessState::Error];
+        let states = |line: &str| read(line).unwrap().or_states(&own).state;
+        assert_eq!(states(""), ["Error"]);
+        assert_eq!(states("--state processing"), ["Processing"]);
+    }
+
+    #[test]
+    fn a_tenant_alone_may_stand_beside_an_id() {
+        assert!(read("--tenant t").unwrap().is_tenant_only());
+        assert!(!read("--tenant t --abandoned").unwrap().is_tenant_only());
+        assert!(!read("--tenant t").unwrap().is_empty());
+    }
+}

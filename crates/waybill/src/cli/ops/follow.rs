@@ -1,0 +1,221 @@
+//! What becomes of an operation after something was asked of it.
+//!
+//! The operation's history tells whether the scheduler has taken what was asked; its state tells
+//! what it came to, once there is nothing left to do for it.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::api::{Api, ApiError};
+use super::line::{Outcome, Report};
+use super::verb::Verb;
+use super::wire::{Asked, HistoryEntry, Operation};
+
+/// How soon one operation is looked at again: the first time, and at most.
+const LOOK_SOON: Duration = Duration::from_millis(100);
+const LOOK_LATE: Duration = Duration::from_secs(1);
+
+/// An operation of which something was asked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Followed {
+    /// The operation that was asked.
+    pub(super) id: String,
+    /// The operation that is followed: the same, or the new one.
+    id_awaited: String,
+    verb: Verb,
+    tenant: Option<String>,
+    /// Its history before.
+    history: Vec<HistoryEntry>,
+    /// Its history need not tell of it.
+    is_taken: bool,
+    /// Until when it is followed.
+    pub(super) until: Instant,
+}
+
+impl Followed {
+    pub(super) fn new(
+        seen: Option<&Operation>,
+        asked: &Asked,
+        verb: &Verb,
+        tenant: Option<&str>,
+        until: Instant,
+    ) -> Self {
+        let id_awaited = asked.resubmitted_as.as_ref().unwrap_or(&asked.id);
+        Self {
+            id: asked.id.clone(),
+            id_awaited: id_awaited.clone(),
+            verb: verb.clone(),
+            tenant: tenant.map(str::to_owned),
+            history: seen.map_or_else(Vec::new, |seen| seen.history.clone()),
+            is_taken: asked.resubmitted_as.is_some()
+                || seen.is_some_and(|seen| verb.is_under_way(seen)),
+            until,
+        }
+    }
+
+    /// The operation as it is now; `None` if it is not there yet.
+    pub(super) async fn look(&self, api: &Api) -> Result<Option<Operation>, ApiError> {
+        match api.find(&self.id_awaited, self.tenant.as_deref()).await {
+            Ok(found) => Ok(Some(found.operation)),
+            Err(error) if error.is_unknown() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Follows it until it is known what became of it, or until its time is over.
+    pub(super) async fn wait(&self, api: &Api) -> Result<Report, ApiError> {
+        let mut pause = LOOK_SOON;
+        loop {
+            let now = self.look(api).await?;
+            if let Some(report) = now.as_ref().and_then(|now| self.judge(now)) {
+                return Ok(report);
+            }
+            if Instant::now() >= self.until {
+                return Ok(self.given_up(now.as_ref()));
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LOOK_LATE);
+        }
+    }
+
+    /// What became of it; `None` if that is not known yet.
+    pub(super) fn judge(&self, now: &Operation) -> Option<Report> {
+        let mut newest_first = now.history.iter().rev();
+        let entry = newest_first
+            .find(|entry| self.verb.is_told_by(entry) && !self.history.contains(entry))
+            .filter(|_| self.id_awaited == self.id);
+        match entry {
+            Some(HistoryEntry {
+                refused: Some(code),
+                ..
+            }) => return Some(self.report(Outcome::Refused, Some(now)).with_note(code)),
+            Some(_) => {}
+            None if self.is_taken => {}
+            None => return None,
+        }
+        if !now.is_at_rest() {
+            return None;
+        }
+        let outcome = match self.verb.is_achieved(now) {
+            true => Outcome::Done,
+            false => Outcome::Failed,
+        };
+        Some(self.report(outcome, Some(now)))
+    }
+
+    /// It was followed for as long as it was to be.
+    pub(super) fn given_up(&self, now: Option<&Operation>) -> Report {
+        self.report(Outcome::Open, now)
+    }
+
+    /// It was asked, and is not followed.
+    pub(super) fn asked(&self) -> Report {
+        self.report(Outcome::Asked, None)
+    }
+
+    fn report(&self, outcome: Outcome, now: Option<&Operation>) -> Report {
+        let report = Report::new(&self.id, &self.verb, outcome);
+        let report = match now {
+            Some(now) => report.with_state(now),
+            None => report,
+        };
+        match self.id_awaited == self.id {
+            true => report,
+            false => report.with_new(&self.id_awaited),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(at: &str, verb: &str, refused: Option<&str>) -> HistoryEntry {
+        HistoryEntry {
+            at: at.to_owned(),
+            verb: verb.to_owned(),
+            refused: refused.map(str::to_owned),
+            ..HistoryEntry::default()
+        }
+    }
+
+    fn operation(state: &str, history: &[HistoryEntry]) -> Operation {
+        Operation {
+            id: "old".to_owned(),
+            state: state.to_owned(),
+            history: history.to_vec(),
+            ..Operation::default()
+        }
+    }
+
+    fn followed(verb: &Verb, seen: &Operation, new: Option<&str>) -> Followed {
+        let asked = Asked {
+            id: "old".to_owned(),
+            resubmitted_as: new.map(str::to_owned),
+        };
+        Followed::new(Some(seen), &asked, verb, None, Instant::now())
+    }
+
+    fn outcome(followed: &Followed, now: &Operation) -> Option<Outcome> {
+        followed.judge(now).map(|report| report.outcome)
+    }
+
+    #[test]
+    fn it_is_known_once_the_history_tells_of_it_and_the_operation_rests() {
+        let before = entry("1", "resubmit", None);
+        let after = entry("2", "resubmit", None);
+        let followed = followed(
+            &Verb::Resubmit,
+            &operation("Error", std::slice::from_ref(&before)),
+            None,
+        );
+        let now = |state: &str, history: &[&HistoryEntry]| {
+            let history: Vec<_> = history.iter().copied().cloned().collect();
+            outcome(&followed, &operation(state, &history))
+        };
+        // As it stood before: parked, and with an older resubmission.
+        assert_eq!(now("Error", &[&before]), None);
+        assert_eq!(now("Processing", &[&before, &after]), None);
+        assert_eq!(now("Processed", &[&before, &after]), Some(Outcome::Done));
+        assert_eq!(now("Error", &[&before, &after]), Some(Outcome::Failed));
+        assert_eq!(
+            now("Compensated", &[&before, &after]),
+            Some(Outcome::Failed)
+        );
+    }
+
+    #[test]
+    fn a_refusal_by_the_scheduler_is_told_with_its_code_whatever_the_state() {
+        let seen = operation("Error", &[]);
+        let followed = followed(&Verb::Cancel, &seen, None);
+        let refused = entry("2", "cancel", Some("past-pivot"));
+        let report = followed
+            .judge(&operation("Processing", &[refused]))
+            .unwrap();
+        assert_eq!(report.outcome, Outcome::Refused);
+        assert_eq!(report.note.as_deref(), Some("past-pivot"));
+    }
+
+    #[test]
+    fn what_is_under_way_already_needs_no_entry() {
+        let seen = operation("Compensating", &[]);
+        let followed = followed(&Verb::Compensate, &seen, None);
+        assert_eq!(outcome(&followed, &seen), None);
+        let now = operation("Compensated", &[]);
+        assert_eq!(outcome(&followed, &now), Some(Outcome::Done));
+    }
+
+    #[test]
+    fn a_resubmission_as_new_is_done_when_the_new_operation_is() {
+        let seen = operation("Compensated", &[]);
+        let followed = followed(&Verb::ResubmitAsNew, &seen, Some("new"));
+        assert_eq!(outcome(&followed, &operation("Pending", &[])), None);
+        let report = followed.judge(&operation("Processed", &[])).unwrap();
+        assert_eq!(report.outcome, Outcome::Done);
+        assert_eq!(report.id, "old");
+        assert_eq!(report.resubmitted_as.as_deref(), Some("new"));
+        let again = followed.judge(&operation("Compensated", &[])).unwrap();
+        assert_eq!(again.outcome, Outcome::Failed);
+    }
+}

@@ -1,0 +1,311 @@
+//! `waybill ops list`: operations that linger, failed or wait for a person.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::io::{self, Write};
+
+use clap::Args;
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use super::OpsError;
+use super::api::Api;
+use super::filter::Filter;
+use super::wire::Item;
+use crate::cli::shown::{NOTHING, Output, printable};
+
+/// The most operations that one command lists; their ids are kept to list each once.
+const LISTED_MAX: u64 = 1_000_000;
+/// What is asked for at once: what the API gives at most.
+const PAGE_ITEMS: u64 = 1_000;
+/// How many are listed where nothing is said.
+const LISTED: u64 = 100;
+
+/// The arguments of `waybill ops list`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ListArgs {
+    /// How many at most [default: 100]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u64).range(1..=LISTED_MAX)
+    )]
+    limit: Option<u64>,
+    /// All of them, up to a million
+    #[arg(long, conflicts_with = "limit")]
+    all: bool,
+    /// The newest first
+    #[arg(long)]
+    newest: bool,
+    /// How they are written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+    // Its heading stands over all that follows.
+    #[command(flatten)]
+    filter: Filter,
+}
+
+impl ListArgs {
+    pub(super) async fn run(&self, api: &Api) -> Result<(), OpsError> {
+        let mut query = self.filter.query();
+        if self.newest {
+            query.push(("order", "newest".to_owned()));
+        }
+        let limit = match (self.all, self.limit) {
+            (true, _) => LISTED_MAX,
+            (false, limit) => limit.unwrap_or(LISTED),
+        };
+        let mut listing = Listing::new(api, query, limit);
+        let mut page = listing.next_page().await?;
+        let mut out = io::stdout().lock();
+        if self.output == Output::Table {
+            writeln!(out, "{}", Row::heading())?;
+        }
+        while let Some(items) = page {
+            for (json, item) in items {
+                match self.output {
+                    Output::Json => writeln!(out, "{}", json.get())?,
+                    Output::Table => writeln!(out, "{}", Row(&item))?,
+                }
+            }
+            page = listing.next_page().await?;
+        }
+        if listing.has_more() {
+            eprintln!("there are more: --all, or --limit above {limit}");
+        }
+        Ok(())
+    }
+}
+
+/// A listing that is read page by page, each operation once.
+pub(super) struct Listing<'a> {
+    api: &'a Api,
+    query: Vec<(&'static str, String)>,
+    left: u64,
+    at: At,
+    seen: HashSet<Uuid>,
+}
+
+/// Where a listing stands.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum At {
+    Start,
+    /// The next page begins here.
+    Cursor(String),
+    End,
+}
+
+impl<'a> Listing<'a> {
+    /// The beginning of a list of at most `limit` operations.
+    pub(super) fn new(api: &'a Api, query: Vec<(&'static str, String)>, limit: u64) -> Self {
+        Self {
+            api,
+            query,
+            left: limit,
+            at: At::Start,
+            seen: HashSet::new(),
+        }
+    }
+
+    /// The next operations, each also as it came; there may be none though more follow. `None` at
+    /// the end, or when there are as many as were wanted.
+    pub(super) async fn next_page(
+        &mut self,
+    ) -> Result<Option<Vec<(Box<RawValue>, Item)>>, OpsError> {
+        let mut query = self.query.clone();
+        match &self.at {
+            _ if self.left == 0 => return Ok(None),
+            At::End => return Ok(None),
+            At::Start => {}
+            At::Cursor(cursor) => query.push(("cursor", cursor.clone())),
+        }
+        query.push(("limit", self.left.min(PAGE_ITEMS).to_string()));
+        let page = self.api.page(&query).await?;
+        let mut items = Vec::with_capacity(page.items.len());
+        for json in page.items {
+            let item: Item = self.api.read(json.get().as_bytes())?;
+            if self.left > 0 && self.seen.insert(item.id) {
+                self.left -= 1;
+                items.push((json, item));
+            }
+        }
+        let next = page.next.map_or(At::End, At::Cursor);
+        if next != At::End && next == self.at {
+            return Err(self.api.unexpected("the list does not go on").into());
+        }
+        self.at = next;
+        Ok(Some(items))
+    }
+
+    /// Whether it ended though more may follow.
+    pub(super) fn has_more(&self) -> bool {
+        self.at != At::End
+    }
+}
+
+/// An operation as a line of a table.
+pub(super) struct Row<'a>(pub(super) &'a Item);
+
+impl Row<'_> {
+    pub(super) fn heading() -> String {
+        line([
+            "OPERATION",
+            "STATE",
+            "AGE",
+            "WORKFLOW",
+            "STEP",
+            "FINGERPRINT",
+            "ERROR",
+        ])
+    }
+}
+
+impl fmt::Display for Row<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Item {
+            id,
+            state,
+            workflow,
+            step,
+            error,
+            fingerprint,
+            age_seconds,
+            abandoned,
+            ..
+        } = self.0;
+        let error = error.as_ref().map_or(NOTHING, |error| &error.code);
+        let error = match abandoned {
+            true => &format!("abandoned: {error}"),
+            false => error,
+        };
+        let or_nothing = |text: &Option<String>| text.clone().unwrap_or_else(|| NOTHING.to_owned());
+        let workflow = if workflow.is_empty() {
+            NOTHING
+        } else {
+            workflow
+        };
+        f.write_str(&line([
+            &id.to_string(),
+            state,
+            &age(*age_seconds),
+            workflow,
+            &or_nothing(step),
+            &or_nothing(fingerprint),
+            error,
+        ]))
+    }
+}
+
+/// Cells in their columns, 120 characters with the gaps.
+fn line(cells: [&str; 7]) -> String {
+    const WIDTHS: [usize; 7] = [36, 18, 4, 14, 11, 12, 19];
+    let mut line = String::new();
+    for (cell, width) in cells.into_iter().zip(WIDTHS) {
+        let cell = fitted(cell, width);
+        line.push_str(&format!("{cell:<width$} "));
+    }
+    line.truncate(line.trim_end().len());
+    line
+}
+
+/// Text without control characters that is no longer than `width` characters; what is cut off
+/// leaves a mark.
+pub(super) fn fitted(text: &str, width: usize) -> String {
+    let text = printable(text);
+    if text.chars().count() <= width {
+        return text;
+    }
+    let kept = text.chars().take(width.saturating_sub(1));
+    kept.chain(['…']).collect()
+}
+
+/// A time span in its largest whole unit.
+fn age(seconds: u64) -> String {
+    const UNITS: [(u64, char); 3] = [(86_400, 'd'), (3_600, 'h'), (60, 'm')];
+    let unit = UNITS.iter().find(|(length, _)| seconds >= *length);
+    let (length, name) = unit.copied().unwrap_or((1, 's'));
+    format!("{}{name}", seconds / length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::ops::wire::Failure;
+
+    fn item() -> Item {
+        Item {
+            id: Uuid::from_u128(1),
+            state: "CompensationFailed".to_owned(),
+            workflow: "drone-delivery".to_owned(),
+            tenant: "t".to_owned(),
+            step: Some("third-party".to_owned()),
+            error: Some(Failure {
+                code: "drone-unavailable".to_owned(),
+                ..Failure::default()
+            }),
+            fingerprint: Some("0123456789ab".to_owned()),
+            age_seconds: 86_399,
+            abandoned: false,
+        }
+    }
+
+    #[test]
+    fn the_table_stands_under_its_heading() {
+        let (heading, row) = (Row::heading(), Row(&item()).to_string());
+        for (name, cell) in [
+            ("OPERATION", "00000000-"),
+            ("STATE", "CompensationFailed"),
+            ("AGE", "23h"),
+            ("WORKFLOW", "drone-delivery"),
+            ("STEP", "third-party"),
+            ("FINGERPRINT", "0123456789ab"),
+            ("ERROR", "drone-unavailable"),
+        ] {
+            // `STEP` and `STATE` stand nowhere else in the heading.
+            assert_eq!(heading.find(name), row.find(cell), "{heading}\n{row}");
+        }
+    }
+
+    #[test]
+    fn no_line_is_longer_than_a_terminal_and_none_breaks() {
+        let long = || Some("lang\nname ".repeat(20));
+        let item = Item {
+            state: "x".repeat(99),
+            workflow: long().unwrap(),
+            step: long(),
+            fingerprint: long(),
+            age_seconds: 9_999 * 86_400,
+            error: Some(Failure {
+                code: "ü".repeat(99),
+                ..Failure::default()
+            }),
+            abandoned: true,
+            ..item()
+        };
+        let row = Row(&item).to_string();
+        assert_eq!(row.chars().count(), 120, "{row}");
+        assert!(!row.contains('\n') && row.contains("abandoned: ü"), "{row}");
+        let nothing = Row(&Item::default()).to_string();
+        assert_eq!(
+            nothing
+                .split_whitespace()
+                .filter(|cell| *cell == "-")
+                .count(),
+            4
+        );
+    }
+
+    #[test]
+    fn ages_are_told_in_their_largest_unit() {
+        for (seconds, expected) in [
+            (0, "0s"),
+            (59, "59s"),
+            (60, "1m"),
+            (3_599, "59m"),
+            (3_600, "1h"),
+            (86_400, "1d"),
+        ] {
+            assert_eq!(age(seconds), expected);
+        }
+    }
+}

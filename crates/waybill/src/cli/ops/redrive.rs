@@ -1,0 +1,526 @@
+//! A verb for many operations: a few first, then the others at a bounded rate, and a halt by itself
+//! when they fail again.
+//!
+//! What must hold: an operation counts as done only when it was seen to be; no more than
+//! [`FOLLOWED_MAX`] are under way whose end is not known; and the command may be stopped at any
+//! point and run again, because what is done no longer matches the filter, and what is under way is
+//! not asked a second time.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::num::NonZeroU32;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Args;
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
+use uuid::Uuid;
+
+use super::OpsError;
+use super::api::{Api, ApiError};
+use super::course::{Canary, Course, Halt};
+use super::filter::Filter;
+use super::follow::Followed;
+use super::line::{Outcome, Report};
+use super::list::{Listing, Row};
+use super::single::{Sent, resubmitted_before, send};
+use super::verb::Asking;
+use super::wire::Item;
+use crate::cli::shown::Output;
+use crate::config::duration_from_text;
+
+/// The most operations of one run.
+const MATCHING_MAX: u64 = 100_000;
+/// The most operations that are under way and whose end is not known.
+const FOLLOWED_MAX: usize = 100;
+/// How many of them are looked at at once.
+const LOOKS_AT_ONCE: usize = 8;
+/// How often they are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often it is told how far it has come.
+const TELL_EVERY: Duration = Duration::from_secs(5);
+/// How many a dry run shows.
+const SHOWN_MAX: usize = 10;
+
+/// The arguments of a verb for many.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "With many operations")]
+pub(super) struct Many {
+    /// All that the verb is for, where no flag says which
+    #[arg(long, conflicts_with = "id")]
+    pub(super) all: bool,
+    /// Stop after so many; the next run goes on with the others
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "id",
+        default_value_t = MATCHING_MAX,
+        value_parser = clap::value_parser!(u64).range(1..=MATCHING_MAX)
+    )]
+    limit: u64,
+    /// Say how many match, show the first ten, and ask nothing
+    #[arg(long, conflicts_with = "id")]
+    dry_run: bool,
+    /// At most so many a second
+    #[arg(
+        long,
+        value_name = "N/s",
+        conflicts_with = "id",
+        default_value = "10/s"
+    )]
+    rate: Rate,
+    /// Try so many first, or such a share of them, at least one
+    #[arg(
+        long,
+        value_name = "N|SHARE%",
+        conflicts_with = "id",
+        default_value = "1%"
+    )]
+    canary: Canary,
+    /// How long each operation is followed to see what becomes of it
+    #[arg(
+        long,
+        value_name = "DURATION",
+        conflicts_with = "id",
+        default_value = "60s",
+        value_parser = duration_from_text
+    )]
+    canary_wait: Duration,
+    /// Go on though so many of those that were tried first fail again
+    #[arg(long, value_name = "N", conflicts_with = "id", default_value_t = 0)]
+    canary_failures: u64,
+}
+
+/// Operations a second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Rate(NonZeroU32);
+
+impl Rate {
+    const MAX: u32 = 1_000;
+}
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let number = text.strip_suffix("/s").unwrap_or(text).parse().ok();
+        let rate = number.filter(|rate: &NonZeroU32| rate.get() <= Self::MAX);
+        rate.map(Self).ok_or_else(|| {
+            let max = Self::MAX;
+            format!("expected a number of operations a second up to {max}, such as 10/s")
+        })
+    }
+}
+
+/// Asks all operations that the filter lets pass.
+pub(super) async fn redrive(
+    api: &Api,
+    asking: &Asking,
+    filter: &Filter,
+    many: &Many,
+    output: Output,
+) -> Result<(), OpsError> {
+    let filter = filter.clone().or_states(asking.verb.usual_states());
+    if !filter.names_states() {
+        let verb = &asking.verb;
+        let problem = format!("to {verb}, say with --state which are meant, such as Compensated");
+        return Err(OpsError::Usage(problem));
+    }
+    if filter.names_unreadable() {
+        let problem = "nothing can be asked of operations that cannot be read";
+        return Err(OpsError::Usage(problem.to_owned()));
+    }
+    let plan = Plan::read(api, &filter, many.limit).await?;
+    if plan.has_more {
+        eprintln!("more than {} match: the first are meant", plan.ids.len());
+    }
+    let mut out = io::stdout().lock();
+    if many.dry_run {
+        return plan.show(many, output, &mut out);
+    }
+    let mut redrive = Redrive::new(api, asking, filter.tenant(), many, output, out);
+    redrive.run(plan.ids).await
+}
+
+/// Which operations are to be asked.
+struct Plan {
+    ids: Vec<Uuid>,
+    /// The first of them, as they came and as they are shown.
+    first: Vec<(Box<RawValue>, Item)>,
+    has_more: bool,
+}
+
+impl Plan {
+    async fn read(api: &Api, filter: &Filter, limit: u64) -> Result<Self, OpsError> {
+        let mut listing = Listing::new(api, filter.query(), limit);
+        let (mut ids, mut first) = (Vec::new(), Vec::new());
+        while let Some(items) = listing.next_page().await? {
+            for (json, item) in items {
+                ids.push(item.id);
+                if first.len() < SHOWN_MAX {
+                    first.push((json, item));
+                }
+            }
+        }
+        let has_more = listing.has_more();
+        Ok(Self {
+            ids,
+            first,
+            has_more,
+        })
+    }
+
+    fn show(&self, many: &Many, output: Output, out: &mut impl Write) -> Result<(), OpsError> {
+        let (matching, canaries) = (self.ids.len(), many.canary.of(self.ids.len()));
+        if output == Output::Json {
+            let plan = DryRun {
+                matching,
+                canaries,
+                has_more: self.has_more,
+                first: self.first.iter().map(|(json, _)| &**json).collect(),
+            };
+            let json = serde_json::to_string(&plan).map_err(io::Error::from)?;
+            writeln!(out, "{json}")?;
+            return Ok(());
+        }
+        writeln!(out, "matching  {matching}")?;
+        writeln!(out, "canaries  {canaries}")?;
+        if !self.first.is_empty() {
+            writeln!(out, "\n{}", Row::heading())?;
+        }
+        for (_, item) in &self.first {
+            writeln!(out, "{}", Row(item))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a dry run says.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DryRun<'a> {
+    matching: usize,
+    canaries: usize,
+    has_more: bool,
+    first: Vec<&'a RawValue>,
+}
+
+/// Which operations are under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Those that are tried first.
+    Canaries,
+    /// The others.
+    Others,
+}
+
+/// A verb for many that is under way.
+struct Redrive<'a, W> {
+    api: &'a Api,
+    asking: &'a Asking,
+    tenant: Option<&'a str>,
+    many: &'a Many,
+    output: Output,
+    pace: Interval,
+    course: Course,
+    followed: Vec<Followed>,
+    look_at: Instant,
+    tell_at: Instant,
+    tally: Tally,
+    out: W,
+}
+
+impl<'a, W: Write> Redrive<'a, W> {
+    fn new(
+        api: &'a Api,
+        asking: &'a Asking,
+        tenant: Option<&'a str>,
+        many: &'a Many,
+        output: Output,
+        out: W,
+    ) -> Self {
+        let mut pace = tokio::time::interval(Duration::from_secs(1) / many.rate.0.get());
+        // What was missed is not made up for.
+        pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let now = Instant::now();
+        Self {
+            api,
+            asking,
+            tenant,
+            many,
+            output,
+            pace,
+            course: Course::new(many.canary_failures),
+            followed: Vec::new(),
+            look_at: now + LOOK_EVERY,
+            tell_at: now + TELL_EVERY,
+            tally: Tally::default(),
+            out,
+        }
+    }
+
+    async fn run(&mut self, ids: Vec<Uuid>) -> Result<(), OpsError> {
+        let canaries = self.many.canary.of(ids.len());
+        let mut ids = ids.into_iter();
+        let walked = self.walk(&mut ids, canaries).await;
+        self.tell();
+        let told = match walked? {
+            Some(halt) => format!("halted: {halt}; {} were not asked", ids.len()),
+            None if self.tally.failed + self.tally.refused > 0 => {
+                "not all came to what was asked".to_owned()
+            }
+            None => return Ok(()),
+        };
+        Err(OpsError::Missed(told))
+    }
+
+    async fn walk(
+        &mut self,
+        ids: &mut impl ExactSizeIterator<Item = Uuid>,
+        canaries: usize,
+    ) -> Result<Option<Halt>, OpsError> {
+        let halt = self.ask_all(ids, canaries, Phase::Canaries).await?;
+        if halt.is_some() {
+            return Ok(halt);
+        }
+        self.ask_all(ids, usize::MAX, Phase::Others).await
+    }
+
+    /// Asks until `count` were asked, and follows them to their ends. Those that cannot be asked do
+    /// not count.
+    async fn ask_all(
+        &mut self,
+        ids: &mut impl Iterator<Item = Uuid>,
+        count: usize,
+        phase: Phase,
+    ) -> Result<Option<Halt>, OpsError> {
+        let (mut asked, mut halt) = (0, None);
+        while asked < count && halt.is_none() {
+            let Some(id) = ids.next() else { break };
+            self.settle_down_to(FOLLOWED_MAX - 1).await?;
+            asked += usize::from(self.ask(id).await?);
+            if Instant::now() >= self.look_at {
+                self.look().await?;
+            }
+            halt = self.halt(phase);
+        }
+        self.settle_down_to(0).await?;
+        // Those that ended since may speak for it or against it; what was decided stands.
+        Ok(self.halt(phase).or(halt))
+    }
+
+    fn halt(&self, phase: Phase) -> Option<Halt> {
+        match phase {
+            Phase::Canaries => self.course.canaries_halt(self.tally.open),
+            Phase::Others => self.course.share_halts(),
+        }
+    }
+
+    /// Asks one, in its turn. Returns whether it was asked.
+    async fn ask(&mut self, id: Uuid) -> Result<bool, OpsError> {
+        self.pace.tick().await;
+        let id = id.to_string();
+        let report = match self.try_ask(&id).await {
+            Ok(Sent::OnItsWay(followed)) => {
+                self.tally.asked += 1;
+                self.followed.push(followed);
+                return Ok(true);
+            }
+            Ok(Sent::Known(report)) => report,
+            Err(error) if error.is_about_the_operation() => {
+                let refused = Report::new(&id, &self.asking.verb, Outcome::Refused);
+                refused.with_note(&error.to_string())
+            }
+            Err(error) => return Err(error.into()),
+        };
+        self.say(&report)?;
+        Ok(false)
+    }
+
+    async fn try_ask(&self, id: &str) -> Result<Sent, ApiError> {
+        let Self {
+            api,
+            asking,
+            tenant,
+            ..
+        } = *self;
+        let seen = api.find(id, tenant).await?.operation;
+        if let Some(report) = resubmitted_before(asking, &seen) {
+            return Ok(Sent::Known(report));
+        }
+        let verb = &asking.verb;
+        if !seen
+            .verbs
+            .iter()
+            .any(|offered| offered == verb.as_offered())
+        {
+            let skipped = Report::new(id, verb, Outcome::Skipped).with_state(&seen);
+            return Ok(Sent::Known(
+                skipped.with_note("it cannot be asked of it now"),
+            ));
+        }
+        let until = Instant::now() + self.many.canary_wait;
+        send(api, asking, id, tenant, Some(&seen), until).await
+    }
+
+    /// Follows those that are under way until no more than `count` are left.
+    async fn settle_down_to(&mut self, count: usize) -> Result<(), OpsError> {
+        while self.followed.len() > count {
+            tokio::time::sleep_until(self.look_at).await;
+            self.look().await?;
+        }
+        Ok(())
+    }
+
+    /// Looks at all that are under way.
+    async fn look(&mut self) -> Result<(), OpsError> {
+        let looks = self.followed.iter().map(|followed| followed.look(self.api));
+        let looks: Vec<_> = stream::iter(looks).buffered(LOOKS_AT_ONCE).collect().await;
+        let now = Instant::now();
+        for (followed, look) in std::mem::take(&mut self.followed).into_iter().zip(looks) {
+            let operation = match look {
+                Ok(operation) => operation,
+                Err(error) if error.is_about_the_operation() => None,
+                Err(error) => return Err(error.into()),
+            };
+            let operation = operation.as_ref();
+            match operation.and_then(|operation| followed.judge(operation)) {
+                Some(report) => self.settle(&report)?,
+                None if now >= followed.until => self.settle(&followed.given_up(operation))?,
+                None => self.followed.push(followed),
+            }
+        }
+        self.look_at = Instant::now() + LOOK_EVERY;
+        if now >= self.tell_at {
+            self.tell();
+            self.tell_at = now + TELL_EVERY;
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, report: &Report) -> Result<(), OpsError> {
+        match report.outcome {
+            Outcome::Done => self.course.settle(false),
+            Outcome::Failed => self.course.settle(true),
+            // Of these it is not known whether they would have failed.
+            Outcome::Asked | Outcome::Refused | Outcome::Open | Outcome::Skipped => {}
+        }
+        self.say(report)
+    }
+
+    fn say(&mut self, report: &Report) -> Result<(), OpsError> {
+        self.tally.count(report.outcome);
+        report.write(self.output, &mut self.out)?;
+        Ok(self.out.flush()?)
+    }
+
+    /// Says on standard error how far it has come.
+    fn tell(&self) {
+        eprintln!("{}", self.tally);
+    }
+}
+
+/// How many met which outcome.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Tally {
+    asked: u64,
+    done: u64,
+    failed: u64,
+    refused: u64,
+    open: u64,
+    skipped: u64,
+}
+
+impl Tally {
+    fn count(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Asked => self.asked += 1,
+            Outcome::Done => self.done += 1,
+            Outcome::Failed => self.failed += 1,
+            Outcome::Refused => self.refused += 1,
+            Outcome::Open => self.open += 1,
+            Outcome::Skipped => self.skipped += 1,
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            asked,
+            done,
+            failed,
+            refused,
+            open,
+            skipped,
+        } = self;
+        write!(
+            f,
+            "{asked} asked: {done} done, {failed} failed again, {open} still open; {refused} \
+             refused, {skipped} skipped"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_a_number_a_second_within_bounds() {
+        let rate = |text: &str| text.parse().map(|Rate(rate)| rate.get());
+        assert_eq!(rate("5"), Ok(5));
+        assert_eq!(rate("1000/s"), Ok(1_000));
+        for bad in ["0", "1001", "-1", "5/m", "", "fast"] {
+            assert!(rate(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_dry_run_says_how_many_match_and_shows_the_first_of_them() {
+        let many = many("--error e --dry-run --canary 2");
+        let item = Item {
+            id: Uuid::from_u128(7),
+            state: "Error".to_owned(),
+            ..Item::default()
+        };
+        let json = RawValue::from_string(r#"{"id":"x"}"#.to_owned()).unwrap();
+        let plan = Plan {
+            ids: (0..5).map(Uuid::from_u128).collect(),
+            first: vec![(json, item)],
+            has_more: true,
+        };
+        let shown = |output| {
+            let mut out = Vec::new();
+            plan.show(&many, output, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(
+            shown(Output::Json),
+            "{\"matching\":5,\"canaries\":2,\"hasMore\":true,\"first\":[{\"id\":\"x\"}]}\n"
+        );
+        let table = shown(Output::Table);
+        assert!(
+            table.starts_with("matching  5\ncanaries  2\n\nOPERATION"),
+            "{table}"
+        );
+        assert!(
+            table.contains("\n00000000-0000-0000-0000-000000000007 Error "),
+            "{table}"
+        );
+    }
+
+    fn many(line: &str) -> Many {
+        use clap::FromArgMatches as _;
+        let command = clap::Command::new("verb")
+            .no_binary_name(true)
+            .arg(clap::Arg::new("id"));
+        let command = Filter::augment_args(Many::augment_args(command));
+        let matches = command.try_get_matches_from(line.split_whitespace());
+        Many::from_arg_matches(&matches.unwrap()).unwrap()
+    }
+}

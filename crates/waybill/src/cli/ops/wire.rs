@@ -1,0 +1,153 @@
+//! What the API answers, as far as these commands look at it. What they do not know they pass over,
+//! so that an API may say more.
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use uuid::Uuid;
+use waybill_engine::ProcessState;
+
+/// An operation.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Operation {
+    pub(super) id: String,
+    pub(super) state: String,
+    pub(super) workflow: Option<String>,
+    pub(super) tenant: Option<String>,
+    pub(super) caller_id: Option<String>,
+    #[serde(default)]
+    pub(super) steps: Vec<Step>,
+    pub(super) ahead: Option<i64>,
+    pub(super) error: Option<Failure>,
+    pub(super) what_next: Option<String>,
+    #[serde(default)]
+    pub(super) verbs: Vec<String>,
+    pub(super) cancel: Option<String>,
+    #[serde(default)]
+    pub(super) abandoned: bool,
+    #[serde(default)]
+    pub(super) history: Vec<HistoryEntry>,
+    pub(super) resubmission_of: Option<String>,
+    pub(super) resubmitted_as: Option<String>,
+    #[serde(default)]
+    pub(super) failure_count: u32,
+    pub(super) next_due: Option<String>,
+    #[serde(default)]
+    pub(super) handed_off: bool,
+    pub(super) locked_by: Option<String>,
+    pub(super) epoch: Option<u64>,
+    pub(super) deadline: Option<String>,
+    pub(super) created_at: Option<String>,
+    pub(super) updated_at: Option<String>,
+}
+
+/// A step of an operation.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Step {
+    pub(super) name: String,
+    pub(super) state: String,
+    #[serde(default)]
+    pub(super) attempt: u32,
+    pub(super) action: Option<String>,
+    #[serde(default)]
+    pub(super) failure_count: u32,
+    #[serde(default)]
+    pub(super) undo_failure_count: u32,
+    pub(super) complete_by: Option<String>,
+    pub(super) retry_at: Option<String>,
+    pub(super) changed_at: Option<String>,
+    pub(super) late_success: Option<u32>,
+    pub(super) error: Option<Failure>,
+}
+
+/// Why something failed.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Failure {
+    pub(super) code: String,
+    #[serde(default)]
+    pub(super) message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) step: Option<String>,
+}
+
+/// What somebody asked of an operation.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+pub(super) struct HistoryEntry {
+    pub(super) at: String,
+    pub(super) by: String,
+    pub(super) verb: String,
+    #[serde(default)]
+    pub(super) reason: String,
+    pub(super) refused: Option<String>,
+}
+
+/// A page of a list, its items as they came.
+#[derive(Debug, Deserialize)]
+pub(super) struct Page {
+    pub(super) items: Vec<Box<RawValue>>,
+    pub(super) next: Option<String>,
+}
+
+/// An operation in a list.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Item {
+    pub(super) id: Uuid,
+    pub(super) state: String,
+    #[serde(default)]
+    pub(super) workflow: String,
+    #[serde(default)]
+    pub(super) tenant: String,
+    pub(super) step: Option<String>,
+    pub(super) error: Option<Failure>,
+    pub(super) fingerprint: Option<String>,
+    #[serde(default)]
+    pub(super) age_seconds: u64,
+    #[serde(default)]
+    pub(super) abandoned: bool,
+}
+
+/// That something was asked of an operation.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Asked {
+    pub(super) id: String,
+    pub(super) resubmitted_as: Option<String>,
+}
+
+/// A problem, as RFC 9457 has it.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+pub(super) struct Problem {
+    #[serde(default)]
+    pub(super) r#type: String,
+    #[serde(default)]
+    pub(super) title: String,
+    #[serde(default)]
+    pub(super) detail: String,
+    #[serde(default)]
+    pub(super) errors: Vec<FieldProblem>,
+    pub(super) code: Option<String>,
+}
+
+/// A wrong field.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
+pub(super) struct FieldProblem {
+    #[serde(default)]
+    pub(super) pointer: String,
+    #[serde(default)]
+    pub(super) detail: String,
+}
+
+impl Operation {
+    /// Its state; `None` if it is none that operations are stored in.
+    pub(super) fn process_state(&self) -> Option<ProcessState> {
+        let mut states = ProcessState::ALL.into_iter();
+        states.find(|state| state.as_str() == self.state)
+    }
+
+    /// Whether its scheduler has nothing left to do for it, unless a person asks.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.process_state().is_some_and(ProcessState::is_final)
+    }
+}

@@ -1,0 +1,384 @@
+//! What is asked of operations that exist, in the document.
+
+use serde_json::{Value, json};
+use utoipa::openapi::path::{
+    HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathsBuilder,
+};
+use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
+use utoipa::openapi::schema::{AdditionalProperties, Type};
+use utoipa::openapi::{
+    ContentBuilder, ObjectBuilder, RefOr, Required, Response, ResponseBuilder, Schema,
+};
+use waybill_drone_delivery::request::Reschedule;
+
+use super::{
+    ID, add_schema, content, delivery_view_example, in_path, in_query, location_header, only,
+    operation_view_example, post, reference, refusing, repeated, tenant, text, with,
+};
+use crate::ingestion::events::{EVENT_STREAM, EventView};
+use crate::ingestion::ops::AskedView;
+use crate::ingestion::ops::list::{ListView, PAGE_ITEMS_MAX};
+use crate::ingestion::ops::verb::Verb;
+use crate::ingestion::problem::Kind;
+use crate::ingestion::service::{DELIVERIES, EVENTS, JSON, OPERATIONS};
+use crate::ingestion::view::{DeliveryView, OperationView};
+
+/// The tag of what operators ask.
+pub const OPERATORS: &str = "Operators";
+
+/// What is to be known of it.
+pub const OPERATORS_ABOUT: &str = "Repair by a person. There is no authentication: this port must \
+    not be reachable by anybody who may not do this.";
+
+const REQUEST_ID: &str = "5f0e9c1a-7d4e-5b52-9a3c-2f1f6f2d9b10";
+const NEW_ID: &str = "3c1d2e8f-0f65-5a41-8b7e-6a5d4c3b2a19";
+
+/// How asking may be refused.
+const ASK_REFUSALS: [Kind; 9] = [
+    Kind::MalformedJson,
+    Kind::UnknownOrExpired,
+    Kind::RequestTimeout,
+    Kind::BodyTooLarge,
+    Kind::UnsupportedMediaType,
+    Kind::InvalidValues,
+    Kind::RowUnreadable,
+    Kind::BrokerUnavailable,
+    Kind::OutcomeUnknown,
+];
+
+/// Adds the schemas of what is answered.
+pub fn add_schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+    add_schema::<AskedView>(schemas);
+    add_schema::<ListView>(schemas);
+    add_schema::<EventView<'_>>(schemas);
+    add_schema::<Reschedule>(schemas);
+}
+
+/// Adds the paths.
+pub fn add_paths(paths: PathsBuilder) -> PathsBuilder {
+    let delivery = format!("{DELIVERIES}/{{id}}");
+    let paths = paths
+        .path(&delivery, only(HttpMethod::Delete, cancel_delivery()))
+        .path(&delivery, only(HttpMethod::Patch, reschedule_delivery()))
+        .path(OPERATIONS, only(HttpMethod::Get, list()))
+        .path(
+            format!("{OPERATIONS}/{{id}}{EVENTS}"),
+            only(HttpMethod::Get, events()),
+        );
+    Verb::ALL.into_iter().fold(paths, |paths, verb| {
+        let path = format!("{OPERATIONS}/{{id}}:{}", verb.as_str());
+        paths.path(path, only(HttpMethod::Post, asking(verb)))
+    })
+}
+
+fn cancel_delivery() -> OperationBuilder {
+    let operation = of_one("cancelDelivery", "Cancel a delivery", "Deliveries")
+        .description(Some(
+            "Whatever was done is undone, and the delivery ends Cancelled. Refused with 409 only if \
+             it was final when it was read; one that became final in between says `cancel: refused` \
+             when it is asked for. A cancel by the caller's own id may come before its request, and \
+             wins over it.",
+        ))
+        .parameter(in_query("reason", "Why.", json!("ordered twice")))
+        .response("202", asked(Verb::Cancel.as_str()))
+        .response("200", repeated::<DeliveryView>(cancelled(delivery_view_example())));
+    refusing(refusing(operation, &[Kind::OperationFinal]), &ASK_REFUSALS)
+}
+
+fn reschedule_delivery() -> OperationBuilder {
+    let body = RequestBodyBuilder::new()
+        .required(Some(Required::True))
+        .content(
+            JSON,
+            content(
+                reference::<Reschedule>(),
+                json!({"pickupTime": "2030-05-08T21:00:00Z"}),
+            ),
+        );
+    let operation = of_one("rescheduleDelivery", "Reschedule a delivery", "Deliveries")
+        .description(Some(
+            "Changes its times. Refused once a step that uses what changes was asked for; where that \
+             came in between, the history says so when it is asked for.",
+        ))
+        .request_body(Some(body.build()))
+        .response("202", asked("reschedule"));
+    refusing(refusing(operation, &[Kind::StepSent]), &ASK_REFUSALS)
+}
+
+fn asking(verb: Verb) -> OperationBuilder {
+    let (id, summary, about) = match verb {
+        Verb::Cancel => (
+            "cancelOperation",
+            "Cancel an operation",
+            "Whatever was done is undone, and the operation ends Cancelled.",
+        ),
+        Verb::Resubmit => (
+            "resubmitOperation",
+            "Resubmit an operation",
+            "Goes on at the step that failed, where nothing was undone; its deadline is lifted. With \
+             `asNew` it runs again as a new operation, linked to this one, where this one has ended \
+             and was undone, or was abandoned.",
+        ),
+        Verb::Compensate => (
+            "compensateOperation",
+            "Undo an operation",
+            "Undoes what was done, and gives up what is under way.",
+        ),
+        Verb::Abandon => (
+            "abandonOperation",
+            "Abandon an operation",
+            "Ends an operation that waits for a person, as it stands.",
+        ),
+        Verb::RetryCompensation => (
+            "retryCompensation",
+            "Undo again what could not be undone",
+            "For an operation in CompensationFailed.",
+        ),
+        Verb::Undone => (
+            "sayUndone",
+            "Say that a person undid a step",
+            "For a step that is being undone, or could not be.",
+        ),
+    };
+    let tag = match verb {
+        Verb::Cancel => "Operations",
+        _ => OPERATORS,
+    };
+    let described = format!(
+        "{about} Answered once the asking is durable; its scheduler judges it against the operation \
+         as it is by then, and says in the history what came of it."
+    );
+    let operation = of_one(id, summary, tag)
+        .description(Some(described))
+        .parameter(tenant())
+        .request_body(Some(body(verb)));
+    let operation = match verb {
+        Verb::Cancel => operation.response(
+            "200",
+            repeated::<OperationView>(cancelled(operation_view_example())),
+        ),
+        _ => operation.parameter(operator()),
+    };
+    let forbidden = match verb {
+        Verb::Cancel => Kind::OperationFinal,
+        _ => Kind::VerbRefused,
+    };
+    let operation = operation.response("202", asked(verb.as_str()));
+    refusing(refusing(operation, &[forbidden]), &ASK_REFUSALS)
+}
+
+fn list() -> OperationBuilder {
+    let item = json!({
+        "id": ID,
+        "state": "CompensationFailed",
+        "workflow": "drone-delivery",
+        "callerId": "order-17",
+        "step": "drone",
+        "error": {"code": "undo-refused", "message": "the service answered 409"},
+        "fingerprint": "3f9a0c52d1e8",
+        "since": "2030-05-08T20:00:00.234567Z",
+        "ageSeconds": 93,
+    });
+    let page = ResponseBuilder::new()
+        .description("A page.")
+        .content(
+            JSON,
+            content(
+                reference::<ListView>(),
+                json!({"items": [item], "next": "eyJ..."}),
+            ),
+        )
+        .build();
+    let operation = post("listOperations", "List operations that need attention", OPERATORS)
+        .description(Some(
+            "Operations that linger, failed, or wait for a person. Those that ended well, or that a \
+             person abandoned, are left out unless they are asked for. Ask with `next` as `cursor`, \
+             and the same other parameters, until it is absent. One operation may be on several \
+             pages.",
+        ))
+        .response("200", page);
+    let limit = format!("Items of a page, from 1 to {PAGE_ITEMS_MAX}.");
+    let parameters = [
+        (
+            "state",
+            "Only these states, separated by commas.",
+            json!("Error,CompensationFailed"),
+        ),
+        ("workflow", "Only this workflow.", json!("drone-delivery")),
+        ("tenant", "Only this tenant.", json!("acme")),
+        (
+            "step",
+            "Only those that failed at this step, or are at it.",
+            json!("drone"),
+        ),
+        (
+            "error",
+            "Only this error code, or this fingerprint.",
+            json!("undo-refused"),
+        ),
+        (
+            "olderThan",
+            "Only those that need attention for longer.",
+            json!("10m"),
+        ),
+        (
+            "abandoned",
+            "true: those that were abandoned, too.",
+            json!("true"),
+        ),
+        (
+            "order",
+            "oldest (the default) or newest first.",
+            json!("oldest"),
+        ),
+        ("limit", &limit, json!("100")),
+        ("cursor", "The `next` of the page before.", json!("eyJ...")),
+    ];
+    let operation = parameters
+        .into_iter()
+        .fold(operation, |operation, (name, about, example)| {
+            operation.parameter(in_query(name, about, example))
+        });
+    refusing(operation, &[Kind::InvalidValues, Kind::StoreUnavailable])
+}
+
+fn events() -> OperationBuilder {
+    let data = json!({
+        "operation": ID,
+        "type": "step",
+        "state": "Completed",
+        "step": "account",
+        "attempt": 1,
+        "action": "Run",
+        "at": "2030-05-08T20:00:00.234567Z",
+    });
+    let stream = ResponseBuilder::new()
+        .description("Events as they come about.")
+        .content(
+            EVENT_STREAM,
+            content(
+                reference::<EventView<'_>>(),
+                Value::String(format!("id: 1.C1\nevent: step\ndata: {data}\n\n")),
+            ),
+        )
+        .build();
+    let operation = of_one("followOperation", "Follow an operation", "Operations")
+        .description(Some(
+            "Server-sent events: `received`, `step`, `state` and, at the end, `final`, which ends the \
+             stream. Give the id of the last event as `Last-Event-ID` to go on where you were, also \
+             after a restart; where everything was told, the answer is 204. A silent stream has a \
+             comment from time to time.",
+        ))
+        .parameter(tenant())
+        .parameter(header(
+            "Last-Event-ID",
+            "The id of the last event that was received.",
+            json!("1.C1R1"),
+        ))
+        .response("200", stream);
+    let refusals = [
+        Kind::UnknownOrExpired,
+        Kind::InvalidValues,
+        Kind::Overloaded,
+    ];
+    refusing(operation, &refusals)
+}
+
+fn of_one(id: &str, summary: &str, tag: &str) -> OperationBuilder {
+    let operation = post(id, summary, tag).parameter(in_path(
+        "id",
+        "The operation's id, or the caller's own.",
+        json!(ID),
+    ));
+    match tag {
+        OPERATORS | "Deliveries" => operation.parameter(repeat_key()),
+        _ if id.starts_with("cancel") => operation.parameter(repeat_key()),
+        _ => operation,
+    }
+}
+
+fn asked(verb: &str) -> Response {
+    let example = json!({"id": ID, "verb": verb, "requestId": REQUEST_ID});
+    let example = match verb {
+        "resubmit" => with(example, "resubmittedAs", json!(NEW_ID)),
+        _ => example,
+    };
+    ResponseBuilder::new()
+        .description("Asked: what was asked is durable.")
+        .header("Location", location_header())
+        .content(JSON, content(reference::<AskedView>(), example))
+        .build()
+}
+
+fn cancelled(view: Value) -> Value {
+    with(
+        with(view, "state", json!("Cancelled")),
+        "cancel",
+        json!("applied"),
+    )
+}
+
+fn body(verb: Verb) -> RequestBody {
+    let fields = verb.fields().iter();
+    let object = fields.fold(ObjectBuilder::new(), |object, field| {
+        let schema = match *field {
+            "asNew" => ObjectBuilder::new()
+                .schema_type(Type::Boolean)
+                .description(Some("Run it again as a new operation.")),
+            "reason" => text().description(Some("Why, for people; at most 1,024 bytes.")),
+            "by" => text().description(Some(
+                "Who asks, for the history; else the header Waybill-Operator says it.",
+            )),
+            "step" => text().description(Some("The step that a person undid.")),
+            _ => text().description(Some(
+                "The workflow, where the operation is not there yet and the cancel keeps its place.",
+            )),
+        };
+        object.property(*field, schema)
+    });
+    let object = verb
+        .required()
+        .iter()
+        .fold(object, |object, field| object.required(*field))
+        .additional_properties(Some(AdditionalProperties::FreeForm(false)));
+    let example = match verb {
+        Verb::Undone => json!({"reason": "called the drone back", "by": "kim", "step": "drone"}),
+        Verb::Cancel => json!({"reason": "ordered twice"}),
+        _ => json!({"reason": "the drone service is mended", "by": "kim"}),
+    };
+    let required = match verb.required() {
+        [] => Required::False,
+        _ => Required::True,
+    };
+    RequestBodyBuilder::new()
+        .required(Some(required))
+        .content(
+            JSON,
+            ContentBuilder::new()
+                .schema(Some(object))
+                .example(Some(example))
+                .build(),
+        )
+        .build()
+}
+
+fn repeat_key() -> ParameterBuilder {
+    header(
+        "Idempotency-Key",
+        "Makes it safe to ask again: a repeat with the same key is applied once. An answer of 504 \
+         says the key to repeat it with.",
+        json!("repair-17"),
+    )
+}
+
+fn operator() -> ParameterBuilder {
+    header(
+        "Waybill-Operator",
+        "Who asks, for the history.",
+        json!("kim"),
+    )
+}
+
+fn header(name: &str, description: &str, example: Value) -> ParameterBuilder {
+    in_query(name, description, example).parameter_in(ParameterIn::Header)
+}

@@ -1,0 +1,120 @@
+//! What the row of an operation forbids, when it is read, and how that is said.
+
+use waybill_engine::{
+    Amendment, Asked, CancelPolicy, OperationRow, ProcessState, RecoveryVerb, StepState, Timestamp,
+    Workflows, refusal,
+};
+
+use crate::ingestion::problem::{Kind, Problem};
+
+/// Why a recovery would be refused now, if it would.
+pub fn of_recovery(
+    row: &OperationRow,
+    workflows: &Workflows,
+    verb: &RecoveryVerb,
+    now: Timestamp,
+) -> Result<(), Problem> {
+    refusal(row, workflows, Asked::Recovery(verb), now).map_or(Ok(()), |code| Err(refused(code)))
+}
+
+/// What a cancel would come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CancelWouldBe {
+    /// It is to be asked for.
+    Asked,
+    /// It was applied before.
+    Done,
+    /// The operation was final when it was read.
+    Late,
+}
+
+/// What a cancel would come to. Only a final state forbids it: whatever else would is the
+/// scheduler's to say, and it says so in the operation's history.
+pub fn of_cancel(row: &OperationRow, workflows: &Workflows) -> CancelWouldBe {
+    match row.state.state {
+        ProcessState::Cancelled => CancelWouldBe::Done,
+        ProcessState::Compensated | ProcessState::CompensationFailed => CancelWouldBe::Late,
+        ProcessState::Processed => {
+            let created = &row.created;
+            let workflow = workflows.get(&created.workflow, created.workflow_version);
+            match workflow.is_some_and(|workflow| workflow.cancel() == CancelPolicy::Always) {
+                true => CancelWouldBe::Asked,
+                false => CancelWouldBe::Late,
+            }
+        }
+        ProcessState::Pending
+        | ProcessState::Processing
+        | ProcessState::Error
+        | ProcessState::Compensating => CancelWouldBe::Asked,
+    }
+}
+
+/// Why a reschedule would be refused now, if it would.
+pub fn of_reschedule(
+    row: &OperationRow,
+    workflows: &Workflows,
+    amendment: &Amendment,
+    now: Timestamp,
+) -> Result<(), Problem> {
+    match refusal(row, workflows, Asked::Amendment(amendment), now) {
+        None => Ok(()),
+        Some(code) => {
+            let kind = match code {
+                "final" => Kind::OperationFinal,
+                "step-sent" => Kind::StepSent,
+                _ => Kind::VerbRefused,
+            };
+            Err(Problem::new(kind, sentence(code)).with_code(code))
+        }
+    }
+}
+
+/// Why an operation cannot be run again as a new one, if it cannot: what stands of it would stand
+/// twice, or it was never there.
+pub fn of_resubmission_as_new(row: &OperationRow) -> Option<&'static str> {
+    let state = &row.state;
+    let is_undone = |state| matches!(state, StepState::Compensating | StepState::Compensated);
+    match state.state {
+        _ if state.tombstone => Some("never-created"),
+        ProcessState::Processed => Some("not-failed"),
+        ProcessState::Pending | ProcessState::Processing | ProcessState::Compensating => {
+            Some("not-final")
+        }
+        ProcessState::Error => {
+            let is_partly_undone = state.steps.iter().any(|step| is_undone(step.state));
+            (!is_partly_undone && !state.abandoned).then_some("nothing-undone")
+        }
+        ProcessState::Compensated | ProcessState::Cancelled | ProcessState::CompensationFailed => {
+            None
+        }
+    }
+}
+
+/// The problem of an operation whose state forbids what is asked.
+pub fn refused(code: &'static str) -> Problem {
+    Problem::new(Kind::VerbRefused, sentence(code)).with_code(code)
+}
+
+fn sentence(code: &'static str) -> &'static str {
+    match code {
+        "pending" => "No scheduler has read the operation's request yet.",
+        "final" => "The operation is final.",
+        "failed" => "The operation has failed, or is being undone.",
+        "past-pivot" => "A step is completed after which the operation only goes forward.",
+        "step-sent" => "A step that uses a changed field was asked for before.",
+        "compensation-failed" => "The operation could not be undone: retry its compensation.",
+        "not-parked-in-error" => "Only an operation in Error can be resubmitted.",
+        "partly-undone" => "Something of it was undone: resubmit it with asNew.",
+        "nothing-undone" => "Nothing of it was undone: resubmit it without asNew.",
+        "not-parked" => "Only an operation that waits for a person can be abandoned.",
+        "not-compensation-failed" => "The operation is not in CompensationFailed.",
+        "manual-undo-needed" => "What is left is for a person to undo, who then says `undone`.",
+        "unknown-step" => "Its workflow has no step of this name.",
+        "not-to-be-undone" => "The step is not waiting to be undone.",
+        "never-created" => "It was cancelled before it was requested.",
+        "not-failed" => "It did not fail.",
+        "not-final" => "It has not ended yet.",
+        "workflow-unknown" => "Its workflow is not known here.",
+        _ => "The operation's state forbids it.",
+    }
+}

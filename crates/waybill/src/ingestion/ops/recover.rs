@@ -1,0 +1,161 @@
+//! What an operator asks of an operation that failed: a record on `recovery`.
+
+use hyper::HeaderMap;
+use hyper::body::Incoming;
+use uuid::Uuid;
+use waybill_drone_delivery::request::DeliveryRequest;
+use waybill_engine::{
+    CreateRequest, IdOrigin, OperationId, OperationRow, Recovery, RecoveryVerb, Timestamp,
+};
+use waybill_messages::{Record as _, encode_create};
+
+use super::amend::unwritable;
+use super::body::Said;
+use super::judge;
+use super::verb::Verb;
+use super::{AskedView, Key};
+use crate::ingestion::problem::{Kind, Problem};
+use crate::ingestion::request::DRONE_DELIVERY;
+use crate::ingestion::service::{
+    Api, Form, OPERATIONS, Parameters, Reply, decoded, location, not_found, now,
+};
+use crate::ingestion::status::Status;
+
+impl Api {
+    /// `POST /v1/operations/{id}:verb`; `part` is the last part of the path.
+    pub async fn ask(
+        &self,
+        part: &str,
+        query: Option<&str>,
+        headers: &HeaderMap,
+        body: Incoming,
+    ) -> Result<Reply, Problem> {
+        let (id, name) =
+            Verb::split(part).ok_or_else(|| Problem::method_not_allowed("GET, HEAD"))?;
+        let verb = Verb::named(name).ok_or_else(unknown_verb)?;
+        let body = self.ask_body(headers, body).await?;
+        let said = Said::read(verb, headers, body.as_deref(), self.rules.json_depth_max)?;
+        let recovery = match verb {
+            Verb::Cancel => return self.cancel(id, query, headers, said, Form::General).await,
+            Verb::Resubmit => RecoveryVerb::Resubmit,
+            Verb::Compensate => RecoveryVerb::Compensate { seen: None },
+            Verb::Abandon => RecoveryVerb::Abandon,
+            Verb::RetryCompensation => RecoveryVerb::RetryCompensation,
+            Verb::Undone => RecoveryVerb::Undone {
+                step: said.step.clone(),
+            },
+        };
+        let id = decoded(id).ok_or_else(not_found)?;
+        let parameters = Parameters::read(query)?;
+        let key = Key::of(headers)?;
+        let row = match self.asked_about(&id, &parameters, false).await? {
+            Status::Row(row) => row,
+            Status::Pending(_) => return Err(judge::refused("pending")),
+            Status::Rejected(_) => return Err(not_found()),
+        };
+        if said.as_new {
+            return self.resubmit_as_new(&row, said, &key).await;
+        }
+        judge::of_recovery(&row, &self.rules.workflows, &recovery, now())?;
+        let request_id = self.recover(row.id, recovery, said, &key).await?;
+        let asked = AskedView {
+            id: row.id,
+            verb: verb.as_str(),
+            request_id,
+            resubmitted_as: None,
+        };
+        Ok(asked.accepted(&location(OPERATIONS, row.id, None)))
+    }
+
+    /// Requests the operation again under an id of its own, and has that noted in its history. The
+    /// request comes first: what is noted is there.
+    async fn resubmit_as_new(
+        &self,
+        row: &OperationRow,
+        said: Said,
+        key: &Key,
+    ) -> Result<Reply, Problem> {
+        if let Some(code) = judge::of_resubmission_as_new(row) {
+            return Err(judge::refused(code));
+        }
+        let again = again(row, OperationId(key.id(row.id, "resubmit-as-new")), now());
+        let new = again.operation;
+        let mut value = Vec::with_capacity(again.input.len() + 256);
+        encode_create(&again, &mut value).map_err(|_| unwritable())?;
+        let topic = self.intake.topics().requests();
+        self.intake.tell(topic, new, &value, &key.0).await?;
+        let noted = RecoveryVerb::Resubmitted { as_operation: new };
+        let request_id = self.recover(row.id, noted, said, key).await?;
+        let asked = AskedView {
+            id: row.id,
+            verb: Verb::Resubmit.as_str(),
+            request_id,
+            resubmitted_as: Some(new),
+        };
+        Ok(asked.accepted(&location(OPERATIONS, new, None)))
+    }
+
+    /// Asks the scheduler; returns the id of what was asked.
+    async fn recover(
+        &self,
+        operation: OperationId,
+        verb: RecoveryVerb,
+        said: Said,
+        key: &Key,
+    ) -> Result<Uuid, Problem> {
+        let about = match &verb {
+            RecoveryVerb::Undone { step } => format!("undone {step}"),
+            other => other.as_str().to_owned(),
+        };
+        let recovery = Recovery {
+            id: key.id(operation, &about),
+            operation,
+            asked_by: said.by,
+            reason: said.reason,
+            asked_at: now(),
+            due: None,
+            verb,
+        };
+        let mut value = Vec::with_capacity(256);
+        recovery.encode(&mut value).map_err(|_| unwritable())?;
+        let topic = self.intake.topics().recovery();
+        self.intake.tell(topic, operation, &value, &key.0).await?;
+        Ok(recovery.id)
+    }
+}
+
+/// The request that runs an operation again, with the input that it has now. A deadline that has
+/// passed is left out: a person who sends it again has decided that it is worth it.
+fn again(row: &OperationRow, operation: OperationId, now: Timestamp) -> CreateRequest {
+    let created = &row.created;
+    let input = row.input();
+    let delivery = (&*created.workflow == DRONE_DELIVERY)
+        .then(|| serde_json::from_slice::<DeliveryRequest>(input).ok())
+        .flatten();
+    CreateRequest {
+        operation,
+        id_origin: IdOrigin::Caller,
+        workflow: created.workflow.to_string(),
+        tenant: created.tenant.to_string(),
+        caller_id: None,
+        input: match delivery {
+            Some(mut delivery) => {
+                delivery.delivery_id = Some(operation.to_string());
+                delivery.canonical_json()
+            }
+            None => input.to_vec(),
+        },
+        deadline: row.deadline().filter(|deadline| *deadline > now),
+        reply_to: created.reply_to.clone(),
+        request_hash: created.request_hash,
+        requested_at: now,
+        traceparent: None,
+        resubmission_of: Some(row.id),
+    }
+}
+
+fn unknown_verb() -> Problem {
+    let known: Vec<&str> = Verb::ALL.map(Verb::as_str).to_vec();
+    let detail = format!("The verbs are {}.", known.join(", "));
+    Problem::new(Kind::NotFound, detail)
+}

@@ -1,0 +1,148 @@
+//! Asking: recoveries into the recovery topic, acknowledged, and at a bounded pace.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use waybill_engine::{PartitionId, Recovery, partition_for};
+use waybill_kafka::{
+    ClientError, KafkaSettings, OutRecord, ProduceError, Producer, ProducerOptions, SendError,
+    Settlement,
+};
+use waybill_messages::{EncodeError, Record as _, Topics};
+
+use super::metrics::SupervisorMetrics;
+
+/// How many recoveries are under way at once.
+const CHUNK_MAX: usize = 500;
+/// How long to wait for room in a full producer queue.
+const FULL_PAUSE: Duration = Duration::from_millis(10);
+
+/// Why something could not be asked for.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AskError {
+    /// The recovery does not fit into a record.
+    #[error("a recovery cannot be written")]
+    Encode(#[from] EncodeError),
+    /// The broker did not acknowledge it.
+    #[error("a recovery was not acknowledged")]
+    Produce(#[from] ProduceError),
+}
+
+/// Puts recoveries where the schedulers read them.
+#[derive(Debug)]
+pub(super) struct Asker {
+    producer: Producer<Arc<Settlement>>,
+    topic: String,
+    partitions: u32,
+    pace: Mutex<Pace>,
+    metrics: Arc<SupervisorMetrics>,
+}
+
+impl Asker {
+    pub(super) fn new(
+        kafka: &KafkaSettings,
+        topics: &Topics,
+        partitions: u32,
+        per_second_max: u32,
+        metrics: Arc<SupervisorMetrics>,
+    ) -> Result<Self, ClientError> {
+        Ok(Self {
+            producer: Producer::new(kafka, &ProducerOptions::new("waybill-supervisor"))?,
+            topic: topics.recovery().to_owned(),
+            partitions,
+            pace: Mutex::new(Pace::new(per_second_max)),
+            metrics,
+        })
+    }
+
+    /// Asks for all of them; returns once the broker has acknowledged the last.
+    pub(super) async fn ask(&self, recoveries: &[Recovery]) -> Result<(), AskError> {
+        for chunk in recoveries.chunks(CHUNK_MAX) {
+            self.wait_for_turn(chunk.len()).await;
+            let (settlement, settled) = Settlement::channel(chunk.len());
+            for recovery in chunk {
+                self.send(recovery, &settlement).await?;
+            }
+            drop(settlement);
+            match settled.await {
+                Ok(result) => result?,
+                Err(_) => unreachable!("a settlement says what became of its records"),
+            }
+            for recovery in chunk {
+                self.metrics.asked(&recovery.verb);
+            }
+        }
+        Ok(())
+    }
+
+    async fn send(
+        &self,
+        recovery: &Recovery,
+        settlement: &Arc<Settlement>,
+    ) -> Result<(), AskError> {
+        let key = recovery.operation.key();
+        let mut value = Vec::with_capacity(256);
+        recovery.encode(&mut value)?;
+        let partition: PartitionId = partition_for(recovery.operation, self.partitions);
+        let record = OutRecord::new(&self.topic, partition, &key, &value);
+        let mut token = settlement.clone();
+        loop {
+            match self.producer.send(&record, token) {
+                Ok(()) => return Ok(()),
+                Err(SendError::QueueFull(back)) => {
+                    token = back;
+                    tokio::time::sleep(FULL_PAUSE).await;
+                }
+                Err(SendError::Refused { error, .. }) => return Err(error.into()),
+            }
+        }
+    }
+
+    async fn wait_for_turn(&self, recoveries: usize) {
+        let wait = {
+            let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+            pace.take(recoveries, Instant::now())
+        };
+        tokio::time::sleep(wait).await;
+    }
+}
+
+/// Spreads what is asked for evenly: after a burst of `n`, the next waits as long as `n` take at
+/// the highest rate.
+#[derive(Debug)]
+struct Pace {
+    per_second_max: u32,
+    free_at: Option<Instant>,
+}
+
+impl Pace {
+    fn new(per_second_max: u32) -> Self {
+        Self {
+            per_second_max: per_second_max.max(1),
+            free_at: None,
+        }
+    }
+
+    /// Takes turns for so many; returns how long to wait before the first.
+    fn take(&mut self, recoveries: usize, now: Instant) -> Duration {
+        let begins = self.free_at.map_or(now, |free_at| free_at.max(now));
+        let lasts = Duration::from_secs_f64(recoveries as f64 / f64::from(self.per_second_max));
+        self.free_at = Some(begins + lasts);
+        begins - now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_waits_for_the_one_before_it_and_a_pause_owes_nothing() {
+        let mut pace = Pace::new(1_000);
+        let start = Instant::now();
+        assert_eq!(pace.take(500, start), Duration::ZERO);
+        assert_eq!(pace.take(500, start), Duration::from_millis(500));
+        let later = start + Duration::from_secs(5);
+        assert_eq!(pace.take(1, later), Duration::ZERO);
+    }
+}

@@ -1,0 +1,191 @@
+//! Following failed-operations: forward progress has ended, and somebody has to say what then.
+//!
+//! Several supervisors share the topic through a consumer group. A record's offset is committed only
+//! once the recovery that it led to is acknowledged; one that cannot be read is a fault of whoever
+//! wrote it, is counted and logged, and holds nothing up.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use waybill_engine::{FailedOperation, Offset, PartitionId, Recovery, Supervision};
+use waybill_kafka::{
+    GroupConsumer, GroupHandler, GroupOptions, PollLimits, RecordRef, TopicPartition,
+};
+use waybill_messages::Record as _;
+
+use super::ask::Asker;
+use super::metrics::SupervisorMetrics;
+use super::{SupervisorParts, SupervisorSettings};
+use crate::clock::wall_clock;
+
+/// The consumer group of all supervisors of an installation, behind the topics' prefix.
+const GROUP: &str = "supervisors";
+const POLL_WAIT: Duration = Duration::from_millis(200);
+const POLL_LIMITS: PollLimits = PollLimits {
+    records: 500,
+    bytes: 4 * 1024 * 1024,
+};
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long to rest before what could not be asked for is asked for again.
+const REST: Duration = Duration::from_secs(1);
+
+/// The follower of the topic.
+#[derive(Debug)]
+pub(super) struct Following {
+    pub(super) name: Arc<str>,
+    pub(super) settings: SupervisorSettings,
+    pub(super) parts: SupervisorParts,
+    pub(super) asker: Arc<Asker>,
+    pub(super) metrics: Arc<SupervisorMetrics>,
+}
+
+impl Following {
+    /// Follows on a thread of its own until it is stopped.
+    pub(super) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        let topics = &self.parts.topics;
+        let options =
+            GroupOptions::new(format!("{}.{GROUP}", topics.prefix()), "waybill-supervisor");
+        let consumer = GroupConsumer::new(&self.parts.kafka, &options)
+            .context("the supervisor's consumer cannot be made")?;
+        consumer
+            .subscribe(&[topics.failed_operations()])
+            .context("failed operations cannot be followed")?;
+        let runtime = Handle::current();
+        let (end, ended) = tokio::sync::oneshot::channel();
+        std::thread::Builder::new()
+            .name("waybill-supervisor-failed".to_owned())
+            .spawn(move || {
+                let result = self.follow(consumer, &runtime, &stop);
+                _ = end.send(result);
+            })
+            .context("the supervisor's polling thread cannot be started")?;
+        ended
+            .await
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("the supervisor's polling thread panicked")))
+    }
+
+    fn follow(
+        self,
+        consumer: GroupConsumer,
+        runtime: &Handle,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let topic = self.parts.topics.failed_operations().to_owned();
+        let mut intake = Intake::default();
+        while !stop.is_cancelled() {
+            consumer.poll(POLL_LIMITS, POLL_WAIT, &mut intake)?;
+            if intake.records.is_empty() {
+                continue;
+            }
+            let recoveries = self.decide(&intake.records);
+            while let Err(error) = runtime.block_on(self.asker.ask(&recoveries)) {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "what becomes of failed operations cannot be said; trying again"
+                );
+                let until = Instant::now() + REST;
+                while Instant::now() < until && !stop.is_cancelled() {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                if stop.is_cancelled() {
+                    consumer.close(CLOSE_TIMEOUT, &mut intake);
+                    return Ok(());
+                }
+            }
+            let next = intake.take_next();
+            let commits: Vec<(&str, PartitionId, Offset)> = next
+                .iter()
+                .map(|(partition, offset)| (topic.as_str(), *partition, *offset))
+                .collect();
+            if let Err(error) = consumer.commit(&commits) {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "offsets of failed operations are not committed; they are read again"
+                );
+            }
+        }
+        consumer.close(CLOSE_TIMEOUT, &mut intake);
+        Ok(())
+    }
+
+    fn decide(&self, records: &[Taken]) -> Vec<Recovery> {
+        let supervision = Supervision {
+            name: &self.name,
+            workflows: &self.parts.workflows,
+            timeout_grace: self.settings.timeout_grace,
+        };
+        let now = wall_clock();
+        let mut recoveries = Vec::with_capacity(records.len());
+        for record in records {
+            match FailedOperation::decode(&record.value) {
+                Ok(failed) => recoveries.extend(supervision.failed(&failed, now)),
+                Err(error) => {
+                    self.metrics.unreadable.increment(1);
+                    tracing::error!(
+                        partition = %record.partition,
+                        offset = %record.offset,
+                        error = &error as &dyn std::error::Error,
+                        "a record of failed-operations cannot be read; its operation is found by the deadline index"
+                    );
+                }
+            }
+        }
+        self.metrics.decided.increment(recoveries.len() as u64);
+        recoveries
+    }
+}
+
+/// A record that was read.
+#[derive(Debug)]
+struct Taken {
+    partition: PartitionId,
+    offset: Offset,
+    value: Vec<u8>,
+}
+
+/// What one poll brought.
+#[derive(Debug, Default)]
+struct Intake {
+    records: Vec<Taken>,
+}
+
+impl Intake {
+    /// Forgets the records; tells where to go on in each partition.
+    fn take_next(&mut self) -> Vec<(PartitionId, Offset)> {
+        let mut next = std::collections::BTreeMap::new();
+        for record in self.records.drain(..) {
+            next.insert(record.partition, record.offset.next());
+        }
+        next.into_iter().collect()
+    }
+}
+
+impl GroupHandler for Intake {
+    fn record(&mut self, record: RecordRef<'_>) {
+        self.records.push(Taken {
+            partition: record.partition(),
+            offset: record.offset(),
+            value: record.value().unwrap_or_default().to_vec(),
+        });
+    }
+
+    fn assigned(&mut self, _partitions: &[TopicPartition]) {}
+
+    fn revoked(
+        &mut self,
+        partitions: &[TopicPartition],
+        _lost: bool,
+    ) -> Vec<(TopicPartition, Offset)> {
+        // Whoever gets them reads them again from what is committed.
+        let is_gone = |record: &Taken| {
+            partitions
+                .iter()
+                .any(|gone| gone.partition == record.partition)
+        };
+        self.records.retain(|record| !is_gone(record));
+        Vec::new()
+    }
+}

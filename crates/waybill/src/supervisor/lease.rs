@@ -1,0 +1,91 @@
+//! The lease of one shard: taken when it is free or its owner is silent, renewed while it is held.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use waybill_engine::{Epoch, OwnerId, PartitionId};
+use waybill_store::{Lease, LeaseKey, Store, StoreError};
+
+use crate::scheduler::takeable;
+
+/// A shard that this process looks after.
+#[derive(Debug)]
+pub(super) struct ShardLease {
+    store: Arc<dyn Store>,
+    row: Lease,
+    margin: Duration,
+    valid_until: Instant,
+}
+
+impl ShardLease {
+    /// Takes the lease of a shard, waiting for as long as another owner keeps it.
+    pub(super) async fn acquire(
+        store: Arc<dyn Store>,
+        shard: PartitionId,
+        owner: OwnerId,
+        duration: Duration,
+        margin: Duration,
+    ) -> Result<Self, StoreError> {
+        let key = LeaseKey::supervisor(shard);
+        loop {
+            let seen = takeable(&*store, key, margin).await?;
+            let row = Lease {
+                key,
+                owner: Some(owner),
+                epoch: seen.as_ref().map_or(Epoch(1), |lease| lease.epoch.next()),
+                renewal: 0,
+                duration,
+                stamp_limit: Default::default(),
+                checkpoint: Default::default(),
+                consumed: Default::default(),
+            };
+            let sent = Instant::now();
+            if store.take_lease(seen, row.clone()).await? {
+                return Ok(Self {
+                    store,
+                    row,
+                    margin,
+                    valid_until: sent + duration.saturating_sub(margin),
+                });
+            }
+        }
+    }
+
+    /// Whether its owner may act.
+    pub(super) fn is_valid(&self) -> bool {
+        Instant::now() < self.valid_until
+    }
+
+    /// Renews it if a third of it has passed. Returns whether it is still held.
+    pub(super) async fn keep(&mut self) -> Result<bool, StoreError> {
+        let rest = self.valid_until.saturating_duration_since(Instant::now());
+        if rest > self.row.duration * 2 / 3 - self.margin.min(self.row.duration / 3) {
+            return Ok(true);
+        }
+        self.renew(self.row.owner).await
+    }
+
+    /// Gives it back, so that another takes it at once.
+    pub(super) async fn release(mut self) -> Result<(), StoreError> {
+        self.renew(None).await.map(drop)
+    }
+
+    async fn renew(&mut self, owner: Option<OwnerId>) -> Result<bool, StoreError> {
+        let mut row = self.row.clone();
+        row.renewal += 1;
+        let sent = Instant::now();
+        let held = match owner {
+            Some(_) => self.store.renew_lease(row.clone()).await?,
+            None => {
+                row.owner = None;
+                let seen = Some(self.row.clone());
+                self.store.take_lease(seen, row.clone()).await?
+            }
+        };
+        if held {
+            self.valid_until = sent + row.duration.saturating_sub(self.margin);
+            self.row = row;
+        }
+        Ok(held)
+    }
+}

@@ -1,0 +1,127 @@
+//! The supervisor: finds what failed or outlived its complete-by, and asks the scheduler for a
+//! retry, for compensation, or to park it.
+//!
+//! Two sources: the deadline index, whose shards are divided between supervisors by lease
+//! (`shard`), and the failed-operations topic, whose partitions are divided by a consumer group
+//! (`failed`). What is asked is decided by the engine's [`Supervision`](waybill_engine::Supervision)
+//! alone, and travels through the recovery topic (`ask`).
+//!
+//! What must hold here:
+//!
+//! * **It asks and never acts**: no operation row is written, no service is called.
+//! * **Nothing is forgotten**: a sweep cursor passes an entry, and a group offset a record, only
+//!   once what was asked because of it is acknowledged by the broker.
+//! * **It never gets stuck**: a row that cannot be read is counted, and the scheduler is asked to
+//!   look at it; a sweep that fails is repeated; the age of the last full sweep is a gauge.
+//!
+//! Deliberately absent: a memory of what was asked. A recovery names the attempt that it saw, so
+//! that asking twice changes nothing.
+
+mod ask;
+mod failed;
+mod lease;
+mod metrics;
+mod shard;
+mod sweep;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+use waybill_engine::{OwnerId, PartitionId, Workflows};
+use waybill_kafka::KafkaSettings;
+use waybill_messages::Topics;
+use waybill_store::Store;
+
+use self::ask::Asker;
+use self::metrics::SupervisorMetrics;
+use self::shard::Shard;
+
+/// What the supervisor needs to know.
+#[derive(Clone, Debug)]
+pub struct SupervisorSettings {
+    /// The number of partitions of the operation topics, which is that of the index's shards.
+    pub partitions: u32,
+    /// How often the index is looked at.
+    pub interval: Duration,
+    /// How long after its complete-by an attempt counts as timed out.
+    pub timeout_grace: Duration,
+    /// How many recoveries are asked for in a second at most.
+    pub recoveries_per_second_max: u32,
+    /// How long the lease of a shard lasts after each renewal.
+    pub lease: Duration,
+    /// What both sides of a lease allow for drift and delay.
+    pub lease_margin: Duration,
+    /// How long a scheduler's lease lasts: an entry of the index may become visible so much after
+    /// it was decided on.
+    pub scheduler_lease: Duration,
+    /// How far the clocks of the processes may lie apart.
+    pub clock_skew: Duration,
+}
+
+/// What the supervisor works with.
+#[derive(Clone, Debug)]
+pub struct SupervisorParts {
+    /// The state store.
+    pub store: Arc<dyn Store>,
+    /// How to reach the brokers.
+    pub kafka: KafkaSettings,
+    /// The names of the topics.
+    pub topics: Topics,
+    /// The workflows, for their policies.
+    pub workflows: Arc<Workflows>,
+}
+
+/// Supervises until it is stopped.
+///
+/// # Errors
+///
+/// If a Kafka client or a thread cannot be made, or a part of it panicked.
+pub async fn run(
+    settings: SupervisorSettings,
+    parts: SupervisorParts,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let owner = OwnerId(Uuid::new_v4());
+    let name: Arc<str> = "supervisor".into();
+    let metrics = Arc::new(SupervisorMetrics::new());
+    let asker = Asker::new(
+        &parts.kafka,
+        &parts.topics,
+        settings.partitions,
+        settings.recoveries_per_second_max,
+        metrics.clone(),
+    )
+    .context("the supervisor's producer cannot be made")?;
+    let asker = Arc::new(asker);
+
+    let mut tasks = JoinSet::new();
+    for shard in (0..settings.partitions).map(PartitionId) {
+        let shard = Shard {
+            shard,
+            owner,
+            name: name.clone(),
+            settings: settings.clone(),
+            store: parts.store.clone(),
+            workflows: parts.workflows.clone(),
+            asker: asker.clone(),
+            metrics: metrics.clone(),
+        };
+        tasks.spawn(shard.run(stop.clone()));
+    }
+    let following = failed::Following {
+        name,
+        settings: settings.clone(),
+        parts,
+        asker,
+        metrics,
+    };
+    tasks.spawn(following.run(stop.clone()));
+    while let Some(ended) = tasks.join_next().await {
+        ended.context("a part of the supervisor panicked")??;
+    }
+    Ok(())
+}

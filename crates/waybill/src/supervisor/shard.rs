@@ -1,0 +1,184 @@
+//! Sweeping one shard of the deadline index while its lease is held.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use waybill_engine::{
+    OperationId, OwnerId, PartitionId, Recovery, RecoveryVerb, Supervision, Timestamp, Workflows,
+};
+use waybill_store::{DueBucket, DueEntry, Store, StoreError};
+
+use super::SupervisorSettings;
+use super::ask::{AskError, Asker};
+use super::lease::ShardLease;
+use super::metrics::SupervisorMetrics;
+use super::sweep::Sweep;
+use crate::clock::wall_clock;
+
+/// How many entries one read takes, and so how many rows are held at once.
+const PAGE_ENTRIES: usize = 500;
+/// How long to rest after something failed.
+const REST: Duration = Duration::from_secs(1);
+
+/// Why a pass over a shard ended early.
+#[derive(Debug, thiserror::Error)]
+enum PassError {
+    #[error("the deadline index cannot be swept")]
+    Store(#[from] StoreError),
+    #[error("what is due cannot be asked for")]
+    Ask(#[from] AskError),
+}
+
+/// One shard, looked after by whoever has its lease.
+#[derive(Debug)]
+pub(super) struct Shard {
+    pub(super) shard: PartitionId,
+    pub(super) owner: OwnerId,
+    pub(super) name: Arc<str>,
+    pub(super) settings: SupervisorSettings,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) workflows: Arc<Workflows>,
+    pub(super) asker: Arc<Asker>,
+    pub(super) metrics: Arc<SupervisorMetrics>,
+}
+
+impl Shard {
+    /// Takes the lease, sweeps while it is held, and begins anew when it is lost.
+    pub(super) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        while !stop.is_cancelled() {
+            let acquiring = ShardLease::acquire(
+                self.store.clone(),
+                self.shard,
+                self.owner,
+                self.settings.lease,
+                self.settings.lease_margin,
+            );
+            let lease = tokio::select! {
+                lease = acquiring => lease,
+                () = stop.cancelled() => return Ok(()),
+            };
+            let ended = match lease {
+                Ok(lease) => self.hold(lease, &stop).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = ended {
+                self.metrics.failed_passes.increment(1);
+                tracing::warn!(shard = %self.shard, error = &error as &dyn std::error::Error, "the shard is let go");
+                tokio::select! {
+                    () = tokio::time::sleep(REST) => {}
+                    () = stop.cancelled() => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn hold(
+        &self,
+        mut lease: ShardLease,
+        stop: &CancellationToken,
+    ) -> Result<(), StoreError> {
+        let cursor = match self.store.due_cursor(self.shard).await? {
+            Some(cursor) => cursor,
+            None => DueBucket::of(wall_clock()),
+        };
+        tracing::info!(shard = %self.shard, "looking after the shard");
+        let grace =
+            self.settings.scheduler_lease + self.settings.lease_margin + self.settings.clock_skew;
+        let mut sweep = Sweep::new(cursor, grace);
+        while lease.keep().await? {
+            if let Err(error) = self.pass(&mut sweep, &mut lease).await {
+                self.metrics.failed_passes.increment(1);
+                tracing::warn!(shard = %self.shard, error = &error as &dyn std::error::Error, "a sweep ended early and is repeated");
+                tokio::time::sleep(REST).await;
+            }
+            self.metrics.behind(self.shard, sweep.behind(wall_clock()));
+            tokio::select! {
+                () = tokio::time::sleep(self.settings.interval) => {}
+                () = stop.cancelled() => return lease.release().await,
+            }
+        }
+        tracing::warn!(shard = %self.shard, "another supervisor has the shard");
+        Ok(())
+    }
+
+    /// Reads what is to be read, asks for what is due, and moves the cursor.
+    async fn pass(&self, sweep: &mut Sweep, lease: &mut ShardLease) -> Result<(), PassError> {
+        for bucket in sweep.to_read(wall_clock()) {
+            let began = wall_clock();
+            let mut after = None;
+            loop {
+                if !lease.keep().await? || !lease.is_valid() {
+                    return Ok(());
+                }
+                let page = self
+                    .store
+                    .due(self.shard, bucket, after, PAGE_ENTRIES)
+                    .await?;
+                let now = wall_clock();
+                let due: Vec<DueEntry> = page
+                    .iter()
+                    .filter(|entry| sweep.is_new(bucket, entry, now))
+                    .copied()
+                    .collect();
+                self.deal_with(&due, now).await?;
+                sweep.dealt_with(bucket, &due);
+                after = page.last().copied();
+                if page.len() < PAGE_ENTRIES {
+                    break;
+                }
+            }
+            sweep.was_read(bucket, began);
+        }
+        if let Some(cursor) = sweep.advance() {
+            self.store.advance_due_cursor(self.shard, cursor).await?;
+        }
+        self.metrics.swept(self.shard);
+        Ok(())
+    }
+
+    async fn deal_with(&self, due: &[DueEntry], now: Timestamp) -> Result<(), PassError> {
+        if due.is_empty() {
+            return Ok(());
+        }
+        let supervision = Supervision {
+            name: &self.name,
+            workflows: &self.workflows,
+            timeout_grace: self.settings.timeout_grace,
+        };
+        let ids: Vec<OperationId> = due.iter().map(|entry| entry.operation).collect();
+        let rows = self.store.get_many(ids).await?;
+        let mut recoveries: Vec<Recovery> = Vec::with_capacity(due.len());
+        for (entry, row) in due.iter().zip(rows) {
+            match row {
+                Ok(Some(row)) => {
+                    if !row.state.state.is_final() {
+                        self.metrics.overdue(now.since(entry.due));
+                    }
+                    recoveries.extend(supervision.entry_came_up(&row, entry.due, now));
+                }
+                // Its row may still be on its way, or its retention has passed: the scheduler knows.
+                Ok(None) => recoveries.push(self.look_at(*entry, now)),
+                Err(corrupt) => {
+                    self.metrics.unreadable.increment(1);
+                    tracing::error!(operation = %entry.operation, error = &corrupt as &dyn std::error::Error, "a row that is due cannot be read");
+                    recoveries.push(self.look_at(*entry, now));
+                }
+            }
+        }
+        Ok(self.asker.ask(&recoveries).await?)
+    }
+
+    fn look_at(&self, entry: DueEntry, now: Timestamp) -> Recovery {
+        Recovery {
+            id: entry.operation.event_id("wake"),
+            operation: entry.operation,
+            asked_by: self.name.to_string(),
+            reason: "an index entry came up and its row cannot be read".to_owned(),
+            asked_at: now,
+            due: Some(entry.due),
+            verb: RecoveryVerb::Wake,
+        }
+    }
+}

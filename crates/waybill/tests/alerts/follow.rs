@@ -1,0 +1,373 @@
+//! Followers of the alerts' topic, on an embedded broker of the test's own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+use waybill::alerts::{AlertSource, followers};
+use waybill::config::{AlertsConfig, ReceiverConfig};
+use waybill_broker::{Broker, BrokerConfig};
+use waybill_engine::{
+    AlertKind, OperationId, OperatorAlert, PartitionId, StepError, Timestamp, partition_for,
+};
+use waybill_kafka::{
+    Admin, KafkaSettings, OutRecord, Producer, ProducerOptions, Settlement, TopicSpec,
+};
+use waybill_messages::{Record as _, Topics};
+
+use crate::http::{Answer, Receiver};
+use crate::running::{PATIENCE, email, quick, repeats, webhook};
+use crate::smtp::SmtpServer;
+
+const PARTITIONS: u32 = 3;
+
+#[tokio::test]
+async fn what_lies_in_the_topic_before_the_first_start_is_told_of_unless_it_is_too_old() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let metrics = recorder.handle();
+    let _guard = ::metrics::set_default_local_recorder(&recorder);
+    let log = Log::start().await;
+    let receiver = Receiver::start([]).await;
+    let config = AlertsConfig {
+        max_age: Duration::from_secs(3_600),
+        ..quick()
+    };
+    let hours_ago = |hours: u64| now() - Duration::from_secs(hours * 3_600);
+    log.send(&[alert_at("old", hours_ago(2)), alert_at("new", now())])
+        .await;
+    log.send_bytes(PartitionId(0), b"no alert").await;
+    let last = alert("last");
+    log.send(std::slice::from_ref(&last)).await;
+
+    let following = log.follow([("pager", webhook(&receiver))], config);
+    let requests = received(&receiver, 2).await;
+    let mut steps: Vec<_> = requests
+        .iter()
+        .map(|r| r.json()["data"]["step"].clone())
+        .collect();
+    steps.sort_by_key(ToString::to_string);
+    assert_eq!(steps, ["last", "new"]);
+    assert!(
+        requests
+            .iter()
+            .any(|request| request.header("webhook-id") == last.event_id.to_string())
+    );
+    eventually("every record is counted", || {
+        [
+            "waybill_alerts_skipped_total",
+            "waybill_alerts_unreadable_total",
+        ]
+        .into_iter()
+        .all(|name| metric(&metrics, name) == Some(1.0))
+    })
+    .await;
+    following.stop().await;
+    assert_eq!(receiver.count(), 2);
+}
+
+#[tokio::test]
+async fn a_stop_leaves_what_was_not_had_and_the_next_start_goes_on_there() {
+    let log = Log::start().await;
+    let receiver = Receiver::start([Answer::Status(200)].into_iter().chain(failures())).await;
+    let config = AlertsConfig {
+        backoff: PATIENCE,
+        backoff_max: PATIENCE,
+        ..quick()
+    };
+    let following = log.follow([("pager", webhook(&receiver))], config.clone());
+    let first = alert("first");
+    log.send(std::slice::from_ref(&first)).await;
+    received(&receiver, 1).await;
+    let rest = ["second", "third"].map(alert);
+    log.send(&rest).await;
+    // Its first attempt fails, and the next one is far away.
+    received(&receiver, 2).await;
+    following.stop().await;
+
+    let back = Receiver::start([]).await;
+    let following = log.follow([("pager", webhook(&back))], config);
+    let requests = received(&back, 2).await;
+    following.stop().await;
+    let mut told: Vec<_> = requests
+        .iter()
+        .map(|r| r.header("webhook-id").to_owned())
+        .collect();
+    let mut expected = rest.map(|alert| alert.event_id.to_string());
+    told.sort();
+    expected.sort();
+    assert_eq!(told, expected);
+    assert_eq!(back.count(), 2);
+}
+
+#[tokio::test]
+async fn a_receiver_that_hangs_is_read_ahead_for_no_further_than_its_bounds() {
+    const ALERTS: usize = 300;
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let metrics = recorder.handle();
+    let _guard = ::metrics::set_default_local_recorder(&recorder);
+    let log = Log::start().await;
+    let go = Arc::new(tokio::sync::Notify::new());
+    let receiver = Receiver::start([Answer::When(go.clone())]).await;
+    let config = AlertsConfig {
+        queue_max: 5,
+        folded_max: 15,
+        timeout: 2 * PATIENCE,
+        ..quick()
+    };
+    let all: Vec<_> = (0..ALERTS).map(|step| alert(&step.to_string())).collect();
+    log.send(&all).await;
+    let following = log.follow([("pager", webhook(&receiver))], config);
+    received(&receiver, 1).await;
+    let waiting = || metric(&metrics, "waybill_alerts_waiting").unwrap_or_default();
+    eventually("the bound is reached", || waiting() >= 20.0).await;
+    // It polls on, with nothing to be had.
+    for _ in 0..10 {
+        sleep(Duration::from_millis(100)).await;
+        assert!(waiting() <= 20.0, "{}", waiting());
+    }
+    assert_eq!(receiver.count(), 1);
+
+    go.notify_one();
+    let requests = received(&receiver, ALERTS).await;
+    let mut told: Vec<_> = requests
+        .iter()
+        .map(|r| r.header("webhook-id").to_owned())
+        .collect();
+    let mut expected: Vec<_> = all.iter().map(|a| a.event_id.to_string()).collect();
+    told.sort();
+    expected.sort();
+    assert_eq!(told, expected);
+    eventually("all is behind it", || waiting() == 0.0).await;
+    following.stop().await;
+}
+
+#[tokio::test]
+async fn each_receiver_has_a_place_of_its_own_in_the_topic() {
+    let log = Log::start().await;
+    let (receiver, mail) = (Receiver::start(failures()).await, SmtpServer::start().await);
+    let config = AlertsConfig {
+        attempts_max: u32::MAX,
+        ..quick()
+    };
+    let all = [
+        ("pager", webhook(&receiver)),
+        ("on-call", email(&mail, &["ops@example.com"])),
+    ];
+    let following = log.follow(all, config.clone());
+    log.send(&[alert("drone")]).await;
+    let seen = timeout(PATIENCE, mail.mails(1)).await.unwrap();
+    assert_eq!(seen.len(), 1);
+    received(&receiver, 3).await;
+    following.stop().await;
+
+    let back = Receiver::start([]).await;
+    let all = [
+        ("pager", webhook(&back)),
+        ("on-call", email(&mail, &["ops@example.com"])),
+    ];
+    let following = log.follow(all, config);
+    received(&back, 1).await;
+    following.stop().await;
+    assert_eq!(
+        mail.seen().mails.len(),
+        1,
+        "who had it is told no second time"
+    );
+}
+
+#[tokio::test]
+async fn repeats_in_the_topic_are_folded() {
+    const ALERTS: usize = 500;
+    let log = Log::start().await;
+    let receiver = Receiver::start([]).await;
+    let config = AlertsConfig {
+        fold_for: Duration::from_secs(2),
+        ..quick()
+    };
+    let all: Vec<_> = (0..ALERTS).map(|_| alert("drone")).collect();
+    log.send(&all).await;
+    let following = log.follow([("pager", webhook(&receiver))], config);
+    let mut messages = 1;
+    let told = loop {
+        let requests = received(&receiver, messages).await;
+        let repeats = repeats(&requests);
+        let alone = repeats.iter().filter(|repeats| **repeats == 0).count();
+        let told = alone + repeats.iter().sum::<u64>() as usize;
+        if told >= ALERTS {
+            break told;
+        }
+        messages = requests.len() + 1;
+    };
+    following.stop().await;
+    assert_eq!(told, ALERTS);
+    assert!(receiver.count() < 20, "{}", receiver.count());
+}
+
+#[tokio::test]
+async fn a_stop_does_not_wait_for_a_receiver_that_hangs() {
+    let log = Log::start().await;
+    let receiver = Receiver::start([Answer::Hang]).await;
+    let config = AlertsConfig {
+        timeout: 2 * PATIENCE,
+        ..quick()
+    };
+    let following = log.follow([("pager", webhook(&receiver))], config);
+    log.send(&[alert("drone")]).await;
+    received(&receiver, 1).await;
+    // Well within the attempt's own time-out, or this fails.
+    following.stop().await;
+}
+
+/// A broker with an alerts' topic.
+struct Log {
+    kafka: KafkaSettings,
+    topics: Topics,
+    producer: Producer<Arc<Settlement>>,
+    _broker: Broker,
+    _dir: TempDir,
+}
+
+impl Log {
+    async fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = BrokerConfig::new(dir.path());
+        config.listen = "127.0.0.1:0".parse().unwrap();
+        let broker = Broker::start(config).await.unwrap();
+        let kafka = KafkaSettings::new(broker.address().to_string());
+        let topics = Topics::default();
+        let admin = Admin::new(&kafka, "test").unwrap();
+        admin.wait_ready(PATIENCE).await.unwrap();
+        let topic = TopicSpec::new(topics.operator_alerts(), PARTITIONS);
+        admin.create_topics(&[topic]).await.unwrap();
+        let producer = Producer::new(&kafka, &ProducerOptions::new("test")).unwrap();
+        Self {
+            kafka,
+            topics,
+            producer,
+            _broker: broker,
+            _dir: dir,
+        }
+    }
+
+    /// Sends alerts, each to the partition of its operation.
+    async fn send(&self, alerts: &[OperatorAlert]) {
+        for alert in alerts {
+            let mut value = Vec::new();
+            alert.encode(&mut value).unwrap();
+            let partition = partition_for(alert.operation, PARTITIONS);
+            self.send_bytes(partition, &value).await;
+        }
+    }
+
+    async fn send_bytes(&self, partition: PartitionId, value: &[u8]) {
+        let (settlement, settled) = Settlement::channel(1);
+        let topic = self.topics.operator_alerts();
+        let record = OutRecord::new(topic, partition, b"key", value);
+        assert!(self.producer.send(&record, settlement).is_ok());
+        settled.await.unwrap().unwrap();
+    }
+
+    fn follow<const N: usize>(
+        &self,
+        all: [(&str, ReceiverConfig); N],
+        config: AlertsConfig,
+    ) -> Following {
+        let config = AlertsConfig {
+            receivers: all
+                .map(|(name, receiver)| (name.to_owned(), receiver))
+                .into(),
+            ..config
+        };
+        let source = AlertSource {
+            kafka: self.kafka.clone(),
+            topics: self.topics.clone(),
+            stop_within: Duration::from_millis(500),
+        };
+        let stop = CancellationToken::new();
+        let followers = followers(&config, &source).unwrap();
+        let followers = followers
+            .into_iter()
+            .map(|follower| tokio::spawn(follower.run(stop.clone())));
+        Following {
+            followers: followers.collect(),
+            stop,
+        }
+    }
+}
+
+/// Followers that run.
+struct Following {
+    followers: Vec<JoinHandle<anyhow::Result<()>>>,
+    stop: CancellationToken,
+}
+
+impl Following {
+    async fn stop(self) {
+        self.stop.cancel();
+        for follower in self.followers {
+            timeout(PATIENCE, follower).await.unwrap().unwrap().unwrap();
+        }
+    }
+}
+
+fn alert(step: &str) -> OperatorAlert {
+    alert_at(step, now())
+}
+
+fn alert_at(step: &str, at: Timestamp) -> OperatorAlert {
+    OperatorAlert {
+        event_id: Uuid::new_v4(),
+        kind: AlertKind::OperationParked,
+        operation: OperationId(Uuid::new_v4()),
+        caller_id: None,
+        workflow: "drone-delivery".to_owned(),
+        tenant: String::new(),
+        step: Some(step.to_owned()),
+        error: Some(StepError {
+            code: "no-drone".to_owned(),
+            message: "no drone is free".to_owned(),
+        }),
+        advice: "Resubmit it once drones are back.".to_owned(),
+        at,
+    }
+}
+
+fn now() -> Timestamp {
+    Timestamp(jiff::Timestamp::now().as_microsecond())
+}
+
+fn failures() -> Vec<Answer> {
+    vec![Answer::Status(500); 1_000]
+}
+
+async fn received(receiver: &Receiver, count: usize) -> Vec<crate::http::Received> {
+    match timeout(PATIENCE, receiver.received(count)).await {
+        Ok(requests) => requests,
+        Err(_) => panic!("{} of {count} requests came", receiver.count()),
+    }
+}
+
+async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let waiting = async {
+        while !holds() {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert!(
+        timeout(PATIENCE, waiting).await.is_ok(),
+        "not reached: {what}"
+    );
+}
+
+/// The value of a metric of the receiver `pager`.
+fn metric(metrics: &PrometheusHandle, name: &str) -> Option<f64> {
+    let start = format!("{name}{{receiver=\"pager\"}} ");
+    let shown = metrics.render();
+    let value = shown.lines().find_map(|line| line.strip_prefix(&start))?;
+    value.parse().ok()
+}

@@ -1,0 +1,111 @@
+//! What is asked of operations that exist: cancels, reschedules, operators' verbs, and the list.
+
+mod amends;
+mod shown;
+mod verbs;
+
+use std::time::Duration;
+
+use reqwest::{Method, RequestBuilder, StatusCode};
+use serde_json::{Value, json};
+use waybill_engine::{
+    Action, AmendRequest, Attempt, OperationError, OperationId, OperationRequest, ProcessState,
+    StepError, StepProgress, StepState, Timestamp,
+};
+use waybill_store::RowWrite;
+
+use super::world::*;
+
+impl World {
+    fn ask(&self, method: Method, path: &str) -> RequestBuilder {
+        self.http.request(method, self.url(path))
+    }
+
+    async fn verb(&self, id: OperationId, verb: &str, body: Value) -> (u16, Value) {
+        let asked = self.post(&format!("{OPERATIONS}/{id}:{verb}"), body);
+        let (status, view) = answer(asked.send().await.unwrap()).await;
+        (status.as_u16(), view)
+    }
+
+    fn amendments(&self) -> Vec<(Lying, AmendRequest)> {
+        let requests = self.requests().into_iter();
+        let amend = |(record, request)| match request {
+            OperationRequest::Amend(amend) => Some((record, amend)),
+            OperationRequest::Create(_) => None,
+        };
+        requests.filter_map(amend).collect()
+    }
+}
+
+fn id_of(name: &str) -> OperationId {
+    OperationId::of_caller("", name)
+}
+
+fn failed(code: &str) -> Option<OperationError> {
+    Some(OperationError {
+        step: Some("one".to_owned()),
+        error: error(code),
+    })
+}
+
+fn error(code: &str) -> StepError {
+    StepError {
+        code: code.to_owned(),
+        message: "as it happens".to_owned(),
+    }
+}
+
+/// A row whose one step failed for good.
+fn parked(id: OperationId, action: Action) -> RowWrite {
+    let state = match action {
+        Action::Compensate => ProcessState::CompensationFailed,
+        Action::Run | Action::Probe => ProcessState::Error,
+    };
+    let mut row = row(id, "order", state);
+    row.state.error = failed("refused");
+    row.state.undo_error = failed("undo-refused").filter(|_| action == Action::Compensate);
+    row.state.steps = vec![StepProgress {
+        state: StepState::Failed,
+        action,
+        attempt: Attempt(2),
+        failure_count: 1,
+        error: Some(error("refused")),
+        changed_at: Timestamp(5_000_000),
+        ..StepProgress::default()
+    }];
+    row
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_answered_202_while_the_broker_is_away() {
+    let world = World::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
+    let id = id_of("error");
+    world.write(parked(id, Action::Run)).await;
+    world.cluster.broker_down(1).unwrap();
+    let (status, problem) = world.verb(id, "resubmit", json!({})).await;
+    assert!(matches!(status, 503 | 504), "{problem}");
+    let path = format!("{DELIVERIES}/not-yet");
+    let response = world.ask(Method::DELETE, &path).send().await.unwrap();
+    assert!(response.status().is_server_error());
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn methods_that_are_not_known_say_which_are() {
+    let world = World::start().await;
+    for (method, path, allow) in [
+        (
+            Method::PUT,
+            format!("{DELIVERIES}/x"),
+            "GET, HEAD, DELETE, PATCH",
+        ),
+        (Method::DELETE, OPERATIONS.to_owned(), "GET, HEAD, POST"),
+        (Method::POST, format!("{OPERATIONS}/x"), "GET, HEAD"),
+        (Method::POST, format!("{OPERATIONS}/x/events"), "GET"),
+    ] {
+        let response = world.ask(method, &path).send().await.unwrap();
+        assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{path}");
+        assert_eq!(response.headers()["allow"], allow, "{path}");
+    }
+    world.ingestion.shutdown().await;
+}

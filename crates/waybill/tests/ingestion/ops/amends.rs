@@ -1,0 +1,336 @@
+//! What callers ask: to cancel and to reschedule.
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use waybill_engine::{
+    Amendment, Attempt, OperationId, ProcessState, StepProgress, StepState, Timestamp,
+    partition_for,
+};
+
+use super::super::world::*;
+use super::*;
+
+const STATES: [ProcessState; 7] = [
+    ProcessState::Processing,
+    ProcessState::Processed,
+    ProcessState::Error,
+    ProcessState::Compensating,
+    ProcessState::Compensated,
+    ProcessState::Cancelled,
+    ProcessState::CompensationFailed,
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_of_a_pending_request_lies_behind_it_and_a_repeat_has_the_same_id() {
+    let world = World::start().await;
+    let accepted = world
+        .post(OPERATIONS, order("o-1", 1))
+        .send()
+        .await
+        .unwrap();
+    let pending_at = location(&accepted);
+    let cancel = |key: &'static str, reason: &str| {
+        world
+            .post(
+                &format!("{OPERATIONS}/o-1:cancel"),
+                json!({"reason": reason}),
+            )
+            .header("idempotency-key", key)
+    };
+    let id = id_of("o-1");
+    let mut asked = Vec::new();
+    for (key, reason) in [("k-1", "twice"), ("k-1", "twice"), ("k-2", "again")] {
+        let response = cancel(key, reason).send().await.unwrap();
+        assert_eq!(response.status(), StatusCode::ACCEPTED);
+        assert_eq!(location(&response), pending_at);
+        let (_, view) = answer(response).await;
+        assert_eq!(view["id"], id.to_string());
+        assert_eq!(view["verb"], "cancel");
+        asked.push(view["requestId"].clone());
+    }
+    assert_eq!(asked[0], asked[1]);
+    assert_ne!(asked[0], asked[2]);
+
+    let created = &world.records()[0];
+    let amendments = world.amendments();
+    assert_eq!(amendments.len(), 3);
+    for ((record, amend), asked) in amendments.iter().zip(&asked) {
+        assert_eq!(
+            (record.partition, &record.key),
+            (created.partition, &created.key)
+        );
+        assert!(record.offset > created.offset);
+        assert_eq!(*asked, amend.id.to_string());
+        assert_eq!(
+            (amend.operation, amend.caller_id.as_deref()),
+            (id, Some("o-1"))
+        );
+    }
+    assert_eq!(amendments[0].1.reason, "twice");
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_is_refused_only_where_the_operation_was_final_when_read() {
+    let world = World::start().await;
+    for state in STATES {
+        let name = format!("d-{}", state.as_str());
+        world
+            .write(row(id_of(&name), "drone-delivery", state))
+            .await;
+        let path = format!("{DELIVERIES}/{name}?reason=too+late%3F");
+        let response = world.ask(Method::DELETE, &path).send().await.unwrap();
+        match state {
+            ProcessState::Processed
+            | ProcessState::Compensated
+            | ProcessState::CompensationFailed => {
+                let (status, kind, problem) = problem(response).await;
+                assert_eq!(
+                    (status, kind.as_str()),
+                    (409, "operation-final"),
+                    "{state:?}"
+                );
+                assert_eq!(problem["code"], "final");
+            }
+            ProcessState::Cancelled => {
+                let (status, view) = answer(response).await;
+                assert_eq!(status, StatusCode::OK);
+                assert_eq!(view["state"], "Cancelled");
+                assert_eq!(view["request"]["ownerId"], "myowner");
+            }
+            _ => {
+                assert_eq!(response.status(), StatusCode::ACCEPTED, "{state:?}");
+                let expected = format!("{DELIVERIES}/{}", id_of(&name));
+                assert_eq!(location(&response), expected);
+            }
+        }
+    }
+    world
+        .write(row(id_of("always"), "reversible", ProcessState::Processed))
+        .await;
+    let (status, _) = world.verb(id_of("always"), "cancel", json!({})).await;
+    assert_eq!(status, 202);
+
+    let amendments = world.amendments();
+    assert_eq!(amendments.len(), 4);
+    let reasons: Vec<&str> = amendments.iter().map(|(_, a)| a.reason.as_str()).collect();
+    assert_eq!(
+        reasons
+            .iter()
+            .filter(|reason| **reason == "too late?")
+            .count(),
+        3
+    );
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_before_its_request_keeps_a_place_for_an_id_of_the_callers_only() {
+    let world = World::start().await;
+    let path = format!("{DELIVERIES}/not-yet");
+    let response = world.ask(Method::DELETE, &path).send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::ACCEPTED);
+    let place = location(&response);
+    let (status, pending) = world.get(&place).await;
+    assert_eq!(
+        (status, &pending["state"]),
+        (StatusCode::OK, &json!("Pending"))
+    );
+
+    let amendments = world.amendments();
+    let [(record, amend)] = amendments.as_slice() else {
+        panic!("one cancel")
+    };
+    assert_eq!(amend.operation, id_of("not-yet"));
+    assert_eq!(record.partition, partition_for(amend.operation, PARTITIONS));
+    let workflow = "drone-delivery".to_owned();
+    assert_eq!(amend.amendment, Amendment::Cancel { workflow });
+    let at = format!("?at={}-{}-00000000", record.partition, record.offset);
+    assert_eq!(place, format!("{DELIVERIES}/{}{at}", amend.operation));
+
+    let mut tombstone = row(amend.operation, "drone-delivery", ProcessState::Cancelled);
+    tombstone.state.tombstone = true;
+    tombstone.state.cancelled = true;
+    world.write(tombstone).await;
+    let (_, cancelled) = world.get(&place).await;
+    assert_eq!(cancelled["state"], "Cancelled");
+    assert_eq!(cancelled["cancel"], "applied");
+    assert_eq!(cancelled["request"], Value::Null, "it never came");
+
+    let mut of_server = uuid_of_server(&world).await;
+    of_server.replace_range(0..2, "00");
+    for unknown in [of_server, id_of("never").to_string()] {
+        let path = format!("{DELIVERIES}/{unknown}");
+        let response = world.ask(Method::DELETE, &path).send().await.unwrap();
+        let (status, kind, _) = problem(response).await;
+        assert_eq!(
+            (status, kind.as_str()),
+            (404, "unknown-or-expired"),
+            "{unknown}"
+        );
+    }
+    assert_eq!(world.amendments().len(), 1);
+    world.ingestion.shutdown().await;
+}
+
+/// An id of the server's.
+async fn uuid_of_server(world: &World) -> String {
+    let accepted = world.post(DELIVERIES, delivery()).send().await.unwrap();
+    answer(accepted).await.1["id"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenants_operation_is_cancelled_in_its_name_and_not_in_anothers() {
+    let world = World::start().await;
+    let body = json!({"workflow": "order", "tenant": "acme", "id": "o-1", "input": {}});
+    let accepted = world.post(OPERATIONS, body).send().await.unwrap();
+    assert_eq!(accepted.status(), StatusCode::ACCEPTED);
+    let id = OperationId::of_caller("acme", "o-1");
+    for (path, expected) in [
+        (format!("{OPERATIONS}/o-1:cancel?tenant=acme"), 202),
+        (format!("{OPERATIONS}/{id}:cancel?tenant=acme"), 202),
+        (format!("{OPERATIONS}/{id}:cancel?tenant=other"), 404),
+        (format!("{OPERATIONS}/{id}:cancel"), 404),
+    ] {
+        let response = world.post(&path, json!({})).send().await.unwrap();
+        assert_eq!(response.status().as_u16(), expected, "{path}");
+    }
+    for (_, amend) in world.amendments() {
+        assert_eq!((amend.operation, amend.tenant.as_str()), (id, "acme"));
+    }
+
+    let records = world.records();
+    world.schedule(&records[0], ProcessState::Processing).await;
+    for (tenant, expected) in [("", 202), ("?tenant=acme", 202), ("?tenant=other", 404)] {
+        let path = format!("{OPERATIONS}/{id}:cancel{tenant}");
+        let response = world.post(&path, json!({})).send().await.unwrap();
+        assert_eq!(response.status().as_u16(), expected, "{path}");
+    }
+    let amendments = world.amendments();
+    assert_eq!(amendments.len(), 4);
+    assert!(amendments.iter().all(|(_, amend)| amend.tenant == "acme"));
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reschedule_is_checked_against_the_request_and_passed_on() {
+    let world = World::start().await;
+    world
+        .write(row(id_of("d"), "drone-delivery", ProcessState::Processing))
+        .await;
+    world
+        .write(row(id_of("o"), "order", ProcessState::Processing))
+        .await;
+    let patch = |name: &str, change: Value| {
+        let request = world.ask(Method::PATCH, &format!("{DELIVERIES}/{name}"));
+        request.json(&change).send()
+    };
+    let response = patch("d", json!({"pickupTime": "2030-05-08T21:00:00+01:00"}))
+        .await
+        .unwrap();
+    assert_eq!(response.status(), StatusCode::ACCEPTED);
+    assert_eq!(location(&response), format!("{DELIVERIES}/{}", id_of("d")));
+    assert_eq!(answer(response).await.1["verb"], "reschedule");
+    let deadline = json!({"deadline": "2030-05-09T20:00:00Z"});
+    assert_eq!(
+        patch("d", deadline).await.unwrap().status(),
+        StatusCode::ACCEPTED
+    );
+
+    let asked = |fields: &str, deadline: Option<i64>| Amendment::Reschedule {
+        fields: fields.as_bytes().to_vec(),
+        deadline: deadline.map(|seconds| Timestamp(seconds * 1_000_000)),
+    };
+    let amendments = world.amendments();
+    assert_eq!(
+        [&amendments[0].1.amendment, &amendments[1].1.amendment],
+        [
+            &asked(r#"{"pickupTime":"2030-05-08T20:00:00Z"}"#, None),
+            &asked(
+                r#"{"deadline":"2030-05-09T20:00:00Z"}"#,
+                Some(1_904_587_200)
+            ),
+        ]
+    );
+
+    for (name, change, status, pointer) in [
+        (
+            "d",
+            json!({"pickupTime": "2030-05-08T22:00:01Z"}),
+            422,
+            "/pickupTime",
+        ),
+        (
+            "d",
+            json!({"deadline": "2030-05-08T19:00:00Z"}),
+            422,
+            "/deadline",
+        ),
+        (
+            "d",
+            json!({"deadline": "2020-05-08T19:00:00Z"}),
+            422,
+            "/deadline",
+        ),
+        ("d", json!({"ownerId": "other"}), 422, "/ownerId"),
+        ("d", json!({}), 422, ""),
+        ("o", json!({"pickupTime": "2030-05-08T21:00:00Z"}), 404, ""),
+        (
+            "nobody",
+            json!({"pickupTime": "2030-05-08T21:00:00Z"}),
+            404,
+            "",
+        ),
+    ] {
+        let (found, _, problem) = problem(patch(name, change.clone()).await.unwrap()).await;
+        assert_eq!(found, status, "{name} {change}");
+        if status == 422 {
+            assert_eq!(problem["errors"][0]["pointer"], pointer, "{change}");
+        }
+    }
+    assert_eq!(world.amendments().len(), 2);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reschedule_that_comes_too_late_says_why() {
+    let world = World::start().await;
+    let mut sent = row(id_of("sent"), "drone-delivery", ProcessState::Processing);
+    sent.state.steps[0] = StepProgress {
+        state: StepState::Running,
+        attempt: Attempt(1),
+        complete_by: Some(Timestamp(9)),
+        ..StepProgress::default()
+    };
+    world.write(sent).await;
+    world
+        .write(row(
+            id_of("final"),
+            "drone-delivery",
+            ProcessState::Processed,
+        ))
+        .await;
+    world
+        .write(row(
+            id_of("undone"),
+            "drone-delivery",
+            ProcessState::Compensating,
+        ))
+        .await;
+    for (name, change, expected) in [
+        ("sent", "pickupTime", (409, "step-sent", "step-sent")),
+        ("final", "pickupTime", (409, "operation-final", "final")),
+        ("undone", "pickupTime", (409, "verb-refused", "failed")),
+    ] {
+        let change = json!({change: "2030-05-08T21:00:00Z"});
+        let request = world.ask(Method::PATCH, &format!("{DELIVERIES}/{name}"));
+        let (status, kind, problem) = problem(request.json(&change).send().await.unwrap()).await;
+        let code = problem["code"].as_str().unwrap();
+        assert_eq!((status, kind.as_str(), code), expected, "{name}");
+    }
+    let other_field = json!({"deadline": "2030-05-09T21:00:00Z"});
+    let request = world.ask(Method::PATCH, &format!("{DELIVERIES}/sent"));
+    let response = request.json(&other_field).send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::ACCEPTED, "no step uses it");
+    world.ingestion.shutdown().await;
+}

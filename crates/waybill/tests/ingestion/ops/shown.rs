@@ -1,0 +1,216 @@
+//! What is shown and listed of operations that need somebody.
+
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+use waybill_engine::{
+    Action, Attempt, HistoryEntry, ProcessState, Stamp, StepProgress, StepState, Timestamp,
+    partition_for,
+};
+use waybill_store::{AttentionEntry, RowWrite, Store as _, WriteBatch};
+
+use super::super::world::*;
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn get_shows_what_happened_what_comes_next_and_what_can_be_asked() {
+    let world = World::start().await;
+    let (error, undo, slow) = (id_of("error"), id_of("undo"), id_of("slow"));
+    let mut row_of_error = parked(error, Action::Run);
+    row_of_error.state.history = vec![HistoryEntry {
+        id: uuid::Uuid::nil(),
+        at: Timestamp(4_000_000),
+        by: "caller".to_owned(),
+        verb: "cancel".to_owned(),
+        reason: String::new(),
+        refused: Some("past-pivot".to_owned()),
+    }];
+    world.write(row_of_error).await;
+    let mut undoing = parked(undo, Action::Compensate);
+    undoing.state.cancelled = true;
+    world.write(undoing).await;
+    let mut running = row(slow, "order", ProcessState::Processing);
+    running.state.steps[0] = StepProgress {
+        state: StepState::Running,
+        action: Action::Run,
+        attempt: Attempt(2),
+        complete_by: Some(Timestamp(9_000_000)),
+        failure_count: 1,
+        late_success: Some(Attempt(1)),
+        changed_at: Timestamp(8_000_000),
+        ..StepProgress::default()
+    };
+    running.state.next_due = Some(Timestamp(9_000_000));
+    running.state.handed_off = true;
+    world.write(running).await;
+
+    let (_, shown) = world.get(&format!("{OPERATIONS}/{error}")).await;
+    assert_eq!(shown["error"]["code"], "refused");
+    assert_eq!(shown["cancel"], "refused");
+    assert_eq!(
+        shown["verbs"],
+        json!(["cancel", "resubmit", "compensate", "abandon"])
+    );
+    assert_eq!(
+        shown["whatNext"],
+        "It waits for a person: resubmit, compensate or abandon."
+    );
+    assert_eq!(
+        shown["history"],
+        json!([{"at": "1970-01-01T00:00:04Z", "by": "caller", "verb": "cancel",
+                "refused": "past-pivot"}])
+    );
+
+    let (_, shown) = world.get(&format!("{OPERATIONS}/{undo}")).await;
+    assert_eq!(
+        shown["error"]["code"], "undo-refused",
+        "why it is where it is"
+    );
+    assert_eq!(shown["cancel"], "requested");
+    assert_eq!(
+        shown["verbs"],
+        json!(["retry-compensation", "undone", "abandon", "resubmit-as-new"])
+    );
+
+    let (_, shown) = world.get(&format!("{OPERATIONS}/{slow}")).await;
+    assert_eq!(
+        shown["whatNext"],
+        "Step one is under way, attempt 2, until 1970-01-01T00:00:09Z."
+    );
+    assert_eq!(shown["nextDue"], "1970-01-01T00:00:09Z");
+    assert_eq!(
+        (&shown["handedOff"], &shown["epoch"]),
+        (&json!(true), &json!(1))
+    );
+    assert_eq!(
+        shown["steps"],
+        json!([{"name": "one", "state": "Running", "attempt": 2, "action": "Run",
+                "failureCount": 1, "completeBy": "1970-01-01T00:00:09Z",
+                "changedAt": "1970-01-01T00:00:08Z", "lateSuccess": 1}])
+    );
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_list_shows_what_needs_a_person_filtered_and_page_by_page() {
+    let world = World::start().await;
+    let mut batch = WriteBatch::default();
+    let mut needs_attention = |row: RowWrite, at: i64| {
+        let entry = AttentionEntry {
+            at: Timestamp(at),
+            operation: row.id,
+        };
+        batch
+            .attention
+            .push((partition_for(row.id, PARTITIONS), entry));
+        batch.rows.retain(|other: &RowWrite| other.id != row.id);
+        batch.rows.push(row);
+    };
+    for number in 0..5 {
+        let row = parked(id_of(&format!("error-{number}")), Action::Run);
+        needs_attention(row.clone(), 10 + number);
+        needs_attention(row, 100 + number);
+    }
+    needs_attention(parked(id_of("undo"), Action::Compensate), 50);
+    let mut abandoned = parked(id_of("abandoned"), Action::Run);
+    abandoned.state.abandoned = true;
+    needs_attention(abandoned, 60);
+    needs_attention(row(id_of("happy"), "order", ProcessState::Processed), 70);
+    world.store.write(batch).await.unwrap();
+
+    let list = async |query: &str| {
+        let (status, page) = world.get(&format!("{OPERATIONS}?{query}")).await;
+        assert_eq!(status, StatusCode::OK, "{page}");
+        let ids: Vec<String> = page["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|item| item["id"].as_str().unwrap().to_owned())
+            .collect();
+        (ids, page)
+    };
+    let ids = |names: &[&str]| -> Vec<String> {
+        names.iter().map(|name| id_of(name).to_string()).collect()
+    };
+    let errors = ["error-0", "error-1", "error-2", "error-3", "error-4"];
+    let (all, page) = list("").await;
+    assert_eq!(all, ids(&[&errors[..], &["undo"]].concat()), "each once");
+    assert_eq!(page["next"], Value::Null);
+    let item = &page["items"][5];
+    assert_eq!(item["state"], "CompensationFailed");
+    assert_eq!(
+        (&item["step"], &item["error"]["code"]),
+        (&json!("one"), &json!("undo-refused"))
+    );
+    assert_eq!(
+        (&item["since"], &item["workflow"]),
+        (&json!("1970-01-01T00:00:00.00005Z"), &json!("order"))
+    );
+    assert!(item["ageSeconds"].as_u64().unwrap() > 1_000_000);
+    let fingerprint = item["fingerprint"].as_str().unwrap();
+
+    assert_eq!(list("state=CompensationFailed").await.0, ids(&["undo"]));
+    assert_eq!(
+        list(&format!("error={fingerprint}")).await.0,
+        ids(&["undo"])
+    );
+    assert_eq!(
+        list("error=refused&step=one&workflow=order").await.0,
+        ids(&errors)
+    );
+    assert_eq!(list("workflow=other").await.0, ids(&[]));
+    assert_eq!(list("tenant=acme").await.0, ids(&[]));
+    assert_eq!(list("state=Processed,Cancelled").await.0, ids(&["happy"]));
+    assert!(
+        list("abandoned=true")
+            .await
+            .0
+            .contains(&id_of("abandoned").to_string())
+    );
+    assert_eq!(list("olderThan=1000000h").await.0, ids(&[]));
+    assert_eq!(list("order=newest&limit=1").await.0, ids(&["error-4"]));
+
+    let (mut found, mut page) = list("limit=2").await;
+    assert_eq!(found, ids(&errors[..2]));
+    while let Some(next) = page["next"].as_str() {
+        let more;
+        (more, page) = list(&format!("limit=2&cursor={next}")).await;
+        assert!(more.len() <= 2);
+        found.extend(more);
+    }
+    found.sort();
+    found.dedup();
+    let mut expected = all;
+    expected.sort();
+    assert_eq!(found, expected);
+
+    let (status, problem) = world
+        .get(&format!("{OPERATIONS}?state=Broken&cursor=x"))
+        .await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(problem["errors"].as_array().unwrap().len(), 2);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_cannot_be_read_is_listed_too() {
+    let world = World::start().await;
+    let bad = id_of("bad");
+    let entry = AttentionEntry {
+        at: Timestamp(1),
+        operation: bad,
+    };
+    let batch = WriteBatch {
+        attention: vec![(partition_for(bad, PARTITIONS), entry)],
+        rows: vec![RowWrite {
+            stamp: Stamp(1),
+            ..state_only(bad, ProcessState::Error, Timestamp(1))
+        }],
+        ..WriteBatch::default()
+    };
+    world.store.write(batch).await.unwrap();
+    for (query, listed) in [("", 1), ("?state=Unreadable", 1), ("?state=Error", 0)] {
+        let (_, page) = world.get(&format!("{OPERATIONS}{query}")).await;
+        assert_eq!(page["items"].as_array().unwrap().len(), listed, "{query}");
+    }
+    world.ingestion.shutdown().await;
+}

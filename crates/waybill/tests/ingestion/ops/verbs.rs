@@ -1,0 +1,226 @@
+//! What operators ask.
+
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+use waybill_engine::{Action, ProcessState, RecoveryVerb, partition_for};
+
+use super::super::world::*;
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn verbs_become_recoveries_with_who_and_why() {
+    let world = World::start().await;
+    let (error, undo) = (id_of("error"), id_of("undo"));
+    world.write(parked(error, Action::Run)).await;
+    world.write(parked(undo, Action::Compensate)).await;
+    let body = json!({"reason": "mended", "by": "kim"});
+    let undone = json!({"reason": "by hand", "by": "kim", "step": "one"});
+    let asked = [
+        (error, "resubmit", &body, RecoveryVerb::Resubmit),
+        (
+            error,
+            "compensate",
+            &body,
+            RecoveryVerb::Compensate { seen: None },
+        ),
+        (error, "abandon", &body, RecoveryVerb::Abandon),
+        (
+            undo,
+            "retry-compensation",
+            &body,
+            RecoveryVerb::RetryCompensation,
+        ),
+        (
+            undo,
+            "undone",
+            &undone,
+            RecoveryVerb::Undone { step: "one".into() },
+        ),
+    ];
+    let mut ids = Vec::new();
+    for (id, verb, body, _) in &asked {
+        let path = format!("{OPERATIONS}/{id}:{verb}");
+        let response = world.post(&path, body).send().await.unwrap();
+        assert_eq!(response.status(), StatusCode::ACCEPTED, "{verb}");
+        assert_eq!(location(&response), format!("{OPERATIONS}/{id}"));
+        let (_, view) = answer(response).await;
+        assert_eq!(view["verb"], *verb);
+        ids.push(view["requestId"].clone());
+    }
+    let mut recoveries = world.recoveries();
+    assert_eq!(recoveries.len(), asked.len());
+    recoveries.sort_by_key(|(_, found)| asked.iter().position(|(.., verb)| *verb == found.verb));
+    for ((record, found), ((id, .., verb), asked)) in recoveries.iter().zip(asked.iter().zip(&ids))
+    {
+        assert_eq!((found.operation, &found.verb), (*id, verb));
+        assert_eq!(record.key, id.to_string());
+        assert_eq!(record.partition, partition_for(*id, PARTITIONS));
+        assert_eq!(found.asked_by, "kim");
+        assert_eq!(*asked, found.id.to_string());
+    }
+    assert_eq!(recoveries[4].1.reason, "by hand");
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_verb_with_a_key_is_one_asking_however_often_it_is_sent() {
+    let world = World::start().await;
+    let id = id_of("error");
+    world.write(parked(id, Action::Run)).await;
+    for key in ["a", "a", "b"] {
+        let asked = world
+            .post(&format!("{OPERATIONS}/{id}:resubmit"), "")
+            .header("idempotency-key", key)
+            .header("waybill-operator", "kim")
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(asked.status(), StatusCode::ACCEPTED);
+    }
+    let (_, _) = world.verb(id, "compensate", json!({})).await;
+    let recoveries = world.recoveries();
+    let ids: Vec<_> = recoveries.iter().map(|(_, found)| found.id).collect();
+    assert_eq!(ids[0], ids[1]);
+    assert_ne!(ids[0], ids[2]);
+    let by: Vec<_> = recoveries
+        .iter()
+        .map(|(_, found)| found.asked_by.as_str())
+        .collect();
+    assert_eq!(by, ["kim", "kim", "kim", "operator"]);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_verb_that_the_row_forbids_is_refused_with_the_engines_code() {
+    let world = World::start().await;
+    let (error, undo, done) = (id_of("error"), id_of("undo"), id_of("done"));
+    world.write(parked(error, Action::Run)).await;
+    world.write(parked(undo, Action::Compensate)).await;
+    world
+        .write(row(done, "order", ProcessState::Processed))
+        .await;
+    let mut unknown = row(id_of("odd"), "order", ProcessState::Error);
+    let created = unknown.created.as_mut().map(std::sync::Arc::make_mut);
+    created.unwrap().workflow = "gone".into();
+    world.write(unknown).await;
+    let why = json!({"reason": "why", "step": "one"});
+    for (id, verb, fields, code) in [
+        (undo, "resubmit", vec!["reason"], "not-parked-in-error"),
+        (undo, "compensate", vec!["reason"], "compensation-failed"),
+        (done, "compensate", vec!["reason"], "final"),
+        (done, "abandon", vec!["reason"], "not-parked"),
+        (
+            error,
+            "retry-compensation",
+            vec!["reason"],
+            "not-compensation-failed",
+        ),
+        (error, "undone", vec!["reason", "step"], "not-to-be-undone"),
+        (id_of("odd"), "resubmit", vec!["reason"], "workflow-unknown"),
+    ] {
+        let body = fields
+            .into_iter()
+            .map(|field| (field.to_owned(), why[field].clone()));
+        let (status, problem) = world.verb(id, verb, Value::Object(body.collect())).await;
+        assert_eq!((status, &problem["code"]), (409, &json!(code)), "{verb}");
+        assert_eq!(problem["type"], "/problems/verb-refused");
+    }
+    let (status, _) = world
+        .verb(id_of("odd"), "abandon", json!({"reason": "why"}))
+        .await;
+    assert_eq!(status, 202);
+    let (_, problem) = world
+        .verb(undo, "undone", json!({"reason": "x", "step": "two"}))
+        .await;
+    assert_eq!(problem["code"], "unknown-step");
+
+    for (verb, body, status, kind) in [
+        ("abandon", json!({}), 422, "invalid-values"),
+        ("undone", json!({"reason": "x"}), 422, "invalid-values"),
+        ("explode", json!({}), 404, "not-found"),
+    ] {
+        let (found, problem) = world.verb(error, verb, body).await;
+        assert_eq!(
+            (found, &problem["type"]),
+            (status, &json!(format!("/problems/{kind}")))
+        );
+    }
+    let (status, _) = world.verb(id_of("nobody"), "resubmit", json!({})).await;
+    assert_eq!(status, 404);
+    world
+        .post(OPERATIONS, order("pending", 1))
+        .send()
+        .await
+        .unwrap();
+    let (status, problem) = world.verb(id_of("pending"), "compensate", json!({})).await;
+    assert_eq!((status, &problem["code"]), (409, &json!("pending")));
+    let long = json!({"reason": "x".repeat(5_000)});
+    assert_eq!(world.verb(error, "abandon", long).await.0, 413);
+    assert_eq!(world.recoveries().len(), 1);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_that_was_undone_is_run_again_as_a_new_one_and_linked() {
+    let world = World::start().await;
+    let old = id_of("old");
+    let mut undone = row(old, "drone-delivery", ProcessState::Compensated);
+    undone.state.error = failed("refused");
+    world.write(undone).await;
+    let mut locations = Vec::new();
+    for key in ["k", "k", "other"] {
+        let asked = world
+            .post(
+                &format!("{OPERATIONS}/{old}:resubmit"),
+                json!({"asNew": true}),
+            )
+            .header("idempotency-key", key);
+        let response = asked.send().await.unwrap();
+        assert_eq!(response.status(), StatusCode::ACCEPTED);
+        locations.push(location(&response));
+        let new = answer(response).await.1["resubmittedAs"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        assert_eq!(locations.last(), Some(&format!("{OPERATIONS}/{new}")));
+    }
+    assert_eq!(locations[0], locations[1]);
+    assert_ne!(locations[0], locations[2]);
+
+    let mut created = world.records();
+    created.retain(|record| locations[0].ends_with(&record.key));
+    assert_eq!(created.len(), 2, "the scheduler takes them for one");
+    let again = &created[0].request;
+    assert_eq!(again.request_hash, created[1].request.request_hash);
+    assert_eq!(again.resubmission_of, Some(old));
+    assert_eq!((again.caller_id.as_deref(), again.deadline), (None, None));
+    let mut input: Value = serde_json::from_slice(&again.input).unwrap();
+    assert_eq!(input["deliveryId"], again.operation.to_string());
+    input["deliveryId"] = Value::Null;
+    let original: Value = serde_json::from_slice(&delivery_input()).unwrap();
+    assert_eq!(input, original);
+    let recoveries = world.recoveries();
+    assert_eq!(recoveries.len(), 3);
+    let as_operation = again.operation;
+    let noted = RecoveryVerb::Resubmitted { as_operation };
+    assert_eq!(
+        recoveries
+            .iter()
+            .filter(|(_, found)| found.verb == noted)
+            .count(),
+        2
+    );
+
+    for (name, state, code) in [
+        ("standing", ProcessState::Error, "nothing-undone"),
+        ("happy", ProcessState::Processed, "not-failed"),
+        ("live", ProcessState::Processing, "not-final"),
+    ] {
+        world.write(row(id_of(name), "order", state)).await;
+        let (status, problem) = world
+            .verb(id_of(name), "resubmit", json!({"asNew": true}))
+            .await;
+        assert_eq!((status, &problem["code"]), (409, &json!(code)), "{name}");
+    }
+    world.ingestion.shutdown().await;
+}

@@ -1,0 +1,532 @@
+//! `waybill ops` as a process, against a `waybill up` in another whose services are told to fail.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A workflow that parks what fails, where the built-in one undoes it.
+const PARCEL: &str = "
+name: parcel
+version: 1
+exhausted: park
+steps:
+  - name: package
+    agent: package
+    completeBy: 5s
+    compensation: { completeBy: 5s }
+  - name: drone
+    agent: drone
+    completeBy: 5s
+    compensation: { completeBy: 5s }
+";
+
+/// A running `waybill up`. Dropping it kills it.
+struct World {
+    dir: TempDir,
+    process: Child,
+    addresses: BTreeMap<String, String>,
+    client: reqwest::Client,
+}
+
+/// What a command said.
+#[derive(Debug)]
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl World {
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let workflow = dir.path().join("parcel.yaml");
+        std::fs::write(&workflow, PARCEL).unwrap();
+        let config = format!("workflows: {{files: ['{}']}}\n", workflow.display());
+        std::fs::write(dir.path().join("waybill.yaml"), config).unwrap();
+        let mut process = Command::new(env!("CARGO_BIN_EXE_waybill"))
+            .arg("up")
+            .arg("--config")
+            .arg(dir.path().join("waybill.yaml"))
+            .arg("--data-dir")
+            .arg(dir.path().join("data"))
+            .args(["--http", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+            .args([
+                "--broker-listen",
+                "127.0.0.1:0",
+                "--services",
+                "127.0.0.1:0",
+            ])
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(dir.path().join("log.txt")).unwrap())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut addresses = BTreeMap::new();
+        while ["http", "admin", "services"]
+            .iter()
+            .any(|name| !addresses.contains_key(*name))
+        {
+            let line = lines
+                .next()
+                .expect("the process announces its addresses")
+                .unwrap();
+            if let Some((name, address)) = line
+                .strip_prefix("listening ")
+                .and_then(|rest| rest.split_once(' '))
+            {
+                addresses.insert(name.to_owned(), address.to_owned());
+            }
+        }
+        // Read to the end, so that the process never blocks on a full pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+        let world = Self {
+            dir,
+            process,
+            addresses,
+            client: reqwest::Client::new(),
+        };
+        let url = world.url("admin", "/readyz");
+        world
+            .eventually("it is ready", async || {
+                let answer = world.client.get(&url).send().await;
+                answer.is_ok_and(|answer| answer.status().is_success())
+            })
+            .await;
+        world
+    }
+
+    fn url(&self, name: &str, path: &str) -> String {
+        format!("http://{}{path}", self.addresses[name])
+    }
+
+    async fn eventually(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds().await {
+            let log = self.dir.path().join("log.txt");
+            assert!(
+                Instant::now() < deadline,
+                "not reached: {what}\n{}",
+                std::fs::read_to_string(log).unwrap_or_default()
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    fn ops(&self, line: &str) -> Ran {
+        let arguments: Vec<&str> = line.split_whitespace().collect();
+        run(&[&arguments[..], &["--http", &self.addresses["http"]]].concat())
+    }
+
+    /// What a command listed, as JSON.
+    fn listed(&self, flags: &str) -> Vec<Value> {
+        let ran = self.ops(&format!("list --output json {flags}"));
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        ran.json()
+    }
+
+    fn show(&self, id: &str) -> Value {
+        let ran = self.ops(&format!("show {id} --output json"));
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        ran.json().remove(0)
+    }
+
+    /// Lets a service fail as `faults` says, or as it was told at the start.
+    async fn faults(&self, service: &str, faults: Option<Value>) {
+        let url = self.url("services", &format!("/faults/{service}"));
+        let request = match faults {
+            Some(faults) => self.client.put(url).json(&faults),
+            None => self.client.delete(url),
+        };
+        let answer = request.send().await.unwrap();
+        assert!(answer.status().is_success(), "{answer:?}");
+    }
+
+    /// Requests an operation, and returns its id.
+    async fn request(&self, workflow: &str, id: &str) -> String {
+        let input = json!({
+            "ownerId": "owner-1",
+            "pickupLocation": "12 Harbour Street",
+            "dropOffLocation": "7 Hill Road",
+            "pickupTime": "2030-01-01T10:00:00Z",
+            "expedited": false,
+            "confirmationRequired": "None",
+            "packageInfo": {
+                "packageId": format!("package-{id}"),
+                "size": "Small",
+                "weight": 1.5,
+                "tag": "test",
+            },
+        });
+        let body = json!({"workflow": workflow, "id": id, "input": input});
+        let url = self.url("http", "/v1/operations");
+        let answer = self.client.post(url).json(&body).send().await.unwrap();
+        let status = answer.status();
+        let body: Value = answer.json().await.unwrap();
+        assert_eq!(status.as_u16(), 202, "{body}");
+        body["id"].as_str().unwrap().to_owned()
+    }
+
+    /// Requests operations and waits until all are in `state`.
+    async fn bring_to(&self, state: &str, workflow: &str, ids: &[String]) -> Vec<String> {
+        let mut operations = Vec::new();
+        for id in ids {
+            operations.push(self.request(workflow, id).await);
+        }
+        for operation in &operations {
+            self.eventually(&format!("{operation} is {state}"), async || {
+                self.show(operation)["state"] == state
+            })
+            .await;
+        }
+        operations
+    }
+
+    /// What stands of an operation, by the services' ledger: what was made for real, less what was
+    /// undone, by step.
+    async fn standing(&self, operation: &str) -> BTreeMap<String, i32> {
+        let url = self.url("services", &format!("/ledger?operation={operation}"));
+        let entries: Value = self
+            .client
+            .get(url)
+            .send()
+            .await
+            .unwrap()
+            .json()
+            .await
+            .unwrap();
+        let mut standing = BTreeMap::new();
+        for entry in entries.as_array().unwrap() {
+            if entry["repeat"] == true {
+                continue;
+            }
+            let change = match entry["action"].as_str().unwrap() {
+                "run" => 1,
+                "compensate" => -1,
+                other => panic!("{other}: {entry}"),
+            };
+            let step = entry["step"].as_str().unwrap().to_owned();
+            *standing.entry(step).or_insert(0) += change;
+        }
+        standing.retain(|_, effects| *effects != 0);
+        standing
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Ran {
+    fn json(&self) -> Vec<Value> {
+        let lines = self.out.lines();
+        lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+
+    fn column(&self, name: &str) -> Vec<String> {
+        let lines = self.json();
+        let cells = lines.iter().map(|line| line[name].as_str().unwrap_or("-"));
+        cells.map(str::to_owned).collect()
+    }
+}
+
+fn run(arguments: &[&str]) -> Ran {
+    let output = Command::new(env!("CARGO_BIN_EXE_waybill"))
+        .arg("ops")
+        .args(arguments)
+        .env("USER", "kim")
+        .output()
+        .unwrap();
+    Ran {
+        code: output.status.code(),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+fn names(prefix: &str, count: usize) -> Vec<String> {
+    (0..count)
+        .map(|number| format!("{prefix}-{number}"))
+        .collect()
+}
+
+fn standing(steps: &[&str]) -> BTreeMap<String, i32> {
+    steps.iter().map(|step| ((*step).to_owned(), 1)).collect()
+}
+
+#[tokio::test]
+async fn a_parked_operation_is_seen_resubmitted_in_vain_and_then_for_good() {
+    let world = World::new().await;
+    world.faults("drone", Some(json!({"refuseRate": 1}))).await;
+    let id = &world.bring_to("Error", "parcel", &names("one", 1)).await[0];
+
+    let item = &world.listed("")[0];
+    assert_eq!((&item["id"], &item["step"]), (&json!(id), &json!("drone")));
+    let (code, fingerprint) = (&item["error"]["code"], &item["fingerprint"]);
+    for flags in [
+        "--state error".to_owned(),
+        "--workflow parcel --step drone".to_owned(),
+        format!("--error {}", code.as_str().unwrap()),
+        format!("--error {} --limit 1", fingerprint.as_str().unwrap()),
+        "--all --newest".to_owned(),
+    ] {
+        assert_eq!(world.listed(&flags).len(), 1, "{flags}");
+    }
+    for flags in [
+        "--workflow other",
+        "--step package",
+        "--older-than 1h",
+        "--tenant t",
+    ] {
+        assert_eq!(world.listed(flags).len(), 0, "{flags}");
+    }
+    let table = world.ops("list").out;
+    assert!(
+        table.contains(id) && table.contains(code.as_str().unwrap()),
+        "{table}"
+    );
+    assert!(
+        table.lines().all(|line| line.chars().count() <= 120),
+        "{table}"
+    );
+
+    // By the caller's id, too. What can be done is said.
+    let page = world.ops("show one-0").out;
+    for told in [
+        id,
+        "can be asked",
+        "resubmit",
+        "drone            Failed",
+        "package          Completed",
+    ] {
+        assert!(page.contains(told), "{told} in\n{page}");
+    }
+
+    let vain = world.ops(&format!("resubmit {id} --reason again --wait"));
+    assert_eq!(vain.code, Some(1), "{vain:?}");
+    assert!(
+        vain.out.is_empty() && vain.err.contains("Error"),
+        "{vain:?}"
+    );
+
+    world.faults("drone", None).await;
+    let done = world.ops("resubmit one-0 --by lee --wait 30s --output json");
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert_eq!(done.column("outcome"), ["done"]);
+    assert_eq!(done.column("state"), ["Processed"]);
+    assert_eq!(world.standing(id).await, standing(&["drone", "package"]));
+    let history = &world.show(id)["history"];
+    let asked: Vec<_> = history
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|it| it["verb"] == "resubmit")
+        .collect();
+    assert_eq!(asked.len(), 2, "{history}");
+    assert_eq!(
+        (&asked[0]["by"], &asked[0]["reason"]),
+        (&json!("kim"), &json!("again"))
+    );
+    assert_eq!(asked[1]["by"], "lee");
+    assert!(world.listed("").is_empty());
+
+    let late = world.ops(&format!("resubmit {id}"));
+    assert_eq!(late.code, Some(1), "{late:?}");
+    assert!(
+        late.err
+            .contains("Only an operation in Error can be resubmitted"),
+        "{late:?}"
+    );
+}
+
+#[tokio::test]
+async fn what_could_not_be_undone_is_undone_again_or_by_hand_or_abandoned() {
+    let world = World::new().await;
+    world.faults("drone", Some(json!({"refuseRate": 1}))).await;
+    world
+        .faults("package", Some(json!({"undoRefuseRate": 1})))
+        .await;
+    let ids = world
+        .bring_to("CompensationFailed", "drone-delivery", &names("undo", 3))
+        .await;
+    assert_eq!(world.listed("--state compensationfailed").len(), 3);
+
+    let no_reason = world.ops(&format!("abandon {}", ids[0]));
+    assert_eq!(no_reason.code, Some(2), "{no_reason:?}");
+    let abandon = format!("abandon {} --reason lost --wait", ids[0]);
+    for _ in 0..2 {
+        let abandoned = world.ops(&abandon);
+        assert_eq!(abandoned.code, Some(0), "{abandoned:?}");
+    }
+    assert_eq!(world.listed("").len(), 2);
+    assert_eq!(world.listed("--abandoned").len(), 3);
+
+    let by_hand = world.ops(&format!(
+        "undone {} package --reason by-hand --wait",
+        ids[1]
+    ));
+    assert_eq!(by_hand.code, Some(0), "{by_hand:?}");
+    assert!(by_hand.out.contains("Compensated"), "{by_hand:?}");
+    let again = world.ops(&format!("undone {} nonsense --reason x", ids[2]));
+    assert_eq!(again.code, Some(1), "{again:?}");
+    assert!(again.err.contains("unknown-step"), "{again:?}");
+
+    world.faults("package", None).await;
+    let retried = world.ops("retry-compensation --workflow drone-delivery --output json");
+    assert_eq!(retried.code, Some(0), "{retried:?}");
+    assert_eq!(retried.column("id"), [ids[2].clone()]);
+    assert_eq!(retried.column("state"), ["Compensated"]);
+    assert_eq!(world.standing(&ids[2]).await, standing(&[]));
+}
+
+#[tokio::test]
+async fn a_redrive_halts_after_a_bad_canary_and_does_all_once_the_cause_is_gone() {
+    const PARKED: usize = 12;
+    let world = World::new().await;
+    world.faults("drone", Some(json!({"refuseRate": 1}))).await;
+    let ids = world
+        .bring_to("Error", "parcel", &names("many", PARKED))
+        .await;
+    let asked = |ids: &[String]| {
+        let has_history = |id: &&String| world.show(id)["history"].to_string().contains("resubmit");
+        ids.iter().filter(has_history).count()
+    };
+
+    let dry = world.ops("resubmit --step drone --canary 3 --dry-run --output json");
+    assert_eq!(dry.code, Some(0), "{dry:?}");
+    let plan = &dry.json()[0];
+    assert_eq!(
+        (&plan["matching"], &plan["canaries"]),
+        (&json!(PARKED), &json!(3))
+    );
+    assert_eq!(plan["first"].as_array().unwrap().len(), 10);
+    assert_eq!(asked(&ids), 0);
+
+    let halted = world.ops("resubmit --step drone --output json");
+    assert_eq!(halted.code, Some(1), "{halted:?}");
+    assert_eq!(halted.column("outcome"), ["failed"]);
+    assert!(
+        halted.err.contains("halted") && halted.err.contains("11 were not asked"),
+        "{halted:?}"
+    );
+    assert_eq!(asked(&ids), 1);
+
+    // Canaries that may fail do not hold it up; the share of failures does.
+    let shared = world.ops("resubmit --step drone --canary 2 --canary-failures 2 --rate 2/s");
+    assert_eq!(shared.code, Some(1), "{shared:?}");
+    assert!(shared.err.contains("more than 20 %"), "{shared:?}");
+    assert!(asked(&ids) < PARKED, "{shared:?}");
+
+    world.faults("drone", None).await;
+    let done = world.ops("resubmit --step drone --rate 100 --output json");
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert_eq!(done.column("outcome"), vec!["done"; PARKED]);
+    for id in &ids {
+        assert_eq!(world.standing(id).await, standing(&["drone", "package"]));
+    }
+    // What is done no longer matches.
+    let nothing = world.ops("resubmit --all --output json");
+    assert_eq!(
+        (nothing.code, nothing.out.as_str()),
+        (Some(0), ""),
+        "{nothing:?}"
+    );
+}
+
+#[tokio::test]
+async fn what_was_undone_runs_again_as_a_new_operation_once() {
+    let world = World::new().await;
+    world.faults("drone", Some(json!({"refuseRate": 1}))).await;
+    let ids = world.bring_to("Error", "parcel", &names("gone", 1)).await;
+    let undone = world.ops(&format!("compensate {} --wait", ids[0]));
+    assert_eq!(undone.code, Some(0), "{undone:?}");
+    assert_eq!(world.standing(&ids[0]).await, standing(&[]));
+
+    world.faults("drone", None).await;
+    let again = world.ops(&format!(
+        "resubmit {} --as-new --wait --output json",
+        ids[0]
+    ));
+    assert_eq!(again.code, Some(0), "{again:?}");
+    let new = again.column("resubmittedAs").remove(0);
+    assert_eq!(again.column("state"), ["Processed"]);
+    assert_eq!(world.show(&new)["resubmissionOf"], json!(ids[0]));
+    assert_eq!(world.standing(&new).await, standing(&["drone", "package"]));
+    world
+        .eventually("the old operation says what it became", async || {
+            world.show(&ids[0])["resubmittedAs"] == json!(new)
+        })
+        .await;
+    let twice = world.ops(&format!("resubmit {} --as-new", ids[0]));
+    assert_eq!(twice.code, Some(1), "{twice:?}");
+    assert!(twice.err.contains(&new), "{twice:?}");
+}
+
+#[tokio::test]
+async fn a_cancel_undoes_what_was_done_and_is_refused_where_it_comes_too_late() {
+    let world = World::new().await;
+    world.faults("drone", Some(json!({"hangRate": 1}))).await;
+    let id = world.request("parcel", "slow").await;
+    world
+        .eventually("the drone is asked for", async || {
+            world.show(&id)["steps"][1]["state"] == "Running"
+        })
+        .await;
+    world.faults("drone", None).await;
+    let cancelled = world.ops("cancel slow --reason changed --wait 50s");
+    assert_eq!(cancelled.code, Some(0), "{cancelled:?}");
+    assert!(cancelled.out.contains("Cancelled"), "{cancelled:?}");
+    assert_eq!(world.standing(&id).await, standing(&[]));
+    assert_eq!(world.ops("cancel slow").code, Some(0));
+
+    let ids = world
+        .bring_to("Processed", "parcel", &names("fast", 1))
+        .await;
+    let late = world.ops(&format!("cancel {}", ids[0]));
+    assert_eq!(late.code, Some(1), "{late:?}");
+}
+
+#[tokio::test]
+async fn exit_codes_tell_a_refusal_from_a_slip_and_from_an_api_that_is_away() {
+    let world = World::new().await;
+    for (line, code, told) in [
+        ("show nobody", 1, "No request with this id was accepted"),
+        ("resubmit nobody", 1, "No request with this id was accepted"),
+        ("resubmit", 2, "say which operations are meant"),
+        ("resubmit x --step drone", 2, "--tenant is the only flag"),
+        ("resubmit --as-new --all", 2, "--state"),
+        ("list --state Strange", 2, "Strange"),
+        ("list --limit 0", 2, "--limit"),
+        ("undone x drone", 2, "--reason"),
+    ] {
+        let ran = world.ops(line);
+        assert_eq!(ran.code, Some(code), "{line}: {ran:?}");
+        assert!(ran.err.contains(told), "{line}: {ran:?}");
+    }
+    // A port that was free a moment ago.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let away = run(&["list", "--http", &address]);
+    assert_eq!(away.code, Some(2), "{away:?}");
+    assert!(away.err.contains(&address), "{away:?}");
+    let elsewhere = run(&["list", "--api", "http://kim:secret@localhost:1"]);
+    assert_eq!(elsewhere.code, Some(2), "{elsewhere:?}");
+    // Another server is told from the API.
+    let services = world.url("services", "");
+    let other = run(&["list", "--api", &services]);
+    assert_eq!(other.code, Some(2), "{other:?}");
+    assert!(other.err.contains("nothing at /v1/operations"), "{other:?}");
+    assert!(other.out.is_empty(), "{other:?}");
+}

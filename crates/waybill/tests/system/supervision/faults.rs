@@ -1,0 +1,168 @@
+//! Services that fail, hang, time out after the deed and refuse, all at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{Ends, SERVICES, Setting};
+use crate::world::{Dice, Process, World, delivery};
+use crate::{deliver_all, is_remote, restart, start_agents};
+
+/// Sends so many deliveries where the environment says nothing else.
+const DELIVERIES: usize = 1_500;
+
+fn faults() -> Value {
+    json!({ "errorRate": 0.05, "hangRate": 0.01, "doThenTimeoutRate": 0.02, "refuseRate": 0.03 })
+}
+
+/// How many deliveries to send: `WAYBILL_TEST_DELIVERIES`, for a longer run.
+fn deliveries() -> usize {
+    std::env::var("WAYBILL_TEST_DELIVERIES").map_or(DELIVERIES, |count| {
+        count
+            .parse()
+            .expect("WAYBILL_TEST_DELIVERIES is a whole number")
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_fails_and_however_often_up_is_killed_every_delivery_ends_and_the_ledger_balances()
+{
+    let mut world = Setting::hasty().with_faults(&faults()).world();
+    let up = world.up();
+    let world = Arc::new(world);
+    let (up, ids) = send_while_killing(&world, "faults-up", 0x5eed_0003, up, restart).await;
+    end_in_balance(&world, &ids).await;
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_fails_and_however_often_agents_are_killed_every_delivery_ends_and_the_ledger_balances()
+ {
+    let mut world = Setting::hasty().world();
+    let up = world.start(
+        "up",
+        &["--no-agents"],
+        &["http", "admin", "broker", "services"],
+    );
+    for service in SERVICES {
+        world.put_faults(service, &faults()).await;
+    }
+    let world = Arc::new(world);
+    let agents = start_agents(&world);
+    let (agents, ids) =
+        send_while_killing(&world, "faults-agents", 0x5eed_0004, agents, start_agents).await;
+    end_in_balance(&world, &ids).await;
+    assert_eq!(agents.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+}
+
+/// Sends deliveries while `process` is killed at random moments and started again. Returns the
+/// process that is left, and the operations' ids.
+async fn send_while_killing(
+    world: &Arc<World>,
+    prefix: &'static str,
+    seed: u64,
+    mut process: Process,
+    start: impl Fn(&Arc<World>) -> Process,
+) -> (Process, Vec<String>) {
+    let deliveries = deliveries();
+    let kills = (deliveries / 250).clamp(4, 20);
+    let sending = {
+        let world = world.clone();
+        tokio::spawn(async move { deliver_all(&world, prefix, deliveries, &Arc::default()).await })
+    };
+    let mut dice = Dice(seed);
+    for kill in 1..=kills {
+        // What has reached the services is told by their ledger, which outlives every kill.
+        let reached = deliveries * kill / (kills + 2);
+        world
+            .eventually("the next share has reached the services", async || {
+                in_ledger(world).await.is_some_and(|count| count >= reached)
+            })
+            .await;
+        tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
+        process.kill();
+        process = start(world);
+    }
+    let ids = sending.await.expect("the clients do not fail");
+    (process, ids)
+}
+
+/// How many operations the ledger knows; `None` while nobody answers.
+async fn in_ledger(world: &World) -> Option<usize> {
+    let summary = world.client.get(world.url("services", "/ledger/summary"));
+    let summary: Value = summary.send().await.ok()?.json().await.ok()?;
+    summary["operations"].as_u64().map(|count| count as usize)
+}
+
+/// Clears the faults; then every delivery ends, and the ledger agrees.
+async fn end_in_balance(world: &World, ids: &[String]) {
+    world.clear_faults().await;
+    let ends = world.all_end_in_balance(ids, is_remote).await;
+    let Ends {
+        processed,
+        compensated,
+        cancelled,
+        error,
+        compensation_failed,
+    } = ends;
+    // Of five services, each refuses 3 % for good.
+    let refused = ids.len() / 20..ids.len() / 4;
+    assert!(refused.contains(&compensated), "{ends:?}");
+    assert!(processed > ids.len() / 2, "{ends:?}");
+    assert_eq!(cancelled, 0, "nobody cancelled: {ends:?}");
+    // Nothing refused an undo, and this workflow undoes whatever fails for good. Only an undo that
+    // failed too often may be left to a person.
+    assert_eq!(error, 0, "{ends:?}");
+    assert!(compensation_failed * 100 <= ids.len(), "{ends:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_store_the_ledger_and_the_metrics_agree_on_how_deliveries_ended() {
+    const DELIVERIES: usize = 1_000;
+    let mut world = Setting::hasty().with_faults(&faults()).world();
+    let _up = world.up();
+    world.ready().await;
+    world
+        .put_faults(
+            "third-party",
+            &json!({ "undoRefuseRate": 0.3, "refuseRate": 0 }),
+        )
+        .await;
+    // By others, so that there is something whose undo is refused.
+    let bodies = (0..DELIVERIES).map(|index| delivery(&format!("count-{index}"), index % 2 == 0));
+    let ids = world.deliver_each(bodies).await;
+    let ends = world.all_end_in_balance(&ids, |index| index % 2 == 0).await;
+    assert!(ends.compensation_failed > 0, "{ends:?}");
+    assert_eq!((ends.cancelled, ends.error), (0, 0), "{ends:?}");
+
+    world
+        .eventually("the metrics show how all ended", async || {
+            counted(&world).await == (DELIVERIES, ends)
+        })
+        .await;
+    let summary = world.client.get(world.url("services", "/ledger/summary"));
+    let summary = summary.send().await.expect("the services answer");
+    let summary: Value = summary.json().await.expect("a summary is JSON");
+    let number = |name: &str| summary[name].as_u64().expect("a count") as usize;
+    assert_eq!(number("double"), 0, "{summary}");
+    assert_eq!(number("complete"), ends.processed, "{summary}");
+    let in_part = number("partial") + number("halfUndone");
+    assert_eq!(in_part, ends.compensation_failed, "{summary}");
+    // Those that were refused at their first step never had an effect.
+    assert!(number("undone") <= ends.compensated, "{summary}");
+}
+
+/// What the metrics say of how many were created, and of how they ended.
+async fn counted(world: &World) -> (usize, Ends) {
+    let count = async |name: &str| world.metric(name, "").await as usize;
+    let ends = Ends {
+        processed: count("waybill_operations_processed_total").await,
+        compensated: count("waybill_operations_undone_total").await,
+        cancelled: count("waybill_requests_cancelled_total").await,
+        error: count("waybill_operations_parked_total").await,
+        compensation_failed: count("waybill_operations_undo_failed_total").await,
+    };
+    (count("waybill_operations_created_total").await, ends)
+}

@@ -1,0 +1,117 @@
+//! A service that is away for long: what needs it waits, at no cost, and everything else goes on.
+
+use serde_json::{Value, json};
+
+use super::{Setting, replaced};
+use crate::world::{World, delivery};
+
+/// A workflow that has no use for drones.
+const ERRAND: &str = "
+name: errand
+version: 1
+steps:
+  - name: package
+    agent: package
+    completeBy: 1s
+";
+
+/// How often the drones' agent says that it did not try, while they are away.
+const NOT_ATTEMPTED: f64 = 250.0;
+
+/// How many attempts may fail before the breaker opens: as many as it looks at, and those that were
+/// under way beside them.
+const OPENING: f64 = 30.0;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_of_one_service_costs_no_delivery_and_holds_up_no_other_workflow() {
+    const DELIVERIES: usize = 100;
+    const ERRANDS: usize = 100;
+    // The drones live elsewhere, so that they can go away alone.
+    let mut elsewhere = World::new("");
+    let drones = elsewhere.start("services", &[], &["services"]);
+    let mut setting = Setting::hasty();
+    let (before, from) = setting
+        .agents
+        .split_once("  - name: drone\n")
+        .expect("the drones have an agent");
+    let at = format!(
+        "baseUrl: \"http://{}\"\n      breaker: {{ calls: 10, openFor: 500ms }}\n",
+        elsewhere.address("services")
+    );
+    let from = replaced(from, "baseUrl: \"{services}\"\n", &at, 1);
+    setting.agents = format!("{before}  - name: drone\n{from}");
+    // A delivery that opens the breaker has one failure, and may not have another.
+    let workflow = &mut setting.workflows[0];
+    *workflow = replaced(workflow, "failuresMax: 8", "failuresMax: 2", usize::MAX);
+    setting.workflows.push(ERRAND.to_owned());
+    let mut world = setting.world();
+    let _up = world.up();
+    world.ready().await;
+    let by_drone = |name: &'static str, count| {
+        (0..count).map(move |index| delivery(&format!("{name}-{index}"), false))
+    };
+    let mut ids = world.deliver_each(by_drone("before", 50)).await;
+    world.all_reach(&ids, "Processed").await;
+
+    drones.kill();
+    let waiting = world.deliver_each(by_drone("during", DELIVERIES)).await;
+    world
+        .eventually("the breaker opens", async || {
+            world
+                .metric("waybill_agent_breaker_state", "agent=\"drone\"")
+                .await
+                > 0.0
+        })
+        .await;
+    let attempts = async |outcome: &str| {
+        let labels = format!("agent=\"drone\",outcome=\"{outcome}\"");
+        world.metric("waybill_agent_attempts_total", &labels).await
+    };
+    world
+        .eventually("the outage lasts", async || {
+            attempts("not-attempted").await >= NOT_ATTEMPTED
+        })
+        .await;
+    let errands = errands(&world, ERRANDS).await;
+    world.all_reach(&errands, "Processed").await;
+    for id in &waiting {
+        let operation = world.operation(id).await.expect("the API answers");
+        assert_eq!(operation["state"], "Processing", "{operation:#}");
+    }
+    let failures = attempts("transient").await;
+    assert!(
+        failures <= OPENING,
+        "{failures} attempts failed: those that opened the breaker, and who else?"
+    );
+
+    let _drones = elsewhere.again("services", &[], &["services"]);
+    ids.extend(waiting);
+    world.all_reach(&ids, "Processed").await;
+    let (here, there) = (world.ledger().await, elsewhere.ledger().await);
+    for id in &ids {
+        let steps = |ledger: &super::balance::Ledger| {
+            let mut steps: Vec<_> = ledger[id].clone().into_iter().collect();
+            steps.sort();
+            steps
+        };
+        let once = |step: &str| ((step.to_owned(), "run".to_owned()), 1);
+        assert_eq!(steps(&here), [once("delivery"), once("package")], "{id}");
+        assert_eq!(steps(&there), [once("drone")], "{id}");
+    }
+}
+
+/// Sends operations of the other workflow.
+async fn errands(world: &World, count: usize) -> Vec<String> {
+    let mut ids = Vec::new();
+    for index in 0..count {
+        let package = json!({ "packageId": format!("errand-{index}"), "size": "Small" });
+        let body = json!({ "workflow": "errand", "input": { "packageInfo": package } });
+        let url = world.url("http", "/v1/operations");
+        let answer = world.client.post(url).json(&body).send().await;
+        let answer = answer.expect("the API answers");
+        assert_eq!(answer.status(), 202);
+        let body: Value = answer.json().await.expect("an answer is JSON");
+        ids.push(body["id"].as_str().expect("an answer has an id").to_owned());
+    }
+    ids
+}

@@ -1,0 +1,203 @@
+//! `waybill workflow check`, as people meet it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+const WORKFLOW: &str = "\
+name: errand
+version: 3
+steps:
+  - name: go
+    agent: walker
+    compensation: {}
+  - name: buy
+    agent: buyer
+    after: [go]
+    kind: pure
+";
+
+const AGENTS: &str = "\
+agents:
+  - name: walker
+    http:
+      baseUrl: http://walker.example
+      request:
+        method: PUT
+        path: /ways/{{operation}}
+        compensate: { method: DELETE }
+";
+
+#[test]
+fn a_workflow_that_can_work_is_said_so_on_one_line() {
+    let dir = Dir::new();
+    let workflow = dir.write("errand.yaml", WORKFLOW);
+    assert_eq!(
+        check(&[&workflow], &[]),
+        (Some(0), "ok: errand, version 3, 2 steps\n".to_owned())
+    );
+    let agents = dir.write("agents.yaml", AGENTS);
+    assert_eq!(
+        check(&[&workflow], &[&agents]),
+        (
+            Some(0),
+            "ok: errand, version 3, 2 steps; agents that are in none of the files: buyer\n"
+                .to_owned()
+        )
+    );
+    let buyer = AGENTS.replace("name: walker", "name: buyer");
+    let buyer = dir.write("buyer.yaml", &buyer);
+    assert_eq!(
+        check(&[&workflow], &[&agents, &buyer]),
+        (Some(0), "ok: errand, version 3, 2 steps\n".to_owned())
+    );
+}
+
+#[test]
+fn the_shipped_workflows_fit_their_agents() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let example = root.join("examples/order-fulfilment");
+    let (code, text) = check(
+        &[&example.join("workflow.yaml")],
+        &[&example.join("agents.yaml")],
+    );
+    assert_eq!(code, Some(0), "{text}");
+    assert!(!text.contains("none of the files"), "{text}");
+    let (code, text) = check(&[&root.join("workflows/drone-delivery.yaml")], &[]);
+    assert_eq!(code, Some(0), "{text}");
+}
+
+#[test]
+fn what_cannot_work_is_refused_with_the_place_and_the_reason() {
+    let dir = Dir::new();
+    let fine = dir.write("fine.yaml", WORKFLOW);
+    let cases = [
+        (
+            WORKFLOW.replace("kind: pure", "kidn: pure"),
+            ":10:5: the key kidn is not known",
+        ),
+        (WORKFLOW.replace("[go]", "[fly]"), " cannot work: "),
+        (WORKFLOW.replace("[go]", "[buy]"), " cannot work: "),
+        (
+            WORKFLOW.replace("compensation: {}", "kind: irreversible"),
+            " cannot work: ",
+        ),
+    ];
+    for (text, reason) in cases {
+        let file = dir.write("bad.yaml", &text);
+        assert_refused(
+            &check(&[&file], &[]),
+            &format!("{}{reason}", file.display()),
+        );
+    }
+    let missing = dir.path("missing.yaml");
+    let cannot_be_read = format!("{} cannot be read: ", missing.display());
+    assert_refused(&check(&[&missing], &[]), &cannot_be_read);
+    assert_refused(&check(&[&fine], &[&missing]), &cannot_be_read);
+}
+
+#[test]
+fn agents_that_do_not_fit_are_refused_and_the_step_is_named() {
+    let dir = Dir::new();
+    let workflow = dir.write("errand.yaml", WORKFLOW);
+    let of_file = "the agents of ";
+    let cases = [
+        (
+            of_file,
+            AGENTS.replace("        compensate: { method: DELETE }\n", ""),
+            "agent \"walker\" does not fit step \"go\" of workflow \"errand\", version 3",
+        ),
+        (
+            of_file,
+            AGENTS.replace("{{operation}}", "{{results.buy.price}}"),
+            "agent \"walker\" does not fit step \"go\"",
+        ),
+        (
+            "",
+            AGENTS.replace("baseUrl", "baseUlr"),
+            ":4:7: the key baseUlr is not known; did you mean baseUrl?",
+        ),
+    ];
+    for (before, text, reason) in cases {
+        let agents = dir.write("agents.yaml", &text);
+        let answer = check(&[&workflow], &[&agents]);
+        assert_refused(&answer, &format!("{before}{}:", agents.display()));
+        assert!(answer.1.contains(reason), "{reason}: {}", answer.1);
+
+        // The configuration is held against the same rules.
+        let configuration = dir.write(
+            "waybill.yaml",
+            &format!(
+                "workflows: {{builtIn: false, files: [{}]}}\n\
+                 agents: {{builtIn: false, files: [{}]}}\n",
+                workflow.display(),
+                agents.display()
+            ),
+        );
+        for arguments in [
+            &["config", "check"][..],
+            &["agents", "--brokers", "127.0.0.1:1"],
+        ] {
+            let output = command(arguments)
+                .arg("--config")
+                .arg(&configuration)
+                .args(["--admin", "127.0.0.1:0"])
+                .output()
+                .unwrap();
+            // In a log line, quotes are escaped.
+            let text = String::from_utf8(output.stderr).unwrap().replace('\\', "");
+            assert!(!output.status.success(), "{arguments:?}: {text}");
+            assert!(text.contains(reason), "{arguments:?}: {text}");
+        }
+    }
+}
+
+fn assert_refused((code, text): &(Option<i32>, String), reason: &str) {
+    assert_eq!(*code, Some(2), "{text}");
+    assert!(text.starts_with(&format!("waybill: {reason}")), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+}
+
+/// The exit code of `waybill workflow check`, and what it says.
+fn check(files: &[&Path], agents: &[&Path]) -> (Option<i32>, String) {
+    let mut command = command(&["workflow", "check"]);
+    command.args(files);
+    for path in agents {
+        command.arg("--agents").arg(path);
+    }
+    let output = command.output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(text).unwrap())
+}
+
+/// The program without any variable of ours.
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("WAYBILL_") {
+            command.env_remove(name);
+        }
+    }
+    command.args(arguments);
+    command
+}
+
+/// A directory with files.
+struct Dir(TempDir);
+
+impl Dir {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+}
