@@ -126,12 +126,15 @@ fn measure(arguments: &Arguments) -> anyhow::Result<()> {
     let usage = before
         .zip(after)
         .map(|(before, after)| after.since(&before));
-    let verdict = match arguments.judge {
-        None => None,
-        Some(services) => Some(runtime.block_on(judge::judge(&completions, services, deadline))?),
-    };
-    completions.stop()?;
+    let judge = |services| runtime.block_on(judge::judge(&completions, services, deadline));
+    let judged = arguments.judge.map(judge).transpose();
+    let followed = completions.stop();
     let finished = completions.finished();
+    // What was measured is told even if something could not be found out.
+    let (verdict, unjudged) = match judged {
+        Ok(verdict) => (verdict, None),
+        Err(error) => (None, Some(error)),
+    };
     let report = Report::new(arguments, &run, &finished, usage.as_ref(), verdict);
     print!("{report}");
     if let Some(path) = &arguments.json {
@@ -139,6 +142,8 @@ fn measure(arguments: &Arguments) -> anyhow::Result<()> {
         std::fs::write(path, json)
             .with_context(|| format!("{} cannot be written", path.display()))?;
     }
+    followed?;
+    unjudged.map_or(Ok(()), Err)?;
     anyhow::ensure!(run.accepted > 0, "no delivery was accepted");
     if arguments.wait_seconds > 0 {
         arguments.expect.check(run.accepted, &finished)?;

@@ -35,7 +35,7 @@ mod topics;
 mod wire;
 
 pub use codec::{Schemas, VALUE_BYTES_MAX, WriterSchema};
-pub use operation_request::encode_create;
 pub use error::{DecodeError, EncodeError, SchemaError};
+pub use operation_request::encode_create;
 pub use record::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX, RECORD_SCHEMAS, Record, RecordSchema};
 pub use topics::{Topics, is_topic_name};

@@ -21,7 +21,7 @@ use crate::config::Config;
 #[derive(Clone, Debug, Args)]
 pub struct RecordsArgs {
     /// The topic, by its whole name or short: failed-operations is
-    /// <topicPrefix>.failed-operations.v1
+    /// {topicPrefix}.failed-operations.v1
     #[arg(value_parser = topic_from_text)]
     topic: String,
     /// Where to start: beginning, end, or an offset of the one --partition

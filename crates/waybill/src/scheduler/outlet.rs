@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use waybill_engine::{
-    FailedOperation, ForwardRecord, Message, Offset, OperationId, OperationStatus, PartitionId, Source, StatusKind,
-    StepRequest, Workflows, partition_for,
+    FailedOperation, ForwardRecord, Message, Offset, OperationId, OperationStatus, PartitionId,
+    Source, StatusKind, StepRequest, Workflows, partition_for,
 };
 use waybill_kafka::{
     DeliveredShared as _, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
@@ -147,12 +147,7 @@ impl Outlet {
 
     /// Tells of an operation that failed for good. One whose request leaves no room for the rest goes
     /// without it: the operation's row has it.
-    fn failed(
-        &self,
-        failed: &FailedOperation,
-        buffer: &mut Vec<u8>,
-        settlement: &Arc<Settlement>,
-    ) {
+    fn failed(&self, failed: &FailedOperation, buffer: &mut Vec<u8>, settlement: &Arc<Settlement>) {
         let topic = self.topics.failed_operations();
         buffer.clear();
         if failed.encode(buffer).is_ok() {

@@ -1,4 +1,7 @@
 //! Services that fail, hang, time out after the deed and refuse, all at once.
+//!
+//! A longer run: `WAYBILL_TEST_DELIVERIES=20000 cargo test --release -p waybill --test system
+//! delivery_ends`.
 
 use std::sync::Arc;
 use std::time::Duration;
