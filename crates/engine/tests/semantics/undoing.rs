@@ -527,3 +527,70 @@ fn the_supervisor_parks_what_can_only_go_forward() {
     let verb = fixture.decision(&failed).verb;
     assert!(matches!(verb, RecoveryVerb::Park { .. }), "{verb:?}");
 }
+
+#[test]
+fn a_step_that_cannot_be_undone_and_is_known_to_stand_is_left_to_a_person() {
+    let mut fixture = with_steps(vec![StepDefinition {
+        kind: StepKind::Irreversible,
+        ..step("a")
+    }]);
+    fixture.request(request(id(1)));
+    let busy = Outcome::Transient {
+        error: error("busy"),
+    };
+    fixture.reply(id(1), reply("a", 1, busy));
+    fixture.pass(ms(200));
+    fixture.round();
+    fixture.reply(id(1), success("a", 1));
+    fixture.reply(id(1), reply("a", 2, refused()));
+    let failed = fixture.round();
+    fixture.decide(&failed);
+    let told = told(&fixture.round());
+    let parked = "status 1 Final CompensationFailed manual-undo-needed";
+    assert_eq!(told.last().unwrap(), parked);
+}
+
+#[test]
+fn an_undo_that_fails_anew_is_told_anew() {
+    let mut fixture = compensation_failed();
+    fixture.round();
+    fixture.recover(1, id(1), None, RecoveryVerb::RetryCompensation);
+    fixture.load();
+    fixture.round();
+    fixture.undo_reply(id(1), reply("a", 3, refused()));
+    let told = told(&fixture.round());
+    assert_eq!(
+        told[told.len() - 2..],
+        [
+            "alert compensation-failed refused",
+            "status 2 Final CompensationFailed refused",
+        ]
+    );
+}
+
+#[test]
+fn what_runs_beside_a_failure_still_counts_while_the_operation_is_parked() {
+    let beside = |name| StepDefinition {
+        after: Some(Vec::new()),
+        exhausted: Some(Exhausted::Park),
+        ..step(name)
+    };
+    let mut fixture = with_steps(vec![beside("a"), beside("b")]);
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), reply("a", 1, refused()));
+    let failed = fixture.round();
+    fixture.decide(&failed);
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Error);
+    fixture.reply(id(1), success("b", 1));
+    fixture.load();
+    fixture.round();
+    fixture.recover(2, id(1), None, RecoveryVerb::Resubmit);
+    fixture.load();
+    fixture.round();
+    fixture.reply(id(1), success("a", 2));
+    assert_eq!(
+        told(&fixture.round()).last().unwrap(),
+        "status 2 Final Processed"
+    );
+}
