@@ -1,0 +1,55 @@
+"""Follows the operations that failed for good, as a consumer group of its own.
+
+    pip install confluent-kafka fastavro
+    python examples/failed-operations/follow.py 127.0.0.1:9092
+
+A record is an Avro single object: two marker bytes, the schema's fingerprint in eight, the datum.
+"""
+
+import io
+import json
+import pathlib
+import sys
+
+import fastavro
+from confluent_kafka import Consumer
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCHEMA = fastavro.parse_schema(json.loads((ROOT / "schemas/failed-operation.avsc").read_text()))
+MARKER = b"\xc3\x01"
+
+consumer = Consumer(
+    {
+        "bootstrap.servers": sys.argv[1],
+        "group.id": "failed-operations-report",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+    }
+)
+consumer.subscribe(["waybill.failed-operations.v1"])
+try:
+    while True:
+        message = consumer.poll(1.0)
+        if message is None:
+            continue
+        if message.error():
+            sys.exit(f"cannot read: {message.error()}")
+        value = message.value()
+        if not value.startswith(MARKER):
+            print(f"not an Avro single object: offset {message.offset()}", file=sys.stderr)
+        else:
+            failed = fastavro.schemaless_reader(io.BytesIO(value[10:]), SCHEMA)
+            error = failed["error"]
+            # The event id is the same however often a record is sent: what was seen can be skipped.
+            print(
+                failed["event_id"],
+                failed["operation"],
+                failed["failing_step"],
+                f"{error['code']}: {error['message']}",
+                flush=True,
+            )
+        consumer.commit(message)
+except KeyboardInterrupt:
+    pass
+finally:
+    consumer.close()
