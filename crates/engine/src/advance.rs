@@ -16,7 +16,7 @@ use crate::partition::EngineStats;
 use crate::record::{Action, Outcome, Outputs, StepReply};
 use crate::step::{IllegalTransition, Spread, StepEvent, transition};
 use crate::time::Timestamp;
-use crate::workflow::{StepSet, Undo, Workflow};
+use crate::workflow::{StepSet, Workflow};
 
 mod amend;
 mod forward;
@@ -109,13 +109,7 @@ impl Advance<'_> {
             return self.late(index, &reply);
         }
         let now = self.now;
-        let agent = {
-            let step = &self.workflow.steps()[index];
-            match (&step.undo, self.state.steps[index].action) {
-                (Undo::Agent(undo), Action::Compensate) => &undo.agent,
-                _ => &step.agent,
-            }
-        };
+        let agent = self.workflow.steps()[index].agent_for(reply.action);
         match &reply.outcome {
             Outcome::Success { .. } | Outcome::Permanent { .. } | Outcome::NotPerformed => {
                 self.gates.succeeded(agent);
@@ -218,7 +212,7 @@ impl Advance<'_> {
             self.state.failure_count += 1;
             return self.step(index, StepEvent::TimedOut);
         }
-        if self.state.state == ProcessState::Processing && self.is_doomed(index) {
+        if self.state.state == ProcessState::Processing && self.is_doomed(index, self.now) {
             self.doom(index);
             return Ok(());
         }
@@ -236,16 +230,16 @@ impl Advance<'_> {
     fn put_off_if_spared(&mut self, index: usize) -> Result<bool, IllegalTransition> {
         let step = &self.workflow.steps()[index];
         let progress = &self.state.steps[index];
-        let (agent, failures) = match (&step.undo, progress.state) {
-            (Undo::Agent(undo), StepState::Compensating) => {
-                (&undo.agent, progress.undo_failure_count)
-            }
-            _ => (&step.agent, progress.failure_count),
+        let direction = progress.direction();
+        let failures = match direction {
+            Action::Compensate => progress.undo_failure_count,
+            Action::Run | Action::Probe => progress.failure_count,
         };
         let traffic = match failures {
             0 => Traffic::First,
             _ => Traffic::Retry,
         };
+        let agent = step.agent_for(direction);
         match self.gates.admit(agent, traffic, self.now) {
             Ok(()) => Ok(false),
             Err(wait) => {

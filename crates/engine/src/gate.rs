@@ -4,8 +4,12 @@
 //! What is held back here waits in its operation, with a time to try again, and costs no failure.
 //! The gates are memory of the engine alone: a new owner begins with open ones, and learns again.
 //!
-//! What must hold: whatever is held back is told when to come again, and retries are let through at
-//! a least rate even where there is no other traffic, so that nothing waits for ever.
+//! Those who wait come again one after the other, and not all at once: each is given an instant of its
+//! own, so that a crowd of thousands costs no more looks a second than a small one.
+//!
+//! What must hold: whatever is held back is told when to come again, at most [`WAIT_MAX`] after the
+//! gate may be open, and retries are let through at a least rate even where there is no other
+//! traffic, so that nothing waits for ever.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,8 +23,12 @@ const CANARIES: u32 = 3;
 const GROWTH: u32 = 2;
 /// After so many successes since the last refusal a gate is open again.
 const SUCCESSES_TO_OPEN: u32 = 100;
-/// How long whoever finds no room waits before it looks again.
+/// How long whoever finds no room waits before it looks again, at least.
 const CROWDED_WAIT: Duration = Duration::from_millis(500);
+/// Who is held back may look again this long after the one before it.
+const LOOKS_APART: Duration = Duration::from_millis(2);
+/// However many wait, none waits longer than this before it looks again.
+const WAIT_MAX: Duration = Duration::from_secs(60);
 /// If all who were let through came to nothing, another may try so long after the last.
 const CANARY_WAIT: Duration = Duration::from_secs(2);
 /// The share of retries in an agent's traffic.
@@ -29,8 +37,10 @@ const RETRY_SHARE: f64 = 0.25;
 const RETRIES_PER_SECOND_MIN: f64 = 50.0;
 /// How many retries may be saved up.
 const RETRIES_SAVED_MAX: f64 = 200.0;
-/// How long a retry waits that is over the share.
+/// How long a retry waits that is over the share, at least.
 const RETRY_WAIT: Duration = Duration::from_secs(1);
+/// A retry over the share may look again this long after the one before it.
+const RETRY_LOOKS_APART: Duration = Duration::from_millis(5);
 
 /// The gates of all agents, as one partition knows them.
 #[derive(Debug, Default)]
@@ -53,6 +63,17 @@ struct Gate {
     /// Retries that may be asked for at once.
     retries: f64,
     refilled_at: Timestamp,
+    /// Who waits for room.
+    crowd: Queue,
+    /// Who waits for the share of retries.
+    retry_crowd: Queue,
+}
+
+/// Gives those who are held back an instant each at which to look again.
+#[derive(Debug, Default)]
+struct Queue {
+    /// The next one that nobody has.
+    free: Timestamp,
 }
 
 /// An agent that has refused to try.
@@ -83,22 +104,26 @@ impl Gates {
                 narrowed: None,
                 retries: RETRIES_SAVED_MAX,
                 refilled_at: now,
+                crowd: Queue::default(),
+                retry_crowd: Queue::default(),
             }),
         };
         if let Some(narrowed) = &mut gate.narrowed {
             if now < narrowed.closed_until {
-                return Err(narrowed.closed_until.since(now));
+                let pause = narrowed.closed_until.since(now);
+                return Err(gate.crowd.wait(pause, LOOKS_APART, now));
             }
             // Failures and time-outs make no room: without this nobody would ever try again.
             if narrowed.room == 0 && now >= narrowed.asked_at + CANARY_WAIT {
                 narrowed.room = 1;
             }
             if narrowed.room == 0 {
-                return Err(CROWDED_WAIT);
+                return Err(gate.crowd.wait(CROWDED_WAIT, LOOKS_APART, now));
             }
         }
         if traffic == Traffic::Retry && !gate.take_retry(now) {
-            return Err(RETRY_WAIT);
+            let crowd = &mut gate.retry_crowd;
+            return Err(crowd.wait(RETRY_WAIT, RETRY_LOOKS_APART, now));
         }
         if traffic == Traffic::First {
             gate.retries = (gate.retries + RETRY_SHARE).min(RETRIES_SAVED_MAX);
@@ -143,6 +168,16 @@ impl Gates {
     pub fn narrowed(&self) -> usize {
         let gates = self.by_agent.values();
         gates.filter(|gate| gate.narrowed.is_some()).count()
+    }
+}
+
+impl Queue {
+    /// How long to wait: at least `least`, and `apart` from all others who wait.
+    fn wait(&mut self, least: Duration, apart: Duration, now: Timestamp) -> Duration {
+        let earliest = now + least;
+        let at = self.free.max(earliest).min(earliest + WAIT_MAX);
+        self.free = at + apart;
+        at.since(now)
     }
 }
 
@@ -222,6 +257,29 @@ mod tests {
             "it grows, and not at once: {rounds}"
         );
         assert_eq!(gates.narrowed(), 0);
+    }
+
+    #[test]
+    fn a_crowd_looks_again_one_after_the_other_and_nobody_waits_for_ever() {
+        let mut gates = Gates::default();
+        admitted(&mut gates, NOW);
+        gates.refused("drone", Duration::from_secs(5), NOW);
+        let mut waits: Vec<_> = (0..40_000)
+            .map(|_| gates.admit(&agent(), Traffic::First, NOW).unwrap_err())
+            .collect();
+        assert_eq!(waits[0], Duration::from_secs(5));
+        assert_eq!(waits[1_000], Duration::from_secs(7));
+        assert_eq!(waits[39_999], Duration::from_secs(65));
+        waits.dedup();
+        assert_eq!(
+            waits.len(),
+            30_001,
+            "each has an instant of its own until the longest wait"
+        );
+        let later = NOW + Duration::from_secs(60);
+        assert_eq!(admitted(&mut gates, later), CANARIES);
+        let wait = gates.admit(&agent(), Traffic::First, later).unwrap_err();
+        assert!(wait <= WAIT_MAX + CROWDED_WAIT, "{wait:?}");
     }
 
     #[test]

@@ -198,6 +198,20 @@ impl StepProgress {
         self.complete_by.is_some()
     }
 
+    /// Whether its next attempt performs the step or undoes it.
+    pub(crate) fn direction(&self) -> Action {
+        match self.state {
+            StepState::Compensating => Action::Compensate,
+            StepState::NotStarted
+            | StepState::Running
+            | StepState::Completed
+            | StepState::Failed
+            | StepState::TimedOut
+            | StepState::Skipped
+            | StepState::Compensated => Action::Run,
+        }
+    }
+
     /// Whether the step may have been performed, for all that is known: it was asked for.
     #[must_use]
     pub fn was_asked_for(&self) -> bool {
@@ -330,6 +344,21 @@ impl OperationState {
     #[must_use]
     pub fn awaits_decision(&self) -> bool {
         self.state == ProcessState::Processing && self.error.is_some()
+    }
+
+    /// What went wrong, if something did: why it failed for good, or why it could not be undone.
+    #[must_use]
+    pub fn failure(&self) -> Option<&OperationError> {
+        match self.state {
+            ProcessState::CompensationFailed => self.undo_error.as_ref(),
+            ProcessState::Pending
+            | ProcessState::Processing
+            | ProcessState::Processed
+            | ProcessState::Error
+            | ProcessState::Compensating
+            | ProcessState::Compensated
+            | ProcessState::Cancelled => self.error.as_ref(),
+        }
     }
 
     /// Adds an entry to the history.

@@ -32,7 +32,7 @@ use crate::id::{Attempt, OperationId};
 use crate::operation::{StepError, StepProgress, StepState};
 use crate::record::{Action, Outputs};
 use crate::time::Timestamp;
-use crate::workflow::{Compensation, Step, Tries, Undo};
+use crate::workflow::{Step, Tries, Undo};
 
 /// Shortest wait before an agent that did not try is asked again.
 pub const NOT_ATTEMPTED_WAIT_MIN: Duration = Duration::from_millis(100);
@@ -165,8 +165,12 @@ pub fn transition(
     );
     match (state, event) {
         (S::NotStarted, E::Start) if !waits => on.run(None),
-        (S::NotStarted | S::Compensating, E::PutOff { wait }) if !under_way => on.put_off(wait),
-        (S::Failed | S::TimedOut, E::PutOff { wait }) if waits => on.put_off(wait),
+        (S::NotStarted | S::Compensating, E::PutOff { wait }) if !under_way => {
+            on.progress.retry_at = Some(now + wait);
+        }
+        (S::Failed | S::TimedOut, E::PutOff { wait }) if waits => {
+            on.progress.retry_at = Some(now + wait);
+        }
         (S::NotStarted, E::Skip) if !waits => on.enter(S::Skipped),
         (S::NotStarted | S::Failed | S::TimedOut, E::Retry { budget }) if waits => on.run(budget),
         (S::Running, E::Resume) => on.resume(),
@@ -304,13 +308,6 @@ impl On<'_> {
         self.progress.changed_at = self.now;
     }
 
-    /// Comes again after the wait, or up to half of it later, so that not all come together.
-    fn put_off(&mut self, wait: Duration) {
-        let part = mix(self.spread.0 ^ self.now.as_micros().unsigned_abs()) >> 32;
-        let extra = wait.mul_f64(part as f64 / f64::from(u32::MAX) / 2.0);
-        self.progress.retry_at = Some(self.now + wait + extra);
-    }
-
     fn run(&mut self, budget: Option<Duration>) {
         let last_is_unknown =
             self.progress.unsettled_until.is_some() && self.progress.action == Action::Run;
@@ -331,13 +328,6 @@ impl On<'_> {
         self.progress.changed_at = self.now;
     }
 
-    fn compensation(&self) -> Option<&Compensation> {
-        match &self.step.undo {
-            Undo::Agent(compensation) => Some(compensation),
-            Undo::Nothing | Undo::Manual | Undo::Impossible => None,
-        }
-    }
-
     /// Gives the attempt under way its time again. What was asked for before may have been given
     /// more, by a clock that was ahead.
     fn resume(&mut self) {
@@ -347,10 +337,7 @@ impl On<'_> {
 
     /// How the newest attempt's action is tried.
     fn tries(&self) -> &Tries {
-        match (self.progress.action, self.compensation()) {
-            (Action::Compensate, Some(compensation)) => &compensation.tries,
-            (Action::Compensate, None) | (Action::Run | Action::Probe, _) => &self.step.run,
-        }
+        self.step.tries_for(self.progress.action)
     }
 
     fn budget(&self) -> Duration {
@@ -361,6 +348,7 @@ impl On<'_> {
     fn unsettle(&mut self) {
         if self.progress.action == Action::Run {
             let settle = self
+                .step
                 .compensation()
                 .map_or(Duration::ZERO, |undo| undo.settle);
             let until = self.progress.complete_by.map(|by| by + settle);
@@ -446,7 +434,7 @@ impl On<'_> {
 
     /// Begins to undo the step, or finds that an agent cannot: then a person has to.
     fn turn(&mut self) {
-        if self.compensation().is_none() {
+        if self.step.compensation().is_none() {
             self.enter(StepState::Failed);
             self.progress.action = Action::Compensate;
             self.progress.error = Some(StepError {

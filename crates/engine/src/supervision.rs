@@ -116,10 +116,7 @@ impl Supervision<'_> {
             (None, Some(retry_at)) => (retry_at, "its time to try again has come"),
             (None, None) => return None,
         };
-        let budget = match (progress.state, &step.undo) {
-            (StepState::Compensating, Undo::Agent(compensation)) => compensation.tries.complete_by,
-            _ => step.run.complete_by,
-        };
+        let budget = step.tries_for(progress.direction()).complete_by;
         let seen = seen(step, progress);
         (due <= now).then_some((RecoveryVerb::Retry { seen, budget }, reason))
     }

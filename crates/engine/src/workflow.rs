@@ -12,6 +12,7 @@ use std::time::Duration;
 pub use compile::WorkflowError;
 
 use crate::definition::{Backoff, CancelPolicy, Exhausted};
+use crate::record::Action;
 
 mod compile;
 mod promise;
@@ -109,6 +110,35 @@ pub struct Step {
     pub probe: bool,
     /// The fields of the input that stand once it was asked for.
     pub uses: Vec<String>,
+}
+
+impl Step {
+    /// How an agent undoes it, if one does.
+    #[must_use]
+    pub fn compensation(&self) -> Option<&Compensation> {
+        match &self.undo {
+            Undo::Agent(compensation) => Some(compensation),
+            Undo::Nothing | Undo::Manual | Undo::Impossible => None,
+        }
+    }
+
+    /// The agent that is asked for an action.
+    #[must_use]
+    pub fn agent_for(&self, action: Action) -> &Arc<str> {
+        match (action, self.compensation()) {
+            (Action::Compensate, Some(compensation)) => &compensation.agent,
+            (Action::Compensate, None) | (Action::Run | Action::Probe, _) => &self.agent,
+        }
+    }
+
+    /// How often and for how long an action is tried.
+    #[must_use]
+    pub fn tries_for(&self, action: Action) -> &Tries {
+        match (action, self.compensation()) {
+            (Action::Compensate, Some(compensation)) => &compensation.tries,
+            (Action::Compensate, None) | (Action::Run | Action::Probe, _) => &self.run,
+        }
+    }
 }
 
 /// How often and for how long an action is tried.
@@ -221,11 +251,8 @@ impl Workflow {
     #[must_use]
     pub fn agents(&self) -> BTreeSet<Arc<str>> {
         let of_step = |step: &Step| {
-            let undo = match &step.undo {
-                Undo::Agent(compensation) => Some(Arc::clone(&compensation.agent)),
-                Undo::Nothing | Undo::Manual | Undo::Impossible => None,
-            };
-            [Some(Arc::clone(&step.agent)), undo].into_iter().flatten()
+            let actions = [Action::Run, Action::Compensate];
+            actions.map(|action| Arc::clone(step.agent_for(action)))
         };
         self.steps.iter().flat_map(of_step).collect()
     }

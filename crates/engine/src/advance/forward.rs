@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::advance::Advance;
 use crate::operation::{OperationError, ProcessState, StepError, StepState, deadline};
 use crate::step::{IllegalTransition, StepEvent};
+use crate::time::Timestamp;
 use crate::workflow::{StepCondition, Undo};
 
 impl Advance<'_> {
@@ -21,6 +22,14 @@ impl Advance<'_> {
             self.fail(index, error.unwrap_or_else(without_error));
             return Ok(());
         }
+        let waits = |index: &usize| self.state.steps[*index].retry_at;
+        let mut indices = 0..self.state.steps.len();
+        if let Some(index) =
+            indices.find(|index| waits(index).is_some_and(|at| self.is_doomed(*index, at)))
+        {
+            self.doom(index);
+            return Ok(());
+        }
         // In this order one pass is enough: a skipped step comes before all that wait for it.
         let workflow = self.workflow;
         for &index in workflow.order() {
@@ -32,12 +41,17 @@ impl Advance<'_> {
             }
             if !step.when.as_ref().is_none_or(|when| self.holds(when)) {
                 self.step(index, StepEvent::Skip)?;
-            } else if self.is_doomed(index) {
+            } else if self.is_doomed(index, self.now) {
                 self.doom(index);
                 return Ok(());
             } else if !self.put_off_if_spared(index)? {
                 self.step(index, StepEvent::Start)?;
                 self.ask.insert(index);
+            } else if let Some(at) = self.state.steps[index].retry_at
+                && self.is_doomed(index, at)
+            {
+                self.doom(index);
+                return Ok(());
             }
         }
         if (0..self.state.steps.len()).all(|index| self.has_ended(index)) {
@@ -46,28 +60,33 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// Whether the deadline cannot be met any more if this step is asked for now. An operation that
-    /// can only go forward is never doomed.
-    pub(super) fn is_doomed(&self, index: usize) -> bool {
+    /// Whether the deadline cannot be met any more if this step is asked for at `at`: now, or when
+    /// it has waited as long as its agent's service makes it wait now, behind a breaker, in a crowd or
+    /// between failures. An operation that can only go forward is never doomed.
+    pub(super) fn is_doomed(&self, index: usize, at: Timestamp) -> bool {
         let Some(deadline) = deadline(self.created, self.state) else {
             return false;
         };
-        !self.has_no_way_back() && self.now + self.budget_from(index) > deadline
+        !self.has_no_way_back() && at.max(self.now) + self.budget_from(index) > deadline
     }
 
     /// Ends forward progress because the deadline cannot be met.
     pub(super) fn doom(&mut self, index: usize) {
         self.stats.doomed += 1;
-        let needed = self.budget_from(index);
-        self.fail(
-            index,
-            StepError {
-                code: "deadline-unreachable".to_owned(),
-                message: format!(
-                    "this step and those behind it may take {needed:?}, and the deadline is nearer"
-                ),
-            },
+        let step = &self.state.steps[index];
+        let wait = step
+            .retry_at
+            .map_or(Duration::ZERO, |at| at.since(self.now));
+        let needed = wait + self.budget_from(index);
+        let mut message = format!(
+            "this step and those behind it may take {needed:?}, and the deadline is nearer"
         );
+        if let Some(last) = &step.error {
+            message.push_str("; before: ");
+            message.push_str(&last.code);
+        }
+        let code = "deadline-unreachable".to_owned();
+        self.fail(index, StepError { code, message });
     }
 
     /// Whether something is completed that is never undone: then the operation only goes forward.

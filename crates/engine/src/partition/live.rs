@@ -6,25 +6,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use uuid::Uuid;
-
-use crate::advance::{Advance, Patience, Verdict, next_due};
-use crate::definition::Exhausted;
+use crate::advance::{Advance, Patience, next_due};
 use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
 use crate::operation::{
     Created, HistoryEntry, OperationError, OperationRow, OperationState, ProcessState, StepError,
-    StepProgress, StepState,
+    StepState,
 };
 use crate::partition::command::Message;
 use crate::partition::config::{EngineConfig, EngineStats, Ownership};
 use crate::partition::messages;
-use crate::record::{
-    AmendRequest, Amendment, CreateRequest, Outcome, Position, Recovery, RecoveryVerb, StepReply,
-};
+use crate::record::{CreateRequest, Outcome, Position, StepReply};
 use crate::step::IllegalTransition;
 use crate::time::Timestamp;
 use crate::workflow::{StepSet, Workflow, Workflows};
+
+mod asked;
+mod change;
 
 /// About how many bytes an operation takes beside its request.
 const OPERATION_BYTES: usize = 1024;
@@ -183,52 +181,10 @@ impl Live {
         // A clean hand-off leaves the entry of the deadline index at the row's next due time. Of
         // any other row it is only known that some entry stands.
         let handed_off = row.state.handed_off && row.state.locked_by.is_none();
-        let outputs: usize = row.state.steps.iter().map(output_bytes).sum();
         Self {
-            bytes: row.created.input.len() + outputs + OPERATION_BYTES,
+            bytes: weight(&row.created, &row.state),
             indexed: row.state.next_due.filter(|_| handed_off),
             ..Self::of(row.id, row.created, row.state, workflow, now)
-        }
-    }
-
-    /// What keeps the place of an operation that was cancelled before it was created.
-    pub(super) fn tombstone(
-        request: &AmendRequest,
-        workflow: &str,
-        position: Position,
-        ownership: &Ownership,
-        now: Timestamp,
-    ) -> Self {
-        let created = Created {
-            workflow: workflow.into(),
-            workflow_version: 0,
-            step_names: Vec::new(),
-            tenant: request.tenant.as_str().into(),
-            caller_id: request.caller_id.clone(),
-            input: Arc::from(*b"{}"),
-            deadline: None,
-            reply_to: None,
-            request_hash: crate::operation::RequestHash::default(),
-            request: position,
-            requested_at: request.requested_at,
-            created_at: now,
-            traceparent: None,
-            resubmission_of: None,
-        };
-        let state = OperationState {
-            state: ProcessState::Cancelled,
-            cancelled: true,
-            tombstone: true,
-            ..OperationState::new(ownership, 0, now)
-        };
-        Self {
-            bytes: OPERATION_BYTES,
-            held: Some(position.offset),
-            was: Was {
-                state: ProcessState::Processing,
-                failed_count: 0,
-            },
-            ..Self::of(request.operation, Arc::new(created), state, None, now)
         }
     }
 
@@ -333,187 +289,6 @@ impl Live {
         Ok(())
     }
 
-    /// Applies what a supervisor or an operator asks for, once.
-    pub(super) fn recover(
-        &mut self,
-        recovery: Recovery,
-        desk: &mut Desk<'_>,
-    ) -> Result<(), IllegalTransition> {
-        if let Some(due) = recovery.due {
-            self.index_entry_came_up(due, desk);
-        }
-        if self.state.noted(recovery.id).is_some() {
-            desk.stats.recoveries_void += 1;
-            return Ok(());
-        }
-        let patience = desk.patience();
-        let verdict = match self.advance(desk) {
-            Some(mut advance) => advance.recover(&recovery.verb, patience)?,
-            None => self.recover_without_workflow(&recovery.verb),
-        };
-        let refused = match verdict {
-            Verdict::Applied => {
-                desk.stats.recoveries += 1;
-                None
-            }
-            Verdict::HeldBack => {
-                self.held_back = true;
-                return Ok(());
-            }
-            Verdict::Void => {
-                desk.stats.recoveries_void += 1;
-                return Ok(());
-            }
-            Verdict::Refused(code) => {
-                desk.stats.recoveries_refused += 1;
-                Some(code)
-            }
-        };
-        if !matches!(recovery.verb, RecoveryVerb::Retry { .. }) {
-            let verb = match &recovery.verb {
-                RecoveryVerb::Undone { step } => format!("undone {step}"),
-                RecoveryVerb::Resubmitted { as_operation } => format!("resubmitted {as_operation}"),
-                verb => verb.as_str().to_owned(),
-            };
-            self.note(
-                recovery.id,
-                recovery.asked_by,
-                verb,
-                recovery.reason,
-                refused,
-                desk,
-            );
-        }
-        self.changed(desk);
-        Ok(())
-    }
-
-    /// What can be asked of an operation whose workflow is not known: it is parked, and stays so.
-    fn recover_without_workflow(&mut self, verb: &RecoveryVerb) -> Verdict {
-        match verb {
-            RecoveryVerb::Wake | RecoveryVerb::Retry { .. } => Verdict::Void,
-            RecoveryVerb::Resubmitted { .. } => Verdict::Applied,
-            RecoveryVerb::Abandon if self.state.state.is_parked() => {
-                self.state.abandoned = true;
-                Verdict::Applied
-            }
-            RecoveryVerb::Abandon
-            | RecoveryVerb::Compensate { .. }
-            | RecoveryVerb::Park { .. }
-            | RecoveryVerb::Resubmit
-            | RecoveryVerb::RetryCompensation
-            | RecoveryVerb::Undone { .. } => Verdict::Refused("workflow-unknown"),
-        }
-    }
-
-    /// Applies a cancel or a reschedule, once, and answers one that is refused.
-    pub(super) fn amend(
-        &mut self,
-        request: AmendRequest,
-        position: Position,
-        desk: &mut Desk<'_>,
-    ) -> Result<(), IllegalTransition> {
-        if let Some(entry) = self.state.noted(request.id) {
-            desk.stats.duplicates += 1;
-            // Its answer may have been lost with the owner that noted it.
-            let refused = entry.refused.as_deref();
-            if refused.is_some() || matches!(request.amendment, Amendment::Reschedule { .. }) {
-                let (created, state) = (&self.created, self.state.state);
-                desk.answers.push(messages::answer(
-                    &request, created, state, position, refused, entry.at,
-                ));
-            }
-            return Ok(());
-        }
-        // Read again, it gets the answer that it got when the operation was not there yet.
-        let came_too_early = matches!(request.amendment, Amendment::Reschedule { .. })
-            && position.offset < self.created.request.offset;
-        let verdict = if came_too_early || *request.tenant != *self.created.tenant {
-            Verdict::Refused("unknown-operation")
-        } else if let Some(mut advance) = self.advance(desk) {
-            advance.amend(&request.amendment)?
-        } else if self.state.state == ProcessState::Cancelled {
-            match request.amendment {
-                Amendment::Cancel { .. } => Verdict::Void,
-                Amendment::Reschedule { .. } => Verdict::Refused("final"),
-            }
-        } else {
-            Verdict::Refused("workflow-unknown")
-        };
-        let refused = match verdict {
-            Verdict::Refused(code) => Some(code),
-            Verdict::Void => return Ok(()),
-            Verdict::Applied | Verdict::HeldBack => None,
-        };
-        let verb = match &request.amendment {
-            Amendment::Cancel { .. } => "cancel",
-            Amendment::Reschedule { .. } => "reschedule",
-        };
-        if refused.is_some() {
-            desk.stats.amendments_refused += 1;
-        }
-        if refused.is_some() || verb == "reschedule" {
-            desk.answers.push(messages::answer(
-                &request,
-                &self.created,
-                self.state.state,
-                position,
-                refused,
-                desk.now,
-            ));
-        }
-        if refused != Some("unknown-operation") {
-            let (verb, by) = (verb.to_owned(), "caller".to_owned());
-            self.note(request.id, by, verb, request.reason, refused, desk);
-            self.changed(desk);
-        }
-        Ok(())
-    }
-
-    /// Lets a create have the place that a cancel kept for it: the operation is cancelled.
-    pub(super) fn adopt(
-        &mut self,
-        request: CreateRequest,
-        position: Position,
-        workflows: &Workflows,
-        desk: &mut Desk<'_>,
-    ) {
-        let created = Self::create(request, position, 0, workflows, desk.ownership, desk.now);
-        self.was.state = ProcessState::Processing;
-        self.created = created.created;
-        self.workflow = created.workflow;
-        self.state.steps = created.state.steps;
-        self.state.tombstone = false;
-        self.changed(desk);
-    }
-
-    /// Keeps the place of an operation that was cancelled before it was created.
-    pub(super) fn keep_place(&mut self, request: AmendRequest, desk: &mut Desk<'_>) {
-        let (verb, by) = ("cancel".to_owned(), "caller".to_owned());
-        self.note(request.id, by, verb, request.reason, None, desk);
-        self.changed(desk);
-    }
-
-    fn note(
-        &mut self,
-        id: Uuid,
-        by: String,
-        verb: String,
-        reason: String,
-        refused: Option<&str>,
-        desk: &Desk<'_>,
-    ) {
-        self.bytes += by.len() + verb.len() + reason.len();
-        self.state.note(HistoryEntry {
-            id,
-            at: desk.now,
-            by,
-            verb,
-            reason,
-            refused: refused.map(str::to_owned),
-        });
-    }
-
     /// Hands the operation off to the deadline index if it has been here for too long.
     pub(super) fn hand_off_if_lingering(&mut self, desk: &mut Desk<'_>) {
         let stays = self.state.state.is_final() || self.leaving.is_some();
@@ -589,109 +364,6 @@ impl Live {
         is_over.then_some(config.retention)
     }
 
-    /// Has the row written, and everything done that follows from what came about.
-    fn changed(&mut self, desk: &mut Desk<'_>) {
-        if self.leaving.is_some() && !self.state.state.is_final() {
-            self.since = desk.now;
-        }
-        self.pending.write = true;
-        self.leaving = None;
-        self.state.epoch = desk.ownership.epoch;
-        let touched = std::mem::take(&mut self.touched);
-        let was = self.was;
-        // While it was undone further it may have failed anew, at another step.
-        let failed_anew =
-            self.state.state == ProcessState::CompensationFailed && !touched.is_empty();
-        let entered = was.state != self.state.state || failed_anew;
-        // What runs on beside a failure is not told: the end has the last number.
-        // (Nor does it, or a refusal, change the time at which the end came.)
-        if entered || !self.state.state.is_final() {
-            self.state.updated_at = desk.now;
-            self.tell(touched, desk);
-        }
-        self.was = Was {
-            state: self.state.state,
-            failed_count: self.state.failed_count,
-        };
-        if self.was.failed_count > was.failed_count {
-            self.pending.failed = true;
-            self.pending.attention = true;
-        }
-        if self.state.state.is_final() {
-            self.ended(entered, desk);
-            return;
-        }
-        if was.state.is_final() {
-            self.reopened(desk);
-        }
-        self.state.locked_by = Some(desk.ownership.owner);
-        let decision = self.state.awaits_decision();
-        let reminder = decision.then(|| desk.now + desk.config.decide_within);
-        let due = next_due(&self.state, desk.config.timeout_grace, None);
-        self.state.next_due = due.into_iter().chain(reminder).min();
-    }
-
-    fn ended(&mut self, entered: bool, desk: &mut Desk<'_>) {
-        self.state.locked_by = None;
-        self.state.next_due = None;
-        self.pending.write_created = true;
-        self.leaving = Some(desk.batch);
-        if !entered {
-            return;
-        }
-        self.state.sequence += 1;
-        self.pending.announce = true;
-        self.pending.attention |= self.state.state.is_parked();
-        match self.state.state {
-            ProcessState::Processed => desk.stats.processed += 1,
-            ProcessState::Error => desk.stats.failed += 1,
-            ProcessState::Compensated | ProcessState::Cancelled => desk.stats.undone += 1,
-            ProcessState::CompensationFailed => desk.stats.undo_failed += 1,
-            ProcessState::Pending | ProcessState::Processing | ProcessState::Compensating => {}
-        }
-    }
-
-    /// A final operation goes on. Nothing holds a checkpoint for it: the deadline index has to.
-    /// (The end that it had is not announced any more if it was not yet.)
-    fn reopened(&mut self, desk: &Desk<'_>) {
-        self.pending.announce = false;
-        self.pending.attention = true;
-        self.state.handed_off = true;
-        self.indexed = None;
-        self.since = desk.now;
-        self.pending.write_created = true;
-    }
-
-    /// Has told what steps came to, and when one begins to wait for long.
-    fn tell(&mut self, touched: StepSet, desk: &Desk<'_>) {
-        let tells = self.tells_steps(desk.config);
-        for index in touched.iter() {
-            let step = &mut self.state.steps[index];
-            let has_number =
-                self.pending.tell.contains(index) && !self.pending.tell_again.contains(index);
-            if tells && is_told(step.state) && !has_number {
-                self.state.sequence += 1;
-                step.sequence = self.state.sequence;
-                self.pending.tell.insert(index);
-                self.pending.tell_again.remove(index);
-            }
-            let definition = self
-                .workflow
-                .as_ref()
-                .map(|workflow| &workflow.steps()[index]);
-            let has_failed = matches!(step.state, StepState::Failed | StepState::TimedOut);
-            if has_failed
-                && step.retry_at.is_some()
-                && definition.is_some_and(|definition| {
-                    definition.exhausted == Exhausted::Wait
-                        && step.failure_count == definition.run.failures_max
-                })
-            {
-                self.pending.waiting = Some(index);
-            }
-        }
-    }
-
     fn tells_steps(&self, config: &EngineConfig) -> bool {
         config.tell_steps || self.created.reply_to.is_some()
     }
@@ -745,8 +417,21 @@ pub(super) fn is_told(state: StepState) -> bool {
     }
 }
 
-fn output_bytes(step: &StepProgress) -> usize {
-    pair_bytes(&step.outputs)
+/// About how many bytes an operation takes.
+fn weight(created: &Created, state: &OperationState) -> usize {
+    let amended = state
+        .amended
+        .as_ref()
+        .and_then(|amended| amended.input.as_ref());
+    let steps = state.steps.iter().map(|step| pair_bytes(&step.outputs));
+    let history = state.history.iter().map(|entry| {
+        let texts = entry.by.len() + entry.verb.len() + entry.reason.len();
+        size_of::<HistoryEntry>() + texts
+    });
+    OPERATION_BYTES
+        + created.input.len()
+        + amended.map_or(0, |input| input.len())
+        + steps.chain(history).sum::<usize>()
 }
 
 fn pair_bytes(pairs: &[(String, String)]) -> usize {

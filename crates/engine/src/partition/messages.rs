@@ -1,5 +1,9 @@
 //! The records that an operation's state calls for, made from nothing but its row: sent again
-//! after a crash they are the same, event id, sequence and times included.
+//! after a crash they have the same event id and sequence, by which a reader knows the repeat.
+//!
+//! What they say is the row's as it is when they are sent. A status that is repeated is the same to
+//! the last byte, for the row holds what it tells until the next one has a number; a repeated record
+//! of a failure may show steps further than its first did, where something ran on beside the failure.
 
 use std::sync::Arc;
 
@@ -10,11 +14,11 @@ use crate::partition::command::{Command, Message};
 use crate::partition::config::Ownership;
 use crate::partition::live::{Live, Pending, is_told};
 use crate::record::{
-    Action, AlertKind, AmendRequest, Amendment, CreateRequest, FailedOperation, OperationStatus,
+    AlertKind, AmendRequest, Amendment, CreateRequest, FailedOperation, OperationStatus,
     OperatorAlert, Position, StatusKind, StepRequest,
 };
 use crate::time::Timestamp;
-use crate::workflow::{Undo, Workflow};
+use crate::workflow::Workflow;
 
 /// The number of the status record that tells that an operation was received.
 pub(super) const RECEIVED_SEQUENCE: u32 = 1;
@@ -63,16 +67,11 @@ fn step_request(
         return None;
     }
     let step = &workflow.steps()[index];
-    let agent = match (progress.action, &step.undo) {
-        (Action::Compensate, Undo::Agent(compensation)) => &compensation.agent,
-        (Action::Compensate, Undo::Nothing | Undo::Manual | Undo::Impossible)
-        | (Action::Run | Action::Probe, _) => &step.agent,
-    };
     Some(Message::Step(StepRequest {
         operation: live.id,
         workflow: Arc::clone(&created.workflow),
         step: Arc::clone(&step.name),
-        agent: Arc::clone(agent),
+        agent: Arc::clone(step.agent_for(progress.action)),
         attempt: progress.attempt,
         epoch: ownership.epoch,
         action: progress.action,
@@ -88,16 +87,7 @@ fn step_request(
 /// A status record of the operation as it is.
 fn status(live: &Live, kind: StatusKind, sequence: u32, at: Timestamp) -> OperationStatus {
     let (created, state) = (&live.created, &live.state);
-    let cause = match state.state {
-        ProcessState::CompensationFailed => state.undo_error.as_ref(),
-        ProcessState::Pending
-        | ProcessState::Processing
-        | ProcessState::Processed
-        | ProcessState::Error
-        | ProcessState::Compensating
-        | ProcessState::Compensated
-        | ProcessState::Cancelled => state.error.as_ref(),
-    };
+    let cause = state.failure();
     OperationStatus {
         event_id: live.id.event_id(&format!("status-{sequence}")),
         operation: live.id,

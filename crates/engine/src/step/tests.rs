@@ -1,5 +1,6 @@
 //! Every (state, event) pair, with the whole progress after it.
 
+use crate::workflow::Compensation;
 use std::collections::BTreeSet;
 
 use uuid::Uuid;

@@ -330,6 +330,28 @@ fn a_hint_for_an_unknown_or_final_operation_is_settled() {
 }
 
 #[test]
+fn an_owner_whose_clock_is_behind_takes_no_time_from_an_attempt() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.now = T0 - ms(30_000);
+    fixture.restart(0, 0);
+    fixture.request(request(id(1)));
+    fixture.load();
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Processing locked due 10500 a:Running#1 b:NotStarted",
+            "ask a#1 by 10000",
+        ],
+        "its agent may work until then, as it was told before"
+    );
+    fixture.pass(ms(40_500));
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).failure_count, 1);
+}
+
+#[test]
 fn a_new_owner_rewrites_what_runs_and_asks_for_it_again_under_the_same_attempt() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));

@@ -365,6 +365,41 @@ fn an_operation_that_cannot_meet_its_deadline_is_given_up_before_the_next_step()
 }
 
 #[test]
+fn an_operation_is_given_up_at_once_if_its_service_makes_it_wait_past_its_deadline() {
+    let busy = Outcome::NotAttempted {
+        error: error("circuit-open"),
+        retry_after_ms: 5_000,
+    };
+    let mut fixture = Fixture::new();
+    let mut hurried = request(id(1));
+    hurried.deadline = Some(T0 + ms(24_000));
+    fixture.request(hurried.clone());
+    fixture.round();
+    fixture.reply(id(1), reply("a", 1, busy));
+    let failed = fixture.round();
+    assert_eq!(told(&failed).last().unwrap(), "failed deadline-unreachable");
+    let error = fixture.state(id(1)).error.clone().unwrap().error;
+    assert_eq!(
+        error.message,
+        "this step and those behind it may take 25s, and the deadline is nearer; \
+         before: circuit-open"
+    );
+    // Another waits behind the same breaker, without having been refused itself.
+    hurried.operation = id(2);
+    fixture.request(hurried.clone());
+    assert_eq!(
+        told(&fixture.round()).last().unwrap(),
+        "failed deadline-unreachable"
+    );
+    hurried.operation = id(3);
+    hurried.deadline = Some(T0 + ms(26_000));
+    fixture.request(hurried);
+    fixture.round();
+    assert_eq!(fixture.state(id(3)).error, None, "there is time enough");
+    assert!(fixture.state(id(3)).steps[0].retry_at.is_some());
+}
+
+#[test]
 fn a_success_that_comes_after_its_step_was_undone_is_undone_too() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));

@@ -1,0 +1,240 @@
+//! What is asked of an operation beside its request: recoveries, cancels and reschedules, each noted
+//! in its history and applied once, however often it is read.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::advance::Verdict;
+use crate::operation::{Created, HistoryEntry, OperationState, ProcessState, RequestHash};
+use crate::partition::config::Ownership;
+use crate::partition::live::{Desk, Live, OPERATION_BYTES, Was, weight};
+use crate::partition::messages;
+use crate::record::{AmendRequest, Amendment, CreateRequest, Position, Recovery, RecoveryVerb};
+use crate::step::IllegalTransition;
+use crate::time::Timestamp;
+use crate::workflow::Workflows;
+
+impl Live {
+    /// What keeps the place of an operation that was cancelled before it was created.
+    pub(in crate::partition) fn tombstone(
+        request: &AmendRequest,
+        workflow: &str,
+        position: Position,
+        ownership: &Ownership,
+        now: Timestamp,
+    ) -> Self {
+        let created = Created {
+            workflow: workflow.into(),
+            workflow_version: 0,
+            step_names: Vec::new(),
+            tenant: request.tenant.as_str().into(),
+            caller_id: request.caller_id.clone(),
+            input: Arc::from(*b"{}"),
+            deadline: None,
+            reply_to: None,
+            request_hash: RequestHash::default(),
+            request: position,
+            requested_at: request.requested_at,
+            created_at: now,
+            traceparent: None,
+            resubmission_of: None,
+        };
+        let state = OperationState {
+            state: ProcessState::Cancelled,
+            cancelled: true,
+            tombstone: true,
+            ..OperationState::new(ownership, 0, now)
+        };
+        Self {
+            bytes: OPERATION_BYTES,
+            held: Some(position.offset),
+            was: Was {
+                state: ProcessState::Processing,
+                failed_count: 0,
+            },
+            ..Self::of(request.operation, Arc::new(created), state, None, now)
+        }
+    }
+
+    /// Applies what a supervisor or an operator asks for, once.
+    pub(in crate::partition) fn recover(
+        &mut self,
+        recovery: Recovery,
+        desk: &mut Desk<'_>,
+    ) -> Result<(), IllegalTransition> {
+        if let Some(due) = recovery.due {
+            self.index_entry_came_up(due, desk);
+        }
+        if self.state.noted(recovery.id).is_some() {
+            desk.stats.recoveries_void += 1;
+            return Ok(());
+        }
+        let patience = desk.patience();
+        let verdict = match self.advance(desk) {
+            Some(mut advance) => advance.recover(&recovery.verb, patience)?,
+            None => self.recover_without_workflow(&recovery.verb),
+        };
+        let refused = match verdict {
+            Verdict::Applied => {
+                desk.stats.recoveries += 1;
+                None
+            }
+            Verdict::HeldBack => {
+                self.held_back = true;
+                return Ok(());
+            }
+            Verdict::Void => {
+                desk.stats.recoveries_void += 1;
+                return Ok(());
+            }
+            Verdict::Refused(code) => {
+                desk.stats.recoveries_refused += 1;
+                Some(code)
+            }
+        };
+        if !matches!(recovery.verb, RecoveryVerb::Retry { .. }) {
+            let verb = match &recovery.verb {
+                RecoveryVerb::Undone { step } => format!("undone {step}"),
+                RecoveryVerb::Resubmitted { as_operation } => format!("resubmitted {as_operation}"),
+                verb => verb.as_str().to_owned(),
+            };
+            self.note(
+                recovery.id,
+                recovery.asked_by,
+                verb,
+                recovery.reason,
+                refused,
+                desk,
+            );
+        }
+        self.changed(desk);
+        Ok(())
+    }
+
+    /// What can be asked of an operation whose workflow is not known: it is parked, and stays so.
+    fn recover_without_workflow(&mut self, verb: &RecoveryVerb) -> Verdict {
+        match verb {
+            RecoveryVerb::Wake | RecoveryVerb::Retry { .. } => Verdict::Void,
+            RecoveryVerb::Resubmitted { .. } => Verdict::Applied,
+            RecoveryVerb::Abandon if self.state.state.is_parked() => {
+                self.state.abandoned = true;
+                Verdict::Applied
+            }
+            RecoveryVerb::Abandon
+            | RecoveryVerb::Compensate { .. }
+            | RecoveryVerb::Park { .. }
+            | RecoveryVerb::Resubmit
+            | RecoveryVerb::RetryCompensation
+            | RecoveryVerb::Undone { .. } => Verdict::Refused("workflow-unknown"),
+        }
+    }
+
+    /// Applies a cancel or a reschedule, once, and answers one that is refused.
+    pub(in crate::partition) fn amend(
+        &mut self,
+        request: AmendRequest,
+        position: Position,
+        desk: &mut Desk<'_>,
+    ) -> Result<(), IllegalTransition> {
+        if let Some(entry) = self.state.noted(request.id) {
+            desk.stats.duplicates += 1;
+            // Its answer may have been lost with the owner that noted it.
+            let refused = entry.refused.as_deref();
+            if refused.is_some() || matches!(request.amendment, Amendment::Reschedule { .. }) {
+                let (created, state) = (&self.created, self.state.state);
+                desk.answers.push(messages::answer(
+                    &request, created, state, position, refused, entry.at,
+                ));
+            }
+            return Ok(());
+        }
+        // Read again, it gets the answer that it got when the operation was not there yet.
+        let came_too_early = matches!(request.amendment, Amendment::Reschedule { .. })
+            && position.offset < self.created.request.offset;
+        let verdict = if came_too_early || *request.tenant != *self.created.tenant {
+            Verdict::Refused("unknown-operation")
+        } else if let Some(mut advance) = self.advance(desk) {
+            advance.amend(&request.amendment)?
+        } else if self.state.state == ProcessState::Cancelled {
+            match request.amendment {
+                Amendment::Cancel { .. } => Verdict::Void,
+                Amendment::Reschedule { .. } => Verdict::Refused("final"),
+            }
+        } else {
+            Verdict::Refused("workflow-unknown")
+        };
+        let refused = match verdict {
+            Verdict::Refused(code) => Some(code),
+            Verdict::Void => return Ok(()),
+            Verdict::Applied | Verdict::HeldBack => None,
+        };
+        let verb = match &request.amendment {
+            Amendment::Cancel { .. } => "cancel",
+            Amendment::Reschedule { .. } => "reschedule",
+        };
+        if refused.is_some() {
+            desk.stats.amendments_refused += 1;
+        }
+        if refused.is_some() || verb == "reschedule" {
+            desk.answers.push(messages::answer(
+                &request,
+                &self.created,
+                self.state.state,
+                position,
+                refused,
+                desk.now,
+            ));
+        }
+        if refused != Some("unknown-operation") {
+            let (verb, by) = (verb.to_owned(), "caller".to_owned());
+            self.note(request.id, by, verb, request.reason, refused, desk);
+            self.changed(desk);
+        }
+        Ok(())
+    }
+
+    /// Lets a create have the place that a cancel kept for it: the operation is cancelled.
+    pub(in crate::partition) fn adopt(
+        &mut self,
+        request: CreateRequest,
+        position: Position,
+        workflows: &Workflows,
+        desk: &mut Desk<'_>,
+    ) {
+        let created = Self::create(request, position, 0, workflows, desk.ownership, desk.now);
+        self.was.state = ProcessState::Processing;
+        self.created = created.created;
+        self.workflow = created.workflow;
+        self.state.steps = created.state.steps;
+        self.state.tombstone = false;
+        self.changed(desk);
+    }
+
+    /// Keeps the place of an operation that was cancelled before it was created.
+    pub(in crate::partition) fn keep_place(&mut self, request: AmendRequest, desk: &mut Desk<'_>) {
+        let (verb, by) = ("cancel".to_owned(), "caller".to_owned());
+        self.note(request.id, by, verb, request.reason, None, desk);
+        self.changed(desk);
+    }
+
+    fn note(
+        &mut self,
+        id: Uuid,
+        by: String,
+        verb: String,
+        reason: String,
+        refused: Option<&str>,
+        desk: &Desk<'_>,
+    ) {
+        self.state.note(HistoryEntry {
+            id,
+            at: desk.now,
+            by,
+            verb,
+            reason,
+            refused: refused.map(str::to_owned),
+        });
+        self.bytes = weight(&self.created, &self.state);
+    }
+}

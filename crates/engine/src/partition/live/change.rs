@@ -1,0 +1,115 @@
+//! What follows from a change of an operation: its row is written, and what came about is told.
+//!
+//! What must hold: what is to be told has its number in the row that is written with it, so that it
+//! is told again under the same number.
+
+use crate::advance::next_due;
+use crate::definition::Exhausted;
+use crate::operation::{ProcessState, StepState};
+use crate::partition::live::{Desk, Live, Was, is_told};
+use crate::workflow::StepSet;
+
+impl Live {
+    /// Has the row written, and everything done that follows from what came about.
+    pub(super) fn changed(&mut self, desk: &mut Desk<'_>) {
+        if self.leaving.is_some() && !self.state.state.is_final() {
+            self.since = desk.now;
+        }
+        self.pending.write = true;
+        self.leaving = None;
+        self.state.epoch = desk.ownership.epoch;
+        let touched = std::mem::take(&mut self.touched);
+        let was = self.was;
+        // While it was undone further it may have failed anew, at another step.
+        let failed_anew =
+            self.state.state == ProcessState::CompensationFailed && !touched.is_empty();
+        let entered = was.state != self.state.state || failed_anew;
+        // What runs on beside a failure is not told: the end has the last number.
+        // (Nor does it, or a refusal, change the time at which the end came.)
+        if entered || !self.state.state.is_final() {
+            self.state.updated_at = desk.now;
+            self.tell(touched, desk);
+        }
+        self.was = Was {
+            state: self.state.state,
+            failed_count: self.state.failed_count,
+        };
+        if self.was.failed_count > was.failed_count {
+            self.pending.failed = true;
+            self.pending.attention = true;
+        }
+        if self.state.state.is_final() {
+            self.ended(entered, desk);
+            return;
+        }
+        if was.state.is_final() {
+            self.reopened(desk);
+        }
+        self.state.locked_by = Some(desk.ownership.owner);
+        let decision = self.state.awaits_decision();
+        let reminder = decision.then(|| desk.now + desk.config.decide_within);
+        let due = next_due(&self.state, desk.config.timeout_grace, None);
+        self.state.next_due = due.into_iter().chain(reminder).min();
+    }
+
+    fn ended(&mut self, entered: bool, desk: &mut Desk<'_>) {
+        self.state.locked_by = None;
+        self.state.next_due = None;
+        self.pending.write_created = true;
+        self.leaving = Some(desk.batch);
+        if !entered {
+            return;
+        }
+        self.state.sequence += 1;
+        self.pending.announce = true;
+        self.pending.attention |= self.state.state.is_parked();
+        match self.state.state {
+            ProcessState::Processed => desk.stats.processed += 1,
+            ProcessState::Error => desk.stats.failed += 1,
+            ProcessState::Compensated | ProcessState::Cancelled => desk.stats.undone += 1,
+            ProcessState::CompensationFailed => desk.stats.undo_failed += 1,
+            ProcessState::Pending | ProcessState::Processing | ProcessState::Compensating => {}
+        }
+    }
+
+    /// A final operation goes on. Nothing holds a checkpoint for it: the deadline index has to.
+    /// (The end that it had is not announced any more if it was not yet.)
+    fn reopened(&mut self, desk: &Desk<'_>) {
+        self.pending.announce = false;
+        self.pending.attention = true;
+        self.state.handed_off = true;
+        self.indexed = None;
+        self.since = desk.now;
+        self.pending.write_created = true;
+    }
+
+    /// Has told what steps came to, and when one begins to wait for long.
+    fn tell(&mut self, touched: StepSet, desk: &Desk<'_>) {
+        let tells = self.tells_steps(desk.config);
+        for index in touched.iter() {
+            let step = &mut self.state.steps[index];
+            let has_number =
+                self.pending.tell.contains(index) && !self.pending.tell_again.contains(index);
+            if tells && is_told(step.state) && !has_number {
+                self.state.sequence += 1;
+                step.sequence = self.state.sequence;
+                self.pending.tell.insert(index);
+                self.pending.tell_again.remove(index);
+            }
+            let definition = self
+                .workflow
+                .as_ref()
+                .map(|workflow| &workflow.steps()[index]);
+            let has_failed = matches!(step.state, StepState::Failed | StepState::TimedOut);
+            if has_failed
+                && step.retry_at.is_some()
+                && definition.is_some_and(|definition| {
+                    definition.exhausted == Exhausted::Wait
+                        && step.failure_count == definition.run.failures_max
+                })
+            {
+                self.pending.waiting = Some(index);
+            }
+        }
+    }
+}
