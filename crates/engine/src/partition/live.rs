@@ -97,8 +97,8 @@ pub(super) struct Pending {
     pub(super) received: bool,
     /// The record of its failure is to be sent.
     pub(super) failed: bool,
-    /// A person is to be told that a step keeps failing.
-    pub(super) waiting: Option<usize>,
+    /// A person is to be told that these steps keep failing.
+    pub(super) waiting: StepSet,
     /// What these steps came to is to be told.
     pub(super) tell: StepSet,
     /// Those of them that may have been told before, under the number that they have.
@@ -242,6 +242,11 @@ impl Live {
             }
         }
         self.pending.failed |= self.state.error.is_some();
+        for index in 0..self.state.steps.len() {
+            if self.keeps_failing(index) {
+                self.pending.waiting.insert(index);
+            }
+        }
         match self.advance(desk) {
             Some(mut advance) => advance.resume()?,
             None => self.refuse_workflow(),

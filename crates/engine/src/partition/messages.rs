@@ -37,7 +37,7 @@ pub(super) fn add(live: &Live, pending: Pending, ownership: &Ownership, sends: &
     if pending.failed {
         sends.extend(failed_operation(live).map(Command::Send));
     }
-    if let Some(index) = pending.waiting {
+    for index in pending.waiting.iter() {
         sends.push(Command::Send(waiting_alert(live, index)));
     }
     if pending.announce {

@@ -153,10 +153,11 @@ impl Fixture {
             replies_end: self.next_reply,
             ..ownership(epoch)
         };
-        let (now, rows) = (self.now, std::mem::take(&mut self.rows));
-        *self = Self::with(EngineConfig::default(), ownership);
-        self.now = now;
-        self.rows = rows;
+        self.next_request = ownership.requests_next;
+        self.next_reply = ownership.replies_next;
+        self.next_recovery = ownership.recoveries_next;
+        self.loaded.clear();
+        self.engine = PartitionEngine::new(Arc::default(), Arc::clone(&self.workflows), ownership);
     }
 
     pub fn apply(&mut self, event: Event) {

@@ -1,7 +1,7 @@
 //! Failing for good: what the supervisor makes of it, undoing, parking, and what people ask for.
 
 use waybill_engine::{
-    Action, Amendment, Attempt, AttemptSeen, Exhausted, Message, Outcome, ProcessState,
+    Action, Amendment, Attempt, AttemptSeen, Command, Exhausted, Message, Outcome, ProcessState,
     RecoveryVerb, StepDefinition, StepKind, Workflow, WorkflowDefinition, Workflows,
 };
 
@@ -342,6 +342,33 @@ fn a_step_that_may_wait_is_tried_again_for_as_long_as_it_takes_and_a_person_is_t
     }
     assert_eq!(fixture.state(id(1)).steps[0].attempt, Attempt(3));
     assert_eq!(alerts, 1);
+}
+
+#[test]
+fn whoever_takes_over_tells_a_person_again_that_a_step_keeps_failing() {
+    let mut fixture = with_steps(vec![StepDefinition {
+        exhausted: Some(Exhausted::Wait),
+        wait: ms(20_000),
+        failures_max: 1,
+        ..step("a")
+    }]);
+    fixture.request(request(id(1)));
+    let busy = Outcome::Transient {
+        error: error("busy"),
+    };
+    fixture.reply(id(1), reply("a", 1, busy));
+    let batch = fixture.take().unwrap();
+    let alert = |commands: &[Command]| {
+        commands.iter().find_map(|command| match command {
+            Command::Send(Message::Alert(alert)) => Some(alert.event_id),
+            _ => None,
+        })
+    };
+    let lost = alert(&batch.commands).unwrap();
+    fixture.restart(0, 0);
+    fixture.request(request(id(1)));
+    fixture.load();
+    assert_eq!(alert(&fixture.round()), Some(lost));
 }
 
 #[test]

@@ -96,20 +96,21 @@ impl Live {
                 self.pending.tell.insert(index);
                 self.pending.tell_again.remove(index);
             }
-            let definition = self
-                .workflow
-                .as_ref()
-                .map(|workflow| &workflow.steps()[index]);
-            let has_failed = matches!(step.state, StepState::Failed | StepState::TimedOut);
-            if has_failed
-                && step.retry_at.is_some()
-                && definition.is_some_and(|definition| {
-                    definition.exhausted == Exhausted::Wait
-                        && step.failure_count == definition.run.failures_max
-                })
-            {
-                self.pending.waiting = Some(index);
+            if self.keeps_failing(index) {
+                self.pending.waiting.insert(index);
             }
         }
+    }
+
+    /// Whether a step has just failed as often as it may, and is now tried with long waits.
+    pub(super) fn keeps_failing(&self, index: usize) -> bool {
+        let step = &self.state.steps[index];
+        let definition = self.workflow.as_ref().map(|found| &found.steps()[index]);
+        matches!(step.state, StepState::Failed | StepState::TimedOut)
+            && step.retry_at.is_some()
+            && definition.is_some_and(|definition| {
+                definition.exhausted == Exhausted::Wait
+                    && step.failure_count == definition.run.failures_max
+            })
     }
 }
