@@ -38,7 +38,10 @@ pub(super) fn add(live: &Live, pending: Pending, ownership: &Ownership, sends: &
         sends.extend(failed_operation(live).map(Command::Send));
     }
     for index in pending.waiting.iter() {
-        sends.push(Command::Send(waiting_alert(live, index)));
+        // Likewise.
+        if live.keeps_failing(index) {
+            sends.push(Command::Send(waiting_alert(live, index)));
+        }
     }
     if pending.announce {
         sends.extend(parked_alert(live).map(Command::Send));
@@ -340,6 +343,7 @@ fn waiting_alert(live: &Live, index: usize) -> Message {
     Message::Alert(Box::new(OperatorAlert {
         step: Some(name),
         error: step.error.clone(),
+        at: step.changed_at,
         ..alert(live, AlertKind::Waiting, &event, advice)
     }))
 }

@@ -103,7 +103,7 @@ impl Live {
     }
 
     /// Whether a step has just failed as often as it may, and is now tried with long waits.
-    pub(super) fn keeps_failing(&self, index: usize) -> bool {
+    pub(in crate::partition) fn keeps_failing(&self, index: usize) -> bool {
         let step = &self.state.steps[index];
         let definition = self.workflow.as_ref().map(|found| &found.steps()[index]);
         matches!(step.state, StepState::Failed | StepState::TimedOut)
