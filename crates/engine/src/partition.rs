@@ -340,9 +340,8 @@ impl PartitionEngine {
         }
         let Amendment::Cancel { workflow } = &request.amendment else {
             self.stats.amendments_refused += 1;
-            self.open
-                .sends
-                .push(messages::answer_unknown(&request, position, now));
+            let answer = messages::answer_unknown(&request, position, now);
+            self.open.sends.push(answer);
             self.open.done.requests.push(position.offset);
             return;
         };

@@ -22,6 +22,8 @@ pub(super) struct OpenBatch {
     changed: Vec<OperationId>,
     /// Messages that belong to no operation in memory.
     pub(super) sends: Vec<Message>,
+    /// Operations whose rows could not be read.
+    pub(super) reminders: Vec<OperationId>,
     /// What is done when it settles.
     pub(super) done: Done,
     /// Operations that leave memory, or at least release their request, when it settles.
@@ -62,6 +64,7 @@ impl OpenBatch {
             number,
             changed: Vec::new(),
             sends: Vec::new(),
+            reminders: Vec::new(),
             done: Done::default(),
             departures: Vec::new(),
         }
@@ -96,6 +99,7 @@ impl OpenBatch {
     fn is_empty(&self) -> bool {
         self.changed.is_empty()
             && self.sends.is_empty()
+            && self.reminders.is_empty()
             && self.done.is_empty()
             && self.departures.is_empty()
     }
@@ -143,6 +147,10 @@ impl PartitionEngine {
         };
         for id in open.changed {
             self.add_commands(id, now, &mut commands);
+        }
+        for operation in open.reminders {
+            let due = index_at(now + self.config.unreadable_again, now);
+            commands.index.push(Command::Index { due, operation });
         }
         commands
             .sends

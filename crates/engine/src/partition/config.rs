@@ -26,6 +26,8 @@ pub struct EngineConfig {
     /// How long the supervisor may take to decide about an operation that failed for good, before
     /// the deadline index reminds it.
     pub decide_within: Duration,
+    /// After how long an operation whose row could not be read is looked at again.
+    pub unreadable_again: Duration,
     /// Whether every operation's steps are told on `operation-status`, and not only to callers who
     /// named a topic of their own.
     pub tell_steps: bool,
@@ -41,6 +43,7 @@ impl Default for EngineConfig {
             in_flight_bytes_max: 64 * 1024 * 1024,
             timeout_grace: Duration::from_millis(500),
             decide_within: Duration::from_secs(15),
+            unreadable_again: Duration::from_secs(10 * 60),
             tell_steps: false,
         }
     }

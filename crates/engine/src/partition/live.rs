@@ -308,12 +308,16 @@ impl Live {
         desk.stats.handed_off += 1;
     }
 
-    /// An entry of the deadline index came up. While the operation lives, another must stand.
+    /// An entry of the deadline index came up. While the operation lives, another must stand, also if
+    /// its row says nothing of a hand-off: while the row could not be read the checkpoint may have
+    /// passed its request.
     pub(super) fn index_entry_came_up(&mut self, due: Timestamp, desk: &mut Desk<'_>) {
         let another_stands = self.indexed.is_some_and(|indexed| indexed > due);
-        if self.state.state.is_final() || !self.state.handed_off || another_stands {
+        if self.state.state.is_final() || another_stands {
             return;
         }
+        self.pending.attention |= !self.state.handed_off;
+        self.state.handed_off = true;
         self.indexed = None;
         self.changed(desk);
     }

@@ -109,7 +109,9 @@ impl PartitionEngine {
     }
 
     /// Lets go of an operation whose row cannot be read: what waited for it is done, a person is
-    /// told, and the row stays as it is.
+    /// told, and the row stays as it is. (Nothing is answered: what was asked may have been done
+    /// before.) The deadline index has it looked at again, for the row may
+    /// have been restored by then.
     pub(super) fn unloadable(&mut self, id: OperationId, cause: String, now: Timestamp) {
         let Some(loading) = self.take_loading(id) else {
             return;
@@ -122,6 +124,7 @@ impl PartitionEngine {
         self.open
             .sends
             .push(messages::unloadable_alert(id, error, now));
+        self.open.reminders.push(id);
         for event in loading.waiting {
             match event {
                 Waiting::Request { offset, .. } => {

@@ -374,7 +374,8 @@ pub(super) fn unloadable_alert(id: OperationId, error: StepError, now: Timestamp
         tenant: String::new(),
         step: None,
         error: Some(error),
-        advice: "Restore the row from a backup. Nothing is done for the operation until then."
+        advice: "Restore the row from a backup. Until then nothing is done for the operation, and \
+                 what is asked of it is dropped."
             .to_owned(),
         at: now,
     }))

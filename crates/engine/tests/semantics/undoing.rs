@@ -554,6 +554,7 @@ fn a_row_that_cannot_be_read_holds_nothing_up_and_a_person_is_told() {
     fixture.request(create);
     fixture.reply(id(1), success("a", 1));
     fixture.hint(T0, id(1));
+    fixture.cancel(1);
     assert_eq!(fixture.engine.loads(), [id(1)]);
     fixture.apply(waybill_engine::Event::Unloadable {
         operation: id(1),
@@ -561,7 +562,8 @@ fn a_row_that_cannot_be_read_holds_nothing_up_and_a_person_is_told() {
     });
     assert_eq!(
         told(&fixture.round()),
-        ["alert row-unreadable row-unreadable"]
+        ["index 600000", "alert row-unreadable row-unreadable",],
+        "it is looked at again when the row may have been restored"
     );
     let checkpoint = fixture.engine.checkpoint();
     assert_eq!(
@@ -570,7 +572,7 @@ fn a_row_that_cannot_be_read_holds_nothing_up_and_a_person_is_told() {
             checkpoint.replies.0,
             checkpoint.recoveries.0
         ),
-        (1, 1, 1)
+        (2, 1, 1)
     );
     assert_eq!(fixture.engine.in_flight().bytes, 0);
 }

@@ -324,7 +324,12 @@ impl Run {
         }
         let partition = self.home_of(reply.operation);
         self.judge_reply(partition, &reply);
-        self.store.shards[partition].replies.push(Rc::new(reply));
+        let replies = &mut self.store.shards[partition].replies;
+        replies.push(Some(Rc::new(reply)));
+        if self.plan.transactions {
+            replies.push(None);
+            self.seen.count(Sight::TransactionMarkers);
+        }
         self.wake_owners(partition, Source::Replies);
         if !is_orphan && !is_copy {
             self.agents.tasks[task].is_done = true;

@@ -10,6 +10,7 @@ use waybill_engine::{
 
 use crate::bugs::Bug;
 use crate::history::Rule;
+use crate::judge::Writer;
 use crate::queue::What;
 use crate::run::Run;
 use crate::scheduler::{Life, position_of};
@@ -35,8 +36,8 @@ pub struct Intent {
 pub struct Commit {
     number: BatchNumber,
     began: Timestamp,
-    /// What the owner's clock said when it took the batch.
-    pub local: Timestamp,
+    /// What its owner knew when it took the batch.
+    pub writer: Writer,
     writes: VecDeque<Command>,
     has_landed: bool,
     /// Its writes leave the owner's memory only when they land.
@@ -59,7 +60,8 @@ pub struct Unsettled {
 impl Run {
     pub fn commit(&mut self, index: usize) {
         self.commit_begins(index);
-        if self.owners[index].commit.is_some() {
+        let owner = &self.owners[index];
+        if owner.commit.is_some() || owner.is_releasing() {
             return;
         }
         if !self.has_valid_lease(index) {
@@ -77,7 +79,8 @@ impl Run {
             return;
         };
         self.check_batch(index, &batch);
-        let commit = self.prepare(batch, local);
+        let writer = self.owners[index].writer(local);
+        let commit = self.prepare(batch, writer);
         if self.bug == Some(Bug::SendBeforePersist) {
             self.dispatch(index, commit.number, commit.sends.clone(), Vec::new());
         }
@@ -108,11 +111,11 @@ impl Run {
     }
 
     /// Splits a batch into what is written and what is sent, and corrupts it if a bug is planted.
-    fn prepare(&mut self, batch: Batch, local: Timestamp) -> Commit {
+    fn prepare(&mut self, batch: Batch, writer: Writer) -> Commit {
         let mut commit = Commit {
             number: batch.number,
             began: self.now,
-            local,
+            writer,
             writes: VecDeque::new(),
             has_landed: false,
             is_buffered: self.rng.chance(50),
@@ -221,10 +224,10 @@ impl Run {
             self.rng.index(commit.writes.len() + 1)
         };
         commit.has_landed |= count > 0;
-        let local = commit.local;
+        let writer = commit.writer;
         let writes: Vec<_> = commit.writes.drain(..count).collect();
         for write in writes {
-            self.write(index, write, local);
+            self.write(index, write, writer);
         }
         if is_rest {
             let after = self.rng.below(1_000);
@@ -238,12 +241,13 @@ impl Run {
     pub fn land_late(&mut self, index: usize, writes: Vec<Command>) {
         let mut clock = self.owners[index].clock;
         let local = clock.read(self.now);
+        let writer = self.owners[index].writer(local);
         for write in writes {
-            self.write(index, write, local);
+            self.write(index, write, writer);
         }
     }
 
-    fn write(&mut self, index: usize, write: Command, local: Timestamp) {
+    fn write(&mut self, index: usize, write: Command, writer: Writer) {
         match write {
             Command::Index { due, operation } => {
                 let partition = self.owners[index].partition;
@@ -251,7 +255,7 @@ impl Run {
                 self.note(operation, || format!("index: an entry at {due:?}"));
             }
             Command::Attention { operation, .. } => self.store.attention.push(operation),
-            Command::Persist(change) => self.persist(index, *change, local),
+            Command::Persist(change) => self.persist(index, *change, writer),
             Command::Send(_) => unreachable!("messages are no writes"),
         }
     }

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 use waybill_engine::{
-    Amendment, Attempt, Batch, Command, FailedOperation, OperationId, OperationRequest,
+    AlertKind, Amendment, Attempt, Batch, Command, FailedOperation, OperationId, OperationRequest,
     OperationRow, OperationStatus, OperatorAlert, ProcessState, Recovery, RecoveryVerb,
-    RequestHash, Stamp, StatusKind, StepReply, StepRequest, StepState,
+    RequestHash, Stamp, StatusKind, StepReply, StepRequest, StepState, Timestamp,
 };
 
 use crate::agents::describe;
@@ -38,6 +38,15 @@ struct Reply {
     step: usize,
     attempt: Attempt,
     undoes: bool,
+}
+
+/// Who wrote a row, and what it could know.
+#[derive(Clone, Copy, Debug)]
+pub struct Writer {
+    /// What its clock said when it decided.
+    pub local: Timestamp,
+    /// The end that the inbox had when it began, or had last woken up.
+    pub replies_end: usize,
 }
 
 /// What the judge remembers.
@@ -72,6 +81,13 @@ impl Judge {
     pub fn is_announced(&self, row: &OperationRow) -> bool {
         let event = row.id.event_id(&format!("status-{}", row.state.sequence));
         row.state.state.is_final() && self.statuses.contains_key(&event)
+    }
+
+    /// Whether a person knows that what came for an operation was dropped, because its row could not
+    /// be read.
+    fn was_unreadable(&self, operation: OperationId) -> bool {
+        let alert = operation.event_id("unloadable");
+        self.alerts.contains_key(&alert)
     }
 
     /// Whether a row has ever intended this attempt.
@@ -248,10 +264,12 @@ impl Run {
     pub fn take_alert(&mut self, alert: OperatorAlert) {
         let id = alert.operation;
         self.note(id, || format!("alert: {}", alert.kind.as_str()));
-        if alert.kind == waybill_engine::AlertKind::Waiting {
+        if alert.kind == AlertKind::Waiting {
             self.seen.count(Sight::Waits);
         }
         match self.judge.alerts.get(&alert.event_id) {
+            // It is raised each time that the row is met.
+            Some(_) if alert.kind == AlertKind::RowUnreadable => {}
             Some(before) if *before != alert => {
                 let before = before.clone();
                 self.fail(Rule::TwoVersions, id, || format!("{before:?}\n{alert:?}"));
@@ -302,10 +320,10 @@ impl Run {
         let is_hinted_at = entries.any(|(_, operation)| *operation == id)
             || recoveries.any(|recovery| recovery.operation == id);
         if !row.state.state.is_final() {
-            return row.state.handed_off && is_hinted_at;
+            return (row.state.handed_off || self.judge.was_unreadable(id)) && is_hinted_at;
         }
         // Whatever loads its row has its end announced, if that did not happen.
-        let mut replies = shard.replies[checkpoint.replies..].iter();
+        let mut replies = shard.replies[checkpoint.replies..].iter().flatten();
         let mut requests = shard.requests[checkpoint.requests..].iter();
         self.judge.is_announced(row)
             || is_hinted_at
@@ -342,6 +360,9 @@ impl Run {
             } else {
                 self.judge.sent_home.contains(&place)
             };
+        }
+        if self.judge.was_unreadable(id) {
+            return true;
         }
         let row = self.store.row(id);
         match &**request {
@@ -380,7 +401,9 @@ impl Run {
                     && step.attempt == reply.attempt
                     && (step.action == waybill_engine::Action::Compensate) == reply.undoes
             })?;
-            (is_ours && !self.judge.branched.contains(&row.id)).then_some((row.id, *reply))
+            let is_excused =
+                self.judge.branched.contains(&row.id) || self.judge.was_unreadable(row.id);
+            (is_ours && !is_excused).then_some((row.id, *reply))
         });
         if let Some((id, reply)) = awaited {
             self.fail(Rule::CheckpointAhead, id, || {

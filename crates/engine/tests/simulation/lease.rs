@@ -25,12 +25,14 @@ impl Run {
         let seen = self.store.shards[partition].lease;
         let patience = LEASE_MICROS + LEASE_MARGIN_MICROS;
         if seen.is_some_and(|lease| {
-            self.now.since(lease.changed_at).as_micros() < u128::from(patience)
+            !lease.is_free && self.now.since(lease.changed_at).as_micros() < u128::from(patience)
         }) {
             return;
         }
-        if seen.is_some() {
-            self.seen.count(Sight::TakeOvers);
+        match seen {
+            Some(lease) if lease.is_free => self.seen.count(Sight::HandedOver),
+            Some(_) => self.seen.count(Sight::TakeOvers),
+            None => {}
         }
         let owner = self.owners.len();
         let clock = Clock::new(self.owner_skew(), self.now);
@@ -41,6 +43,7 @@ impl Run {
             stamp_limit: self.stamp_limit(floor, clock),
             checkpoint: seen.map_or(Checkpoint::default(), |lease| lease.checkpoint),
             changed_at: self.now,
+            is_free: false,
         };
         self.store.shards[partition].lease = Some(lease);
         self.note_all(|| format!("owner {owner} takes partition {partition}: {lease:?}"));
@@ -103,6 +106,7 @@ impl Run {
             checkpoint.replies = owner.next[1];
         }
         owner.is_renewing = true;
+        let is_free = owner.may_release(self.now);
         let (epoch, limit, clock) = (owner.epoch, owner.stamp_limit, owner.clock);
         let lease = Box::new(Lease {
             owner: index,
@@ -110,6 +114,7 @@ impl Run {
             stamp_limit: self.stamp_limit(limit, clock),
             checkpoint,
             changed_at: held.changed_at,
+            is_free,
         });
         let is_slow = !self.plan.is_settling() && !self.is_calm() && self.rng.chance(3);
         let after = self.rng.below(if is_slow { 1_500_000 } else { 5_000 });
@@ -128,7 +133,8 @@ impl Run {
     pub fn renewal_lands(&mut self, index: usize, sent: Timestamp, lease: Lease) {
         let partition = self.owners[index].partition;
         let stored = &mut self.store.shards[partition].lease;
-        let is_written = stored.is_some_and(|stored| stored.epoch == lease.epoch);
+        let is_written =
+            stored.is_some_and(|stored| stored.epoch == lease.epoch && !stored.is_free);
         if is_written {
             *stored = Some(Lease {
                 changed_at: self.now,
@@ -156,6 +162,10 @@ impl Run {
         owner.is_renewing = false;
         if !is_written && !ignores {
             return self.give_up(index);
+        }
+        if is_written && lease.is_free {
+            owner.life = Life::GaveUp;
+            return self.note_all(|| format!("owner {index} has given its lease back"));
         }
         if is_written {
             owner.valid_until = valid_until(sent);

@@ -26,6 +26,12 @@ pub struct Plan {
     pub supervisors: usize,
     pub owner_crashes: u32,
     pub owner_pauses: u32,
+    /// Owners that stop in order, and give their lease back.
+    pub owner_stops: u32,
+    /// Rows that cannot be read for a while.
+    pub spoilt_rows: u32,
+    /// Whether agents write their replies in transactions, whose markers take offsets.
+    pub transactions: bool,
     pub supervisor_crashes: u32,
     pub agent_crashes: u32,
     pub interventions: u64,
@@ -60,6 +66,7 @@ impl Plan {
             in_flight_bytes_max: 1 << 20,
             timeout_grace: millis(rng, 0, 400),
             decide_within: millis(rng, 1_000, 5_000),
+            unreadable_again: millis(rng, 500, 4_000),
             tell_steps: rng.chance(10),
         };
         let workflows = workflows(rng, protection, bug);
@@ -69,9 +76,10 @@ impl Plan {
             if is_settling { 0 } else { count }
         };
         let (owner_crashes, owner_pauses) = (budget(4), budget(3));
-        let agent_crashes = match protection {
-            Protection::Tombstones => budget(3),
-            Protection::Evidence | Protection::Settling => 0,
+        let owner_stops = budget(2);
+        let (agent_crashes, spoilt_rows) = match protection {
+            Protection::Tombstones => (budget(3), budget(1)),
+            Protection::Evidence | Protection::Settling => (0, 0),
         };
         Self {
             partitions,
@@ -83,6 +91,9 @@ impl Plan {
             supervisors: 1 + rng.index(3),
             owner_crashes,
             owner_pauses,
+            owner_stops,
+            spoilt_rows,
+            transactions: rng.chance(20),
             supervisor_crashes: u32::try_from(rng.below(4)).unwrap(),
             agent_crashes,
             interventions: rng.below(7),

@@ -9,7 +9,7 @@ use waybill_engine::{
 };
 
 use crate::services::Deed;
-use crate::store::Lease;
+use crate::store::{Lease, Spoilt};
 use crate::supervisors::Receipt;
 
 /// Something that will happen.
@@ -21,6 +21,8 @@ pub enum What {
     Operate,
     /// Somebody sets a clock.
     SetClock,
+    /// A row cannot be read for a while.
+    Spoil,
 
     /// A record reaches `recovery`; whoever sent it learns of it.
     Recovery {
@@ -57,7 +59,7 @@ pub enum What {
     Loaded {
         owner: usize,
         operation: OperationId,
-        row: Option<Box<OperationRow>>,
+        row: Result<Option<Box<OperationRow>>, Spoilt>,
     },
     /// Takes the next batch, if there is one.
     Commit {
@@ -160,6 +162,7 @@ impl What {
     fn is_work(&self) -> bool {
         match self {
             Self::SetClock
+            | Self::Spoil
             | Self::Watch { .. }
             | Self::Start { .. }
             | Self::Poll { .. }

@@ -124,6 +124,10 @@ impl Run {
             let after = self.rng.below(8_000_000);
             self.later(after, What::SetClock);
         }
+        for _ in 0..self.plan.spoilt_rows {
+            let after = self.rng.below(8_000_000);
+            self.later(after, What::Spoil);
+        }
     }
 
     fn live(&mut self) {
@@ -146,6 +150,7 @@ impl Run {
             What::Ask(index) => self.ask(index),
             What::Operate => self.operate(),
             What::SetClock => self.set_clock(),
+            What::Spoil => self.spoil(),
             What::Recovery {
                 partition,
                 recovery,
@@ -223,7 +228,14 @@ impl Run {
             What::Start { .. } => self.start(owner),
             What::Poll { source, .. } => self.poll(owner, source),
             What::Loaded { operation, row, .. } => {
-                self.apply(owner, Event::Loaded { operation, row });
+                let event = match row {
+                    Ok(row) => Event::Loaded { operation, row },
+                    Err(spoilt) => Event::Unloadable {
+                        operation,
+                        cause: format!("{spoilt:?}"),
+                    },
+                };
+                self.apply(owner, event);
             }
             What::Commit { .. } => self.commit(owner),
             What::Committed { .. } => self.committed(owner),
@@ -303,6 +315,21 @@ impl Run {
         self.note_all(|| format!("a clock is set, now {offset} µs off"));
     }
 
+    /// A row goes bad; a person restores it some time later.
+    fn spoil(&mut self) {
+        let rows: Vec<_> = self.store.rows().map(|row| row.id).collect();
+        if rows.is_empty() {
+            return;
+        }
+        let operation = rows[self.rng.index(rows.len())];
+        let until = self.now + Duration::from_micros(self.rng.between(100_000, 8_000_000));
+        self.store.spoilt.insert(operation, until);
+        self.seen.count(Sight::SpoiltRows);
+        self.note(operation, || {
+            format!("its row cannot be read until {until:?}")
+        });
+    }
+
     pub fn skew(&mut self) -> i64 {
         let span = 2 * SKEW_MICROS.unsigned_abs() + 1;
         i64::try_from(self.rng.below(span)).unwrap() - SKEW_MICROS
@@ -326,8 +353,9 @@ impl Run {
         let idle = owner.engine.as_ref().is_some_and(|engine| {
             engine.in_flight() == InFlight::default() && !owner.has_work_under_way()
         });
+        let last_reply = shard.replies.iter().rposition(Option::is_some);
         idle && lease.checkpoint.requests == shard.requests.len()
-            && lease.checkpoint.replies == shard.replies.len()
+            && lease.checkpoint.replies >= last_reply.map_or(0, |last| last + 1)
             && lease.checkpoint.recoveries == shard.recoveries.len()
             && shard.failed_next == shard.failed.len()
     }

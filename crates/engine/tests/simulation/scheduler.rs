@@ -14,6 +14,7 @@ use waybill_engine::{
 use crate::bugs::Bug;
 use crate::clock::Clock;
 use crate::commit::{Commit, Unsettled};
+use crate::judge::Writer;
 use crate::queue::What;
 use crate::run::Run;
 use crate::seen::Sight;
@@ -22,6 +23,8 @@ use crate::workload::Record;
 
 /// What distinguishes a record's fingerprint from its offset.
 pub const FINGERPRINT_BASE: u64 = 1_000;
+/// How long whoever stops waits for what is on its way.
+const RELEASE_PATIENCE: Duration = Duration::from_millis(500);
 /// Who asks for what a planted bug wants asked.
 const AGAIN: &str = "again";
 
@@ -42,10 +45,16 @@ pub struct Owner {
     pub clock: Clock,
     pub life: Life,
     pub stands_still_until: Timestamp,
+    /// It stood still, and does not know yet what came into its inbox meanwhile.
+    stood_still: bool,
+    /// Since when it waits to give its lease back.
+    releasing_since: Option<Timestamp>,
     /// It may act until then.
     pub valid_until: Timestamp,
-    /// The end of the inbox when it started.
-    pub replies_end: usize,
+    /// The end that the inbox had when it started, or had last woken up.
+    inbox_end: usize,
+    /// The one that it went by when it decided what is in its next batch.
+    replies_end: usize,
     stamp_floor: Stamp,
     pub stamp_limit: Stamp,
     /// How far it has read its logs.
@@ -70,7 +79,10 @@ impl Owner {
             clock,
             life: Life::Runs,
             stands_still_until: lease.changed_at,
+            stood_still: false,
+            releasing_since: None,
             valid_until: lease.changed_at,
+            inbox_end: 0,
             replies_end: 0,
             stamp_floor,
             stamp_limit: lease.stamp_limit,
@@ -89,8 +101,25 @@ impl Owner {
         }
     }
 
+    /// What it knew when it decided what is in the batch that it takes.
+    pub fn writer(&mut self, local: Timestamp) -> Writer {
+        let replies_end = std::mem::replace(&mut self.replies_end, self.inbox_end);
+        Writer { local, replies_end }
+    }
+
+    /// Whether it writes nothing more.
+    pub fn is_releasing(&self) -> bool {
+        self.releasing_since.is_some()
+    }
+
     pub fn has_work_under_way(&self) -> bool {
         self.commit.is_some() || !self.unsettled.is_empty()
+    }
+
+    /// Whether it has stopped, and nothing of it is on its way, or not for much longer.
+    pub fn may_release(&self, now: Timestamp) -> bool {
+        self.releasing_since
+            .is_some_and(|since| !self.has_work_under_way() || now >= since + RELEASE_PATIENCE)
     }
 
     /// Whether no row can be written before the lease is renewed.
@@ -112,7 +141,8 @@ impl Run {
         let ignores_inbox = self.bug == Some(Bug::TimeOutBeforeInboxIsRead);
         let owner = &mut self.owners[index];
         let shard = &self.store.shards[owner.partition];
-        owner.replies_end = shard.replies.len();
+        owner.inbox_end = shard.replies.len();
+        owner.replies_end = owner.inbox_end;
         let ownership = Ownership {
             partition: PartitionId(u32::try_from(owner.partition).unwrap()),
             partitions: self.plan.partitions,
@@ -146,7 +176,11 @@ impl Run {
         if owner.life != Life::Runs || owner.stands_still_until > self.now {
             return false;
         }
-        if self.is_calm() || (self.plan.owner_crashes == 0 && self.plan.owner_pauses == 0) {
+        if owner.stood_still {
+            self.wake_up(index);
+        }
+        let left = self.plan.owner_crashes + self.plan.owner_pauses + self.plan.owner_stops;
+        if self.is_calm() || left == 0 {
             return true;
         }
         match self.rng.below(160) {
@@ -160,11 +194,30 @@ impl Run {
                 self.seen.count(Sight::Pauses);
                 let micros = self.rng.between(1_000, 5_000_000);
                 self.owners[index].stands_still_until = self.now + Duration::from_micros(micros);
+                self.owners[index].stood_still = true;
                 self.note_all(|| format!("owner {index} stands still for {micros} µs"));
                 false
             }
+            2 if self.plan.owner_stops > 0 && self.owners[index].engine.is_some() => {
+                self.plan.owner_stops -= 1;
+                self.owners[index].releasing_since.get_or_insert(self.now);
+                self.note_all(|| format!("owner {index} is stopped"));
+                true
+            }
             _ => true,
         }
+    }
+
+    /// Before any time-out, the inbox is read to the end that it has by now.
+    fn wake_up(&mut self, index: usize) {
+        let owner = &mut self.owners[index];
+        owner.stood_still = false;
+        if owner.engine.is_none() || self.bug == Some(Bug::TimeOutBeforeInboxIsRead) {
+            return;
+        }
+        owner.inbox_end = self.store.shards[owner.partition].replies.len();
+        let end = offset(owner.inbox_end);
+        self.apply(index, Event::InboxEnd(end));
     }
 
     /// Defers what an owner would do while it stands still; a dead one does nothing.
@@ -208,6 +261,9 @@ impl Run {
             let Some(engine) = &owner.engine else {
                 return;
             };
+            if owner.releasing_since.is_some() {
+                return;
+            }
             if source == Source::Requests && !engine.has_room() {
                 self.seen.count(Sight::WindowWasFull);
                 return;
@@ -236,7 +292,10 @@ impl Run {
         match source {
             Source::Requests => Some(self.request_event(partition, shard.requests.get(at)?, at)),
             Source::Replies => {
-                let mut reply = (**shard.replies.get(at)?).clone();
+                let Some(reply) = shard.replies.get(at)? else {
+                    return Some(Event::InboxRead(offset.next()));
+                };
+                let mut reply = (**reply).clone();
                 if self.bug == Some(Bug::DropLateSuccess) && self.is_undone(reply.operation) {
                     reply.step = "dropped".to_owned();
                 }
@@ -354,7 +413,8 @@ impl Run {
     }
 
     pub fn read(&mut self, index: usize, operation: OperationId) {
-        let row = self.store.row(operation).cloned().map(Box::new);
+        let read = self.store.read(operation, self.now);
+        let row = read.map(|row| row.cloned().map(Box::new));
         let after = if self.rng.chance(90) {
             200
         } else {

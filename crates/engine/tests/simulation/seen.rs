@@ -13,6 +13,9 @@ pub enum Sight {
     CrashBeforeSettling,
     Pauses,
     TakeOvers,
+    HandedOver,
+    SpoiltRows,
+    TransactionMarkers,
     FencedCommits,
     FencedRenewals,
     FencedWrites,
@@ -55,7 +58,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 50] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -64,6 +67,9 @@ impl Sight {
         Self::CrashBeforeSettling,
         Self::Pauses,
         Self::TakeOvers,
+        Self::HandedOver,
+        Self::SpoiltRows,
+        Self::TransactionMarkers,
         Self::FencedCommits,
         Self::FencedRenewals,
         Self::FencedWrites,

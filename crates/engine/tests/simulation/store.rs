@@ -33,7 +33,13 @@ pub struct Lease {
     pub checkpoint: Checkpoint,
     /// When it was last written.
     pub changed_at: Timestamp,
+    /// Its owner has given it back.
+    pub is_free: bool,
 }
+
+/// A row that cannot be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spoilt;
 
 /// What became of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +55,8 @@ pub enum Written {
 #[derive(Debug, Default)]
 pub struct Shard {
     pub requests: Vec<Record>,
-    pub replies: Vec<Rc<StepReply>>,
+    /// `None` where a transaction's marker lies.
+    pub replies: Vec<Option<Rc<StepReply>>>,
     pub recoveries: Vec<Rc<Recovery>>,
     pub failed: Vec<Rc<FailedOperation>>,
     /// How far supervisors are known to have consumed `failed`.
@@ -68,6 +75,8 @@ pub struct Store {
     pub shards: Vec<Shard>,
     rows: Vec<Row>,
     pub attention: Vec<OperationId>,
+    /// Rows that cannot be read until then, or until they are written.
+    pub spoilt: BTreeMap<OperationId, Timestamp>,
 }
 
 #[derive(Debug)]
@@ -87,6 +96,14 @@ impl Store {
         let mut rows = self.rows.iter();
         rows.find(|stored| stored.row.id == id)
             .map(|stored| &stored.row)
+    }
+
+    /// Reads a row as the processes do.
+    pub fn read(&self, id: OperationId, now: Timestamp) -> Result<Option<&OperationRow>, Spoilt> {
+        match self.spoilt.get(&id) {
+            Some(until) if *until > now => Err(Spoilt),
+            Some(_) | None => Ok(self.row(id)),
+        }
     }
 
     pub fn rows(&self) -> impl Iterator<Item = &OperationRow> {
@@ -125,6 +142,7 @@ impl Store {
         }
         stored.row.stamp = change.stamp;
         stored.row.state = change.state;
+        self.spoilt.remove(&change.id);
         Written::Stands
     }
 

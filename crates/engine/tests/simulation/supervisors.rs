@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use waybill_engine::{OperationId, Recovery, Source, Supervision, Timestamp};
+use waybill_engine::{OperationId, Recovery, RecoveryVerb, Source, Supervision, Timestamp};
 
 use crate::bugs::Bug;
 use crate::clock::Clock;
@@ -15,7 +15,7 @@ use crate::queue::What;
 use crate::rng::Rng;
 use crate::run::Run;
 use crate::seen::Sight;
-use crate::store::bucket_of;
+use crate::store::{Spoilt, bucket_of};
 
 /// How long a shard stays with a supervisor that has gone silent.
 const SHARD_LEASE_MICROS: u64 = 1_500_000;
@@ -246,14 +246,34 @@ impl Run {
             of: Of::Bucket(bucket_of(due)),
         };
         let local = self.supervisors[index].clock.read(self.now);
-        let row = self.store.row(operation);
-        let asked = row.map(|row| self.supervision(index).entry_came_up(row, due, local));
-        let asked = asked.unwrap_or_default();
+        let asked = match self.store.read(operation, self.now) {
+            Ok(Some(row)) => self.supervision(index).entry_came_up(row, due, local),
+            // The scheduler knows what to make of it.
+            Ok(None) | Err(Spoilt) => vec![self.look_at(index, operation, due, local)],
+        };
         if let Some(bucket) = self.bucket(&receipt) {
             bucket.open = bucket.open + asked.len() - 1;
         }
         for recovery in asked {
             self.send_recovery(shard, recovery, receipt);
+        }
+    }
+
+    fn look_at(
+        &self,
+        index: usize,
+        operation: OperationId,
+        due: Timestamp,
+        local: Timestamp,
+    ) -> Recovery {
+        Recovery {
+            id: operation.event_id("wake"),
+            operation,
+            asked_by: self.supervisors[index].name.clone(),
+            reason: "its row was not read".to_owned(),
+            asked_at: local,
+            due: Some(due),
+            verb: RecoveryVerb::Wake,
         }
     }
 

@@ -24,12 +24,17 @@ impl Run {
             let Some(row) = self.store.row(*id).cloned() else {
                 return self.fail(Rule::Lost, *id, || "it has no row".to_owned());
             };
-            if create.is_some_and(|hash| hash != row.created.request_hash) {
+            let was_unreadable = self.judge.was_unreadable(*id);
+            if create.is_some_and(|hash| hash != row.created.request_hash) && !was_unreadable {
                 self.fail(Rule::Lost, *id, || {
                     "another request took its place".to_owned()
                 });
             }
             self.judge_announcements(&row);
+            // What was dropped meanwhile is for the person to see to who was told.
+            if was_unreadable {
+                continue;
+            }
             self.judge_effects(&row);
             self.judge_amendments(&row);
             self.judge_operators(&row);

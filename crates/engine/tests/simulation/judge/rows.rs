@@ -2,10 +2,10 @@
 
 use waybill_engine::{
     Action, OperationId, OperationRow, OperationState, ProcessState, RowChange, StepProgress,
-    StepState, Timestamp, Workflow,
+    StepState, Workflow,
 };
 
-use super::has_ended;
+use super::{Writer, has_ended};
 use crate::bugs::Bug;
 use crate::commit::intents;
 use crate::history::Rule;
@@ -13,23 +13,11 @@ use crate::run::Run;
 use crate::seen::Sight;
 use crate::store::Written;
 
-/// Who wrote a row, and what it could know.
-struct Writer {
-    /// What its clock said when it decided.
-    local: Timestamp,
-    /// The end of the inbox when it began.
-    replies_end: usize,
-}
-
 impl Run {
     /// A row becomes durable, if its stamp is not too low.
-    pub fn persist(&mut self, index: usize, change: RowChange, local: Timestamp) {
+    pub fn persist(&mut self, index: usize, change: RowChange, writer: Writer) {
         let (id, epoch) = (change.id, change.state.epoch);
         let owner = &self.owners[index];
-        let writer = Writer {
-            local,
-            replies_end: owner.replies_end,
-        };
         let lease = self.store.shards[owner.partition].lease;
         let is_late = lease.is_none_or(|lease| lease.epoch != owner.epoch);
         let is_within = lease.is_none_or(|lease| is_late || change.stamp < lease.stamp_limit);
@@ -204,7 +192,9 @@ impl Run {
                 )
             });
         }
-        let timed_out = after.state == StepState::TimedOut && after.attempt == before.attempt;
+        let timed_out = after.state == StepState::TimedOut
+            && after.attempt == before.attempt
+            && !self.judge.was_unreadable(id);
         if timed_out && first_reply.is_some_and(|at| at < writer.replies_end) {
             self.fail(Rule::ReplyPassedOver, id, || {
                 format!("step {index}: {before:?} timed out, its reply is {first_reply:?}")
