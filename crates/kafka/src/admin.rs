@@ -1,5 +1,6 @@
 //! Topics: making, deleting and looking at them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
+use rdkafka::metadata::{Metadata, MetadataTopic};
 use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
 
 use waybill_engine::{Offset, PartitionId};
@@ -21,6 +23,8 @@ use crate::settings::KafkaSettings;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long one look for a broker may take while waiting for it.
 const READY_PROBE: Duration = Duration::from_secs(1);
+/// What a look at a topic is called where it fails.
+const LOOKING: &str = "looking at topic";
 
 /// A topic to be made.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -246,47 +250,43 @@ impl Admin {
         Ok(())
     }
 
+    /// The topics that there are and how many partitions each has, by name. Of those that the
+    /// broker guards, it tells only what this client may see.
+    pub async fn topics(&self) -> Result<BTreeMap<String, u32>, AdminError> {
+        let found = self.metadata("listing topics", None).await?;
+        let mut topics = BTreeMap::new();
+        for topic in found.topics() {
+            if let Some(partitions) = partitions_of(topic)? {
+                topics.insert(topic.name().to_owned(), partitions);
+            }
+        }
+        Ok(topics)
+    }
+
     /// How many partitions a topic has; `None` if there is no such topic.
     pub async fn topic_partitions(&self, topic: &str) -> Result<Option<u32>, AdminError> {
-        const ACTION: &str = "looking at topic";
+        let found = self.metadata(LOOKING, Some(topic.to_owned())).await?;
+        let mut topics = found.topics().iter();
+        let topic = topics.find(|found| found.name() == topic);
+        Ok(topic.map(partitions_of).transpose()?.flatten())
+    }
+
+    /// What the brokers say of one topic, or of all.
+    async fn metadata(
+        &self,
+        action: &'static str,
+        topic: Option<String>,
+    ) -> Result<Metadata, AdminError> {
         let client = Arc::clone(&self.client);
-        let name = topic.to_owned();
-        let found = tokio::task::spawn_blocking(move || {
-            let metadata = client
+        let answer = tokio::task::spawn_blocking(move || {
+            client
                 .inner()
-                .fetch_metadata(Some(&name), REQUEST_TIMEOUT)?;
-            Ok(metadata
-                .topics()
-                .iter()
-                .find(|found| found.name() == name)
-                .map(|found| (found.error(), found.partitions().len())))
+                .fetch_metadata(topic.as_deref(), REQUEST_TIMEOUT)
         });
-        let found = found
+        answer
             .await
             .map_err(|_| AdminError::Stopped)?
-            .map_err(|source| AdminError::Request {
-                action: ACTION,
-                source,
-            })?;
-        match found {
-            None
-            | Some((
-                Some(
-                    RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART
-                    | RDKafkaRespErr::RD_KAFKA_RESP_ERR__UNKNOWN_TOPIC,
-                ),
-                _,
-            )) => Ok(None),
-            Some((Some(error), _)) => {
-                let topic = topic.to_owned();
-                Err(AdminError::Topic {
-                    action: ACTION,
-                    topic,
-                    code: error.into(),
-                })
-            }
-            Some((None, partitions)) => Ok(Some(u32::try_from(partitions).unwrap_or(u32::MAX))),
-        }
+            .map_err(|source| AdminError::Request { action, source })
     }
 }
 
@@ -302,6 +302,24 @@ impl fmt::Debug for Admin {
 struct Quiet;
 
 impl ClientContext for Quiet {}
+
+/// How many partitions a topic has; `None` if it is not there, or no more.
+fn partitions_of(topic: &MetadataTopic) -> Result<Option<u32>, AdminError> {
+    match topic.error() {
+        None => Ok(Some(
+            u32::try_from(topic.partitions().len()).unwrap_or(u32::MAX),
+        )),
+        Some(
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART
+            | RDKafkaRespErr::RD_KAFKA_RESP_ERR__UNKNOWN_TOPIC,
+        ) => Ok(None),
+        Some(error) => Err(AdminError::Topic {
+            action: LOOKING,
+            topic: topic.name().to_owned(),
+            code: error.into(),
+        }),
+    }
+}
 
 fn admin_options() -> AdminOptions {
     AdminOptions::new()

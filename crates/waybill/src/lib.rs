@@ -10,6 +10,7 @@
 
 pub mod admin;
 pub mod alerts;
+mod chain;
 pub mod cli;
 mod clock;
 pub mod config;

@@ -1,12 +1,17 @@
 //! `waybill ops` as a process, against a `waybill up` in another whose services are told to fail.
 
-use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+#[path = "support/process.rs"]
+mod process;
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use process::{Process, log_tail};
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,8 +35,8 @@ steps:
 /// A running `waybill up`. Dropping it kills it.
 struct World {
     dir: TempDir,
-    process: Child,
-    addresses: BTreeMap<String, String>,
+    _process: Process,
+    addresses: HashMap<String, SocketAddr>,
     client: reqwest::Client,
 }
 
@@ -50,45 +55,21 @@ impl World {
         std::fs::write(&workflow, PARCEL).unwrap();
         let config = format!("workflows: {{files: ['{}']}}\n", workflow.display());
         std::fs::write(dir.path().join("waybill.yaml"), config).unwrap();
-        let mut process = Command::new(env!("CARGO_BIN_EXE_waybill"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+        command
             .arg("up")
             .arg("--config")
             .arg(dir.path().join("waybill.yaml"))
             .arg("--data-dir")
-            .arg(dir.path().join("data"))
-            .args(["--http", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
-            .args([
-                "--broker-listen",
-                "127.0.0.1:0",
-                "--services",
-                "127.0.0.1:0",
-            ])
-            .stdout(Stdio::piped())
-            .stderr(std::fs::File::create(dir.path().join("log.txt")).unwrap())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let mut addresses = BTreeMap::new();
-        while ["http", "admin", "services"]
-            .iter()
-            .any(|name| !addresses.contains_key(*name))
-        {
-            let line = lines
-                .next()
-                .expect("the process announces its addresses")
-                .unwrap();
-            if let Some((name, address)) = line
-                .strip_prefix("listening ")
-                .and_then(|rest| rest.split_once(' '))
-            {
-                addresses.insert(name.to_owned(), address.to_owned());
-            }
+            .arg(dir.path().join("data"));
+        for flag in ["--http", "--admin", "--broker-listen", "--services"] {
+            command.args([flag, "127.0.0.1:0"]);
         }
-        // Read to the end, so that the process never blocks on a full pipe.
-        std::thread::spawn(move || lines.for_each(drop));
+        let listeners = ["http", "admin", "services"];
+        let (process, addresses) = Process::start(command, &listeners, &dir.path().join("log.txt"));
         let world = Self {
             dir,
-            process,
+            _process: process,
             addresses,
             client: reqwest::Client::new(),
         };
@@ -109,11 +90,10 @@ impl World {
     async fn eventually(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !holds().await {
-            let log = self.dir.path().join("log.txt");
             assert!(
                 Instant::now() < deadline,
                 "not reached: {what}\n{}",
-                std::fs::read_to_string(log).unwrap_or_default()
+                log_tail(&self.dir.path().join("log.txt"))
             );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -121,7 +101,8 @@ impl World {
 
     fn ops(&self, line: &str) -> Ran {
         let arguments: Vec<&str> = line.split_whitespace().collect();
-        run(&[&arguments[..], &["--http", &self.addresses["http"]]].concat())
+        let http = self.addresses["http"].to_string();
+        run(&[&arguments[..], &["--http", &http]].concat())
     }
 
     /// What a command listed, as JSON.
@@ -216,13 +197,6 @@ impl World {
         }
         standing.retain(|_, effects| *effects != 0);
         standing
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

@@ -4,13 +4,18 @@
 //! A block ```` ```console ```` has commands (`$ …`) with their output below them; one that says
 //! `console until` is repeated until the output is as printed. `…` matches anything within a line.
 
-use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+#[path = "support/process.rs"]
+mod process;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+
+use process::{Process, log_tail};
 
 /// How long an output is waited for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -115,9 +120,9 @@ fn line_matches(expected: &str, line: &str) -> bool {
 /// The `waybill up` of the page, on ports of its own.
 struct World {
     dir: TempDir,
-    process: Child,
+    _process: Process,
     root: PathBuf,
-    addresses: BTreeMap<String, String>,
+    addresses: HashMap<String, SocketAddr>,
 }
 
 impl World {
@@ -136,27 +141,13 @@ impl World {
         for flag in ["--http", "--admin", "--broker-listen", "--services"] {
             command.args([flag, "127.0.0.1:0"]);
         }
-        let mut process = command
-            .stdout(Stdio::piped())
-            .stderr(std::fs::File::create(dir.path().join("log.txt")).unwrap())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let mut addresses = BTreeMap::new();
-        while addresses.len() < 4 {
-            let line = lines.next().expect("it announces its addresses").unwrap();
-            let announced = line.strip_prefix("listening ");
-            if let Some((name, address)) = announced.and_then(|rest| rest.split_once(' ')) {
-                addresses.insert(name.to_owned(), address.to_owned());
-            }
-        }
-        // Read to the end, so that the process never blocks on a full pipe.
-        std::thread::spawn(move || lines.for_each(drop));
+        let listeners = ["http", "admin", "broker", "services"];
+        let (process, addresses) = Process::start(command, &listeners, &dir.path().join("log.txt"));
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_waybill"), dir.path().join("waybill"))
             .unwrap();
         let world = Self {
             dir,
-            process,
+            _process: process,
             root: root.to_owned(),
             addresses,
         };
@@ -181,27 +172,20 @@ impl World {
             ("services", "127.0.0.1:8082"),
             ("broker", "127.0.0.1:9092"),
         ] {
-            command = command.replace(address, &self.addresses[name]);
+            command = command.replace(address, &self.addresses[name].to_string());
         }
         let path = std::env::var("PATH").unwrap_or_default();
         let output = Command::new("bash")
             .args(["-c", &command])
             .current_dir(&self.root)
             .env("PATH", format!("{}:{path}", self.dir.path().display()))
-            .env("WAYBILL_HTTP__LISTEN", &self.addresses["http"])
+            .env("WAYBILL_HTTP__LISTEN", self.addresses["http"].to_string())
             .output()
             .unwrap();
         String::from_utf8(output.stdout).unwrap()
     }
 
     fn log(&self) -> String {
-        std::fs::read_to_string(self.dir.path().join("log.txt")).unwrap_or_default()
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        _ = self.process.kill();
-        _ = self.process.wait();
+        log_tail(&self.dir.path().join("log.txt"))
     }
 }

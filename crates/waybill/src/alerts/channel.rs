@@ -75,9 +75,3 @@ impl Failure {
         }
     }
 }
-
-/// An error with all its causes, on one line.
-pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}

@@ -20,8 +20,9 @@ use tokio::time;
 
 use super::ReceiverError;
 use super::alert::{AlertError, Message, clip};
-use super::channel::{Failure, with_causes};
+use super::channel::Failure;
 use super::trust::read_certificates;
+use crate::chain::chain;
 use crate::config::{EmailConfig, EmailTls};
 
 /// The longest subject, in bytes: what mail programs show of it is less.
@@ -79,7 +80,7 @@ impl Email {
         }
         let letter = letter.body(text(message));
         let letter = letter.map_err(|error| Failure::Refused {
-            cause: with_causes(&error),
+            cause: chain(&error),
         })?;
         Ok(Letter {
             email: self,

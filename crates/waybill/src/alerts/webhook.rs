@@ -22,9 +22,10 @@ use sha2::Sha256;
 
 use super::ReceiverError;
 use super::alert::{Alert, Message};
-use super::channel::{Failure, with_causes};
+use super::channel::Failure;
 use super::template::{Escape, Template};
 use super::trust::read_certificates;
+use crate::chain::chain;
 use crate::config::{Secret, WebhookConfig};
 use crate::telemetry::VERSION;
 
@@ -89,7 +90,7 @@ impl Webhook {
             .timeout(timeout)
             .tls_certs_merge(certificates)
             .build()
-            .map_err(|error| ReceiverError::new("url", with_causes(&error)))?;
+            .map_err(|error| ReceiverError::new("url", chain(&error)))?;
         Ok(Self {
             client,
             url,
@@ -169,7 +170,7 @@ impl Call<'_> {
         match request.body(self.body.clone()).send().await {
             Ok(response) => judge(&response, Timestamp::now()),
             // The URL may hold a secret.
-            Err(error) => Err(Failure::passing(with_causes(&error.without_url()))),
+            Err(error) => Err(Failure::passing(chain(&error.without_url()))),
         }
     }
 }

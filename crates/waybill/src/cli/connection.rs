@@ -5,7 +5,7 @@
 //! comes into being because its name was asked for.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::ControlFlow;
 use std::ops::Range;
@@ -19,6 +19,7 @@ use waybill_kafka::{
 use waybill_messages::{Topics, is_topic_name};
 
 use crate::config::Config;
+use crate::roles::kafka_settings;
 
 /// How long the brokers may take to answer.
 const BROKER_PATIENCE: Duration = Duration::from_secs(10);
@@ -41,6 +42,9 @@ const FETCH_WAIT_MAX: Duration = Duration::from_millis(50);
 
 /// The name that brokers know these commands by.
 pub(super) const CLIENT_ID: &str = "waybill-cli";
+
+/// What the names of dead-letter topics begin with; that of the source follows.
+const DEAD_LETTERS: &str = "dlq.";
 
 /// What a reader of records says: whether it wants the next one.
 pub(super) type Next = anyhow::Result<ControlFlow<()>>;
@@ -94,12 +98,19 @@ impl Connection {
 
     /// The dead-letter topic that a person means by its own name or by that of its source.
     pub(super) fn dead_letter_topic(&self, given: &str) -> anyhow::Result<(String, u32)> {
-        let source = given.strip_prefix("dlq.").unwrap_or(given);
+        let source = given.strip_prefix(DEAD_LETTERS).unwrap_or(given);
         let names = names_of(&self.topic_prefix, source)
             .iter()
             .map(|name| Topics::dead_letter(name))
             .collect();
         self.first_of(names)
+    }
+
+    /// All dead-letter topics and how many partitions each has, by name.
+    pub(super) fn dead_letter_topics(&self) -> anyhow::Result<BTreeMap<String, u32>> {
+        let mut topics = self.runtime.block_on(self.admin.topics())?;
+        topics.retain(|name, _| name.starts_with(DEAD_LETTERS));
+        Ok(topics)
     }
 
     fn first_of(&self, names: Vec<String>) -> anyhow::Result<(String, u32)> {
@@ -244,15 +255,7 @@ fn wants_more(next: &Next) -> bool {
 }
 
 fn settings(config: &Config) -> KafkaSettings {
-    let brokers = match &config.kafka.brokers {
-        Some(brokers) => brokers.join(","),
-        None => config.broker.listen.to_string(),
-    };
-    let mut settings = KafkaSettings::new(brokers);
-    let properties = config.kafka.properties.iter();
-    settings
-        .properties
-        .extend(properties.map(|(name, value)| (name.into(), value.into())));
+    let mut settings = kafka_settings(config, Some(config.broker.listen));
     // Even a producer only writes to topics that are there.
     settings
         .properties
@@ -262,7 +265,7 @@ fn settings(config: &Config) -> KafkaSettings {
 
 /// What a topic's name as a person writes it may stand for, the literal name first.
 fn names_of(prefix: &str, given: &str) -> Vec<String> {
-    let whole = match given.strip_prefix("dlq.") {
+    let whole = match given.strip_prefix(DEAD_LETTERS) {
         Some(source) => Topics::dead_letter(&format!("{prefix}.{source}.v1")),
         None => format!("{prefix}.{given}.v1"),
     };

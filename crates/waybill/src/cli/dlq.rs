@@ -10,6 +10,7 @@ mod outcome;
 mod receipts;
 mod replay;
 mod show;
+mod topics;
 
 use clap::Subcommand;
 
@@ -19,6 +20,8 @@ use crate::config::Config;
 /// What to do with dead letters.
 #[derive(Clone, Debug, Subcommand)]
 pub enum DlqCommand {
+    /// List the topics that they lie on, and how many records each has
+    Topics(topics::TopicsArgs),
     /// List them, a page at a time
     List(list::ListArgs),
     /// Show one, its bytes and headers
@@ -36,6 +39,7 @@ impl DlqCommand {
     /// be replayed.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
         match self {
+            Self::Topics(arguments) => until_reader_leaves(arguments.run(config)),
             Self::List(arguments) => until_reader_leaves(arguments.run(config)),
             Self::Show(arguments) => until_reader_leaves(arguments.run(config)),
             Self::Replay(arguments) => arguments.run(config),

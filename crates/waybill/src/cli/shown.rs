@@ -66,6 +66,31 @@ pub(super) fn printable(text: &str) -> String {
     shown
 }
 
+/// Cells in columns of `widths` characters, with a gap behind each; what does not fit is cut.
+pub(super) fn line<const COLUMNS: usize>(
+    cells: [&str; COLUMNS],
+    widths: [usize; COLUMNS],
+) -> String {
+    let mut line = String::new();
+    for (cell, width) in cells.into_iter().zip(widths) {
+        let cell = fitted(cell, width);
+        line.push_str(&format!("{cell:<width$} "));
+    }
+    line.truncate(line.trim_end().len());
+    line
+}
+
+/// Text without control characters that is no longer than `width` characters; what is cut off
+/// leaves a mark.
+fn fitted(text: &str, width: usize) -> String {
+    let text = printable(text);
+    if text.chars().count() <= width {
+        return text;
+    }
+    let kept = text.chars().take(width.saturating_sub(1));
+    kept.chain(['…']).collect()
+}
+
 /// A record's timestamp; RFC 3339, in UTC, to the millisecond.
 pub(super) fn time(timestamp_ms: Option<i64>) -> Option<String> {
     let timestamp = jiff::Timestamp::from_millisecond(timestamp_ms?).ok()?;

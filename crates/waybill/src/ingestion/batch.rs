@@ -25,8 +25,9 @@ use super::intake::{Answer, InFlight, Intake, Sent, answer_of_row};
 use super::measure::Measures;
 use super::problem::{Kind, Problem};
 use super::request::{self, Envelope, Rules, Submission};
-use super::service::{location, now};
+use super::service::location;
 use super::view::BatchLine;
+use crate::clock::wall_clock;
 
 /// How many pieces of answers wait for the client, each of at most [`ANSWER_BYTES`] and a line.
 pub const ANSWERS_MAX: usize = 64;
@@ -188,7 +189,9 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
 
     fn read_line(&self, line: &Line) -> Result<Submission, Problem> {
         match line {
-            Line::Whole(text) => request::operation(text, &self.envelope, &self.rules, now()),
+            Line::Whole(text) => {
+                request::operation(text, &self.envelope, &self.rules, wall_clock())
+            }
             Line::TooLong => Err(too_large(self.limits.line_bytes_max)),
         }
     }

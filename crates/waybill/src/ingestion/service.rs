@@ -4,22 +4,25 @@
 //! addresses that do not exist and for a panic; no request holds more than its bodies' limit, and
 //! all of them together no more than the budget, so that offered load cannot grow memory.
 
+mod media_type;
+mod query;
+mod reply;
+mod route;
+
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
 use futures_util::FutureExt as _;
 use hyper::body::{Body, Incoming};
-use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::header::{self, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode};
-use percent_encoding::percent_decode_str;
-use serde::Serialize;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use waybill_engine::{OperationId, Timestamp};
 
+use self::reply::{page, problem, redirect, refused, whole};
+use self::route::Route;
 use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
 use super::body::{Parts, Patience, Payload, read_whole};
 use super::config::REQUEST_BYTES;
@@ -31,29 +34,13 @@ use super::measure::{Measures, RouteLabel};
 use super::problem::{FieldProblem, Kind, Problem};
 use super::request::{self, Envelope, Rules, Submission};
 use super::status::{self, Query};
-use super::token::StatusToken;
 use super::view::{AcceptedView, DeliveryView, OperationView};
+use crate::clock::wall_clock;
 
-/// Where deliveries are.
-pub const DELIVERIES: &str = "/api/deliveryrequests";
-/// Where operations are.
-pub const OPERATIONS: &str = "/v1/operations";
-/// Where batches are sent to.
-pub const BATCH: &str = "/v1/operations:batch";
-/// What follows an operation's address where its events are.
-pub const EVENTS: &str = "/events";
-/// Where the API is described.
-pub const OPENAPI: &str = "/openapi.json";
-/// Where the description is shown.
-pub const DOCS: &str = "/docs";
-/// Where kinds of problems are explained.
-pub const PROBLEMS: &str = "/problems";
-
-/// The media type of requests and answers.
-pub const JSON: &str = "application/json";
-/// The media type of batches.
-pub const NDJSON: &str = "application/x-ndjson";
-const HTML: &str = "text/html; charset=utf-8";
+pub use self::media_type::{JSON, NDJSON, check_media_type};
+pub use self::query::{Parameters, decoded, query_value};
+pub use self::reply::{Reply, json, location, not_found, set, set_static};
+pub use self::route::{BATCH, DELIVERIES, DOCS, EVENTS, OPENAPI, OPERATIONS, PROBLEMS};
 
 /// Answers requests.
 pub struct Api {
@@ -79,72 +66,6 @@ pub struct Api {
     pub batches: TaskTracker,
     /// Ends them early.
     pub stop: CancellationToken,
-}
-
-/// An answer.
-pub type Reply = Response<Payload>;
-
-/// What a path means.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Route<'a> {
-    Deliveries,
-    Delivery(&'a str),
-    Operations,
-    Operation(&'a str),
-    Events(&'a str),
-    Batch,
-    OpenApi,
-    Docs,
-    Problem(&'a str),
-    Home,
-    Nothing,
-}
-
-impl Route<'_> {
-    fn of(path: &str) -> Route<'_> {
-        let below = |base: &str| {
-            path.strip_prefix(base)
-                .and_then(|rest| rest.strip_prefix('/'))
-                .filter(|id| !id.is_empty() && !id.contains('/'))
-        };
-        match path {
-            DELIVERIES => Route::Deliveries,
-            OPERATIONS => Route::Operations,
-            BATCH => Route::Batch,
-            OPENAPI => Route::OpenApi,
-            DOCS => Route::Docs,
-            "/" => Route::Home,
-            _ => None
-                .or_else(|| below(DELIVERIES).map(Route::Delivery))
-                .or_else(|| below(OPERATIONS).map(Route::Operation))
-                .or_else(|| events_of(path).map(Route::Events))
-                .or_else(|| below(PROBLEMS).map(Route::Problem))
-                .unwrap_or(Route::Nothing),
-        }
-    }
-
-    fn label(self, method: &Method) -> RouteLabel {
-        let is_get = method == Method::GET || method == Method::HEAD;
-        match self {
-            Self::Deliveries => RouteLabel::CreateDelivery,
-            Self::Operations if is_get => RouteLabel::ListOperations,
-            Self::Operations => RouteLabel::CreateOperation,
-            Self::Delivery(_) | Self::Operation(_) if !is_get => RouteLabel::Ask,
-            Self::Delivery(_) => RouteLabel::GetDelivery,
-            Self::Operation(_) => RouteLabel::GetOperation,
-            Self::Events(_) => RouteLabel::Events,
-            Self::Batch => RouteLabel::Batch,
-            Self::OpenApi | Self::Docs | Self::Problem(_) | Self::Home => RouteLabel::Docs,
-            Self::Nothing => RouteLabel::Other,
-        }
-    }
-}
-
-/// The operation, as it is in the path, whose events the path stands for.
-fn events_of(path: &str) -> Option<&str> {
-    let id = path.strip_prefix(OPERATIONS)?.strip_prefix('/')?;
-    let id = id.strip_suffix(EVENTS)?;
-    (!id.is_empty() && !id.contains('/')).then_some(id)
 }
 
 impl Api {
@@ -236,8 +157,8 @@ impl Api {
         let _held = self.hold(announced)?;
         let body = read_whole(body, self.request_bytes_max, self.patience).await?;
         let submission = match form {
-            Form::Delivery => request::delivery(&body, &envelope, &self.rules, now()),
-            Form::General => request::operation(&body, &envelope, &self.rules, now()),
+            Form::Delivery => request::delivery(&body, &envelope, &self.rules, wall_clock()),
+            Form::General => request::operation(&body, &envelope, &self.rules, wall_clock()),
         }?;
         drop(body);
         match self.intake.submit(&submission).await? {
@@ -362,131 +283,6 @@ impl Form {
     }
 }
 
-/// What a status query says beside the id.
-#[derive(Debug, Default)]
-pub struct Parameters {
-    /// The tenant whose id it is; empty for the only one.
-    pub tenant: String,
-    /// The `at` of a `Location`.
-    pub token: Option<StatusToken>,
-}
-
-impl Parameters {
-    /// Reads a query; what it says of anything else is ignored.
-    pub fn read(query: Option<&str>) -> Result<Self, Problem> {
-        let mut parameters = Self::default();
-        for (name, value) in query
-            .unwrap_or_default()
-            .split('&')
-            .filter_map(|p| p.split_once('='))
-        {
-            let wrong = |detail: String| Problem::invalid(vec![FieldProblem::new("", detail)]);
-            match name {
-                "at" => {
-                    let token = value
-                        .parse()
-                        .map_err(|error| wrong(format!("at {error}")))?;
-                    parameters.token = Some(token);
-                }
-                "tenant" => {
-                    let value = value.replace('+', " ");
-                    parameters.tenant =
-                        decoded(&value).ok_or_else(|| wrong("tenant must be UTF-8".to_owned()))?;
-                }
-                _ => {}
-            }
-        }
-        Ok(parameters)
-    }
-}
-
-/// The time now.
-pub fn now() -> Timestamp {
-    Timestamp(jiff::Timestamp::now().as_microsecond())
-}
-
-/// Where to ask for an operation's status.
-pub fn location(base: &str, id: OperationId, token: Option<StatusToken>) -> String {
-    match token {
-        Some(token) => format!("{base}/{id}?at={token}"),
-        None => format!("{base}/{id}"),
-    }
-}
-
-/// The value of a query's parameter, if it stands there.
-pub fn query_value(query: Option<&str>, name: &str) -> Result<Option<String>, Problem> {
-    let mut pairs = query.unwrap_or_default().split('&');
-    let value = pairs.find_map(|pair| {
-        let (found, value) = pair.split_once('=')?;
-        (found == name).then(|| decoded(&value.replace('+', " ")))
-    });
-    let wrong = || {
-        let detail = format!("{name} must be UTF-8");
-        Problem::invalid(vec![FieldProblem::new("", detail)])
-    };
-    value.map(|value| value.ok_or_else(wrong)).transpose()
-}
-
-/// Text of a path or a query without its percent encoding; `None` if it is not UTF-8.
-pub fn decoded(text: &str) -> Option<String> {
-    Some(percent_decode_str(text).decode_utf8().ok()?.into_owned())
-}
-
-/// Refuses a body of another media type, or one that is encoded further.
-pub fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(), Problem> {
-    let refuse = || {
-        let detail = format!("The body must be {expected}, in UTF-8 and not encoded further.");
-        Err(Problem::new(Kind::UnsupportedMediaType, detail))
-    };
-    let mut types = headers.get_all(header::CONTENT_TYPE).iter();
-    let (Some(given), None) = (types.next(), types.next()) else {
-        return refuse();
-    };
-    let Ok(given) = given.to_str() else {
-        return refuse();
-    };
-    let mut parts = given.split(';').map(str::trim);
-    if !parts
-        .next()
-        .is_some_and(|name| name.eq_ignore_ascii_case(expected))
-    {
-        return refuse();
-    }
-    let is_utf8 = |parameter: &str| match parameter.split_once('=') {
-        Some((name, value)) if name.eq_ignore_ascii_case("charset") => {
-            value.trim_matches('"').eq_ignore_ascii_case("utf-8")
-        }
-        _ => true,
-    };
-    let is_plain = |encoding: &HeaderValue| encoding.as_bytes().eq_ignore_ascii_case(b"identity");
-    if !parts.all(is_utf8)
-        || !headers
-            .get_all(header::CONTENT_ENCODING)
-            .iter()
-            .all(is_plain)
-    {
-        return refuse();
-    }
-    Ok(())
-}
-
-fn refused(refusal: Refusal) -> Problem {
-    let kind = match refusal {
-        Refusal::TwoFramings | Refusal::BadContentLength | Refusal::BadTransferEncoding => {
-            Kind::AmbiguousLength
-        }
-        Refusal::TooLarge => Kind::HeadTooLarge,
-        Refusal::HeadTimeout => Kind::RequestTimeout,
-        Refusal::Malformed | Refusal::BareLineFeed | Refusal::BadHost => Kind::MalformedRequest,
-    };
-    Problem::new(kind, refusal.detail())
-}
-
-/// There is nothing at this address.
-pub fn not_found() -> Problem {
-    Problem::new(Kind::NotFound, "See /openapi.json for what there is.")
-}
-
 fn created(form: Form, submission: &Submission, location: &str) -> Reply {
     let record = &submission.record;
     // A delivery's request shows the caller's id as `deliveryId`.
@@ -504,130 +300,4 @@ fn created(form: Form, submission: &Submission, location: &str) -> Reply {
     let mut reply = json(StatusCode::ACCEPTED, &view);
     set(&mut reply, header::LOCATION, location);
     reply
-}
-
-fn problem(problem: &Problem) -> Reply {
-    problem.to_response().map(|body| Payload::Whole(Some(body)))
-}
-
-/// An answer in JSON.
-pub fn json(status: StatusCode, value: &impl Serialize) -> Reply {
-    let body = serde_json::to_vec(value).expect("views have string keys and finite numbers");
-    whole(status, JSON, body.into())
-}
-
-fn page(html: Bytes) -> Reply {
-    let mut reply = whole(StatusCode::OK, HTML, html);
-    set_static(
-        &mut reply,
-        header::CONTENT_SECURITY_POLICY,
-        Docs::CONTENT_SECURITY_POLICY,
-    );
-    set_static(&mut reply, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
-    reply
-}
-
-fn redirect(to: &'static str) -> Reply {
-    let mut reply = Response::new(Payload::Whole(None));
-    *reply.status_mut() = StatusCode::FOUND;
-    set_static(&mut reply, header::LOCATION, to);
-    reply
-}
-
-fn whole(status: StatusCode, media_type: &'static str, body: Bytes) -> Reply {
-    let mut reply = Response::new(Payload::Whole(Some(body)));
-    *reply.status_mut() = status;
-    set_static(&mut reply, header::CONTENT_TYPE, media_type);
-    reply
-}
-
-/// Sets a header.
-pub fn set(reply: &mut Reply, name: header::HeaderName, value: impl AsRef<str>) {
-    let value = HeaderValue::from_str(value.as_ref()).expect("ids, numbers and dashes are visible");
-    reply.headers_mut().insert(name, value);
-}
-
-/// Sets a header.
-pub fn set_static(reply: &mut Reply, name: header::HeaderName, value: &'static str) {
-    reply
-        .headers_mut()
-        .insert(name, HeaderValue::from_static(value));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_are_told_apart() {
-        let cases = [
-            ("/api/deliveryrequests", Route::Deliveries),
-            ("/api/deliveryrequests/a%2Fb", Route::Delivery("a%2Fb")),
-            ("/api/deliveryrequests/", Route::Nothing),
-            ("/api/deliveryrequests/a/b", Route::Nothing),
-            ("/v1/operations", Route::Operations),
-            ("/v1/operations:batch", Route::Batch),
-            ("/v1/operations/x", Route::Operation("x")),
-            ("/v1/operations/x:cancel", Route::Operation("x:cancel")),
-            ("/v1/operations/x/events", Route::Events("x")),
-            ("/v1/operations//events", Route::Nothing),
-            ("/v1/operations/x/y/events", Route::Nothing),
-            ("/v1/operationsx", Route::Nothing),
-            ("/problems/not-found", Route::Problem("not-found")),
-            ("/", Route::Home),
-            ("*", Route::Nothing),
-        ];
-        for (path, route) in cases {
-            assert_eq!(Route::of(path), route, "{path}");
-        }
-    }
-
-    #[test]
-    fn only_json_in_utf_8_is_taken() {
-        let check = |types: &[&'static str], encoding: Option<&'static str>| {
-            let mut headers = HeaderMap::new();
-            for given in types {
-                headers.append(header::CONTENT_TYPE, HeaderValue::from_static(given));
-            }
-            if let Some(encoding) = encoding {
-                headers.append(header::CONTENT_ENCODING, HeaderValue::from_static(encoding));
-            }
-            check_media_type(&headers, JSON).is_ok()
-        };
-        for good in [
-            "application/json",
-            "Application/JSON; charset=UTF-8",
-            "application/json;charset=\"utf-8\"",
-        ] {
-            assert!(check(&[good], None), "{good}");
-        }
-        assert!(check(&["application/json"], Some("identity")));
-        for bad in [
-            "",
-            "text/plain",
-            "application/jsonp",
-            "application/json; charset=latin1",
-        ] {
-            assert!(!check(&[bad], None), "{bad}");
-        }
-        assert!(!check(&[], None));
-        assert!(!check(&["application/json", "application/json"], None));
-        assert!(!check(&["application/json"], Some("gzip")));
-    }
-
-    #[test]
-    fn a_query_gives_tenant_and_token() {
-        let parameters = Parameters::read(Some("x&tenant=a%20b+c&at=1-2-0a0b0c0d")).unwrap();
-        assert_eq!(parameters.tenant, "a b c");
-        assert_eq!(parameters.token.unwrap().to_string(), "1-2-0a0b0c0d");
-        assert_eq!(
-            Parameters::read(Some("at=x")).unwrap_err().kind,
-            Kind::InvalidValues
-        );
-        assert_eq!(
-            Parameters::read(Some("tenant=%ff")).unwrap_err().kind,
-            Kind::InvalidValues
-        );
-        assert!(Parameters::read(None).unwrap().token.is_none());
-    }
 }

@@ -94,13 +94,14 @@ pub fn check(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How to reach the brokers: the configured ones, or the embedded one.
-fn kafka_settings(config: &Config, embedded: Option<SocketAddr>) -> KafkaSettings {
-    let configured = config.kafka.brokers.iter().flatten().cloned();
-    let brokers: Vec<String> = configured
-        .chain(embedded.map(|address| address.to_string()))
-        .collect();
-    let mut settings = KafkaSettings::new(brokers.join(","));
+/// How to reach the brokers: the configured ones, else the embedded one.
+pub(crate) fn kafka_settings(config: &Config, embedded: Option<SocketAddr>) -> KafkaSettings {
+    let brokers = match (&config.kafka.brokers, embedded) {
+        (Some(brokers), _) => brokers.join(","),
+        (None, Some(address)) => address.to_string(),
+        (None, None) => String::new(),
+    };
+    let mut settings = KafkaSettings::new(brokers);
     let properties = config.kafka.properties.iter();
     settings
         .properties

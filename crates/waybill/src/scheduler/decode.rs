@@ -9,6 +9,8 @@ use waybill_engine::{
 use waybill_kafka::{RawRecord, RecordRef};
 use waybill_messages::{Record as _, headers};
 
+use crate::chain::chain;
+
 /// Decodes the records of one topic.
 pub(super) struct Decoder {
     source: Source,
@@ -62,7 +64,7 @@ impl Decoder {
         match decoded {
             Ok((operation, event)) if self.is_home(operation, record) => event,
             Ok((operation, _)) => self.misplaced(record, operation),
-            Err(error) => self.unreadable(record, super::shell::chain(&error)),
+            Err(error) => self.unreadable(record, chain(&error)),
         }
     }
 

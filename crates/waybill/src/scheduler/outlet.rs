@@ -17,6 +17,7 @@ use waybill_messages::{Record, Topics, is_topic_name};
 
 use super::SchedulerSettings;
 use super::input::{Input, Inputs};
+use crate::chain::chain;
 use crate::limits::DEAD_LETTER_BYTES_MAX;
 
 /// How long a full producer queue is waited for, over all messages of a partition, before the
@@ -87,7 +88,7 @@ impl Outlet {
     pub(super) fn send(&mut self, number: u64, from: PartitionId, messages: &[Message]) {
         let sender = self.sender.clone();
         let settlement = Settlement::new(messages.len(), move |settled| {
-            let result = settled.map_err(|error: ProduceError| super::shell::chain(&error));
+            let result = settled.map_err(|error: ProduceError| chain(&error));
             let _ = sender.send(Input::Settled { number, result });
         });
         self.wait_until = Instant::now() + QUEUE_PATIENCE;
@@ -151,7 +152,8 @@ impl Outlet {
         let topic = self.topics.failed_operations();
         buffer.clear();
         if failed.encode(buffer).is_ok() {
-            return self.told(topic, failed.operation, failed, buffer, settlement);
+            let address = self.home(topic, failed.operation);
+            return self.send_value(address, failed.operation, None, buffer, settlement);
         }
         tracing::warn!(operation = %failed.operation, "the record of its failure leaves out its input");
         let without_input = FailedOperation {
@@ -194,11 +196,7 @@ impl Outlet {
                 let topic = status.reply_to.as_deref().unwrap_or_default();
                 return self.unsendable(topic, Some(status.operation), &error, settlement);
             }
-            settlement.delivered(Delivery {
-                partition: PartitionId(0),
-                offset: None,
-                result: Ok(()),
-            });
+            count_as_sent(settlement);
         }
         if let Some(reply_to) = &status.reply_to
             && !buffer.is_empty()
@@ -319,6 +317,24 @@ impl Outlet {
         if let Err(error) = message.encode(buffer) {
             return self.unsendable(topic, Some(operation), &error, settlement);
         }
+        self.send_value(
+            (topic, partition),
+            operation,
+            traceparent,
+            buffer,
+            settlement,
+        );
+    }
+
+    /// Sends an encoded record of an operation to a partition of a topic.
+    fn send_value(
+        &self,
+        (topic, partition): (&str, PartitionId),
+        operation: OperationId,
+        traceparent: Option<&str>,
+        value: &[u8],
+        settlement: &Arc<Settlement>,
+    ) {
         let key = operation.key();
         let header = traceparent.map(|traceparent| Header {
             key: headers::TRACEPARENT,
@@ -326,7 +342,7 @@ impl Outlet {
         });
         let record = OutRecord {
             headers: header.as_slice(),
-            ..OutRecord::new(topic, partition, &key, buffer)
+            ..OutRecord::new(topic, partition, &key, value)
         };
         self.enqueue(&record, settlement);
     }
@@ -382,11 +398,7 @@ impl Outlet {
         let operation = operation.map(tracing::field::display);
         tracing::error!(topic, operation, %error, "a message cannot be sent at all");
         metrics::counter!("waybill_scheduler_messages_unsendable_total").increment(1);
-        settlement.delivered(Delivery {
-            partition: PartitionId(0),
-            offset: None,
-            result: Ok(()),
-        });
+        count_as_sent(settlement);
     }
 
     /// Waits for what was sent, within bounds, and ends the producer.
@@ -397,9 +409,21 @@ impl Outlet {
     }
 }
 
+/// Settles a message for which no record is sent as if one were acknowledged.
+fn count_as_sent(settlement: &Settlement) {
+    settlement.delivered(Delivery {
+        partition: PartitionId(0),
+        offset: None,
+        result: Ok(()),
+    });
+}
+
 fn borrowed(record: &ForwardRecord) -> impl Iterator<Item = Header<'_>> {
     record.headers.iter().map(|(key, value)| Header {
         key,
         value: value.as_deref(),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -34,6 +34,7 @@ use super::unreadable::UnreadableRows;
 use super::upkeep::RETRY_AFTER;
 use super::view::Views;
 use crate::admin::ControlError;
+use crate::chain::chain;
 
 /// How many inputs are applied before the loop looks after commits and leases again.
 const INPUTS_PER_TURN_MAX: usize = 256;
@@ -396,16 +397,4 @@ impl Shell {
                 .values()
                 .all(|slot| !matches!(slot.state, SlotState::Owned(_)))
     }
-}
-
-/// An error with its causes, for one log line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

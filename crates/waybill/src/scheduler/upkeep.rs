@@ -9,7 +9,8 @@ use waybill_store::{Checkpoint, StoreError};
 use super::input::{AcquireError, Generation, Input, LogEnds, LostCause};
 use super::ownership::{self, HeldLease, Renewal};
 use super::partition::{Owned, SlotState};
-use super::shell::{Shell, chain};
+use super::shell::Shell;
+use crate::chain::chain;
 
 /// How long a partition rests after it failed, before its lease is taken again.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -68,9 +68,7 @@ impl Asker {
                 Ok(result) => result?,
                 Err(_) => unreachable!("a settlement says what became of its records"),
             }
-            for recovery in chunk {
-                self.metrics.asked(&recovery.verb);
-            }
+            self.metrics.asked(chunk);
         }
         Ok(())
     }

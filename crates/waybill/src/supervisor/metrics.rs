@@ -1,6 +1,6 @@
 //! The supervisor's metrics.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -8,7 +8,7 @@ use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
     gauge, histogram,
 };
-use waybill_engine::{PartitionId, RecoveryVerb};
+use waybill_engine::{PartitionId, Recovery};
 
 /// Handles, made once.
 #[derive(Debug)]
@@ -75,9 +75,16 @@ impl SupervisorMetrics {
         }
     }
 
-    /// Something was asked for and acknowledged.
-    pub(super) fn asked(&self, verb: &RecoveryVerb) {
-        counter!("waybill_supervisor_recoveries_total", "verb" => verb.as_str()).increment(1);
+    /// These were asked for and acknowledged.
+    pub(super) fn asked(&self, recoveries: &[Recovery]) {
+        // A counter is looked up by its label: once a verb is enough.
+        let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
+        for recovery in recoveries {
+            *counts.entry(recovery.verb.as_str()).or_default() += 1;
+        }
+        for (verb, count) in counts {
+            counter!("waybill_supervisor_recoveries_total", "verb" => verb).increment(count);
+        }
     }
 
     /// Something is asked for so long after it was due.

@@ -12,11 +12,7 @@ use super::world::*;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_answers_each_line_in_order_and_bad_lines_harm_no_other() {
     let world = World::start().await;
-    world
-        .post(OPERATIONS, order("taken", 1))
-        .send()
-        .await
-        .unwrap();
+    world.request(order("taken", 1)).await;
     let lines = [
         order("b-1", 1).to_string(),
         "{oops".to_owned(),

@@ -85,14 +85,20 @@ fn at(id: OperationId, stamp: i64, state: ProcessState, step: StepProgress) -> R
     }
 }
 
+/// The address of the events of an operation whose step is running.
+async fn events_of_a_running_one(world: &World) -> String {
+    let id = OperationId::of_caller("", "slow");
+    let running = step(StepState::Running, 1);
+    world
+        .write(at(id, 1, ProcessState::Processing, running))
+        .await;
+    format!("{OPERATIONS}/{id}/events")
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_waits_for_a_pending_operation_and_ends_with_its_end() {
     let world = World::start().await;
-    let accepted = world
-        .post(OPERATIONS, order("o-1", 1))
-        .send()
-        .await
-        .unwrap();
+    let accepted = world.request(order("o-1", 1)).await;
     assert_eq!(accepted.status(), StatusCode::ACCEPTED);
     let id = OperationId::of_caller("", "o-1");
     let path = format!("{OPERATIONS}/o-1/events");
@@ -167,11 +173,7 @@ async fn a_stream_after_the_end_tells_it_and_ends() {
 async fn a_stream_of_the_request_that_lost_its_id_says_so() {
     let world = World::start().await;
     let mut locations = Vec::new();
-    world
-        .post(OPERATIONS, order("twin", 1))
-        .send()
-        .await
-        .unwrap();
+    world.request(order("twin", 1)).await;
     let winner = &world.records()[0];
     let at = format!("{}-{}-0badcafe", winner.partition, winner.offset.0 + 1);
     locations.push(format!("{OPERATIONS}/twin/events?at={at}"));
@@ -196,12 +198,7 @@ async fn streams_are_bounded_and_a_place_is_free_again_once_its_client_is_gone()
         config.idle_timeout = Duration::from_secs(1);
     })
     .await;
-    let id = OperationId::of_caller("", "slow");
-    let running = step(StepState::Running, 1);
-    world
-        .write(at(id, 1, ProcessState::Processing, running))
-        .await;
-    let path = format!("{OPERATIONS}/{id}/events");
+    let path = events_of_a_running_one(&world).await;
     let first = Stream::open(&world, &path, None).await;
     let _second = Stream::open(&world, &path, None).await;
     let third = world.http.get(world.url(&path)).send().await.unwrap();
@@ -230,12 +227,7 @@ async fn a_silent_stream_is_kept_alive_beyond_the_idle_time_out_and_ends_at_shut
         config.idle_timeout = Duration::from_secs(1);
     })
     .await;
-    let id = OperationId::of_caller("", "slow");
-    let running = step(StepState::Running, 1);
-    world
-        .write(at(id, 1, ProcessState::Processing, running))
-        .await;
-    let path = format!("{OPERATIONS}/{id}/events");
+    let path = events_of_a_running_one(&world).await;
     let mut stream = Stream::open(&world, &path, None).await;
     let mut heartbeats = 0;
     while heartbeats < 4 {
@@ -251,15 +243,10 @@ async fn who_is_not_known_has_no_events_and_a_made_up_event_id_is_refused() {
     let world = World::start().await;
     let (status, _) = world.get(&format!("{OPERATIONS}/nobody/events")).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    let id = OperationId::of_caller("", "slow");
-    let running = step(StepState::Running, 1);
-    world
-        .write(at(id, 1, ProcessState::Processing, running))
-        .await;
-    let request = world
+    let path = events_of_a_running_one(&world).await;
+    let response = world
         .http
-        .get(world.url(&format!("{OPERATIONS}/{id}/events")));
-    let response = request
+        .get(world.url(&path))
         .header("last-event-id", "made-up")
         .send()
         .await

@@ -7,6 +7,8 @@ mod inputs;
 mod ops;
 mod pressure;
 mod repeats;
+#[path = "../support/rows.rs"]
+mod rows;
 mod status;
 mod wire;
 mod world;

@@ -36,11 +36,7 @@ async fn a_broker_that_is_away_is_a_503_and_back_again_a_202() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_outcome_is_a_504_with_the_id_to_repeat_it_with() {
     let world = World::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
-    let warm = world
-        .post(OPERATIONS, order("warm", 1))
-        .send()
-        .await
-        .unwrap();
+    let warm = world.request(order("warm", 1)).await;
     assert_eq!(warm.status(), StatusCode::ACCEPTED);
     world
         .cluster

@@ -12,11 +12,7 @@ use super::world::*;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeat_gets_the_same_operation_and_another_body_is_a_conflict() {
     let world = World::start().await;
-    let first = world
-        .post(OPERATIONS, order("o-1", 1))
-        .send()
-        .await
-        .unwrap();
+    let first = world.request(order("o-1", 1)).await;
     assert_eq!(first.status(), StatusCode::ACCEPTED);
     let first_location = location(&first);
     let id = OperationId::of_caller("", "o-1").to_string();
@@ -28,20 +24,12 @@ async fn a_repeat_gets_the_same_operation_and_another_body_is_a_conflict() {
     let (_, pending) = world.get(&first_location).await;
     assert_eq!(pending["callerId"], "o-1");
 
-    let repeat = world
-        .post(OPERATIONS, order("o-1", 1))
-        .send()
-        .await
-        .unwrap();
+    let repeat = world.request(order("o-1", 1)).await;
     assert_eq!(
         (repeat.status(), location(&repeat)),
         (StatusCode::ACCEPTED, first_location)
     );
-    let other = world
-        .post(OPERATIONS, order("o-1", 2))
-        .send()
-        .await
-        .unwrap();
+    let other = world.request(order("o-1", 2)).await;
     let (status, kind, conflict) = problem(other).await;
     assert_eq!(
         (status, kind.as_str(), &conflict["id"]),
@@ -51,11 +39,7 @@ async fn a_repeat_gets_the_same_operation_and_another_body_is_a_conflict() {
     let records = world.records();
     assert_eq!(records.len(), 1);
     world.schedule(&records[0], ProcessState::Processing).await;
-    let repeat = world
-        .post(OPERATIONS, order("o-1", 1))
-        .send()
-        .await
-        .unwrap();
+    let repeat = world.request(order("o-1", 1)).await;
     assert_eq!(location(&repeat), format!("{OPERATIONS}/{id}"));
     let (status, operation) = answer(repeat).await;
     assert_eq!((status, &operation["id"]), (StatusCode::OK, &json!(id)));
@@ -63,11 +47,7 @@ async fn a_repeat_gets_the_same_operation_and_another_body_is_a_conflict() {
         (&operation["state"], &operation["callerId"]),
         (&json!("Processing"), &json!("o-1"))
     );
-    let other = world
-        .post(OPERATIONS, order("o-1", 2))
-        .send()
-        .await
-        .unwrap();
+    let other = world.request(order("o-1", 2)).await;
     assert_eq!(problem(other).await.0, 409);
 
     for path in [format!("{OPERATIONS}/o-1"), format!("{OPERATIONS}/{id}")] {

@@ -19,15 +19,17 @@ use uuid::Uuid;
 use waybill::ingestion::{Ingestion, IngestionConfig};
 use waybill_broker::{Broker, BrokerConfig};
 use waybill_engine::{
-    CreateRequest, Created, Epoch, Offset, OperationId, OperationRequest, OperationState, OwnerId,
-    PartitionId, Position, ProcessState, Recovery, RequestHash, Stamp, Timestamp, Workflow,
-    WorkflowDefinition, Workflows, partition_for,
+    CreateRequest, Created, Epoch, Offset, OperationId, OperationRequest, OwnerId, PartitionId,
+    Position, ProcessState, Recovery, Stamp, Timestamp, Workflow, WorkflowDefinition, Workflows,
+    partition_for,
 };
 use waybill_kafka::{Admin, KafkaSettings, TopicSpec};
-use waybill_messages::{Record as _, Topics};
+use waybill_messages::{Record, Topics};
 use waybill_store::{
     Checkpoint, EmbeddedConfig, EmbeddedStore, Lease, LeaseKey, RowWrite, Store, WriteBatch,
 };
+
+use super::rows::{created, untouched};
 
 pub const PARTITIONS: u32 = 3;
 pub const DELIVERIES: &str = "/api/deliveryrequests";
@@ -147,6 +149,11 @@ impl<C> World<C> {
             .body(body.to_string())
     }
 
+    /// Sends a request for an operation.
+    pub async fn request(&self, body: Value) -> Response {
+        self.post(OPERATIONS, body).send().await.unwrap()
+    }
+
     pub async fn get(&self, path: &str) -> (StatusCode, Value) {
         answer(self.http.get(self.url(path)).send().await.unwrap()).await
     }
@@ -179,22 +186,20 @@ impl<C> World<C> {
 
     /// All records of the requests topic.
     pub fn requests(&self) -> Vec<(Lying, OperationRequest)> {
-        let lying = self.lying_in(self.topics.requests()).into_iter();
-        lying
-            .map(|record| {
-                let request = OperationRequest::decode(&record.value).unwrap();
-                (record, request)
-            })
-            .collect()
+        self.decoded(self.topics.requests())
     }
 
     /// All records of the recovery topic.
     pub fn recoveries(&self) -> Vec<(Lying, Recovery)> {
-        let lying = self.lying_in(self.topics.recovery()).into_iter();
+        self.decoded(self.topics.recovery())
+    }
+
+    fn decoded<R: Record>(&self, topic: &str) -> Vec<(Lying, R)> {
+        let lying = self.lying_in(topic).into_iter();
         lying
-            .map(|record| {
-                let recovery = Recovery::decode(&record.value).unwrap();
-                (record, recovery)
+            .map(|lying| {
+                let record = R::decode(&lying.value).unwrap();
+                (lying, record)
             })
             .collect()
     }
@@ -240,9 +245,6 @@ impl<C> World<C> {
     pub async fn schedule(&self, record: &Taken, state: ProcessState) {
         let request = &record.request;
         let created = Created {
-            workflow: request.workflow.as_str().into(),
-            workflow_version: 1,
-            step_names: vec!["one".into()],
             tenant: request.tenant.as_str().into(),
             caller_id: request.caller_id.clone(),
             input: request.input.clone().into(),
@@ -255,8 +257,7 @@ impl<C> World<C> {
             },
             requested_at: request.requested_at,
             created_at: request.requested_at,
-            traceparent: None,
-            resubmission_of: None,
+            ..created(&request.workflow, &["one"])
         };
         let updated_at = Timestamp(request.requested_at.0 + 1);
         self.write(RowWrite {
@@ -292,29 +293,10 @@ impl<C> World<C> {
 
 /// A row's state without its immutable part, as no scheduler leaves it.
 pub fn state_only(id: OperationId, state: ProcessState, updated_at: Timestamp) -> RowWrite {
-    let state = OperationState {
-        state,
-        locked_by: None,
-        epoch: Epoch(1),
-        next_due: None,
-        handed_off: false,
-        failure_count: 0,
-        sequence: 0,
-        updated_at,
-        error: None,
-        failed_count: 0,
-        undo_error: None,
-        cancelled: false,
-        abandoned: false,
-        tombstone: false,
-        amended: None,
-        history: Vec::new(),
-        steps: vec![Default::default()],
-    };
     RowWrite {
         id,
         created: None,
-        state,
+        state: untouched(state, 1, updated_at),
         stamp: Stamp(1),
         keep_for: None,
     }
@@ -323,23 +305,14 @@ pub fn state_only(id: OperationId, state: ProcessState, updated_at: Timestamp) -
 /// The row of an operation of one step that was not asked for yet.
 pub fn row(id: OperationId, workflow: &str, state: ProcessState) -> RowWrite {
     let created = Created {
-        workflow: workflow.into(),
-        workflow_version: 1,
-        step_names: vec!["one".into()],
-        tenant: "".into(),
-        caller_id: None,
         input: delivery_input().into(),
-        deadline: None,
-        reply_to: None,
-        request_hash: RequestHash::default(),
         request: Position {
             partition: partition_for(id, PARTITIONS),
             offset: Offset(0),
         },
         requested_at: Timestamp(1),
         created_at: Timestamp(2),
-        traceparent: None,
-        resubmission_of: None,
+        ..created(workflow, &["one"])
     };
     RowWrite {
         created: Some(Arc::new(created)),

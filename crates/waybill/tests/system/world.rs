@@ -1,15 +1,19 @@
 //! The program as processes: started, killed and asked from outside, as a user would.
 
+#[path = "../support/process.rs"]
+mod process;
+
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+
+pub use process::Process;
+use process::log_tail;
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -19,11 +23,6 @@ pub struct World {
     dir: TempDir,
     addresses: HashMap<String, SocketAddr>,
     pub client: reqwest::Client,
-}
-
-/// A running process. Dropping it kills it.
-pub struct Process {
-    child: Child,
 }
 
 impl World {
@@ -74,7 +73,6 @@ impl World {
         extra: &[&str],
         announces: &[&str],
     ) -> (Process, HashMap<String, SocketAddr>) {
-        let mut announced = HashMap::new();
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
         command.arg(role).args(extra);
         // For the tests alone: the program refuses variables with its prefix that it does not know.
@@ -93,40 +91,7 @@ impl World {
                 command.arg(flag).arg(address);
             }
         }
-        let log = std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(self.path("log.txt"))
-            .expect("the directory is writable");
-        command.stdout(Stdio::piped()).stderr(log);
-        let mut child = command.spawn().expect("the program was built");
-        let stdout = child.stdout.take().expect("stdout is piped");
-        let (sender, lines) = mpsc::channel();
-        std::thread::spawn(move || {
-            // Read to the end, so that the process never blocks on a full pipe.
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                let _ = sender.send(line);
-            }
-        });
-        let mut missing: Vec<&str> = announces.to_vec();
-        let deadline = Instant::now() + PATIENCE;
-        while !missing.is_empty() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let Ok(line) = lines.recv_timeout(left) else {
-                panic!("{role} did not announce {missing:?}:\n{}", self.log_tail());
-            };
-            let mut words = line.split_whitespace();
-            if words.next() == Some("listening")
-                && let (Some(name), Some(address)) = (words.next(), words.next())
-            {
-                let address = address.parse().expect("an address is announced");
-                if announces.contains(&name) {
-                    announced.insert(name.to_owned(), address);
-                }
-                missing.retain(|awaited| *awaited != name);
-            }
-        }
-        (Process { child }, announced)
+        Process::start(command, announces, &self.path("log.txt"))
     }
 
     /// Starts `waybill up` with all that it has.
@@ -261,9 +226,7 @@ impl World {
     }
 
     pub fn log_tail(&self) -> String {
-        let log = std::fs::read_to_string(self.path("log.txt")).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(60)..].join("\n")
+        log_tail(&self.path("log.txt"))
     }
 }
 
@@ -305,13 +268,6 @@ impl Process {
             );
             std::thread::sleep(Duration::from_millis(20));
         }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

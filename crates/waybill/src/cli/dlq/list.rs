@@ -1,28 +1,27 @@
 //! `waybill dlq list`: a page of dead letters, in the order of topic, partition and offset.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::ops::ControlFlow;
 use std::ops::Range;
 
-use anyhow::Context as _;
 use clap::Args;
 use serde::Serialize;
 use waybill_engine::PartitionId;
-use waybill_messages::{Topics, headers};
+use waybill_messages::headers;
 
 use super::letter::{Letter, Position};
 use super::receipts::{Receipts, is_receipt};
 use crate::cli::connection::{Connection, chosen, topic_from_text};
 use crate::cli::shown::{Bytes, NOTHING, Output, printable, time};
-use crate::config::{Config, load_workflows};
+use crate::config::Config;
 
 /// The arguments of `waybill dlq list`.
 #[derive(Clone, Debug, Args)]
 pub struct ListArgs {
-    /// Only the dead letters of this topic, by its whole name or short; else of every topic that
-    /// the configuration and its workflows know
+    /// Only the dead letters of this topic, by its whole name or short; else those of every topic
     #[arg(long, value_name = "TOPIC", value_parser = topic_from_text)]
     topic: Option<String>,
     /// Only those that were not replayed yet; reads each partition to its end first
@@ -50,7 +49,7 @@ impl ListArgs {
             out: io::stdout().lock(),
         };
         page.heading()?;
-        'topics: for (topic, partitions) in self.topics(config, &connection)? {
+        'topics: for (topic, partitions) in self.topics(&connection)? {
             for partition in chosen(&topic, partitions, None)? {
                 let mut range = connection.offsets(&topic, partition)?;
                 range.start = range.start.max(self.start(&topic, partition));
@@ -66,34 +65,12 @@ impl ListArgs {
         Ok(())
     }
 
-    /// The topics to look at that are there, in order of their names.
-    fn topics(
-        &self,
-        config: &Config,
-        connection: &Connection,
-    ) -> anyhow::Result<Vec<(String, u32)>> {
-        if let Some(topic) = &self.topic {
-            return Ok(vec![connection.dead_letter_topic(topic)?]);
+    /// The topics to look at, in order of their names.
+    fn topics(&self, connection: &Connection) -> anyhow::Result<BTreeMap<String, u32>> {
+        match &self.topic {
+            Some(topic) => Ok(BTreeMap::from([connection.dead_letter_topic(topic)?])),
+            None => connection.dead_letter_topics(),
         }
-        let names = Topics::new(&config.kafka.topic_prefix);
-        let workflows = load_workflows(&config.workflows)
-            .context("the topics of the agents cannot be told; name one with --topic")?;
-        let agents = workflows.agents();
-        let mut sources: Vec<String> = agents
-            .iter()
-            .map(|agent| names.step_requests(agent))
-            .collect();
-        sources.push(names.requests().to_owned());
-        sources.push(names.step_replies().to_owned());
-        sources.sort();
-        let mut topics = Vec::new();
-        for source in sources {
-            let topic = Topics::dead_letter(&source);
-            if let Some(partitions) = connection.partitions(&topic)? {
-                topics.push((topic, partitions));
-            }
-        }
-        Ok(topics)
     }
 
     /// The first offset of a partition that lies behind the cursor.

@@ -27,6 +27,7 @@ use super::letter::{Letter, Position, REPLAYED_FROM};
 use super::outcome::{Line, Outcome, Tally, Target};
 use super::receipts::{REPLAYED, Receipts, is_receipt};
 use super::show::letter_at;
+use crate::chain::chain;
 use crate::cli::connection::{CLIENT_ID, Connection, chosen, topic_from_text};
 use crate::cli::shown::Output;
 use crate::config::Config;
@@ -230,7 +231,7 @@ impl<'a, W: Write> Replay<'a, W> {
             }
             match letter_at(self.connection, topic, partition, offset) {
                 Ok(letter) => self.take(letter)?,
-                Err(error) => self.say(line(Outcome::Failed, chain(&error)))?,
+                Err(error) => self.say(line(Outcome::Failed, chain(&*error)))?,
             }
         }
         Ok(ControlFlow::Continue(()))
@@ -346,7 +347,7 @@ impl<'a, W: Write> Replay<'a, W> {
                     if !error.is_permanent() {
                         stopped = Some(error);
                     }
-                    (Outcome::Failed, Some(chain(&error.into())))
+                    (Outcome::Failed, Some(chain(&error)))
                 }
             };
             let to = Target {
@@ -367,7 +368,7 @@ impl<'a, W: Write> Replay<'a, W> {
                 topic,
                 partition = partition.0,
                 letters = replayed.to_text(),
-                error = chain(&error),
+                error = chain(&*error),
                 "no receipt could be written: a repeat would replay these letters again"
             );
         }
@@ -478,60 +479,5 @@ impl Pace {
     }
 }
 
-/// An error with all its causes.
-fn chain(error: &anyhow::Error) -> String {
-    format!("{error:#}")
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rate_is_a_number_of_letters_a_second() {
-        for good in ["50", "50/s"] {
-            assert_eq!(good.parse(), Ok(Rate(NonZeroU32::new(50).unwrap())));
-        }
-        for bad in ["", "0/s", "/s", "-1", "5/m", "1.5/s"] {
-            assert!(bad.parse::<Rate>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn no_more_than_a_seconds_worth_of_letters_is_unacknowledged() {
-        let batch = |rate: &str| batch_max(Some(rate.parse().unwrap()));
-        assert_eq!(batch("3/s"), 3);
-        assert_eq!(batch("5000/s"), BATCH_LETTERS_MAX);
-        assert_eq!(batch_max(None), BATCH_LETTERS_MAX);
-    }
-
-    #[test]
-    fn a_replays_own_mark_takes_the_place_of_an_older_one() {
-        let own = [
-            ("a", Some(&b"\xff"[..])),
-            (REPLAYED_FROM, Some(b"dlq.t/0/1")),
-            ("a", None),
-        ];
-        let letter = Letter::of(waybill_kafka::RawRecord {
-            topic: "dlq.t".to_owned(),
-            partition: PartitionId(0),
-            offset: Offset(9),
-            timestamp_ms: None,
-            key: None,
-            value: None,
-            headers: own
-                .map(|(name, value)| (name.to_owned(), value.map(<[u8]>::to_vec)))
-                .into(),
-        });
-        let sent: Vec<(&str, Option<&[u8]>)> = headers(&letter, "dlq.t/0/9")
-            .iter()
-            .map(|header| (header.key, header.value))
-            .collect();
-        let expected: [(&str, Option<&[u8]>); 3] = [
-            ("a", Some(b"\xff")),
-            ("a", None),
-            (REPLAYED_FROM, Some(b"dlq.t/0/9")),
-        ];
-        assert_eq!(sent, expected);
-    }
-}
+mod tests;

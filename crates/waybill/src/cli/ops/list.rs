@@ -12,7 +12,7 @@ use super::OpsError;
 use super::api::Api;
 use super::filter::Filter;
 use super::wire::Item;
-use crate::cli::shown::{NOTHING, Output, printable};
+use crate::cli::shown::{NOTHING, Output, line};
 
 /// The most operations that one command lists; their ids are kept to list each once.
 const LISTED_MAX: u64 = 1_000_000;
@@ -147,8 +147,11 @@ impl<'a> Listing<'a> {
 pub(super) struct Row<'a>(pub(super) &'a Item);
 
 impl Row<'_> {
+    /// Of the columns: 120 characters with the gaps.
+    const WIDTHS: [usize; 7] = [36, 18, 4, 14, 11, 12, 19];
+
     pub(super) fn heading() -> String {
-        line([
+        let names = [
             "OPERATION",
             "STATE",
             "AGE",
@@ -156,7 +159,8 @@ impl Row<'_> {
             "STEP",
             "FINGERPRINT",
             "ERROR",
-        ])
+        ];
+        line(names, Self::WIDTHS)
     }
 }
 
@@ -184,7 +188,7 @@ impl fmt::Display for Row<'_> {
         } else {
             workflow
         };
-        f.write_str(&line([
+        let cells = [
             &id.to_string(),
             state,
             &age(*age_seconds),
@@ -192,31 +196,9 @@ impl fmt::Display for Row<'_> {
             &or_nothing(step),
             &or_nothing(fingerprint),
             error,
-        ]))
+        ];
+        f.write_str(&line(cells, Self::WIDTHS))
     }
-}
-
-/// Cells in their columns, 120 characters with the gaps.
-fn line(cells: [&str; 7]) -> String {
-    const WIDTHS: [usize; 7] = [36, 18, 4, 14, 11, 12, 19];
-    let mut line = String::new();
-    for (cell, width) in cells.into_iter().zip(WIDTHS) {
-        let cell = fitted(cell, width);
-        line.push_str(&format!("{cell:<width$} "));
-    }
-    line.truncate(line.trim_end().len());
-    line
-}
-
-/// Text without control characters that is no longer than `width` characters; what is cut off
-/// leaves a mark.
-pub(super) fn fitted(text: &str, width: usize) -> String {
-    let text = printable(text);
-    if text.chars().count() <= width {
-        return text;
-    }
-    let kept = text.chars().take(width.saturating_sub(1));
-    kept.chain(['…']).collect()
 }
 
 /// A time span in its largest whole unit.

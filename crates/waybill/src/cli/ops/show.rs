@@ -8,9 +8,8 @@ use serde_json::value::RawValue;
 
 use super::OpsError;
 use super::api::{Api, Found};
-use super::list::fitted;
 use super::wire::{Failure, HistoryEntry, Operation, Step};
-use crate::cli::shown::{NOTHING, Output, printable};
+use crate::cli::shown::{NOTHING, Output, line, printable};
 
 /// The arguments of `waybill ops show`.
 #[derive(Clone, Debug, Args)]
@@ -120,6 +119,8 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// Of the columns: 117 characters with the gaps.
+    const WIDTHS: [usize; 7] = [16, 12, 12, 6, 11, 24, 30];
     const HEADING: [&str; 7] = [
         "STEP",
         "STATE",
@@ -129,7 +130,7 @@ fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
         "CHANGED",
         "UNTIL",
     ];
-    writeln!(f, "\n{}", step_line(HEADING))?;
+    writeln!(f, "\n{}", line(HEADING, WIDTHS))?;
     for step in steps {
         let attempt = match (&step.action, step.attempt) {
             (_, 0) => NOTHING.to_owned(),
@@ -142,7 +143,7 @@ fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
             (None, None) => NOTHING.to_owned(),
         };
         let changed = step.changed_at.as_deref().map(time);
-        let line = step_line([
+        let cells = [
             &step.name,
             &step.state,
             &attempt,
@@ -150,8 +151,8 @@ fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
             &count(step.undo_failure_count),
             changed.as_deref().unwrap_or(NOTHING),
             &until,
-        ]);
-        writeln!(f, "{line}")?;
+        ];
+        writeln!(f, "{}", line(cells, WIDTHS))?;
         if let Some(error) = &step.error {
             writeln!(f, "    {}", printable(&failure(error)))?;
         }
@@ -185,18 +186,6 @@ fn history(history: &[HistoryEntry], f: &mut fmt::Formatter<'_>) -> fmt::Result 
         writeln!(f, "{}", printable(&line))?;
     }
     Ok(())
-}
-
-/// Cells in their columns, 117 characters with the gaps.
-fn step_line(cells: [&str; 7]) -> String {
-    const WIDTHS: [usize; 7] = [16, 12, 12, 6, 11, 24, 30];
-    let mut line = String::new();
-    for (cell, width) in cells.into_iter().zip(WIDTHS) {
-        let cell = fitted(cell, width);
-        line.push_str(&format!("{cell:<width$} "));
-    }
-    line.truncate(line.trim_end().len());
-    line
 }
 
 fn count(number: u32) -> String {

@@ -1,5 +1,6 @@
 //! The OpenAPI document, built from the views' schemas and the routes' constants.
 
+mod examples;
 mod ops;
 
 use serde_json::{Value, json};
@@ -17,6 +18,10 @@ use utoipa::openapi::{
 };
 use waybill_drone_delivery::request::DeliveryRequest;
 
+use self::examples::{
+    ID, delivery_example, delivery_view_example, location, named_delivery, ndjson,
+    operation_example, operation_view_example, with,
+};
 use crate::ingestion::problem::{FieldProblem, Kind, PROBLEM_JSON, Problem};
 use crate::ingestion::service::{
     BATCH, DELIVERIES, DOCS, JSON, NDJSON, OPENAPI, OPERATIONS, PROBLEMS,
@@ -168,7 +173,6 @@ pub fn document() -> String {
 }
 
 const HTML: &str = "text/html";
-const ID: &str = "0192f0c1-2345-7abc-8def-0123456789ab";
 
 const INTRODUCTION: &str = "Waybill runs operations of several steps over remote services as one: \
     each that is accepted completes, or ends visibly.\n\nA 202 is sent once the request is durable. \
@@ -334,10 +338,6 @@ fn location_header() -> utoipa::openapi::Header {
         .build()
 }
 
-fn location(base: &str) -> String {
-    format!("{base}/{ID}?at=3-1234-5f2b9c01")
-}
-
 fn only(method: HttpMethod, operation: OperationBuilder) -> PathItem {
     PathItemBuilder::new().operation(method, operation).build()
 }
@@ -441,182 +441,5 @@ fn operation_request() -> ObjectBuilder {
         )
 }
 
-fn delivery_example() -> Value {
-    json!({
-        "ownerId": "myowner",
-        "pickupLocation": "my pickup",
-        "dropOffLocation": "drop off",
-        "pickupTime": "2030-05-08T20:00:00Z",
-        "deadline": "2030-05-08T22:00:00Z",
-        "expedited": true,
-        "confirmationRequired": "None",
-        "packageInfo": {"packageId": "mypackage", "size": "Small", "weight": 10, "tag": "mytag"},
-    })
-}
-
-fn named_delivery() -> Value {
-    with(delivery_example(), "deliveryId", json!(ID))
-}
-
-fn operation_example() -> Value {
-    json!({
-        "workflow": "drone-delivery",
-        "id": "order-17",
-        "tenant": "acme",
-        "input": delivery_example(),
-    })
-}
-
-fn operation_view_example() -> Value {
-    json!({
-        "id": ID,
-        "workflow": "drone-delivery",
-        "callerId": "order-17",
-        "state": "Processing",
-        "steps": [
-            {"name": "account", "state": "Completed", "attempt": 1, "action": "Run",
-             "changedAt": "2030-05-08T20:00:00.134567Z"},
-            {"name": "package", "state": "Failed", "attempt": 2, "action": "Run",
-             "failureCount": 2, "retryAt": "2030-05-08T20:00:00.634567Z",
-             "changedAt": "2030-05-08T20:00:00.234567Z",
-             "error": {"code": "unavailable", "message": "the service answered 503"}},
-            {"name": "delivery", "state": "NotStarted", "attempt": 0},
-        ],
-        "whatNext": "Step package is tried again at 2030-05-08T20:00:00.634567Z.",
-        "verbs": ["cancel", "compensate"],
-        "failureCount": 2,
-        "nextDue": "2030-05-08T20:00:00.634567Z",
-        "lockedBy": "7b1f6f0e-53a7-4c57-9a5e-1f0c6f2d9b10",
-        "epoch": 3,
-        "createdAt": "2030-05-08T20:00:00.123456Z",
-        "updatedAt": "2030-05-08T20:00:00.234567Z",
-    })
-}
-
-fn delivery_view_example() -> Value {
-    with(operation_view_example(), "request", named_delivery())
-}
-
-fn with(mut object: Value, name: &str, value: Value) -> Value {
-    object[name] = value;
-    object
-}
-
-fn ndjson(line: &Value) -> Value {
-    Value::String(format!("{line}\n{line}\n"))
-}
-
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    fn parsed() -> Value {
-        serde_json::from_str(&document()).unwrap()
-    }
-
-    #[test]
-    fn every_route_is_listed_with_its_method() {
-        let document = parsed();
-        let listed: BTreeSet<(String, String)> = document["paths"]
-            .as_object()
-            .unwrap()
-            .iter()
-            .flat_map(|(path, item)| {
-                item.as_object()
-                    .unwrap()
-                    .keys()
-                    .map(|method| (path.clone(), method.clone()))
-            })
-            .collect();
-        let expected = [
-            ("/api/deliveryrequests", "post"),
-            ("/api/deliveryrequests/{id}", "delete"),
-            ("/api/deliveryrequests/{id}", "get"),
-            ("/api/deliveryrequests/{id}", "patch"),
-            ("/docs", "get"),
-            ("/openapi.json", "get"),
-            ("/problems/{kind}", "get"),
-            ("/v1/operations", "get"),
-            ("/v1/operations", "post"),
-            ("/v1/operations/{id}", "get"),
-            ("/v1/operations/{id}/events", "get"),
-            ("/v1/operations/{id}:abandon", "post"),
-            ("/v1/operations/{id}:cancel", "post"),
-            ("/v1/operations/{id}:compensate", "post"),
-            ("/v1/operations/{id}:resubmit", "post"),
-            ("/v1/operations/{id}:retry-compensation", "post"),
-            ("/v1/operations/{id}:undone", "post"),
-            ("/v1/operations:batch", "post"),
-        ];
-        let expected: BTreeSet<_> = expected
-            .map(|(path, method)| (path.to_owned(), method.to_owned()))
-            .into();
-        assert_eq!(listed, expected);
-    }
-
-    #[test]
-    fn every_reference_leads_somewhere() {
-        fn references(value: &Value, found: &mut Vec<String>) {
-            match value {
-                Value::Object(object) => {
-                    if let Some(Value::String(reference)) = object.get("$ref") {
-                        found.push(reference.clone());
-                    }
-                    object.values().for_each(|value| references(value, found));
-                }
-                Value::Array(array) => array.iter().for_each(|value| references(value, found)),
-                _ => {}
-            }
-        }
-        let document = parsed();
-        let mut found = Vec::new();
-        references(&document, &mut found);
-        assert!(found.len() > 10);
-        for reference in found {
-            let pointer = reference.strip_prefix('#').unwrap();
-            assert!(document.pointer(pointer).is_some(), "{reference}");
-        }
-    }
-
-    #[test]
-    fn every_body_and_answer_has_an_example() {
-        let document = parsed();
-        for (path, item) in document["paths"].as_object().unwrap() {
-            for (method, operation) in item.as_object().unwrap() {
-                if operation["tags"][0] == "About" {
-                    continue;
-                }
-                let answers = operation["responses"].as_object().unwrap().values();
-                for holder in answers.chain(operation.get("requestBody")) {
-                    for content in holder["content"].as_object().unwrap().values() {
-                        assert!(!content["example"].is_null(), "{method} {path}: {holder}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn the_examples_of_requests_are_good_requests() {
-        waybill_drone_delivery::request::validate(&delivery_example()).unwrap();
-        let fields = operation_request().build();
-        for name in operation_example().as_object().unwrap().keys() {
-            assert!(fields.properties.contains_key(name), "{name}");
-        }
-    }
-
-    #[test]
-    fn views_have_the_fields_of_their_examples() {
-        let document = parsed();
-        let properties = &document["components"]["schemas"]["Operation"]["properties"];
-        for name in operation_view_example().as_object().unwrap().keys() {
-            assert!(!properties[name].is_null(), "{name}");
-        }
-        let problem = &document["components"]["schemas"]["Problem"]["properties"];
-        for name in ["type", "title", "status", "detail", "errors"] {
-            assert!(!problem[name].is_null(), "{name}");
-        }
-    }
-}
+mod tests;

@@ -10,11 +10,12 @@ use super::body::{self, Said};
 use super::judge::{self, CancelWouldBe};
 use super::verb::Verb;
 use super::{AskedView, Key};
+use crate::clock::wall_clock;
 use crate::ingestion::id::CallerId;
 use crate::ingestion::problem::{FieldProblem, Kind, Problem};
 use crate::ingestion::request::DRONE_DELIVERY;
 use crate::ingestion::service::{
-    Api, Form, JSON, Parameters, Reply, check_media_type, decoded, json, location, not_found, now,
+    Api, Form, JSON, Parameters, Reply, check_media_type, decoded, json, location, not_found,
     query_value, set,
 };
 use crate::ingestion::status::{Pending, Status, request_of};
@@ -113,7 +114,7 @@ impl Api {
             let _held = self.hold(super::ASK_BYTES_MAX)?;
             read_whole(body, super::ASK_BYTES_MAX, self.patience).await?
         };
-        let change = read_change(&change, self.rules.json_depth_max, now())?;
+        let change = read_change(&change, self.rules.json_depth_max, wall_clock())?;
         let amendment = Amendment::Reschedule {
             fields: serde_json::to_vec(&change.fields()).map_err(|_| unwritable())?,
             deadline: change.deadline.map(|at| Timestamp(at.as_microsecond())),
@@ -123,7 +124,7 @@ impl Api {
         found.delivery(&self.rules.workflows)?;
         let amended = match found {
             Status::Row(row) => {
-                judge::of_reschedule(&row, &self.rules.workflows, &amendment, now())?;
+                judge::of_reschedule(&row, &self.rules.workflows, &amendment, wall_clock())?;
                 check_against(&change, request_of(&row).as_deref().map(|r| r.get()))?;
                 Amended::of_row(&row)
             }
@@ -163,7 +164,7 @@ impl Api {
             caller_id: amended.caller_id,
             amendment,
             reason,
-            requested_at: now(),
+            requested_at: wall_clock(),
         };
         let request_id = request.id;
         let mut value = Vec::with_capacity(256);

@@ -21,9 +21,10 @@ use waybill_engine::{
 };
 use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder};
 
+use crate::clock::wall_clock;
 use crate::ingestion::intake::store_unavailable;
 use crate::ingestion::problem::{FieldProblem, Problem};
-use crate::ingestion::service::{Api, Reply, decoded, json, now, set_static};
+use crate::ingestion::service::{Api, Reply, decoded, json, set_static};
 use crate::ingestion::view::{ErrorView, failure, time_text};
 
 /// The most items of a page.
@@ -96,7 +97,7 @@ pub struct ItemView {
 impl Api {
     /// `GET /v1/operations`.
     pub async fn list(&self, query: Option<&str>) -> Result<Reply, Problem> {
-        let now = now();
+        let now = wall_clock();
         let Asked {
             filter,
             mut cursor,

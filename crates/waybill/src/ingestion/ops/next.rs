@@ -7,7 +7,7 @@ use waybill_engine::{
 
 use super::judge;
 use super::verb::Verb;
-use crate::ingestion::service::now;
+use crate::clock::wall_clock;
 use crate::ingestion::view::time_text;
 
 /// The verb of an operation's caller.
@@ -30,7 +30,7 @@ pub struct Next {
 
 /// What happens next with the operation of a row.
 pub fn of(row: &OperationRow, workflows: &Workflows) -> Next {
-    let verbs = verbs(row, workflows, now());
+    let verbs = verbs(row, workflows, wall_clock());
     Next {
         sentence: sentence(row, &verbs),
         verbs,

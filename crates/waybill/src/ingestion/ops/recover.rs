@@ -14,10 +14,11 @@ use super::body::Said;
 use super::judge;
 use super::verb::Verb;
 use super::{AskedView, Key};
+use crate::clock::wall_clock;
 use crate::ingestion::problem::{Kind, Problem};
 use crate::ingestion::request::DRONE_DELIVERY;
 use crate::ingestion::service::{
-    Api, Form, OPERATIONS, Parameters, Reply, decoded, location, not_found, now,
+    Api, Form, OPERATIONS, Parameters, Reply, decoded, location, not_found,
 };
 use crate::ingestion::status::Status;
 
@@ -56,7 +57,7 @@ impl Api {
         if said.as_new {
             return self.resubmit_as_new(&row, said, &key).await;
         }
-        judge::of_recovery(&row, &self.rules.workflows, &recovery, now())?;
+        judge::of_recovery(&row, &self.rules.workflows, &recovery, wall_clock())?;
         let request_id = self.recover(row.id, recovery, said, &key).await?;
         let asked = AskedView {
             id: row.id,
@@ -78,7 +79,11 @@ impl Api {
         if let Some(code) = judge::of_resubmission_as_new(row) {
             return Err(judge::refused(code));
         }
-        let again = again(row, OperationId(key.id(row.id, "resubmit-as-new")), now());
+        let again = again(
+            row,
+            OperationId(key.id(row.id, "resubmit-as-new")),
+            wall_clock(),
+        );
         let new = again.operation;
         let mut value = Vec::with_capacity(again.input.len() + 256);
         encode_create(&again, &mut value).map_err(|_| unwritable())?;
@@ -112,7 +117,7 @@ impl Api {
             operation,
             asked_by: said.by,
             reason: said.reason,
-            asked_at: now(),
+            asked_at: wall_clock(),
             due: None,
             verb,
         };

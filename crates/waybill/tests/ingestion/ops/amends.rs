@@ -23,11 +23,7 @@ const STATES: [ProcessState; 7] = [
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_of_a_pending_request_lies_behind_it_and_a_repeat_has_the_same_id() {
     let world = World::start().await;
-    let accepted = world
-        .post(OPERATIONS, order("o-1", 1))
-        .send()
-        .await
-        .unwrap();
+    let accepted = world.request(order("o-1", 1)).await;
     let pending_at = location(&accepted);
     let cancel = |key: &'static str, reason: &str| {
         world

@@ -147,11 +147,7 @@ async fn a_verb_that_the_row_forbids_is_refused_with_the_engines_code() {
     }
     let (status, _) = world.verb(id_of("nobody"), "resubmit", json!({})).await;
     assert_eq!(status, 404);
-    world
-        .post(OPERATIONS, order("pending", 1))
-        .send()
-        .await
-        .unwrap();
+    world.request(order("pending", 1)).await;
     let (status, problem) = world.verb(id_of("pending"), "compensate", json!({})).await;
     assert_eq!((status, &problem["code"]), (409, &json!("pending")));
     let long = json!({"reason": "x".repeat(5_000)});

@@ -1,0 +1,149 @@
+//! Frames that no client sends, and too many of them.
+
+use std::time::Duration;
+
+use kafka_protocol::messages::*;
+use kafka_protocol::protocol::{Encodable, StrBytes};
+use tokio::io::AsyncWriteExt;
+
+use super::*;
+use crate::common::*;
+
+#[tokio::test]
+async fn frames_and_connections_beyond_their_limits_are_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let broker = broker_with(dir.path(), |config| {
+        config.connections_max = 3;
+        config.request_bytes_max = 1 << 20;
+        config.control_request_bytes_max = 10_000;
+    })
+    .await;
+    let mut wire = Wire::connect(broker.address()).await;
+    wire.ask(0, &ApiVersionsRequest::default()).await;
+    let lengths_and_starts: [(i32, &[u8]); 4] = [
+        (i32::MAX, &[]),
+        (-1, &[]),
+        (1 << 21, &[0, 0, 0, 9]),
+        // Only produce requests may be as large as this.
+        (20_000, &[0, 3, 0, 9]),
+    ];
+    for (length, start) in lengths_and_starts {
+        let mut wire = Wire::connect(broker.address()).await;
+        wire.stream
+            .write_all(&[&length.to_be_bytes(), start].concat())
+            .await
+            .unwrap();
+        assert_eq!(wire.frame().await, None, "a frame of {length} bytes");
+    }
+    until("they are closed", async || broker.stats().connections == 1).await;
+    let mut second = Wire::connect(broker.address()).await;
+    let mut third = Wire::connect(broker.address()).await;
+    second.ask(0, &ApiVersionsRequest::default()).await;
+    third.ask(0, &ApiVersionsRequest::default()).await;
+    let mut fourth = Wire::connect(broker.address()).await;
+    assert_eq!(fourth.frame().await, None);
+    wire.ask(0, &ApiVersionsRequest::default()).await;
+    assert!(broker.shutdown().await);
+}
+
+/// A small deterministic source of numbers (xorshift).
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % bound as u64) as usize
+    }
+}
+
+#[tokio::test]
+async fn random_cut_and_changed_frames_end_their_connection_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let broker = broker_with(dir.path(), |config| {
+        config.stall_timeout = Duration::from_secs(1)
+    })
+    .await;
+    let mut witness = Wire::connect(broker.address()).await;
+    create(&mut witness, "t", 1, &[]).await;
+    let offered = witness
+        .ask(3, &ApiVersionsRequest::default())
+        .await
+        .api_keys;
+    let mut numbers = Numbers(0x2545_f491_4f6c_dd1d);
+
+    // Something valid of each kind, to be spoiled.
+    let mut valid: Vec<Vec<u8>> = Vec::new();
+    let mut add = |bytes: Vec<u8>| valid.push(bytes);
+    add(frame_of(9, &produce_request("t", -1, &plain(b"x"))));
+    add(frame_of(11, &fetch_request("t", 0).with_max_wait_ms(0)));
+    add(frame_of(12, &MetadataRequest::default()));
+    add(frame_of(
+        9,
+        &JoinGroupRequest::default().with_protocol_type(StrBytes::from_static_str("c")),
+    ));
+    add(frame_of(8, &OffsetCommitRequest::default()));
+    add(frame_of(7, &CreateTopicsRequest::default()));
+
+    for round in 0..3_000 {
+        let mut bytes = match round % 3 {
+            0 => {
+                // Any bytes, mostly behind the header of a request that exists.
+                let mut bytes: Vec<u8> = (0..numbers.below(200))
+                    .map(|_| numbers.below(256) as u8)
+                    .collect();
+                let api = &offered[numbers.below(offered.len())];
+                let versions = (api.max_version - api.min_version) as usize + 1;
+                let version = api.min_version + numbers.below(versions) as i16;
+                if bytes.len() > 12 && numbers.below(10) > 0 {
+                    bytes[..2].copy_from_slice(&api.api_key.to_be_bytes());
+                    bytes[2..4].copy_from_slice(&version.to_be_bytes());
+                    bytes[8..10].copy_from_slice(&[0, 0]);
+                }
+                bytes
+            }
+            _ => {
+                let mut bytes = valid[numbers.below(valid.len())].clone();
+                for _ in 0..=numbers.below(3) {
+                    let at = numbers.below(bytes.len());
+                    bytes[at] = [0, 0xff, 0x7f, 0x80, numbers.below(256) as u8][numbers.below(5)];
+                }
+                if round % 3 == 2 {
+                    bytes.truncate(numbers.below(bytes.len() + 1));
+                }
+                bytes
+            }
+        };
+        // No request may wait, or be one that a valid request could be kept waiting by.
+        if bytes.get(..2) == Some(&[0, 1]) {
+            bytes.truncate(20);
+        }
+        let mut wire = Wire::connect(broker.address()).await;
+        wire.send_frame(&bytes).await;
+        let _ = wire.stream.shutdown().await;
+        let _ = wire.frame().await;
+    }
+    until("all are closed", async || broker.stats().connections == 1).await;
+    assert_eq!(
+        witness
+            .ask(3, &ApiVersionsRequest::default())
+            .await
+            .error_code,
+        0
+    );
+    assert!(broker.stats().malformed > 1_000, "{:?}", broker.stats());
+    assert!(broker.shutdown().await);
+}
+
+/// A request as it is framed, without its length.
+fn frame_of<R: kafka_protocol::protocol::Request>(version: i16, request: &R) -> Vec<u8> {
+    let mut frame = Vec::new();
+    RequestHeader::default()
+        .with_request_api_key(R::KEY)
+        .with_request_api_version(version)
+        .encode(&mut frame, R::header_version(version))
+        .unwrap();
+    request.encode(&mut frame, version).unwrap();
+    frame
+}

@@ -1,0 +1,261 @@
+use std::sync::Mutex;
+
+use axum::http::Request;
+use http_body_util::BodyExt;
+use tower::ServiceExt;
+
+use super::*;
+use crate::shutdown::Signals;
+
+/// A scheduler of partitions 0 and 1 that does what it is told, and is deaf on partition 1.
+#[derive(Debug)]
+struct Fake(Mutex<SchedulerState>);
+
+impl SchedulerControl for Fake {
+    fn list(&self) -> Vec<SchedulerView> {
+        let state = *self.0.lock().unwrap();
+        let view = SchedulerView {
+            partition: PartitionId(0),
+            state,
+            epoch: Some(Epoch(3)),
+            checkpoint: CheckpointView {
+                requests: Offset(10),
+                replies: Offset(70),
+            },
+            consumed: Offset(12),
+            in_flight: 2,
+            held_by: None,
+        };
+        vec![
+            view,
+            SchedulerView {
+                partition: PartitionId(1),
+                ..view
+            },
+        ]
+    }
+
+    fn set_running(
+        &self,
+        partition: PartitionId,
+        running: bool,
+    ) -> BoxFuture<'_, Result<(), ControlError>> {
+        Box::pin(async move {
+            match partition {
+                PartitionId(0) => {
+                    *self.0.lock().unwrap() = if running {
+                        SchedulerState::Running
+                    } else {
+                        SchedulerState::Stopped
+                    };
+                    Ok(())
+                }
+                PartitionId(1) => Err(ControlError::ShuttingDown),
+                other => Err(ControlError::NotHere(other)),
+            }
+        })
+    }
+}
+
+async fn ask(admin: &Admin, method: &str, path: &str, body: &str) -> (u16, String) {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .body(Body::from(body.to_owned()))
+        .unwrap();
+    let answer = admin.router().oneshot(request).await.unwrap();
+    let status = answer.status().as_u16();
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    (status, String::from_utf8(body.to_vec()).unwrap())
+}
+
+fn admin() -> Admin {
+    Admin::new(Metrics::detached())
+}
+
+#[tokio::test]
+async fn readyz_names_everything_that_is_not_ready() {
+    let admin = admin();
+    assert_eq!(
+        ask(&admin, "GET", "/readyz", "").await,
+        (200, "ready\n".into())
+    );
+
+    let store = admin.readiness.expect("the store");
+    let lease = admin.readiness.expect("lease of partition 2");
+    store.set(true);
+    let (status, body) = ask(&admin, "GET", "/readyz", "").await;
+    assert_eq!(
+        (status, body.as_str()),
+        (503, "waiting for: lease of partition 2\n")
+    );
+
+    lease.set(true);
+    assert_eq!(ask(&admin, "GET", "/readyz", "").await.0, 200);
+}
+
+#[tokio::test]
+async fn livez_names_a_loop_that_fell_silent() {
+    let admin = admin();
+    assert_eq!(
+        ask(&admin, "GET", "/livez", "").await,
+        (200, "alive\n".into())
+    );
+
+    let patient = admin.liveness.register("inbox", Duration::from_secs(3_600));
+    let impatient = admin.liveness.register("scheduler", Duration::ZERO);
+    let started = std::time::Instant::now();
+    let (status, body) = loop {
+        let answer = ask(&admin, "GET", "/livez", "").await;
+        if answer.0 != 200 {
+            break answer;
+        }
+        assert!(
+            started.elapsed() < Duration::from_secs(20),
+            "it is never missed"
+        );
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(
+        (status, body.as_str()),
+        (503, "silent: scheduler for 0 s\n")
+    );
+
+    drop((patient, impatient));
+    assert_eq!(ask(&admin, "GET", "/livez", "").await.0, 200);
+}
+
+#[tokio::test]
+async fn metrics_are_rendered_in_the_text_format() {
+    let (status, body) = ask(&admin(), "GET", "/metrics", "").await;
+    assert_eq!(status, 200);
+    assert!(body.contains("waybill_build_info{version="), "{body}");
+}
+
+#[tokio::test]
+async fn a_partition_is_stopped_and_started_by_put() {
+    let admin = admin();
+    admin.set_schedulers(Arc::new(Fake(Mutex::new(SchedulerState::Running))));
+
+    let (status, body) = ask(&admin, "PUT", "/schedulers/0", r#"{"running": false}"#).await;
+    assert_eq!(status, 200);
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(&body).unwrap(),
+        serde_json::json!({
+            "partition": 0, "state": "stopped", "epoch": 3,
+            "checkpoint": {"requests": 10, "replies": 70}, "consumed": 12, "inFlight": 2, "heldBy": null,
+        })
+    );
+
+    let (_, body) = ask(&admin, "PUT", "/schedulers/0", r#"{"running": true}"#).await;
+    assert!(body.contains(r#""state":"running""#), "{body}");
+    let (_, list) = ask(&admin, "GET", "/schedulers", "").await;
+    assert!(
+        list.starts_with('[') && list.contains(r#""partition":1"#),
+        "{list}"
+    );
+}
+
+#[tokio::test]
+async fn orders_that_cannot_be_followed_say_why() {
+    let admin = admin();
+    let stop = r#"{"running": false}"#;
+    assert_eq!(
+        ask(&admin, "PUT", "/schedulers/0", stop).await.0,
+        404,
+        "no scheduler here"
+    );
+    assert_eq!(
+        ask(&admin, "GET", "/schedulers", "").await,
+        (200, "[]".into())
+    );
+
+    admin.set_schedulers(Arc::new(Fake(Mutex::new(SchedulerState::Running))));
+    let long = format!("\"{}\"", "x".repeat(BODY_BYTES_MAX));
+    let cases = [
+        ("PUT", "/schedulers/7", stop, 404, "partition-not-here", ""),
+        ("PUT", "/schedulers/x", stop, 404, "not-found", ""),
+        ("PUT", "/schedulers/1", stop, 503, "shutting-down", ""),
+        ("PUT", "/schedulers/0", "", 400, "malformed-json", ""),
+        ("PUT", "/schedulers/0", &long, 413, "body-too-large", ""),
+        (
+            "PUT",
+            "/schedulers/0",
+            "{}",
+            422,
+            "invalid-values",
+            "/running",
+        ),
+        (
+            "PUT",
+            "/schedulers/0",
+            r#"{"running": "no"}"#,
+            422,
+            "invalid-values",
+            "/running",
+        ),
+        (
+            "PUT",
+            "/schedulers/0",
+            r#"{"running": true, "fast": true}"#,
+            422,
+            "invalid-values",
+            "/fast",
+        ),
+        ("GET", "/schedulers/0", "", 405, "method-not-allowed", ""),
+        ("POST", "/metrics", "", 405, "method-not-allowed", ""),
+        ("GET", "/nope", "", 404, "not-found", ""),
+        ("GET", "/problems/nope", "", 404, "not-found", ""),
+    ];
+    for (method, path, body, status, kind, pointer) in cases {
+        let (got, answer) = ask(&admin, method, path, body).await;
+        assert_eq!(got, status, "{method} {path} {body}: {answer}");
+        let problem: Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!(problem["type"], format!("/problems/{kind}"), "{answer}");
+        assert_eq!(problem["status"], status, "{answer}");
+        let pointed = problem["errors"][0]["pointer"].as_str().unwrap_or("");
+        assert_eq!(pointed, pointer, "{answer}");
+        let (status, page) = ask(&admin, "GET", &format!("/problems/{kind}"), "").await;
+        assert_eq!(status, 200);
+        assert!(page.starts_with("<!doctype html>"), "{page}");
+    }
+}
+
+#[tokio::test]
+async fn problems_have_their_headers() {
+    let admin = admin();
+    admin.set_schedulers(Arc::new(Fake(Mutex::new(SchedulerState::Running))));
+    let stop = r#"{"running": false}"#;
+    for (method, path, body, header, value) in [
+        ("PUT", "/schedulers/1", stop, "retry-after", "1"),
+        ("POST", "/metrics", "", "allow", "GET,HEAD"),
+        (
+            "GET",
+            "/nope",
+            "",
+            "content-type",
+            "application/problem+json",
+        ),
+    ] {
+        let request = Request::builder().method(method).uri(path);
+        let request = request.body(Body::from(body)).unwrap();
+        let answer = admin.router().oneshot(request).await.unwrap();
+        assert_eq!(answer.headers()[header], value, "{method} {path}");
+    }
+}
+
+#[tokio::test]
+async fn the_listener_ends_when_it_is_told_to_though_a_connection_staysopen() {
+    let (admin, running) = (admin(), Running::new());
+    let (signal, mut signals) = Signals::made_up();
+    let open = Mutex::new(None);
+    let start = async {
+        admin.start("127.0.0.1:0".parse()?, &running).await?;
+        let address = admin.address().expect("it is bound");
+        *open.lock().unwrap() = Some(tokio::net::TcpStream::connect(address).await?);
+        signal.send("SIGTERM").await?;
+        Ok(())
+    };
+    let limit = Duration::from_secs(20);
+    running.run(start, &mut signals, limit).await.unwrap();
+}

@@ -1,0 +1,91 @@
+//! Texts of the configuration that are never shown.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// What is shown in place of a secret.
+const REDACTED: &str = "(redacted)";
+
+/// A text that is shown neither by `Debug` nor when it is serialized.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text itself.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<T: Into<String>> From<T> for Secret {
+    fn from(text: T) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(REDACTED)
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(REDACTED)
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer).map(Self)
+    }
+}
+
+/// A URL of which only scheme and authority are shown.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct SecretUrl(String);
+
+impl SecretUrl {
+    /// The whole URL.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    fn shown(&self) -> String {
+        let after_scheme = self.0.find("://").map(|at| at + 3);
+        let authority = after_scheme.map(|start| {
+            let length = self.0[start..].find(['/', '?', '#']);
+            (start, length.map_or(self.0.len(), |length| start + length))
+        });
+        match authority {
+            // Names and passwords before the host are refused later; they must not be shown first.
+            Some((start, end)) if !self.0[start..end].contains('@') => match &self.0[end..] {
+                "" | "/" => self.0.clone(),
+                _ => format!("{}/{REDACTED}", &self.0[..end]),
+            },
+            _ => REDACTED.to_owned(),
+        }
+    }
+}
+
+impl<T: Into<String>> From<T> for SecretUrl {
+    fn from(text: T) -> Self {
+        Self(text.into())
+    }
+}
+
+impl fmt::Debug for SecretUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown())
+    }
+}
+
+impl Serialize for SecretUrl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.shown())
+    }
+}

@@ -1,0 +1,186 @@
+use super::*;
+use crate::config::Environment;
+use crate::config::file::parse_config;
+
+const BOTH: &str = "
+alerts:
+  foldFor: 30s
+  receivers:
+    pager:
+      webhook:
+        url: https://pager.example/hooks/capability
+        secret: whsec_MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0
+        headers: {Authorization: Bearer hunter2}
+    on-call:
+      email:
+        host: mail.example
+        user: waybill
+        password: hunter3
+        from: Waybill <waybill@example.com>
+        to: [ops@example.com, Ada <ada@example.com>]
+";
+
+#[test]
+fn both_kinds_of_receivers_are_read_and_fit_together() {
+    let config = parse_config("w.yaml", BOTH).unwrap().finish().unwrap();
+    let names: Vec<_> = config.alerts.receivers.keys().collect();
+    assert_eq!(names, ["on-call", "pager"]);
+}
+
+#[test]
+fn no_secret_is_shown() {
+    let config = parse_config("w.yaml", BOTH).unwrap();
+    for text in [format!("{config:?}"), config.to_yaml().unwrap()] {
+        assert!(text.contains("https://pager.example/(redacted)"), "{text}");
+        for secret in ["capability", "hunter", "MTIz"] {
+            assert!(!text.contains(secret), "{text}");
+        }
+    }
+}
+
+#[test]
+fn of_a_url_only_scheme_and_authority_are_shown() {
+    for (url, shown) in [
+        ("http://10.0.0.1:80", "http://10.0.0.1:80"),
+        ("https://a.example/", "https://a.example/"),
+        ("https://a.example/T0/x", "https://a.example/(redacted)"),
+        ("https://a.example?key=x", "https://a.example/(redacted)"),
+        ("https://user:x@a.example/", "(redacted)"),
+        ("hunter2", "(redacted)"),
+    ] {
+        assert_eq!(format!("{:?}", SecretUrl::from(url)), shown);
+    }
+}
+
+#[test]
+fn what_stands_in_files_is_read_from_them_and_a_missing_one_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let url = write("url", "https://pager.example/x\n");
+    let secret = write("secret", "whsec_MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0\n");
+    let token = write("token", "Bearer hunter2\r\n");
+    let text = format!(
+        "alerts: {{receivers: {{pager: {{webhook: {{urlFile: {url}, secretFile: {secret}, \
+         headerFiles: {{Authorization: {token}}}}}}}}}}}"
+    );
+    let config = parse_config("w.yaml", &text).unwrap().finish().unwrap();
+    let Some(ReceiverConfig::Webhook(webhook)) = config.alerts.receivers.get("pager") else {
+        panic!("{config:?}");
+    };
+    assert_eq!(webhook.url, Some("https://pager.example/x".into()));
+    let secret = "whsec_MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0";
+    assert_eq!(webhook.secret, Some(secret.into()));
+    assert_eq!(webhook.headers["Authorization"].reveal(), "Bearer hunter2");
+
+    let missing = text.replace(&token, "/nonexistent/token");
+    let error = parse_config("w.yaml", &missing).unwrap().finish();
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "alerts.receivers.pager.webhook.headers.Authorization: /nonexistent/token cannot be \
+         read"
+    );
+}
+
+#[test]
+fn a_value_that_stands_in_a_file_and_in_the_configuration_is_refused() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let file = file.path().display();
+    for (line, with_file) in [
+        ("password: hunter3", "passwordFile"),
+        (
+            "secret: whsec_MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0",
+            "secretFile",
+        ),
+        ("url: https://pager.example/hooks/capability", "urlFile"),
+    ] {
+        let text = BOTH.replace(line, &format!("{line}\n        {with_file}: {file}"));
+        let error = parse_config("w.yaml", &text).unwrap().finish();
+        let error = error.unwrap_err().to_string();
+        assert!(error.ends_with("keep one"), "{error}");
+    }
+}
+
+#[test]
+fn values_that_cannot_work_are_refused_by_key() {
+    let cases = [
+        ("foldFor: 30s", "foldFor: 0s", "alerts.foldFor"),
+        ("foldFor: 30s", "queueMax: 0", "alerts.queueMax"),
+        ("foldFor: 30s", "foldedMax: 0", "alerts.foldedMax"),
+        ("foldFor: 30s", "attemptsMax: 0", "alerts.attemptsMax"),
+        ("foldFor: 30s", "timeout: 0s", "alerts.timeout"),
+        ("foldFor: 30s", "backoff: 6m", "alerts.backoff"),
+        ("pager:", "the pager:", "alerts.receivers has the name"),
+        (
+            "https://pager.example/hooks",
+            "ftp://pager.example/hooks",
+            "alerts.receivers.pager.webhook.url",
+        ),
+        (
+            "MTIzNDU2",
+            "hunter4",
+            "alerts.receivers.pager.webhook.secret",
+        ),
+        (
+            "Authorization: ",
+            "Webhook-Id: ",
+            "alerts.receivers.pager.webhook.headers.Webhook-Id",
+        ),
+        (
+            "ops@example.com",
+            "ops",
+            "alerts.receivers.on-call.email.to",
+        ),
+        (
+            "waybill@example.com",
+            "nobody",
+            "alerts.receivers.on-call.email.from",
+        ),
+        (
+            "host: mail.example",
+            "host: mail.example\n        tls: none",
+            "alerts.receivers.on-call.email.password",
+        ),
+        (
+            "user: waybill",
+            "port: 25",
+            "alerts.receivers.on-call.email.user",
+        ),
+    ];
+    for (from, to, key) in cases {
+        let text = BOTH.replace(from, to);
+        let error = parse_config("w.yaml", &text).unwrap().finish();
+        let error = error.expect_err(to).to_string();
+        assert!(error.starts_with(key), "{key}: {error}");
+        assert!(!error.contains("hunter"), "{error}");
+    }
+}
+
+#[test]
+fn a_variable_beside_the_receivers_leaves_their_secrets_as_they_are() {
+    let mut config = parse_config("w.yaml", BOTH).unwrap();
+    let receivers = config.alerts.receivers.clone();
+    let environment: Environment = [("WAYBILL_ALERTS__FOLD_FOR", "5s")].into_iter().collect();
+    environment.apply(&mut config).unwrap();
+    assert_eq!(config.alerts.fold_for, Duration::from_secs(5));
+    assert_eq!(config.alerts.receivers, receivers);
+
+    let name = "WAYBILL_ALERTS__RECEIVERS";
+    let environment: Environment = [(name, "hunter2")].into_iter().collect();
+    let error = environment.apply(&mut config).unwrap_err().to_string();
+    assert!(error.contains(&format!("{name} is not known")), "{error}");
+    assert!(!error.contains("hunter"), "{error}");
+}
+
+#[test]
+fn an_unknown_key_of_a_receiver_is_refused_with_its_place() {
+    let text = BOTH.replace("user: waybill", "usr: waybill");
+    let error = parse_config("w.yaml", &text).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "w.yaml:13:9: the key usr is not known; did you mean user?"
+    );
+}

@@ -1,0 +1,83 @@
+//! The document's examples: one delivery, from the request to how it stands.
+
+use serde_json::{Value, json};
+
+/// The id of the example.
+pub(super) const ID: &str = "0192f0c1-2345-7abc-8def-0123456789ab";
+
+/// Where to ask for it.
+pub(super) fn location(base: &str) -> String {
+    format!("{base}/{ID}?at=3-1234-5f2b9c01")
+}
+
+/// A request for a delivery.
+pub(super) fn delivery_example() -> Value {
+    json!({
+        "ownerId": "myowner",
+        "pickupLocation": "my pickup",
+        "dropOffLocation": "drop off",
+        "pickupTime": "2030-05-08T20:00:00Z",
+        "deadline": "2030-05-08T22:00:00Z",
+        "expedited": true,
+        "confirmationRequired": "None",
+        "packageInfo": {"packageId": "mypackage", "size": "Small", "weight": 10, "tag": "mytag"},
+    })
+}
+
+/// The same as it is shown, with its id.
+pub(super) fn named_delivery() -> Value {
+    with(delivery_example(), "deliveryId", json!(ID))
+}
+
+/// A request for an operation.
+pub(super) fn operation_example() -> Value {
+    json!({
+        "workflow": "drone-delivery",
+        "id": "order-17",
+        "tenant": "acme",
+        "input": delivery_example(),
+    })
+}
+
+/// An operation as it is shown while a step is to be tried again.
+pub(super) fn operation_view_example() -> Value {
+    json!({
+        "id": ID,
+        "workflow": "drone-delivery",
+        "callerId": "order-17",
+        "state": "Processing",
+        "steps": [
+            {"name": "account", "state": "Completed", "attempt": 1, "action": "Run",
+             "changedAt": "2030-05-08T20:00:00.134567Z"},
+            {"name": "package", "state": "Failed", "attempt": 2, "action": "Run",
+             "failureCount": 2, "retryAt": "2030-05-08T20:00:00.634567Z",
+             "changedAt": "2030-05-08T20:00:00.234567Z",
+             "error": {"code": "unavailable", "message": "the service answered 503"}},
+            {"name": "delivery", "state": "NotStarted", "attempt": 0},
+        ],
+        "whatNext": "Step package is tried again at 2030-05-08T20:00:00.634567Z.",
+        "verbs": ["cancel", "compensate"],
+        "failureCount": 2,
+        "nextDue": "2030-05-08T20:00:00.634567Z",
+        "lockedBy": "7b1f6f0e-53a7-4c57-9a5e-1f0c6f2d9b10",
+        "epoch": 3,
+        "createdAt": "2030-05-08T20:00:00.123456Z",
+        "updatedAt": "2030-05-08T20:00:00.234567Z",
+    })
+}
+
+/// The same of a delivery.
+pub(super) fn delivery_view_example() -> Value {
+    with(operation_view_example(), "request", named_delivery())
+}
+
+/// An object with a further field.
+pub(super) fn with(mut object: Value, name: &str, value: Value) -> Value {
+    object[name] = value;
+    object
+}
+
+/// Two lines of a batch.
+pub(super) fn ndjson(line: &Value) -> Value {
+    Value::String(format!("{line}\n{line}\n"))
+}

@@ -1,0 +1,111 @@
+use std::collections::BTreeSet;
+
+use super::*;
+
+fn parsed() -> Value {
+    serde_json::from_str(&document()).unwrap()
+}
+
+#[test]
+fn every_route_is_listed_with_its_method() {
+    let document = parsed();
+    let listed: BTreeSet<(String, String)> = document["paths"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .flat_map(|(path, item)| {
+            item.as_object()
+                .unwrap()
+                .keys()
+                .map(|method| (path.clone(), method.clone()))
+        })
+        .collect();
+    let expected = [
+        ("/api/deliveryrequests", "post"),
+        ("/api/deliveryrequests/{id}", "delete"),
+        ("/api/deliveryrequests/{id}", "get"),
+        ("/api/deliveryrequests/{id}", "patch"),
+        ("/docs", "get"),
+        ("/openapi.json", "get"),
+        ("/problems/{kind}", "get"),
+        ("/v1/operations", "get"),
+        ("/v1/operations", "post"),
+        ("/v1/operations/{id}", "get"),
+        ("/v1/operations/{id}/events", "get"),
+        ("/v1/operations/{id}:abandon", "post"),
+        ("/v1/operations/{id}:cancel", "post"),
+        ("/v1/operations/{id}:compensate", "post"),
+        ("/v1/operations/{id}:resubmit", "post"),
+        ("/v1/operations/{id}:retry-compensation", "post"),
+        ("/v1/operations/{id}:undone", "post"),
+        ("/v1/operations:batch", "post"),
+    ];
+    let expected: BTreeSet<_> = expected
+        .map(|(path, method)| (path.to_owned(), method.to_owned()))
+        .into();
+    assert_eq!(listed, expected);
+}
+
+#[test]
+fn every_reference_leads_somewhere() {
+    fn references(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(object) => {
+                if let Some(Value::String(reference)) = object.get("$ref") {
+                    found.push(reference.clone());
+                }
+                object.values().for_each(|value| references(value, found));
+            }
+            Value::Array(array) => array.iter().for_each(|value| references(value, found)),
+            _ => {}
+        }
+    }
+    let document = parsed();
+    let mut found = Vec::new();
+    references(&document, &mut found);
+    assert!(found.len() > 10);
+    for reference in found {
+        let pointer = reference.strip_prefix('#').unwrap();
+        assert!(document.pointer(pointer).is_some(), "{reference}");
+    }
+}
+
+#[test]
+fn every_body_and_answer_has_an_example() {
+    let document = parsed();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            if operation["tags"][0] == "About" {
+                continue;
+            }
+            let answers = operation["responses"].as_object().unwrap().values();
+            for holder in answers.chain(operation.get("requestBody")) {
+                for content in holder["content"].as_object().unwrap().values() {
+                    assert!(!content["example"].is_null(), "{method} {path}: {holder}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_examples_of_requests_are_good_requests() {
+    waybill_drone_delivery::request::validate(&delivery_example()).unwrap();
+    let fields = operation_request().build();
+    for name in operation_example().as_object().unwrap().keys() {
+        assert!(fields.properties.contains_key(name), "{name}");
+    }
+}
+
+#[test]
+fn views_have_the_fields_of_their_examples() {
+    let document = parsed();
+    let properties = &document["components"]["schemas"]["Operation"]["properties"];
+    for name in operation_view_example().as_object().unwrap().keys() {
+        assert!(!properties[name].is_null(), "{name}");
+    }
+    let problem = &document["components"]["schemas"]["Problem"]["properties"];
+    for name in ["type", "title", "status", "detail", "errors"] {
+        assert!(!problem[name].is_null(), "{name}");
+    }
+}

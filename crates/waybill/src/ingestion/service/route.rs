@@ -1,0 +1,114 @@
+//! Which address stands for what.
+
+use hyper::Method;
+
+use crate::ingestion::measure::RouteLabel;
+
+/// Where deliveries are.
+pub const DELIVERIES: &str = "/api/deliveryrequests";
+/// Where operations are.
+pub const OPERATIONS: &str = "/v1/operations";
+/// Where batches are sent to.
+pub const BATCH: &str = "/v1/operations:batch";
+/// What follows an operation's address where its events are.
+pub const EVENTS: &str = "/events";
+/// Where the API is described.
+pub const OPENAPI: &str = "/openapi.json";
+/// Where the description is shown.
+pub const DOCS: &str = "/docs";
+/// Where kinds of problems are explained.
+pub const PROBLEMS: &str = "/problems";
+
+/// What a path means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Route<'a> {
+    Deliveries,
+    Delivery(&'a str),
+    Operations,
+    Operation(&'a str),
+    Events(&'a str),
+    Batch,
+    OpenApi,
+    Docs,
+    Problem(&'a str),
+    Home,
+    Nothing,
+}
+
+impl Route<'_> {
+    /// What a request's path stands for.
+    pub fn of(path: &str) -> Route<'_> {
+        let below = |base: &str| {
+            path.strip_prefix(base)
+                .and_then(|rest| rest.strip_prefix('/'))
+                .filter(|id| !id.is_empty() && !id.contains('/'))
+        };
+        match path {
+            DELIVERIES => Route::Deliveries,
+            OPERATIONS => Route::Operations,
+            BATCH => Route::Batch,
+            OPENAPI => Route::OpenApi,
+            DOCS => Route::Docs,
+            "/" => Route::Home,
+            _ => None
+                .or_else(|| below(DELIVERIES).map(Route::Delivery))
+                .or_else(|| below(OPERATIONS).map(Route::Operation))
+                .or_else(|| events_of(path).map(Route::Events))
+                .or_else(|| below(PROBLEMS).map(Route::Problem))
+                .unwrap_or(Route::Nothing),
+        }
+    }
+
+    /// What requests of it are counted as.
+    pub fn label(self, method: &Method) -> RouteLabel {
+        let is_get = method == Method::GET || method == Method::HEAD;
+        match self {
+            Self::Deliveries => RouteLabel::CreateDelivery,
+            Self::Operations if is_get => RouteLabel::ListOperations,
+            Self::Operations => RouteLabel::CreateOperation,
+            Self::Delivery(_) | Self::Operation(_) if !is_get => RouteLabel::Ask,
+            Self::Delivery(_) => RouteLabel::GetDelivery,
+            Self::Operation(_) => RouteLabel::GetOperation,
+            Self::Events(_) => RouteLabel::Events,
+            Self::Batch => RouteLabel::Batch,
+            Self::OpenApi | Self::Docs | Self::Problem(_) | Self::Home => RouteLabel::Docs,
+            Self::Nothing => RouteLabel::Other,
+        }
+    }
+}
+
+/// The operation, as it is in the path, whose events the path stands for.
+fn events_of(path: &str) -> Option<&str> {
+    let id = path.strip_prefix(OPERATIONS)?.strip_prefix('/')?;
+    let id = id.strip_suffix(EVENTS)?;
+    (!id.is_empty() && !id.contains('/')).then_some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_told_apart() {
+        let cases = [
+            ("/api/deliveryrequests", Route::Deliveries),
+            ("/api/deliveryrequests/a%2Fb", Route::Delivery("a%2Fb")),
+            ("/api/deliveryrequests/", Route::Nothing),
+            ("/api/deliveryrequests/a/b", Route::Nothing),
+            ("/v1/operations", Route::Operations),
+            ("/v1/operations:batch", Route::Batch),
+            ("/v1/operations/x", Route::Operation("x")),
+            ("/v1/operations/x:cancel", Route::Operation("x:cancel")),
+            ("/v1/operations/x/events", Route::Events("x")),
+            ("/v1/operations//events", Route::Nothing),
+            ("/v1/operations/x/y/events", Route::Nothing),
+            ("/v1/operationsx", Route::Nothing),
+            ("/problems/not-found", Route::Problem("not-found")),
+            ("/", Route::Home),
+            ("*", Route::Nothing),
+        ];
+        for (path, route) in cases {
+            assert_eq!(Route::of(path), route, "{path}");
+        }
+    }
+}

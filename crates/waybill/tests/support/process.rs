@@ -1,0 +1,80 @@
+//! The program as a process, and where it listens.
+
+use std::collections::HashMap;
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// How long a process may take to announce its listeners. Generous: it bounds a failure, not a
+/// success.
+const ANNOUNCE_PATIENCE: Duration = Duration::from_secs(120);
+/// How much of a log is shown where something was not reached.
+const LOG_LINES_SHOWN: usize = 60;
+
+/// A running process. Dropping it kills it.
+pub struct Process {
+    pub child: Child,
+}
+
+impl Process {
+    /// Starts a command, whose log goes behind what the file `log` holds, and waits until it has
+    /// announced the listeners named in `announces`. Their addresses are returned, too.
+    pub fn start(
+        mut command: Command,
+        announces: &[&str],
+        log: &Path,
+    ) -> (Self, HashMap<String, SocketAddr>) {
+        let log_file = OpenOptions::new().create(true).append(true).open(log);
+        command
+            .stdout(Stdio::piped())
+            .stderr(log_file.expect("the directory is writable"));
+        let child = command.spawn().expect("the program was built");
+        let mut process = Self { child };
+        let stdout = process.child.stdout.take().expect("stdout is piped");
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            // Read to the end, so that the process never blocks on a full pipe.
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        let mut addresses = HashMap::new();
+        let deadline = Instant::now() + ANNOUNCE_PATIENCE;
+        while announces.iter().any(|name| !addresses.contains_key(*name)) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Ok(line) = lines.recv_timeout(left) else {
+                let announced: Vec<_> = addresses.keys().collect();
+                panic!(
+                    "of {announces:?} only {announced:?} were announced:\n{}",
+                    log_tail(log)
+                );
+            };
+            let announced = line.strip_prefix("listening ");
+            if let Some((name, address)) = announced.and_then(|rest| rest.split_once(' '))
+                && announces.contains(&name)
+            {
+                let address = address.parse().expect("an address is announced");
+                addresses.insert(name.to_owned(), address);
+            }
+        }
+        (process, addresses)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The end of a log.
+pub fn log_tail(log: &Path) -> String {
+    let log = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n")
+}

@@ -1,0 +1,54 @@
+//! Parts of rows, for unit tests and for those from outside.
+
+use std::sync::Arc;
+
+use waybill_engine::{
+    Created, Epoch, Offset, OperationState, PartitionId, Position, ProcessState, RequestHash,
+    StepProgress, Timestamp,
+};
+
+/// What a create without anything special leaves, as the first record of partition 0.
+pub fn created(workflow: &str, steps: &[&str]) -> Created {
+    Created {
+        workflow: workflow.into(),
+        workflow_version: 1,
+        step_names: steps.iter().map(|name| Arc::from(*name)).collect(),
+        tenant: "".into(),
+        caller_id: None,
+        input: Arc::from(*b"{}"),
+        deadline: None,
+        reply_to: None,
+        request_hash: RequestHash::default(),
+        request: Position {
+            partition: PartitionId(0),
+            offset: Offset(0),
+        },
+        requested_at: Timestamp(0),
+        created_at: Timestamp(1),
+        traceparent: None,
+        resubmission_of: None,
+    }
+}
+
+/// The state of an operation, none of whose steps was asked for.
+pub fn untouched(state: ProcessState, steps: usize, updated_at: Timestamp) -> OperationState {
+    OperationState {
+        state,
+        locked_by: None,
+        epoch: Epoch(1),
+        next_due: None,
+        handed_off: false,
+        failure_count: 0,
+        sequence: 0,
+        updated_at,
+        error: None,
+        failed_count: 0,
+        undo_error: None,
+        cancelled: false,
+        abandoned: false,
+        tombstone: false,
+        amended: None,
+        history: Vec::new(),
+        steps: vec![StepProgress::default(); steps],
+    }
+}
