@@ -1,6 +1,16 @@
 # The two commands of a fresh machine: `make run` and `make test`. Both install what is missing.
+# `make test-full` adds the tests on Apache Kafka and Apache Cassandra; `make kafka`, `make cassandra`
+# and `make cluster` start these for a person, until Ctrl-C.
 
-.PHONY: run test build
+# Ports of `make kafka`, `make cassandra` and `make cluster`, and where they keep their data; without
+# SERVERS_DIR it is gone when they are stopped.
+KAFKA_PORT ?= 9092
+CQL_PORT ?= 9042
+SERVERS_DIR ?=
+
+servers = .ci/servers/run --kafka-port $(KAFKA_PORT) --cql-port $(CQL_PORT) $(if $(SERVERS_DIR),--dir '$(SERVERS_DIR)')
+
+.PHONY: run test test-full build kafka cassandra cluster
 
 run: build
 	target/release/waybill up --samples 1000
@@ -9,6 +19,22 @@ test:
 	.ci/setup tests
 	.ci/test
 
+test-full:
+	.ci/setup full
+	.ci/test full
+
 build:
 	.ci/setup
 	cargo build --release --locked
+
+kafka:
+	.ci/setup servers
+	@exec $(servers) kafka
+
+cassandra:
+	.ci/setup servers
+	@exec $(servers) cassandra
+
+cluster:
+	.ci/setup servers
+	@exec $(servers) kafka cassandra

@@ -1,15 +1,13 @@
 //! Producers.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use waybill_engine::PartitionId;
-use waybill_kafka::{
-    ErrorCode, KafkaSettings, OutRecord, ProduceError, ProducerOptions, SendError, Settlement,
-};
+use waybill_kafka::{ErrorCode, KafkaSettings, OutRecord, ProduceError, ProducerOptions};
 
-use crate::{BatchProducer, OneProducer, PATIENCE, cluster, send_one};
+use super::cluster;
+use crate::support::{OneProducer, send_one};
 
 #[test]
 fn a_record_that_never_left_is_refused_and_one_without_an_answer_is_unknown() {
@@ -63,66 +61,6 @@ fn a_record_that_the_broker_refuses_is_refused() {
     assert!(refused.is_permanent());
     // A permanent refusal of one record does not end the producer.
     assert_eq!(send_one(&producer, &record).result, Ok(()));
-}
-
-#[test]
-fn a_full_queue_and_an_oversized_record_give_the_token_back() {
-    let nowhere = KafkaSettings::new("127.0.0.1:1");
-    let mut options = ProducerOptions::new("p");
-    options.queue_records_max = 2;
-    options.message_bytes_max = 2_000;
-    let producer = BatchProducer::new(&nowhere, &options).unwrap();
-    let (settlement, mut settled) = Settlement::channel(3);
-    let record = OutRecord::new("t", PartitionId(0), b"k", b"v");
-    producer.send(&record, Arc::clone(&settlement)).unwrap();
-    producer.send(&record, Arc::clone(&settlement)).unwrap();
-    assert_eq!(producer.in_flight(), 2);
-
-    let refused = producer.send(&record, Arc::clone(&settlement)).unwrap_err();
-    assert!(matches!(refused, SendError::QueueFull(_)), "{refused:?}");
-    let started = Instant::now();
-    let waited = Duration::from_millis(30);
-    let refused = producer
-        .send_or_wait(&record, Arc::clone(&settlement), waited)
-        .unwrap_err();
-    assert!(matches!(refused, SendError::QueueFull(_)), "{refused:?}");
-    assert!(started.elapsed() >= waited);
-
-    let large = OutRecord::new("t", PartitionId(0), b"k", &[0; 3_000]);
-    let refused = producer.send(&large, Arc::clone(&settlement)).unwrap_err();
-    let (token, error) = refused.into_parts();
-    assert_eq!(
-        error,
-        ProduceError::Refused {
-            code: ErrorCode::MessageSizeTooLarge
-        }
-    );
-    token.fail(error);
-    assert_eq!(settlement.open(), 2);
-    assert!(settled.try_recv().is_err());
-
-    // The producer's end settles what it still held.
-    drop(producer);
-    assert_eq!(settled.try_recv(), Ok(Err(error)));
-}
-
-#[test]
-fn flushing_waits_for_every_acknowledgement() {
-    let (_cluster, settings) = cluster("t", 1);
-    let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
-    let (settlement, mut settled) = Settlement::channel(1_000);
-    for _ in 0..1_000 {
-        let record = OutRecord::new("t", PartitionId(0), b"k", b"v");
-        producer.send(&record, Arc::clone(&settlement)).unwrap();
-    }
-    producer.flush(PATIENCE).unwrap();
-    // The producer's own thread may be telling the last of them right now.
-    let deadline = Instant::now() + PATIENCE;
-    while producer.in_flight() > 0 {
-        assert!(Instant::now() < deadline);
-        std::thread::yield_now();
-    }
-    assert_eq!(settled.try_recv(), Ok(Ok(())));
 }
 
 #[test]

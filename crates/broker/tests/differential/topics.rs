@@ -1,0 +1,268 @@
+//! Topics and their settings.
+
+use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
+use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
+use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
+use kafka_protocol::messages::incremental_alter_configs_request::{
+    AlterConfigsResource, AlterableConfig,
+};
+use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
+use kafka_protocol::messages::{
+    CreatePartitionsRequest, DeleteTopicsRequest, DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest, MetadataRequest,
+};
+
+use crate::common::topic_name;
+use crate::{Asker, Different, code, compare, create_request, text};
+
+const TOPIC: i8 = 2;
+const SET: i8 = 0;
+const DELETE: i8 = 1;
+
+#[tokio::test]
+async fn topics_are_made_grown_and_deleted_alike() {
+    compare(
+        ask_for_topics,
+        &[Different {
+            question: "looking at an impossible topic",
+            embedded: r#"("UnknownTopicOrPartition", 0, true)"#,
+            kafka: r#"("InvalidTopicException", 0, true)"#,
+            because: "no topic has that name; both say that there is none",
+        }],
+    )
+    .await;
+}
+
+async fn ask_for_topics(asker: &mut Asker) {
+    let topic = asker.topic("t", 2, &[]).await;
+    let fresh = asker.name("fresh");
+    for (question, request) in [
+        ("one that exists", create_request(&topic, 2, 1, &[])),
+        ("a name with a space", create_request("a b", 1, 1, &[])),
+        ("no name", create_request("", 1, 1, &[])),
+        ("a name of dots", create_request("..", 1, 1, &[])),
+        ("a long name", create_request(&"x".repeat(250), 1, 1, &[])),
+        ("no partitions", create_request(&fresh, 0, 1, &[])),
+        ("partitions below none", create_request(&fresh, -2, 1, &[])),
+        ("no replicas", create_request(&fresh, 1, 0, &[])),
+        ("too many replicas", create_request(&fresh, 1, 2, &[])),
+        (
+            "an unknown setting",
+            create_request(&fresh, 1, 1, &[("burn", "1")]),
+        ),
+        (
+            "a wrong value",
+            create_request(&fresh, 1, 1, &[("retention.ms", "x")]),
+        ),
+        (
+            "a tiny segment",
+            create_request(&fresh, 1, 1, &[("segment.bytes", "1")]),
+        ),
+        (
+            "only asked for",
+            create_request(&fresh, 1, 1, &[]).with_validate_only(true),
+        ),
+    ] {
+        let answer = asker.wire.ask(7, &request).await;
+        asker.answered(
+            format!("making {question}"),
+            code(answer.topics[0].error_code),
+        );
+    }
+    for (question, name, count) in [
+        ("to fewer", topic.as_str(), 1),
+        ("to as many", &topic, 2),
+        ("one that does not exist", &fresh, 2),
+        ("to more", &topic, 3),
+    ] {
+        let grown = CreatePartitionsTopic::default()
+            .with_name(topic_name(name))
+            .with_count(count)
+            .with_assignments(None);
+        let request = CreatePartitionsRequest::default()
+            .with_topics(vec![grown])
+            .with_timeout_ms(10_000);
+        let answer = asker.wire.ask(3, &request).await;
+        let answer = code(answer.results[0].error_code);
+        asker.answered(format!("growing {question}"), answer);
+    }
+    let by_name = DeleteTopicState::default().with_name(Some(topic_name(&fresh)));
+    let by_id = DeleteTopicState::default()
+        .with_name(None)
+        .with_topic_id(uuid::Uuid::from_u128(7 << 70));
+    for (question, state) in [("by name", by_name), ("by id", by_id)] {
+        let request = DeleteTopicsRequest::default()
+            .with_topics(vec![state])
+            .with_timeout_ms(10_000);
+        let answer = asker.wire.ask(6, &request).await;
+        let answer = code(answer.responses[0].error_code);
+        asker.answered(format!("deleting what does not exist {question}"), answer);
+    }
+    for (question, name) in [("unknown", fresh.as_str()), ("impossible", "a b")] {
+        let wanted = MetadataRequestTopic::default().with_name(Some(topic_name(name)));
+        let request = MetadataRequest::default().with_topics(Some(vec![wanted]));
+        let answer = asker.wire.ask(12, &request).await;
+        let topic = &answer.topics[0];
+        asker.answered(
+            format!("looking at an {question} topic"),
+            (
+                code(topic.error_code),
+                topic.partitions.len(),
+                topic.topic_id.is_nil(),
+            ),
+        );
+    }
+}
+
+#[tokio::test]
+async fn settings_are_described_and_changed_alike() {
+    compare(
+        ask_for_settings,
+        &[
+            Different {
+                question: "cleanup.policy as made: type, read-only, sensitive",
+                embedded: "(2, false, false)",
+                kafka: "(7, false, false)",
+                because: "it has one value here, where Kafka takes a list",
+            },
+            Different {
+                question: "max.message.bytes as made: type, read-only, sensitive",
+                embedded: "(5, false, false)",
+                kafka: "(3, false, false)",
+                because: "all numbers are long here",
+            },
+            Different {
+                question: "segment.bytes as made: type, read-only, sensitive",
+                embedded: "(5, false, false)",
+                kafka: "(3, false, false)",
+                because: "all numbers are long here",
+            },
+            Different {
+                question: "max.message.bytes as made: source",
+                embedded: "5",
+                kafka: "1",
+                because: "a value that equals the default is the default here, said or not",
+            },
+            Different {
+                question: "cleanup.policy as changed: type, read-only, sensitive",
+                embedded: "(2, false, false)",
+                kafka: "(7, false, false)",
+                because: "it has one value here, where Kafka takes a list",
+            },
+            Different {
+                question: "max.message.bytes as changed: type, read-only, sensitive",
+                embedded: "(5, false, false)",
+                kafka: "(3, false, false)",
+                because: "all numbers are long here",
+            },
+            Different {
+                question: "segment.bytes as changed: type, read-only, sensitive",
+                embedded: "(5, false, false)",
+                kafka: "(3, false, false)",
+                because: "all numbers are long here",
+            },
+            Different {
+                question: "max.message.bytes as changed: source",
+                embedded: "5",
+                kafka: "1",
+                because: "a value that equals the default is the default here, said or not",
+            },
+            Different {
+                question: "changing by an unknown operation",
+                embedded: r#""InvalidConfig""#,
+                kafka: r#""UnknownServerError""#,
+                because: "Kafka's is an oversight of its own",
+            },
+            Different {
+                question: "changing to nothing",
+                embedded: r#""OK""#,
+                kafka: r#""InvalidRequest""#,
+                because: "it sets the default back, as a delete does",
+            },
+        ],
+    )
+    .await;
+}
+
+async fn ask_for_settings(asker: &mut Asker) {
+    let settings = [
+        ("retention.ms", "60000"),
+        ("max.message.bytes", "1048588"),
+        ("segment.bytes", "2097152"),
+    ];
+    let topic = asker.topic("t", 1, &settings).await;
+    describe(asker, &topic, "as made").await;
+    for (question, name, operation, value) in [
+        ("an unknown one", "burn", SET, Some("1")),
+        ("to a wrong value", "retention.ms", SET, Some("soon")),
+        ("to nothing", "retention.ms", SET, None),
+        ("beyond its range", "max.message.bytes", SET, Some("-1")),
+        ("as if a list", "retention.ms", 2, Some("1")),
+        ("one", "retention.bytes", SET, Some("1000000")),
+        ("another back", "retention.ms", DELETE, None),
+        ("by an unknown operation", "retention.ms", 9, Some("1")),
+    ] {
+        let answer = alter(asker, TOPIC, &topic, name, operation, value).await;
+        asker.answered(format!("changing {question}"), answer);
+    }
+    let unknown = asker.name("unknown");
+    let answer = alter(asker, TOPIC, &unknown, "retention.ms", SET, Some("1")).await;
+    asker.answered("changing one of an unknown topic", answer);
+    describe(asker, &topic, "as changed").await;
+    let resource = DescribeConfigsResource::default()
+        .with_resource_type(TOPIC)
+        .with_resource_name(text(&unknown))
+        .with_configuration_keys(None);
+    let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
+    let answer = asker.wire.ask(4, &request).await;
+    asker.answered(
+        "those of an unknown topic",
+        code(answer.results[0].error_code),
+    );
+}
+
+/// Settings that both brokers have.
+async fn describe(asker: &mut Asker, topic: &str, when: &str) {
+    let names = [
+        "cleanup.policy",
+        "flush.messages",
+        "max.message.bytes",
+        "retention.bytes",
+        "retention.ms",
+        "segment.bytes",
+    ];
+    let resource = DescribeConfigsResource::default()
+        .with_resource_type(TOPIC)
+        .with_resource_name(text(topic))
+        .with_configuration_keys(Some(names.map(text).to_vec()));
+    let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
+    let answer = asker.wire.ask(4, &request).await;
+    for config in &answer.results[0].configs {
+        let value = config.value.as_deref();
+        let kind = (config.config_type, config.read_only, config.is_sensitive);
+        let name = &*config.name;
+        asker.answered(format!("{name} {when}: value"), value);
+        asker.answered(format!("{name} {when}: source"), config.config_source);
+        asker.answered(format!("{name} {when}: type, read-only, sensitive"), kind);
+    }
+}
+
+async fn alter(
+    asker: &mut Asker,
+    kind: i8,
+    resource: &str,
+    name: &str,
+    operation: i8,
+    value: Option<&str>,
+) -> String {
+    let setting = AlterableConfig::default()
+        .with_name(text(name))
+        .with_config_operation(operation)
+        .with_value(value.map(text));
+    let resource = AlterConfigsResource::default()
+        .with_resource_type(kind)
+        .with_resource_name(text(resource))
+        .with_configs(vec![setting]);
+    let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
+    code(asker.wire.ask(1, &request).await.responses[0].error_code)
+}

@@ -1,0 +1,177 @@
+//! Consumers of partitions that the caller names.
+
+use std::time::{Duration, Instant};
+
+use waybill_engine::{Offset, PartitionId};
+use waybill_kafka::{ConsumerOptions, PartitionConsumer, PollError, PollLimits, Polled};
+
+use crate::on_both_brokers;
+use crate::support::{ALL, NOTHING, PATIENCE, read, read_to, read_to_error, send_batch, values};
+use crate::world::World;
+
+on_both_brokers! {
+    a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there
+    partitions_are_added_and_removed_without_disturbing_the_others
+    a_start_beyond_the_end_is_an_error_that_names_the_partition
+    a_start_below_what_was_deleted_is_an_error_that_names_what_is_left
+    a_topic_made_anew_with_fewer_records_is_an_error_to_who_had_read_more
+    a_partition_that_is_read_from_its_end_is_told_to_be_read_to_there
+    a_copy_of_the_checkpoint_is_committed_for_lag_tools
+}
+
+fn a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there(world: &World) {
+    let topic = world.topic("t", 1);
+    send_batch(
+        &world.producer(),
+        &topic,
+        0,
+        &[b"a", b"b", b"c", b"d", b"e"],
+    );
+    let consumer = world.consumer(&topic, 0, 1);
+
+    let mut seen = Vec::new();
+    let mut take = |limits| {
+        let polled = consumer.poll(limits, PATIENCE, &mut |record| seen.push(record.offset().0));
+        let Polled { records, bytes } = polled.unwrap();
+        (records, bytes)
+    };
+    let limits = |records, bytes| PollLimits { records, bytes };
+    assert_eq!(take(limits(1, 1_000)), (1, 4));
+    // Four bytes each: the second reaches over the limit of five.
+    assert_eq!(take(limits(9, 5)), (2, 8));
+    assert_eq!(take(limits(1, 1_000)), (1, 4));
+    assert_eq!(seen, [1, 2, 3, 4]);
+
+    let started = Instant::now();
+    let wait = Duration::from_millis(50);
+    let quiet = consumer.poll(ALL, wait, &mut |_| panic!());
+    assert_eq!(quiet.unwrap(), Polled::default());
+    assert!(started.elapsed() >= wait);
+}
+
+fn partitions_are_added_and_removed_without_disturbing_the_others(world: &World) {
+    let topic = world.topic("t", 2);
+    let producer = world.producer();
+    send_batch(&producer, &topic, 0, &[b"a0", b"a1"]);
+    send_batch(&producer, &topic, 1, &[b"b0", b"b1"]);
+    let consumer = world.consumer(&topic, 0, 0);
+    assert_eq!(values(&read(&consumer, 2)), [b"a0", b"a1"]);
+
+    consumer
+        .add(&[(&topic, PartitionId(1), Offset(1))])
+        .unwrap();
+    assert_eq!(values(&read(&consumer, 1)), [b"b1"]);
+    send_batch(&producer, &topic, 0, &[b"a2"]);
+    assert_eq!(values(&read(&consumer, 1)), [b"a2"]);
+
+    consumer.remove(&[(&topic, PartitionId(0))]).unwrap();
+    send_batch(&producer, &topic, 0, &[b"a3"]);
+    send_batch(&producer, &topic, 1, &[b"b2"]);
+    assert_eq!(values(&read(&consumer, 1)), [b"b2"]);
+    let quiet = consumer.poll(ALL, Duration::from_millis(100), &mut |_| panic!());
+    assert_eq!(quiet.unwrap(), Polled::default());
+}
+
+fn a_start_beyond_the_end_is_an_error_that_names_the_partition(world: &World) {
+    let topic = world.topic("t", 2);
+    let producer = world.producer();
+    send_batch(&producer, &topic, 0, &[b"a", b"b", b"c"]);
+    send_batch(&producer, &topic, 1, &[b"a"]);
+    let consumer = world.consumer(&topic, 0, 3);
+    consumer
+        .add(&[(&topic, PartitionId(1), Offset(7))])
+        .unwrap();
+    assert_out_of_range(&read_to_error(&consumer), &topic, 1, 7, (0, 1));
+    // The other partition, read from its very end, goes on.
+    send_batch(&producer, &topic, 0, &[b"d"]);
+    assert_eq!(values(&read(&consumer, 1)), [b"d"]);
+}
+
+fn a_start_below_what_was_deleted_is_an_error_that_names_what_is_left(world: &World) {
+    let topic = world.topic("t", 1);
+    let producer = world.producer();
+    send_batch(&producer, &topic, 0, &[b"a", b"b", b"c", b"d", b"e"]);
+    world.delete_records(&topic, 3);
+    let consumer = world.consumer(&topic, 0, 1);
+    assert_out_of_range(&read_to_error(&consumer), &topic, 0, 1, (3, 5));
+
+    // Who starts at what is left reads all of it.
+    consumer
+        .assign(&[(&topic, PartitionId(0), Offset(3))])
+        .unwrap();
+    assert_eq!(values(&read(&consumer, 2)), [b"d", b"e"]);
+    // What was read is deleted behind a consumer without harm.
+    world.delete_records(&topic, 5);
+    send_batch(&producer, &topic, 0, &[b"f"]);
+    assert_eq!(values(&read(&consumer, 1)), [b"f"]);
+}
+
+fn a_topic_made_anew_with_fewer_records_is_an_error_to_who_had_read_more(world: &World) {
+    let topic = world.topic("t", 1);
+    send_batch(&world.producer(), &topic, 0, &[b"a", b"b", b"c"]);
+    let consumer = world.consumer(&topic, 0, 0);
+    assert_eq!(read(&consumer, 3).len(), 3);
+    world.delete(&topic);
+    assert_eq!(world.topic("t", 1), topic);
+    send_batch(&world.producer(), &topic, 0, &[b"new"]);
+    assert_out_of_range(&read_to_error(&consumer), &topic, 0, 3, (0, 1));
+}
+
+fn a_partition_that_is_read_from_its_end_is_told_to_be_read_to_there(world: &World) {
+    let (empty, filled) = (world.topic("empty", 1), world.topic("filled", 1));
+    send_batch(&world.producer(), &filled, 0, &[b"a", b"b"]);
+    let consumer = PartitionConsumer::new(&world.settings, &ConsumerOptions::new("c")).unwrap();
+    // Both partitions have the same number.
+    consumer
+        .add(&[(&filled, PartitionId(0), Offset(2))])
+        .unwrap();
+    assert_eq!(read_to(&consumer, &filled, 2), NOTHING);
+    consumer
+        .add(&[(&empty, PartitionId(0), Offset(0))])
+        .unwrap();
+    assert_eq!(read_to(&consumer, &empty, 0), NOTHING);
+}
+
+/// Who is no member of the group may commit under it as long as it has no members.
+fn a_copy_of_the_checkpoint_is_committed_for_lag_tools(world: &World) {
+    let topic = world.topic("t", 1);
+    send_batch(&world.producer(), &topic, 0, &[b"a", b"b", b"c"]);
+    let mut options = ConsumerOptions::new("c");
+    options.group_for_lag = Some(world.name("lag"));
+    let consumer = PartitionConsumer::new(&world.settings, &options).unwrap();
+    consumer
+        .assign(&[(&topic, PartitionId(0), Offset(0))])
+        .unwrap();
+    assert_eq!(read(&consumer, 3).len(), 3);
+    let committed = || crate::groups::committed(world, &world.name("lag"), &topic, 0);
+    assert_eq!(committed(), None);
+    let deadline = Instant::now() + PATIENCE;
+    // A copy may fail, and the next one makes up for it.
+    while committed() != Some(2) {
+        assert!(Instant::now() < deadline, "{:?}", committed());
+        consumer.commit_copy(&[(&topic, PartitionId(0), Offset(2))]);
+    }
+}
+
+#[track_caller]
+fn assert_out_of_range(
+    error: &PollError,
+    topic: &str,
+    partition: u32,
+    offset: i64,
+    held: (i64, i64),
+) {
+    match error {
+        PollError::OffsetOutOfRange {
+            topic: of,
+            partition: number,
+            offset: wanted,
+            low,
+            high,
+        } => {
+            assert_eq!((of.as_str(), number.0), (topic, partition));
+            assert_eq!((wanted.0, (low.0, high.0)), (offset, held));
+        }
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,379 @@
+//! Members of consumer groups.
+//!
+//! None of this is asked of librdkafka's mock cluster: it refuses a member that syncs after the
+//! group's leader, and then the commits of all while that member joins again, which no broker does.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::{ClientConfig, TopicPartitionList};
+use waybill_engine::{Offset, PartitionId};
+use waybill_kafka::{
+    GroupConsumer, GroupHandler, GroupOptions, PollError, PollLimits, Polled, RecordRef,
+    TopicPartition,
+};
+
+use crate::on_both_brokers;
+use crate::support::{A_WHILE, ALL, PATIENCE, send_batch};
+use crate::world::World;
+
+on_both_brokers! {
+    a_member_starts_at_the_beginning_and_its_successor_where_it_committed
+    a_second_member_takes_over_some_partitions_where_the_first_stopped
+    a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing
+    a_member_without_a_partition_was_assigned_its_share_all_the_same
+    a_member_that_leaves_makes_room_at_once_and_what_it_had_done_is_committed
+    a_member_that_comes_back_under_its_name_takes_its_own_place_again
+    of_two_members_under_one_name_the_first_cannot_go_on
+    a_member_that_is_silent_loses_its_partitions_and_its_work_is_done_again
+}
+
+/// Longer than any test waits: whoever waits for a session to end fails.
+const LONG_SESSION: Duration = Duration::from_secs(300);
+
+/// A member of a group, what it was told, and what it wants committed when it gives partitions up.
+struct Member {
+    consumer: GroupConsumer,
+    share: Share,
+}
+
+#[derive(Default)]
+struct Share {
+    held: Vec<PartitionId>,
+    read: BTreeMap<PartitionId, Vec<Vec<u8>>>,
+    next: BTreeMap<PartitionId, Offset>,
+    revoked: usize,
+    lost: usize,
+}
+
+impl GroupHandler for Share {
+    fn record(&mut self, record: RecordRef<'_>) {
+        assert!(
+            self.held.contains(&record.partition()),
+            "a record of a partition not held"
+        );
+        self.read
+            .entry(record.partition())
+            .or_default()
+            .push(record.value().unwrap().to_vec());
+        self.next.insert(record.partition(), record.offset().next());
+    }
+
+    fn assigned(&mut self, partitions: &[TopicPartition]) {
+        self.held
+            .extend(partitions.iter().map(|held| held.partition));
+    }
+
+    fn revoked(
+        &mut self,
+        partitions: &[TopicPartition],
+        lost: bool,
+    ) -> Vec<(TopicPartition, Offset)> {
+        self.revoked += partitions.len();
+        self.lost += if lost { partitions.len() } else { 0 };
+        self.held
+            .retain(|held| !partitions.iter().any(|gone| gone.partition == *held));
+        partitions
+            .iter()
+            .filter_map(|gone| Some((gone.clone(), self.next.remove(&gone.partition)?)))
+            .collect()
+    }
+}
+
+impl Member {
+    /// A member that has subscribed to a topic.
+    fn new(world: &World, topic: &str, change: impl FnOnce(&mut GroupOptions)) -> Self {
+        let mut options = GroupOptions::new(world.name("g"), "member");
+        options.session_timeout = LONG_SESSION;
+        change(&mut options);
+        let consumer = GroupConsumer::new(&world.settings, &options).unwrap();
+        consumer.subscribe(&[topic]).unwrap();
+        let share = Share::default();
+        Self { consumer, share }
+    }
+
+    fn named(world: &World, topic: &str, name: &str) -> Self {
+        Self::new(world, topic, |options| {
+            options.instance_id = Some(name.to_owned());
+        })
+    }
+
+    fn poll(&mut self, limits: PollLimits, timeout: Duration) -> Polled {
+        self.consumer
+            .poll(limits, timeout, &mut self.share)
+            .unwrap()
+    }
+
+    fn held(&self) -> usize {
+        self.share.held.len()
+    }
+
+    fn read_count(&self) -> usize {
+        self.share.read.values().map(Vec::len).sum()
+    }
+
+    fn values(&self, partition: u32) -> &[Vec<u8>] {
+        self.share
+            .read
+            .get(&PartitionId(partition))
+            .map_or(&[], Vec::as_slice)
+    }
+
+    /// Polls for a while a member that has something to read, and asserts that it takes nothing.
+    fn poll_in_vain(&mut self) {
+        for _ in 0..10 {
+            assert_eq!(self.poll(ALL, A_WHILE), Polled::default());
+        }
+    }
+}
+
+#[track_caller]
+fn poll_until<const N: usize>(
+    mut members: [&mut Member; N],
+    mut done: impl FnMut([&Member; N]) -> bool,
+) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done(members.each_ref().map(|member| &**member)) {
+        assert!(
+            Instant::now() < deadline,
+            "the group did not get there: its members hold {:?} and have read {:?}",
+            members.each_ref().map(|member| &member.share.held),
+            members.each_ref().map(|member| &member.share.read),
+        );
+        for member in &mut members {
+            member.poll(ALL, A_WHILE / 2);
+        }
+    }
+}
+
+/// The offset that a group has committed, if it has.
+pub(crate) fn committed(world: &World, group: &str, topic: &str, partition: i32) -> Option<i64> {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", &world.settings.brokers)
+        .set("group.id", group)
+        .create()
+        .unwrap();
+    let mut asked = TopicPartitionList::new();
+    asked.add_partition(topic, partition);
+    // A broker that is new makes the place for offsets when it is first asked, and says so by errors.
+    let deadline = Instant::now() + PATIENCE;
+    let found = loop {
+        match consumer.committed_offsets(asked.clone(), PATIENCE) {
+            Ok(found) => break found,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+    };
+    match found.elements()[0].offset() {
+        rdkafka::Offset::Offset(offset) => Some(offset),
+        _ => None,
+    }
+}
+
+fn a_member_starts_at_the_beginning_and_its_successor_where_it_committed(world: &World) {
+    let topic = world.topic("t", 2);
+    let producer = world.producer();
+    send_batch(&producer, &topic, 0, &[b"a0", b"a1"]);
+    send_batch(&producer, &topic, 1, &[b"b0"]);
+
+    let mut first = Member::new(world, &topic, |_| {});
+    poll_until([&mut first], |[first]| first.read_count() == 3);
+    assert_eq!(first.held(), 2);
+    assert_eq!(first.values(0), [b"a0", b"a1"]);
+    first
+        .consumer
+        .commit(&[(&topic, PartitionId(0), Offset(1))])
+        .unwrap();
+    // What it says when its partitions are revoked is committed too: here, nothing of partition 0.
+    first.share.next.remove(&PartitionId(0));
+    first.consumer.close(PATIENCE, &mut first.share);
+    assert_eq!((first.share.held.len(), first.share.revoked), (0, 2));
+    let group = world.name("g");
+    assert_eq!(committed(world, &group, &topic, 0), Some(1));
+    assert_eq!(committed(world, &group, &topic, 1), Some(1));
+
+    let mut second = Member::new(world, &topic, |_| {});
+    send_batch(&producer, &topic, 1, &[b"b1"]);
+    poll_until([&mut second], |[second]| second.read_count() == 2);
+    assert_eq!(second.values(0), [b"a1"]);
+    assert_eq!(second.values(1), [b"b1"]);
+}
+
+fn a_second_member_takes_over_some_partitions_where_the_first_stopped(world: &World) {
+    let topic = world.topic("t", 4);
+    let producer = world.producer();
+    for partition in 0..4 {
+        send_batch(&producer, &topic, partition, &[b"0"]);
+    }
+    let mut one = Member::new(world, &topic, |_| {});
+    poll_until([&mut one], |[one]| one.read_count() == 4);
+
+    let mut two = Member::new(world, &topic, |_| {});
+    poll_until([&mut one, &mut two], |both| {
+        both.iter().all(|member| member.held() == 2)
+    });
+    // The first kept two partitions all along.
+    assert_eq!((one.share.revoked, one.share.lost), (2, 0));
+    for partition in 0..4 {
+        send_batch(&producer, &topic, partition, &[b"1"]);
+    }
+    poll_until([&mut one, &mut two], |[one, two]| {
+        one.read_count() + two.read_count() >= 8
+    });
+    for partition in 0..4 {
+        let read = [one.values(partition), two.values(partition)].concat();
+        assert_eq!(read, [b"0", b"1"], "partition {partition}");
+    }
+    // Members that are dropped without closing end too.
+    drop(two);
+    drop(one);
+}
+
+fn a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing(world: &World) {
+    let topic = world.topic("t", 2);
+    let producer = world.producer();
+    send_batch(&producer, &topic, 0, &[b"a0", b"a1", b"a2"]);
+    let mut first = Member::new(world, &topic, |_| {});
+    // Partitions that come while records are held back are held back too.
+    first.consumer.hold(true).unwrap();
+    poll_until([&mut first], |[first]| first.held() == 2);
+    first.poll_in_vain();
+
+    first.consumer.hold(false).unwrap();
+    let one_record = PollLimits { records: 1, ..ALL };
+    while first.read_count() < 1 {
+        first.poll(one_record, PATIENCE);
+    }
+    // What was prefetched by now is not handed over.
+    first.consumer.hold(true).unwrap();
+    send_batch(&producer, &topic, 1, &[b"b0"]);
+    first.poll_in_vain();
+
+    // A partition that is given up meanwhile is not held back when it comes again.
+    let mut second = Member::new(world, &topic, |_| {});
+    poll_until([&mut first, &mut second], |both| {
+        both.iter().all(|member| member.held() == 1)
+    });
+    second.consumer.close(PATIENCE, &mut second.share);
+    first.consumer.hold(false).unwrap();
+    poll_until([&mut first], |[first]| first.held() == 2);
+    for partition in 0..2 {
+        send_batch(&producer, &topic, partition, &[b"last"]);
+    }
+    poll_until([&mut first], |[first]| {
+        (0..2).all(|partition| first.values(partition).ends_with(&[b"last".to_vec()]))
+    });
+    let of_second = second.share.read.get(&PartitionId(0));
+    for value in [b"a0", b"a1", b"a2"] {
+        let mut both = of_second.into_iter().flatten().chain(first.values(0));
+        assert!(both.any(|read| read == value), "{value:?}");
+    }
+}
+
+fn a_member_without_a_partition_was_assigned_its_share_all_the_same(world: &World) {
+    let topic = world.topic("t", 1);
+    let mut one = Member::new(world, &topic, |_| {});
+    let mut two = Member::new(world, &topic, |_| {});
+    assert!(!one.consumer.was_assigned(), "nothing can have come yet");
+    poll_until([&mut one, &mut two], |both| {
+        both.iter().all(|member| member.consumer.was_assigned())
+    });
+    assert_eq!(one.held() + two.held(), 1);
+}
+
+/// The commit that is still under way when partitions are given up must not keep the member from
+/// telling the group that it leaves.
+fn a_member_that_leaves_makes_room_at_once_and_what_it_had_done_is_committed(world: &World) {
+    for instance_id in [None, Some("first")] {
+        let topic = world.topic(instance_id.unwrap_or("nobody"), 2);
+        send_batch(&world.producer(), &topic, 0, &[b"v"]);
+        let mut first = Member::new(world, &topic, |options| {
+            options.instance_id = instance_id.map(str::to_owned);
+        });
+        poll_until([&mut first], |[first]| first.read_count() == 1);
+        world.slow_down(Duration::from_millis(50));
+        first.consumer.close(PATIENCE, &mut first.share);
+        assert_eq!(first.share.held, []);
+
+        let mut second = Member::new(world, &topic, |_| {});
+        poll_until([&mut second], |[second]| second.held() == 2);
+        second.poll_in_vain();
+        assert_eq!(committed(world, &world.name("g"), &topic, 0), Some(1));
+        second.consumer.close(PATIENCE, &mut second.share);
+        world.slow_down(Duration::ZERO);
+    }
+}
+
+fn a_member_that_comes_back_under_its_name_takes_its_own_place_again(world: &World) {
+    let topic = world.topic("t", 4);
+    let mut first = Member::named(world, &topic, "first");
+    let mut other = Member::named(world, &topic, "other");
+    poll_until([&mut first, &mut other], |both| {
+        both.iter().all(|member| member.held() == 2)
+    });
+    for partition in 0..4 {
+        send_batch(&world.producer(), &topic, partition, &[b"v"]);
+    }
+    poll_until([&mut first, &mut other], |both| {
+        both.iter().all(|member| member.read_count() == 2)
+    });
+    let (mut held, revoked) = (first.share.held.clone(), other.share.revoked);
+    // Without a word to the group, as when the process is killed.
+    drop(first);
+    let mut again = Member::named(world, &topic, "first");
+    // It has its old partitions, reads again what it had not committed, and disturbed nobody.
+    poll_until([&mut again, &mut other], |[again, _]| {
+        again.read_count() == 2
+    });
+    let mut got = again.share.held.clone();
+    held.sort_unstable();
+    got.sort_unstable();
+    assert_eq!(got, held);
+    assert!(again.consumer.was_assigned());
+    assert_eq!((other.share.revoked, other.read_count()), (revoked, 2));
+}
+
+/// Two processes with one name are a mistake of who runs them: the older is told that it is fenced.
+fn of_two_members_under_one_name_the_first_cannot_go_on(world: &World) {
+    let topic = world.topic("t", 1);
+    let mut first = Member::named(world, &topic, "name");
+    poll_until([&mut first], |[first]| first.held() == 1);
+    let mut second = Member::named(world, &topic, "name");
+    poll_until([&mut second], |[second]| second.held() == 1);
+    let deadline = Instant::now() + PATIENCE;
+    let error = loop {
+        assert!(Instant::now() < deadline, "the first member goes on");
+        let polled = first.consumer.poll(ALL, A_WHILE, &mut first.share);
+        if let Err(error) = polled {
+            break error;
+        }
+    };
+    assert!(matches!(error, PollError::Fatal { .. }), "{error:?}");
+    assert_eq!(second.held(), 1);
+}
+
+/// Dropped without a word, as when the process is killed; its session ends, and another member does
+/// again what was not committed.
+fn a_member_that_is_silent_loses_its_partitions_and_its_work_is_done_again(world: &World) {
+    let topic = world.topic("t", 1);
+    send_batch(&world.producer(), &topic, 0, &[b"a", b"b"]);
+    let mut first = Member::new(world, &topic, |options| {
+        options.session_timeout = Duration::from_secs(6);
+        // Who has a name does not leave the group when it is dropped.
+        options.instance_id = Some("first".to_owned());
+    });
+    poll_until([&mut first], |[first]| first.read_count() == 2);
+    first
+        .consumer
+        .commit(&[(&topic, PartitionId(0), Offset(1))])
+        .unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    while committed(world, &world.name("g"), &topic, 0) != Some(1) {
+        assert!(Instant::now() < deadline);
+        first.poll(ALL, A_WHILE);
+    }
+    drop(first);
+    let mut second = Member::new(world, &topic, |_| {});
+    poll_until([&mut second], |[second]| second.read_count() == 1);
+    assert_eq!(second.values(0), [b"b"]);
+}

@@ -1,0 +1,38 @@
+//! The clients against brokers: the embedded one, and Apache Kafka where `WAYBILL_TEST_BROKERS` names
+//! it (`HOST:PORT`). A test is written once and runs on both, so that where the two part is seen here.
+//! Faults that neither makes on demand come from librdkafka's mock cluster.
+//!
+//! On Apache Kafka each test has topics and groups of its own names, and deletes its topics.
+
+mod consuming;
+mod groups;
+mod line;
+mod mock_cluster;
+mod producing;
+mod raw;
+mod support;
+mod topics;
+mod transactions;
+mod unreachable;
+mod world;
+
+/// Makes of each of these functions a test on the embedded broker and one on Apache Kafka.
+macro_rules! on_both_brokers {
+    ($($test:ident)+) => {
+        mod embedded {
+            $(#[test]
+            fn $test() {
+                super::$test(&$crate::world::World::embedded());
+            })+
+        }
+        mod apache_kafka {
+            $(#[test]
+            fn $test() {
+                if let Some(world) = $crate::world::World::apache_kafka() {
+                    super::$test(&world);
+                }
+            })+
+        }
+    };
+}
+pub(crate) use on_both_brokers;

@@ -1,0 +1,18 @@
+//! The clients against librdkafka's built-in mock cluster, which speaks the real protocol over local
+//! sockets and makes faults on demand.
+
+mod consuming;
+mod producing;
+
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::DefaultProducerContext;
+use waybill_kafka::KafkaSettings;
+
+type Cluster = MockCluster<'static, DefaultProducerContext>;
+
+fn cluster(topic: &str, partitions: i32) -> (Cluster, KafkaSettings) {
+    let cluster = MockCluster::new(1).unwrap();
+    cluster.create_topic(topic, partitions, 1).unwrap();
+    let settings = KafkaSettings::new(cluster.bootstrap_servers());
+    (cluster, settings)
+}

@@ -1,0 +1,89 @@
+//! Requests that no client of ours sends, frame by frame.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use bytes::{Bytes, BytesMut};
+use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
+use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
+use kafka_protocol::messages::{
+    FetchRequest, ProduceRequest, RequestHeader, ResponseHeader, TopicName,
+};
+use kafka_protocol::protocol::{
+    Decodable as _, Encodable as _, HeaderVersion as _, Request, StrBytes,
+};
+use kafka_protocol::records::{
+    Compression, Record, RecordBatchDecoder, RecordBatchEncoder, RecordEncodeOptions,
+};
+use waybill_kafka::KafkaSettings;
+
+use crate::support::PATIENCE;
+
+/// Appends records, in one batch, to partition 0 of a topic.
+pub(crate) fn append(settings: &KafkaSettings, topic: &str, records: &[Record]) {
+    let options = RecordEncodeOptions {
+        version: 2,
+        compression: Compression::None,
+    };
+    let mut batch = BytesMut::new();
+    RecordBatchEncoder::encode(&mut batch, records, &options).unwrap();
+    let partition = PartitionProduceData::default().with_records(Some(batch.freeze()));
+    let topic = TopicProduceData::default()
+        .with_name(topic_name(topic))
+        .with_partition_data(vec![partition]);
+    let request = ProduceRequest::default()
+        .with_acks(-1)
+        .with_timeout_ms(10_000)
+        .with_topic_data(vec![topic]);
+    let answer = ask(settings, 7, &request);
+    let code = answer.responses[0].partition_responses[0].error_code;
+    assert_eq!(code, 0, "{answer:?}");
+}
+
+/// The records of partition 0 of a topic, with what a consumer is not shown.
+pub(crate) fn fetch(settings: &KafkaSettings, topic: &str) -> Vec<Record> {
+    let partition = FetchPartition::default()
+        .with_current_leader_epoch(-1)
+        .with_partition_max_bytes(1 << 20);
+    let topic = FetchTopic::default()
+        .with_topic(topic_name(topic))
+        .with_partitions(vec![partition]);
+    let request = FetchRequest::default()
+        .with_replica_id((-1).into())
+        .with_min_bytes(1)
+        .with_max_wait_ms(10_000)
+        .with_max_bytes(1 << 20)
+        .with_session_epoch(-1)
+        .with_topics(vec![topic]);
+    let mut answer = ask(settings, 11, &request);
+    let partition = answer.responses.remove(0).partitions.remove(0);
+    assert_eq!(partition.error_code, 0);
+    let sets = RecordBatchDecoder::decode_all(&mut partition.records.unwrap()).unwrap();
+    sets.into_iter().flat_map(|set| set.records).collect()
+}
+
+fn ask<R: Request>(settings: &KafkaSettings, version: i16, request: &R) -> R::Response {
+    let mut body = BytesMut::new();
+    RequestHeader::default()
+        .with_request_api_key(R::KEY)
+        .with_request_api_version(version)
+        .encode(&mut body, R::header_version(version))
+        .unwrap();
+    request.encode(&mut body, version).unwrap();
+    let mut broker = TcpStream::connect(&settings.brokers).unwrap();
+    broker.set_read_timeout(Some(PATIENCE)).unwrap();
+    let length = u32::try_from(body.len()).unwrap();
+    broker.write_all(&length.to_be_bytes()).unwrap();
+    broker.write_all(&body).unwrap();
+    let mut length = [0; 4];
+    broker.read_exact(&mut length).unwrap();
+    let mut answer = vec![0; u32::from_be_bytes(length) as usize];
+    broker.read_exact(&mut answer).unwrap();
+    let mut answer = Bytes::from(answer);
+    ResponseHeader::decode(&mut answer, R::Response::header_version(version)).unwrap();
+    R::Response::decode(&mut answer, version).unwrap()
+}
+
+fn topic_name(topic: &str) -> TopicName {
+    TopicName(StrBytes::from_string(topic.to_owned()))
+}

@@ -1,0 +1,84 @@
+//! What transactions of others leave in a partition. The embedded broker has none, so these run on
+//! Apache Kafka alone; that a client is told so at once is for the broker's own tests.
+
+use rdkafka::ClientConfig;
+use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
+use waybill_engine::PartitionId;
+
+use crate::support::{NOTHING, PATIENCE, read_to, send_batch};
+use crate::world::World;
+
+/// A producer that writes by transactions, as another application's may.
+struct Transactional(ThreadedProducer<DefaultProducerContext>);
+
+impl Transactional {
+    fn new(world: &World) -> Self {
+        let producer: ThreadedProducer<_> = ClientConfig::new()
+            .set("bootstrap.servers", &world.settings.brokers)
+            .set("transactional.id", world.name("writer"))
+            .create()
+            .unwrap();
+        producer.init_transactions(PATIENCE).unwrap();
+        Self(producer)
+    }
+
+    /// Begins a transaction and writes two records to partition 0 in it.
+    fn write_two(&self, topic: &str) {
+        self.0.begin_transaction().unwrap();
+        for value in ["a", "b"] {
+            let record = BaseRecord::<str, str>::to(topic)
+                .partition(0)
+                .payload(value);
+            self.0.send(record).map_err(|(error, _)| error).unwrap();
+        }
+        self.0.flush(PATIENCE).unwrap();
+    }
+}
+
+/// Two records and their marker at 0 to 2, two aborted ones and theirs at 3 to 5, one more at 6.
+#[test]
+fn the_end_is_told_behind_markers_and_aborted_records_are_not_handed_over() {
+    let Some(world) = World::apache_kafka() else {
+        return;
+    };
+    let topic = world.topic("t", 1);
+    let consumer = world.consumer(&topic, 0, 0);
+    let writer = Transactional::new(&world);
+    writer.write_two(&topic);
+    writer.0.commit_transaction(PATIENCE).unwrap();
+    assert_eq!(read_to(&consumer, &topic, 3), [0, 1]);
+    let (_, end) = consumer
+        .watermarks(&topic, PartitionId(0), PATIENCE)
+        .unwrap();
+    assert_eq!(end.0, 3, "the end that a successor has to read to");
+
+    writer.write_two(&topic);
+    writer.0.abort_transaction(PATIENCE).unwrap();
+    assert_eq!(read_to(&consumer, &topic, 6), NOTHING);
+    send_batch(&world.producer(), &topic, 0, &[b"c"]);
+    assert_eq!(read_to(&consumer, &topic, 7), [6]);
+
+    // Who starts behind the last record, at a marker, is not lost.
+    let successor = world.consumer(&topic, 0, 2);
+    assert_eq!(read_to(&successor, &topic, 7), [6]);
+}
+
+/// Only what is settled is read: an open transaction holds back the records behind it.
+#[test]
+fn an_open_transaction_holds_back_what_comes_after_it() {
+    let Some(world) = World::apache_kafka() else {
+        return;
+    };
+    let topic = world.topic("t", 1);
+    let consumer = world.consumer(&topic, 0, 0);
+    let writer = Transactional::new(&world);
+    writer.write_two(&topic);
+    send_batch(&world.producer(), &topic, 0, &[b"c"]);
+    assert_eq!(read_to(&consumer, &topic, 0), NOTHING);
+    let (_, end) = consumer
+        .watermarks(&topic, PartitionId(0), PATIENCE)
+        .unwrap();
+    assert_eq!(end.0, 0, "the end that a successor has to read to");
+    writer.0.commit_transaction(PATIENCE).unwrap();
+    assert_eq!(read_to(&consumer, &topic, 4), [0, 1, 2]);
+}

@@ -1,0 +1,182 @@
+//! A broker for one test.
+
+use std::env;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tokio::runtime::Runtime;
+use waybill_broker::{Broker, BrokerConfig};
+use waybill_engine::{Offset, PartitionId};
+use waybill_kafka::{
+    Admin, ConsumerOptions, KafkaSettings, PartitionConsumer, Producer, ProducerOptions, TopicSpec,
+};
+
+use crate::line::Line;
+use crate::support::{BatchProducer, OneProducer, PATIENCE};
+
+/// A broker for one test.
+pub(crate) struct World {
+    pub(crate) settings: KafkaSettings,
+    pub(crate) admin: Admin,
+    pub(crate) runtime: Runtime,
+    /// Begins every name of this test and of no other.
+    prefix: String,
+    /// What was made and is still to be deleted.
+    topics: Mutex<Vec<String>>,
+    embedded: Option<Embedded>,
+}
+
+struct Embedded {
+    broker: Broker,
+    line: Line,
+    _dir: tempfile::TempDir,
+}
+
+impl World {
+    pub(crate) fn embedded() -> Self {
+        let runtime = Runtime::new().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = BrokerConfig::new(dir.path());
+        config.listen = ([127, 0, 0, 1], 0).into();
+        let line = Line::new();
+        config.advertised = Some((line.address.ip().to_string(), line.address.port()));
+        let broker = runtime.block_on(Broker::start(config)).unwrap();
+        line.lead_to(broker.address());
+        let brokers = line.address.to_string();
+        let embedded = Embedded {
+            broker,
+            line,
+            _dir: dir,
+        };
+        Self::new(runtime, brokers, Some(embedded))
+    }
+
+    /// Apache Kafka, if a server is named.
+    pub(crate) fn apache_kafka() -> Option<Self> {
+        match env::var("WAYBILL_TEST_BROKERS") {
+            Ok(brokers) if !brokers.is_empty() => {
+                Some(Self::new(Runtime::new().unwrap(), brokers, None))
+            }
+            _ => {
+                println!("SKIPPED: tests on Apache Kafka: WAYBILL_TEST_BROKERS names none");
+                None
+            }
+        }
+    }
+
+    fn new(runtime: Runtime, brokers: String, embedded: Option<Embedded>) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let settings = KafkaSettings::new(brokers);
+        let admin = Admin::new(&settings, "admin").unwrap();
+        runtime.block_on(admin.wait_ready(PATIENCE)).unwrap();
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Self {
+            settings,
+            admin,
+            runtime,
+            prefix: format!("test-{}-{number}", since_epoch.as_micros()),
+            topics: Mutex::default(),
+            embedded,
+        }
+    }
+
+    /// A name that no other test has, for a topic or a group.
+    pub(crate) fn name(&self, name: &str) -> String {
+        format!("{}-{name}", self.prefix)
+    }
+
+    /// Makes a topic. Returns its name.
+    pub(crate) fn topic(&self, name: &str, partitions: u32) -> String {
+        self.topic_with(name, partitions, &[])
+    }
+
+    pub(crate) fn topic_with(
+        &self,
+        name: &str,
+        partitions: u32,
+        config: &[(&str, &str)],
+    ) -> String {
+        let mut topic = TopicSpec::new(self.name(name), partitions);
+        topic.config = config
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        self.topics.lock().unwrap().push(topic.name.clone());
+        let name = topic.name.clone();
+        self.runtime
+            .block_on(self.admin.create_topics(&[topic]))
+            .unwrap();
+        self.await_partitions(&name, Some(partitions));
+        name
+    }
+
+    /// Deletes a topic, and waits until it is gone.
+    pub(crate) fn delete(&self, topic: &str) {
+        self.runtime
+            .block_on(self.admin.delete_topic(topic))
+            .unwrap();
+        self.await_partitions(topic, None);
+    }
+
+    /// Deletes the records of partition 0 below an offset.
+    pub(crate) fn delete_records(&self, topic: &str, below: i64) {
+        let below = [(PartitionId(0), Offset(below))];
+        self.runtime
+            .block_on(self.admin.delete_records(topic, &below))
+            .unwrap();
+    }
+
+    /// Lets every answer take this much longer, where the line is ours.
+    pub(crate) fn slow_down(&self, delay: Duration) {
+        if let Some(embedded) = &self.embedded {
+            embedded.line.slow_down(delay);
+        }
+    }
+
+    pub(crate) fn producer(&self) -> BatchProducer {
+        Producer::new(&self.settings, &ProducerOptions::new("p")).unwrap()
+    }
+
+    pub(crate) fn one_producer(&self) -> OneProducer {
+        Producer::new(&self.settings, &ProducerOptions::new("p")).unwrap()
+    }
+
+    /// A consumer of one partition.
+    pub(crate) fn consumer(&self, topic: &str, partition: u32, from: i64) -> PartitionConsumer {
+        let consumer = PartitionConsumer::new(&self.settings, &ConsumerOptions::new("c")).unwrap();
+        consumer
+            .assign(&[(topic, PartitionId(partition), Offset(from))])
+            .unwrap();
+        consumer
+    }
+
+    /// A broker may answer that a topic is made or deleted before all of it knows.
+    fn await_partitions(&self, topic: &str, partitions: Option<u32>) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let found = self.runtime.block_on(self.admin.topic_partitions(topic));
+            match found {
+                Ok(found) if found == partitions => return,
+                other => assert!(Instant::now() < deadline, "{topic}: {other:?}"),
+            }
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        match self.embedded.take() {
+            Some(embedded) => {
+                self.runtime.block_on(embedded.broker.shutdown());
+            }
+            None => {
+                for topic in self.topics.lock().unwrap().drain(..) {
+                    // What stays behind harms no other test.
+                    _ = self.runtime.block_on(self.admin.delete_topic(&topic));
+                }
+            }
+        }
+    }
+}
