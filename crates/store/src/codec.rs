@@ -1,4 +1,4 @@
-//! How the embedded store's values look as bytes.
+//! How the stores' values look as bytes.
 //!
 //! Every value begins with the number of its format, so that a newer program can read what an
 //! older one wrote, and an older one refuses what it does not know. Stamp and expiry stand in front
@@ -12,6 +12,12 @@
 //! created  format u8 = 2 · stamp i64 · Created
 //! lease    format u8 = 2 · Lease
 //! cursor   format u8 = 2 · bucket i64
+//! ```
+//!
+//! Where the database itself keeps stamp and expiry of a value (CQL), it is written bare:
+//!
+//! ```text
+//! state, created, lease    format u8 = 2 · OperationState, Created, Lease
 //! ```
 //!
 //! What must hold: reading never panics, whatever the bytes; the golden bytes in the tests change
@@ -96,6 +102,12 @@ impl Encoder {
         &self.buffer
     }
 
+    /// A value of which the database itself keeps stamp and expiry.
+    pub(crate) fn bare(&mut self, value: &impl Serialize) -> &[u8] {
+        self.start();
+        self.body(value)
+    }
+
     fn start(&mut self) {
         self.buffer.clear();
         self.buffer.push(FORMAT);
@@ -127,6 +139,11 @@ pub(crate) fn created(bytes: &[u8]) -> Result<(Stamp, Created), Malformed> {
 
 /// Reads a lease.
 pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Malformed> {
+    Reader::new(bytes)?.body()
+}
+
+/// Reads a value of which the database itself keeps stamp and expiry.
+pub(crate) fn bare<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Malformed> {
     Reader::new(bytes)?.body()
 }
 

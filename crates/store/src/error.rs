@@ -4,6 +4,9 @@ use std::error::Error;
 
 use waybill_engine::OperationId;
 
+use crate::LeaseKey;
+use crate::cql::{CqlProblem, CqlServer};
+
 /// Why the store could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -16,6 +19,39 @@ pub enum StoreError {
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
+    /// The database did not say what became of a change within the time that was allowed for it:
+    /// it may have been made, in whole or in part, or may be yet.
+    #[error("whether {action} has happened in the state store is unknown")]
+    Unknown {
+        /// What was attempted.
+        action: &'static str,
+        /// The last cause.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// A row is longer than the store takes. Nothing of its batch was written.
+    #[error("the row of operation {id} has {bytes} bytes, and the store takes {bytes_max}")]
+    RowTooLong {
+        /// The operation.
+        id: OperationId,
+        /// How long it is.
+        bytes: usize,
+        /// How long it may be.
+        bytes_max: usize,
+    },
+    /// The lease is held in another datacentre, whose lightweight transactions are not seen here.
+    #[error("the lease of {key} is held in datacentre {holder}, and this one is {local}")]
+    ElsewhereHeld {
+        /// What the lease is for.
+        key: LeaseKey,
+        /// The holder's datacentre.
+        holder: String,
+        /// The datacentre of this process.
+        local: String,
+    },
+    /// The store's place in the database is missing or unfit.
+    #[error("the state store cannot be used")]
+    Schema(#[from] SchemaError),
     /// A stored value that is no row cannot be decoded.
     #[error("the stored {what} of {key} cannot be read: {cause}")]
     Corrupt {
@@ -45,6 +81,33 @@ impl StoreError {
             source: source.into(),
         }
     }
+}
+
+/// Why a database cannot hold the store as it is.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SchemaError {
+    /// The configuration cannot work.
+    #[error("its configuration cannot work: {why}")]
+    Config {
+        /// Why not.
+        why: &'static str,
+    },
+    /// There are several datacentres, and which one is to be used is not said, or is none of them.
+    #[error("the datacentre to use must be one of {}", known.join(", "))]
+    Datacenter {
+        /// Those that there are.
+        known: Vec<String>,
+    },
+    /// The servers or the keyspace are unfit.
+    #[error("keyspace {keyspace} on {server}: {problem}")]
+    Unfit {
+        /// The keyspace.
+        keyspace: String,
+        /// The servers.
+        server: CqlServer,
+        /// What is wrong.
+        problem: CqlProblem,
+    },
 }
 
 /// A stored row that cannot be read.

@@ -1,4 +1,4 @@
-//! The keys of the embedded store: fixed-width and big-endian, so that their byte order is the
+//! The keys of the stores' entries: fixed-width and big-endian, so that their byte order is the
 //! order in which entries are listed.
 
 use waybill_engine::{OperationId, PartitionId, Timestamp};
@@ -7,6 +7,9 @@ use crate::{LeaseKey, LeaseRole};
 
 /// The length of an index key: shard, instant, operation.
 pub(crate) const INDEX_KEY_LEN: usize = 4 + 8 + 16;
+
+/// The length of an entry's key without its shard: instant, operation.
+pub(crate) const ENTRY_KEY_LEN: usize = 8 + 16;
 
 /// The length of an expiry key: hour, operation.
 pub(crate) const EXPIRY_KEY_LEN: usize = 8 + 16;
@@ -68,6 +71,20 @@ pub(crate) fn index(shard: PartitionId, at: Timestamp, id: OperationId) -> [u8; 
     key[4..12].copy_from_slice(&ordered(at.0));
     key[12..].copy_from_slice(id.0.as_bytes());
     key
+}
+
+/// The key of an entry among those of its shard.
+pub(crate) fn entry(at: Timestamp, id: OperationId) -> [u8; ENTRY_KEY_LEN] {
+    let mut key = [0; ENTRY_KEY_LEN];
+    key[..8].copy_from_slice(&ordered(at.0));
+    key[8..].copy_from_slice(id.0.as_bytes());
+    key
+}
+
+/// The instant and the operation of a key that [`entry`] made.
+pub(crate) fn read_entry(key: &[u8]) -> Option<(Timestamp, OperationId)> {
+    let key: &[u8; ENTRY_KEY_LEN] = key.try_into().ok()?;
+    Some((Timestamp(read_ordered(&key[..8])?), operation(&key[8..])?))
 }
 
 /// Where the shard after that of a key begins; `None` after the last.

@@ -24,6 +24,7 @@
 
 mod attention;
 mod codec;
+mod cql;
 mod due;
 mod embedded;
 mod error;
@@ -39,9 +40,13 @@ use waybill_engine::Stamp;
 use waybill_engine::{OperationId, PartitionId};
 
 pub use attention::{AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage};
+pub use cql::{
+    CqlConfig, CqlKeyspace, CqlLogin, CqlProblem, CqlReplication, CqlReport, CqlServer, CqlStore,
+    CqlTls,
+};
 pub use due::{DueBucket, DueEntry};
 pub use embedded::{EmbeddedConfig, EmbeddedStore};
-pub use error::{CorruptRow, StoreError};
+pub use error::{CorruptRow, SchemaError, StoreError};
 pub use lease::{Checkpoint, Lease, LeaseKey, LeaseRole};
 pub use row::{RowRead, RowWrite, WriteBatch, Written};
 

@@ -11,6 +11,7 @@ mod dlq;
 mod ops;
 mod records;
 mod shown;
+mod store;
 mod workflow;
 
 use std::net::SocketAddr;
@@ -21,6 +22,7 @@ use clap::{Args, Parser, Subcommand};
 pub use dlq::DlqCommand;
 pub use ops::{OpsArgs, OpsError};
 pub use records::RecordsArgs;
+pub use store::StoreCommand;
 pub use workflow::WorkflowCommand;
 
 use crate::config::{Config, ConfigError, Environment, LogFormat};
@@ -72,6 +74,19 @@ pub enum Command {
     Agents,
     /// Run the simulated services alone
     Services,
+    /// Run ingestion alone: the HTTP API, on --brokers and --scylla
+    Ingestion,
+    /// Run the scheduler alone, on --brokers and --scylla; scheduler.partitions says for which
+    /// partitions
+    Scheduler,
+    /// Run the supervisor alone, and what tells people of alerts, on --brokers and --scylla
+    Supervisor,
+    /// Prepare the state store on --scylla, or look at it
+    Store {
+        /// What to do with it.
+        #[command(subcommand)]
+        command: StoreCommand,
+    },
     /// Print the records of a topic, decoded; reads only
     Records(RecordsArgs),
     /// List, show and replay poison records
@@ -127,6 +142,30 @@ pub enum Role {
     Agents,
     /// The simulated services.
     Services,
+    /// The HTTP API.
+    Ingestion,
+    /// The scheduler.
+    Scheduler,
+    /// The supervisor, and what tells people of alerts.
+    Supervisor,
+}
+
+impl Role {
+    /// What it cannot do without if it runs alone: nothing of that is in its process.
+    fn needs(self) -> Needs {
+        let (brokers, store) = match self {
+            Self::Up { .. } | Self::Broker | Self::Services => (false, false),
+            Self::Agents => (true, false),
+            Self::Ingestion | Self::Scheduler | Self::Supervisor => (true, true),
+        };
+        Needs { brokers, store }
+    }
+}
+
+/// What has to run elsewhere.
+struct Needs {
+    brokers: bool,
+    store: bool,
 }
 
 impl Command {
@@ -146,7 +185,11 @@ impl Command {
             Self::Broker => Some(Role::Broker),
             Self::Agents => Some(Role::Agents),
             Self::Services => Some(Role::Services),
-            Self::Records(_)
+            Self::Ingestion => Some(Role::Ingestion),
+            Self::Scheduler => Some(Role::Scheduler),
+            Self::Supervisor => Some(Role::Supervisor),
+            Self::Store { .. }
+            | Self::Records(_)
             | Self::Dlq { .. }
             | Self::Ops(_)
             | Self::Workflow { .. }
@@ -191,6 +234,17 @@ pub struct Flags {
         value_delimiter = ','
     )]
     pub brokers: Option<Vec<String>>,
+    /// ScyllaDB or Cassandra nodes to keep the state on instead of the embedded store
+    #[arg(
+        long,
+        global = true,
+        value_name = "HOST:PORT,...",
+        value_delimiter = ','
+    )]
+    pub scylla: Option<Vec<String>>,
+    /// The keyspace on --scylla [default: waybill]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub keyspace: Option<String>,
     /// How log lines look [default: text]
     #[arg(long, global = true, value_enum, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
@@ -216,11 +270,15 @@ impl Cli {
         let mut config = Config::load(file, environment)?;
         let role = self.command.role();
         self.flags.apply(role, &mut config)?;
-        if role == Some(Role::Agents) && config.kafka.brokers.is_none() {
-            return Err(refused(
-                "--brokers",
-                "is needed: agents alone have no broker of their own",
-            ));
+        if let Some(needs) = role.map(Role::needs) {
+            if needs.brokers && config.kafka.brokers.is_none() {
+                let problem = "is needed: a role that runs alone has no broker of its own";
+                return Err(refused("--brokers", problem));
+            }
+            if needs.store && config.store.scylla.nodes.is_none() {
+                let problem = "is needed: the embedded store belongs to one process, that of `up`";
+                return Err(refused("--scylla", problem));
+            }
         }
         config.finish()
     }
@@ -237,6 +295,8 @@ impl Flags {
             services,
             partitions,
             brokers,
+            scylla,
+            keyspace,
             log_format,
             log,
         } = self.clone();
@@ -246,6 +306,8 @@ impl Flags {
         set(&mut config.broker.listen, broker_listen);
         set(&mut config.partitions, partitions);
         set(&mut config.kafka.brokers, brokers.map(Some));
+        set(&mut config.store.scylla.nodes, scylla.map(Some));
+        set(&mut config.store.scylla.keyspace, keyspace);
         set(&mut config.telemetry.log_format, log_format);
         set(&mut config.telemetry.log_filter, log);
         if let Some(address) = services {
@@ -315,7 +377,8 @@ mod tests {
     fn every_flag_reaches_its_key() {
         let config = configuration(
             "up --data-dir /d --http 127.0.0.1:1 --admin 127.0.0.1:2 --broker-listen 127.0.0.1:3 \
-             --services 127.0.0.1:4 --partitions 5 --brokers a:6,b:7 --log-format json --log warn",
+             --services 127.0.0.1:4 --partitions 5 --brokers a:6,b:7 --scylla c:8,d:9 \
+             --keyspace orders --log-format json --log warn",
         )
         .unwrap();
         let mut expected = Config {
@@ -328,6 +391,8 @@ mod tests {
         expected.broker.listen = "127.0.0.1:3".parse().unwrap();
         expected.services.listen = "127.0.0.1:4".parse().unwrap();
         expected.kafka.brokers = Some(vec!["a:6".to_owned(), "b:7".to_owned()]);
+        expected.store.scylla.nodes = Some(vec!["c:8".to_owned(), "d:9".to_owned()]);
+        expected.store.scylla.keyspace = "orders".to_owned();
         expected.telemetry.log_format = LogFormat::Json;
         expected.telemetry.log_filter = "warn".to_owned();
         assert_eq!(config, expected);
@@ -346,6 +411,7 @@ mod tests {
             config.broker.listen.to_string(),
             config.services.listen.to_string(),
             config.partitions.to_string(),
+            config.store.scylla.keyspace,
             config.telemetry.log_filter,
         ] {
             assert!(
@@ -379,9 +445,20 @@ mod tests {
     }
 
     #[test]
-    fn agents_alone_need_brokers() {
-        let error = configuration("agents").unwrap_err().to_string();
-        assert!(error.starts_with("--brokers is needed"), "{error}");
+    fn a_role_alone_needs_what_is_not_in_its_process() {
+        for (line, needed) in [
+            ("agents", "--brokers is needed"),
+            ("scheduler", "--brokers is needed"),
+            ("scheduler --brokers a:1", "--scylla is needed"),
+            ("ingestion --brokers a:1", "--scylla is needed"),
+            ("supervisor --brokers a:1", "--scylla is needed"),
+        ] {
+            let error = configuration(line).unwrap_err().to_string();
+            assert!(error.starts_with(needed), "{line}: {error}");
+        }
+        for role in ["ingestion", "scheduler", "supervisor"] {
+            configuration(&format!("{role} --brokers a:1 --scylla b:2")).unwrap();
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod environment;
 mod file;
 mod identity;
 mod kafka;
+mod scylla;
 mod sections;
 mod units;
 mod validate;
@@ -34,6 +35,7 @@ pub use file::FileError;
 pub(crate) use file::read_document;
 pub use identity::{IdentityError, PartitionChoice, partitions_of_this_process};
 pub use kafka::{KafkaConfig, Properties};
+pub use scylla::ScyllaConfig;
 pub use sections::{
     AdminConfig, AgentsConfig, BrokerConfig, HttpConfig, LogFormat, SchedulerConfig,
     ServicesConfig, StoreConfig, SupervisorConfig, TelemetryConfig, WorkflowsConfig,
@@ -124,6 +126,7 @@ impl Config {
     /// If a file that a value comes from cannot be read, or a value or a combination cannot work.
     pub fn finish(mut self) -> Result<Self, ConfigError> {
         self.kafka.read_property_files()?;
+        self.store.scylla.read_files()?;
         self.alerts.read_files()?;
         validate::check(&self)?;
         self.alerts.check()?;

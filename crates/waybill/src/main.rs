@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser as _;
 use waybill::admin::Admin;
-use waybill::cli::{Cli, Command, ConfigCommand, OpsArgs, Role};
+use waybill::cli::{Cli, Command, ConfigCommand, OpsArgs, Role, StoreCommand};
 use waybill::config::{Config, Environment};
 use waybill::shutdown::{Running, Signals, Stage};
 use waybill::telemetry::{self, Metrics, VERSION};
@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         (Command::Dlq { command }, None) => look(&config, || command.run(&config)),
         (Command::Ops(arguments), None) => operate(&config, arguments),
         (Command::Workflow { command }, None) => judge(command.run(&config)),
+        (Command::Store { command }, None) => prepare(&config, *command),
         (_, None) => judge(waybill::roles::check(&config).map(|()| "ok".to_owned())),
     }
 }
@@ -88,6 +89,20 @@ fn judge(verdict: anyhow::Result<String>) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => report(REFUSED, error.as_ref()),
+    }
+}
+
+/// Prepares the store, or says how it is.
+fn prepare(config: &Config, command: StoreCommand) -> ExitCode {
+    if let Err(error) = telemetry::install(&config.telemetry) {
+        return report(FAILED, &error);
+    }
+    match command.run(config) {
+        Ok(text) => {
+            println!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => report(FAILED, error.as_ref()),
     }
 }
 

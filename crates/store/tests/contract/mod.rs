@@ -29,6 +29,16 @@ pub trait Subject {
     /// Makes the stored state of an operation unreadable, behind the back of the store, which is
     /// closed.
     fn spoil(&self, id: OperationId) -> impl Future<Output = ()> + Send;
+
+    /// Why the rules cannot be tried where the tests run, if they cannot.
+    fn why_skipped(&self) -> Option<String> {
+        None
+    }
+
+    /// Removes what the rule has left.
+    fn clean_up(&self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
 }
 
 /// Closes the store and opens it again.
@@ -67,7 +77,13 @@ macro_rules! contract_tests {
         $($(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $rule() {
-                contract::$module::$rule(&$subject).await;
+                let subject = $subject;
+                if let Some(why) = $crate::contract::Subject::why_skipped(&subject) {
+                    println!("SKIPPED: {why}");
+                    return;
+                }
+                $crate::contract::$module::$rule(&subject).await;
+                $crate::contract::Subject::clean_up(&subject).await;
             }
         )*)*
     };

@@ -214,7 +214,7 @@ pub enum EmailTls {
     None,
 }
 
-fn read_secret(
+pub(super) fn read_secret(
     value: &mut Option<Secret>,
     file: &mut Option<PathBuf>,
     key: &str,

@@ -188,6 +188,7 @@ fn set(config: &mut Config, levels: &[String], text: &str) -> Result<(), String>
     // Serializing redacts secrets; they take no part.
     let properties = std::mem::take(&mut config.kafka.properties);
     let receivers = std::mem::take(&mut config.alerts.receivers);
+    let password = config.store.scylla.password.take();
     let list = || {
         text.split(',')
             .map(|item| Value::from(item.trim()))
@@ -220,6 +221,9 @@ fn set(config: &mut Config, levels: &[String], text: &str) -> Result<(), String>
     };
     config.kafka.properties = properties;
     config.alerts.receivers = receivers;
+    if config.store.scylla.password.is_none() {
+        config.store.scylla.password = password;
+    }
     outcome
 }
 

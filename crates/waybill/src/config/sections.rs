@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use waybill_drone_delivery::services::FaultsByService;
 
 use super::identity::PartitionChoice;
+use super::scylla::ScyllaConfig;
 use super::units::{self, ByteSize};
 
 /// An address on the loopback interface.
@@ -169,12 +170,14 @@ impl BrokerConfig {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct StoreConfig {
-    /// Memory for blocks that were read.
+    /// Memory of the embedded store for blocks that were read.
     pub cache_bytes: ByteSize,
     /// How long an operation can be asked for after it became final. More than
     /// `kafka.requestsRetention`, so that no request is read again after its row is gone.
     #[serde(with = "units::duration")]
     pub retention: Duration,
+    /// The cluster that keeps the state in place of the embedded store.
+    pub scylla: ScyllaConfig,
 }
 
 impl Default for StoreConfig {
@@ -182,6 +185,7 @@ impl Default for StoreConfig {
         Self {
             cache_bytes: ByteSize::mib(8),
             retention: Duration::from_secs(7 * 24 * 60 * 60),
+            scylla: ScyllaConfig::default(),
         }
     }
 }

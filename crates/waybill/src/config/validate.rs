@@ -28,6 +28,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         services,
         ..
     } = config;
+    let scylla = &store.scylla;
     let log_filter_problem = log_filter(&config.telemetry.log_filter).err();
     let bad_broker = kafka
         .brokers
@@ -35,13 +36,14 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         .flatten()
         .chain(&broker.advertised)
         .chain(&services.address)
+        .chain(scylla.nodes.iter().flatten())
         .find(|address| !is_host_and_port(address));
     let body_bytes_min = IngestionConfig::body_bytes_min(
         http.request_bytes_max.as_usize(),
         http.batch_line_bytes_max.as_usize(),
     );
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
-    let rules: [(bool, &str, String); 36] = [
+    let rules: [(bool, &str, String); 41] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -65,10 +67,39 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         ),
         (
             bad_broker.is_none(),
-            "kafka.brokers, broker.advertised or services.address",
+            "kafka.brokers, broker.advertised, services.address or store.scylla.nodes",
             format!(
                 "holds {:?}, which is not host:port",
                 bad_broker.map_or("", |a| a)
+            ),
+        ),
+        (
+            scylla.nodes.as_ref().is_none_or(|nodes| !nodes.is_empty()),
+            "store.scylla.nodes",
+            "must name a node, or be null for the embedded store".to_owned(),
+        ),
+        (
+            scylla.user.is_some() == scylla.password.is_some(),
+            "store.scylla.user and store.scylla.password",
+            "must be set both or neither".to_owned(),
+        ),
+        (
+            scylla.tls || scylla.ca_file.is_none(),
+            "store.scylla.caFile",
+            "is of use only with store.scylla.tls".to_owned(),
+        ),
+        (
+            scylla.replication_factor > 0,
+            "store.scylla.replicationFactor",
+            not_zero(),
+        ),
+        (
+            scylla.nodes.is_none() || scylla.request_timeout < scheduler.lease,
+            "store.scylla.requestTimeout",
+            format!(
+                "is {}, and must be less than scheduler.lease ({}): a renewal has to be known in time",
+                duration_to_text(scylla.request_timeout),
+                duration_to_text(scheduler.lease)
             ),
         ),
         (
@@ -281,7 +312,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 23] = [
+        let cases: [(&str, Change); 30] = [
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
             ("kafka.brokers", |c| c.kafka.brokers = Some(Vec::new())),
@@ -333,6 +364,28 @@ mod tests {
             }),
             ("scheduler.drain", |c| {
                 c.scheduler.drain = c.shutdown_timeout
+            }),
+            ("kafka.brokers,", |c| {
+                c.store.scylla.nodes = Some(vec!["db.example".to_owned()])
+            }),
+            ("store.scylla.nodes", |c| {
+                c.store.scylla.nodes = Some(Vec::new())
+            }),
+            ("store.scylla.user", |c| {
+                c.store.scylla.user = Some("anna".to_owned())
+            }),
+            ("store.scylla.user", |c| {
+                c.store.scylla.password = Some("sesame".into())
+            }),
+            ("store.scylla.caFile", |c| {
+                c.store.scylla.ca_file = Some("/ca.pem".into())
+            }),
+            ("store.scylla.replicationFactor", |c| {
+                c.store.scylla.replication_factor = 0
+            }),
+            ("store.scylla.requestTimeout", |c| {
+                c.store.scylla.nodes = Some(vec!["a:1".to_owned()]);
+                c.store.scylla.request_timeout = c.scheduler.lease;
             }),
             ("workflows.files", |c| c.workflows.built_in = false),
             ("telemetry.logFilter", |c| {

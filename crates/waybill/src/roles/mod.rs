@@ -6,22 +6,36 @@
 mod agents;
 mod alerts;
 mod embedded;
-mod pipeline;
+mod ingestion;
 mod samples;
+mod scheduler;
+mod store;
+mod supervisor;
 mod topics;
 mod trim;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
+use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
+use waybill_store::Store;
 
 use crate::admin::Admin;
 use crate::cli::Role;
 use crate::config::{Config, Environment, load_workflows};
-use crate::shutdown::Running;
+use crate::shutdown::{Running, Stage};
 
 pub(crate) use agents::load_file as load_agents_file;
+
+/// What the roles have in common that take requests in, decide and supervise.
+struct World {
+    kafka: KafkaSettings,
+    topics: Topics,
+    workflows: Arc<Workflows>,
+    store: Arc<dyn Store>,
+}
 
 /// Starts the parts of a role. What is started is pushed to `running`, also when a later part
 /// fails to start.
@@ -45,42 +59,77 @@ pub async fn start(
             let services = config.services.elsewhere();
             agents::start(config, kafka, &services, &workflows, admin, running).await
         }
+        Role::Ingestion => {
+            let world = world(role, config, None, running).await?;
+            ingestion::start(config, &world, running).await.map(drop)
+        }
+        Role::Scheduler => {
+            let world = world(role, config, None, running).await?;
+            scheduler::start(config, environment, &world, admin, running)
+        }
+        Role::Supervisor => {
+            let world = world(role, config, None, running).await?;
+            supervisor::start(config, &world, running);
+            alerts::start(config, &world.kafka, running)
+        }
         Role::Up {
             agents,
             services,
             samples,
         } => {
-            let workflows = load_workflows(&config.workflows)?;
             let broker = match config.kafka.brokers {
                 Some(_) => None,
                 None => Some(embedded::broker(config, running).await?),
             };
-            let kafka = kafka_settings(config, broker);
-            topics::create(config, &kafka, &workflows).await?;
+            let world = world(role, config, broker, running).await?;
             let services = match services {
                 true => embedded::services(config, running).await?.to_string(),
                 false => config.services.elsewhere(),
             };
             if agents {
-                let kafka = kafka.clone();
-                agents::start(config, kafka, &services, &workflows, admin, running).await?;
+                let kafka = world.kafka.clone();
+                agents::start(config, kafka, &services, &world.workflows, admin, running).await?;
             }
-            alerts::start(config, &kafka, running)?;
-            let http = pipeline::start(
-                config,
-                environment,
-                kafka.clone(),
-                workflows,
-                admin,
-                running,
-            )
-            .await?;
+            alerts::start(config, &world.kafka, running)?;
+            scheduler::start(config, environment, &world, admin, running)?;
+            if config.supervisor.enabled {
+                supervisor::start(config, &world, running);
+            }
+            if broker.is_some() {
+                let (kafka, store, partitions) =
+                    (world.kafka.clone(), world.store.clone(), config.partitions);
+                let requests = world.topics.requests().to_owned();
+                running.spawn(
+                    Stage::Scheduler,
+                    "trimming of finished requests",
+                    move |stop| trim::run(kafka, requests, partitions, store, stop),
+                );
+            }
+            let http = ingestion::start(config, &world, running).await?;
             if samples > 0 {
-                samples::start(samples, http, kafka, config, admin, running);
+                samples::start(samples, http, world.kafka, config, admin, running);
             }
             Ok(())
         }
     }
+}
+
+/// Finds the workflows, makes what is missing of the topics, and opens the store.
+async fn world(
+    role: Role,
+    config: &Config,
+    broker: Option<SocketAddr>,
+    running: &Running,
+) -> anyhow::Result<World> {
+    let workflows = load_workflows(&config.workflows)?;
+    let kafka = kafka_settings(config, broker);
+    topics::create(config, &kafka, &workflows).await?;
+    Ok(World {
+        kafka,
+        topics: topic_names(config),
+        workflows: Arc::new(workflows),
+        store: store::open(role, config, running).await?,
+    })
 }
 
 /// Checks what a configuration refers to: its workflows and its agents, alone and together.

@@ -56,12 +56,18 @@ fn specs(config: &Config, workflows: &Workflows) -> Vec<TopicSpec> {
     let names = topic_names(config);
     let embedded = config.kafka.brokers.is_none();
     let kept_for = |duration: Duration| ("retention.ms", duration.as_millis().to_string());
+    // With three copies one may be away, and what is acknowledged still lies on two.
+    let in_sync = match config.kafka.replication_factor {
+        ..=2 => None,
+        factor => Some(("min.insync.replicas", (factor - 1).to_string())),
+    };
     let spec = |name: &str, settings: &[(&str, String)]| TopicSpec {
         name: name.to_owned(),
         partitions: config.partitions,
         replication: config.kafka.replication_factor,
         config: settings
             .iter()
+            .chain(&in_sync)
             .map(|(key, value)| ((*key).to_owned(), value.clone()))
             .collect(),
     };

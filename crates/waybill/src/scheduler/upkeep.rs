@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use waybill_engine::{Event, Offset, Ownership, PartitionEngine, PartitionId, Source, Timestamp};
 use waybill_store::{Checkpoint, StoreError};
 
+use super::inlet::EndsReader;
 use super::input::{AcquireError, Generation, Input, LogEnds, LostCause};
 use super::ownership::{self, HeldLease, Renewal};
 use super::partition::{Owned, SlotState};
@@ -14,6 +15,9 @@ use crate::chain::chain;
 
 /// How long a partition rests after it failed, before its lease is taken again.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// After how long a new owner asks again where the logs end.
+const ENDS_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 impl Shell {
     /// Asks for the lease of every partition that is wanted and idle.
@@ -33,7 +37,9 @@ impl Shell {
             let (sender, ends) = (self.sender.clone(), self.inlets.ends_reader());
             self.runtime.spawn(async move {
                 let result = match ownership::acquire(store, partition, owner, terms).await {
-                    Ok(lease) => ends.read(partition).await.map(|ends| (lease, ends)),
+                    Ok(lease) => read_ends(&ends, partition, &lease)
+                        .await
+                        .map(|ends| (lease, ends)),
                     Err(error) => Err(AcquireError::Store(error)),
                 };
                 let _ = sender.send(Input::Acquired {
@@ -243,6 +249,24 @@ impl Shell {
             Err(error) => {
                 tracing::warn!(%partition, error = %chain(&error), "the lease was not renewed");
             }
+        }
+    }
+}
+
+/// Asks where the logs end, again and again while the lease lasts: given up now, it would have to be
+/// waited for. (The leader of a topic that was just made may not know of it yet.)
+async fn read_ends(
+    ends: &EndsReader,
+    partition: PartitionId,
+    lease: &HeldLease,
+) -> Result<LogEnds, AcquireError> {
+    loop {
+        match ends.read(partition).await {
+            Err(error) if Instant::now() + RETRY_AFTER < lease.valid_until => {
+                tracing::info!(%partition, error = %chain(&error), "asking again for the logs' ends");
+                tokio::time::sleep(ENDS_AGAIN_AFTER).await;
+            }
+            result => return result,
         }
     }
 }

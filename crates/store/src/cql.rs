@@ -1,0 +1,222 @@
+//! The store on a cluster: ScyllaDB or Apache Cassandra, over CQL.
+//!
+//! * **Rows are written without transactions.** The database lets the higher write timestamp stand,
+//!   and that is the stamp; who may use which stamps is the leases' affair. See `cql/rows.rs`.
+//! * **Leases are changed by lightweight transactions only**, and nothing else is. See
+//!   `cql/leases.rs`.
+//! * **A batch goes in two rounds**: when every index entry is acknowledged, the rows follow. Each
+//!   round is many requests at once, within [`CqlConfig::in_flight_max`].
+//! * **Reads and writes are of a local quorum.** What was acknowledged is read by whoever comes
+//!   after.
+//! * **No tombstones where anyone reads.** Rows and deadline entries expire and are not read again;
+//!   attention entries go in ranges, see `cql/walk.rs`.
+//! * **Unknown is not failed.** See `cql/link.rs` for repeats, time-outs and what errors say.
+//!
+//! Rows that are under way together share a partition. Measured on one Cassandra 5.0.8 that syncs
+//! its commit log, on two cores, rows of 1 KB, commits of 10, 100 and 500 rows
+//! (`examples/cql_row_layout.rs`): a row per partition key 3,600, 3,600 and 3,000 rows a second, for
+//! 280 to 420 µs of the server's CPU each; unlogged batches of 8 slots 3,600, 14,900 and 25,600, for
+//! 270, 100 and 30 µs. With 65,536 slots nothing is gained, and few slots for all time would be
+//! partitions without end: so slots follow the time that is in the server's own ids.
+//!
+//! Deliberately absent: indexes, scans of rows, logged batches, counters, and reads before writes.
+
+mod attention;
+mod config;
+mod due;
+mod leases;
+mod link;
+mod rows;
+mod schema;
+mod server;
+mod unreadable;
+mod walk;
+
+use std::fmt;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::task::JoinHandle;
+use waybill_engine::{OperationId, PartitionId};
+
+use self::attention::Attention;
+pub use self::config::{CqlConfig, CqlLogin, CqlReplication, CqlTls};
+use self::due::Due;
+use self::leases::Leases;
+use self::link::Link;
+use self::rows::Rows;
+pub use self::server::{CqlKeyspace, CqlProblem, CqlReport, CqlServer};
+use self::walk::Walk;
+use crate::{
+    AttentionCursor, AttentionPage, DueBucket, DueEntry, Lease, LeaseKey, RowRead, Store,
+    StoreError, WriteBatch, Written,
+};
+
+/// The state store on ScyllaDB or Apache Cassandra. See the [module](crate) for what holds.
+///
+/// Dropping it ends its connections; what was under way then may still happen.
+pub struct CqlStore {
+    keyspace: String,
+    link: Arc<Link>,
+    rows: Arc<Rows>,
+    due: Due,
+    attention: Attention,
+    leases: Leases,
+    walk: Option<JoinHandle<()>>,
+}
+
+impl CqlStore {
+    /// Makes the keyspace and its tables, or what is missing of them. A keyspace that exists is left
+    /// as it is, so that one which others made will do. Changes nothing where nothing is missing.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Schema`] if servers or keyspace will not do, or the schema is newer than this
+    /// program; [`StoreError::Unavailable`] or [`StoreError::Unknown`] if it could not be made.
+    pub async fn migrate(config: &CqlConfig) -> Result<(), StoreError> {
+        let link = Link::new(config).await?;
+        schema::migrate(&link, config).await
+    }
+
+    /// Asks the servers what they are and what there is of the store. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be asked. What is wrong with what they say is in
+    /// [`CqlReport::problems`].
+    pub async fn check(config: &CqlConfig) -> Result<CqlReport, StoreError> {
+        let link = Link::new(config).await?;
+        schema::report(&link, config).await
+    }
+
+    /// Connects to a store that was made by [`migrate`](Self::migrate).
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Schema`] if it cannot be used as it is, and what to do about it;
+    /// [`StoreError::Unavailable`] if the servers do not answer.
+    pub async fn connect(config: CqlConfig) -> Result<Self, StoreError> {
+        let link = Arc::new(Link::new(&config).await?);
+        schema::require(&link, &config).await?;
+        let keyspace = config.keyspace;
+        let rows = Arc::new(Rows::new(&link, &keyspace, config.row_bytes_max).await?);
+        let walk = match config.attention_walk_interval {
+            None => None,
+            Some(interval) => {
+                let walk = Walk::new(Arc::clone(&link), Arc::clone(&rows), &keyspace).await?;
+                Some(tokio::spawn(walk.run(interval)))
+            }
+        };
+        Ok(Self {
+            due: Due::new(&link, &keyspace, config.due_kept).await?,
+            attention: Attention::new(&link, &keyspace).await?,
+            leases: Leases::new(&link, &keyspace).await?,
+            keyspace,
+            link,
+            rows,
+            walk,
+        })
+    }
+
+    async fn write_batch(&self, batch: WriteBatch) -> Result<Written, StoreError> {
+        // A row that is too long is found before anything is written.
+        let rows = self.rows.encode(&batch.rows)?;
+        let due = self.due.write(&self.link, &batch.due);
+        let attention = self.attention.write(&self.link, &batch.attention);
+        let (due, attention) = futures_util::future::join(due, attention).await;
+        due?;
+        attention?;
+        self.rows.write(&self.link, &rows).await?;
+        let replaced = self.rows.replaced(&batch.rows);
+        Ok(Written { replaced })
+    }
+}
+
+impl Drop for CqlStore {
+    fn drop(&mut self) {
+        if let Some(walk) = &self.walk {
+            walk.abort();
+        }
+    }
+}
+
+impl fmt::Debug for CqlStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CqlStore")
+            .field("keyspace", &self.keyspace)
+            .field("datacenter", &self.link.datacenter)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store for CqlStore {
+    fn is_exclusive(&self) -> bool {
+        false
+    }
+
+    fn write(&self, batch: WriteBatch) -> BoxFuture<'_, Result<Written, StoreError>> {
+        self.write_batch(batch).boxed()
+    }
+
+    fn get_many(&self, ids: Vec<OperationId>) -> BoxFuture<'_, Result<Vec<RowRead>, StoreError>> {
+        async move { self.rows.read(&self.link, &ids).await }.boxed()
+    }
+
+    fn lease(&self, key: LeaseKey) -> BoxFuture<'_, Result<Option<Lease>, StoreError>> {
+        self.leases.read(&self.link, key).boxed()
+    }
+
+    fn take_lease(
+        &self,
+        seen: Option<Lease>,
+        lease: Lease,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        async move { self.leases.take(&self.link, seen.as_ref(), &lease).await }.boxed()
+    }
+
+    fn renew_lease(&self, lease: Lease) -> BoxFuture<'_, Result<bool, StoreError>> {
+        async move { self.leases.renew(&self.link, &lease).await }.boxed()
+    }
+
+    fn due(
+        &self,
+        shard: PartitionId,
+        bucket: DueBucket,
+        after: Option<DueEntry>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<DueEntry>, StoreError>> {
+        self.due
+            .read(&self.link, shard, bucket, after, limit)
+            .boxed()
+    }
+
+    fn due_cursor(
+        &self,
+        shard: PartitionId,
+    ) -> BoxFuture<'_, Result<Option<DueBucket>, StoreError>> {
+        self.due.cursor(&self.link, shard).boxed()
+    }
+
+    fn advance_due_cursor(
+        &self,
+        shard: PartitionId,
+        cursor: DueBucket,
+    ) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.due.advance(&self.link, shard, cursor).boxed()
+    }
+
+    fn attention_page(
+        &self,
+        shards: Vec<PartitionId>,
+        cursor: AttentionCursor,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<AttentionPage, StoreError>> {
+        async move {
+            self.attention
+                .page(&self.link, &shards, cursor, limit)
+                .await
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,325 @@
+//! The attention table: a partition for each day of each shard, and which of them there are.
+//!
+//! * **No empty day is read.** `attention_days` names the days, `attention_shards` the shards of
+//!   each; both are written before the first entry that they lead to. So a listing over years costs
+//!   what there is to list.
+//! * **Entries have no TTL.** An operation may linger or wait for a person for longer than any that
+//!   could be set. The walk in `walk.rs` takes away what leads to nothing.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+
+use scylla::serialize::row::SerializeRow;
+use scylla::statement::prepared::PreparedStatement;
+use uuid::Uuid;
+use waybill_engine::{OperationId, PartitionId, Timestamp};
+
+use super::due::{read_entries, write_batch};
+use super::link::Link;
+use crate::{AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage, StoreError, keys};
+
+/// What is attempted here, for errors.
+const ACTION: &str = "reading the attention table";
+
+/// What else is attempted here.
+const WRITING: &str = "writing the attention table";
+
+/// Microseconds of a day.
+const DAY_US: i64 = 86_400_000_000;
+
+/// The only partition of the table of days.
+pub(super) const ALL: i32 = 0;
+
+/// How many entries one batch holds at most.
+const BATCH_ENTRIES_MAX: usize = 100;
+
+/// How many entries one page holds at most.
+const PAGE_MAX: usize = 1_000;
+
+/// How often one page looks for more entries, in the same day or in the next.
+const STEPS_MAX: usize = 64;
+
+/// How many days of shards are remembered as written.
+const REMEMBERED_MAX: usize = 10_000;
+
+/// The day that holds an instant: days since the epoch.
+pub(super) fn day_of(at: Timestamp) -> i64 {
+    at.0.div_euclid(DAY_US)
+}
+
+/// Reads and writes the attention table.
+pub(super) struct Attention {
+    insert: PreparedStatement,
+    insert_day: PreparedStatement,
+    insert_shard: PreparedStatement,
+    oldest_first: Listing,
+    newest_first: Listing,
+    select_shards: PreparedStatement,
+    /// Days and shards that are known to be named.
+    named: Mutex<HashSet<(i64, i64)>>,
+}
+
+/// The statements of one order.
+struct Listing {
+    days: PreparedStatement,
+    entries: PreparedStatement,
+}
+
+/// What one step of a listing found.
+struct Step {
+    entries: Vec<AttentionEntry>,
+    /// Everything up to here, in the listing's order, was found.
+    until: AttentionEntry,
+}
+
+impl Attention {
+    pub(super) async fn new(link: &Link, keyspace: &str) -> Result<Self, StoreError> {
+        Ok(Self {
+            insert: link
+                .prepare(format!(
+                    "INSERT INTO {keyspace}.attention (shard, day, entry) VALUES (?, ?, ?)"
+                ))
+                .await?,
+            insert_day: link
+                .prepare(format!(
+                    "INSERT INTO {keyspace}.attention_days (part, day) VALUES (?, ?)"
+                ))
+                .await?,
+            insert_shard: link
+                .prepare(format!(
+                    "INSERT INTO {keyspace}.attention_shards (day, shard) VALUES (?, ?)"
+                ))
+                .await?,
+            oldest_first: Listing::new(link, keyspace, "ASC").await?,
+            newest_first: Listing::new(link, keyspace, "DESC").await?,
+            select_shards: link
+                .prepare(format!(
+                    "SELECT shard FROM {keyspace}.attention_shards WHERE day = ?"
+                ))
+                .await?,
+            named: Mutex::default(),
+        })
+    }
+
+    /// Writes entries, and before them what leads to them.
+    pub(super) async fn write(
+        &self,
+        link: &Link,
+        entries: &[(PartitionId, AttentionEntry)],
+    ) -> Result<(), StoreError> {
+        let mut partitions: BTreeMap<(i64, i64), Vec<_>> = BTreeMap::new();
+        for (shard, entry) in entries {
+            let (shard, day) = (i64::from(shard.0), day_of(entry.at));
+            let values = (shard, day, keys::entry(entry.at, entry.operation));
+            partitions.entry((shard, day)).or_default().push(values);
+        }
+        let unnamed: Vec<_> = partitions
+            .keys()
+            .copied()
+            .filter(|partition| !self.is_named(*partition))
+            .collect();
+        let names = unnamed
+            .iter()
+            .map(|&(shard, day)| self.name(link, shard, day));
+        link.all(names.collect()).await?;
+        self.were_named(&unnamed);
+        let batches = partitions
+            .values()
+            .flat_map(|entries| entries.chunks(BATCH_ENTRIES_MAX));
+        let writes = batches.map(|entries| write_batch(link, WRITING, &self.insert, entries));
+        link.all(writes.collect()).await
+    }
+
+    async fn name(&self, link: &Link, shard: i64, day: i64) -> Result<(), StoreError> {
+        let insert = || {
+            link.session
+                .execute_unpaged(&self.insert_shard, (day, shard))
+        };
+        link.repeat(WRITING, insert).await?;
+        let insert = || link.session.execute_unpaged(&self.insert_day, (ALL, day));
+        link.repeat(WRITING, insert).await?;
+        Ok(())
+    }
+
+    fn is_named(&self, partition: (i64, i64)) -> bool {
+        let named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        partition.1 >= day_of(now()) && named.contains(&partition)
+    }
+
+    /// Remembers what is named, for its day: afterwards a walk may take the name away.
+    fn were_named(&self, partitions: &[(i64, i64)]) {
+        let today = day_of(now());
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        named.retain(|&(_, day)| day >= today);
+        for partition in partitions.iter().filter(|&&(_, day)| day >= today) {
+            if named.len() < REMEMBERED_MAX {
+                named.insert(*partition);
+            }
+        }
+    }
+
+    /// Reads a page of a listing, day by day.
+    pub(super) async fn page(
+        &self,
+        link: &Link,
+        shards: &[PartitionId],
+        mut cursor: AttentionCursor,
+        limit: usize,
+    ) -> Result<AttentionPage, StoreError> {
+        let shards: BTreeSet<_> = shards.iter().map(|shard| i64::from(shard.0)).collect();
+        let limit = limit.min(PAGE_MAX);
+        let mut entries = Vec::new();
+        for _ in 0..STEPS_MAX {
+            if entries.len() == limit {
+                break;
+            }
+            let room = limit - entries.len();
+            let Some(step) = self.step(link, &shards, cursor, room).await? else {
+                let next = None;
+                return Ok(AttentionPage { entries, next });
+            };
+            entries.extend(step.entries);
+            cursor.after = Some(step.until);
+        }
+        let next = Some(cursor);
+        Ok(AttentionPage { entries, next })
+    }
+
+    /// Reads the next entries of the next day that has any; `None` if there is none.
+    async fn step(
+        &self,
+        link: &Link,
+        shards: &BTreeSet<i64>,
+        cursor: AttentionCursor,
+        room: usize,
+    ) -> Result<Option<Step>, StoreError> {
+        let (first, last) = cursor.bounds();
+        if first > last {
+            return Ok(None);
+        }
+        let listing = match cursor.order {
+            AttentionOrder::OldestFirst => &self.oldest_first,
+            AttentionOrder::NewestFirst => &self.newest_first,
+        };
+        // A day that was read to its end is not looked for again.
+        let (begin, end) = (day_of(first.at), day_of(last.at));
+        let begin = begin.saturating_add(i64::from(first == outermost_of(begin)[1]));
+        let end = end.saturating_sub(i64::from(last == outermost_of(end)[0]));
+        let days = (ALL, begin, end, 1);
+        let Some(day) = numbers(link, &listing.days, days).await?.pop() else {
+            return Ok(None);
+        };
+        let [day_begin, day_end] = outermost_of(day);
+        let until = match cursor.order {
+            AttentionOrder::OldestFirst => day_end,
+            AttentionOrder::NewestFirst => day_begin,
+        };
+        let mut partitions = numbers(link, &self.select_shards, (day,)).await?;
+        partitions.retain(|shard| shards.contains(shard));
+        let share = room.min((2 * room / partitions.len().max(1)).max(16)) + 1;
+        let range = [first, last].map(|entry| keys::entry(entry.at, entry.operation));
+        let mut reads = vec![Vec::new(); partitions.len()];
+        let places = partitions.iter().zip(reads.iter_mut());
+        let parts = places.map(|(&shard, read)| async move {
+            *read = self.part(link, listing, (shard, day), range, share).await?;
+            Ok(())
+        });
+        link.all(parts.collect()).await?;
+        // What a shard that was not read to its end may still hold comes after its last entry.
+        let order = cursor.order;
+        let cut_off = reads
+            .iter()
+            .filter(|read| read.len() == share)
+            .filter_map(|read| read.last().copied())
+            .min_by(|one, other| order.compare(one, other));
+        let until = cut_off.unwrap_or(until);
+        let mut entries: Vec<_> = reads
+            .into_iter()
+            .flatten()
+            .filter(|entry| Some(*entry) != cursor.after)
+            .filter(|entry| order.compare(entry, &until).is_le())
+            .collect();
+        entries.sort_unstable_by(|one, other| order.compare(one, other));
+        // An operation stands once in a listing, however many shards name it at one instant.
+        entries.dedup();
+        let until = match entries.get(room) {
+            Some(_) => entries[room - 1],
+            None => until,
+        };
+        entries.truncate(room);
+        Ok(Some(Step { entries, until }))
+    }
+
+    /// Reads entries of one day and shard between two keys, both included.
+    async fn part(
+        &self,
+        link: &Link,
+        listing: &Listing,
+        (shard, day): (i64, i64),
+        [first, last]: [[u8; keys::ENTRY_KEY_LEN]; 2],
+        limit: usize,
+    ) -> Result<Vec<AttentionEntry>, StoreError> {
+        let limit = i32::try_from(limit).unwrap_or(i32::MAX);
+        let values = (shard, day, &first[..], &last[..], limit);
+        let read = read_entries(link, ACTION, &listing.entries, values).await?;
+        let entries = read
+            .into_iter()
+            .map(|(at, operation)| AttentionEntry { at, operation });
+        Ok(entries.collect())
+    }
+}
+
+impl Listing {
+    async fn new(link: &Link, keyspace: &str, order: &str) -> Result<Self, StoreError> {
+        Ok(Self {
+            days: link
+                .prepare(format!(
+                    "SELECT day FROM {keyspace}.attention_days \
+                     WHERE part = ? AND day >= ? AND day <= ? ORDER BY day {order} LIMIT ?"
+                ))
+                .await?,
+            entries: link
+                .prepare(format!(
+                    "SELECT entry FROM {keyspace}.attention WHERE shard = ? AND day = ? \
+                     AND entry >= ? AND entry <= ? ORDER BY entry {order} LIMIT ?"
+                ))
+                .await?,
+        })
+    }
+}
+
+/// Reads rows of one number each.
+pub(super) async fn numbers(
+    link: &Link,
+    select: &PreparedStatement,
+    values: impl SerializeRow,
+) -> Result<Vec<i64>, StoreError> {
+    let rows = link
+        .repeat(ACTION, || link.session.execute_unpaged(select, &values))
+        .await?
+        .into_rows_result()
+        .map_err(|error| StoreError::unavailable(ACTION, error))?;
+    let rows = rows
+        .rows::<(i64,)>()
+        .map_err(|error| StoreError::unavailable(ACTION, error))?;
+    rows.map(|row| row.map(|(number,)| number))
+        .collect::<Result<_, _>>()
+        .map_err(|error| StoreError::unavailable(ACTION, error))
+}
+
+/// The first possible entry of a day, or the last.
+fn outermost_of(day: i64) -> [AttentionEntry; 2] {
+    let first = day.saturating_mul(DAY_US);
+    let last = first.saturating_add(DAY_US - 1);
+    [(first, Uuid::nil()), (last, Uuid::max())].map(|(at, id)| AttentionEntry {
+        at: Timestamp(at),
+        operation: OperationId(id),
+    })
+}
+
+/// The time by this machine's clock.
+pub(super) fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    Timestamp(0) + since.unwrap_or_default()
+}

@@ -1,0 +1,222 @@
+//! How a [`CqlStore`](super::CqlStore) reaches its servers, and every bound that it has.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::SchemaError;
+
+/// How a [`CqlStore`](crate::CqlStore) is reached and used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CqlConfig {
+    /// Some of the cluster's nodes, `host` or `host:port` (9042 if there is none). The others are
+    /// learnt from them.
+    pub contact_points: Vec<String>,
+    /// The keyspace: a lower-case letter, then up to 47 of `a-z`, `0-9` and `_`. Default: `waybill`.
+    pub keyspace: String,
+    /// The datacentre whose replicas are read and written. Must be given where there are several:
+    /// one keyspace's schedulers run in one datacentre. Default: the only one.
+    pub local_datacenter: Option<String>,
+    /// Who logs in. Default: nobody.
+    pub login: Option<CqlLogin>,
+    /// Whether connections are encrypted. Default: they are not.
+    pub tls: CqlTls,
+    /// How often each row is stored. Applies to a keyspace that [`migrate`](crate::CqlStore::migrate)
+    /// makes. Default: three times in each datacentre.
+    pub replication: CqlReplication,
+    /// How many connections there are to each shard of each node (Cassandra: to each node).
+    /// Default: 1.
+    pub connections_per_shard: NonZeroUsize,
+    /// How long one request to the servers may take. Should exceed the servers' own time-outs, so
+    /// that these speak first. Default: 5 s.
+    pub request_timeout: Duration,
+    /// How long a read or a write is tried again while the servers do not answer, or do not say
+    /// what became of it; then the call fails. Default: 30 s.
+    pub patience: Duration,
+    /// How many requests of this store may be under way. Default: 256.
+    pub in_flight_max: NonZeroUsize,
+    /// How many bytes one row's state and immutable part may have together; a batch with a longer
+    /// one is refused. Must be below half of the servers' commit log segment (Cassandra's default
+    /// segment has 32 MiB, and so has ScyllaDB's) and below their largest frame (16 MiB). Default:
+    /// 8 MiB.
+    pub row_bytes_max: usize,
+    /// How long an entry of the deadline index is kept after its instant. The supervisors may be
+    /// away so long without missing one. Default: 30 days.
+    pub due_kept: Duration,
+    /// How often a walk over the attention entries that are over a day old begins, to remove those
+    /// that lead to nothing; `None` in processes that leave this to others. Default: 1 h.
+    pub attention_walk_interval: Option<Duration>,
+}
+
+impl CqlConfig {
+    /// The defaults, for these servers.
+    #[must_use]
+    pub fn new(contact_points: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self {
+            contact_points: contact_points.into_iter().map(Into::into).collect(),
+            keyspace: "waybill".to_owned(),
+            local_datacenter: None,
+            login: None,
+            tls: CqlTls::Off,
+            replication: CqlReplication::Everywhere(3),
+            connections_per_shard: NonZeroUsize::MIN,
+            request_timeout: Duration::from_secs(5),
+            patience: Duration::from_secs(30),
+            in_flight_max: NonZeroUsize::MIN.saturating_add(255),
+            row_bytes_max: 8 << 20,
+            due_kept: Duration::from_secs(30 * 24 * 3_600),
+            attention_walk_interval: Some(Duration::from_secs(3_600)),
+        }
+    }
+
+    /// Refuses what can't work whatever the servers say, and what would not be safe to put into a
+    /// statement.
+    pub(super) fn validate(&self) -> Result<(), SchemaError> {
+        let is_lower = |c: char| c.is_ascii_lowercase();
+        let name = &self.keyspace;
+        let is_name = name.len() <= 48
+            && name.starts_with(is_lower)
+            && name
+                .chars()
+                .all(|c| is_lower(c) || c.is_ascii_digit() || c == '_');
+        let factors: Vec<u8> = match &self.replication {
+            CqlReplication::Everywhere(factor) => vec![*factor],
+            CqlReplication::Datacenters(factors) => factors.values().copied().collect(),
+        };
+        let is_plain = |name: &String| !name.is_empty() && !name.contains(['\'', '\\']);
+        let names_are_plain = match &self.replication {
+            CqlReplication::Everywhere(_) => true,
+            CqlReplication::Datacenters(factors) => factors.keys().all(is_plain),
+        };
+        let refusals = [
+            (
+                !is_name,
+                "the keyspace is no plain lower-case name of up to 48 characters",
+            ),
+            (self.contact_points.is_empty(), "there is no contact point"),
+            (
+                factors.is_empty() || factors.contains(&0),
+                "a row would be stored nowhere",
+            ),
+            (
+                !names_are_plain,
+                "a datacentre's name is empty or has quotes",
+            ),
+        ];
+        match refusals.iter().find(|(is_wrong, _)| *is_wrong) {
+            Some((_, why)) => Err(SchemaError::Config { why }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A user of the database.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CqlLogin {
+    /// The name.
+    pub user: String,
+    /// The password.
+    pub password: String,
+}
+
+impl fmt::Debug for CqlLogin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CqlLogin")
+            .field("user", &self.user)
+            .field("password", &"<redacted>")
+            .finish()
+    }
+}
+
+/// Whether connections are encrypted, and whose certificates are trusted.
+///
+/// A node's certificate has to name the IP address that it is reached at: the driver learns
+/// addresses from the cluster, and so knows no host names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CqlTls {
+    /// They are not encrypted.
+    Off,
+    /// The system's certificate authorities are trusted.
+    SystemRoots,
+    /// The certificate authorities of this PEM file are trusted, and no others.
+    CaFile(PathBuf),
+}
+
+/// How often each row is stored, and where.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CqlReplication {
+    /// So often in each datacentre that there is when the keyspace is made.
+    Everywhere(u8),
+    /// So often in each of these datacentres.
+    Datacenters(BTreeMap<String, u8>),
+}
+
+impl CqlReplication {
+    /// As CQL's map of replication options.
+    pub(super) fn to_cql(&self) -> String {
+        let factors = match self {
+            Self::Everywhere(factor) => format!("'replication_factor': {factor}"),
+            Self::Datacenters(factors) => factors
+                .iter()
+                .map(|(datacenter, factor)| format!("'{datacenter}': {factor}"))
+                .collect::<Vec<_>>()
+                .join(", "),
+        };
+        format!("{{'class': 'NetworkTopologyStrategy', {factors}}}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_not_shown() {
+        let mut config = CqlConfig::new(["127.0.0.1:9042"]);
+        config.login = Some(CqlLogin {
+            user: "waybill".to_owned(),
+            password: "open sesame".to_owned(),
+        });
+        let shown = format!("{config:?}");
+        assert!(shown.contains("waybill"), "{shown}");
+        assert!(!shown.contains("sesame"), "{shown}");
+    }
+
+    #[test]
+    fn what_could_break_out_of_a_statement_is_refused() {
+        assert_eq!(CqlConfig::new(["a"]).validate(), Ok(()));
+        for keyspace in ["", "Waybill", "1st", "a b", "a\"b", "a.b", &"a".repeat(49)] {
+            let config = CqlConfig {
+                keyspace: keyspace.to_owned(),
+                ..CqlConfig::new(["a"])
+            };
+            let refused = config.validate().unwrap_err().to_string();
+            assert!(refused.contains("keyspace"), "{keyspace:?}: {refused}");
+        }
+        for (datacenter, factor) in [("dc'1", 3), ("", 3), ("dc1", 0)] {
+            let factors = BTreeMap::from([(datacenter.to_owned(), factor)]);
+            let config = CqlConfig {
+                replication: CqlReplication::Datacenters(factors),
+                ..CqlConfig::new(["a"])
+            };
+            assert!(config.validate().is_err(), "{datacenter:?} {factor}");
+        }
+        assert!(CqlConfig::new([""; 0]).validate().is_err());
+    }
+
+    #[test]
+    fn replication_is_written_as_cql_has_it() {
+        let everywhere = CqlReplication::Everywhere(3).to_cql();
+        assert_eq!(
+            everywhere,
+            "{'class': 'NetworkTopologyStrategy', 'replication_factor': 3}"
+        );
+        let factors = [("east", 3), ("west", 2)].map(|(name, factor)| (name.to_owned(), factor));
+        assert_eq!(
+            CqlReplication::Datacenters(factors.into()).to_cql(),
+            "{'class': 'NetworkTopologyStrategy', 'east': 3, 'west': 2}"
+        );
+    }
+}

@@ -1,0 +1,251 @@
+//! Leases: the one table that is changed by lightweight transactions, and by nothing else.
+//!
+//! * **Taking** compares the bytes that were read, whole, so that a lease is taken only from exactly
+//!   what was seen. **Renewing** compares owner, epoch and number, and needs no read.
+//! * **A transaction that timed out** may have been made. It is read back at serial consistency,
+//!   which also ends what is still under way: if what stands there is what was to be written, it was
+//!   made; else it is tried again, and its own condition judges it.
+//! * **One datacentre.** Serial consistency is that of the local datacentre, so a lease that is held
+//!   in another one is refused. A released lease may be taken anywhere.
+
+use scylla::errors::ExecutionError;
+use scylla::response::query_result::QueryResult;
+use scylla::statement::prepared::PreparedStatement;
+use uuid::Uuid;
+use waybill_engine::OwnerId;
+
+use super::link::Link;
+use super::schema::was_applied;
+use crate::codec::{self, Encoder};
+use crate::{Lease, LeaseKey, LeaseRole, StoreError};
+
+/// Reads and changes leases.
+pub(super) struct Leases {
+    select: PreparedStatement,
+    insert: PreparedStatement,
+    replace: PreparedStatement,
+    renew: PreparedStatement,
+}
+
+/// A lease as it is stored.
+struct Stored {
+    lease: Lease,
+    body: Vec<u8>,
+    datacenter: String,
+}
+
+/// What one attempt at a transaction came to.
+enum Attempt {
+    /// The condition did not hold.
+    Refused,
+    /// It was made.
+    Made,
+    /// The attempt failed; the caller judges whether it may have been made.
+    Failed(Box<ExecutionError>),
+}
+
+impl Leases {
+    pub(super) async fn new(link: &Link, keyspace: &str) -> Result<Self, StoreError> {
+        let table = format!("{keyspace}.leases");
+        Ok(Self {
+            select: link
+                .prepare_serial_read(format!(
+                    "SELECT body, datacenter FROM {table} WHERE role = ? AND partition = ?"
+                ))
+                .await?,
+            insert: link
+                .prepare_conditional(format!(
+                    "INSERT INTO {table} (body, owner, epoch, renewal, datacenter, role, partition) \
+                     VALUES (?, ?, ?, ?, ?, ?, ?) IF NOT EXISTS"
+                ))
+                .await?,
+            replace: link
+                .prepare_conditional(format!(
+                    "UPDATE {table} SET body = ?, owner = ?, epoch = ?, renewal = ?, \
+                     datacenter = ? WHERE role = ? AND partition = ? IF body = ?"
+                ))
+                .await?,
+            renew: link
+                .prepare_conditional(format!(
+                    "UPDATE {table} SET body = ?, renewal = ? WHERE role = ? AND partition = ? \
+                     IF owner = ? AND epoch = ? AND renewal < ?"
+                ))
+                .await?,
+        })
+    }
+
+    /// Reads a lease.
+    pub(super) async fn read(
+        &self,
+        link: &Link,
+        key: LeaseKey,
+    ) -> Result<Option<Lease>, StoreError> {
+        let stored = self.stored(link, key).await?;
+        Ok(stored.map(|stored| stored.lease))
+    }
+
+    /// Takes a lease from exactly what was seen.
+    pub(super) async fn take(
+        &self,
+        link: &Link,
+        seen: Option<&Lease>,
+        lease: &Lease,
+    ) -> Result<bool, StoreError> {
+        let mut repeats = link.repeats("taking a lease");
+        loop {
+            let error = match self.try_take(link, seen, lease).await? {
+                Attempt::Made => return Ok(true),
+                // An earlier attempt may be what stands in the way.
+                Attempt::Refused if repeats.may_be_done => return self.stands(link, lease).await,
+                Attempt::Refused => return Ok(false),
+                Attempt::Failed(error) => error,
+            };
+            repeats.after(*error).await?;
+            if repeats.may_be_done && self.stands(link, lease).await? {
+                return Ok(true);
+            }
+        }
+    }
+
+    async fn try_take(
+        &self,
+        link: &Link,
+        seen: Option<&Lease>,
+        lease: &Lease,
+    ) -> Result<Attempt, StoreError> {
+        let body = Encoder::default().bare(lease).to_vec();
+        let (role, partition) = key(lease.key);
+        let columns = (
+            body.as_slice(),
+            owner(lease.owner),
+            number(lease.epoch.0),
+            number(lease.renewal),
+            link.datacenter.as_str(),
+            role,
+            partition,
+        );
+        let answer = match seen {
+            None => {
+                let insert = link.session.execute_unpaged(&self.insert, columns);
+                link.attempt(insert).await
+            }
+            Some(seen) => {
+                let stored = match self.stored(link, lease.key).await? {
+                    Some(stored) if stored.lease == *seen => stored,
+                    Some(_) | None => return Ok(Attempt::Refused),
+                };
+                if seen.owner.is_some() && stored.datacenter != link.datacenter {
+                    return Err(StoreError::ElsewhereHeld {
+                        key: lease.key,
+                        holder: stored.datacenter,
+                        local: link.datacenter.clone(),
+                    });
+                }
+                let (body, owner, epoch, renewal, datacenter, role, partition) = columns;
+                let values = (
+                    body,
+                    owner,
+                    epoch,
+                    renewal,
+                    datacenter,
+                    role,
+                    partition,
+                    stored.body.as_slice(),
+                );
+                let replace = link.session.execute_unpaged(&self.replace, values);
+                link.attempt(replace).await
+            }
+        };
+        attempt(answer)
+    }
+
+    /// Renews a lease of the same ownership and a lower number.
+    pub(super) async fn renew(&self, link: &Link, lease: &Lease) -> Result<bool, StoreError> {
+        let body = Encoder::default().bare(lease).to_vec();
+        let (role, partition) = key(lease.key);
+        let (owner, epoch) = (owner(lease.owner), number(lease.epoch.0));
+        let renewal = number(lease.renewal);
+        let values = (
+            body.as_slice(),
+            renewal,
+            role,
+            partition,
+            owner,
+            epoch,
+            renewal,
+        );
+        let mut repeats = link.repeats("renewing a lease");
+        loop {
+            let renew = link.session.execute_unpaged(&self.renew, values);
+            match attempt(link.attempt(renew).await)? {
+                Attempt::Made => return Ok(true),
+                // A repeat, of this call or of the caller, meets what it has written itself.
+                Attempt::Refused => return self.stands(link, lease).await,
+                Attempt::Failed(error) => repeats.after(*error).await?,
+            }
+        }
+    }
+
+    /// Whether a lease is what is stored, word for word.
+    async fn stands(&self, link: &Link, lease: &Lease) -> Result<bool, StoreError> {
+        let stored = self.stored(link, lease.key).await?;
+        Ok(stored.is_some_and(|stored| stored.lease == *lease))
+    }
+
+    async fn stored(&self, link: &Link, lease: LeaseKey) -> Result<Option<Stored>, StoreError> {
+        const ACTION: &str = "reading a lease";
+        let values = key(lease);
+        let read = || link.session.execute_unpaged(&self.select, values);
+        let rows = link
+            .repeat(ACTION, read)
+            .await?
+            .into_rows_result()
+            .map_err(|error| StoreError::unavailable(ACTION, error))?;
+        let row = rows
+            .maybe_first_row::<(Option<Vec<u8>>, Option<String>)>()
+            .map_err(|error| StoreError::unavailable(ACTION, error))?;
+        let Some((body, datacenter)) = row else {
+            return Ok(None);
+        };
+        let (body, datacenter) = (body.unwrap_or_default(), datacenter.unwrap_or_default());
+        let decoded = codec::bare(&body).map_err(|cause| StoreError::Corrupt {
+            what: "lease",
+            key: lease.to_string(),
+            cause: cause.to_string(),
+        })?;
+        Ok(Some(Stored {
+            lease: decoded,
+            body,
+            datacenter,
+        }))
+    }
+}
+
+fn attempt(answer: Result<QueryResult, ExecutionError>) -> Result<Attempt, StoreError> {
+    let answer = match answer {
+        Err(error) => return Ok(Attempt::Failed(Box::new(error))),
+        Ok(answer) => answer,
+    };
+    Ok(if was_applied(answer)? {
+        Attempt::Made
+    } else {
+        Attempt::Refused
+    })
+}
+
+fn key(key: LeaseKey) -> (&'static str, i64) {
+    let role = match key.role {
+        LeaseRole::Scheduler => "scheduler",
+        LeaseRole::Supervisor => "supervisor",
+    };
+    (role, i64::from(key.partition.0))
+}
+
+/// Owners are random; nobody is the nil id.
+fn owner(owner: Option<OwnerId>) -> Uuid {
+    owner.map_or(Uuid::nil(), |owner| owner.0)
+}
+
+fn number(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

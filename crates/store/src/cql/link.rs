@@ -1,0 +1,422 @@
+//! The way to the servers: one driver session, a bound on what is under way, and what happens when
+//! the servers do not answer.
+//!
+//! * **Which node.** Requests go to a replica of their partition in the local datacentre, on
+//!   ScyllaDB to the very shard, and never to another datacentre.
+//! * **Repeats.** Every plain statement here is idempotent: a write carries its own timestamp, or
+//!   inserts the same key again. So whatever failed without a refusal is sent again, for
+//!   [`CqlConfig::patience`](super::CqlConfig); the driver's own policy tries the next node at once
+//!   where that may help. Lightweight transactions are not repeated blindly, see `leases.rs`.
+//! * **No speculative execution.** It would send a group commit twice just when the servers are
+//!   slow.
+//! * **Unknown is said.** A write that timed out, or whose connection broke, may have been made.
+//!   Once patience has run out this is [`StoreError::Unknown`], never "failed".
+
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use openssl::ssl::{SslConnector, SslMethod};
+use openssl::x509::X509;
+use openssl::x509::store::X509StoreBuilder;
+use scylla::client::PoolSize;
+use scylla::client::execution_profile::ExecutionProfile;
+use scylla::client::session::{OpenSsl010Config, Session};
+use scylla::client::session_builder::SessionBuilder;
+use scylla::errors::{ExecutionError, RequestAttemptError};
+use scylla::frame::types::{Consistency, SerialConsistency};
+use scylla::policies::load_balancing::DefaultPolicy;
+use scylla::policies::retry::{DefaultRetryPolicy, FallthroughRetryPolicy};
+use scylla::statement::prepared::PreparedStatement;
+use tokio::sync::Semaphore;
+
+use super::config::{CqlConfig, CqlTls};
+use crate::{SchemaError, StoreError};
+
+/// The first wait before a repeat; each further one is twice as long.
+const BACKOFF_MIN: Duration = Duration::from_millis(20);
+
+/// The longest wait before a repeat.
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+/// So long no request has failed when the trouble counts as over.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// A session with its servers.
+pub(super) struct Link {
+    pub(super) session: Session,
+    /// The datacentre whose replicas are used.
+    pub(super) datacenter: String,
+    pub(super) in_flight_max: usize,
+    room: Semaphore,
+    patience: Duration,
+    trouble: Trouble,
+}
+
+/// What an error says about the request that met it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Failure {
+    /// It was refused, and would be again.
+    Refused,
+    /// It was not carried out.
+    NotDone,
+    /// It may have been carried out, or may be yet.
+    Unknown,
+}
+
+impl Link {
+    /// Connects.
+    pub(super) async fn new(config: &CqlConfig) -> Result<Self, StoreError> {
+        const ACTION: &str = "connecting";
+        config.validate()?;
+        let mut policy = DefaultPolicy::builder().token_aware(true);
+        if let Some(datacenter) = &config.local_datacenter {
+            policy = policy
+                .prefer_datacenter(datacenter.clone())
+                .permit_dc_failover(false);
+        }
+        let profile = ExecutionProfile::builder()
+            .consistency(Consistency::LocalQuorum)
+            .serial_consistency(Some(SerialConsistency::LocalSerial))
+            .request_timeout(Some(config.request_timeout))
+            .retry_policy(Arc::new(DefaultRetryPolicy::new()))
+            .load_balancing_policy(policy.build())
+            .build();
+        let mut builder = SessionBuilder::new()
+            .known_nodes(&config.contact_points)
+            .connection_timeout(config.request_timeout)
+            .pool_size(PoolSize::PerShard(config.connections_per_shard))
+            .keyspaces_to_fetch([&config.keyspace])
+            .default_execution_profile_handle(profile.into_handle());
+        if let Some(login) = &config.login {
+            builder = builder.user(&login.user, &login.password);
+        }
+        if let Some(tls) = tls(&config.tls)? {
+            builder = builder.tls_context(Some(tls));
+        }
+        let session = builder
+            .build()
+            .await
+            .map_err(|error| StoreError::unavailable(ACTION, error))?;
+        let datacenter = local_datacenter(&session, config.local_datacenter.as_deref())?;
+        Ok(Self {
+            session,
+            datacenter,
+            in_flight_max: config.in_flight_max.get(),
+            room: Semaphore::new(config.in_flight_max.get()),
+            patience: config.patience,
+            trouble: Trouble::default(),
+        })
+    }
+
+    /// Prepares a statement that may be repeated as it is.
+    pub(super) async fn prepare(&self, statement: String) -> Result<PreparedStatement, StoreError> {
+        let prepared = self.session.prepare(statement).await;
+        let mut prepared = prepared.map_err(|error| StoreError::unavailable("preparing", error))?;
+        prepared.set_is_idempotent(true);
+        Ok(prepared)
+    }
+
+    /// Prepares a lightweight transaction. The driver never repeats it.
+    pub(super) async fn prepare_conditional(
+        &self,
+        statement: String,
+    ) -> Result<PreparedStatement, StoreError> {
+        let mut prepared = self.prepare(statement).await?;
+        prepared.set_is_idempotent(false);
+        prepared.set_retry_policy(Some(Arc::new(FallthroughRetryPolicy::new())));
+        Ok(prepared)
+    }
+
+    /// Prepares a read that sees every lightweight transaction before it.
+    pub(super) async fn prepare_serial_read(
+        &self,
+        statement: String,
+    ) -> Result<PreparedStatement, StoreError> {
+        let mut prepared = self.prepare(statement).await?;
+        prepared.set_consistency(Consistency::LocalSerial);
+        Ok(prepared)
+    }
+
+    /// Sends a request that may be repeated, until it is carried out, is refused, or patience has
+    /// run out.
+    pub(super) async fn repeat<T, F>(
+        &self,
+        action: &'static str,
+        request: impl Fn() -> F,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, ExecutionError>>,
+    {
+        let mut repeats = self.repeats(action);
+        loop {
+            match self.attempt(request()).await {
+                Ok(done) => return Ok(done),
+                Err(error) => repeats.after(error).await?,
+            }
+        }
+    }
+
+    /// Sends a request once there is room for it.
+    pub(super) async fn attempt<T>(
+        &self,
+        request: impl Future<Output = Result<T, ExecutionError>>,
+    ) -> Result<T, ExecutionError> {
+        // The semaphore is never closed, so that this always gets its permit.
+        let _permit = self.room.acquire().await.ok();
+        let answer = request.await;
+        match &answer {
+            Err(error) if failure(error) != Failure::Refused => self.trouble.met(error),
+            Err(_) | Ok(_) => self.trouble.not_met(),
+        }
+        answer
+    }
+
+    /// The repeats of a request that has not been sent yet.
+    pub(super) fn repeats(&self, action: &'static str) -> Repeats {
+        Repeats {
+            action,
+            until: Instant::now() + self.patience,
+            backoff: BACKOFF_MIN,
+            may_be_done: false,
+        }
+    }
+
+    /// Runs futures, a bounded number at a time, to the first error.
+    pub(super) async fn all<F>(&self, futures: Vec<F>) -> Result<(), StoreError>
+    where
+        F: Future<Output = Result<(), StoreError>>,
+    {
+        let mut running = FuturesUnordered::new();
+        for future in futures {
+            if running.len() == self.in_flight_max
+                && let Some(done) = running.next().await
+            {
+                done?;
+            }
+            running.push(future);
+        }
+        while let Some(done) = running.next().await {
+            done?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether requests fail, told once when it begins and once when it is over.
+#[derive(Default)]
+struct Trouble {
+    is_there: AtomicBool,
+    last_met: Mutex<Option<Instant>>,
+}
+
+impl Trouble {
+    fn met(&self, error: &ExecutionError) {
+        *self.last_met.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        if !self.is_there.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%error, "requests to the state store fail, and are repeated");
+        }
+    }
+
+    fn not_met(&self) {
+        if !self.is_there.load(Ordering::Relaxed) {
+            return;
+        }
+        let last_met = *self.last_met.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_over = last_met.is_none_or(|last_met| last_met.elapsed() > QUIET);
+        if is_over && self.is_there.swap(false, Ordering::Relaxed) {
+            tracing::info!("requests to the state store succeed again");
+        }
+    }
+}
+
+/// How long a request is still repeated, and what is known of it.
+pub(super) struct Repeats {
+    action: &'static str,
+    until: Instant,
+    backoff: Duration,
+    /// Whether an attempt ended without saying what became of it.
+    pub(super) may_be_done: bool,
+}
+
+impl Repeats {
+    /// Waits for the next attempt.
+    ///
+    /// # Errors
+    ///
+    /// If there is to be none.
+    pub(super) async fn after(&mut self, error: ExecutionError) -> Result<(), StoreError> {
+        let failure = failure(&error);
+        self.may_be_done |= failure == Failure::Unknown;
+        if failure != Failure::Refused && Instant::now() + self.backoff < self.until {
+            // Contenders that failed together are not to meet again.
+            let share = f64::from(uuid::Uuid::new_v4().as_u128() as u8) / 255.0;
+            tokio::time::sleep(self.backoff.mul_f64(0.5 + share / 2.0)).await;
+            self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
+            return Ok(());
+        }
+        let (action, source) = (self.action, Box::new(error));
+        Err(if self.may_be_done {
+            StoreError::Unknown { action, source }
+        } else {
+            StoreError::Unavailable { action, source }
+        })
+    }
+}
+
+/// What an error says about the request that met it. What is not known to be harmless is unknown.
+pub(super) fn failure(error: &ExecutionError) -> Failure {
+    use scylla::errors::DbError;
+    match error {
+        ExecutionError::BadQuery(_) | ExecutionError::UseKeyspaceError(_) => Failure::Refused,
+        ExecutionError::EmptyPlan
+        | ExecutionError::PrepareError(_)
+        | ExecutionError::ConnectionPoolError(_) => Failure::NotDone,
+        ExecutionError::LastAttemptError(RequestAttemptError::DbError(error, _)) => match error {
+            DbError::SyntaxError
+            | DbError::Invalid
+            | DbError::AlreadyExists { .. }
+            | DbError::FunctionFailure { .. }
+            | DbError::AuthenticationError
+            | DbError::Unauthorized
+            | DbError::ConfigError
+            | DbError::ProtocolError => Failure::Refused,
+            DbError::Unavailable { .. }
+            | DbError::IsBootstrapping
+            | DbError::RateLimitReached { .. }
+            | DbError::Unprepared { .. }
+            | DbError::ReadTimeout { .. }
+            | DbError::ReadFailure { .. } => Failure::NotDone,
+            DbError::Overloaded
+            | DbError::TruncateError
+            | DbError::WriteTimeout { .. }
+            | DbError::WriteFailure { .. }
+            | DbError::ServerError
+            | DbError::Other(_) => Failure::Unknown,
+            // The driver may learn of errors that this program does not know.
+            _ => Failure::Unknown,
+        },
+        ExecutionError::LastAttemptError(error) => match error {
+            RequestAttemptError::SerializationError(_)
+            | RequestAttemptError::CqlRequestSerialization(_) => Failure::Refused,
+            RequestAttemptError::UnableToAllocStreamId => Failure::NotDone,
+            _ => Failure::Unknown,
+        },
+        _ => Failure::Unknown,
+    }
+}
+
+fn tls(tls: &CqlTls) -> Result<Option<OpenSsl010Config>, StoreError> {
+    let connector = match tls {
+        CqlTls::Off => return Ok(None),
+        CqlTls::SystemRoots => SslConnector::builder(SslMethod::tls()).map_err(tls_failed)?,
+        CqlTls::CaFile(path) => {
+            let pem = std::fs::read(path).map_err(tls_failed)?;
+            let mut trusted = X509StoreBuilder::new().map_err(tls_failed)?;
+            for certificate in X509::stack_from_pem(&pem).map_err(tls_failed)? {
+                trusted.add_cert(certificate).map_err(tls_failed)?;
+            }
+            let mut connector = SslConnector::builder(SslMethod::tls()).map_err(tls_failed)?;
+            connector.set_cert_store(trusted.build());
+            connector
+        }
+    };
+    Ok(Some(OpenSsl010Config::new(connector)))
+}
+
+fn tls_failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> StoreError {
+    StoreError::unavailable("loading the certificates", error)
+}
+
+/// The datacentre to use: the one that is named, or the only one.
+fn local_datacenter(session: &Session, named: Option<&str>) -> Result<String, SchemaError> {
+    let state = session.get_cluster_state();
+    let datacenters = state.get_nodes_info().iter();
+    let mut known: Vec<String> = datacenters
+        .filter_map(|node| node.datacenter.clone())
+        .collect();
+    known.sort();
+    known.dedup();
+    match (named, &known[..]) {
+        (None, [only]) => Ok(only.clone()),
+        (Some(named), _) if known.iter().any(|known| known == named) => Ok(named.to_owned()),
+        (None | Some(_), _) => Err(SchemaError::Datacenter { known }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use scylla::errors::{DbError, WriteType};
+
+    use super::*;
+
+    fn said(error: DbError) -> ExecutionError {
+        RequestAttemptError::DbError(error, String::new()).into()
+    }
+
+    #[test]
+    fn only_what_surely_was_not_done_counts_as_not_done() {
+        let consistency = Consistency::LocalQuorum;
+        let timed_out = DbError::WriteTimeout {
+            consistency,
+            received: 1,
+            required: 2,
+            write_type: WriteType::Simple,
+        };
+        let unavailable = DbError::Unavailable {
+            consistency,
+            required: 2,
+            alive: 1,
+        };
+        for (error, wanted) in [
+            (said(DbError::Invalid), Failure::Refused),
+            (said(DbError::Unauthorized), Failure::Refused),
+            (said(unavailable), Failure::NotDone),
+            (ExecutionError::EmptyPlan, Failure::NotDone),
+            (said(timed_out), Failure::Unknown),
+            (said(DbError::ServerError), Failure::Unknown),
+            (said(DbError::Other(0x1700)), Failure::Unknown),
+            (
+                ExecutionError::RequestTimeout(Duration::ZERO),
+                Failure::Unknown,
+            ),
+        ] {
+            assert_eq!(failure(&error), wanted, "{error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_may_have_been_carried_out_ends_as_unknown_whatever_follows() {
+        let repeats = |patience| Repeats {
+            action: "writing rows",
+            until: Instant::now() + patience,
+            backoff: Duration::ZERO,
+            may_be_done: false,
+        };
+        let mut only_not_done = repeats(Duration::ZERO);
+        let error = only_not_done.after(ExecutionError::EmptyPlan).await;
+        assert!(
+            matches!(error, Err(StoreError::Unavailable { .. })),
+            "{error:?}"
+        );
+
+        let mut unknown = repeats(Duration::from_secs(3_600));
+        let timed_out = ExecutionError::RequestTimeout(Duration::ZERO);
+        unknown.after(timed_out).await.unwrap();
+        unknown.until = Instant::now();
+        let error = unknown.after(ExecutionError::EmptyPlan).await;
+        assert!(
+            matches!(error, Err(StoreError::Unknown { .. })),
+            "{error:?}"
+        );
+
+        let mut refused = repeats(Duration::from_secs(3_600));
+        let error = refused.after(said(DbError::Invalid)).await;
+        assert!(
+            matches!(error, Err(StoreError::Unavailable { .. })),
+            "{error:?}"
+        );
+    }
+}

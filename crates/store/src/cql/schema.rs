@@ -1,0 +1,355 @@
+//! The tables, their versions, and what is asked of the servers before they are used.
+//!
+//! ```text
+//! operations       (slot), id       body, created, state, epoch, next_due, failure_count, updated_at
+//! due              (shard, bucket), entry                    time windows of a day, TTL on each entry
+//! due_cursors      (shard)          bucket, written at the timestamp of the bucket
+//! attention        (shard, day), entry
+//! attention_days   (part), day                               the days that `attention` has entries of
+//! attention_shards (day), shard                              and the shards of each such day
+//! leases           (role, partition)  body, owner, epoch, renewal, datacenter    by transactions only
+//! unreadable       (id), part, stamp  value, found_at
+//! schema_versions  (name)           version                                      by transactions only
+//! ```
+//!
+//! Migrations are numbered and never change once they were released. Several processes may migrate
+//! at once: each statement makes only what is missing, and the version moves by a lightweight
+//! transaction. (On Cassandra up to 5.0 two nodes that make one table at the same moment may
+//! disagree about it; begin one migration there, from one place.) Processes of the older version
+//! may go on while and after a migration is made, so each one may only add.
+
+use std::collections::BTreeMap;
+
+use scylla::client::session::Session;
+use scylla::deserialize::row::DeserializeRow;
+use scylla::frame::types::Consistency;
+use scylla::response::query_result::QueryResult;
+use scylla::statement::unprepared::Statement;
+use scylla::value::{CqlValue, Row};
+
+use super::config::CqlConfig;
+use super::link::{Failure, Link, failure};
+use super::server::{CqlKeyspace, CqlProblem, CqlReport, CqlServer};
+use crate::{SchemaError, StoreError};
+
+/// The version that this program needs.
+pub(super) const VERSION: u32 = 1;
+
+/// What is attempted here, for errors.
+const MIGRATING: &str = "migrating the schema";
+
+/// What else is attempted here.
+const ASKING: &str = "asking the servers about themselves";
+
+/// The name of the schema in its table of versions.
+const NAME: &str = "waybill";
+
+/// What makes each version out of the one before; `{ks}` stands for the keyspace.
+const MIGRATIONS: [&[&str]; VERSION as usize] = [&[
+    "CREATE TABLE IF NOT EXISTS {ks}.operations (slot bigint, id uuid, body blob, created blob, \
+     state text, epoch bigint, next_due timestamp, failure_count int, updated_at timestamp, \
+     PRIMARY KEY (slot, id)) \
+     WITH comment = 'one row per operation; body and created are the program''s, the rest is for people'",
+    "CREATE TABLE IF NOT EXISTS {ks}.due (shard bigint, bucket bigint, entry blob, \
+     PRIMARY KEY ((shard, bucket), entry)) \
+     WITH compaction = {'class': 'TimeWindowCompactionStrategy', 'compaction_window_unit': 'DAYS', \
+     'compaction_window_size': '1'} \
+     AND gc_grace_seconds = 10800 \
+     AND comment = 'the deadline index: hints, expired by TTL'",
+    "CREATE TABLE IF NOT EXISTS {ks}.due_cursors (shard bigint PRIMARY KEY, bucket bigint) \
+     WITH comment = 'the first bucket of each shard that was not swept to its end'",
+    "CREATE TABLE IF NOT EXISTS {ks}.attention (shard bigint, day bigint, entry blob, \
+     PRIMARY KEY ((shard, day), entry)) \
+     WITH gc_grace_seconds = 10800 \
+     AND comment = 'operations that linger, failed or are parked: hints'",
+    "CREATE TABLE IF NOT EXISTS {ks}.attention_days (part int, day bigint, \
+     PRIMARY KEY (part, day)) \
+     WITH gc_grace_seconds = 10800 \
+     AND comment = 'the days that attention has entries of'",
+    "CREATE TABLE IF NOT EXISTS {ks}.attention_shards (day bigint, shard bigint, \
+     PRIMARY KEY (day, shard)) \
+     WITH gc_grace_seconds = 10800 \
+     AND comment = 'the shards of each day that attention has entries of'",
+    "CREATE TABLE IF NOT EXISTS {ks}.leases (role text, partition bigint, body blob, owner uuid, \
+     epoch bigint, renewal bigint, datacenter text, PRIMARY KEY ((role, partition))) \
+     WITH comment = 'who owns what; changed by lightweight transactions only'",
+    "CREATE TABLE IF NOT EXISTS {ks}.unreadable (id uuid, part text, stamp bigint, value blob, \
+     found_at timestamp, PRIMARY KEY (id, part, stamp)) \
+     WITH comment = 'values that could not be read, kept for a person to see'",
+]];
+
+/// Makes what is missing of the keyspace and its tables.
+pub(super) async fn migrate(link: &Link, config: &CqlConfig) -> Result<(), StoreError> {
+    let keyspace = &config.keyspace;
+    let server = server(&link.session).await?;
+    if find_keyspace(&link.session, keyspace).await?.is_none() {
+        let replication = config.replication.to_cql();
+        let tablets = if server.must_avoid_tablets() && server.knows_tablets() {
+            " AND tablets = {'enabled': false}"
+        } else {
+            ""
+        };
+        define(
+            link,
+            format!(
+                "CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {replication}{tablets}"
+            ),
+        )
+        .await?;
+        tracing::info!(keyspace, replication, %server, "made the keyspace");
+    }
+    let found = report(link, config).await?;
+    let problems = found.problems_of_keyspace();
+    refuse_fatal(config, &found, problems)?;
+    define(link, format!(
+        "CREATE TABLE IF NOT EXISTS {keyspace}.schema_versions (name text PRIMARY KEY, version int)"
+    ))
+    .await?;
+    let mut version = schema_version(&link.session, keyspace).await?.unwrap_or(0);
+    while version < VERSION {
+        for statement in MIGRATIONS[version as usize] {
+            define(link, statement.replace("{ks}", keyspace)).await?;
+        }
+        link.session
+            .await_schema_agreement()
+            .await
+            .map_err(|error| StoreError::unavailable(MIGRATING, error))?;
+        set_version(link, keyspace, version).await?;
+        let now = schema_version(&link.session, keyspace).await?.unwrap_or(0);
+        if now > version {
+            tracing::info!(keyspace, version = now, "migrated the schema");
+        }
+        version = now;
+    }
+    let found = report(link, config).await?;
+    let problems = found.problems();
+    refuse_fatal(config, &found, problems)
+}
+
+/// Refuses servers or a keyspace that will not do, and says what else a person has to know.
+pub(super) async fn require(link: &Link, config: &CqlConfig) -> Result<(), StoreError> {
+    let found = report(link, config).await?;
+    let problems = found.problems();
+    for problem in problems.iter().filter(|problem| !problem.is_fatal()) {
+        tracing::warn!(keyspace = config.keyspace, "{problem}");
+    }
+    refuse_fatal(config, &found, problems)?;
+    tracing::info!(keyspace = config.keyspace, server = %found.server, datacenter = found.datacenter, "connected to the state store");
+    Ok(())
+}
+
+/// Asks the servers what there is.
+pub(super) async fn report(link: &Link, config: &CqlConfig) -> Result<CqlReport, StoreError> {
+    let session = &link.session;
+    let keyspace = find_keyspace(session, &config.keyspace).await?;
+    let schema_version = match keyspace {
+        Some(_) => schema_version(session, &config.keyspace).await?,
+        None => None,
+    };
+    let server = server(session).await?;
+    let commitlog_sync = match server {
+        CqlServer::Cassandra(_) => commitlog_sync(session).await?,
+        CqlServer::ScyllaDb(_) => None,
+    };
+    Ok(CqlReport {
+        server,
+        datacenter: link.datacenter.clone(),
+        commitlog_sync,
+        keyspace,
+        schema_version,
+        schema_version_known: VERSION,
+    })
+}
+
+fn refuse_fatal(
+    config: &CqlConfig,
+    found: &CqlReport,
+    problems: Vec<CqlProblem>,
+) -> Result<(), StoreError> {
+    match problems.into_iter().find(|problem| problem.is_fatal()) {
+        None => Ok(()),
+        Some(problem) => Err(SchemaError::Unfit {
+            keyspace: config.keyspace.clone(),
+            server: found.server.clone(),
+            problem,
+        }
+        .into()),
+    }
+}
+
+/// Whether a lightweight transaction was applied. Its other columns differ between the databases,
+/// and from case to case on Cassandra.
+pub(super) fn was_applied(answer: QueryResult) -> Result<bool, StoreError> {
+    const ACTION: &str = "reading a transaction's answer";
+    let rows = answer
+        .into_rows_result()
+        .map_err(|error| StoreError::unavailable(ACTION, error))?;
+    let Some((column, _)) = rows.column_specs().get_by_name("[applied]") else {
+        return Err(StoreError::unavailable(
+            ACTION,
+            "it has no column [applied]",
+        ));
+    };
+    let row: Row = rows
+        .first_row()
+        .map_err(|error| StoreError::unavailable(ACTION, error))?;
+    match row.columns.get(column) {
+        Some(Some(CqlValue::Boolean(applied))) => Ok(*applied),
+        other => Err(StoreError::unavailable(
+            ACTION,
+            format!("[applied] is {other:?}"),
+        )),
+    }
+}
+
+/// Sends a statement that changes the schema, and waits until all nodes agree on it.
+async fn define(link: &Link, statement: String) -> Result<(), StoreError> {
+    link.repeat(MIGRATING, || {
+        link.session.query_unpaged(statement.clone(), ())
+    })
+    .await
+    .map(|_| ())
+}
+
+/// Moves the version on by one, if it still is `from`.
+async fn set_version(link: &Link, keyspace: &str, from: u32) -> Result<(), StoreError> {
+    let to = as_int(from + 1);
+    let table = format!("{keyspace}.schema_versions");
+    if from == 0 {
+        let statement = format!("INSERT INTO {table} (name, version) VALUES (?, ?) IF NOT EXISTS");
+        let statement = link.prepare_conditional(statement).await?;
+        link.repeat(MIGRATING, || {
+            link.session.execute_unpaged(&statement, (NAME, to))
+        })
+        .await?;
+    } else {
+        let statement = format!("UPDATE {table} SET version = ? WHERE name = ? IF version = ?");
+        let statement = link.prepare_conditional(statement).await?;
+        let values = (to, NAME, as_int(from));
+        link.repeat(MIGRATING, || {
+            link.session.execute_unpaged(&statement, values)
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+fn as_int(version: u32) -> i32 {
+    i32::try_from(version).unwrap_or(i32::MAX)
+}
+
+/// Which database it is. ScyllaDB says its own version in a table that Cassandra does not have,
+/// and a Cassandra version for compatibility in `system.local`.
+async fn server(session: &Session) -> Result<CqlServer, StoreError> {
+    let is_scylladb: Vec<(String,)> = rows(
+        session,
+        "SELECT table_name FROM system_schema.tables \
+         WHERE keyspace_name = 'system_schema' AND table_name = 'scylla_tables'",
+    )
+    .await?;
+    if is_scylladb.is_empty() {
+        let local = "SELECT release_version FROM system.local WHERE key = 'local'";
+        let version: Vec<(String,)> = rows(session, local).await?;
+        return Ok(CqlServer::Cassandra(first(version)));
+    }
+    let version: Vec<(String,)> = rows(session, "SELECT version FROM system.versions").await?;
+    Ok(CqlServer::ScyllaDb(first(version)))
+}
+
+fn first(version: Vec<(String,)>) -> String {
+    let version = version.into_iter().next();
+    version.map_or_else(|| "of unknown version".to_owned(), |(version,)| version)
+}
+
+/// Cassandra from 4.0 on says its settings in a virtual table.
+async fn commitlog_sync(session: &Session) -> Result<Option<String>, StoreError> {
+    let setting = "SELECT value FROM system_views.settings WHERE name = 'commitlog_sync'";
+    let value: Vec<(String,)> = match session.query_unpaged(setting, ()).await {
+        Ok(answer) => decode(answer)?,
+        Err(error) if failure(&error) == Failure::Refused => return Ok(None),
+        Err(error) => return Err(StoreError::unavailable(ASKING, error)),
+    };
+    Ok(value.into_iter().next().map(|(value,)| value))
+}
+
+async fn find_keyspace(
+    session: &Session,
+    keyspace: &str,
+) -> Result<Option<CqlKeyspace>, StoreError> {
+    let found: Vec<(BTreeMap<String, String>,)> = rows(
+        session,
+        format!(
+            "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = '{keyspace}'"
+        ),
+    )
+    .await?;
+    let Some((replication,)) = found.into_iter().next() else {
+        return Ok(None);
+    };
+    let column = "SELECT column_name FROM system_schema.columns WHERE keyspace_name = \
+                  'system_schema' AND table_name = 'scylla_keyspaces' AND column_name = \
+                  'initial_tablets'";
+    let knows_tablets: Vec<(String,)> = rows(session, column).await?;
+    let has_tablets = if knows_tablets.is_empty() {
+        false
+    } else {
+        let tablets = format!(
+            "SELECT initial_tablets FROM system_schema.scylla_keyspaces \
+             WHERE keyspace_name = '{keyspace}'"
+        );
+        let initial: Vec<(Option<i32>,)> = rows(session, tablets).await?;
+        initial.iter().any(|(initial,)| initial.is_some())
+    };
+    Ok(Some(CqlKeyspace {
+        replication,
+        has_tablets,
+    }))
+}
+
+async fn schema_version(session: &Session, keyspace: &str) -> Result<Option<u32>, StoreError> {
+    let table = format!(
+        "SELECT table_name FROM system_schema.tables \
+         WHERE keyspace_name = '{keyspace}' AND table_name = 'schema_versions'"
+    );
+    let tables: Vec<(String,)> = rows(session, table).await?;
+    if tables.is_empty() {
+        return Ok(None);
+    }
+    let mut statement = Statement::new(format!(
+        "SELECT version FROM {keyspace}.schema_versions WHERE name = '{NAME}'"
+    ));
+    statement.set_consistency(Consistency::LocalSerial);
+    let answer = match session.query_unpaged(statement, ()).await {
+        Ok(answer) => answer,
+        // The tables of tables may name one that the server is only about to know.
+        Err(error) if failure(&error) == Failure::Refused => return Ok(None),
+        Err(error) => return Err(StoreError::unavailable(ASKING, error)),
+    };
+    let versions: Vec<(i32,)> = decode(answer)?;
+    Ok(versions
+        .first()
+        .map(|(version,)| u32::try_from(*version).unwrap_or(0)))
+}
+
+/// Asks for a few rows.
+async fn rows<R>(session: &Session, statement: impl Into<Statement>) -> Result<Vec<R>, StoreError>
+where
+    R: for<'frame> DeserializeRow<'frame, 'frame>,
+{
+    let answer = session.query_unpaged(statement, ()).await;
+    decode(answer.map_err(|error| StoreError::unavailable(ASKING, error))?)
+}
+
+fn decode<R>(answer: QueryResult) -> Result<Vec<R>, StoreError>
+where
+    R: for<'frame> DeserializeRow<'frame, 'frame>,
+{
+    let rows = answer
+        .into_rows_result()
+        .map_err(|error| StoreError::unavailable(ASKING, error))?;
+    let rows = rows
+        .rows::<R>()
+        .map_err(|error| StoreError::unavailable(ASKING, error))?;
+    rows.collect::<Result<_, _>>()
+        .map_err(|error| StoreError::unavailable(ASKING, error))
+}

@@ -1,0 +1,158 @@
+//! Rows that could not be read: their bytes are kept aside when they are read, for a write is blind
+//! and would lose them.
+//!
+//! A scheduler reads a row before it goes on with it, and so does whoever asks for one; what was
+//! damaged behind their backs and is overwritten unread is lost. Which rows were found is
+//! remembered, within bounds, so that the write that replaces one can name it.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+
+use scylla::statement::prepared::PreparedStatement;
+use scylla::value::CqlTimestamp;
+use uuid::Uuid;
+use waybill_engine::OperationId;
+
+use super::link::Link;
+use crate::{CorruptRow, RowWrite, StoreError};
+
+/// How many unreadable rows are remembered; of more the write that replaces one does not name it.
+const REMEMBERED_MAX: usize = 10_000;
+
+/// The part of a row that cannot be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Part {
+    State,
+    Created,
+}
+
+impl Part {
+    /// For people.
+    pub(super) fn what(self) -> &'static str {
+        match self {
+            Self::State => "state",
+            Self::Created => "immutable part",
+        }
+    }
+}
+
+/// A row that was read and cannot be decoded: its values, each with its stamp.
+pub(super) struct Damage<'a> {
+    pub(super) corrupt: CorruptRow,
+    pub(super) part: Part,
+    pub(super) state: (&'a [u8], i64),
+    pub(super) created: Option<(&'a [u8], i64)>,
+}
+
+/// A row whose bytes are aside.
+struct Known {
+    corrupt: CorruptRow,
+    part: Part,
+    /// Of the part that cannot be read.
+    stamp: i64,
+}
+
+/// Keeps unreadable rows aside.
+pub(super) struct Unreadable {
+    insert: PreparedStatement,
+    known: Mutex<HashMap<OperationId, Known>>,
+}
+
+impl Unreadable {
+    pub(super) async fn new(link: &Link, keyspace: &str) -> Result<Self, StoreError> {
+        let insert = format!(
+            "INSERT INTO {keyspace}.unreadable (id, part, stamp, value, found_at) \
+             VALUES (?, ?, ?, ?, ?)"
+        );
+        Ok(Self {
+            insert: link.prepare(insert).await?,
+            known: Mutex::default(),
+        })
+    }
+
+    /// A row was found unreadable: keeps all of it aside, once. If that fails the row is still
+    /// answered for, and the next read tries again.
+    pub(super) async fn found(&self, link: &Link, damage: Damage<'_>) -> CorruptRow {
+        let corrupt = damage.corrupt.clone();
+        let stamp = match (damage.part, damage.created) {
+            (Part::Created, Some((_, stamp))) => stamp,
+            (Part::State | Part::Created, _) => damage.state.1,
+        };
+        let is_known = self.with_known(|known| {
+            let known = known.get(&corrupt.id);
+            known.is_some_and(|known| known.part == damage.part && known.stamp == stamp)
+        });
+        if is_known {
+            return corrupt;
+        }
+        match self.keep_aside(link, &damage).await {
+            Ok(()) => {
+                tracing::error!(%corrupt, "an unreadable row is kept aside in table unreadable");
+                self.with_known(|known| {
+                    if known.len() < REMEMBERED_MAX {
+                        let (corrupt, part) = (damage.corrupt, damage.part);
+                        known.insert(
+                            corrupt.id,
+                            Known {
+                                corrupt,
+                                part,
+                                stamp,
+                            },
+                        );
+                    }
+                });
+            }
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(%corrupt, error, "an unreadable row could not be kept aside");
+            }
+        }
+        corrupt
+    }
+
+    /// Which of the rows that were found unreadable these writes have replaced.
+    pub(super) fn replaced(&self, rows: &[RowWrite]) -> Vec<CorruptRow> {
+        self.with_known(|known| {
+            if known.is_empty() {
+                return Vec::new();
+            }
+            let replaced = rows.iter().filter_map(|row| {
+                let found = known.get(&row.id)?;
+                let gives_part = found.part == Part::State || row.created.is_some();
+                if !gives_part || row.stamp.0 <= found.stamp {
+                    return None;
+                }
+                known.remove(&row.id).map(|found| found.corrupt)
+            });
+            replaced.collect()
+        })
+    }
+
+    async fn keep_aside(&self, link: &Link, damage: &Damage<'_>) -> Result<(), StoreError> {
+        let found_at = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        let found_at = CqlTimestamp(i64::try_from(found_at.as_millis()).unwrap_or(i64::MAX));
+        let id: Uuid = damage.corrupt.id.0;
+        let parts = [
+            (Part::State, Some(damage.state)),
+            (Part::Created, damage.created),
+        ];
+        for (part, value) in parts {
+            let Some((value, stamp)) = value else {
+                continue;
+            };
+            let values = (id, part.what(), stamp, value, found_at);
+            link.repeat("keeping an unreadable row aside", || {
+                link.session.execute_unpaged(&self.insert, values)
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    fn with_known<T>(&self, look: impl FnOnce(&mut HashMap<OperationId, Known>) -> T) -> T {
+        look(&mut self.known.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -1,0 +1,133 @@
+//! Migrations, and what is refused before anything is used.
+
+use waybill_store::{CqlProblem, CqlServer, CqlStore, SchemaError, StoreError};
+
+use super::Cql;
+use super::contract::Subject;
+
+/// What an error says is unfit.
+fn problem(error: StoreError) -> CqlProblem {
+    match error {
+        StoreError::Schema(SchemaError::Unfit { problem, .. }) => problem,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn eight_migrations_at_once_make_one_schema() {
+    let Some(subject) = Cql::new_or_skip() else {
+        return;
+    };
+    let racers = [(); 8].map(|()| {
+        let config = subject.config();
+        tokio::spawn(async move { CqlStore::migrate(&config).await })
+    });
+    for racer in racers {
+        racer.await.unwrap().unwrap();
+    }
+    CqlStore::migrate(&subject.config()).await.unwrap();
+    let report = CqlStore::check(&subject.config()).await.unwrap();
+    assert_eq!(report.schema_version, Some(report.schema_version_known));
+    assert!(CqlStore::connect(subject.config()).await.is_ok());
+    subject.clean_up().await;
+}
+
+#[tokio::test]
+async fn a_report_says_what_there_is_and_what_is_wrong_with_it() {
+    let Some(subject) = Cql::new_or_skip() else {
+        return;
+    };
+    let report = CqlStore::check(&subject.config()).await.unwrap();
+    assert_eq!((&report.keyspace, report.schema_version), (&None, None));
+    assert_eq!(report.problems(), [CqlProblem::NoSchema]);
+
+    CqlStore::migrate(&subject.config()).await.unwrap();
+    let report = CqlStore::check(&subject.config()).await.unwrap();
+    let (CqlServer::Cassandra(version) | CqlServer::ScyllaDb(version)) = &report.server;
+    assert!(version.contains('.'), "{version}");
+    let keyspace = report.keyspace.as_ref().unwrap();
+    assert_eq!(keyspace.replication[&report.datacenter], "1");
+    let fatal = report.problems();
+    assert!(!fatal.iter().any(CqlProblem::is_fatal), "{fatal:?}");
+    let datacenter = report.datacenter.clone();
+    let few = CqlProblem::FewReplicas {
+        datacenter,
+        factor: 1,
+    };
+    assert!(fatal.contains(&few), "{fatal:?}");
+    subject.clean_up().await;
+}
+
+#[tokio::test]
+async fn a_missing_schema_is_refused_with_the_command_that_makes_it() {
+    let Some(subject) = Cql::new_or_skip() else {
+        return;
+    };
+    let error = CqlStore::connect(subject.config()).await.unwrap_err();
+    let problem = problem(error);
+    assert_eq!(problem, CqlProblem::NoSchema);
+    assert!(problem.to_string().contains("`waybill store migrate`"));
+}
+
+#[tokio::test]
+async fn a_schema_that_is_newer_than_the_program_is_refused_and_left_alone() {
+    let Some(subject) = Cql::new_or_skip() else {
+        return;
+    };
+    CqlStore::migrate(&subject.config()).await.unwrap();
+    let known = CqlStore::check(&subject.config()).await.unwrap();
+    let (known, newer) = (known.schema_version_known, known.schema_version_known + 1);
+    let update = format!(
+        "UPDATE {{ks}}.schema_versions SET version = {newer} WHERE name = 'waybill' IF EXISTS"
+    );
+    subject.run(&update, ()).await;
+    let wanted = CqlProblem::NewSchema {
+        found: newer,
+        known,
+    };
+    let refused = CqlStore::connect(subject.config()).await.unwrap_err();
+    assert_eq!(problem(refused), wanted);
+    let refused = CqlStore::migrate(&subject.config()).await.unwrap_err();
+    assert_eq!(problem(refused), wanted);
+    let report = CqlStore::check(&subject.config()).await.unwrap();
+    assert_eq!(report.schema_version, Some(newer));
+    subject.clean_up().await;
+}
+
+/// Where others make the keyspaces, the program need not.
+#[tokio::test]
+async fn a_keyspace_that_exists_is_used_as_it_is() {
+    let Some(subject) = Cql::new_or_skip() else {
+        return;
+    };
+    subject
+        .run(
+            "CREATE KEYSPACE {ks} WITH replication = \
+             {'class': 'NetworkTopologyStrategy', 'replication_factor': 1}",
+            (),
+        )
+        .await;
+    let mut config = subject.config();
+    config.replication = waybill_store::CqlReplication::Everywhere(3);
+    CqlStore::migrate(&config).await.unwrap();
+    let report = CqlStore::check(&config).await.unwrap();
+    let keyspace = report.keyspace.unwrap();
+    assert_eq!(keyspace.replication[&report.datacenter], "1");
+    subject.clean_up().await;
+}
+
+#[tokio::test]
+async fn a_datacentre_that_is_not_there_is_refused_with_those_that_are() {
+    let Some(subject) = Cql::new_or_skip() else {
+        return;
+    };
+    let known = CqlStore::check(&subject.config()).await.unwrap().datacenter;
+    let mut config = subject.config();
+    config.local_datacenter = Some("nowhere".to_owned());
+    let error = CqlStore::connect(config).await.unwrap_err();
+    let wanted = SchemaError::Datacenter { known: vec![known] };
+    assert!(
+        matches!(&error, StoreError::Schema(found) if *found == wanted),
+        "{error:?}"
+    );
+}

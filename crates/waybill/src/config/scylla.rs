@@ -1,0 +1,161 @@
+//! The cluster that keeps the state, where it is not the embedded store.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use waybill_store::{CqlConfig, CqlLogin, CqlReplication, CqlTls};
+
+use super::alerts::{Secret, read_secret};
+use super::{ConfigError, units};
+
+/// The `store.scylla` section: ScyllaDB or Apache Cassandra.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct ScyllaConfig {
+    /// Nodes to ask first, as `host:port`; `None` for the embedded store.
+    pub nodes: Option<Vec<String>>,
+    /// The keyspace.
+    pub keyspace: String,
+    /// The datacentre whose replicas are read and written; `None` for the only one.
+    pub datacenter: Option<String>,
+    /// Who logs in; `None` for nobody.
+    pub user: Option<String>,
+    /// With which password.
+    pub password: Option<Secret>,
+    /// The file that the password is read from.
+    pub password_file: Option<PathBuf>,
+    /// Whether connections are encrypted.
+    pub tls: bool,
+    /// Certificates (PEM) that are trusted in place of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// How often each row is stored in each datacentre, for a keyspace that is created.
+    pub replication_factor: u8,
+    /// Connections to each shard of each node (Cassandra: to each node).
+    pub connections_per_shard: NonZeroUsize,
+    /// How long one request may take.
+    #[serde(with = "units::duration")]
+    pub request_timeout: Duration,
+    /// How long what was not answered is tried again before it counts as failed.
+    #[serde(with = "units::duration")]
+    pub patience: Duration,
+    /// Requests under way at once.
+    pub in_flight_max: NonZeroUsize,
+    /// How long the deadline index keeps an entry: as long may all supervisors be away.
+    #[serde(with = "units::duration")]
+    pub due_kept: Duration,
+}
+
+impl Default for ScyllaConfig {
+    fn default() -> Self {
+        let CqlConfig {
+            keyspace,
+            connections_per_shard,
+            request_timeout,
+            patience,
+            in_flight_max,
+            due_kept,
+            ..
+        } = CqlConfig::new([""; 0]);
+        Self {
+            nodes: None,
+            keyspace,
+            datacenter: None,
+            user: None,
+            password: None,
+            password_file: None,
+            tls: false,
+            ca_file: None,
+            replication_factor: 3,
+            connections_per_shard,
+            request_timeout,
+            patience,
+            in_flight_max,
+            due_kept,
+        }
+    }
+}
+
+impl ScyllaConfig {
+    /// What the store takes of it; `None` if the store is the embedded one. Looking after old
+    /// entries of the attention table is left to processes that change it.
+    #[must_use]
+    pub fn cql(&self) -> Option<CqlConfig> {
+        let mut cql = CqlConfig::new(self.nodes.clone()?);
+        cql.keyspace.clone_from(&self.keyspace);
+        cql.local_datacenter.clone_from(&self.datacenter);
+        cql.login = self.user.as_ref().map(|user| CqlLogin {
+            user: user.clone(),
+            password: self
+                .password
+                .as_ref()
+                .map_or_else(String::new, |password| password.reveal().to_owned()),
+        });
+        cql.tls = match (&self.ca_file, self.tls) {
+            (_, false) => CqlTls::Off,
+            (None, true) => CqlTls::SystemRoots,
+            (Some(file), true) => CqlTls::CaFile(file.clone()),
+        };
+        cql.replication = CqlReplication::Everywhere(self.replication_factor);
+        cql.connections_per_shard = self.connections_per_shard;
+        cql.request_timeout = self.request_timeout;
+        cql.patience = self.patience;
+        cql.in_flight_max = self.in_flight_max;
+        cql.due_kept = self.due_kept;
+        cql.attention_walk_interval = None;
+        Some(cql)
+    }
+
+    /// Reads the password from its file.
+    pub(super) fn read_files(&mut self) -> Result<(), ConfigError> {
+        let key = "store.scylla.password";
+        read_secret(&mut self.password, &mut self.password_file, key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_nodes_the_store_is_the_embedded_one() {
+        assert_eq!(ScyllaConfig::default().cql(), None);
+    }
+
+    #[test]
+    fn its_defaults_are_those_of_the_store() {
+        let config = ScyllaConfig {
+            nodes: Some(vec!["a:1".to_owned()]),
+            ..ScyllaConfig::default()
+        };
+        let mut expected = CqlConfig::new(["a:1"]);
+        expected.attention_walk_interval = None;
+        assert_eq!(config.cql(), Some(expected));
+    }
+
+    #[test]
+    fn every_key_reaches_the_store_and_the_password_nobody_else() {
+        let config = ScyllaConfig {
+            nodes: Some(vec!["a:1".to_owned(), "b:2".to_owned()]),
+            keyspace: "orders".to_owned(),
+            datacenter: Some("east".to_owned()),
+            user: Some("anna".to_owned()),
+            password: Some("open sesame".into()),
+            tls: true,
+            ca_file: Some("/ca.pem".into()),
+            replication_factor: 2,
+            ..ScyllaConfig::default()
+        };
+        assert!(!format!("{config:?}").contains("sesame"));
+        let yaml = serde_saphyr::to_string(&config).unwrap();
+        assert!(!yaml.contains("sesame"), "{yaml}");
+        let cql = config.cql().unwrap();
+        assert_eq!(cql.contact_points, ["a:1", "b:2"]);
+        assert_eq!(cql.keyspace, "orders");
+        assert_eq!(cql.local_datacenter.as_deref(), Some("east"));
+        assert_eq!(cql.login.unwrap().password, "open sesame");
+        assert_eq!(cql.tls, CqlTls::CaFile("/ca.pem".into()));
+        assert_eq!(cql.replication, CqlReplication::Everywhere(2));
+    }
+}

@@ -1,0 +1,75 @@
+//! Ingestion: what takes requests in.
+
+use std::net::SocketAddr;
+
+use super::World;
+use crate::config::Config;
+use crate::ingestion::{Ingestion, IngestionConfig};
+use crate::shutdown::{Running, Stage};
+use crate::telemetry::announce;
+
+/// Starts the API and returns its address.
+pub(super) async fn start(
+    config: &Config,
+    world: &World,
+    running: &Running,
+) -> anyhow::Result<SocketAddr> {
+    let ingestion = Ingestion::start(
+        ingestion_config(config),
+        world.store.clone(),
+        world.kafka.clone(),
+        world.topics.clone(),
+        config.partitions,
+        world.workflows.clone(),
+    )
+    .await?;
+    let address = ingestion.address();
+    running.spawn(Stage::Ingestion, "ingestion", |stop| async move {
+        stop.cancelled().await;
+        ingestion.shutdown().await;
+        Ok(())
+    });
+    announce("http", address);
+    Ok(address)
+}
+
+fn ingestion_config(config: &Config) -> IngestionConfig {
+    let http = &config.http;
+    IngestionConfig {
+        listen: http.listen,
+        request_bytes_max: http.request_bytes_max.as_usize(),
+        batch_line_bytes_max: http.batch_line_bytes_max.as_usize(),
+        batch_lines_max: http.batch_lines_max,
+        header_bytes_max: http.header_bytes_max.as_usize(),
+        headers_max: http.headers_max,
+        body_bytes_max: http.body_bytes_max.as_usize(),
+        json_depth_max: http.json_depth_max,
+        connections_max: http.connections_max,
+        header_read_timeout: http.header_read_timeout,
+        body_read_timeout: http.body_read_timeout,
+        body_timeout: http.body_timeout,
+        idle_timeout: http.idle_timeout,
+        accept_timeout: http.accept_timeout,
+        producer_queue_records_max: http.producer_queue_records_max,
+        producer_queue_bytes_max: http.producer_queue_bytes_max.as_usize(),
+        recent_accepted_max: http.recent_accepted_max,
+        pending_reads_max: http.pending_reads_max,
+        pending_read_timeout: http.pending_read_timeout,
+        reply_to_prefixes: http.reply_to_prefixes.clone(),
+        event_streams_max: http.event_streams_max,
+        drain_timeout: http.drain_timeout,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ingestion_has_the_same_defaults_as_its_section_of_the_configuration() {
+        assert_eq!(
+            ingestion_config(&Config::default()),
+            IngestionConfig::default()
+        );
+    }
+}

@@ -1,0 +1,60 @@
+//! The scheduler: what turns requests into finished operations.
+
+use waybill_engine::PartitionId;
+
+use super::World;
+use crate::admin::Admin;
+use crate::config::{Config, Environment, partitions_of_this_process};
+use crate::scheduler::{Scheduler, SchedulerParts, SchedulerSettings};
+use crate::shutdown::{Running, Stage};
+
+/// Starts the scheduler of the partitions of this process.
+pub(super) fn start(
+    config: &Config,
+    environment: &Environment,
+    world: &World,
+    admin: &Admin,
+    running: &Running,
+) -> anyhow::Result<()> {
+    let own = partitions_of_this_process(config, environment)?;
+    let parts = SchedulerParts {
+        store: world.store.clone(),
+        kafka: world.kafka.clone(),
+        topics: world.topics.clone(),
+        workflows: world.workflows.clone(),
+    };
+    let scheduler = Scheduler::start(scheduler_settings(config, own), parts, admin)?;
+    admin.set_schedulers(scheduler.control());
+    let stop = scheduler.stopper();
+    running.push(
+        Stage::Scheduler,
+        "scheduler",
+        stop,
+        tokio::spawn(scheduler.ended()),
+    );
+    Ok(())
+}
+
+fn scheduler_settings(config: &Config, own: Vec<PartitionId>) -> SchedulerSettings {
+    let settings = &config.scheduler;
+    SchedulerSettings {
+        partitions: config.partitions,
+        step_partitions: config.kafka.step_partitions,
+        own,
+        in_flight_max: settings.in_flight_max,
+        in_flight_bytes_max: settings.in_flight_bytes_max.as_usize(),
+        hand_off_after: settings.hand_off_after,
+        retention: config.store.retention,
+        timeout_grace: settings.timeout_grace,
+        // Well before ingestion tells a caller to repeat.
+        fresh_for: config.http.accept_timeout / 2,
+        checkpoint_every: settings.checkpoint_every,
+        checkpoint_records: i64::try_from(settings.checkpoint_records).unwrap_or(i64::MAX),
+        lease: settings.lease,
+        lease_margin: settings.lease_margin,
+        drain: settings.drain,
+        decide_within: settings.decide_within,
+        tell_steps: settings.tell_steps,
+        reply_to_prefixes: config.http.reply_to_prefixes.clone(),
+    }
+}

@@ -1,0 +1,34 @@
+//! The supervisor: what sees to operations that failed or stand still.
+
+use super::World;
+use crate::config::Config;
+use crate::shutdown::{Running, Stage};
+use crate::supervisor::{self, SupervisorParts, SupervisorSettings};
+
+/// Starts the supervisor.
+pub(super) fn start(config: &Config, world: &World, running: &Running) {
+    let parts = SupervisorParts {
+        store: world.store.clone(),
+        kafka: world.kafka.clone(),
+        topics: world.topics.clone(),
+        workflows: world.workflows.clone(),
+    };
+    let settings = supervisor_settings(config);
+    running.spawn(Stage::Scheduler, "supervisor", move |stop| {
+        supervisor::run(settings, parts, stop)
+    });
+}
+
+fn supervisor_settings(config: &Config) -> SupervisorSettings {
+    let settings = &config.supervisor;
+    SupervisorSettings {
+        partitions: config.partitions,
+        interval: settings.interval,
+        timeout_grace: config.scheduler.timeout_grace,
+        recoveries_per_second_max: settings.recoveries_per_second_max,
+        lease: settings.lease,
+        lease_margin: config.scheduler.lease_margin,
+        scheduler_lease: config.scheduler.lease,
+        clock_skew: settings.clock_skew,
+    }
+}
