@@ -16,7 +16,7 @@ use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer};
 use waybill_messages::Topics;
 use waybill_store::Checkpoint;
 
-use self::ends::EndsReader;
+pub(super) use self::ends::EndsReader;
 use self::poller::{Order, Poller};
 use super::credit::Credit;
 use super::input::{Generation, Inputs, LogEnds};

@@ -308,9 +308,15 @@ fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, Strin
              the checkpoint was taken on"
         ));
     }
-    // Replies can be derived again, for every running step of a live operation is asked for anew;
-    // and of a supervisor's recoveries, too, for what is due stays due.
+    // Replies can be derived again, for every running step of a live operation is asked for anew.
     let replies = checkpoint.replies.clamp(ends.replies.0, ends.replies.1);
+    // Recoveries cannot: whoever asked for one counts on it. A log that ends before the checkpoint
+    // is another one, and all of it is new. (Of what is not, nothing applies twice.)
+    let (first_recovery, recoveries_end) = ends.recoveries;
+    let recoveries = match checkpoint.recoveries {
+        beyond if beyond > recoveries_end => first_recovery,
+        next => next.max(first_recovery),
+    };
     let below = Offset(requests.0 - 1);
     let verify = checkpoint
         .requests_fingerprint
@@ -320,9 +326,7 @@ fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, Strin
         requests,
         verify,
         replies,
-        recoveries: checkpoint
-            .recoveries
-            .clamp(ends.recoveries.0, ends.recoveries.1),
+        recoveries,
     })
 }
 
@@ -404,5 +408,19 @@ mod tests {
     fn replies_that_were_lost_with_the_machine_do_not_stop_a_partition() {
         let start = start_offsets(&held(3, 50, 900), logs((0, 60), (100, 300))).unwrap();
         assert_eq!(start.replies, Offset(300));
+    }
+
+    #[test]
+    fn recoveries_of_a_log_that_was_made_anew_are_all_read() {
+        let recoveries_from = |checkpoint, first, end| {
+            let mut held = held(3, 50, 0);
+            held.row.checkpoint.recoveries = Offset(checkpoint);
+            let mut ends = logs((0, 60), (0, 0));
+            ends.recoveries = (Offset(first), Offset(end));
+            start_offsets(&held, ends).unwrap().recoveries.0
+        };
+        assert_eq!(recoveries_from(7, 0, 9), 7);
+        assert_eq!(recoveries_from(7, 8, 9), 8, "retention took what was done");
+        assert_eq!(recoveries_from(7, 0, 5), 0);
     }
 }
