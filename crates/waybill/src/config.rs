@@ -16,6 +16,7 @@ mod environment;
 mod file;
 mod identity;
 mod kafka;
+mod owners;
 mod sections;
 mod units;
 mod validate;
@@ -34,6 +35,7 @@ pub use file::FileError;
 pub(crate) use file::read_document;
 pub use identity::{IdentityError, PartitionChoice, partitions_of_this_process};
 pub use kafka::{KafkaConfig, Properties};
+pub use owners::{OwnerEmailConfig, OwnersConfig};
 pub use sections::{
     AdminConfig, AgentsConfig, BrokerConfig, HttpConfig, LogFormat, SchedulerConfig,
     ServicesConfig, StoreConfig, SupervisorConfig, TelemetryConfig, WorkflowsConfig,

@@ -6,6 +6,7 @@
 mod agents;
 mod alerts;
 mod embedded;
+mod instance;
 mod pipeline;
 mod samples;
 mod topics;

@@ -8,7 +8,7 @@ use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_store::{EmbeddedConfig, EmbeddedStore, Store};
 
-use super::{topic_names, trim};
+use super::{instance, topic_names, trim};
 use crate::admin::Admin;
 use crate::config::{Config, Environment, partitions_of_this_process};
 use crate::ingestion::{Ingestion, IngestionConfig};
@@ -16,6 +16,9 @@ use crate::scheduler::{Scheduler, SchedulerParts, SchedulerSettings};
 use crate::shutdown::{Running, Stage};
 use crate::supervisor::{self, SupervisorParts, SupervisorSettings};
 use crate::telemetry::announce;
+
+/// Where in the data directory supervisors find their names.
+const SUPERVISORS_DIR: &str = "supervisor";
 
 /// Opens the store, starts scheduler and ingestion, and returns the API's address.
 pub(super) async fn start(
@@ -53,9 +56,15 @@ pub(super) async fn start(
             topics: topic_names(config),
             workflows: workflows.clone(),
         };
-        let settings = supervisor_settings(config);
-        running.spawn(Stage::Scheduler, "supervisor", move |stop| {
-            supervisor::run(settings, parts, stop)
+        let place = instance::place(config, SUPERVISORS_DIR);
+        let settings = SupervisorSettings {
+            instance_id: place.as_ref().map(|place| place.id().to_owned()),
+            ..supervisor_settings(config)
+        };
+        running.spawn(Stage::Scheduler, "supervisor", move |stop| async move {
+            // The name is this process's for as long as the supervisor uses it.
+            let _place = place;
+            supervisor::run(settings, parts, stop).await
         });
     }
 
@@ -127,6 +136,7 @@ fn ingestion_config(config: &Config) -> IngestionConfig {
         pending_reads_max: http.pending_reads_max,
         pending_read_timeout: http.pending_read_timeout,
         reply_to_prefixes: http.reply_to_prefixes.clone(),
+        contacts: config.alerts.owners.contact_rules(),
         event_streams_max: http.event_streams_max,
         drain_timeout: http.drain_timeout,
     }
@@ -143,6 +153,7 @@ fn supervisor_settings(config: &Config) -> SupervisorSettings {
         lease_margin: config.scheduler.lease_margin,
         scheduler_lease: config.scheduler.lease,
         clock_skew: settings.clock_skew,
+        instance_id: None,
     }
 }
 

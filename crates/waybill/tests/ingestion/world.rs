@@ -257,6 +257,7 @@ impl<C> World<C> {
             created_at: request.requested_at,
             traceparent: None,
             resubmission_of: None,
+            notify: request.notify.clone(),
         };
         let updated_at = Timestamp(request.requested_at.0 + 1);
         self.write(RowWrite {
@@ -340,6 +341,7 @@ pub fn row(id: OperationId, workflow: &str, state: ProcessState) -> RowWrite {
         created_at: Timestamp(2),
         traceparent: None,
         resubmission_of: None,
+        notify: Vec::new(),
     };
     RowWrite {
         created: Some(Arc::new(created)),

@@ -28,6 +28,7 @@ pub fn row(state: ProcessState, steps: &[&str]) -> OperationRow {
         created_at: Timestamp(1),
         traceparent: None,
         resubmission_of: None,
+        notify: Vec::new(),
     };
     OperationRow {
         id: OperationId(Uuid::from_u128(7)),
