@@ -119,17 +119,20 @@ async fn one_who_cannot_be_reached_holds_up_nobody() {
 
 #[tokio::test]
 async fn what_is_given_up_is_counted_and_no_log_line_names_the_contact() {
+    const CLARA: &str = "mailto:clara@example.org";
+    const DORA: &str = "mailto:dora@example.net";
     let (metrics, _guard) = measured();
     let lines = Lines::default();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::TRACE)
+    // For the whole process: what another test's thread comes by first is not known to a subscriber
+    // of one thread. Nobody else tells these two.
+    tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::DEBUG)
         .with_writer(lines.clone())
-        .finish();
-    let _logged = tracing::subscriber::set_default(subscriber);
+        .init();
     let log = Log::start().await;
     let mail = SmtpServer::that_answers([
-        ("anna@example.org", vec!["550 <anna@example.org> is gone"]),
-        ("ben@example.net", vec!["451 ben@example.net is busy"; 2]),
+        ("clara@example.org", vec!["550 <clara@example.org> is gone"]),
+        ("dora@example.net", vec!["451 dora@example.net is busy"; 2]),
     ])
     .await;
     let config = AlertsConfig {
@@ -146,7 +149,13 @@ async fn what_is_given_up_is_counted_and_no_log_line_names_the_contact() {
     let following = follow(&log, &config);
     // The last one is past the limit, and two may not be told at all: their requests have passed no
     // ingestion.
-    let all = [ANNA, BEN, ANNA, "mailto:anna@elsewhere.org", "mailto:anna"];
+    let all = [
+        CLARA,
+        DORA,
+        CLARA,
+        "mailto:clara@elsewhere.org",
+        "mailto:clara",
+    ];
     for contact in all {
         send(&log, &notice(ProcessState::Error, &[contact])).await;
     }
@@ -161,6 +170,7 @@ async fn what_is_given_up_is_counted_and_no_log_line_names_the_contact() {
 
     let text = lines.text();
     for part in [
+        "a message is not delivered yet",
         "refused: the server answered 550",
         "given up after 2 attempts: the server answered 451",
         "an owner may not be told",
@@ -168,7 +178,7 @@ async fn what_is_given_up_is_counted_and_no_log_line_names_the_contact() {
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }
-    for secret in ["anna", "ben@", "ben%40"] {
+    for secret in ["clara", "dora@", "dora%40"] {
         assert!(!text.to_lowercase().contains(secret), "{secret}\n{text}");
     }
 }

@@ -3,7 +3,6 @@
 mod ops;
 
 use serde_json::{Value, json};
-use utoipa::{PartialSchema as _, ToSchema};
 use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathItemBuilder,
@@ -16,6 +15,7 @@ use utoipa::openapi::{
     ObjectBuilder, OpenApiBuilder, PathsBuilder, Ref, RefOr, Required, Response, ResponseBuilder,
     Schema,
 };
+use utoipa::{PartialSchema as _, ToSchema};
 use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::Contact;
 
