@@ -70,7 +70,7 @@ impl InstancePlace {
             match file.try_lock() {
                 Ok(()) => {
                     let name = name_in(&mut file).map_err(failed(&path))?;
-                    let id = format!("waybill-agents-{}{}", host_prefix(), name.simple());
+                    let id = format!("waybill-{}{}", host_prefix(), name.simple());
                     return Ok(Self { id, _file: file });
                 }
                 Err(TryLockError::WouldBlock) => {}

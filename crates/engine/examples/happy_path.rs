@@ -150,6 +150,7 @@ fn request(number: u64, now: Timestamp) -> Event {
             requested_at: now,
             traceparent: None,
             resubmission_of: None,
+            notify: Vec::new(),
         }),
     }
 }

@@ -10,6 +10,7 @@
 //! never passes unfinished work, and the same events in the same order give the same commands.
 
 mod advance;
+mod contact;
 mod definition;
 mod gate;
 mod id;
@@ -24,6 +25,7 @@ mod time;
 mod tracker;
 mod workflow;
 
+pub use contact::Contact;
 pub use definition::{
     Backoff, CancelPolicy, CompensationDefinition, Condition, DurationError, Exhausted,
     StepDefinition, StepKind, WorkflowDefinition, parse_duration,
@@ -41,8 +43,8 @@ pub use partitioner::{murmur2, partition_for};
 pub use preview::{Asked, refusal};
 pub use record::{
     Action, AlertKind, AmendRequest, Amendment, AttemptSeen, CreateRequest, FailedOperation,
-    IdOrigin, OperationRequest, OperationStatus, OperatorAlert, Outcome, Outputs, Position,
-    Recovery, RecoveryVerb, Source, StatusKind, StepReply, StepRequest,
+    IdOrigin, OperationRequest, OperationStatus, OperatorAlert, Outcome, Outputs, OwnerNotice,
+    Position, Recovery, RecoveryVerb, Source, StatusKind, StepReply, StepRequest,
 };
 pub use supervision::Supervision;
 pub use time::{Stamp, Timestamp};

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use uuid::Uuid;
 
+use crate::contact::Contact;
 use crate::id::{Attempt, Epoch, OperationId, OwnerId};
 use crate::partition::Ownership;
 use crate::record::{Action, Outputs, Position};
@@ -282,6 +283,8 @@ pub struct Created {
     pub traceparent: Option<Arc<str>>,
     /// The operation that this one runs again, if an operator resubmitted it as a new one.
     pub resubmission_of: Option<OperationId>,
+    /// Who is told how it ended.
+    pub notify: Vec<Contact>,
 }
 
 /// The part of an operation that changes.

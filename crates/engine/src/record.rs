@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::contact::Contact;
 use crate::id::{Attempt, Epoch, Offset, OperationId, PartitionId};
 use crate::operation::{ProcessState, RequestHash, StepError, StepState};
 use crate::time::Timestamp;
@@ -68,6 +69,8 @@ pub struct CreateRequest {
     pub traceparent: Option<String>,
     /// The operation that this one runs again, if an operator resubmitted it as a new one.
     pub resubmission_of: Option<OperationId>,
+    /// Who is told how it ended; at most [`Contact::COUNT_MAX`].
+    pub notify: Vec<Contact>,
 }
 
 /// A record on `operation-requests`: what a caller asks for.
@@ -435,6 +438,28 @@ pub struct FailedOperation {
     pub requested_at: Timestamp,
     /// When it failed for good.
     pub failed_at: Timestamp,
+}
+
+/// A record on `owner-notices`: who asked to be told of an operation is to hear how it ended, or
+/// that it waits for a person.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OwnerNotice {
+    /// Stable: the same however often the record is sent.
+    pub event_id: Uuid,
+    /// The operation.
+    pub operation: OperationId,
+    /// The id that the caller knows it by.
+    pub caller_id: Option<String>,
+    /// Its workflow's name.
+    pub workflow: String,
+    /// Its tenant.
+    pub tenant: String,
+    /// The state that it has come to.
+    pub state: ProcessState,
+    /// Who is to be told.
+    pub contacts: Vec<Contact>,
+    /// When the state was reached.
+    pub at: Timestamp,
 }
 
 /// A record on `operator-alerts`: something that needs a person.

@@ -32,6 +32,7 @@ fn main() {
             requested_at: Timestamp(1_760_000_000_000_000),
             traceparent: None,
             resubmission_of: None,
+            notify: Vec::new(),
         }),
     );
     measure(

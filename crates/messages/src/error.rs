@@ -36,6 +36,18 @@ pub enum EncodeError {
         /// The largest size.
         bytes_max: usize,
     },
+    /// More values than are kept.
+    #[error("{field} of the {record} has {values} values, more than {values_max}")]
+    TooMany {
+        /// The record's schema name.
+        record: &'static str,
+        /// The field.
+        field: &'static str,
+        /// How many.
+        values: usize,
+        /// The most.
+        values_max: usize,
+    },
     /// The Avro library refused the value.
     #[error("the {record} cannot be encoded: {cause}")]
     Avro {
@@ -135,6 +147,18 @@ pub enum DecodeError {
         bytes: usize,
         /// The largest size.
         bytes_max: usize,
+    },
+    /// More values than are kept.
+    #[error("{field} of the {record} has {values} values, more than {values_max}")]
+    TooMany {
+        /// The record that was expected.
+        record: &'static str,
+        /// The field.
+        field: &'static str,
+        /// How many.
+        values: usize,
+        /// The most.
+        values_max: usize,
     },
     /// A record of this kind needs a field that it does not have.
     #[error("the {record} has no {field}, which its kind needs")]

@@ -13,7 +13,8 @@
 //!   its registry id, and resolved to the current one. What cannot be found is an error that says
 //!   what is missing, never a guess.
 //! * **What a row keeps is bounded**: a reason longer than [`REASON_BYTES_MAX`], or a name longer than
-//!   [`ASKED_BY_BYTES_MAX`], is neither written nor read.
+//!   [`ASKED_BY_BYTES_MAX`], is neither written nor read; nor are more or longer contacts than a
+//!   [`Contact`](waybill_engine::Contact) allows.
 //! * **Every released version stays readable.** The copies under `schemas/released/` are part of
 //!   the decoders, and a test holds them to it.
 //!
@@ -27,6 +28,7 @@ pub mod headers;
 mod operation_request;
 mod operation_status;
 mod operator_alert;
+mod owner_notice;
 mod record;
 mod recovery;
 mod step_reply;

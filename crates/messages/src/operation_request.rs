@@ -19,6 +19,7 @@ pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     &[
         include_str!("../../../schemas/released/operation-request/v1.avsc"),
         include_str!("../../../schemas/released/operation-request/v2.avsc"),
+        include_str!("../../../schemas/released/operation-request/v3.avsc"),
     ],
 );
 
@@ -84,6 +85,7 @@ struct Out<'a> {
     requested_at: i64,
     amendment: Option<AmendmentOut<'a>>,
     resubmission_of: Option<Id>,
+    notify: Vec<&'a str>,
 }
 
 #[derive(Deserialize)]
@@ -104,6 +106,7 @@ struct In {
     requested_at: i64,
     amendment: Option<AmendmentIn>,
     resubmission_of: Option<Id>,
+    notify: Vec<String>,
 }
 
 impl Record for OperationRequest {
@@ -115,7 +118,7 @@ impl Record for OperationRequest {
 
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let wire = match self {
-            Self::Create(request) => created(request),
+            Self::Create(request) => created(request)?,
             Self::Amend(request) => amended(request)?,
         };
         CODEC.encode(&wire, out)
@@ -125,7 +128,7 @@ impl Record for OperationRequest {
         let wire: In = CODEC.decode(bytes, schemas)?;
         match wire.kind {
             RequestKind::Unknown => FIELDS.known("kind", None),
-            RequestKind::Create => Ok(Self::Create(wire.create())),
+            RequestKind::Create => wire.create().map(Self::Create),
             RequestKind::Cancel => wire.amend(|workflow, _, _| Amendment::Cancel { workflow }),
             RequestKind::Reschedule => wire.amend(|_, fields, deadline| Amendment::Reschedule {
                 fields: fields.unwrap_or_else(|| NO_FIELDS.to_vec()),
@@ -141,11 +144,11 @@ impl Record for OperationRequest {
 ///
 /// As [`Record::encode`].
 pub fn encode_create(request: &CreateRequest, out: &mut Vec<u8>) -> Result<(), EncodeError> {
-    CODEC.encode(&created(request), out)
+    CODEC.encode(&created(request)?, out)
 }
 
-fn created(request: &CreateRequest) -> Out<'_> {
-    Out {
+fn created(request: &CreateRequest) -> Result<Out<'_>, EncodeError> {
+    Ok(Out {
         kind: RequestKind::Create,
         operation: Id(request.operation.0),
         id_origin: match request.id_origin {
@@ -162,7 +165,8 @@ fn created(request: &CreateRequest) -> Out<'_> {
         requested_at: request.requested_at.as_micros(),
         amendment: None,
         resubmission_of: request.resubmission_of.map(|operation| Id(operation.0)),
-    }
+        notify: FIELDS.contacts("notify", &request.notify)?,
+    })
 }
 
 fn amended(request: &AmendRequest) -> Result<Out<'_>, EncodeError> {
@@ -191,12 +195,13 @@ fn amended(request: &AmendRequest) -> Result<Out<'_>, EncodeError> {
             deadline: deadline.map(Timestamp::as_micros),
         }),
         resubmission_of: None,
+        notify: Vec::new(),
     })
 }
 
 impl In {
-    fn create(self) -> CreateRequest {
-        CreateRequest {
+    fn create(self) -> Result<CreateRequest, DecodeError> {
+        Ok(CreateRequest {
             operation: OperationId(self.operation.0),
             id_origin: match self.id_origin {
                 WireIdOrigin::Caller => IdOrigin::Caller,
@@ -214,7 +219,8 @@ impl In {
             resubmission_of: self
                 .resubmission_of
                 .map(|operation| OperationId(operation.0)),
-        }
+            notify: FIELDS.contacts_to_keep("notify", self.notify)?,
+        })
     }
 
     /// The request whose amendment is `what` makes of workflow, fields and deadline.

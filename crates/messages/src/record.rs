@@ -30,7 +30,7 @@ impl RecordSchema {
 }
 
 /// Every record's schema.
-pub const RECORD_SCHEMAS: [RecordSchema; 7] = [
+pub const RECORD_SCHEMAS: [RecordSchema; 8] = [
     crate::operation_request::SCHEMA,
     crate::step_request::SCHEMA,
     crate::step_reply::SCHEMA,
@@ -38,6 +38,7 @@ pub const RECORD_SCHEMAS: [RecordSchema; 7] = [
     crate::operation_status::SCHEMA,
     crate::recovery::SCHEMA,
     crate::operator_alert::SCHEMA,
+    crate::owner_notice::SCHEMA,
 ];
 
 /// The longest reason that a request or a recovery may give, in bytes. It is kept in the

@@ -10,6 +10,7 @@ pub struct Topics {
     operation_status: String,
     recovery: String,
     operator_alerts: String,
+    owner_notices: String,
 }
 
 impl Topics {
@@ -24,6 +25,7 @@ impl Topics {
             operation_status: format!("{prefix}.operation-status.v1"),
             recovery: format!("{prefix}.recovery.v1"),
             operator_alerts: format!("{prefix}.operator-alerts.v1"),
+            owner_notices: format!("{prefix}.owner-notices.v1"),
         }
     }
 
@@ -75,6 +77,12 @@ impl Topics {
         &self.operator_alerts
     }
 
+    /// What those hear who asked to be told of an operation.
+    #[must_use]
+    pub fn owner_notices(&self) -> &str {
+        &self.owner_notices
+    }
+
     /// Where poison records of a topic go.
     #[must_use]
     pub fn dead_letter(topic: &str) -> String {
@@ -110,6 +118,7 @@ mod tests {
         assert_eq!(topics.operation_status(), "waybill.operation-status.v1");
         assert_eq!(topics.recovery(), "waybill.recovery.v1");
         assert_eq!(topics.operator_alerts(), "waybill.operator-alerts.v1");
+        assert_eq!(topics.owner_notices(), "waybill.owner-notices.v1");
         assert_eq!(
             Topics::dead_letter(topics.requests()),
             "dlq.waybill.operation-requests.v1"

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde::{Deserialize as DeserializeDerive, Serialize, Serializer};
 use uuid::Uuid;
-use waybill_engine::{Action, ProcessState, StepError, StepState};
+use waybill_engine::{Action, Contact, ProcessState, StepError, StepState};
 
 use crate::error::{DecodeError, EncodeError};
 
@@ -382,6 +382,50 @@ impl Fields {
             bytes: text.len(),
             bytes_max,
         })
+    }
+
+    /// Contacts, which are kept in the operation's row, on their way out.
+    pub(crate) fn contacts<'a>(
+        self,
+        field: &'static str,
+        contacts: &'a [Contact],
+    ) -> Result<Vec<&'a str>, EncodeError> {
+        if contacts.len() > Contact::COUNT_MAX {
+            return Err(EncodeError::TooMany {
+                record: self.0,
+                field,
+                values: contacts.len(),
+                values_max: Contact::COUNT_MAX,
+            });
+        }
+        let uris = contacts.iter().map(Contact::reveal);
+        uris.map(|uri| self.kept(field, uri, Contact::BYTES_MAX))
+            .collect()
+    }
+
+    /// The same on their way in.
+    pub(crate) fn contacts_to_keep(
+        self,
+        field: &'static str,
+        uris: Vec<String>,
+    ) -> Result<Vec<Contact>, DecodeError> {
+        if uris.len() > Contact::COUNT_MAX {
+            return Err(DecodeError::TooMany {
+                record: self.0,
+                field,
+                values: uris.len(),
+                values_max: Contact::COUNT_MAX,
+            });
+        }
+        let uris = uris.into_iter();
+        uris.map(|uri| {
+            Ok(Contact::new(self.to_keep(
+                field,
+                uri,
+                Contact::BYTES_MAX,
+            )?))
+        })
+        .collect()
     }
 
     /// A field that only some kinds of the record need, and this one does.

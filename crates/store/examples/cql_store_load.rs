@@ -177,6 +177,7 @@ fn write(id: OperationId, stamp: i64) -> RowWrite {
         created_at: Timestamp(0),
         traceparent: Some("y".repeat(400).into()),
         resubmission_of: None,
+        notify: Vec::new(),
     };
     RowWrite {
         id,

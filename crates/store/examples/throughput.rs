@@ -136,6 +136,7 @@ fn created(id: OperationId) -> Arc<Created> {
         created_at: Timestamp(1_700_000_000_000_000),
         traceparent: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into()),
         resubmission_of: None,
+        notify: Vec::new(),
     })
 }
 

@@ -8,10 +8,10 @@
 //! broken body is not trusted, since a wrong one that is too high would keep every later write out.
 //!
 //! ```text
-//! state    format u8 = 2 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState
-//! created  format u8 = 2 · stamp i64 · Created
-//! lease    format u8 = 2 · Lease
-//! cursor   format u8 = 2 · bucket i64
+//! state    format u8 = 3 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState
+//! created  format u8 = 3 · stamp i64 · Created
+//! lease    format u8 = 3 · Lease
+//! cursor   format u8 = 3 · bucket i64
 //! ```
 //!
 //! Where the database itself keeps stamp and expiry of a value (CQL), it is written bare:
@@ -31,7 +31,7 @@ use crate::due::DueBucket;
 use crate::lease::Lease;
 
 /// The format that this program writes, and the only one that it reads.
-const FORMAT: u8 = 2;
+const FORMAT: u8 = 3;
 
 /// The expiry of a row that is kept for good.
 const NEVER: Timestamp = Timestamp(i64::MAX);

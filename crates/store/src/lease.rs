@@ -55,8 +55,8 @@ impl fmt::Display for LeaseKey {
 
 /// The offsets below which every record of a partition is done, on each of its three topics.
 ///
-/// The fingerprints are of the last record below each offset, for the next owner to see whether the
-/// topic is still the same; `None` at a log's start and where none is taken.
+/// The fingerprint tells the next owner whether the topic of requests is still the same. The others
+/// need none: replies can be derived again, and a recovery that is read twice applies once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Checkpoint {
     /// On `operation-requests`.
@@ -65,12 +65,8 @@ pub struct Checkpoint {
     pub replies: Offset,
     /// On `recovery`.
     pub recoveries: Offset,
-    /// Of the last request record below `requests`.
+    /// Of the last request record below `requests`; `None` at the log's start.
     pub requests_fingerprint: Option<u64>,
-    /// Of the last reply record below `replies`.
-    pub replies_fingerprint: Option<u64>,
-    /// Of the last recovery record below `recoveries`.
-    pub recoveries_fingerprint: Option<u64>,
 }
 
 /// A lease: who owns a partition or shard, until when, and how far it has got. A supervisor leaves

@@ -16,6 +16,7 @@ mod environment;
 mod file;
 mod identity;
 mod kafka;
+mod owners;
 mod scylla;
 mod sections;
 mod units;
@@ -35,6 +36,7 @@ pub use file::FileError;
 pub(crate) use file::read_document;
 pub use identity::{IdentityError, PartitionChoice, partitions_of_this_process};
 pub use kafka::{KafkaConfig, Properties};
+pub use owners::{OwnerEmailConfig, OwnersConfig};
 pub use scylla::ScyllaConfig;
 pub use sections::{
     AdminConfig, AgentsConfig, BrokerConfig, HttpConfig, LogFormat, SchedulerConfig,

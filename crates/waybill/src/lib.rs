@@ -4,7 +4,7 @@
 //! so that tests drive the same code in process. The modules split by responsibility: [`cli`] and
 //! [`config`] say what is wanted, [`roles`] wires it, [`ingestion`], [`scheduler`] and
 //! [`supervisor`] do the work,
-//! [`admin`] and [`telemetry`] show it, [`alerts`] tells people, and [`shutdown`] ends it in order.
+//! [`admin`] and [`telemetry`] show it, [`alerts`] tells people, [`contact`] says whom it may tell, and [`shutdown`] ends it in order.
 //!
 //! Deliberately absent: any decision about an operation. Those are the engine's.
 
@@ -14,6 +14,7 @@ mod chain;
 pub mod cli;
 mod clock;
 pub mod config;
+pub mod contact;
 pub mod ingestion;
 mod limits;
 pub mod roles;

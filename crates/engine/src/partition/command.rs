@@ -10,7 +10,9 @@ use std::time::Duration;
 use crate::id::{BatchNumber, Offset, OperationId, PartitionId};
 use crate::operation::{Created, OperationState};
 use crate::partition::event::ForwardRecord;
-use crate::record::{FailedOperation, OperationStatus, OperatorAlert, Source, StepRequest};
+use crate::record::{
+    FailedOperation, OperationStatus, OperatorAlert, OwnerNotice, Source, StepRequest,
+};
 use crate::time::{Stamp, Timestamp};
 
 /// Commands that are executed as one: durable together, then sent, then settled.
@@ -75,6 +77,8 @@ pub enum Message {
     Failed(Box<FailedOperation>),
     /// To `operator-alerts`.
     Alert(Box<OperatorAlert>),
+    /// To `owner-notices`.
+    Owner(Box<OwnerNotice>),
     /// Back to its own topic, to the partition that its operation belongs to, marked.
     Home {
         /// The topic that it was read from.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::advance::{Advance, Patience, next_due};
+use crate::contact::Contact;
 use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
 use crate::operation::{
@@ -156,6 +157,7 @@ impl Live {
             created_at: now,
             traceparent: request.traceparent.map(Into::into),
             resubmission_of: request.resubmission_of,
+            notify: request.notify,
         };
         let state = OperationState::new(ownership, created.step_names.len(), now);
         Self {
@@ -437,8 +439,11 @@ fn weight(created: &Created, state: &OperationState) -> usize {
         let texts = entry.by.len() + entry.verb.len() + entry.reason.len();
         size_of::<HistoryEntry>() + texts
     });
+    let contacts = created.notify.iter();
+    let contacts = contacts.map(|contact| size_of::<Contact>() + contact.reveal().len());
     OPERATION_BYTES
         + created.input.len()
+        + contacts.sum::<usize>()
         + amended.map_or(0, |input| input.len())
         + steps.chain(history).sum::<usize>()
 }

@@ -15,7 +15,7 @@ use crate::partition::config::Ownership;
 use crate::partition::live::{Live, Pending, is_told};
 use crate::record::{
     AlertKind, AmendRequest, Amendment, CreateRequest, FailedOperation, OperationStatus,
-    OperatorAlert, Position, StatusKind, StepRequest,
+    OperatorAlert, OwnerNotice, Position, StatusKind, StepRequest,
 };
 use crate::time::Timestamp;
 use crate::workflow::Workflow;
@@ -46,6 +46,7 @@ pub(super) fn add(live: &Live, pending: Pending, ownership: &Ownership, sends: &
     if pending.announce {
         sends.extend(parked_alert(live).map(Command::Send));
         sends.push(Command::Send(final_status(live)));
+        sends.extend(owner_notice(live).map(Command::Send));
     }
     if let Some(workflow) = live.workflow.as_deref() {
         let asked = pending.ask.iter();
@@ -113,6 +114,25 @@ fn status(live: &Live, kind: StatusKind, sequence: u32, at: Timestamp) -> Operat
 fn final_status(live: &Live) -> Message {
     let (sequence, at) = (live.state.sequence, live.state.updated_at);
     Message::Status(Box::new(status(live, StatusKind::Final, sequence, at)))
+}
+
+/// What whoever asked to be told of the operation hears of its end; `None` if nobody asked. Its event
+/// is the end that the status record has the number of.
+fn owner_notice(live: &Live) -> Option<Message> {
+    let (created, state) = (&live.created, &live.state);
+    if created.notify.is_empty() {
+        return None;
+    }
+    Some(Message::Owner(Box::new(OwnerNotice {
+        event_id: live.id.event_id(&format!("owner-{}", state.sequence)),
+        operation: live.id,
+        caller_id: created.caller_id.clone(),
+        workflow: created.workflow.to_string(),
+        tenant: created.tenant.to_string(),
+        state: state.state,
+        contacts: created.notify.clone(),
+        at: state.updated_at,
+    })))
 }
 
 fn received(live: &Live) -> Message {

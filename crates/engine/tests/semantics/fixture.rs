@@ -46,6 +46,7 @@ pub fn request(operation: OperationId) -> CreateRequest {
         requested_at: T0 - ms(3),
         traceparent: Some("00-1-1-01".to_owned()),
         resubmission_of: None,
+        notify: Vec::new(),
     }
 }
 
@@ -392,6 +393,7 @@ fn tell(command: &Command) -> String {
             let error = alert.error.as_ref().map_or("", |error| &error.code);
             format!("alert {} {error}", alert.kind.as_str())
         }
+        Command::Send(Message::Owner(notice)) => format!("owner {}", notice.state.as_str()),
         Command::Send(Message::Failed(failed)) => format!("failed {}", failed.error.code),
         Command::Send(Message::Home { partition, .. }) => format!("home {partition}"),
         Command::Send(Message::DeadLetter { offset, .. }) => format!("dead letter {offset}"),

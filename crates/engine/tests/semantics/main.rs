@@ -4,5 +4,6 @@ mod creating;
 mod fixture;
 mod keeping;
 mod limits;
+mod owners;
 mod table;
 mod undoing;

@@ -23,11 +23,12 @@ pub enum Bug {
     TimeOutBeforeInboxIsRead,
     LoseFailedRecord,
     LoseAlert,
+    LoseOwnerNotice,
     LoseTombstone,
 }
 
 impl Bug {
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::CheckpointEarly,
         Self::SendBeforePersist,
         Self::SettleBeforeAcknowledged,
@@ -47,6 +48,7 @@ impl Bug {
         Self::TimeOutBeforeInboxIsRead,
         Self::LoseFailedRecord,
         Self::LoseAlert,
+        Self::LoseOwnerNotice,
         Self::LoseTombstone,
     ];
 
@@ -90,6 +92,7 @@ impl Bug {
                 "The record of a failed operation is not waited for, and lost in a crash"
             }
             Self::LoseAlert => "An alert is not waited for, and lost in a crash",
+            Self::LoseOwnerNotice => "A notice to an owner is not waited for, and lost in a crash",
             Self::LoseTombstone => "A cancel that comes before its create leaves no row",
         }
     }

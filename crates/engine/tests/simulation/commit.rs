@@ -371,7 +371,8 @@ impl Run {
         match (message, self.bug) {
             (_, Some(Bug::SettleBeforeAcknowledged))
             | (Message::Failed(_), Some(Bug::LoseFailedRecord))
-            | (Message::Alert(_), Some(Bug::LoseAlert)) => false,
+            | (Message::Alert(_), Some(Bug::LoseAlert))
+            | (Message::Owner(_), Some(Bug::LoseOwnerNotice)) => false,
             (_, _) => true,
         }
     }
@@ -391,6 +392,7 @@ impl Run {
             Message::Status(status) => self.take_status(*status),
             Message::Failed(failed) => self.take_failed(partition, *failed),
             Message::Alert(alert) => self.take_alert(*alert),
+            Message::Owner(notice) => self.take_owner_notice(*notice),
             Message::Home {
                 source,
                 partition,

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 use waybill_engine::{
     AlertKind, Amendment, Attempt, Batch, Command, FailedOperation, OperationId, OperationRequest,
-    OperationRow, OperationStatus, OperatorAlert, ProcessState, Recovery, RecoveryVerb,
-    RequestHash, Stamp, StatusKind, StepReply, StepRequest, StepState, Timestamp,
+    OperationRow, OperationStatus, OperatorAlert, OwnerNotice, ProcessState, Recovery,
+    RecoveryVerb, RequestHash, Stamp, StatusKind, StepReply, StepRequest, StepState, Timestamp,
 };
 
 use crate::agents::describe;
@@ -16,7 +16,7 @@ use crate::history::Rule;
 use crate::run::Run;
 use crate::seen::Sight;
 use crate::store::Checkpoint;
-use crate::workload::Record;
+use crate::workload::{Record, contacts_of};
 
 mod end;
 mod rows;
@@ -65,6 +65,7 @@ pub struct Judge {
     statuses: BTreeMap<Uuid, OperationStatus>,
     failed: BTreeMap<Uuid, FailedOperation>,
     alerts: BTreeMap<Uuid, OperatorAlert>,
+    notices: BTreeMap<Uuid, OwnerNotice>,
     /// Requests that were sent home: partition and offset.
     pub sent_home: Vec<(usize, usize)>,
     /// Requests on the dead-letter topic: partition and offset.
@@ -277,6 +278,33 @@ impl Run {
             Some(_) => {}
             None => {
                 self.judge.alerts.insert(alert.event_id, alert);
+            }
+        }
+    }
+
+    /// An owner is told of an end that a row has had, and only where the request asked for that.
+    pub fn take_owner_notice(&mut self, notice: OwnerNotice) {
+        let id = notice.operation;
+        self.note(id, || format!("owner: {:?}", notice.state));
+        let mut ends = self.judge.finals.range((id, 0, "")..);
+        let is_an_end =
+            ends.by_ref()
+                .take_while(|(of, _, _)| *of == id)
+                .any(|(_, sequence, state)| {
+                    *state == notice.state.as_str()
+                        && id.event_id(&format!("owner-{sequence}")) == notice.event_id
+                });
+        if !is_an_end || notice.contacts != contacts_of(id) {
+            self.fail(Rule::MessageBeforeRow, id, || format!("{notice:?}"));
+        }
+        match self.judge.notices.get(&notice.event_id) {
+            Some(before) if *before != notice => {
+                let before = before.clone();
+                self.fail(Rule::TwoVersions, id, || format!("{before:?}\n{notice:?}"));
+            }
+            Some(_) => {}
+            None => {
+                self.judge.notices.insert(notice.event_id, notice);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use waybill_engine::{
-    AmendRequest, Amendment, Backoff, CancelPolicy, CompensationDefinition, Condition,
+    AmendRequest, Amendment, Backoff, CancelPolicy, CompensationDefinition, Condition, Contact,
     CreateRequest, Exhausted, IdOrigin, OperationId, OperationRequest, RequestHash, StepDefinition,
     StepKind, Timestamp, Workflow, WorkflowDefinition, Workflows, partition_for,
 };
@@ -41,6 +41,15 @@ pub struct Ask {
     pub at: Timestamp,
     pub partition: usize,
     pub record: Record,
+}
+
+/// Who asked to be told of an operation: somebody, of every third one.
+pub fn contacts_of(id: OperationId) -> Vec<Contact> {
+    let owner = Contact::new("mailto:owner@example.org");
+    (id.0.as_u128() % 3 == 0)
+        .then_some(owner)
+        .into_iter()
+        .collect()
 }
 
 /// How late calls are kept from leaving an effect behind an undo.
@@ -329,6 +338,7 @@ impl Callers<'_> {
             requested_at: at,
             traceparent: None,
             resubmission_of: None,
+            notify: contacts_of(id),
         }
     }
 

@@ -7,7 +7,7 @@ use crate::samples;
 use apache_avro::types::Value;
 use waybill_engine::{
     AmendRequest, Amendment, FailedOperation, OperationRequest, OperationStatus, OperatorAlert,
-    Outcome, Recovery, RecoveryVerb, StepReply, StepRequest,
+    Outcome, OwnerNotice, Recovery, RecoveryVerb, StepReply, StepRequest,
 };
 use waybill_messages::{
     ASKED_BY_BYTES_MAX, DecodeError, REASON_BYTES_MAX, Record, VALUE_BYTES_MAX,
@@ -66,6 +66,7 @@ fn a_record_cut_off_anywhere_is_an_error() {
     truncations_are_errors(&samples::operation_status());
     truncations_are_errors(&samples::recovery());
     truncations_are_errors(&samples::operator_alert());
+    truncations_are_errors(&samples::owner_notice());
 }
 
 #[test]
@@ -117,6 +118,7 @@ fn random_bytes_and_changed_records_never_panic() {
     random_bytes_return::<OperationStatus>(random, 5_000);
     random_bytes_return::<Recovery>(random, 5_000);
     random_bytes_return::<OperatorAlert>(random, 5_000);
+    random_bytes_return::<OwnerNotice>(random, 5_000);
     let amended = OperationRequest::Amend;
     changed_records_return(random, &samples::request(), 10_000);
     changed_records_return(random, &amended(samples::cancel()), 10_000);
@@ -127,6 +129,7 @@ fn random_bytes_and_changed_records_never_panic() {
     changed_records_return(random, &samples::operation_status(), 10_000);
     changed_records_return(random, &samples::recovery(), 10_000);
     changed_records_return(random, &samples::operator_alert(), 10_000);
+    changed_records_return(random, &samples::owner_notice(), 10_000);
 }
 
 /// A zigzag variable-length number, as Avro writes it.

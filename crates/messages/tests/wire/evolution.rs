@@ -12,7 +12,7 @@ use apache_avro::schema_compatibility::SchemaCompatibility;
 use apache_avro::types::Value;
 use waybill_engine::{
     Action, Attempt, CreateRequest, FailedOperation, OperationRequest, OperationStatus, Outcome,
-    ProcessState, StatusKind, StepReply, StepRequest,
+    OwnerNotice, ProcessState, StatusKind, StepReply, StepRequest,
 };
 use waybill_messages::{DecodeError, RECORD_SCHEMAS, Record, WriterSchema};
 
@@ -30,6 +30,7 @@ fn first_versions_are_read_with_the_defaults_of_what_they_did_not_have() {
         golden::<OperationRequest>("operation-request.v1"),
         OperationRequest::Create(CreateRequest {
             resubmission_of: None,
+            notify: Vec::new(),
             ..samples::create_request()
         })
     );
@@ -77,6 +78,56 @@ fn first_versions_are_read_with_the_defaults_of_what_they_did_not_have() {
     );
 }
 
+#[test]
+fn requests_of_the_second_version_name_nobody_to_tell() {
+    assert_eq!(
+        golden::<OperationRequest>("operation-request.v2"),
+        OperationRequest::Create(CreateRequest {
+            notify: Vec::new(),
+            ..samples::create_request()
+        })
+    );
+    assert_eq!(
+        golden::<OperationRequest>("operation-request-cancel.v2"),
+        OperationRequest::Amend(samples::cancel())
+    );
+    assert_eq!(
+        golden::<OperationRequest>("operation-request-reschedule.v2"),
+        OperationRequest::Amend(samples::reschedule())
+    );
+}
+
+#[test]
+fn more_or_longer_contacts_than_are_kept_are_poison() {
+    let with = |contacts: Vec<String>| {
+        let contacts: Vec<Value> = contacts.into_iter().map(Value::String).collect();
+        let schema = OwnerNotice::SCHEMA.json;
+        let bytes = written_with(schema, &samples::owner_notice(), |fields| {
+            let field = fields.iter_mut().find(|(name, _)| name == "contacts");
+            field.unwrap().1 = Value::Array(contacts.clone());
+        });
+        OwnerNotice::decode_with(&bytes, Some(&registry(schema)))
+    };
+    assert_eq!(
+        with(vec!["tel:+1".to_owned(); 5]),
+        Err(DecodeError::TooMany {
+            record: "owner-notice",
+            field: "contacts",
+            values: 5,
+            values_max: 4
+        })
+    );
+    assert_eq!(
+        with(vec!["x".repeat(321)]),
+        Err(DecodeError::TooLong {
+            record: "owner-notice",
+            field: "contacts",
+            bytes: 321,
+            bytes_max: 320
+        })
+    );
+}
+
 /// A newer version with a field more, which gives it another fingerprint.
 #[track_caller]
 fn is_read_of_a_newer_version<R: Record + PartialEq + Debug>(value: &R) {
@@ -119,6 +170,7 @@ fn newer_versions_are_read_without_what_is_new() {
     is_read_of_a_newer_version(&samples::operation_status());
     is_read_of_a_newer_version(&samples::recovery());
     is_read_of_a_newer_version(&samples::operator_alert());
+    is_read_of_a_newer_version(&samples::owner_notice());
 }
 
 #[test]
@@ -244,6 +296,7 @@ fn what_a_newer_version_asks_for_is_poison_with_a_clear_cause() {
         9,
         "state",
     );
+    unknown_symbol(&samples::owner_notice(), "CompensationFailed", 9, "state");
     unknown_symbol(&samples::recovery(), "Resubmitted", 10, "verb");
     unknown_symbol(&samples::operator_alert(), "RowUnreadable", 6, "kind");
 }

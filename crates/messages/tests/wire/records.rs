@@ -9,10 +9,10 @@ use crate::samples::{self, OPERATION, error, golden_file, pairs, to_hex};
 use apache_avro::types::Value;
 use uuid::Uuid;
 use waybill_engine::{
-    Action, AlertKind, AmendRequest, Amendment, Attempt, AttemptSeen, CreateRequest, Epoch,
-    FailedOperation, IdOrigin, Offset, OperationId, OperationRequest, OperationStatus,
-    OperatorAlert, Outcome, PartitionId, ProcessState, Recovery, RecoveryVerb, StatusKind,
-    StepReply, StepRequest, StepState, Timestamp,
+    Action, AlertKind, AmendRequest, Amendment, Attempt, AttemptSeen, Contact, CreateRequest,
+    Epoch, FailedOperation, IdOrigin, Offset, OperationId, OperationRequest, OperationStatus,
+    OperatorAlert, Outcome, OwnerNotice, PartitionId, ProcessState, Recovery, RecoveryVerb,
+    StatusKind, StepReply, StepRequest, StepState, Timestamp,
 };
 use waybill_messages::{
     ASKED_BY_BYTES_MAX, DecodeError, EncodeError, REASON_BYTES_MAX, RECORD_SCHEMAS, Record,
@@ -102,10 +102,10 @@ fn verbs() -> Vec<RecoveryVerb> {
 #[test]
 fn records_look_like_their_golden_bytes_and_survive() {
     let amended = OperationRequest::Amend;
-    matches_golden("operation-request.v2", samples::request());
-    matches_golden("operation-request-cancel.v2", amended(samples::cancel()));
+    matches_golden("operation-request.v3", samples::request());
+    matches_golden("operation-request-cancel.v3", amended(samples::cancel()));
     matches_golden(
-        "operation-request-reschedule.v2",
+        "operation-request-reschedule.v3",
         amended(samples::reschedule()),
     );
     matches_golden("step-request.v2", samples::step_request());
@@ -124,6 +124,7 @@ fn records_look_like_their_golden_bytes_and_survive() {
         samples::repair(RecoveryVerb::Resubmitted { as_operation }),
     );
     matches_golden("operator-alert.v1", samples::operator_alert());
+    matches_golden("owner-notice.v1", samples::owner_notice());
 }
 
 #[test]
@@ -151,6 +152,7 @@ fn empty_and_extreme_values_survive() {
         reply_to: None,
         requested_at: Timestamp(i64::MIN),
         resubmission_of: None,
+        notify: Vec::new(),
         ..samples::create_request()
     }));
     survives(OperationRequest::Create(CreateRequest {
@@ -159,6 +161,7 @@ fn empty_and_extreme_values_survive() {
         input: (0..=255).cycle().take(100_000).collect(),
         deadline: Some(Timestamp(i64::MAX)),
         requested_at: Timestamp(-1),
+        notify: vec![Contact::new("x".repeat(Contact::BYTES_MAX)); Contact::COUNT_MAX],
         ..samples::create_request()
     }));
     survives(OperationRequest::Amend(AmendRequest {
@@ -243,6 +246,13 @@ fn empty_and_extreme_values_survive() {
         at: Timestamp(i64::MIN),
         ..samples::operator_alert()
     });
+    survives(OwnerNotice {
+        caller_id: None,
+        tenant: String::new(),
+        contacts: Vec::new(),
+        at: Timestamp(i64::MAX),
+        ..samples::owner_notice()
+    });
 }
 
 #[test]
@@ -312,6 +322,10 @@ fn every_variant_survives() {
         survives(OperationStatus {
             state,
             ..samples::operation_status()
+        });
+        survives(OwnerNotice {
+            state,
+            ..samples::owner_notice()
         });
     }
     let step_states = STEP_STATES
@@ -459,6 +473,28 @@ fn what_cannot_be_encoded_leaves_the_output_as_it_was() {
             bytes_max: ASKED_BY_BYTES_MAX
         })
     );
+    let crowd = OwnerNotice {
+        contacts: vec![Contact::new("tel:+1"); Contact::COUNT_MAX + 1],
+        ..samples::owner_notice()
+    };
+    let error = crowd.encode(&mut bytes).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "contacts of the owner-notice has 5 values, more than 4"
+    );
+    let verbose = OperationRequest::Create(CreateRequest {
+        notify: vec![Contact::new("x".repeat(Contact::BYTES_MAX + 1))],
+        ..samples::create_request()
+    });
+    assert_eq!(
+        verbose.encode(&mut bytes),
+        Err(EncodeError::TooLong {
+            record: "operation-request",
+            field: "notify",
+            bytes: Contact::BYTES_MAX + 1,
+            bytes_max: Contact::BYTES_MAX
+        })
+    );
     assert_eq!(bytes, b"before");
 }
 
@@ -472,6 +508,7 @@ fn fingerprints_are_the_schemas_and_differ() {
         OperationStatus::fingerprint(),
         Recovery::fingerprint(),
         OperatorAlert::fingerprint(),
+        OwnerNotice::fingerprint(),
     ];
     for (fingerprint, record) in fingerprints.into_iter().zip(RECORD_SCHEMAS) {
         assert_eq!(

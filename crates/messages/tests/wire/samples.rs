@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Action, AlertKind, AmendRequest, Amendment, Attempt, AttemptSeen, CreateRequest, Epoch,
-    FailedOperation, IdOrigin, Offset, OperationId, OperationRequest, OperationStatus,
-    OperatorAlert, Outcome, PartitionId, Position, ProcessState, Recovery, RecoveryVerb,
-    RequestHash, StatusKind, StepError, StepReply, StepRequest, StepState, Timestamp,
+    Action, AlertKind, AmendRequest, Amendment, Attempt, AttemptSeen, Contact, CreateRequest,
+    Epoch, FailedOperation, IdOrigin, Offset, OperationId, OperationRequest, OperationStatus,
+    OperatorAlert, Outcome, OwnerNotice, PartitionId, Position, ProcessState, Recovery,
+    RecoveryVerb, RequestHash, StatusKind, StepError, StepReply, StepRequest, StepState, Timestamp,
 };
 
 pub const OPERATION: OperationId =
@@ -32,6 +32,12 @@ pub fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
         .collect()
 }
 
+pub fn contacts() -> Vec<Contact> {
+    ["mailto:anna@example.org", "tel:+491701234567"]
+        .map(Contact::new)
+        .into()
+}
+
 pub fn request() -> OperationRequest {
     OperationRequest::Create(create_request())
 }
@@ -50,6 +56,7 @@ pub fn create_request() -> CreateRequest {
         requested_at: AT,
         traceparent: None,
         resubmission_of: Some(OTHER),
+        notify: contacts(),
     }
 }
 
@@ -206,6 +213,19 @@ pub fn operator_alert() -> OperatorAlert {
         step: Some("package".to_owned()),
         error: Some(error()),
         advice: "undo it, then say so".to_owned(),
+        at: AT,
+    }
+}
+
+pub fn owner_notice() -> OwnerNotice {
+    OwnerNotice {
+        event_id: EVENT,
+        operation: OPERATION,
+        caller_id: Some("delivery-17".to_owned()),
+        workflow: "drone-delivery".to_owned(),
+        tenant: "acme".to_owned(),
+        state: ProcessState::Compensated,
+        contacts: contacts(),
         at: AT,
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, Epoch, Offset, OperationError, OwnerId, PartitionId, Position, ProcessState,
+    Attempt, Contact, Epoch, Offset, OperationError, OwnerId, PartitionId, Position, ProcessState,
     RequestHash, StepError, StepProgress, StepState,
 };
 
@@ -31,6 +31,7 @@ fn sample_created() -> Created {
         created_at: Timestamp(8),
         traceparent: Some("00-x".into()),
         resubmission_of: None,
+        notify: vec![Contact::new("tel:+1")],
     }
 }
 
@@ -89,8 +90,6 @@ fn sample_lease() -> Lease {
             replies: Offset(20),
             recoveries: Offset(30),
             requests_fingerprint: Some(0xfeed),
-            replies_fingerprint: None,
-            recoveries_fingerprint: Some(1),
         },
         consumed: Offset(11),
     }
@@ -146,7 +145,7 @@ fn the_format_has_not_changed_by_accident() {
 /// A state, an immutable part, a lease and a cursor, in parts that a person can follow.
 const GOLDEN: [&[&str]; 4] = [
     &[
-        "020000000001020304",                       // format, stamp
+        "030000000001020304",                       // format, stamp
         "0000000000000506",                         // expiry
         "01",                                       // Processing
         "011000000000000000000000000000001234",     // locked by
@@ -161,7 +160,7 @@ const GOLDEN: [&[&str]; 4] = [
         "000000",         // no output; never told
     ],
     &[
-        "02000000000000004d",               // format, stamp
+        "03000000000000004d",               // format, stamp
         "0564726f6e6503",                   // workflow drone, version 3
         "0205636865636b03666c79",           // two steps: check, fly
         "0174",                             // tenant t
@@ -172,18 +171,19 @@ const GOLDEN: [&[&str]; 4] = [
         "02d804",                           // request: partition 2, offset 300
         "0e10",                             // requested at, created at
         "010430302d7800",                   // traceparent, runs no other again
+        "010674656c3a2b31",                 // one contact
     ],
     &[
-        "020101",                               // format, supervisor, shard
+        "030101",                               // format, supervisor, shard
         "011000000000000000000000000000000055", // owner
         "0607",                                 // epoch, renewal
         "0180cab5ee01",                         // duration: 1 s, 500,000,000 ns
         "80897a",                               // stamp limit
         "14283c",                               // checkpoint: its offsets
-        "01edfd03000101",                       // and fingerprints
+        "01edfd03",                             // and fingerprint
         "16",                                   // consumed
     ],
-    &["02", "0000000000000005"],
+    &["03", "0000000000000005"],
 ];
 
 #[test]
@@ -191,7 +191,7 @@ fn an_unknown_format_is_named() {
     assert_eq!(state(&[1, 0, 0]), Err(Malformed::UnknownFormat(1)));
     assert_eq!(
         Malformed::UnknownFormat(1).to_string(),
-        "it has format 1, and this program knows format 2 only"
+        "it has format 1, and this program knows format 3 only"
     );
     assert_eq!(lease(&[]), Err(Malformed::Empty));
 }

@@ -37,8 +37,6 @@ fn renewal(lease: &Lease) -> Lease {
     renewed.checkpoint.replies.0 += 30;
     renewed.checkpoint.recoveries.0 += 40;
     renewed.checkpoint.requests_fingerprint = Some(0xdead_beef_dead_beef);
-    renewed.checkpoint.replies_fingerprint = Some(renewed.renewal);
-    renewed.checkpoint.recoveries_fingerprint = Some(u64::MAX);
     renewed
 }
 

@@ -146,6 +146,7 @@ pub fn created(mark: i64) -> Arc<Created> {
         created_at: Timestamp(mark + 1),
         traceparent: None,
         resubmission_of: None,
+        notify: Vec::new(),
     })
 }
 

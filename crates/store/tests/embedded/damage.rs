@@ -20,7 +20,7 @@ async fn a_value_that_cannot_be_read_is_corrupt_and_named() {
 
     for (table, value, what, cause) in [
         ("state", &[9_u8, 0, 0][..], "state", "format 9"),
-        ("state", &[2, 0, 0], "state", "ends early"),
+        ("state", &[3, 0, 0], "state", "ends early"),
         ("created", &[], "immutable part", "empty"),
     ] {
         // Each damage comes on top of an unharmed row.
@@ -37,9 +37,9 @@ async fn a_value_that_cannot_be_read_is_corrupt_and_named() {
     }
 
     let key = [&[1], &partition.0.to_be_bytes()[..]].concat();
-    damage(subject.dir.path(), "leases", &key, &[2, 2]);
+    damage(subject.dir.path(), "leases", &key, &[3, 2]);
     let key = partition.0.to_be_bytes();
-    damage(subject.dir.path(), "cursors", &key, &[2, 2]);
+    damage(subject.dir.path(), "cursors", &key, &[3, 2]);
     let store = subject.store();
     let text = store.lease(LeaseKey::supervisor(partition)).await;
     let text = text.unwrap_err().to_string();

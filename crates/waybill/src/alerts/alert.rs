@@ -183,7 +183,7 @@ fn push(line: &mut String, part: std::fmt::Arguments<'_>) {
 }
 
 /// Control characters could end a line, or a mail's header.
-fn on_one_line(text: &str) -> String {
+pub(super) fn on_one_line(text: &str) -> String {
     text.replace(char::is_control, " ")
 }
 

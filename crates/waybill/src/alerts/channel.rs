@@ -42,9 +42,14 @@ pub(super) enum Delivery<'a> {
     Letter(Letter<'a>),
 }
 
-impl Delivery<'_> {
+/// What can be tried again, the same each time.
+pub(super) trait Attempt {
     /// Tries once.
-    pub(super) async fn attempt(&mut self) -> Result<(), Failure> {
+    fn attempt(&mut self) -> impl Future<Output = Result<(), Failure>> + Send;
+}
+
+impl Attempt for Delivery<'_> {
+    async fn attempt(&mut self) -> Result<(), Failure> {
         match self {
             Self::Call(call) => call.attempt().await,
             Self::Letter(letter) => letter.attempt().await,

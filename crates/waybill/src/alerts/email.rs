@@ -16,7 +16,9 @@ use lettre::transport::smtp::Error as SmtpError;
 use lettre::transport::smtp::authentication::{Credentials, DEFAULT_MECHANISMS};
 use lettre::transport::smtp::client::{AsyncSmtpConnection, Certificate, TlsParameters};
 use lettre::transport::smtp::extension::ClientId;
+use lettre::transport::smtp::response::Code;
 use tokio::time;
+use uuid::Uuid;
 
 use super::ReceiverError;
 use super::alert::{AlertError, Message, clip};
@@ -26,7 +28,7 @@ use crate::chain::chain;
 use crate::config::{EmailConfig, EmailTls};
 
 /// The longest subject, in bytes: what mail programs show of it is less.
-const SUBJECT_BYTES_MAX: usize = 160;
+pub(super) const SUBJECT_BYTES_MAX: usize = 160;
 
 /// Addresses of one receiver. More people are reached by a mailing list.
 const ADDRESSES_MAX: usize = 100;
@@ -66,29 +68,39 @@ impl Email {
         let mut subject = format!("[Waybill] {}", message.headline());
         clip(&mut subject, SUBJECT_BYTES_MAX);
         let id = message.alert.event_id;
-        let mut letter = lettre::Message::builder()
-            .from(self.from.clone())
-            .subject(subject)
-            .message_id(Some(format!("<{id}@{}>", self.from.email.domain())))
-            .raw_header(HeaderValue::new(
-                HeaderName::new_from_ascii_str("Auto-Submitted"),
-                "auto-generated".to_owned(),
-            ))
-            .header(ContentType::TEXT_PLAIN);
-        for mailbox in &self.to {
-            letter = letter.to(mailbox.clone());
-        }
-        let letter = letter.body(text(message));
-        let letter = letter.map_err(|error| Failure::Refused {
-            cause: chain(&error),
-        })?;
         Ok(Letter {
             email: self,
             left: self.to.iter().map(|mailbox| &mailbox.email).collect(),
             was_taken: false,
-            bytes: letter.formatted(),
+            bytes: write_letter(&self.from, &self.to, subject, id, text(message))?,
         })
     }
+}
+
+/// Writes a letter with an id that stays the same however often it is sent.
+pub(super) fn write_letter(
+    from: &Mailbox,
+    to: &[Mailbox],
+    subject: String,
+    id: Uuid,
+    text: String,
+) -> Result<Vec<u8>, Failure> {
+    let mut letter = lettre::Message::builder()
+        .from(from.clone())
+        .subject(subject)
+        .message_id(Some(format!("<{id}@{}>", from.email.domain())))
+        .raw_header(HeaderValue::new(
+            HeaderName::new_from_ascii_str("Auto-Submitted"),
+            "auto-generated".to_owned(),
+        ))
+        .header(ContentType::TEXT_PLAIN);
+    for mailbox in to {
+        letter = letter.to(mailbox.clone());
+    }
+    let letter = letter.body(text).map_err(|error| Failure::Refused {
+        cause: chain(&error),
+    })?;
+    Ok(letter.formatted())
 }
 
 /// A message on its way to its addresses.
@@ -142,33 +154,23 @@ impl Letter<'_> {
         let email = self.email;
         let envelope = Envelope::new(Some(email.from.email.clone()), vec![address.clone()])
             .expect("there is an address");
-        let sending = async {
-            let mut connection = email.server.connect().await?;
-            connection.send(&envelope, &self.bytes).await?;
-            Ok::<_, SmtpError>(connection)
-        };
-        match time::timeout(email.timeout, sending).await {
-            Ok(Ok(mut connection)) => {
-                let _ = time::timeout(GOODBYE_TIMEOUT, connection.quit()).await;
-                Ok(())
-            }
-            Ok(Err(error)) => Err(Unwritten::from(error)),
-            Err(_) => Err(Unwritten {
-                cause: "no answer in time".to_owned(),
-                is_final: false,
-                is_answer: false,
-            }),
-        }
+        let server = &email.server;
+        server.send(&envelope, &self.bytes, email.timeout).await
     }
 }
 
 /// Why an address could not be written to.
-struct Unwritten {
+pub(super) struct Unwritten {
+    /// May repeat the address.
     cause: String,
+    /// The code of the server's answer, if that is the cause.
+    code: Option<Code>,
     /// Whether the server would say the same again.
-    is_final: bool,
+    pub(super) is_final: bool,
     /// Whether it was the server that said so.
     is_answer: bool,
+    /// Whether nothing was said at all: then the cause is this side's.
+    is_unreachable: bool,
 }
 
 impl From<SmtpError> for Unwritten {
@@ -179,12 +181,25 @@ impl From<SmtpError> for Unwritten {
             cause,
             is_final: error.is_permanent(),
             is_answer: error.is_permanent() || error.is_transient(),
+            code: error.status(),
+            is_unreachable: !error.is_response(),
+        }
+    }
+}
+
+impl Unwritten {
+    /// The cause without anything that a server said beside its code.
+    pub(super) fn without_text(&self) -> String {
+        match self.code {
+            Some(code) => format!("the server answered {code}"),
+            None if self.is_unreachable => self.cause.clone(),
+            None => "the server's answers make no sense".to_owned(),
         }
     }
 }
 
 /// How to reach the server.
-struct Server {
+pub(super) struct Server {
     host: String,
     port: u16,
     security: Security,
@@ -198,7 +213,7 @@ enum Security {
 }
 
 impl Server {
-    fn new(config: &EmailConfig) -> Result<Self, ReceiverError> {
+    pub(super) fn new(config: &EmailConfig) -> Result<Self, ReceiverError> {
         let host = config.host.clone();
         if host.is_empty() {
             return Err(ReceiverError::new("host", "must not be empty"));
@@ -224,6 +239,34 @@ impl Server {
             credentials: credentials(config)?,
             host,
         })
+    }
+
+    /// Hands a letter over, within `timeout`.
+    pub(super) async fn send(
+        &self,
+        envelope: &Envelope,
+        letter: &[u8],
+        timeout: Duration,
+    ) -> Result<(), Unwritten> {
+        let sending = async {
+            let mut connection = self.connect().await?;
+            connection.send(envelope, letter).await?;
+            Ok::<_, SmtpError>(connection)
+        };
+        match time::timeout(timeout, sending).await {
+            Ok(Ok(mut connection)) => {
+                let _ = time::timeout(GOODBYE_TIMEOUT, connection.quit()).await;
+                Ok(())
+            }
+            Ok(Err(error)) => Err(Unwritten::from(error)),
+            Err(_) => Err(Unwritten {
+                cause: "no answer in time".to_owned(),
+                code: None,
+                is_final: false,
+                is_answer: false,
+                is_unreachable: true,
+            }),
+        }
     }
 
     /// A connection that is protected and logged in as it should be. A server that does not offer
@@ -269,7 +312,7 @@ fn is_this_machine(host: &str) -> bool {
     host == "localhost" || address.is_some_and(|address| address.is_loopback())
 }
 
-fn read_mailbox(key: &str, text: &str) -> Result<Mailbox, ReceiverError> {
+pub(super) fn read_mailbox(key: &str, text: &str) -> Result<Mailbox, ReceiverError> {
     text.parse().map_err(|error| {
         let problem = format!("holds {text:?}, which is no e-mail address: {error}");
         ReceiverError::new(key, problem)

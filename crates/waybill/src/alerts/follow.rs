@@ -29,8 +29,10 @@ use tokio_util::sync::CancellationToken;
 use waybill_kafka::{GroupConsumer, GroupOptions, KafkaSettings};
 use waybill_messages::Topics;
 
-use self::partitions::Place;
-use self::reader::{Read, Reader};
+pub(super) use self::partitions::Place;
+use self::reader::Reader;
+pub(super) use self::reader::{Followed, Read};
+use super::alert::Alert;
 use super::metrics::FollowerMetrics;
 use super::notifier::{Notifier, Receipt, Undeliverable};
 use super::worker::Worker;
@@ -50,6 +52,9 @@ pub struct AlertSource {
     pub kafka: KafkaSettings,
     /// The names of the topics.
     pub topics: Topics,
+    /// A name that stays the same over restarts of this process, so that it gets its partitions back
+    /// at once after it was killed; `None` to join as somebody new at each start.
+    pub instance_id: Option<String>,
     /// How long an attempt that is under way at a stop may go on. One that is cut off is made again
     /// after the next start, and may then be the second that succeeds.
     pub stop_within: Duration,
@@ -98,76 +103,123 @@ impl Follower {
     /// If the topic cannot be read. A receiver that cannot be reached is no error.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let receiver = self.receiver().to_owned();
-        let stop_within = self.source.stop_within;
-        let reader = self.reader()?;
-        let (reads, read) = mpsc::channel(BATCH_MAX);
-        let (settled, settling) = std_mpsc::channel();
-        let (end, ended) = oneshot::channel();
-        let (runtime, stop_reading) = (Handle::current(), stop.clone());
-        std::thread::Builder::new()
-            .name(format!("waybill-alerts-{receiver}"))
-            .spawn(move || {
-                // Nobody is left to be told where the process was cut off.
-                _ = end.send(reader.run(reads, &settling, &runtime, &stop_reading));
-            })
-            .context("a thread that reads alerts cannot be started")?;
-        let mut reading = std::pin::pin!(async {
-            ended
-                .await
-                .unwrap_or_else(|_| Err(anyhow::anyhow!("the thread that reads alerts panicked")))
-        });
-        let telling = async {
+        let Self {
+            notifier,
+            worker,
+            source,
+            max_age,
+            ahead_max,
+        } = self;
+        let stop_within = source.stop_within;
+        let reading = Reading {
+            name: receiver.clone(),
+            group: format!("{}.alerts.{receiver}", source.topics.prefix()),
+            topic: source.topics.operator_alerts().to_owned(),
+            metrics: FollowerMetrics::new(&receiver),
+            source,
+            max_age,
+            ahead_max,
+        };
+        let may_go_on = stop.clone();
+        read_with(reading, stop, |read, settled| async move {
+            let serving = worker.run(may_go_on.clone());
             tokio::join!(
-                serve(self.worker, &receiver, stop, stop_within),
-                hand_over(read, self.notifier, settled),
-            )
-        };
-        tokio::select! {
-            // It ends first only where it failed.
-            result = &mut reading => return result,
-            _ = telling => {}
-        }
-        // By now everything is settled, or will not be.
-        reading.await
+                unless_too_late(serving, &may_go_on, stop_within, &receiver),
+                hand_over(read, notifier, settled),
+            );
+        })
+        .await
     }
+}
 
-    fn reader(&self) -> anyhow::Result<Reader> {
-        let AlertSource { kafka, topics, .. } = &self.source;
-        let receiver = self.receiver();
-        let group = format!("{}.alerts.{receiver}", topics.prefix());
+/// What one receiver is told of, and how far its topic is read ahead.
+pub(super) struct Reading {
+    /// The receiver's name.
+    pub(super) name: String,
+    /// Its consumer group.
+    pub(super) group: String,
+    /// The topic.
+    pub(super) topic: String,
+    pub(super) source: AlertSource,
+    /// What is older is not told of.
+    pub(super) max_age: Duration,
+    /// How far to read ahead of what is settled, in records.
+    pub(super) ahead_max: usize,
+    pub(super) metrics: FollowerMetrics,
+}
+
+impl Reading {
+    fn reader(self) -> anyhow::Result<Reader> {
         let options = GroupOptions {
+            instance_id: self.source.instance_id,
             queue_kib_max: PREFETCH_KIB_MAX,
-            ..GroupOptions::new(group, "waybill-alerts")
+            ..GroupOptions::new(self.group, "waybill-alerts")
         };
-        let consumer = GroupConsumer::new(kafka, &options)
-            .with_context(|| format!("the alerts' consumer for {receiver} cannot be made"))?;
+        let consumer = GroupConsumer::new(&self.source.kafka, &options)
+            .with_context(|| format!("the consumer for {} cannot be made", self.name))?;
         consumer
-            .subscribe(&[topics.operator_alerts()])
-            .context("alerts cannot be followed")?;
+            .subscribe(&[&self.topic])
+            .with_context(|| format!("{} cannot be followed", self.topic))?;
         Ok(Reader {
-            receiver: receiver.to_owned(),
-            topic: topics.operator_alerts().to_owned(),
+            receiver: self.name,
+            topic: self.topic,
             consumer,
             max_age: self.max_age,
             ahead_max: self.ahead_max,
-            metrics: FollowerMetrics::new(receiver),
+            metrics: self.metrics,
         })
     }
 }
 
-/// Runs the worker until it ends, or for as long as it may after a stop.
-async fn serve(worker: Worker, receiver: &str, stop: CancellationToken, stop_within: Duration) {
-    let too_late = {
-        let stop = stop.clone();
-        async move {
-            stop.cancelled().await;
-            sleep(stop_within).await;
-        }
+/// Reads on a thread of its own until it is stopped, with somebody who tells of what is read and says
+/// what is settled.
+pub(super) async fn read_with<T: Followed, F: Future<Output = ()>>(
+    reading: Reading,
+    stop: CancellationToken,
+    tell: impl FnOnce(mpsc::Receiver<Read<T>>, std_mpsc::Sender<Place>) -> F,
+) -> anyhow::Result<()> {
+    let name = format!("waybill-alerts-{}", reading.name);
+    let reader = reading.reader()?;
+    let (reads, read) = mpsc::channel(BATCH_MAX);
+    let (settled, settling) = std_mpsc::channel();
+    let (end, ended) = oneshot::channel();
+    let runtime = Handle::current();
+    std::thread::Builder::new()
+        .name(name)
+        .spawn(move || {
+            // Nobody is left to be told where the process was cut off.
+            _ = end.send(reader.run(reads, &settling, &runtime, &stop));
+        })
+        .context("a thread that reads alerts cannot be started")?;
+    let mut reading = std::pin::pin!(async {
+        ended
+            .await
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("the thread that reads alerts panicked")))
+    });
+    tokio::select! {
+        // It ends first only where it failed.
+        result = &mut reading => return result,
+        () = tell(read, settled) => {}
+    }
+    // By now everything is settled, or will not be.
+    reading.await
+}
+
+/// Lets somebody tell of alerts until the end, or for as long as that may take after a stop.
+pub(super) async fn unless_too_late(
+    telling: impl Future<Output = ()>,
+    stop: &CancellationToken,
+    stop_within: Duration,
+    receiver: &str,
+) {
+    let too_late = async {
+        stop.cancelled().await;
+        sleep(stop_within).await;
     };
     tokio::select! {
-        () = worker.run(stop) => {}
+        () = telling => {}
         () = too_late => {
-            tracing::warn!(receiver, "an alert that was being sent at the stop is cut off");
+            tracing::warn!(receiver, "what was being sent at the stop is cut off");
         }
     }
 }
@@ -175,15 +227,15 @@ async fn serve(worker: Worker, receiver: &str, stop: CancellationToken, stop_wit
 /// Hands over what is read, and says what is settled, until nothing more is read and nothing is
 /// open.
 async fn hand_over(
-    mut read: mpsc::Receiver<Read>,
+    mut read: mpsc::Receiver<Read<Alert>>,
     notifier: Notifier,
     settled: std_mpsc::Sender<Place>,
 ) {
     // As many as the worker takes: it bounds them.
     let (handed, mut receipts) = mpsc::unbounded_channel();
     let handing = async move {
-        while let Some(Read { place, alert }) = read.recv().await {
-            let receipt = notifier.submit(alert).await;
+        while let Some(Read { place, item }) = read.recv().await {
+            let receipt = notifier.submit(item).await;
             if handed.send((place, receipt)).is_err() {
                 return;
             }

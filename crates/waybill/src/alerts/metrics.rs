@@ -37,6 +37,49 @@ impl ReceiverMetrics {
     }
 }
 
+/// Of one way to owners.
+pub(super) struct OwnerMetrics {
+    /// Messages that were sent.
+    pub delivered: Counter,
+    /// Messages that will not be sent: given up or refused.
+    pub failed: Counter,
+    /// Messages that were not sent because their contact was told often enough.
+    pub limited: Counter,
+    /// Contacts that may not be told.
+    pub refused: Counter,
+}
+
+impl OwnerMetrics {
+    pub(super) fn new(way: &'static str) -> Self {
+        describe_counter!(
+            "waybill_owner_notices_delivered_total",
+            Unit::Count,
+            "Messages that were sent to owners who asked to be told"
+        );
+        describe_counter!(
+            "waybill_owner_notices_failed_total",
+            Unit::Count,
+            "Messages to owners that were given up or refused"
+        );
+        describe_counter!(
+            "waybill_owner_notices_limited_total",
+            Unit::Count,
+            "Messages to owners that were not sent because of alerts.owners' limits"
+        );
+        describe_counter!(
+            "waybill_owner_notices_refused_total",
+            Unit::Count,
+            "Contacts of owners that may not be told, in requests that passed no ingestion"
+        );
+        Self {
+            delivered: counter!("waybill_owner_notices_delivered_total", "way" => way),
+            failed: counter!("waybill_owner_notices_failed_total", "way" => way),
+            limited: counter!("waybill_owner_notices_limited_total", "way" => way),
+            refused: counter!("waybill_owner_notices_refused_total", "way" => way),
+        }
+    }
+}
+
 /// Of the follower of one receiver.
 pub(super) struct FollowerMetrics {
     /// Alerts that were too old to be told of.
@@ -70,6 +113,30 @@ impl FollowerMetrics {
                 "waybill_alerts_unreadable_total", "receiver" => receiver.to_owned()
             ),
             waiting: gauge!("waybill_alerts_waiting", "receiver" => receiver.to_owned()),
+        }
+    }
+
+    /// Of the follower of a way to owners.
+    pub(super) fn of_owners(way: &'static str) -> Self {
+        describe_counter!(
+            "waybill_owner_notices_skipped_total",
+            Unit::Count,
+            "Notices that owners were not told of because they were older than alerts.maxAge"
+        );
+        describe_counter!(
+            "waybill_owner_notices_unreadable_total",
+            Unit::Count,
+            "Records of the notices' topic that could not be read, once for each way"
+        );
+        describe_gauge!(
+            "waybill_owner_notices_waiting",
+            Unit::Count,
+            "Notices that were read for a way to owners and are not yet behind it"
+        );
+        Self {
+            skipped: counter!("waybill_owner_notices_skipped_total", "way" => way),
+            unreadable: counter!("waybill_owner_notices_unreadable_total", "way" => way),
+            waiting: gauge!("waybill_owner_notices_waiting", "way" => way),
         }
     }
 }

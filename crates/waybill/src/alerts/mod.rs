@@ -18,6 +18,9 @@
 //!
 //! An alert can arrive twice, after a crash between delivery and commit; it then has the same id.
 //!
+//! People who asked to be told of their own operation are told by [`OwnersFollower`]s, from a topic of
+//! its own, and by the same machinery.
+//!
 //! Deliberately absent: any storage. The topic is the storage.
 
 mod alert;
@@ -27,6 +30,7 @@ mod email;
 mod follow;
 mod metrics;
 mod notifier;
+mod owners;
 mod retries;
 mod template;
 mod trust;
@@ -38,6 +42,8 @@ use crate::config::AlertsConfig;
 pub use alert::{Alert, AlertError};
 pub use follow::{AlertSource, Follower, followers};
 pub use notifier::{Notifier, Receipt, Undeliverable};
+pub(crate) use owners::check_owners;
+pub use owners::{OwnersFollower, owners_followers};
 pub use worker::Worker;
 
 use channel::Channel;

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::alert::Message;
-use super::channel::{Channel, Failure};
+use super::channel::{Attempt, Channel, Failure};
 use super::notifier::Undeliverable;
 use crate::config::AlertsConfig;
 
@@ -39,10 +39,20 @@ impl Retries {
         stop: &CancellationToken,
     ) -> Result<(), Undeliverable> {
         let id = message.alert.event_id;
-        let mut delivery = match channel.prepare(message) {
-            Ok(delivery) => delivery,
-            Err(failure) => return Err(self.verdict(failure, 1)),
-        };
+        match channel.prepare(message) {
+            Ok(mut delivery) => self.repeat(receiver, id, &mut delivery, stop).await,
+            Err(failure) => Err(self.verdict(failure, 1)),
+        }
+    }
+
+    /// The same with what was prepared before; `id` is the message's.
+    pub(super) async fn repeat(
+        &self,
+        receiver: &str,
+        id: Uuid,
+        delivery: &mut impl Attempt,
+        stop: &CancellationToken,
+    ) -> Result<(), Undeliverable> {
         let mut attempt = 1;
         loop {
             let failure = match delivery.attempt().await {
@@ -62,7 +72,7 @@ impl Retries {
                 attempt,
                 cause,
                 retry_in_seconds = wait.as_secs_f64(),
-                "an alert is not delivered yet"
+                "a message is not delivered yet"
             );
             tokio::select! {
                 biased;
@@ -72,7 +82,7 @@ impl Retries {
         }
     }
 
-    fn verdict(&self, failure: Failure, attempts: u32) -> Undeliverable {
+    pub(super) fn verdict(&self, failure: Failure, attempts: u32) -> Undeliverable {
         match failure {
             Failure::Passing { cause, .. } => Undeliverable::GivenUp { attempts, cause },
             Failure::Refused { cause } => Undeliverable::Refused { cause },

@@ -1,6 +1,6 @@
 //! A body of the receiver's own form: a text with placeholders such as `{{alert.kind}}`.
 //!
-//! What must hold: however odd an alert's values are, they stay within the place that the template
+//! What must hold: however odd the values are, they stay within the place that the template
 //! gives them. They are escaped for the body's content type, and a JSON template that could become
 //! anything but JSON is refused when it is loaded.
 
@@ -12,8 +12,18 @@ use uuid::Uuid;
 
 use super::alert::{Alert, AlertError, Message};
 
-/// The placeholders, and what each stands for. What an alert lacks becomes an empty text.
-const FIELDS: [Field; 13] = [
+/// What a template is filled in with.
+pub(super) trait Fill: Sized + 'static {
+    /// The placeholders, and what each stands for. What a value lacks becomes an empty text.
+    const FIELDS: &'static [Field<Self>];
+
+    /// A value all of whose texts are `text`.
+    fn sample(text: &str) -> Self;
+}
+
+type Field<M> = (&'static str, fn(&M) -> String);
+
+const MESSAGE_FIELDS: &[Field<Message>] = &[
     ("alert.eventId", |m| m.alert.event_id.to_string()),
     ("alert.kind", |m| m.alert.kind.clone()),
     ("alert.operation", |m| m.alert.operation.clone()),
@@ -33,8 +43,6 @@ const FIELDS: [Field; 13] = [
     ("alert.summary", Message::summary),
 ];
 
-type Field = (&'static str, fn(&Message) -> String);
-
 fn of_error(message: &Message, part: fn(&AlertError) -> &String) -> String {
     let error = message.alert.error.as_ref();
     error.map(|error| part(error).clone()).unwrap_or_default()
@@ -42,18 +50,18 @@ fn of_error(message: &Message, part: fn(&AlertError) -> &String) -> String {
 
 /// A compiled template.
 #[derive(Debug)]
-pub(super) struct Template {
-    parts: Vec<Part>,
+pub(super) struct Template<M> {
+    parts: Vec<Part<M>>,
     escape: Escape,
 }
 
 #[derive(Debug)]
-enum Part {
+enum Part<M> {
     Literal(String),
-    Field(fn(&Message) -> String),
+    Field(fn(&M) -> String),
 }
 
-impl Template {
+impl<M: Fill> Template<M> {
     /// Compiles a template for a body of that content type, or says what is wrong with it.
     pub(super) fn compile(text: &str, escape: Escape) -> Result<Self, String> {
         let mut parts = Vec::new();
@@ -61,15 +69,16 @@ impl Template {
         while let Some((literal, after)) = rest.split_once("{{") {
             let (name, after) = after.split_once("}}").ok_or("has a {{ without its }}")?;
             let name = name.trim();
-            let (_, value) = FIELDS
-                .into_iter()
+            let (_, value) = M::FIELDS
+                .iter()
                 .find(|(known, _)| *known == name)
                 .ok_or_else(|| {
-                    let known = FIELDS.map(|(known, _)| known).join(", ");
+                    let known: Vec<_> = M::FIELDS.iter().map(|(known, _)| *known).collect();
+                    let known = known.join(", ");
                     format!("has the placeholder {name:?}, which is none of {known}")
                 })?;
             parts.push(Part::Literal(literal.to_owned()));
-            parts.push(Part::Field(value));
+            parts.push(Part::Field(*value));
             rest = after;
         }
         parts.push(Part::Literal(rest.to_owned()));
@@ -79,7 +88,7 @@ impl Template {
     }
 
     /// The body for a message.
-    pub(super) fn render(&self, message: &Message) -> String {
+    pub(super) fn render(&self, message: &M) -> String {
         let mut body = String::new();
         for part in &self.parts {
             match part {
@@ -97,7 +106,7 @@ impl Template {
             return Ok(());
         }
         for text in ["\"}, {\\ x", ""] {
-            let body = self.render(&sample(text));
+            let body = self.render(&M::sample(text));
             if let Err(error) = serde_json::from_str::<Value>(&body) {
                 return Err(format!(
                     "does not give JSON; is a placeholder outside of double quotes? ({error})"
@@ -108,26 +117,29 @@ impl Template {
     }
 }
 
-/// A message all of whose texts are `text`.
-fn sample(text: &str) -> Message {
-    let text = text.to_owned();
-    Message {
-        alert: Alert {
-            event_id: Uuid::nil(),
-            kind: text.clone(),
-            operation: text.clone(),
-            caller_id: Some(text.clone()),
-            workflow: text.clone(),
-            tenant: text.clone(),
-            step: Some(text.clone()),
-            error: Some(AlertError {
-                code: text.clone(),
-                message: text.clone(),
-            }),
-            advice: text,
-            at: Timestamp::UNIX_EPOCH,
-        },
-        repeats: 0,
+impl Fill for Message {
+    const FIELDS: &'static [Field<Self>] = MESSAGE_FIELDS;
+
+    fn sample(text: &str) -> Self {
+        let text = text.to_owned();
+        Self {
+            alert: Alert {
+                event_id: Uuid::nil(),
+                kind: text.clone(),
+                operation: text.clone(),
+                caller_id: Some(text.clone()),
+                workflow: text.clone(),
+                tenant: text.clone(),
+                step: Some(text.clone()),
+                error: Some(AlertError {
+                    code: text.clone(),
+                    message: text.clone(),
+                }),
+                advice: text,
+                at: Timestamp::UNIX_EPOCH,
+            },
+            repeats: 0,
+        }
     }
 }
 
@@ -193,7 +205,7 @@ mod tests {
 
     #[test]
     fn every_placeholder_is_filled_in_and_escaped_for_json() {
-        let members: Vec<String> = FIELDS
+        let members: Vec<String> = MESSAGE_FIELDS
             .iter()
             .map(|(name, _)| format!("\"{name}\": \"{{{{ {name} }}}}\""))
             .collect();
@@ -257,7 +269,7 @@ mod tests {
             ("{\"a\": \"{{alert.kind}}\"", "does not give JSON"),
             ("", "does not give JSON"),
         ] {
-            let refusal = Template::compile(text, Escape::Json).unwrap_err();
+            let refusal = Template::<Message>::compile(text, Escape::Json).unwrap_err();
             assert!(refusal.contains(reason), "{text}: {refusal}");
         }
     }

@@ -19,11 +19,12 @@ use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, Response, StatusCode, Url};
 use serde::Serialize;
 use sha2::Sha256;
+use uuid::Uuid;
 
 use super::ReceiverError;
 use super::alert::{Alert, Message};
 use super::channel::Failure;
-use super::template::{Escape, Template};
+use super::template::{Escape, Fill, Template};
 use super::trust::read_certificates;
 use crate::chain::chain;
 use crate::config::{Secret, WebhookConfig};
@@ -44,14 +45,36 @@ const SECRET_EXPECTED: &str =
 
 /// A receiver that is called.
 pub(super) struct Webhook {
+    endpoint: Endpoint,
+    template: Option<Template<Message>>,
+}
+
+impl Webhook {
+    pub(super) fn new(config: &WebhookConfig, timeout: Duration) -> Result<Self, ReceiverError> {
+        Ok(Self {
+            endpoint: Endpoint::new(config, timeout)?,
+            template: template_of(config)?,
+        })
+    }
+
+    pub(super) fn prepare(&self, message: &Message) -> Call<'_> {
+        let body = match &self.template {
+            Some(template) => template.render(message),
+            None => body(message),
+        };
+        self.endpoint.call(message.alert.event_id, body)
+    }
+}
+
+/// Where a body is sent to, and what goes with it.
+pub(super) struct Endpoint {
     client: Client,
     url: Url,
     key: Option<SigningKey>,
     headers: HeaderMap,
-    template: Option<Template>,
 }
 
-impl Webhook {
+impl Endpoint {
     pub(super) fn new(config: &WebhookConfig, timeout: Duration) -> Result<Self, ReceiverError> {
         let url = match &config.url {
             Some(url) => read_url(url.reveal())?,
@@ -62,21 +85,12 @@ impl Webhook {
             None if config.template.is_some() => None,
             None => return Err(ReceiverError::new("secret", SECRET_EXPECTED)),
         };
-        let content_type = config.content_type.as_deref().unwrap_or(JSON);
-        let template = match &config.template {
-            Some(template) => Some(read_template(template, content_type)?),
-            None if config.content_type.is_some() => {
-                let problem = "goes with a template only: without one the body is JSON";
-                return Err(ReceiverError::new("contentType", problem));
-            }
-            None => None,
-        };
         let mut headers = HeaderMap::new();
         for (name, value) in &config.headers {
             let (name, value) = read_header(name, value)?;
             headers.insert(name, value);
         }
-        let content_type = HeaderValue::from_str(content_type)
+        let content_type = HeaderValue::from_str(content_type(config))
             .map_err(|_| ReceiverError::new("contentType", "is no value of a header"))?;
         headers.insert(CONTENT_TYPE, content_type);
         let certificates = match &config.ca_file {
@@ -96,21 +110,35 @@ impl Webhook {
             url,
             key,
             headers,
-            template,
         })
     }
 
-    pub(super) fn prepare(&self, message: &Message) -> Call<'_> {
-        let body = match &self.template {
-            Some(template) => template.render(message),
-            None => body(message),
-        };
+    /// A body on its way, the same for all attempts.
+    pub(super) fn call(&self, id: Uuid, body: String) -> Call<'_> {
         Call {
-            webhook: self,
-            id: message.alert.event_id.to_string(),
+            endpoint: self,
+            id: id.to_string(),
             body: body.into(),
         }
     }
+}
+
+/// The template of a receiver, if it has one.
+pub(super) fn template_of<M: Fill>(
+    config: &WebhookConfig,
+) -> Result<Option<Template<M>>, ReceiverError> {
+    match &config.template {
+        Some(template) => read_template(template, content_type(config)).map(Some),
+        None if config.content_type.is_some() => {
+            let problem = "goes with a template only: without one the body is JSON";
+            Err(ReceiverError::new("contentType", problem))
+        }
+        None => Ok(None),
+    }
+}
+
+fn content_type(config: &WebhookConfig) -> &str {
+    config.content_type.as_deref().unwrap_or(JSON)
 }
 
 /// Waybill's own body, in the form that the specification recommends.
@@ -144,20 +172,19 @@ fn body(message: &Message) -> String {
 
 /// A message on its way to the receiver.
 pub(super) struct Call<'a> {
-    webhook: &'a Webhook,
+    endpoint: &'a Endpoint,
     id: String,
     body: Bytes,
 }
 
 impl Call<'_> {
     pub(super) async fn attempt(&self) -> Result<(), Failure> {
-        let Webhook {
+        let Endpoint {
             client,
             url,
             key,
             headers,
-            ..
-        } = self.webhook;
+        } = self.endpoint;
         let timestamp = Timestamp::now().as_second();
         let mut request = client
             .post(url.clone())
@@ -247,7 +274,7 @@ fn read_url(text: &str) -> Result<Url, ReceiverError> {
     Ok(url)
 }
 
-fn read_template(text: &str, content_type: &str) -> Result<Template, ReceiverError> {
+fn read_template<M: Fill>(text: &str, content_type: &str) -> Result<Template<M>, ReceiverError> {
     let escape = Escape::of_content_type(content_type).ok_or_else(|| {
         ReceiverError::new(
             "contentType",

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub use secret::{Secret, SecretUrl};
 
+use super::owners::OwnersConfig;
 use super::{ConfigError, units};
 
 /// A name of a receiver is at most this long: it is a label of metrics.
@@ -48,6 +49,8 @@ pub struct AlertsConfig {
     pub max_age: Duration,
     /// Who is told, by name.
     pub receivers: BTreeMap<String, ReceiverConfig>,
+    /// How those are told who asked to be told of an operation.
+    pub owners: OwnersConfig,
 }
 
 impl Default for AlertsConfig {
@@ -63,6 +66,7 @@ impl Default for AlertsConfig {
             timeout: Duration::from_secs(10),
             max_age: Duration::from_secs(24 * 60 * 60),
             receivers: BTreeMap::new(),
+            owners: OwnersConfig::default(),
         }
     }
 }
@@ -73,27 +77,14 @@ impl AlertsConfig {
         for (name, receiver) in &mut self.receivers {
             let key = |key: &str| format!("alerts.receivers.{name}.{key}");
             match receiver {
-                ReceiverConfig::Webhook(webhook) => {
-                    if let Some(url) = take_file(&mut webhook.url_file, &key("webhook.url"))? {
-                        refuse_second(webhook.url.is_some(), &key("webhook.url"))?;
-                        webhook.url = Some(url.into());
-                    }
-                    let secret = key("webhook.secret");
-                    read_secret(&mut webhook.secret, &mut webhook.secret_file, &secret)?;
-                    for (header, path) in std::mem::take(&mut webhook.header_files) {
-                        let key = key(&format!("webhook.headers.{header}"));
-                        refuse_second(webhook.headers.contains_key(&header), &key)?;
-                        let value = read(&path, &key)?.into();
-                        webhook.headers.insert(header, value);
-                    }
-                }
+                ReceiverConfig::Webhook(webhook) => webhook.read_files(&key("webhook"))?,
                 ReceiverConfig::Email(email) => {
                     let password = key("email.password");
                     read_secret(&mut email.password, &mut email.password_file, &password)?;
                 }
             }
         }
-        Ok(())
+        self.owners.read_files()
     }
 
     /// Reports the first thing that cannot work.
@@ -125,13 +116,14 @@ impl AlertsConfig {
                 ),
             ));
         }
-        match crate::alerts::receivers(self) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(ConfigError::Invalid {
+        self.owners.check()?;
+        let receivers = crate::alerts::receivers(self).map(drop);
+        receivers
+            .and_then(|()| crate::alerts::check_owners(self))
+            .map_err(|error| ConfigError::Invalid {
                 key: error.key,
                 problem: error.problem,
-            }),
-        }
+            })
     }
 }
 
@@ -169,6 +161,25 @@ pub struct WebhookConfig {
     pub template: Option<String>,
     /// What the template is, which says how values are escaped in it; `None` for JSON.
     pub content_type: Option<String>,
+}
+
+impl WebhookConfig {
+    /// Moves what stands in files to where it would stand in the configuration, at `place`.
+    pub(super) fn read_files(&mut self, place: &str) -> Result<(), ConfigError> {
+        let key = |key: &str| format!("{place}.{key}");
+        if let Some(url) = take_file(&mut self.url_file, &key("url"))? {
+            refuse_second(self.url.is_some(), &key("url"))?;
+            self.url = Some(url.into());
+        }
+        read_secret(&mut self.secret, &mut self.secret_file, &key("secret"))?;
+        for (header, path) in std::mem::take(&mut self.header_files) {
+            let key = key(&format!("headers.{header}"));
+            refuse_second(self.headers.contains_key(&header), &key)?;
+            let value = read(&path, &key)?.into();
+            self.headers.insert(header, value);
+        }
+        Ok(())
+    }
 }
 
 /// A receiver that is written to.
@@ -248,7 +259,7 @@ fn refuse_second(is_set: bool, key: &str) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn invalid(key: &str, problem: &str) -> ConfigError {
+pub(super) fn invalid(key: &str, problem: &str) -> ConfigError {
     ConfigError::Invalid {
         key: key.to_owned(),
         problem: problem.to_owned(),

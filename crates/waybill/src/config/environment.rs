@@ -23,7 +23,11 @@ const NOT_KEYS: [&str; 1] = ["WAYBILL_CONFIG"];
 const OPEN: [&str; 2] = ["kafka.properties", "kafka.propertyFiles"];
 
 /// Keys that no variable sets: they have a structure that belongs into a file.
-const FILE_ONLY: [&str; 1] = ["alerts.receivers"];
+const FILE_ONLY: [&str; 3] = [
+    "alerts.receivers",
+    "alerts.owners.email",
+    "alerts.owners.sms",
+];
 
 /// The environment variables of a process, or those that a test makes up.
 #[derive(Clone, PartialEq, Eq, Default)]
@@ -189,6 +193,8 @@ fn set(config: &mut Config, levels: &[String], text: &str) -> Result<(), String>
     let properties = std::mem::take(&mut config.kafka.properties);
     let receivers = std::mem::take(&mut config.alerts.receivers);
     let password = config.store.scylla.password.take();
+    let owners_email = config.alerts.owners.email.take();
+    let owners_sms = config.alerts.owners.sms.take();
     let list = || {
         text.split(',')
             .map(|item| Value::from(item.trim()))
@@ -224,6 +230,8 @@ fn set(config: &mut Config, levels: &[String], text: &str) -> Result<(), String>
     if config.store.scylla.password.is_none() {
         config.store.scylla.password = password;
     }
+    config.alerts.owners.email = owners_email;
+    config.alerts.owners.sms = owners_sms;
     outcome
 }
 

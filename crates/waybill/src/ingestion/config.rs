@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::gate::{GateLimits, HEADERS_LIMIT_MAX};
 use super::json::DEPTH_LIMIT_MAX;
+use crate::contact::ContactRules;
 
 /// The settings of ingestion. Every queue, and everything that a client can make grow, is bounded
 /// by one of them.
@@ -52,6 +53,8 @@ pub struct IngestionConfig {
     pub pending_read_timeout: Duration,
     /// What the name of a `replyTo` topic must begin with, any of these; none allows no `replyTo`.
     pub reply_to_prefixes: Vec<String>,
+    /// Who may be named to be told of an operation.
+    pub contacts: ContactRules,
     /// Streams of an operation's events at once; further ones are answered 503.
     pub event_streams_max: usize,
     /// How long requests under way may take to finish at shutdown.
@@ -81,6 +84,7 @@ impl Default for IngestionConfig {
             pending_reads_max: 16,
             pending_read_timeout: Duration::from_millis(500),
             reply_to_prefixes: Vec::new(),
+            contacts: ContactRules::default(),
             event_streams_max: 500,
             drain_timeout: Duration::from_secs(5),
         }

@@ -132,6 +132,7 @@ impl Ingestion {
                 workflows,
                 json_depth_max: config.depth_max(),
                 reply_to_prefixes: config.reply_to_prefixes.clone(),
+                contacts: config.contacts.clone(),
             }),
             measures: Arc::new(Measures::new()),
             docs: Docs::new(),

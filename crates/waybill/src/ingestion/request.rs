@@ -12,15 +12,21 @@ use jiff::tz::TimeZone;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use waybill_drone_delivery::request::{self as drone_delivery, DeliveryRequest};
-use waybill_engine::{CreateRequest, IdOrigin, OperationId, RequestHash, Timestamp, Workflows};
+use waybill_engine::{
+    Contact, CreateRequest, IdOrigin, OperationId, RequestHash, Timestamp, Workflows,
+};
 use waybill_messages::is_topic_name;
 
 use super::id::{self, CallerId};
 use super::json;
 use super::problem::{FieldProblem, Problem};
+use crate::contact::ContactRules;
 
 /// The workflow that deliveries run, and the one whose input has a form of its own.
 pub const DRONE_DELIVERY: &str = "drone-delivery";
+
+/// The field that says who is told how an operation ended.
+const NOTIFY: &str = "notify";
 
 /// The longest tenant, in characters.
 const TENANT_CHARS_MAX: usize = 256;
@@ -34,6 +40,8 @@ pub struct Rules {
     pub json_depth_max: usize,
     /// What the name of a `replyTo` topic must begin with: any of these.
     pub reply_to_prefixes: Vec<String>,
+    /// Who may be named to be told of an operation.
+    pub contacts: ContactRules,
 }
 
 /// What comes with a body, in the request's head.
@@ -111,8 +119,13 @@ pub fn delivery(
     rules: &Rules,
     now: Timestamp,
 ) -> Result<Submission, Problem> {
-    let value = json::parse(body, rules.json_depth_max)?;
+    let mut value = json::parse(body, rules.json_depth_max)?;
     let mut draft = Draft::new(envelope, rules, now);
+    // It is about the delivery and no part of it: no step is to see it.
+    let notify = value
+        .as_object_mut()
+        .and_then(|fields| fields.remove(NOTIFY));
+    draft.notify(notify.as_ref());
     draft.workflow = rules
         .workflows
         .newest(DRONE_DELIVERY)
@@ -149,6 +162,7 @@ struct Draft<'a> {
     caller_id: Option<CallerId>,
     deadline: Option<Timestamp>,
     reply_to: Option<String>,
+    notify: Vec<Contact>,
     input: Option<Input>,
 }
 
@@ -171,6 +185,7 @@ impl<'a> Draft<'a> {
             caller_id: envelope.idempotency_key.clone(),
             deadline: None,
             reply_to: None,
+            notify: Vec::new(),
             input: None,
         }
     }
@@ -203,7 +218,9 @@ impl<'a> Draft<'a> {
     }
 
     fn operation(&mut self, fields: &mut Map<String, Value>) {
-        const KNOWN: [&str; 6] = ["workflow", "id", "input", "deadline", "tenant", "replyTo"];
+        const KNOWN: [&str; 7] = [
+            "workflow", "id", "input", "deadline", "tenant", "replyTo", NOTIFY,
+        ];
         let name = match self.text(fields, "workflow") {
             Some(name) => {
                 self.workflow = self
@@ -246,6 +263,7 @@ impl<'a> Draft<'a> {
         if let Some(topic) = self.text(fields, "replyTo") {
             self.reply_to(topic);
         }
+        self.notify(fields.get(NOTIFY));
         match fields.remove("input") {
             Some(input) if name.as_deref() == Some(DRONE_DELIVERY) => {
                 self.delivery(&input, "/input");
@@ -336,6 +354,33 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// Takes who is to be told; `null` counts as absent. No detail repeats a contact.
+    fn notify(&mut self, value: Option<&Value>) {
+        let uris = match value {
+            None | Some(Value::Null) => return,
+            Some(Value::Array(uris)) if uris.len() <= Contact::COUNT_MAX => uris,
+            Some(Value::Array(_)) => {
+                let detail = format!("must name at most {} contacts", Contact::COUNT_MAX);
+                return self.wrong("/notify", detail);
+            }
+            Some(_) => return self.wrong("/notify", "must be a list of URIs"),
+        };
+        for (place, uri) in uris.iter().enumerate() {
+            let pointer = format!("/notify/{place}");
+            let Value::String(uri) = uri else {
+                self.wrong(pointer, "must be a string");
+                continue;
+            };
+            match self.rules.contacts.read(uri) {
+                Ok(reachable) if self.notify.contains(&reachable.contact) => {
+                    self.wrong(pointer, "is named before");
+                }
+                Ok(reachable) => self.notify.push(reachable.contact),
+                Err(error) => self.wrong(pointer, error.to_string()),
+            }
+        }
+    }
+
     fn finish(mut self) -> Result<Submission, Problem> {
         if !self.errors.is_empty() {
             self.errors.append(&mut self.overdue);
@@ -366,6 +411,7 @@ impl<'a> Draft<'a> {
                 self.deadline,
                 self.reply_to.as_deref(),
                 input,
+                &self.notify,
             )
         };
         let (request_hash, input) = match input {
@@ -386,6 +432,7 @@ impl<'a> Draft<'a> {
                 requested_at: self.now,
                 traceparent: self.envelope.traceparent.clone(),
                 resubmission_of: None,
+                notify: self.notify,
             },
             workflow,
             overdue: self.overdue,
@@ -409,13 +456,15 @@ fn named(
 }
 
 /// The hash of a request's canonical form: its parts in this order, each after its length. It is
-/// kept for as long as rows are, so neither order nor parts may change.
+/// kept for as long as rows are, so neither order nor parts may change. Contacts, where there are
+/// any, are further parts: a request without them has the hash that it always had.
 fn request_hash(
     workflow: &str,
     tenant: &str,
     deadline: Option<Timestamp>,
     reply_to: Option<&str>,
     input: &[u8],
+    notify: &[Contact],
 ) -> RequestHash {
     let deadline = deadline.map(|deadline| deadline.as_micros().to_be_bytes());
     let parts: [&[u8]; 5] = [
@@ -426,7 +475,8 @@ fn request_hash(
         input,
     ];
     let mut sha = Sha256::new();
-    for part in parts {
+    let contacts = notify.iter().map(|contact| contact.reveal().as_bytes());
+    for part in parts.into_iter().chain(contacts) {
         sha.update((part.len() as u64).to_be_bytes());
         sha.update(part);
     }

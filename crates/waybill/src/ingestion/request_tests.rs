@@ -24,6 +24,10 @@ fn rules() -> Rules {
         ),
         json_depth_max: 16,
         reply_to_prefixes: vec!["replies.".into()],
+        contacts: ContactRules {
+            email_domains: Some(Vec::new()),
+            sms: true,
+        },
     }
 }
 
@@ -186,6 +190,7 @@ fn the_hash_of_a_request_never_changes() {
         Some(Timestamp(1)),
         Some("replies.x"),
         b"{}",
+        &[],
     );
     assert_eq!(hash.to_string(), GOLDEN_HASH);
 }
@@ -367,5 +372,93 @@ fn a_deadline_that_has_passed_refuses_what_is_no_repeat() {
     assert_eq!(
         alone.check_deadlines().unwrap_err().errors[0].pointer,
         "/deadline"
+    );
+}
+
+fn with_contacts(contacts: Value) -> Value {
+    with(delivery_body(), "notify", contacts)
+}
+
+#[test]
+fn whom_to_tell_is_beside_the_input_and_the_same_through_either_form() {
+    let contacts = json!(["MAILTO:anna@Example.org", "tel:+49-170-1234567"]);
+    let expected = ["mailto:anna@example.org", "tel:+491701234567"].map(Contact::new);
+    let first = take_delivery(&with_contacts(contacts.clone()), &with_key("d-1"));
+    assert_eq!(first.record.notify, expected);
+    let input = String::from_utf8(first.record.input.clone()).unwrap();
+    assert!(
+        !input.contains("notify") && !input.contains("anna"),
+        "{input}"
+    );
+    let general = json!({
+        "workflow": DRONE_DELIVERY, "id": "d-1", "input": delivery_body(), "notify": contacts,
+    });
+    assert_eq!(take_operation(&general, &Envelope::default()), first);
+    assert!(!format!("{first:?}").contains("anna"));
+}
+
+#[test]
+fn contacts_are_part_of_the_hash_where_there_are_any() {
+    let hash = |body: &Value| take_delivery(body, &with_key("d-1")).record.request_hash;
+    let none = hash(&delivery_body());
+    assert_eq!(hash(&with_contacts(Value::Null)), none);
+    assert_eq!(hash(&with_contacts(json!([]))), none);
+    let anna = hash(&with_contacts(json!(["mailto:anna@example.org"])));
+    let ben = hash(&with_contacts(json!(["mailto:ben@example.org"])));
+    assert!(anna != none && ben != none && anna != ben);
+    assert_eq!(
+        hash(&with_contacts(json!(["mailto:anna@EXAMPLE.org"]))),
+        anna
+    );
+}
+
+#[test]
+fn every_contact_that_cannot_be_told_is_named_by_its_place_and_never_repeated() {
+    let general = |contacts: Value| json!({"workflow": "order", "input": {}, "notify": contacts});
+    let places = |contacts: Value| -> Vec<_> {
+        let wrong = wrong_fields(&general(contacts));
+        for (_, detail) in &wrong {
+            assert!(!detail.contains("anna.b"), "{detail}");
+        }
+        wrong.into_iter().map(|(pointer, _)| pointer).collect()
+    };
+    assert_eq!(places(json!("mailto:anna.b@example.org")), ["/notify"]);
+    assert_eq!(
+        places(json!(["tel:+1", "tel:+2", "tel:+3", "tel:+4", "tel:+5"])),
+        ["/notify"]
+    );
+    assert_eq!(
+        places(json!([
+            "tel:+1",
+            "mailto:anna.b@example.org?cc=x",
+            7,
+            "tel:+1"
+        ])),
+        ["/notify/1", "/notify/2", "/notify/3"]
+    );
+
+    let nobody = Rules {
+        contacts: ContactRules::default(),
+        ..rules()
+    };
+    let body = general(json!(["mailto:anna.b@example.org", "tel:+1"])).to_string();
+    let error = operation(body.as_bytes(), &Envelope::default(), &nobody, NOW).unwrap_err();
+    let told: Vec<_> = error
+        .errors
+        .iter()
+        .map(|e| (&*e.pointer, &*e.detail))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            (
+                "/notify/0",
+                "cannot be told: nobody here is told by e-mail (alerts.owners.email is not set)"
+            ),
+            (
+                "/notify/1",
+                "cannot be told: nobody here is told by text message (alerts.owners.sms is not set)"
+            ),
+        ]
     );
 }

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use waybill_agent::http::{AgentsFile, NamedHandler};
-use waybill_agent::{Agents, AgentsConfig, InstancePlace};
+use waybill_agent::{Agents, AgentsConfig};
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 
-use super::topic_names;
+use super::{instance, topic_names};
 use crate::admin::Admin;
 use crate::config::{Config, read_document};
 use crate::shutdown::{Running, Stage};
@@ -35,7 +35,7 @@ pub(super) async fn start(
     agents_config.group = format!("{}-agents", config.kafka.topic_prefix);
     let place = match &settings.instance_id {
         Some(_) => None,
-        None => place(config),
+        None => instance::place(config, INSTANCES_DIR),
     };
     agents_config.instance_id = settings
         .instance_id
@@ -62,20 +62,6 @@ pub(super) async fn start(
         Ok(agents.shutdown().await?)
     });
     Ok(())
-}
-
-/// A name that this process finds again when it is started again on the same data directory, so
-/// that its share of the work does not wait for its session to end after a `kill -9`. Works without
-/// one where the directory cannot be written to.
-fn place(config: &Config) -> Option<InstancePlace> {
-    InstancePlace::take(&config.data_dir.join(INSTANCES_DIR))
-        .inspect_err(|error| {
-            tracing::info!(
-                error = error as &dyn std::error::Error,
-                "the agents join as somebody new at each start; set agents.instanceId to change that"
-            );
-        })
-        .ok()
 }
 
 /// Every agent of the configuration, by name, checked against the workflows.

@@ -1,30 +1,62 @@
 //! Telling people of alerts.
 
+use std::sync::Arc;
+
+use waybill_agent::InstancePlace;
 use waybill_kafka::KafkaSettings;
 
-use super::topic_names;
-use crate::alerts::{AlertSource, followers};
+use super::{instance, topic_names};
+use crate::alerts::{AlertSource, followers, owners_followers};
 use crate::config::Config;
 use crate::shutdown::{Running, Stage};
+
+/// Where in the data directory the processes find their names.
+const INSTANCES_DIR: &str = "alerts";
 
 /// The share of the stop that an attempt under way may take: others stop after it.
 const STOP_SHARE: u32 = 4;
 
-/// Starts a follower for every configured receiver.
+/// Starts a follower for every configured receiver, and for every way to owners.
 pub(super) fn start(
     config: &Config,
     kafka: &KafkaSettings,
     running: &Running,
 ) -> anyhow::Result<()> {
+    let owners = &config.alerts.owners;
+    if config.alerts.receivers.is_empty() && owners.email.is_none() && owners.sms.is_none() {
+        return Ok(());
+    }
+    let place = instance::place(config, INSTANCES_DIR).map(Arc::new);
     let source = AlertSource {
         kafka: kafka.clone(),
         topics: topic_names(config),
+        instance_id: place.as_ref().map(|place| place.id().to_owned()),
         stop_within: config.shutdown_timeout / STOP_SHARE,
     };
     for follower in followers(&config.alerts, &source)? {
         let name = format!("alerts to {}", follower.receiver());
         // After the scheduler, so that what its last decisions raise is told of, too.
-        running.spawn(Stage::Agents, name, |stop| follower.run(stop));
+        let place = place.clone();
+        running.spawn(Stage::Agents, name, |stop| {
+            held_for(place, follower.run(stop))
+        });
+    }
+    for follower in owners_followers(&config.alerts, &source)? {
+        let name = format!("alerts to {}", follower.name());
+        let place = place.clone();
+        running.spawn(Stage::Agents, name, |stop| {
+            held_for(place, follower.run(stop))
+        });
     }
     Ok(())
+}
+
+/// Runs a follower whose name is this process's for as long as it runs.
+async fn held_for(
+    place: Option<Arc<InstancePlace>>,
+    following: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    let result = following.await;
+    drop(place);
+    result
 }

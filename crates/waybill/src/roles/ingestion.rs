@@ -56,6 +56,7 @@ fn ingestion_config(config: &Config) -> IngestionConfig {
         pending_reads_max: http.pending_reads_max,
         pending_read_timeout: http.pending_read_timeout,
         reply_to_prefixes: http.reply_to_prefixes.clone(),
+        contacts: config.alerts.owners.contact_rules(),
         event_streams_max: http.event_streams_max,
         drain_timeout: http.drain_timeout,
     }

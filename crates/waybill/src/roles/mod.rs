@@ -7,6 +7,7 @@ mod agents;
 mod alerts;
 mod embedded;
 mod ingestion;
+mod instance;
 mod samples;
 mod scheduler;
 mod store;

@@ -1,9 +1,12 @@
 //! The supervisor: what sees to operations that failed or stand still.
 
-use super::World;
+use super::{World, instance};
 use crate::config::Config;
 use crate::shutdown::{Running, Stage};
 use crate::supervisor::{self, SupervisorParts, SupervisorSettings};
+
+/// Where in the data directory supervisors find their names.
+const INSTANCES_DIR: &str = "supervisor";
 
 /// Starts the supervisor.
 pub(super) fn start(config: &Config, world: &World, running: &Running) {
@@ -13,9 +16,15 @@ pub(super) fn start(config: &Config, world: &World, running: &Running) {
         topics: world.topics.clone(),
         workflows: world.workflows.clone(),
     };
-    let settings = supervisor_settings(config);
-    running.spawn(Stage::Scheduler, "supervisor", move |stop| {
-        supervisor::run(settings, parts, stop)
+    let place = instance::place(config, INSTANCES_DIR);
+    let settings = SupervisorSettings {
+        instance_id: place.as_ref().map(|place| place.id().to_owned()),
+        ..supervisor_settings(config)
+    };
+    running.spawn(Stage::Scheduler, "supervisor", move |stop| async move {
+        // The name is this process's for as long as the supervisor uses it.
+        let _place = place;
+        supervisor::run(settings, parts, stop).await
     });
 }
 
@@ -30,5 +39,6 @@ fn supervisor_settings(config: &Config) -> SupervisorSettings {
         lease_margin: config.scheduler.lease_margin,
         scheduler_lease: config.scheduler.lease,
         clock_skew: settings.clock_skew,
+        instance_id: None,
     }
 }

@@ -23,6 +23,9 @@ const STEP_PARTITION_BYTES_MAX: u64 = 128 * 1024 * 1024;
 /// What a partition of status records, failed operations or dead letters keeps on it.
 const RESULT_PARTITION_BYTES_MAX: u64 = 512 * 1024 * 1024;
 
+/// How long the topic that holds personal data keeps it at most.
+const CONTACTS_RETENTION_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
 /// Creates what is missing, and checks that the number of partitions is the configured one.
 pub(super) async fn create(
     config: &Config,
@@ -85,6 +88,10 @@ fn specs(config: &Config, workflows: &Workflows) -> Vec<TopicSpec> {
         kept_for(config.kafka.results_retention),
         sized(RECORD_BYTES_MAX),
     ];
+    let mut notices = vec![
+        kept_for(config.kafka.results_retention.min(CONTACTS_RETENTION_MAX)),
+        sized(RECORD_BYTES_MAX),
+    ];
     // What an operator asks for is answered once it is there: as durable as a request.
     let mut recoveries = vec![
         kept_for(config.kafka.requests_retention),
@@ -109,6 +116,7 @@ fn specs(config: &Config, workflows: &Workflows) -> Vec<TopicSpec> {
         // One machine's disk: what can be derived again, or was told, is bounded by size as well.
         steps.push(("retention.bytes", STEP_PARTITION_BYTES_MAX.to_string()));
         results.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
+        notices.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
         dead_letters.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
         recoveries.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
     }
@@ -119,6 +127,7 @@ fn specs(config: &Config, workflows: &Workflows) -> Vec<TopicSpec> {
         spec(names.operation_status(), &results),
         spec(names.failed_operations(), &results),
         spec(names.operator_alerts(), &results),
+        spec(names.owner_notices(), &notices),
         spec(&Topics::dead_letter(names.requests()), &dead_letters),
         spec(&Topics::dead_letter(names.step_replies()), &dead_letters),
         spec(&Topics::dead_letter(names.recovery()), &dead_letters),

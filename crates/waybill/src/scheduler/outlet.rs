@@ -116,6 +116,10 @@ impl Outlet {
                 let topic = self.topics.operator_alerts();
                 self.told(topic, alert.operation, &**alert, buffer, settlement);
             }
+            Message::Owner(notice) => {
+                let topic = self.topics.owner_notices();
+                self.told(topic, notice.operation, &**notice, buffer, settlement);
+            }
             Message::Home {
                 source,
                 partition,

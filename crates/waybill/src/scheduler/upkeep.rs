@@ -187,7 +187,6 @@ impl Shell {
                 replies: reached.replies,
                 recoveries: reached.recoveries,
                 requests_fingerprint: reached.requests_fingerprint.or(stored.requests_fingerprint),
-                ..stored
             };
             let release = owned.may_release(self.commits.involve(partition));
             if !release && !owned.renewal_due(checkpoint, reached.consumed, &self.settings) {

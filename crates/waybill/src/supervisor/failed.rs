@@ -46,8 +46,10 @@ impl Following {
     /// Follows on a thread of its own until it is stopped.
     pub(super) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let topics = &self.parts.topics;
-        let options =
-            GroupOptions::new(format!("{}.{GROUP}", topics.prefix()), "waybill-supervisor");
+        let options = GroupOptions {
+            instance_id: self.settings.instance_id.clone(),
+            ..GroupOptions::new(format!("{}.{GROUP}", topics.prefix()), "waybill-supervisor")
+        };
         let consumer = GroupConsumer::new(&self.parts.kafka, &options)
             .context("the supervisor's consumer cannot be made")?;
         consumer

@@ -60,6 +60,9 @@ pub struct SupervisorSettings {
     pub scheduler_lease: Duration,
     /// How far the clocks of the processes may lie apart.
     pub clock_skew: Duration,
+    /// A name that stays the same over restarts of this process, so that it gets its share of
+    /// failed-operations back at once after it was killed; `None` to join as somebody new.
+    pub instance_id: Option<String>,
 }
 
 /// What the supervisor works with.

@@ -24,7 +24,7 @@ use crate::http::{Answer, Receiver};
 use crate::running::{PATIENCE, email, quick, repeats, webhook};
 use crate::smtp::SmtpServer;
 
-const PARTITIONS: u32 = 3;
+pub const PARTITIONS: u32 = 3;
 
 #[tokio::test]
 async fn what_lies_in_the_topic_before_the_first_start_is_told_of_unless_it_is_too_old() {
@@ -223,17 +223,46 @@ async fn a_stop_does_not_wait_for_a_receiver_that_hangs() {
     following.stop().await;
 }
 
-/// A broker with an alerts' topic.
-struct Log {
-    kafka: KafkaSettings,
-    topics: Topics,
+#[tokio::test]
+async fn whoever_comes_back_under_its_name_takes_its_place_in_the_group() {
+    let log = Log::start().await;
+    let receiver = Receiver::start([]).await;
+    let config = AlertsConfig {
+        receivers: [("pager".to_owned(), webhook(&receiver))].into(),
+        ..quick()
+    };
+    let start = || {
+        let stop = CancellationToken::new();
+        let source = log.source(Some("the-only-one"));
+        let follower = followers(&config, &source).unwrap().remove(0);
+        (tokio::spawn(follower.run(stop.clone())), stop)
+    };
+    let (first, _stop) = start();
+    log.send(&[alert("first")]).await;
+    received(&receiver, 1).await;
+
+    // The first is not told to stop: were it not for the name, it would keep its share.
+    let (second, stop) = start();
+    let fenced = timeout(PATIENCE, first).await.unwrap().unwrap();
+    assert!(fenced.is_err(), "its place is another's now");
+    let all: Vec<_> = (0..9).map(|step| alert(&step.to_string())).collect();
+    log.send(&all).await;
+    received(&receiver, 10).await;
+    stop.cancel();
+    timeout(PATIENCE, second).await.unwrap().unwrap().unwrap();
+}
+
+/// A broker with the topics of alerts and of notices to owners.
+pub struct Log {
+    pub kafka: KafkaSettings,
+    pub topics: Topics,
     producer: Producer<Arc<Settlement>>,
     _broker: Broker,
     _dir: TempDir,
 }
 
 impl Log {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut config = BrokerConfig::new(dir.path());
         config.listen = "127.0.0.1:0".parse().unwrap();
@@ -242,8 +271,9 @@ impl Log {
         let topics = Topics::default();
         let admin = Admin::new(&kafka, "test").unwrap();
         admin.wait_ready(PATIENCE).await.unwrap();
-        let topic = TopicSpec::new(topics.operator_alerts(), PARTITIONS);
-        admin.create_topics(&[topic]).await.unwrap();
+        let specs = [topics.operator_alerts(), topics.owner_notices()]
+            .map(|topic| TopicSpec::new(topic, PARTITIONS));
+        admin.create_topics(&specs).await.unwrap();
         let producer = Producer::new(&kafka, &ProducerOptions::new("test")).unwrap();
         Self {
             kafka,
@@ -265,8 +295,12 @@ impl Log {
     }
 
     async fn send_bytes(&self, partition: PartitionId, value: &[u8]) {
+        self.send_to(self.topics.operator_alerts(), partition, value)
+            .await;
+    }
+
+    pub async fn send_to(&self, topic: &str, partition: PartitionId, value: &[u8]) {
         let (settlement, settled) = Settlement::channel(1);
-        let topic = self.topics.operator_alerts();
         let record = OutRecord::new(topic, partition, b"key", value);
         assert!(self.producer.send(&record, settlement).is_ok());
         settled.await.unwrap().unwrap();
@@ -283,13 +317,8 @@ impl Log {
                 .into(),
             ..config
         };
-        let source = AlertSource {
-            kafka: self.kafka.clone(),
-            topics: self.topics.clone(),
-            stop_within: Duration::from_millis(500),
-        };
         let stop = CancellationToken::new();
-        let followers = followers(&config, &source).unwrap();
+        let followers = followers(&config, &self.source(None)).unwrap();
         let followers = followers
             .into_iter()
             .map(|follower| tokio::spawn(follower.run(stop.clone())));
@@ -298,16 +327,25 @@ impl Log {
             stop,
         }
     }
+
+    pub fn source(&self, instance_id: Option<&str>) -> AlertSource {
+        AlertSource {
+            kafka: self.kafka.clone(),
+            topics: self.topics.clone(),
+            instance_id: instance_id.map(str::to_owned),
+            stop_within: Duration::from_millis(500),
+        }
+    }
 }
 
 /// Followers that run.
-struct Following {
-    followers: Vec<JoinHandle<anyhow::Result<()>>>,
-    stop: CancellationToken,
+pub struct Following {
+    pub followers: Vec<JoinHandle<anyhow::Result<()>>>,
+    pub stop: CancellationToken,
 }
 
 impl Following {
-    async fn stop(self) {
+    pub async fn stop(self) {
         self.stop.cancel();
         for follower in self.followers {
             timeout(PATIENCE, follower).await.unwrap().unwrap().unwrap();
@@ -337,7 +375,7 @@ fn alert_at(step: &str, at: Timestamp) -> OperatorAlert {
     }
 }
 
-fn now() -> Timestamp {
+pub fn now() -> Timestamp {
     Timestamp(jiff::Timestamp::now().as_microsecond())
 }
 
@@ -345,14 +383,14 @@ fn failures() -> Vec<Answer> {
     vec![Answer::Status(500); 1_000]
 }
 
-async fn received(receiver: &Receiver, count: usize) -> Vec<crate::http::Received> {
+pub async fn received(receiver: &Receiver, count: usize) -> Vec<crate::http::Received> {
     match timeout(PATIENCE, receiver.received(count)).await {
         Ok(requests) => requests,
         Err(_) => panic!("{} of {count} requests came", receiver.count()),
     }
 }
 
-async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let waiting = async {
         while !holds() {
             sleep(Duration::from_millis(20)).await;

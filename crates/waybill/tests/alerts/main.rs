@@ -3,6 +3,7 @@
 mod follow;
 mod http;
 mod mail;
+mod owners;
 mod process;
 mod running;
 mod smtp;

@@ -172,3 +172,101 @@ async fn what_a_receiver_has_not_had_outlives_a_stop_and_a_kill() {
     assert_eq!(events.len(), 2, "each was had once: {events:?}");
     assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
 }
+
+#[tokio::test]
+async fn an_owner_who_asked_is_told_once_and_shown_to_nobody_though_the_process_is_killed() {
+    const LISTENERS: [&str; 4] = ["http", "admin", "broker", "services"];
+    const OWNER: &str = "anna.owner@example.org";
+    let mail = SmtpServer::start().await;
+    let mut world = World::new(&format!(
+        "alerts:
+  owners:
+    email: {{host: {}, port: {}, tls: none, from: waybill@example.com, domains: [example.org]}}
+",
+        mail.address.ip(),
+        mail.address.port()
+    ));
+    let up = world.up();
+    world.ready().await;
+    let with_owner = |caller_id: &str| {
+        let mut body = delivery(caller_id, false);
+        body["notify"] = json!([format!("mailto:{OWNER}")]);
+        body
+    };
+    let first = world.deliver(&with_owner("first")).await;
+    world
+        .all_reach(std::slice::from_ref(&first), "Processed")
+        .await;
+    let told = mails(&world, &mail, 1).await;
+    assert_eq!(told[0].to, [OWNER]);
+    let sentence = "Subject: Your drone-delivery first is done.";
+    assert!(told[0].text.contains(sentence), "{}", told[0].text);
+
+    // An operation that fails says nothing of its owner wherever it shows.
+    let parked = {
+        let faults = json!({"refuseRate": 1, "undoRefuseRate": 1});
+        set_faults(&world, "drone", &faults).await;
+        let id = world.deliver(&with_owner("parked")).await;
+        world
+            .eventually("the delivery is parked", async || {
+                world.state(&id).await.as_deref() == Some("CompensationFailed")
+            })
+            .await;
+        set_faults(
+            &world,
+            "drone",
+            &json!({"refuseRate": 0, "undoRefuseRate": 0}),
+        )
+        .await;
+        id
+    };
+    let told = mails(&world, &mail, 2).await;
+    let text = told[1].text.replace("\n ", " ");
+    assert!(
+        text.contains("parked is delayed, and people are looking at it"),
+        "{text}"
+    );
+    for path in [
+        format!("/api/deliveryrequests/{first}"),
+        format!("/api/deliveryrequests/{parked}"),
+        format!("/v1/operations/{parked}"),
+        "/v1/operations?state=CompensationFailed".to_owned(),
+    ] {
+        let answer = world.client.get(world.url("http", &path)).send().await;
+        let text = answer.unwrap().text().await.unwrap();
+        assert!(text.contains(&parked) || text.contains(&first), "{text}");
+        assert!(!text.contains("anna"), "{path}: {text}");
+    }
+    up.kill();
+
+    let places = || {
+        ["alerts", "supervisor"]
+            .map(|role| std::fs::read(world.path(&format!("data/{role}/instance-0"))).unwrap())
+    };
+    let names = places();
+    let up = world.again("up", &[], &LISTENERS);
+    world.ready().await;
+    let last = world.deliver(&with_owner("last")).await;
+    world.all_reach(&[last], "Processed").await;
+    let is_last = |mail: &crate::smtp::Mail| mail.text.contains("last is done");
+    let mut seen = 2;
+    let all = loop {
+        let all = mails(&world, &mail, seen + 1).await;
+        if all.iter().any(is_last) {
+            break all;
+        }
+        seen = all.len();
+    };
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    let id_of = |mail: &crate::smtp::Mail| {
+        let mut lines = mail.text.lines();
+        let id = lines.find(|line| line.starts_with("Message-ID: "));
+        id.expect("a mail has an id").to_owned()
+    };
+    // What was told just before the kill may be told again; its id says that it is the same.
+    let ids: std::collections::BTreeSet<_> = all.iter().map(id_of).collect();
+    assert_eq!(ids.len(), 3, "{all:?}");
+    assert_eq!(places(), names, "the process finds its names again");
+    let log = std::fs::read_to_string(world.path("log.txt")).unwrap();
+    assert!(!log.contains("anna"), "{log}");
+}

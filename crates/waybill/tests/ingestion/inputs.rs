@@ -139,6 +139,25 @@ async fn every_bad_input_gets_its_problem_and_reaches_no_topic() {
             "invalid-values",
             &["/extra"],
         ),
+        (
+            OPERATIONS,
+            order_with("notify", json!(["mailto:anna@example.org", "tel:+1", 7])),
+            422,
+            "invalid-values",
+            &["/notify/0", "/notify/1", "/notify/2"],
+        ),
+        (
+            DELIVERIES,
+            {
+                let mut body = delivery();
+                body["notify"] = "mailto:anna@example.org".into();
+                body["ownerId"] = Value::Null;
+                body.to_string()
+            },
+            422,
+            "invalid-values",
+            &["/notify", "/ownerId"],
+        ),
     ];
     for (path, body, status, kind, pointers) in cases {
         let shown = body.chars().take(80).collect::<String>();

@@ -257,6 +257,7 @@ impl<C> World<C> {
             },
             requested_at: request.requested_at,
             created_at: request.requested_at,
+            notify: request.notify.clone(),
             ..created(&request.workflow, &["one"])
         };
         let updated_at = Timestamp(request.requested_at.0 + 1);

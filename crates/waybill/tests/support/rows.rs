@@ -27,6 +27,7 @@ pub fn created(workflow: &str, steps: &[&str]) -> Created {
         created_at: Timestamp(1),
         traceparent: None,
         resubmission_of: None,
+        notify: Vec::new(),
     }
 }
 

@@ -392,6 +392,7 @@ async fn a_request_in_the_wrong_partition_is_sent_home_and_completes() {
             requested_at: Timestamp::from_millis(1_700_000_000_000),
             traceparent: None,
             resubmission_of: None,
+            notify: Vec::new(),
         };
         let mut value = Vec::new();
         OperationRequest::Create(request)

@@ -39,6 +39,7 @@ impl Live {
             created_at: now,
             traceparent: None,
             resubmission_of: None,
+            notify: Vec::new(),
         };
         let state = OperationState {
             state: ProcessState::Cancelled,

@@ -70,6 +70,11 @@ impl Run {
         if status.is_none_or(|status| status.state != state.state) {
             self.fail(Rule::NotAnnounced, id, || format!("{state:?}"));
         }
+        let has_an_owner = !row.created.notify.is_empty();
+        let told = self.judge.notices.get(&event("owner", state.sequence));
+        if has_an_owner && told.is_none_or(|notice| notice.state != state.state) {
+            self.fail(Rule::OwnerNotTold, id, || format!("{state:?}"));
+        }
         let failed = event("failed", state.failed_count);
         if state.error.is_some() && !self.judge.failed.contains_key(&failed) {
             self.fail(Rule::NoFailedRecord, id, || format!("{state:?}"));

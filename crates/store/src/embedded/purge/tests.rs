@@ -130,6 +130,7 @@ fn row(n: u128, stamp: i64, keep_for: Option<Duration>) -> RowWrite {
         created_at: Timestamp(0),
         traceparent: None,
         resubmission_of: None,
+        notify: Vec::new(),
     };
     let state = OperationState {
         state: ProcessState::Processed,

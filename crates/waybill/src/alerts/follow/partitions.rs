@@ -6,7 +6,7 @@ use waybill_engine::{Offset, OffsetTracker, PartitionId};
 
 /// A record that was read, and the assignment under which it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(in crate::alerts) struct Place {
     partition: PartitionId,
     offset: Offset,
     assignment: u64,

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{Offset, OperatorAlert, PartitionId, Timestamp};
 use waybill_kafka::{GroupConsumer, GroupHandler, PollLimits, RecordRef, TopicPartition};
-use waybill_messages::Record as _;
+use waybill_messages::{DecodeError, Record as _};
 
 use super::partitions::{Partitions, Place};
 use crate::alerts::alert::Alert;
@@ -23,14 +23,33 @@ const POLL_WAIT: Duration = Duration::from_millis(200);
 const POLL_BYTES_MAX: usize = 1024 * 1024;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An alert on its way from the topic to a notifier.
-#[derive(Debug)]
-pub(super) struct Read {
-    pub(super) place: Place,
-    pub(super) alert: Alert,
+/// What is followed, as it is handed on.
+pub(in crate::alerts) trait Followed: Sized + Send + 'static {
+    /// Reads a record.
+    fn read(value: &[u8]) -> Result<Self, DecodeError>;
+
+    /// When it came about.
+    fn at(&self) -> Timestamp;
 }
 
-/// Reads alerts for one receiver.
+impl Followed for Alert {
+    fn read(value: &[u8]) -> Result<Self, DecodeError> {
+        Ok(Self::from(OperatorAlert::decode(value)?).clipped())
+    }
+
+    fn at(&self) -> Timestamp {
+        Timestamp(self.at.as_microsecond())
+    }
+}
+
+/// A record on its way from the topic to whoever tells of it.
+#[derive(Debug)]
+pub(in crate::alerts) struct Read<T> {
+    pub(in crate::alerts) place: Place,
+    pub(in crate::alerts) item: T,
+}
+
+/// Reads a topic for one receiver.
 pub(super) struct Reader {
     pub(super) receiver: String,
     pub(super) topic: String,
@@ -44,9 +63,9 @@ pub(super) struct Reader {
 impl Reader {
     /// Reads until it is stopped; then waits until everything that it has read is settled, or never
     /// will be: until nobody can say so to `settled` any more.
-    pub(super) fn run(
+    pub(super) fn run<T: Followed>(
         self,
-        reads: mpsc::Sender<Read>,
+        reads: mpsc::Sender<Read<T>>,
         settled: &std_mpsc::Receiver<Place>,
         runtime: &Handle,
         stop: &CancellationToken,
@@ -64,7 +83,7 @@ impl Reader {
             // Without room it polls all the same: who does not poll leaves the group.
             self.consumer
                 .hold(room == 0)
-                .context("alerts that wait cannot be left in their topic")?;
+                .context("records that wait cannot be left in their topic")?;
             let limits = PollLimits {
                 records: room.max(1),
                 bytes: POLL_BYTES_MAX,
@@ -88,7 +107,7 @@ impl Reader {
     }
 
     /// How many records may be taken. Waits a little where there is no place for a single one.
-    fn room(&self, intake: &Intake<'_>, runtime: &Handle) -> usize {
+    fn room<T: Followed>(&self, intake: &Intake<'_, T>, runtime: &Handle) -> usize {
         let reads = &intake.reads;
         if reads.capacity() == 0 {
             // Whether there was a place in time shows below.
@@ -116,9 +135,9 @@ impl Reader {
 }
 
 /// Takes records in while the reader polls.
-struct Intake<'a> {
+struct Intake<'a, T> {
     partitions: Partitions,
-    reads: mpsc::Sender<Read>,
+    reads: mpsc::Sender<Read<T>>,
     /// What happened before this is not told of any more.
     oldest: Timestamp,
     skipped: u64,
@@ -126,7 +145,7 @@ struct Intake<'a> {
     metrics: &'a FollowerMetrics,
 }
 
-impl Intake<'_> {
+impl<T> Intake<'_, T> {
     fn tell_of_skipped(&mut self) {
         let skipped = std::mem::take(&mut self.skipped);
         if skipped > 0 {
@@ -135,28 +154,27 @@ impl Intake<'_> {
             tracing::warn!(
                 receiver,
                 skipped,
-                "alerts are older than alerts.maxAge and are not told of"
+                "records are older than alerts.maxAge and are not told of"
             );
         }
     }
 }
 
-impl GroupHandler for Intake<'_> {
+impl<T: Followed> GroupHandler for Intake<'_, T> {
     fn record(&mut self, record: RecordRef<'_>) {
         let (partition, offset) = (record.partition(), record.offset());
         let Some(place) = self.partitions.begin(partition, offset) else {
             return;
         };
-        match OperatorAlert::decode(record.value().unwrap_or_default()) {
-            Ok(alert) if alert.at < self.oldest => {
+        match T::read(record.value().unwrap_or_default()) {
+            Ok(item) if item.at() < self.oldest => {
                 self.skipped += 1;
                 self.partitions.done(place);
             }
-            Ok(alert) => {
-                let alert = Alert::from(alert).clipped();
-                // No more is polled than there is place for. Where nobody takes alerts any more, it
+            Ok(item) => {
+                // No more is polled than there is place for. Where nobody takes records any more, it
                 // is not settled, and is read again after the next start.
-                _ = self.reads.try_send(Read { place, alert });
+                _ = self.reads.try_send(Read { place, item });
             }
             Err(error) => {
                 self.metrics.unreadable.increment(1);
@@ -165,7 +183,8 @@ impl GroupHandler for Intake<'_> {
                     %partition,
                     %offset,
                     error = &error as &dyn std::error::Error,
-                    "a record of the alerts cannot be read and is not told of"
+                    topic = record.topic(),
+                    "a record cannot be read and is not told of"
                 );
                 self.partitions.done(place);
             }

@@ -4,7 +4,6 @@ mod examples;
 mod ops;
 
 use serde_json::{Value, json};
-use utoipa::ToSchema;
 use utoipa::openapi::header::HeaderBuilder;
 use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathItemBuilder,
@@ -13,10 +12,13 @@ use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
 use utoipa::openapi::schema::{AdditionalProperties, KnownFormat, SchemaFormat, Type};
 use utoipa::openapi::tag::TagBuilder;
 use utoipa::openapi::{
-    ComponentsBuilder, Content, ContentBuilder, InfoBuilder, LicenseBuilder, ObjectBuilder,
-    OpenApiBuilder, PathsBuilder, Ref, RefOr, Required, Response, ResponseBuilder, Schema,
+    ArrayBuilder, ComponentsBuilder, Content, ContentBuilder, InfoBuilder, LicenseBuilder,
+    ObjectBuilder, OpenApiBuilder, PathsBuilder, Ref, RefOr, Required, Response, ResponseBuilder,
+    Schema,
 };
+use utoipa::{PartialSchema as _, ToSchema};
 use waybill_drone_delivery::request::DeliveryRequest;
+use waybill_engine::Contact;
 
 use self::examples::{
     ID, delivery_example, delivery_view_example, location, named_delivery, ndjson,
@@ -36,7 +38,7 @@ pub fn document() -> String {
         .parameter(idempotency_key())
         .request_body(Some(body(
             JSON,
-            reference::<DeliveryRequest>(),
+            Ref::from_schema_name(NEW_DELIVERY),
             delivery_example(),
         )))
         .response(
@@ -136,6 +138,7 @@ pub fn document() -> String {
     add_schema::<OperationView>(&mut schemas);
     add_schema::<BatchLine<'_>>(&mut schemas);
     add_schema::<DeliveryRequest>(&mut schemas);
+    schemas.push((NEW_DELIVERY.to_owned(), new_delivery()));
     add_schema::<Problem>(&mut schemas);
     ops::add_schemas(&mut schemas);
     let components = ComponentsBuilder::new().schemas_from_iter(schemas);
@@ -439,6 +442,34 @@ fn operation_request() -> ObjectBuilder {
             described("A topic for the operation's status records, where this server allows it.")
                 .max_length(Some(249)),
         )
+        .property("notify", notify())
+}
+
+/// The schema of a delivery as it is requested.
+const NEW_DELIVERY: &str = "NewDelivery";
+
+/// A delivery with what goes beside it.
+fn new_delivery() -> RefOr<Schema> {
+    let mut schema = DeliveryRequest::schema();
+    if let RefOr::T(Schema::Object(delivery)) = &mut schema {
+        let properties = &mut delivery.properties;
+        properties.insert("notify".to_owned(), notify().into());
+    }
+    schema
+}
+
+/// Whom to tell.
+fn notify() -> ArrayBuilder {
+    let contact = text()
+        .max_length(Some(Contact::BYTES_MAX))
+        .examples([json!("mailto:anna@example.org"), json!("tel:+491701234567")]);
+    ArrayBuilder::new()
+        .items(contact)
+        .max_items(Some(Contact::COUNT_MAX))
+        .description(Some(
+            "Who is told how it ended, or that it is delayed: mailto: with one address, or tel: with \
+             one global number, in the ways that this server tells people. It is in no answer.",
+        ))
 }
 
 #[cfg(test)]

@@ -156,6 +156,7 @@ fn again(row: &OperationRow, operation: OperationId, now: Timestamp) -> CreateRe
         requested_at: now,
         traceparent: None,
         resubmission_of: Some(row.id),
+        notify: created.notify.clone(),
     }
 }
 

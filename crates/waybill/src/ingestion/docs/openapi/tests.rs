@@ -104,6 +104,10 @@ fn views_have_the_fields_of_their_examples() {
     for name in operation_view_example().as_object().unwrap().keys() {
         assert!(!properties[name].is_null(), "{name}");
     }
+    for form in ["NewDelivery", "OperationRequest"] {
+        let properties = &document["components"]["schemas"][form]["properties"];
+        assert_eq!(properties["notify"]["maxItems"], 4, "{form}");
+    }
     let problem = &document["components"]["schemas"]["Problem"]["properties"];
     for name in ["type", "title", "status", "detail", "errors"] {
         assert!(!problem[name].is_null(), "{name}");

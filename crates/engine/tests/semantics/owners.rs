@@ -1,0 +1,186 @@
+//! Who asked to be told of an operation hears of each end that it comes to, under the number of that
+//! end, and nobody else does.
+
+use uuid::Uuid;
+use waybill_engine::{
+    Command, Contact, CreateRequest, IdOrigin, Message, Outcome, OwnerNotice, ProcessState,
+    RecoveryVerb,
+};
+
+use crate::fixture::{Fixture, T0, error, id, ms, request, success};
+
+fn contacts() -> Vec<Contact> {
+    ["mailto:anna@example.org", "tel:+491701234567"]
+        .map(Contact::new)
+        .into()
+}
+
+fn told_of() -> CreateRequest {
+    CreateRequest {
+        notify: contacts(),
+        ..request(id(1))
+    }
+}
+
+fn notices(commands: &[Command]) -> Vec<OwnerNotice> {
+    let notice = |command: &Command| match command {
+        Command::Send(Message::Owner(notice)) => Some((**notice).clone()),
+        _ => None,
+    };
+    commands.iter().filter_map(notice).collect()
+}
+
+/// The states that are told, with the ids of their events.
+fn ends(commands: &[Command]) -> Vec<(ProcessState, Uuid)> {
+    let notices = notices(commands).into_iter();
+    notices
+        .map(|notice| (notice.state, notice.event_id))
+        .collect()
+}
+
+fn refused() -> Outcome {
+    Outcome::Permanent {
+        error: error("refused"),
+    }
+}
+
+/// Step `b` is refused; the supervisor decides that `a` be undone, which is refused, too.
+fn park(fixture: &mut Fixture) -> Vec<Command> {
+    fixture.request(told_of());
+    fixture.reply(id(1), success("a", 1));
+    fixture.reply(id(1), ("b".to_owned(), 1, refused()));
+    let failed = fixture.round();
+    assert_eq!(notices(&failed), [], "it is not decided what becomes of it");
+    fixture.decide(&failed);
+    fixture.round();
+    let undone = Outcome::Success {
+        outputs: Vec::new(),
+    };
+    fixture.undo_reply(id(1), ("b".to_owned(), 2, undone));
+    fixture.undo_reply(id(1), ("a".to_owned(), 2, refused()));
+    fixture.round()
+}
+
+#[test]
+fn the_owner_is_told_of_the_end_with_the_final_status_and_of_nothing_before() {
+    let mut fixture = Fixture::new();
+    fixture.request(told_of());
+    fixture.reply(id(1), success("a", 1));
+    assert_eq!(notices(&fixture.round()), []);
+    fixture.now = fixture.now + ms(40);
+    fixture.reply(id(1), success("b", 1));
+    let commands = fixture.round();
+    assert_eq!(
+        notices(&commands),
+        [OwnerNotice {
+            event_id: id(1).event_id("owner-1"),
+            operation: id(1),
+            caller_id: Some("order-1".to_owned()),
+            workflow: "pair".to_owned(),
+            tenant: "acme".to_owned(),
+            state: ProcessState::Processed,
+            contacts: contacts(),
+            at: T0 + ms(40),
+        }]
+    );
+    let [
+        Command::Persist(_),
+        Command::Send(Message::Status(status)),
+        _,
+    ] = &commands[..]
+    else {
+        panic!("{commands:?}");
+    };
+    assert_ne!(status.event_id, id(1).event_id("owner-1"));
+}
+
+#[test]
+fn without_contacts_nobody_is_told() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), success("a", 1));
+    fixture.reply(id(1), success("b", 1));
+    assert_eq!(notices(&fixture.round()), []);
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Processed);
+}
+
+#[test]
+fn a_new_owner_of_the_partition_tells_the_same_again() {
+    let mut fixture = Fixture::new();
+    fixture.request(told_of());
+    fixture.reply(id(1), success("a", 1));
+    fixture.reply(id(1), success("b", 1));
+    let lost = notices(&fixture.take().unwrap().commands);
+    assert_eq!(lost.len(), 1);
+    fixture.restart(0, 0);
+    fixture.now = fixture.now + ms(5_000);
+    fixture.request(told_of());
+    fixture.load();
+    assert_eq!(notices(&fixture.round()), lost);
+}
+
+#[test]
+fn who_was_told_of_a_park_hears_of_the_end_as_another_event() {
+    let mut fixture = Fixture::new();
+    let parked = ends(&park(&mut fixture));
+    let [(state, delayed)] = parked[..] else {
+        panic!("{parked:?}");
+    };
+    assert_eq!(state, ProcessState::CompensationFailed);
+    let step = "a".to_owned();
+    fixture.recover(2, id(1), None, RecoveryVerb::Undone { step });
+    fixture.load();
+    let ended = ends(&fixture.round());
+    let [(state, undone)] = ended[..] else {
+        panic!("{ended:?}");
+    };
+    assert_eq!(state, ProcessState::Compensated);
+    assert_ne!(undone, delayed);
+}
+
+#[test]
+fn to_abandon_a_parked_operation_tells_its_owner_nothing() {
+    let mut fixture = Fixture::new();
+    assert_eq!(ends(&park(&mut fixture)).len(), 1);
+    fixture.recover(2, id(1), None, RecoveryVerb::Abandon);
+    fixture.load();
+    assert_eq!(notices(&fixture.round()), []);
+    assert!(fixture.state(id(1)).abandoned);
+}
+
+#[test]
+fn a_cancel_that_came_first_is_told_to_the_owner_whom_the_create_names() {
+    let mut fixture = Fixture::new();
+    fixture.cancel(7);
+    fixture.load();
+    assert_eq!(
+        notices(&fixture.round()),
+        [],
+        "nobody has said whom to tell"
+    );
+    fixture.request(CreateRequest {
+        id_origin: IdOrigin::Caller,
+        ..told_of()
+    });
+    fixture.load();
+    let told: Vec<_> = notices(&fixture.round());
+    let [notice] = &told[..] else {
+        panic!("{told:?}");
+    };
+    assert_eq!(notice.state, ProcessState::Cancelled);
+    assert_eq!(notice.contacts, contacts());
+}
+
+#[test]
+fn no_command_shows_a_contact() {
+    let mut fixture = Fixture::new();
+    fixture.request(told_of());
+    fixture.reply(id(1), success("a", 1));
+    fixture.reply(id(1), success("b", 1));
+    let commands = fixture.round();
+    let shown = format!("{commands:?} {:?} {:?}", fixture.rows, told_of());
+    assert!(shown.contains("notify: [(redacted), (redacted)]"));
+    for secret in ["anna", "example.org", "170123"] {
+        assert!(!shown.contains(secret), "{secret}");
+    }
+}

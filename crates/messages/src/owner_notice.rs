@@ -1,0 +1,84 @@
+//! `owner-notice`: what those hear who asked to be told of an operation.
+
+use std::sync::LazyLock;
+
+use serde::{Deserialize, Serialize};
+use waybill_engine::{OperationId, OwnerNotice, Timestamp};
+
+use crate::codec::{Codec, Schemas};
+use crate::error::{DecodeError, EncodeError};
+use crate::record::{Record, RecordSchema};
+use crate::wire::{Fields, Id, WireProcessState};
+
+pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
+    "owner-notice",
+    include_str!("../../../schemas/owner-notice.avsc"),
+    &[include_str!(
+        "../../../schemas/released/owner-notice/v1.avsc"
+    )],
+);
+
+static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
+const FIELDS: Fields = Fields(SCHEMA.name);
+
+#[derive(Serialize)]
+#[serde(rename = "OwnerNotice")]
+struct Out<'a> {
+    event_id: Id,
+    operation: Id,
+    caller_id: Option<&'a str>,
+    workflow: &'a str,
+    tenant: &'a str,
+    state: WireProcessState,
+    contacts: Vec<&'a str>,
+    at: i64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename = "OwnerNotice")]
+struct In {
+    event_id: Id,
+    operation: Id,
+    caller_id: Option<String>,
+    workflow: String,
+    tenant: String,
+    state: WireProcessState,
+    contacts: Vec<String>,
+    at: i64,
+}
+
+impl Record for OwnerNotice {
+    const SCHEMA: RecordSchema = SCHEMA;
+
+    fn fingerprint() -> u64 {
+        CODEC.fingerprint()
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+        let wire = Out {
+            event_id: Id(self.event_id),
+            operation: Id(self.operation.0),
+            caller_id: self.caller_id.as_deref(),
+            workflow: &self.workflow,
+            tenant: &self.tenant,
+            state: self.state.into(),
+            contacts: FIELDS.contacts("contacts", &self.contacts)?,
+            at: self.at.as_micros(),
+        };
+        CODEC.encode(&wire, out)
+    }
+
+    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
+        let wire: In = CODEC.decode(bytes, schemas)?;
+        Ok(Self {
+            event_id: wire.event_id.0,
+            operation: OperationId(wire.operation.0),
+            caller_id: wire.caller_id,
+            workflow: wire.workflow,
+            tenant: wire.tenant,
+            state: FIELDS.known("state", wire.state.known())?,
+            contacts: FIELDS.contacts_to_keep("contacts", wire.contacts)?,
+            at: Timestamp(wire.at),
+        })
+    }
+}

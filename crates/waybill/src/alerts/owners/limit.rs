@@ -1,0 +1,90 @@
+//! How often a contact is told at most, so that nobody can have another person flooded.
+//!
+//! A contact's hour begins with the first message to it. Time is an argument. What is remembered is
+//! bounded: while as many contacts are in their hour as may be, no further one is told. It is
+//! remembered by this process alone.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use waybill_engine::Contact;
+
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+/// Counts the messages to each contact.
+#[derive(Debug)]
+pub(super) struct Limit {
+    messages_per_hour_max: u32,
+    contacts_max: usize,
+    told: HashMap<Contact, u32>,
+    /// Contacts in the order in which their hours end.
+    hours: VecDeque<(Instant, Contact)>,
+}
+
+impl Limit {
+    pub(super) fn new(messages_per_hour_max: u32, contacts_max: usize) -> Self {
+        Self {
+            messages_per_hour_max,
+            contacts_max,
+            told: HashMap::new(),
+            hours: VecDeque::new(),
+        }
+    }
+
+    /// Whether the contact may be sent another message. If so, it counts as sent.
+    pub(super) fn take(&mut self, contact: &Contact, now: Instant) -> bool {
+        while let Some((ends, _)) = self.hours.front()
+            && *ends <= now
+        {
+            if let Some((_, contact)) = self.hours.pop_front() {
+                self.told.remove(&contact);
+            }
+        }
+        if let Some(told) = self.told.get_mut(contact) {
+            let may = *told < self.messages_per_hour_max;
+            *told += u32::from(may);
+            return may;
+        }
+        let may = self.hours.len() < self.contacts_max;
+        if may {
+            self.told.insert(contact.clone(), 1);
+            self.hours.push_back((now + HOUR, contact.clone()));
+        }
+        may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contact(number: u32) -> Contact {
+        Contact::new(format!("tel:+{number}"))
+    }
+
+    #[test]
+    fn a_contact_is_told_so_often_an_hour_and_others_have_hours_of_their_own() {
+        let mut limit = Limit::new(2, 10);
+        let start = Instant::now();
+        assert!(limit.take(&contact(1), start));
+        assert!(limit.take(&contact(1), start + HOUR / 2));
+        assert!(!limit.take(&contact(1), start + HOUR / 2));
+        assert!(limit.take(&contact(2), start + HOUR / 2));
+        assert!(limit.take(&contact(1), start + HOUR));
+        assert!(limit.take(&contact(2), start + HOUR));
+        assert!(!limit.take(&contact(2), start + HOUR));
+    }
+
+    #[test]
+    fn while_too_many_contacts_are_in_their_hour_no_further_one_is_told() {
+        let mut limit = Limit::new(5, 2);
+        let start = Instant::now();
+        assert!(limit.take(&contact(1), start));
+        assert!(limit.take(&contact(2), start + HOUR / 2));
+        assert!(!limit.take(&contact(3), start + HOUR / 2));
+        assert!(limit.take(&contact(1), start + HOUR / 2));
+        assert!(limit.take(&contact(3), start + HOUR));
+        assert!(!limit.take(&contact(4), start + HOUR));
+        assert_eq!((limit.told.len(), limit.hours.len()), (2, 2));
+    }
+}

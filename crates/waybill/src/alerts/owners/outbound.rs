@@ -1,0 +1,273 @@
+//! The ways to owners, and a message on its way.
+//!
+//! What must hold: no cause of a failure names whom it was to: not the address, and not what a server
+//! said, which likes to repeat the address.
+
+use std::time::Duration;
+
+use lettre::Address;
+use lettre::address::Envelope;
+use lettre::message::Mailbox;
+use tokio::sync::Semaphore;
+
+use super::message::OwnerMessage;
+use crate::alerts::ReceiverError;
+use crate::alerts::alert::{clip, on_one_line};
+use crate::alerts::channel::{Attempt, Failure};
+use crate::alerts::email::{SUBJECT_BYTES_MAX, Server, read_mailbox, write_letter};
+use crate::alerts::template::{Escape, Template};
+use crate::alerts::webhook::{Call, Endpoint, template_of};
+use crate::config::{OwnerEmailConfig, WebhookConfig};
+
+/// The subject where none is configured.
+const SUBJECT: &str = "{{notice.text}}";
+
+/// The text where none is configured.
+const TEXT: &str = "{{notice.text}}\n\n\
+    Operation: {{notice.operation}}\n\
+    Time: {{notice.at}}\n\n\
+    You were named to be told of it. A program wrote this; answers to it are not read.\n";
+
+/// A way to owners.
+pub(super) enum Outbound {
+    Email(Box<OwnerEmail>),
+    Sms(Box<OwnerSms>),
+}
+
+/// E-mails to owners.
+pub(super) struct OwnerEmail {
+    server: Server,
+    timeout: Duration,
+    from: Mailbox,
+    subject: Template<OwnerMessage>,
+    text: Template<OwnerMessage>,
+}
+
+/// Text messages to owners.
+pub(super) struct OwnerSms {
+    endpoint: Endpoint,
+    template: Template<OwnerMessage>,
+}
+
+impl Outbound {
+    /// By e-mail. `timeout` bounds one attempt.
+    pub(super) fn email(
+        config: &OwnerEmailConfig,
+        timeout: Duration,
+    ) -> Result<Self, ReceiverError> {
+        let template = |key, text: Option<&String>, usual: &str| {
+            let text = text.map_or(usual, String::as_str);
+            Template::compile(text, Escape::Plain)
+                .map_err(|problem| ReceiverError::new(key, problem))
+        };
+        let server = config.server();
+        Ok(Self::Email(Box::new(OwnerEmail {
+            from: read_mailbox("from", &config.from)?,
+            server: Server::new(&server)?,
+            timeout,
+            subject: template("subject", config.subject.as_ref(), SUBJECT)?,
+            text: template("text", config.text.as_ref(), TEXT)?,
+        })))
+    }
+
+    /// By text message. `timeout` bounds one attempt.
+    pub(super) fn sms(config: &WebhookConfig, timeout: Duration) -> Result<Self, ReceiverError> {
+        let template = template_of(config)?.ok_or_else(|| {
+            ReceiverError::new("template", "is missing: it is what the gateway is sent")
+        })?;
+        Ok(Self::Sms(Box::new(OwnerSms {
+            endpoint: Endpoint::new(config, timeout)?,
+            template,
+        })))
+    }
+
+    /// Writes a message down, the same for all attempts, each of which waits for one of `turns`.
+    pub(super) fn prepare<'a>(
+        &'a self,
+        message: &OwnerMessage,
+        turns: &'a Semaphore,
+    ) -> Result<Outgoing<'a>, Failure> {
+        let delivery = match self {
+            Self::Email(email) => Delivery::Letter(email.prepare(message)?),
+            Self::Sms(sms) => {
+                let body = sms.template.render(message);
+                Delivery::Call(sms.endpoint.call(message.id, body))
+            }
+        };
+        Ok(Outgoing { delivery, turns })
+    }
+}
+
+impl OwnerEmail {
+    fn prepare(&self, message: &OwnerMessage) -> Result<Letter<'_>, Failure> {
+        // The cause would name it.
+        let unusable = |_| Failure::Refused {
+            cause: "the address cannot be written to".to_owned(),
+        };
+        let to: Address = message.to.parse().map_err(unusable)?;
+        let mut subject = on_one_line(&self.subject.render(message));
+        clip(&mut subject, SUBJECT_BYTES_MAX);
+        let text = self.text.render(message);
+        let mailbox = Mailbox::new(None, to.clone());
+        Ok(Letter {
+            email: self,
+            bytes: write_letter(&self.from, &[mailbox], subject, message.id, text)?,
+            envelope: Envelope::new(Some(self.from.email.clone()), vec![to])
+                .expect("there is an address"),
+        })
+    }
+}
+
+/// A message on its way.
+pub(super) struct Outgoing<'a> {
+    delivery: Delivery<'a>,
+    turns: &'a Semaphore,
+}
+
+enum Delivery<'a> {
+    Letter(Letter<'a>),
+    Call(Call<'a>),
+}
+
+struct Letter<'a> {
+    email: &'a OwnerEmail,
+    envelope: Envelope,
+    bytes: Vec<u8>,
+}
+
+impl Attempt for Outgoing<'_> {
+    async fn attempt(&mut self) -> Result<(), Failure> {
+        let _turn = self.turns.acquire().await;
+        match &self.delivery {
+            Delivery::Letter(letter) => letter.attempt().await,
+            Delivery::Call(call) => call.attempt().await,
+        }
+    }
+}
+
+impl Letter<'_> {
+    async fn attempt(&self) -> Result<(), Failure> {
+        let Self {
+            email,
+            envelope,
+            bytes,
+        } = self;
+        let sent = email.server.send(envelope, bytes, email.timeout).await;
+        sent.map_err(|error| {
+            let cause = error.without_text();
+            match error.is_final {
+                true => Failure::Refused { cause },
+                false => Failure::passing(cause),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::tests::notice;
+    use super::*;
+    use crate::config::EmailTls;
+
+    fn config() -> OwnerEmailConfig {
+        OwnerEmailConfig {
+            host: "mail.example".to_owned(),
+            port: None,
+            tls: EmailTls::None,
+            ca_file: None,
+            user: None,
+            password: None,
+            password_file: None,
+            from: "Waybill <waybill@example.com>".to_owned(),
+            domains: Vec::new(),
+            subject: None,
+            text: None,
+        }
+    }
+
+    fn written(config: &OwnerEmailConfig, caller_id: &str) -> String {
+        let outbound = Outbound::email(config, Duration::from_secs(1));
+        let outbound = outbound.unwrap_or_else(|e| panic!("{e}"));
+        let mut notice = notice();
+        notice.caller_id = Some(caller_id.to_owned());
+        let message = OwnerMessage::new(&notice, 0, "anna@example.org".to_owned());
+        let turns = Semaphore::new(1);
+        let outgoing = outbound.prepare(&message, &turns);
+        let Ok(Outgoing {
+            delivery: Delivery::Letter(letter),
+            ..
+        }) = outgoing
+        else {
+            panic!("it is a letter");
+        };
+        String::from_utf8(letter.bytes).unwrap()
+    }
+
+    #[test]
+    fn a_mail_says_how_it_ended_and_to_nobody_else() {
+        let mail = written(&config(), "delivery-17");
+        let (head, body) = mail.split_once("\r\n\r\n").unwrap();
+        for line in [
+            "From: Waybill <waybill@example.com>",
+            "To: anna@example.org",
+            "Subject: Your drone-delivery delivery-17 is done.",
+            "Auto-Submitted: auto-generated",
+        ] {
+            assert!(head.lines().any(|l| l == line), "{line}\n{head}");
+        }
+        assert!(body.starts_with("Your drone-delivery delivery-17 is done.\r\n\r\nOperation: "));
+        assert!(!mail.contains("acme"), "{mail}");
+    }
+
+    #[test]
+    fn subject_and_text_can_be_ones_own_and_no_value_adds_a_header() {
+        let own = OwnerEmailConfig {
+            subject: Some("News\nof {{notice.callerId}}: {{notice.state}}".to_owned()),
+            text: Some("{{notice.text}} Call us.".to_owned()),
+            ..config()
+        };
+        let mail = written(&own, "x\r\nBcc: eve@example.org\r\n\r\nhello");
+        let (head, body) = mail.split_once("\r\n\r\n").unwrap();
+        assert!(
+            head.replace("\r\n ", " ")
+                .contains("Subject: News of x  Bcc: "),
+            "{head}"
+        );
+        assert!(!head.lines().any(|line| line.starts_with("Bcc")), "{head}");
+        assert!(body.trim_end().ends_with("is done. Call us."), "{body}");
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_by_key() {
+        type Change = fn(&mut OwnerEmailConfig);
+        let cases: [(&str, Change); 4] = [
+            ("from holds", |c| c.from = "nobody".to_owned()),
+            ("host must not", |c| c.host.clear()),
+            ("subject has the placeholder", |c| {
+                c.subject = Some("{{alert.kind}}".to_owned());
+            }),
+            ("text has a {{", |c| {
+                c.text = Some("{{notice.text".to_owned())
+            }),
+        ];
+        for (expected, change) in cases {
+            let mut config = config();
+            change(&mut config);
+            let Err(error) = Outbound::email(&config, Duration::from_secs(1)) else {
+                panic!("{expected}");
+            };
+            assert!(error.to_string().starts_with(expected), "{error}");
+        }
+        let sms = WebhookConfig {
+            url: Some("https://sms.example/".into()),
+            ..WebhookConfig::default()
+        };
+        let Err(error) = Outbound::sms(&sms, Duration::from_secs(1)) else {
+            panic!("it has no template");
+        };
+        assert!(
+            error.to_string().starts_with("template is missing"),
+            "{error}"
+        );
+    }
+}
