@@ -46,7 +46,8 @@ pub struct Ask {
 /// Who asked to be told of an operation: somebody, of every third one.
 pub fn contacts_of(id: OperationId) -> Vec<Contact> {
     let owner = Contact::new("mailto:owner@example.org");
-    (id.0.as_u128() % 3 == 0)
+    id.0.as_u128()
+        .is_multiple_of(3)
         .then_some(owner)
         .into_iter()
         .collect()
