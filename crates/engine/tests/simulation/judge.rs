@@ -86,7 +86,7 @@ impl Judge {
 
     /// Whether a person knows that what came for an operation was dropped, because its row could not
     /// be read.
-    fn was_unreadable(&self, operation: OperationId) -> bool {
+    pub fn was_unreadable(&self, operation: OperationId) -> bool {
         let alert = operation.event_id("unloadable");
         self.alerts.contains_key(&alert)
     }

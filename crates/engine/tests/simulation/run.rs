@@ -340,8 +340,18 @@ impl Run {
         self.is_calm()
             && self.queue.is_idle()
             && self.agents.is_idle()
-            && self.store.rows().all(|row| self.judge.is_announced(row))
+            && self.store.rows().all(|row| {
+                let waits = self.judge.was_unreadable(row.id) && self.is_to_be_looked_at(row.id);
+                self.judge.is_announced(row) && !waits
+            })
             && (0..self.store.shards.len()).all(|partition| self.is_at_rest(partition))
+    }
+
+    /// Whether an entry of the deadline index will have an operation looked at.
+    fn is_to_be_looked_at(&self, operation: OperationId) -> bool {
+        let shards = self.store.shards.iter();
+        let mut entries = shards.flat_map(|shard| shard.index.values().flatten());
+        entries.any(|(_, indexed)| *indexed == operation)
     }
 
     fn is_at_rest(&self, partition: usize) -> bool {
