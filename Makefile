@@ -1,6 +1,7 @@
 # The two commands of a fresh machine: `make run` and `make test`. Both install what is missing.
 # `make test-full` adds the tests on Apache Kafka and Apache Cassandra; `make kafka`, `make cassandra`
-# and `make cluster` start these for a person, until Ctrl-C.
+# and `make cluster` start these for a person, until Ctrl-C; `make run-cluster` puts two processes of
+# every role on them.
 
 # Ports of `make kafka`, `make cassandra` and `make cluster`, and where they keep their data; without
 # SERVERS_DIR it is gone when they are stopped.
@@ -10,7 +11,7 @@ SERVERS_DIR ?=
 
 servers = .ci/servers/run --kafka-port $(KAFKA_PORT) --cql-port $(CQL_PORT) $(if $(SERVERS_DIR),--dir '$(SERVERS_DIR)')
 
-.PHONY: run test test-full build kafka cassandra cluster
+.PHONY: run test test-full build kafka cassandra cluster run-cluster
 
 run: build
 	target/release/waybill up --samples 1000
@@ -38,3 +39,7 @@ cassandra:
 cluster:
 	.ci/setup servers
 	@exec $(servers) kafka cassandra
+
+run-cluster: build
+	.ci/setup servers
+	@KAFKA_PORT=$(KAFKA_PORT) CQL_PORT=$(CQL_PORT) exec .ci/run-cluster

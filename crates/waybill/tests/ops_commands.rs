@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use process::{Process, log_tail};
+use process::{Process, log_tail, without_test_variables};
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -216,7 +216,7 @@ impl Ran {
 }
 
 fn run(arguments: &[&str]) -> Ran {
-    let output = Command::new(env!("CARGO_BIN_EXE_waybill"))
+    let output = without_test_variables(&mut Command::new(env!("CARGO_BIN_EXE_waybill")))
         .arg("ops")
         .args(arguments)
         .env("USER", "kim")

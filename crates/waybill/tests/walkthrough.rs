@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use process::{Process, log_tail};
+use process::{Process, log_tail, without_test_variables};
 
 /// How long an output is waited for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -175,7 +175,7 @@ impl World {
             command = command.replace(address, &self.addresses[name].to_string());
         }
         let path = std::env::var("PATH").unwrap_or_default();
-        let output = Command::new("bash")
+        let output = without_test_variables(&mut Command::new("bash"))
             .args(["-c", &command])
             .current_dir(&self.root)
             .env("PATH", format!("{}:{path}", self.dir.path().display()))

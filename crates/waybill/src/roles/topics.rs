@@ -1,6 +1,6 @@
 //! The topics, made with what each of them needs before anything reads or writes them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use waybill_engine::Workflows;
@@ -13,6 +13,10 @@ use crate::limits::{DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX};
 
 /// How long a broker may take to come up.
 const BROKER_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a topic that was made may be unknown to the broker that is asked.
+const TOPIC_PATIENCE: Duration = Duration::from_secs(30);
+/// How long after it was unknown a topic is asked for again.
+const TOPIC_AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// Segments of topics whose records are derived and soon forgotten.
 const STEP_SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
 /// The smallest segment that the requests topic is given.
@@ -43,7 +47,7 @@ pub(super) async fn create(
         .await
         .context("the topics cannot be made")?;
     for spec in &specs {
-        let found = admin.topic_partitions(&spec.name).await?.unwrap_or(0);
+        let found = known_partitions(&admin, &spec.name).await?;
         anyhow::ensure!(
             found == spec.partitions,
             "topic {} has {found} partitions, not {}: `partitions` and `kafka.stepPartitions` are fixed \
@@ -53,6 +57,22 @@ pub(super) async fn create(
         );
     }
     Ok(())
+}
+
+/// How many partitions a topic has. A broker may answer before it has heard of a topic that was just
+/// made, by this process or by another that starts beside it.
+async fn known_partitions(admin: &Admin, topic: &str) -> anyhow::Result<u32> {
+    let deadline = Instant::now() + TOPIC_PATIENCE;
+    loop {
+        if let Some(partitions) = admin.topic_partitions(topic).await? {
+            return Ok(partitions);
+        }
+        anyhow::ensure!(
+            Instant::now() < deadline,
+            "topic {topic} was made, and the broker does not know it"
+        );
+        tokio::time::sleep(TOPIC_AGAIN_AFTER).await;
+    }
 }
 
 fn specs(config: &Config, workflows: &Workflows) -> Vec<TopicSpec> {

@@ -8,6 +8,7 @@ use rdkafka::{Offset as At, TopicPartitionList};
 use serde_json::{Value, json};
 use waybill_messages::RECORD_SCHEMAS;
 
+use crate::process::without_test_variables;
 use crate::world::*;
 
 #[test]
@@ -196,7 +197,7 @@ fn brokers_that_are_away_and_arguments_that_mean_nothing_are_refused() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let away = free.local_addr().unwrap().to_string();
     drop(free);
-    let output = Command::new(env!("CARGO_BIN_EXE_waybill"))
+    let output = without_test_variables(&mut Command::new(env!("CARGO_BIN_EXE_waybill")))
         .args(["records", "step-replies", "--brokers", &away])
         .output()
         .unwrap();

@@ -20,7 +20,7 @@ use waybill_engine::{
 use waybill_messages::Record as _;
 use waybill_messages::headers::{DeadLetter, Stage};
 
-use crate::process::{Process, log_tail};
+use crate::process::{Process, log_tail, without_test_variables};
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -162,7 +162,7 @@ impl World {
 
     pub fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-        command
+        without_test_variables(&mut command)
             .args(arguments.split_whitespace())
             .args(["--brokers", &self.address.to_string()])
             .stdin(Stdio::null());

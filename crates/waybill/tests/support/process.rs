@@ -28,6 +28,7 @@ impl Process {
         announces: &[&str],
         log: &Path,
     ) -> (Self, HashMap<String, SocketAddr>) {
+        without_test_variables(&mut command);
         let log_file = OpenOptions::new().create(true).append(true).open(log);
         command
             .stdout(Stdio::piped())
@@ -70,6 +71,17 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Takes the variables away that are for tests alone: the program refuses variables with its prefix
+/// that it does not know.
+pub fn without_test_variables(command: &mut Command) -> &mut Command {
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("WAYBILL_TEST_") {
+            command.env_remove(name);
+        }
+    }
+    command
 }
 
 /// The end of a log.

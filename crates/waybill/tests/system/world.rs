@@ -1,7 +1,7 @@
 //! The program as processes: started, killed and asked from outside, as a user would.
 
 #[path = "../support/process.rs"]
-mod process;
+pub mod process;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -21,7 +21,8 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// One world: a data directory, a configuration, and the addresses that its first process got.
 pub struct World {
     dir: TempDir,
-    addresses: HashMap<String, SocketAddr>,
+    /// Where its listeners are, and those of others that it asks, by name.
+    pub addresses: HashMap<String, SocketAddr>,
     pub client: reqwest::Client,
 }
 
@@ -75,8 +76,6 @@ impl World {
     ) -> (Process, HashMap<String, SocketAddr>) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
         command.arg(role).args(extra);
-        // For the tests alone: the program refuses variables with its prefix that it does not know.
-        command.env_remove("WAYBILL_TEST_DELIVERIES");
         command.arg("--config").arg(self.path("waybill.yaml"));
         command.arg("--data-dir").arg(self.path("data"));
         if !announces.contains(&"admin") {

@@ -4,20 +4,20 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::Ends;
+use super::ends::Ends;
 
 /// For each operation, its effects as (step, action), with how often each was made for real.
-pub(super) type Ledger = HashMap<String, HashMap<(String, String), u32>>;
+pub(crate) type Ledger = HashMap<String, HashMap<(String, String), u32>>;
 
 /// What is wrong, with examples.
-pub(super) struct Unbalanced(pub(super) String);
+pub(crate) struct Unbalanced(pub(super) String);
 
 /// How many examples are shown.
 const EXAMPLES_MAX: usize = 5;
 
 /// Checks that every effect was made once, and undone at most once; that of a processed delivery
 /// exactly its effects stand, and of an undone or cancelled one none; and that a parked one says why.
-pub(super) fn check(
+pub(crate) fn check(
     ends: &[Value],
     ledger: &Ledger,
     remote: impl Fn(usize) -> bool,

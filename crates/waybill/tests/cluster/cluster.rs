@@ -1,0 +1,229 @@
+//! Topics and a keyspace on the servers, and the processes that share them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use futures_util::{StreamExt as _, stream};
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use scylla::client::session_builder::SessionBuilder;
+use tempfile::TempDir;
+use tokio::sync::{Mutex, MutexGuard};
+use uuid::Uuid;
+
+use crate::member::Member;
+use crate::world::process::without_test_variables;
+use crate::world::{PATIENCE, World, delivery};
+use crate::{PARTITIONS, is_remote};
+
+const BROKERS: &str = "WAYBILL_TEST_BROKERS";
+const SCYLLA: &str = "WAYBILL_TEST_SCYLLA";
+
+/// Requests that are sent at once.
+const CLIENTS: usize = 16;
+
+/// Tests run one after the other.
+static TURN: Mutex<()> = Mutex::const_new(());
+
+/// What the processes of one test have in common.
+pub struct Cluster {
+    pub brokers: String,
+    pub scylla: String,
+    pub name: String,
+    dir: TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Cluster {
+    /// Names of its own on the servers; `None`, and a word about it, where there are none.
+    pub async fn new_or_skip() -> Option<Self> {
+        let (Ok(brokers), Ok(scylla)) = (std::env::var(BROKERS), std::env::var(SCYLLA)) else {
+            println!("SKIPPED: roles on real servers: {BROKERS} and {SCYLLA} do not both name one");
+            return None;
+        };
+        Some(Self {
+            brokers,
+            scylla,
+            name: format!("test_{}", Uuid::new_v4().simple()),
+            dir: tempfile::tempdir().expect("a temporary directory can be made"),
+            _turn: TURN.lock().await,
+        })
+    }
+
+    /// The same, with a keyspace that roles can use.
+    pub async fn migrated_or_skip() -> Option<Self> {
+        let cluster = Self::new_or_skip().await?;
+        let output = cluster.run(&["store", "migrate"]);
+        assert!(output.status.success(), "{output:?}");
+        Some(cluster)
+    }
+
+    /// Where files lie that several processes read.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The configuration of a process that drives `partitions`, if it is a scheduler. Leases are short,
+    /// so that nobody waits for long.
+    fn yaml(&self, partitions: &str, more: &str) -> String {
+        let Self {
+            brokers,
+            scylla,
+            name,
+            ..
+        } = self;
+        format!(
+            "partitions: {PARTITIONS}\n\
+             kafka: {{ brokers: ['{brokers}'], topicPrefix: {name} }}\n\
+             store: {{ scylla: {{ nodes: ['{scylla}'], keyspace: {name}, replicationFactor: 1, requestTimeout: 2s }} }}\n\
+             scheduler: {{ partitions: {partitions}, lease: 4s, leaseMargin: 500ms, handOffAfter: 1s, timeoutGrace: 200ms }}\n\
+             supervisor: {{ lease: 4s, clockSkew: 500ms }}\n\
+             {more}"
+        )
+    }
+
+    /// The program with the cluster's configuration, not started.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let config = self.write_config();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+        without_test_variables(&mut command);
+        command.args(arguments).arg("--config").arg(config);
+        command.args(["--admin", "127.0.0.1:0"]);
+        command
+    }
+
+    fn write_config(&self) -> PathBuf {
+        let path = self.dir().join("waybill.yaml");
+        std::fs::write(&path, self.yaml("all", "")).expect("the directory is writable");
+        path
+    }
+
+    /// Runs the program to its end.
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments)
+            .output()
+            .expect("the program was built")
+    }
+
+    /// The simulated services. `more` is what is configured beside the cluster.
+    pub fn services(&self, more: &str) -> Member {
+        let world = World::new(&self.yaml("auto", more));
+        Member::start("services", world, &[], Some("services"))
+    }
+
+    /// A process of agents.
+    pub fn agents(&self, services: &Member, more: &str) -> Member {
+        let world = World::new(&self.yaml("auto", more));
+        let address = services.world.address("services").to_string();
+        Member::start("agents", world, &["--services", &address], None)
+    }
+
+    /// A scheduler of `partitions`.
+    pub fn scheduler(&self, partitions: &str, more: &str) -> Member {
+        let world = World::new(&self.yaml(partitions, more));
+        Member::start("scheduler", world, &[], None)
+    }
+
+    pub fn supervisor(&self, more: &str) -> Member {
+        Member::start(
+            "supervisor",
+            World::new(&self.yaml("auto", more)),
+            &[],
+            None,
+        )
+    }
+
+    /// Ingestion, whose world knows the services, too.
+    pub fn ingestion(&self, services: &Member, more: &str) -> Member {
+        let mut world = World::new(&self.yaml("auto", more));
+        let address = services.world.address("services");
+        world.addresses.insert("services".to_owned(), address);
+        Member::start("ingestion", world, &[], Some("http"))
+    }
+
+    /// Removes topics and keyspace. What runs is to be dropped before.
+    pub async fn remove(self) {
+        let consumer: BaseConsumer = self.kafka_client();
+        let metadata = consumer
+            .fetch_metadata(None, PATIENCE)
+            .expect("the broker answers");
+        let own = metadata.topics().iter().map(|topic| topic.name());
+        let own: Vec<&str> = own.filter(|name| name.contains(&self.name)).collect();
+        let admin: AdminClient<DefaultClientContext> = self.kafka_client();
+        let deleted = admin.delete_topics(&own, &AdminOptions::new()).await;
+        for result in deleted.expect("topics can be deleted") {
+            result.expect("a topic of its own can be deleted");
+        }
+        let session = SessionBuilder::new().known_node(&self.scylla).build().await;
+        let session = session.expect("the server answers");
+        let statement = format!("DROP KEYSPACE IF EXISTS {}", self.name);
+        let dropped = session.query_unpaged(statement, ()).await;
+        dropped.expect("the keyspace can be dropped");
+    }
+
+    /// A client of the broker that only looks.
+    pub fn kafka_client<C: rdkafka::config::FromClientConfig>(&self) -> C {
+        ClientConfig::new()
+            .set("bootstrap.servers", &self.brokers)
+            // A consumer needs one, though it reads for itself alone.
+            .set("group.id", &self.name)
+            .set("enable.auto.commit", "false")
+            .create()
+            .expect("a client can be made")
+    }
+}
+
+/// Sends so many deliveries, by all ingestions in turn, until each is accepted. Calls `meanwhile` when
+/// a third of them is. Returns the operations' ids in order.
+pub async fn deliver_while(
+    ingestions: &[Arc<World>],
+    prefix: &str,
+    count: usize,
+    meanwhile: impl FnOnce(),
+) -> Vec<String> {
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let sending = {
+        let (ingestions, prefix) = (ingestions.to_vec(), prefix.to_owned());
+        let accepted = accepted.clone();
+        tokio::spawn(async move {
+            let sent = (0..count).map(|index| {
+                let world = ingestions[index % ingestions.len()].clone();
+                let body = delivery(&format!("{prefix}-{index}"), is_remote(index));
+                let accepted = accepted.clone();
+                async move {
+                    let id = world.deliver(&body).await;
+                    accepted.fetch_add(1, Ordering::Relaxed);
+                    id
+                }
+            });
+            stream::iter(sent).buffered(CLIENTS).collect().await
+        })
+    };
+    let world = &ingestions[0];
+    world
+        .eventually("a third of the deliveries is accepted", async || {
+            accepted.load(Ordering::Relaxed) * 3 >= count
+        })
+        .await;
+    meanwhile();
+    sending.await.expect("the clients do not fail")
+}
+
+/// Sends so many deliveries.
+pub async fn deliver(ingestion: &Member, prefix: &str, count: usize) -> Vec<String> {
+    deliver_while(std::slice::from_ref(&ingestion.world), prefix, count, || ()).await
+}
+
+/// Waits until a member is ready, and says how long that took.
+pub async fn ready_after(member: &Member, what: &str, since: Instant) {
+    member.world.ready().await;
+    println!(
+        "measured: {what} after {:.1} s",
+        since.elapsed().as_secs_f64()
+    );
+}

@@ -1,0 +1,72 @@
+//! Services that fail, hang, time out after the deed and refuse, under a scheduler that is killed.
+
+use serde_json::json;
+
+use crate::cluster::{Cluster, deliver_while};
+use crate::is_remote;
+use crate::supervision::ends::Ends;
+use crate::supervision::setting::Setting;
+
+const DELIVERIES: usize = 500;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_fails_and_though_a_scheduler_is_killed_every_delivery_ends_and_the_ledger_balances()
+ {
+    let Some(cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let faults = json!({
+        "errorRate": 0.05, "hangRate": 0.01, "doThenTimeoutRate": 0.02, "refuseRate": 0.03,
+    });
+    let more = Setting::hasty()
+        .with_faults(&faults)
+        .sections(cluster.dir());
+    let services = cluster.services(&more);
+    let ingestion = cluster.ingestion(&services, &more);
+    let mut killed = cluster.scheduler("0-1", &more);
+    let _others = [
+        cluster.scheduler("2-3", &more),
+        cluster.supervisor(&more),
+        cluster.agents(&services, &more),
+    ];
+    let world = ingestion.world.clone();
+    let kill = || killed.kill_and_start_again();
+    let ids = deliver_while(std::slice::from_ref(&world), "faulty", DELIVERIES, kill).await;
+
+    // Most meet the faults, and nobody waits for the last of them.
+    world
+        .eventually("most deliveries have ended", async || {
+            let mut ended = 0;
+            for id in &ids {
+                let state = world.state(id).await;
+                ended += usize::from(matches!(
+                    state.as_deref(),
+                    Some("Processed" | "Compensated")
+                ));
+            }
+            ended * 5 >= ids.len() * 4
+        })
+        .await;
+    world.clear_faults().await;
+    let ends = world.all_end_in_balance(&ids, is_remote).await;
+    println!("measured: {ends:?}");
+    let Ends {
+        processed,
+        compensated,
+        cancelled,
+        error,
+        compensation_failed,
+    } = ends;
+    // Of five services, each refuses 3 % for good.
+    assert!(
+        (ids.len() / 20..ids.len() / 4).contains(&compensated),
+        "{ends:?}"
+    );
+    assert!(processed > ids.len() / 2, "{ends:?}");
+    // Nobody cancelled, and this workflow undoes whatever fails for good. Only an undo that failed too
+    // often may be left to a person.
+    assert_eq!((cancelled, error), (0, 0), "{ends:?}");
+    assert!(compensation_failed * 100 <= ids.len(), "{ends:?}");
+    drop((services, ingestion, killed, _others));
+    cluster.remove().await;
+}

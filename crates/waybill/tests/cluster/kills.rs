@@ -1,0 +1,51 @@
+//! Two of every role, each of which is killed once while deliveries flow.
+
+use std::sync::Arc;
+
+use crate::cluster::{Cluster, deliver_while};
+use crate::is_remote;
+use crate::world::World;
+
+/// Deliveries between two kills. A multiple of five, for one in five goes by others.
+const ROUND: usize = 170;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_accepted_delivery_completes_once_whichever_process_is_killed() {
+    let Some(cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let services = cluster.services("");
+    let mut members = vec![
+        cluster.ingestion(&services, ""),
+        cluster.ingestion(&services, ""),
+        cluster.scheduler("0-1", ""),
+        cluster.scheduler("2-3", ""),
+        cluster.supervisor(""),
+        cluster.supervisor(""),
+        cluster.agents(&services, ""),
+        cluster.agents(&services, ""),
+    ];
+    members.push(services);
+    let ingestions: Vec<Arc<World>> = members[..2].iter().map(|one| one.world.clone()).collect();
+    for member in &members {
+        member.world.ready().await;
+    }
+
+    let mut ids = Vec::new();
+    for (round, victim) in members.iter_mut().enumerate() {
+        let kill = || victim.kill_and_start_again();
+        let prefix = format!("round-{round}");
+        ids.extend(deliver_while(&ingestions, &prefix, ROUND, kill).await);
+    }
+    let world = &ingestions[0];
+    world.all_reach(&ids, "Processed").await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+    // Whoever was killed works again.
+    for member in &members {
+        member.world.ready().await;
+    }
+    for mut member in members {
+        member.terminate();
+    }
+    cluster.remove().await;
+}

@@ -1,0 +1,143 @@
+//! Two schedulers of the same partitions, as a forced delete leaves them: one works, one waits.
+
+use std::time::Instant;
+
+use crate::cluster::{Cluster, deliver, deliver_while, ready_after};
+use crate::member::Member;
+use crate::statuses::assert_each_event_has_one_version;
+use crate::{PARTITIONS, is_remote};
+
+const DELIVERIES: usize = 100;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_schedulers_with_the_same_partitions_one_works_and_the_other_takes_over() {
+    let Some(cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let services = cluster.services("");
+    let others = [cluster.supervisor(""), cluster.agents(&services, "")];
+    let ingestion = cluster.ingestion(&services, "");
+    let mut first = cluster.scheduler("0-3", "");
+    first.world.ready().await;
+    let mut second = cluster.scheduler("0-3", "");
+    waits(&second).await;
+    let mut ids = deliver(&ingestion, "one-works", DELIVERIES).await;
+    ingestion.world.all_reach(&ids, "Processed").await;
+    assert_waits(&second).await;
+    let before = first.epochs().await;
+
+    let killed_at = Instant::now();
+    let kill = || first.kill();
+    let world = [ingestion.world.clone()];
+    ids.extend(deliver_while(&world, "killed", DELIVERIES, kill).await);
+    ready_after(&second, "a takeover from a killed scheduler", killed_at).await;
+    ingestion.world.all_reach(&ids, "Processed").await;
+    let after_kill = second.epochs().await;
+    assert_eq!(
+        after_kill,
+        risen(&before),
+        "each partition has its next owner"
+    );
+
+    first.start_again();
+    waits(&first).await;
+    let asked_at = Instant::now();
+    second.terminate();
+    let ended = asked_at.elapsed().as_secs_f64();
+    println!("measured: an idle scheduler ends {ended:.1} s after SIGTERM");
+    ready_after(&first, "a takeover from a scheduler asked to end", asked_at).await;
+    assert_eq!(first.epochs().await, risen(&after_kill));
+    ids.extend(deliver(&ingestion, "released", DELIVERIES).await);
+    ingestion.world.all_reach(&ids, "Processed").await;
+    ingestion
+        .world
+        .assert_one_effect_per_step(&ids, is_remote)
+        .await;
+    drop((services, others, ingestion, first, second));
+    cluster.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scheduler_that_stood_still_past_its_lease_does_no_harm_when_it_goes_on() {
+    let Some(cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let services = cluster.services("");
+    let others = [cluster.supervisor(""), cluster.agents(&services, "")];
+    let ingestion = cluster.ingestion(&services, "");
+    let mut frozen = cluster.scheduler("0-3", "");
+    frozen.world.ready().await;
+    let next = cluster.scheduler("0-3", "");
+    waits(&next).await;
+
+    let frozen_at = Instant::now();
+    let world = [ingestion.world.clone()];
+    let freeze = || frozen.freeze();
+    let mut ids = deliver_while(&world, "frozen", 3 * DELIVERIES, freeze).await;
+    ready_after(
+        &next,
+        "a takeover from a scheduler that stands still",
+        frozen_at,
+    )
+    .await;
+    let thaw = || frozen.thaw();
+    ids.extend(deliver_while(&world, "thawed", 3 * DELIVERIES, thaw).await);
+    let gives_way = "who stood still waits as a candidate or has ended";
+    ingestion
+        .world
+        .eventually(gives_way, async || {
+            frozen.has_ended() || is_waiting(&frozen).await
+        })
+        .await;
+    ids.extend(deliver(&ingestion, "afterwards", DELIVERIES).await);
+    ingestion.world.all_reach(&ids, "Processed").await;
+    ingestion
+        .world
+        .assert_one_effect_per_step(&ids, is_remote)
+        .await;
+    assert_eq!(
+        next.epochs().await.len(),
+        PARTITIONS as usize,
+        "it was not thrown out"
+    );
+    assert!(frozen.has_ended() || is_waiting(&frozen).await);
+    assert_each_event_has_one_version(&cluster, ids.len());
+    drop((services, others, ingestion, frozen, next));
+    cluster.remove().await;
+}
+
+/// The next ownership of each partition.
+fn risen(epochs: &[u64]) -> Vec<u64> {
+    assert_eq!(epochs.len(), PARTITIONS as usize, "all are owned");
+    epochs.iter().map(|epoch| epoch + 1).collect()
+}
+
+/// Waits until a scheduler waits for all leases.
+async fn waits(scheduler: &Member) {
+    scheduler
+        .world
+        .eventually("it waits for all leases", async || {
+            is_waiting(scheduler).await
+        })
+        .await;
+}
+
+async fn assert_waits(scheduler: &Member) {
+    assert!(
+        is_waiting(scheduler).await,
+        "{:?}",
+        scheduler.readiness().await
+    );
+}
+
+/// Whether it says that it waits for the lease of each partition, and owns none.
+async fn is_waiting(scheduler: &Member) -> bool {
+    let Some(readiness) = scheduler.readiness().await else {
+        return false;
+    };
+    let views = scheduler.schedulers().await;
+    let waiting = (0..PARTITIONS).all(|partition| {
+        readiness.contains(&format!("waiting for: lease of partition {partition}\n"))
+    });
+    waiting && views.iter().all(|view| view["state"] == "acquiring")
+}

@@ -1,0 +1,37 @@
+//! The program on real servers: every role in processes of its own, on the Kafka that
+//! `WAYBILL_TEST_BROKERS` names and the ScyllaDB or Cassandra that `WAYBILL_TEST_SCYLLA` names (each
+//! `HOST:PORT`). Without both these tests are skipped. Processes are killed, stopped and cut off;
+//! then every accepted delivery is held against the services' ledger.
+//!
+//! Each test has topics and a keyspace of its own, and removes them at its end. They run one after
+//! the other: each of them is a machine full of processes.
+//!
+//! Kafka is not cut off here: its clients connect to the address that it advertises, past whatever
+//! stands before it. `crates/kafka/tests/clients` has clients whose broker is away.
+
+mod cluster;
+mod faults;
+mod kills;
+mod leases;
+mod line;
+mod member;
+mod outage;
+mod refusals;
+mod statuses;
+#[path = "../system/supervision"]
+mod supervision {
+    pub mod balance;
+    pub mod ends;
+    pub mod setting;
+}
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../system/world.rs"]
+mod world;
+
+/// Of how many partitions the topics of these tests are.
+const PARTITIONS: u32 = 4;
+
+/// Every fifth delivery goes by others.
+fn is_remote(index: usize) -> bool {
+    index.is_multiple_of(5)
+}

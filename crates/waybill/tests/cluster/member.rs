@@ -1,0 +1,125 @@
+//! One process of a cluster: started, killed and started again where it was.
+
+use std::process::Command;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::world::{Process, World};
+
+/// A process with its configuration, its data directory and its addresses.
+pub struct Member {
+    role: &'static str,
+    extra: Vec<String>,
+    announces: Vec<&'static str>,
+    pub world: Arc<World>,
+    process: Option<Process>,
+}
+
+impl Member {
+    /// Starts a role with a world's configuration. Beside `admin` it announces the listener `listens`,
+    /// if it has one.
+    pub fn start(
+        role: &'static str,
+        mut world: World,
+        extra: &[&str],
+        listens: Option<&'static str>,
+    ) -> Self {
+        let announces: Vec<_> = ["admin"].into_iter().chain(listens).collect();
+        let process = world.start(role, extra, &announces);
+        Self {
+            role,
+            extra: extra.iter().map(|&text| text.to_owned()).collect(),
+            announces,
+            world: Arc::new(world),
+            process: Some(process),
+        }
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        self.process.take().expect("it runs").kill();
+    }
+
+    /// Starts it again, with its old data directory and addresses.
+    pub fn start_again(&mut self) {
+        let extra: Vec<&str> = self.extra.iter().map(String::as_str).collect();
+        let process = self.world.again(self.role, &extra, &self.announces);
+        self.process = Some(process);
+    }
+
+    /// `kill -9`, and a start at once.
+    pub fn kill_and_start_again(&mut self) {
+        self.kill();
+        self.start_again();
+    }
+
+    /// SIGTERM, and waits for an orderly end.
+    pub fn terminate(&mut self) {
+        let code = self.process.take().expect("it runs").terminate();
+        assert_eq!(code, Some(0), "{}", self.world.log_tail());
+    }
+
+    /// SIGSTOP: it stands still and does not know it.
+    pub fn freeze(&self) {
+        self.signal("-STOP");
+    }
+
+    /// SIGCONT: it goes on where it was.
+    pub fn thaw(&self) {
+        self.signal("-CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        let process = self.process.as_ref().expect("it runs");
+        let pid = process.child.id().to_string();
+        let sent = Command::new("kill").args([signal, &pid]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "{signal} {pid}");
+    }
+
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        let process = self.process.as_mut().expect("it was started");
+        let ended = process.child.try_wait().expect("it can be waited for");
+        ended.is_some()
+    }
+
+    /// What `/readyz` says; `None` while nobody answers.
+    pub async fn readiness(&self) -> Option<String> {
+        let url = self.world.url("admin", "/readyz");
+        self.world
+            .client
+            .get(url)
+            .send()
+            .await
+            .ok()?
+            .text()
+            .await
+            .ok()
+    }
+
+    /// What `/schedulers` says of each partition; none while nobody answers.
+    pub async fn schedulers(&self) -> Vec<Value> {
+        let url = self.world.url("admin", "/schedulers");
+        match self.world.client.get(url).send().await {
+            Ok(answer) => answer.json().await.unwrap_or_default(),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// The numbers of the ownerships that it holds, by partition.
+    pub async fn epochs(&self) -> Vec<u64> {
+        let schedulers = self.schedulers().await;
+        let epochs = schedulers.iter().filter_map(|view| view["epoch"].as_u64());
+        epochs.collect()
+    }
+}
+
+/// Where a test fails, the logs of all its processes say why.
+impl Drop for Member {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("== {}:\n{}", self.role, self.world.log_tail());
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What is refused at start, and `waybill store`.
+
+use std::process::{Output, Stdio};
+
+use crate::PARTITIONS;
+use crate::cluster::Cluster;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_number_of_partitions_that_the_topics_do_not_have_is_refused_and_the_key_named() {
+    let Some(cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    // Topics as they are configured.
+    let mut scheduler = cluster.scheduler("0-3", "");
+    scheduler.world.ready().await;
+    scheduler.terminate();
+    let wanted = (PARTITIONS * 2).to_string();
+    for role in ["scheduler", "ingestion", "supervisor"] {
+        let refused = cluster.run(&[role, "--partitions", &wanted, "--http", "127.0.0.1:0"]);
+        assert!(!refused.status.success(), "{role}: {refused:?}");
+        let said = text(&refused);
+        let what = format!("has {PARTITIONS} partitions, not {wanted}: `partitions`");
+        assert!(said.contains(&what), "{role}: {said}");
+    }
+    drop(scheduler);
+    cluster.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_nobody_prepared_is_refused_and_two_may_prepare_it_at_once() {
+    let Some(cluster) = Cluster::new_or_skip().await else {
+        return;
+    };
+    for arguments in [
+        &["store", "check"][..],
+        &["scheduler"],
+        &["ingestion", "--http", "127.0.0.1:0"],
+        &["supervisor"],
+    ] {
+        let refused = cluster.run(arguments);
+        assert!(!refused.status.success(), "{arguments:?}: {refused:?}");
+        let said = text(&refused);
+        assert!(
+            said.contains("run `waybill store migrate`"),
+            "{arguments:?}: {said}"
+        );
+    }
+
+    let both = [(), ()].map(|()| {
+        let mut command = cluster.command(&["store", "migrate"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("the program was built")
+    });
+    for process in both {
+        let output = process.wait_with_output().expect("it can be waited for");
+        assert_migrated(&cluster, &output);
+    }
+    assert_migrated(&cluster, &cluster.run(&["store", "migrate"]));
+
+    let checked = cluster.run(&["store", "check"]);
+    let said = text(&checked);
+    assert!(checked.status.success(), "{said}");
+    let keyspace = format!("keyspace: {} (", cluster.name);
+    for line in [
+        "server: ",
+        "datacentre: ",
+        "commit log: synced ",
+        &keyspace,
+        "schema: ",
+        "warning: each row is stored 1 times",
+    ] {
+        assert!(
+            said.lines().any(|said| said.starts_with(line)),
+            "{line:?}: {said}"
+        );
+    }
+    cluster.remove().await;
+}
+
+fn assert_migrated(cluster: &Cluster, output: &Output) {
+    assert!(output.status.success(), "{output:?}");
+    let said = text(output);
+    let ok = format!("ok: keyspace {} can be used\n", cluster.name);
+    assert!(said.contains(&ok), "{said}");
+}
+
+/// All that a process wrote.
+fn text(output: &Output) -> String {
+    let both = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    both.concat()
+}

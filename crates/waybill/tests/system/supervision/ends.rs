@@ -1,0 +1,119 @@
+//! Waiting until operations have ended, in balance with the services' ledger.
+
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt as _, stream};
+use serde_json::{Value, json};
+
+use super::balance::{self, Unbalanced};
+use super::setting::SERVICES;
+use crate::world::{PATIENCE, World};
+
+/// How many questions are asked at once.
+pub(crate) const QUESTIONS: usize = 16;
+
+impl World {
+    /// Changes the faults of a service.
+    pub(crate) async fn put_faults(&self, service: &str, faults: &Value) {
+        let url = self.url("services", &format!("/faults/{service}"));
+        let answer = self.client.put(url).json(faults).send().await;
+        let status = answer.expect("the services answer").status();
+        assert!(status.is_success(), "{status} to {faults} for {service}");
+    }
+
+    /// Makes all services faultless, whatever they were configured with.
+    pub(crate) async fn clear_faults(&self) {
+        let none = json!({
+            "errorRate": 0, "hangRate": 0, "doThenTimeoutRate": 0,
+            "refuseRate": 0, "undoRefuseRate": 0,
+        });
+        for service in SERVICES {
+            self.put_faults(service, &none).await;
+        }
+    }
+
+    /// The operation as the API shows it; `None` while nobody answers.
+    pub(crate) async fn operation(&self, id: &str) -> Option<Value> {
+        let url = self.url("http", &format!("/v1/operations/{id}"));
+        let answer = self.client.get(url).send().await.ok()?;
+        answer
+            .error_for_status()
+            .ok()?
+            .json()
+            .await
+            .ok()
+            .filter(|body: &Value| body["state"].is_string())
+    }
+
+    /// Waits until every operation has ended or is parked, and returns how each one is then.
+    pub(crate) async fn all_end(&self, ids: &[String]) -> Vec<Value> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut ends = vec![Value::Null; ids.len()];
+        let mut open: Vec<usize> = (0..ids.len()).collect();
+        loop {
+            let asked = stream::iter(&open).map(|index| self.operation(&ids[*index]));
+            let answers: Vec<Option<Value>> = asked.buffered(QUESTIONS).collect().await;
+            let mut still_open = Vec::new();
+            for (index, answer) in open.into_iter().zip(answers) {
+                let has_ended = answer.as_ref().is_some_and(has_ended);
+                ends[index] = answer.unwrap_or_default();
+                if !has_ended {
+                    still_open.push(index);
+                }
+            }
+            open = still_open;
+            let Some(first) = open.first() else {
+                return ends;
+            };
+            assert!(
+                Instant::now() < deadline,
+                "{} of {} operations have not ended; one is {:#}\n{}",
+                open.len(),
+                ids.len(),
+                ends[*first],
+                self.log_tail()
+            );
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Waits until every operation has ended and the ledger agrees with how it did. What ended may
+    /// move again: an effect that comes late is undone.
+    pub(crate) async fn all_end_in_balance(
+        &self,
+        ids: &[String],
+        remote: impl Fn(usize) -> bool,
+    ) -> Ends {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let ends = self.all_end(ids).await;
+            let ledger = self.ledger().await;
+            match balance::check(&ends, &ledger, &remote) {
+                Ok(counts) => return counts,
+                Err(Unbalanced(findings)) => assert!(
+                    Instant::now() < deadline,
+                    "the ledger does not balance:\n{findings}\n{}",
+                    self.log_tail()
+                ),
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    }
+}
+
+fn has_ended(operation: &Value) -> bool {
+    matches!(
+        operation["state"].as_str(),
+        Some("Processed" | "Compensated" | "Cancelled" | "Error" | "CompensationFailed")
+    )
+}
+
+/// How many operations ended in each state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Ends {
+    pub(crate) processed: usize,
+    pub(crate) compensated: usize,
+    pub(crate) cancelled: usize,
+    pub(crate) error: usize,
+    pub(crate) compensation_failed: usize,
+}

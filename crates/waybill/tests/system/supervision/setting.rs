@@ -1,0 +1,78 @@
+//! A workflow and agents in a hurry, and services with faults.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use serde_json::Value;
+
+/// The services, as their faults are called.
+pub(crate) const SERVICES: [&str; 5] = ["account", "package", "third-party", "drone", "delivery"];
+
+/// A workflow, its agents and what else a world is configured with. Everything takes a fraction of
+/// the time that it takes in the files as they are shipped.
+pub(crate) struct Setting {
+    pub(crate) agents: String,
+    pub(crate) workflows: Vec<String>,
+    pub(crate) more: String,
+}
+
+impl Setting {
+    pub(crate) fn hasty() -> Self {
+        let mut workflow = waybill_drone_delivery::WORKFLOW_YAML.to_owned();
+        for (shipped, hasty) in [
+            ("completeBy: 5s", "completeBy: 1s"),
+            ("initial: 200ms", "initial: 50ms"),
+            ("max: 30s", "max: 1s"),
+            ("settle: 1s", "settle: 200ms"),
+        ] {
+            workflow = replaced(&workflow, shipped, hasty, usize::MAX);
+        }
+        // Agents of the first kind answer that they do not know; the others are past complete-by.
+        let agents = replaced(
+            waybill_drone_delivery::AGENTS_YAML,
+            "concurrencyMax: 256\n",
+            "concurrencyMax: 256\n      timeout: 600ms\n",
+            3,
+        );
+        Self {
+            agents,
+            workflows: vec![workflow],
+            more: String::new(),
+        }
+    }
+
+    /// With faults that every start of the services begins with.
+    pub(crate) fn with_faults(mut self, faults: &Value) -> Self {
+        self.more.push_str("services:\n  faults:\n");
+        for service in SERVICES {
+            writeln!(self.more, "    {service}: {faults}").expect("a text takes whatever comes");
+        }
+        self
+    }
+
+    /// The sections of the configuration that say so. The files that they name are written to `dir`.
+    pub(crate) fn sections(&self, dir: &Path) -> String {
+        let write = |name: &str, text: &str| {
+            std::fs::write(dir.join(name), text).expect("the directory is writable");
+            dir.join(name).display().to_string()
+        };
+        let agents = write("agents.yaml", &self.agents);
+        let files: Vec<String> = (0..)
+            .zip(&self.workflows)
+            .map(|(number, text): (u32, _)| write(&format!("workflow-{number}.yaml"), text))
+            .collect();
+        format!(
+            "workflows: {{ builtIn: false, files: [{}] }}\n\
+             agents: {{ builtIn: false, files: [{agents}] }}\n\
+             {}",
+            files.join(", "),
+            self.more
+        )
+    }
+}
+
+/// `text` with the first `count` occurrences of `from` replaced, of which there must be one.
+pub(crate) fn replaced(text: &str, from: &str, to: &str, count: usize) -> String {
+    assert!(text.contains(from), "{from:?} is not in:\n{text}");
+    text.replacen(from, to, count)
+}
