@@ -25,6 +25,13 @@ mod undo;
 
 pub use recover::Verdict;
 
+/// Most bytes that the outputs of all steps of an operation may take: they go into its row, and into
+/// the requests of the steps behind, which have to fit into a record beside the input.
+pub const OUTPUTS_BYTES_MAX: usize = 256 * 1024;
+
+/// About how many bytes an output takes beside its name and value.
+const PAIR_BYTES: usize = 48;
+
 /// An operation in the hands of its workflow, at one instant.
 #[derive(Debug)]
 pub struct Advance<'a> {
@@ -121,6 +128,18 @@ impl Advance<'_> {
             Outcome::Transient { .. } | Outcome::Unknown { .. } => {}
         }
         let event = match reply.outcome {
+            Outcome::Success { outputs } if self.is_too_long(index, &outputs) => {
+                // It was performed, and will be undone.
+                self.state.failure_count += 1;
+                StepEvent::FailedPermanently {
+                    error: StepError {
+                        code: "outputs-too-long".to_owned(),
+                        message: format!(
+                            "the outputs of all steps may take {OUTPUTS_BYTES_MAX} bytes together"
+                        ),
+                    },
+                }
+            }
             Outcome::Success { outputs } => StepEvent::Succeeded { outputs },
             Outcome::NotPerformed if reply.action == Action::Run => {
                 // No answer to the question. Taken for what it cannot be, it would cost no failure.
@@ -166,8 +185,31 @@ impl Advance<'_> {
             }
         };
         self.step(index, event)?;
+        self.give_up_if_late(index);
         self.go_on()?;
         Ok(true)
+    }
+
+    /// Whether a step's outputs would make the operation too large for its row, and for the requests
+    /// of the steps behind it.
+    fn is_too_long(&self, index: usize, outputs: &Outputs) -> bool {
+        let is_undo = self.state.steps[index].action == Action::Compensate;
+        let others = self
+            .state
+            .steps
+            .iter()
+            .map(|step| pair_bytes(&step.outputs));
+        !is_undo && others.sum::<usize>() + pair_bytes(outputs) > OUTPUTS_BYTES_MAX
+    }
+
+    /// Ends forward progress at once if a step that failed, or was not attempted, has to wait past the
+    /// deadline.
+    fn give_up_if_late(&mut self, index: usize) {
+        let is_forward =
+            self.state.state == ProcessState::Processing && !self.state.awaits_decision();
+        if let Some(at) = self.state.steps[index].retry_at.filter(|_| is_forward) {
+            self.doom_if_late(index, at);
+        }
     }
 
     /// Gives up attempts that outlived their complete-by, if that may be said, and makes the
@@ -210,10 +252,12 @@ impl Advance<'_> {
         if self.state.steps[index].is_under_way() {
             self.stats.time_outs += 1;
             self.state.failure_count += 1;
-            return self.step(index, StepEvent::TimedOut);
+            self.step(index, StepEvent::TimedOut)?;
+            self.give_up_if_late(index);
+            return Ok(());
         }
-        if self.state.state == ProcessState::Processing && self.is_doomed(index, self.now) {
-            self.doom(index);
+        let is_forward = self.state.state == ProcessState::Processing;
+        if is_forward && self.doom_if_late(index, self.now + self.pause_of(index)) {
             return Ok(());
         }
         if self.put_off_if_spared(index)? {
@@ -320,6 +364,14 @@ impl Advance<'_> {
         }
         Ok(())
     }
+}
+
+/// About how many bytes outputs take.
+pub(crate) fn pair_bytes(pairs: &[(String, String)]) -> usize {
+    let sizes = pairs
+        .iter()
+        .map(|(name, value)| name.len() + value.len() + PAIR_BYTES);
+    sizes.sum()
 }
 
 /// When something is due for a step: its time-out, or its next attempt. While the supervisor is to

@@ -28,7 +28,7 @@ const CROWDED_WAIT: Duration = Duration::from_millis(500);
 /// Who is held back may look again this long after the one before it.
 const LOOKS_APART: Duration = Duration::from_millis(2);
 /// However many wait, none waits longer than this before it looks again.
-const WAIT_MAX: Duration = Duration::from_secs(60);
+const WAIT_MAX: Duration = Duration::from_secs(20);
 /// If all who were let through came to nothing, another may try so long after the last.
 const CANARY_WAIT: Duration = Duration::from_secs(2);
 /// The share of retries in an agent's traffic.
@@ -133,6 +133,17 @@ impl Gates {
             narrowed.asked_at = now;
         }
         Ok(())
+    }
+
+    /// How long nobody is sent to an agent, by its own word. (Who waits in a crowd may wait longer, but
+    /// that is no more than a guess.)
+    #[must_use]
+    pub fn pause(&self, agent: &str, now: Timestamp) -> Duration {
+        let narrowed = self
+            .by_agent
+            .get(agent)
+            .and_then(|gate| gate.narrowed.as_ref());
+        narrowed.map_or(Duration::ZERO, |narrowed| narrowed.closed_until.since(now))
     }
 
     /// The agent did not try, and asks to be left alone for so long.
@@ -269,14 +280,16 @@ mod tests {
             .collect();
         assert_eq!(waits[0], Duration::from_secs(5));
         assert_eq!(waits[1_000], Duration::from_secs(7));
-        assert_eq!(waits[39_999], Duration::from_secs(65));
+        assert_eq!(waits[39_999], Duration::from_secs(25));
         waits.dedup();
         assert_eq!(
             waits.len(),
-            30_001,
+            10_001,
             "each has an instant of its own until the longest wait"
         );
+        assert_eq!(gates.pause("drone", NOW), Duration::from_secs(5));
         let later = NOW + Duration::from_secs(60);
+        assert_eq!(gates.pause("drone", later), Duration::ZERO);
         assert_eq!(admitted(&mut gates, later), CANARIES);
         let wait = gates.admit(&agent(), Traffic::First, later).unwrap_err();
         assert!(wait <= WAIT_MAX + CROWDED_WAIT, "{wait:?}");

@@ -25,6 +25,7 @@ mod time;
 mod tracker;
 mod workflow;
 
+pub use advance::OUTPUTS_BYTES_MAX;
 pub use contact::Contact;
 pub use definition::{
     Backoff, CancelPolicy, CompensationDefinition, Condition, DurationError, Exhausted,

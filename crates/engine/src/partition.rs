@@ -89,6 +89,8 @@ pub struct PartitionEngine {
     unsettled: VecDeque<Unsettled>,
     last_stamp: Stamp,
     gates: Gates,
+    /// Operations whose rows could not be read, and when the deadline index has them looked at again.
+    unreadable: HashMap<OperationId, Timestamp, IdHash>,
     stats: EngineStats,
 }
 
@@ -119,6 +121,7 @@ impl PartitionEngine {
             unsettled: VecDeque::new(),
             last_stamp: Stamp::default(),
             gates: Gates::default(),
+            unreadable: HashMap::with_hasher(IdHash::new(ownership.owner)),
             stats: EngineStats::default(),
             config,
             workflows,

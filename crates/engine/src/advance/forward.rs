@@ -22,14 +22,6 @@ impl Advance<'_> {
             self.fail(index, error.unwrap_or_else(without_error));
             return Ok(());
         }
-        let waits = |index: &usize| self.state.steps[*index].retry_at;
-        let mut indices = 0..self.state.steps.len();
-        if let Some(index) =
-            indices.find(|index| waits(index).is_some_and(|at| self.is_doomed(*index, at)))
-        {
-            self.doom(index);
-            return Ok(());
-        }
         // In this order one pass is enough: a skipped step comes before all that wait for it.
         let workflow = self.workflow;
         for &index in workflow.order() {
@@ -41,17 +33,11 @@ impl Advance<'_> {
             }
             if !step.when.as_ref().is_none_or(|when| self.holds(when)) {
                 self.step(index, StepEvent::Skip)?;
-            } else if self.is_doomed(index, self.now) {
-                self.doom(index);
+            } else if self.doom_if_late(index, self.now + self.pause_of(index)) {
                 return Ok(());
             } else if !self.put_off_if_spared(index)? {
                 self.step(index, StepEvent::Start)?;
                 self.ask.insert(index);
-            } else if let Some(at) = self.state.steps[index].retry_at
-                && self.is_doomed(index, at)
-            {
-                self.doom(index);
-                return Ok(());
             }
         }
         if (0..self.state.steps.len()).all(|index| self.has_ended(index)) {
@@ -60,33 +46,34 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// Whether the deadline cannot be met any more if this step is asked for at `at`: now, or when
-    /// it has waited as long as its agent's service makes it wait now, behind a breaker, in a crowd or
-    /// between failures. An operation that can only go forward is never doomed.
-    pub(super) fn is_doomed(&self, index: usize, at: Timestamp) -> bool {
+    /// How long its agent wants to be left alone.
+    pub(super) fn pause_of(&self, index: usize) -> Duration {
+        let agent = &self.workflow.steps()[index].agent;
+        self.gates.pause(agent, self.now)
+    }
+
+    /// Ends forward progress if the deadline cannot be met any more once this step is asked for at
+    /// `at`: now, or when its agent's pause or its own wait between failures is over. An operation
+    /// that can only go forward is never doomed.
+    pub(super) fn doom_if_late(&mut self, index: usize, at: Timestamp) -> bool {
         let Some(deadline) = deadline(self.created, self.state) else {
             return false;
         };
-        !self.has_no_way_back() && at.max(self.now) + self.budget_from(index) > deadline
-    }
-
-    /// Ends forward progress because the deadline cannot be met.
-    pub(super) fn doom(&mut self, index: usize) {
+        let needed = at.since(self.now) + self.budget_from(index);
+        if self.has_no_way_back() || self.now + needed <= deadline {
+            return false;
+        }
         self.stats.doomed += 1;
-        let step = &self.state.steps[index];
-        let wait = step
-            .retry_at
-            .map_or(Duration::ZERO, |at| at.since(self.now));
-        let needed = wait + self.budget_from(index);
         let mut message = format!(
             "this step and those behind it may take {needed:?}, and the deadline is nearer"
         );
-        if let Some(last) = &step.error {
+        if let Some(last) = &self.state.steps[index].error {
             message.push_str("; before: ");
             message.push_str(&last.code);
         }
         let code = "deadline-unreachable".to_owned();
         self.fail(index, StepError { code, message });
+        true
     }
 
     /// Whether something is completed that is never undone: then the operation only goes forward.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::advance::{Advance, Patience, next_due};
+use crate::advance::{Advance, Patience, next_due, pair_bytes};
 use crate::contact::Contact;
 use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
@@ -446,14 +446,6 @@ fn weight(created: &Created, state: &OperationState) -> usize {
         + contacts.sum::<usize>()
         + amended.map_or(0, |input| input.len())
         + steps.chain(history).sum::<usize>()
-}
-
-fn pair_bytes(pairs: &[(String, String)]) -> usize {
-    const PAIR_BYTES: usize = 48;
-    pairs
-        .iter()
-        .map(|(name, value)| name.len() + value.len() + PAIR_BYTES)
-        .sum()
 }
 
 /// The instant that an entry of the deadline index should stand at for something that is due at

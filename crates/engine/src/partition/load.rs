@@ -20,6 +20,10 @@ use crate::time::Timestamp;
 /// About how many bytes an event takes that waits for a row, beside what it carries.
 const WAITING_BYTES: usize = 256;
 
+/// Of how many unreadable rows it is remembered that the deadline index will have them looked at. Of
+/// more, some are told of again.
+const UNREADABLE_MAX: usize = 10_000;
+
 /// An operation whose row is awaited.
 #[derive(Debug)]
 pub(super) struct Loading {
@@ -47,6 +51,14 @@ pub(super) enum Waiting {
 }
 
 impl Waiting {
+    /// Whether it came of an entry of the deadline index for this instant, or a later one.
+    fn is_of_entry_at(&self, at: Timestamp) -> bool {
+        match self {
+            Self::Recovery { recovery, .. } => recovery.due.is_some_and(|due| due >= at),
+            Self::Request { .. } | Self::Reply { .. } => false,
+        }
+    }
+
     fn bytes(&self) -> usize {
         match self {
             Self::Request { bytes, .. } => WAITING_BYTES + bytes,
@@ -84,6 +96,7 @@ impl PartitionEngine {
         let Some(mut loading) = self.take_loading(id) else {
             return;
         };
+        self.unreadable.remove(&id);
         if let Some(row) = row {
             self.take_over(*row, now);
         }
@@ -110,13 +123,27 @@ impl PartitionEngine {
 
     /// Lets go of an operation whose row cannot be read: what waited for it is done, a person is
     /// told, and the row stays as it is. (Nothing is answered: what was asked may have been done
-    /// before.) The deadline index has it looked at again, for the row may
-    /// have been restored by then.
+    /// before.) The deadline index has it looked at again, for the row may have been restored by then;
+    /// whoever comes for it before adds no other entry, and no other alert.
     pub(super) fn unloadable(&mut self, id: OperationId, cause: String, now: Timestamp) {
         let Some(loading) = self.take_loading(id) else {
             return;
         };
         self.stats.unloadable += 1;
+        let reminded = self.unreadable.get(&id).is_some_and(|again| {
+            let mut waiting = loading.waiting.iter();
+            // By another's clock its time may have come already.
+            *again > now && !waiting.any(|event| event.is_of_entry_at(*again))
+        });
+        self.let_go(loading.waiting);
+        if reminded {
+            return;
+        }
+        if self.unreadable.len() >= UNREADABLE_MAX {
+            self.unreadable.clear();
+        }
+        self.unreadable
+            .insert(id, now + self.config.unreadable_again);
         let error = StepError {
             code: "row-unreadable".to_owned(),
             message: cause,
@@ -125,7 +152,11 @@ impl PartitionEngine {
             .sends
             .push(messages::unloadable_alert(id, error, now));
         self.open.reminders.push(id);
-        for event in loading.waiting {
+    }
+
+    /// What waited for a row that cannot be read is done, and nothing comes of it.
+    fn let_go(&mut self, waiting: Vec<Waiting>) {
+        for event in waiting {
             match event {
                 Waiting::Request { offset, .. } => {
                     self.open.done.consumed.push(offset);

@@ -575,6 +575,57 @@ fn a_row_that_cannot_be_read_holds_nothing_up_and_a_person_is_told() {
         (2, 1, 1)
     );
     assert_eq!(fixture.engine.in_flight().bytes, 0);
+
+    // Whoever comes before it is looked at again makes no second entry; the entry makes the next.
+    let unloadable = || waybill_engine::Event::Unloadable {
+        operation: id(1),
+        cause: "it ends early".to_owned(),
+    };
+    fixture.cancel(1);
+    assert_eq!(fixture.engine.loads(), [id(1)]);
+    fixture.apply(unloadable());
+    assert_eq!(told(&fixture.round()), [""; 0]);
+    fixture.hint(T0 + ms(600_000), id(1));
+    assert_eq!(fixture.engine.loads(), [id(1)]);
+    fixture.apply(unloadable());
+    assert_eq!(told(&fixture.round()).len(), 2);
+}
+
+#[test]
+fn outputs_that_fit_into_no_row_fail_their_step_and_it_is_undone() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    let outputs = vec![(
+        "made".to_owned(),
+        "x".repeat(waybill_engine::OUTPUTS_BYTES_MAX),
+    )];
+    fixture.reply(id(1), reply("a", 1, Outcome::Success { outputs }));
+    let failed = fixture.round();
+    assert_eq!(told(&failed).last().unwrap(), "failed outputs-too-long");
+    fixture.decide(&failed);
+    assert_eq!(told(&fixture.round()).last().unwrap(), "undo a#2 by 10000");
+}
+
+#[test]
+fn a_place_in_a_crowd_dooms_nobody() {
+    let busy = Outcome::NotAttempted {
+        error: error("circuit-open"),
+        retry_after_ms: 1_000,
+    };
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.reply(id(1), reply("a", 1, busy));
+    for number in 2..4_000 {
+        fixture.request(request(id(number)));
+    }
+    let commands = told(&fixture.round());
+    assert!(
+        !commands.iter().any(|line| line.starts_with("failed")),
+        "all have a minute, and need twenty seconds"
+    );
+    let last = fixture.state(id(3_999)).steps[0].retry_at.unwrap();
+    assert!(last > T0 + ms(8_000), "{last:?}");
 }
 
 #[test]
