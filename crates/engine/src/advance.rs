@@ -29,6 +29,9 @@ pub use recover::Verdict;
 /// the requests of the steps behind, which have to fit into a record beside the input.
 pub const OUTPUTS_BYTES_MAX: usize = 256 * 1024;
 
+/// Most bytes of an error's code, and of its message, that are kept.
+const ERROR_BYTES_MAX: usize = 4 * 1024;
+
 /// About how many bytes an output takes beside its name and value.
 const PAIR_BYTES: usize = 48;
 
@@ -157,7 +160,7 @@ impl Advance<'_> {
             Outcome::Transient { error } => {
                 self.state.failure_count += 1;
                 StepEvent::FailedTransiently {
-                    error,
+                    error: clipped(error),
                     unknown: false,
                 }
             }
@@ -165,13 +168,15 @@ impl Advance<'_> {
                 self.stats.unknown_outcomes += 1;
                 self.state.failure_count += 1;
                 StepEvent::FailedTransiently {
-                    error,
+                    error: clipped(error),
                     unknown: true,
                 }
             }
             Outcome::Permanent { error } => {
                 self.state.failure_count += 1;
-                StepEvent::FailedPermanently { error }
+                StepEvent::FailedPermanently {
+                    error: clipped(error),
+                }
             }
             Outcome::NotAttempted {
                 error,
@@ -179,7 +184,7 @@ impl Advance<'_> {
             } => {
                 self.stats.not_attempted += 1;
                 StepEvent::NotAttempted {
-                    error,
+                    error: clipped(error),
                     retry_after: Duration::from_millis(u64::from(retry_after_ms)),
                 }
             }
@@ -363,6 +368,18 @@ impl Advance<'_> {
             self.touched.insert(index);
         }
         Ok(())
+    }
+}
+
+/// An error as it is kept: an agent may say anything, and a row has to hold the errors of all steps.
+fn clipped(error: StepError) -> StepError {
+    let clip = |mut text: String| {
+        text.truncate(text.floor_char_boundary(ERROR_BYTES_MAX));
+        text
+    };
+    StepError {
+        code: clip(error.code),
+        message: clip(error.message),
     }
 }
 

@@ -17,7 +17,7 @@
 //! Where the database itself keeps stamp and expiry of a value (CQL), it is written bare:
 //!
 //! ```text
-//! state, created, lease    format u8 = 2 · OperationState, Created, Lease
+//! state, created, lease    format u8 = 3 · OperationState, Created, Lease
 //! ```
 //!
 //! What must hold: reading never panics, whatever the bytes; the golden bytes in the tests change

@@ -607,6 +607,18 @@ fn outputs_that_fit_into_no_row_fail_their_step_and_it_is_undone() {
 }
 
 #[test]
+fn a_long_error_is_clipped_between_characters() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    let mut long = error("refused");
+    long.message = "ü".repeat(100_000) + "!";
+    fixture.reply(id(1), reply("a", 1, Outcome::Permanent { error: long }));
+    fixture.round();
+    let kept = fixture.state(id(1)).steps[0].error.clone().unwrap();
+    assert_eq!(kept.message, "ü".repeat(2_048));
+}
+
+#[test]
 fn a_place_in_a_crowd_dooms_nobody() {
     let busy = Outcome::NotAttempted {
         error: error("circuit-open"),

@@ -21,6 +21,7 @@ use crate::{Lease, LeaseKey, LeaseRole, StoreError};
 
 /// Reads and changes leases.
 pub(super) struct Leases {
+    look: PreparedStatement,
     select: PreparedStatement,
     insert: PreparedStatement,
     replace: PreparedStatement,
@@ -47,12 +48,11 @@ enum Attempt {
 impl Leases {
     pub(super) async fn new(link: &Link, keyspace: &str) -> Result<Self, StoreError> {
         let table = format!("{keyspace}.leases");
+        let select =
+            format!("SELECT body, datacenter FROM {table} WHERE role = ? AND partition = ?");
         Ok(Self {
-            select: link
-                .prepare_serial_read(format!(
-                    "SELECT body, datacenter FROM {table} WHERE role = ? AND partition = ?"
-                ))
-                .await?,
+            look: link.prepare(select.clone()).await?,
+            select: link.prepare_serial_read(select).await?,
             insert: link
                 .prepare_conditional(format!(
                     "INSERT INTO {table} (body, owner, epoch, renewal, datacenter, role, partition) \
@@ -74,13 +74,15 @@ impl Leases {
         })
     }
 
-    /// Reads a lease.
+    /// Reads a lease as a quorum has it. It may be an older one while a transaction is under way, which
+    /// harms nobody: whoever takes or renews it is held against the newest. A serial read would be a
+    /// round of consensus, and stand in the way of renewals.
     pub(super) async fn read(
         &self,
         link: &Link,
         key: LeaseKey,
     ) -> Result<Option<Lease>, StoreError> {
-        let stored = self.stored(link, key).await?;
+        let stored = self.stored(link, &self.look, key).await?;
         Ok(stored.map(|stored| stored.lease))
     }
 
@@ -130,7 +132,7 @@ impl Leases {
                 link.attempt(insert).await
             }
             Some(seen) => {
-                let stored = match self.stored(link, lease.key).await? {
+                let stored = match self.stored(link, &self.select, lease.key).await? {
                     Some(stored) if stored.lease == *seen => stored,
                     Some(_) | None => return Ok(Attempt::Refused),
                 };
@@ -188,14 +190,19 @@ impl Leases {
 
     /// Whether a lease is what is stored, word for word.
     async fn stands(&self, link: &Link, lease: &Lease) -> Result<bool, StoreError> {
-        let stored = self.stored(link, lease.key).await?;
+        let stored = self.stored(link, &self.select, lease.key).await?;
         Ok(stored.is_some_and(|stored| stored.lease == *lease))
     }
 
-    async fn stored(&self, link: &Link, lease: LeaseKey) -> Result<Option<Stored>, StoreError> {
+    async fn stored(
+        &self,
+        link: &Link,
+        select: &PreparedStatement,
+        lease: LeaseKey,
+    ) -> Result<Option<Stored>, StoreError> {
         const ACTION: &str = "reading a lease";
         let values = key(lease);
-        let read = || link.session.execute_unpaged(&self.select, values);
+        let read = || link.session.execute_unpaged(select, values);
         let rows = link
             .repeat(ACTION, read)
             .await?

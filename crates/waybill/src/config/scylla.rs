@@ -78,8 +78,8 @@ impl Default for ScyllaConfig {
 }
 
 impl ScyllaConfig {
-    /// What the store takes of it; `None` if the store is the embedded one. Looking after old
-    /// entries of the attention table is left to processes that change it.
+    /// What the store takes of it; `None` if the store is the embedded one. Without the walk over old
+    /// attention entries, which one role has to add.
     #[must_use]
     pub fn cql(&self) -> Option<CqlConfig> {
         let mut cql = CqlConfig::new(self.nodes.clone()?);

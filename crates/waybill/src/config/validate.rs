@@ -94,12 +94,15 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             not_zero(),
         ),
         (
-            scylla.nodes.is_none() || scylla.request_timeout < scheduler.lease,
+            scylla.nodes.is_none()
+                || scylla.request_timeout < scheduler.lease.min(supervisor.lease),
             "store.scylla.requestTimeout",
             format!(
-                "is {}, and must be less than scheduler.lease ({}): a renewal has to be known in time",
+                "is {}, and must be less than scheduler.lease ({}) and supervisor.lease ({}): a renewal \
+                 has to be known in time",
                 duration_to_text(scylla.request_timeout),
-                duration_to_text(scheduler.lease)
+                duration_to_text(scheduler.lease),
+                duration_to_text(supervisor.lease)
             ),
         ),
         (

@@ -25,6 +25,7 @@ use waybill_messages::{Topics, encode_create, headers};
 use waybill_store::{CorruptRow, Store};
 
 use super::config::IngestionConfig;
+use super::consumed::Consumed;
 use super::flow::Flow;
 use super::peek::Peek;
 use super::problem::{Kind, Problem};
@@ -44,6 +45,7 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct Intake {
     store: Arc<dyn Store>,
+    consumed: Consumed,
     producer: Producer<Box<Ticket>>,
     recent: Arc<Recent>,
     flow: Arc<Flow>,
@@ -73,6 +75,7 @@ impl Intake {
         let record_max = config.request_bytes_max.max(config.batch_line_bytes_max);
         options.message_bytes_max = options.message_bytes_max.max(saturating(2 * record_max));
         Ok(Self {
+            consumed: Consumed::new(store.clone(), partitions),
             store,
             peek: Peek::new(
                 kafka.clone(),
@@ -92,6 +95,11 @@ impl Intake {
     /// The store.
     pub fn store(&self) -> &dyn Store {
         &*self.store
+    }
+
+    /// How far schedulers have consumed their partitions.
+    pub fn consumed(&self) -> &Consumed {
+        &self.consumed
     }
 
     /// What was accepted last.

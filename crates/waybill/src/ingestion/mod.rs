@@ -20,6 +20,7 @@
 mod batch;
 mod body;
 mod config;
+mod consumed;
 pub(crate) mod docs;
 mod events;
 mod flow;

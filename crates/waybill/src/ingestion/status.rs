@@ -12,7 +12,6 @@ use waybill_engine::{
     CreateRequest, Offset, OperationId, OperationRow, PartitionId, Position, Workflows,
     partition_for,
 };
-use waybill_store::LeaseKey;
 
 use super::id::{self, CallerId};
 use super::intake::{Intake, store_unavailable};
@@ -246,9 +245,8 @@ fn at_partition(
 
 /// The first offset that no scheduler has durably consumed.
 async fn consumed(intake: &Intake, partition: PartitionId) -> Result<Offset, Problem> {
-    let lease = intake.store().lease(LeaseKey::scheduler(partition)).await;
-    let lease = lease.map_err(|error| store_unavailable(&error))?;
-    Ok(lease.map_or(Offset(0), |lease| lease.consumed))
+    let consumed = intake.consumed().of(partition).await;
+    consumed.map_err(|error| store_unavailable(&error))
 }
 
 /// There is no such operation.

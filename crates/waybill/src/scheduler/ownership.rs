@@ -45,16 +45,21 @@ pub(super) struct HeldLease {
 }
 
 /// Takes the lease of `partition`, waiting for a silent owner's to run out. Gives up only when the
-/// store fails.
+/// store fails. `told` is the time that engines of this process were told last: it never goes back,
+/// though the wall clock may.
 pub(super) async fn acquire(
     store: Arc<dyn Store>,
     partition: PartitionId,
     owner: OwnerId,
     terms: LeaseTerms,
+    told: Timestamp,
 ) -> Result<HeldLease, StoreError> {
     let key = LeaseKey::scheduler(partition);
     loop {
         let seen = takeable(&*store, key, terms.margin).await?;
+        // The engine's time begins no earlier than where the index was swept to.
+        let swept_to = store.due_cursor(partition).await?;
+        let now = swept_to.map_or(wall_clock(), |cursor| wall_clock().max(cursor.end()));
         let limit_before = seen
             .as_ref()
             .map_or(Stamp::default(), |lease| lease.stamp_limit);
@@ -64,7 +69,7 @@ pub(super) async fn acquire(
             epoch: seen.as_ref().map_or(Epoch(1), |lease| lease.epoch.next()),
             renewal: 0,
             duration: terms.duration,
-            stamp_limit: first_limit(limit_before, wall_clock(), terms.duration),
+            stamp_limit: first_limit(limit_before, now.max(told), terms.duration),
             checkpoint: seen
                 .as_ref()
                 .map_or(Checkpoint::default(), |lease| lease.checkpoint),
@@ -147,10 +152,12 @@ pub(super) struct Renewal {
 
 impl HeldLease {
     /// The renewal that moves the lease to `checkpoint` and `consumed`; with `release`, the last
-    /// one, after which the partition has no owner.
+    /// one, after which the partition has no owner. `now` is the time that the engines are told, which
+    /// may lie ahead of the wall clock: their stamps have to stay below the limit.
     pub(super) fn renewal(
         &self,
         terms: LeaseTerms,
+        now: Timestamp,
         checkpoint: Checkpoint,
         consumed: Offset,
         release: bool,
@@ -159,7 +166,7 @@ impl HeldLease {
         row.renewal += 1;
         row.checkpoint = checkpoint;
         row.consumed = row.consumed.max(consumed);
-        row.stamp_limit = raised_limit(row.stamp_limit, wall_clock(), terms.duration);
+        row.stamp_limit = raised_limit(row.stamp_limit, now, terms.duration);
         if release {
             row.owner = None;
         }

@@ -34,9 +34,10 @@ impl Shell {
             slot.state = SlotState::Acquiring;
             let generation = slot.generation;
             let (store, owner, terms) = (self.store.clone(), self.owner, self.settings.terms());
+            let told = self.clock.last();
             let (sender, ends) = (self.sender.clone(), self.inlets.ends_reader());
             self.runtime.spawn(async move {
-                let result = match ownership::acquire(store, partition, owner, terms).await {
+                let result = match ownership::acquire(store, partition, owner, terms, told).await {
                     Ok(lease) => read_ends(&ends, partition, &lease)
                         .await
                         .map(|ends| (lease, ends)),
@@ -164,6 +165,7 @@ impl Shell {
     /// Renews leases, and with them moves checkpoints.
     pub(super) fn renew(&mut self) {
         let terms = self.settings.terms();
+        let now = self.clock.last();
         let drained = self
             .stopping
             .is_some_and(|by| self.in_flight().records == 0 || Instant::now() >= by);
@@ -194,7 +196,7 @@ impl Shell {
             }
             let renewal = owned
                 .lease
-                .renewal(terms, checkpoint, reached.consumed, release);
+                .renewal(terms, now, checkpoint, reached.consumed, release);
             owned.renewing = true;
             owned.renewal_sent_at = Instant::now();
             let held = owned.lease.row.clone();
@@ -247,6 +249,8 @@ impl Shell {
             Ok(false) => self.give_up(partition, "another owner took the lease"),
             Err(error) => {
                 tracing::warn!(%partition, error = %chain(&error), "the lease was not renewed");
+                // It may have been, or may be yet: the next one must not have its number.
+                owned.lease.row.renewal = renewal.row.renewal;
             }
         }
     }

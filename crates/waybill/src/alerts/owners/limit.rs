@@ -3,6 +3,8 @@
 //! A contact's hour begins with the first message to it. Time is an argument. What is remembered is
 //! bounded: while as many contacts are in their hour as may be, no further one is told. It is
 //! remembered by this process alone.
+//!
+//! Addresses that end in one mailbox count as one: in capitals or not, with a tag (`anna+17@`) or not.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -40,6 +42,7 @@ impl Limit {
                 self.told.remove(&contact);
             }
         }
+        let contact = &mailbox(contact);
         if let Some(told) = self.told.get_mut(contact) {
             let may = *told < self.messages_per_hour_max;
             *told += u32::from(may);
@@ -54,9 +57,31 @@ impl Limit {
     }
 }
 
+/// The contact without what mail servers pass over.
+fn mailbox(contact: &Contact) -> Contact {
+    let lower = contact.reveal().to_lowercase();
+    let Some((local, domain)) = lower.rsplit_once('@') else {
+        return Contact::new(lower);
+    };
+    let untagged = local.split_once('+').map_or(local, |(name, _)| name);
+    Contact::new(format!("{untagged}@{domain}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_mailbox_has_one_limit_however_it_is_written() {
+        let mut limit = Limit::new(2, 10);
+        let now = Instant::now();
+        let mut take = |uri: &str| limit.take(&Contact::new(uri), now);
+        assert!(take("mailto:anna@example.org"));
+        assert!(take("mailto:Anna+17@Example.org"));
+        assert!(!take("mailto:ANNA+18@example.org"));
+        assert!(take("tel:+491701234567"), "a number is no tag");
+        assert!(take("tel:+491701234568"));
+    }
 
     fn contact(number: u32) -> Contact {
         Contact::new(format!("tel:+{number}"))
