@@ -30,6 +30,12 @@ impl DueBucket {
         Self(due.as_micros().div_euclid(Self::WIDTH_US))
     }
 
+    /// The first instant of the bucket.
+    #[must_use]
+    pub fn start(self) -> Timestamp {
+        Timestamp(self.0.saturating_mul(Self::WIDTH_US))
+    }
+
     /// The first instant after the bucket.
     #[must_use]
     pub fn end(self) -> Timestamp {

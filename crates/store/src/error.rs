@@ -92,6 +92,19 @@ pub enum SchemaError {
         /// Why not.
         why: &'static str,
     },
+    /// A keyspace that were made like this could not be used.
+    #[error(
+        "each row would be stored {factor} times in datacentre {datacenter}, which has {nodes} nodes: \
+         set the replication factor (store.scylla.replicationFactor)"
+    )]
+    FewNodes {
+        /// How often a row would be stored.
+        factor: u8,
+        /// The datacentre.
+        datacenter: String,
+        /// How many nodes it has.
+        nodes: usize,
+    },
     /// There are several datacentres, and which one is to be used is not said, or is none of them.
     #[error("the datacentre to use must be one of {}", known.join(", "))]
     Datacenter {

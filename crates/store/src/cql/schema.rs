@@ -27,7 +27,7 @@ use scylla::response::query_result::QueryResult;
 use scylla::statement::unprepared::Statement;
 use scylla::value::{CqlValue, Row};
 
-use super::config::CqlConfig;
+use super::config::{CqlConfig, CqlReplication};
 use super::link::{Failure, Link, failure};
 use super::server::{CqlKeyspace, CqlProblem, CqlReport, CqlServer};
 use crate::{SchemaError, StoreError};
@@ -83,6 +83,7 @@ pub(super) async fn migrate(link: &Link, config: &CqlConfig) -> Result<(), Store
     let keyspace = &config.keyspace;
     let server = server(&link.session).await?;
     if find_keyspace(&link.session, keyspace).await?.is_none() {
+        refuse_too_few_nodes(link, config)?;
         let replication = config.replication.to_cql();
         let tablets = if server.must_avoid_tablets() && server.knows_tablets() {
             " AND tablets = {'enabled': false}"
@@ -124,6 +125,35 @@ pub(super) async fn migrate(link: &Link, config: &CqlConfig) -> Result<(), Store
     let found = report(link, config).await?;
     let problems = found.problems();
     refuse_fatal(config, &found, problems)
+}
+
+/// Refuses to make a keyspace whose rows had more copies than there are nodes for them: nothing could
+/// be read from it.
+fn refuse_too_few_nodes(link: &Link, config: &CqlConfig) -> Result<(), SchemaError> {
+    let cluster = link.session.get_cluster_state();
+    let nodes_of = |datacenter: &str| {
+        let nodes = cluster.get_nodes_info().iter();
+        let there = nodes.filter(|node| node.datacenter.as_deref() == Some(datacenter));
+        there.count()
+    };
+    let factors: Vec<(&str, u8)> = match &config.replication {
+        CqlReplication::Everywhere(factor) => vec![(&link.datacenter, *factor)],
+        CqlReplication::Datacenters(factors) => factors
+            .iter()
+            .map(|(datacenter, factor)| (datacenter.as_str(), *factor))
+            .collect(),
+    };
+    for (datacenter, factor) in factors {
+        let nodes = nodes_of(datacenter);
+        if usize::from(factor) > nodes {
+            return Err(SchemaError::FewNodes {
+                factor,
+                datacenter: datacenter.to_owned(),
+                nodes,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Refuses servers or a keyspace that will not do, and says what else a person has to know.

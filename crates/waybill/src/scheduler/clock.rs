@@ -7,13 +7,17 @@ use waybill_engine::Timestamp;
 
 use crate::clock::wall_clock;
 
-/// Follows the wall clock. While that lies behind what was already told, because it was set back,
-/// time goes on as the monotonic clock does.
+/// Follows the wall clock. While that lies behind what was already told, because it was set back or an
+/// earlier owner's was ahead, time goes on a little slower than the monotonic clock does, until the
+/// wall clock has caught up.
 #[derive(Debug)]
 pub(super) struct Clock {
     now: Timestamp,
     read_at: Instant,
 }
+
+/// How fast time goes while the wall clock lies behind.
+const BEHIND_RATE: (u32, u32) = (7, 8);
 
 impl Default for Clock {
     fn default() -> Self {
@@ -48,7 +52,7 @@ impl Clock {
         self.now = if wall >= self.now {
             wall
         } else {
-            self.now + elapsed
+            self.now + elapsed * BEHIND_RATE.0 / BEHIND_RATE.1
         };
     }
 }
@@ -67,12 +71,25 @@ mod tests {
         };
         clock.advance(Timestamp(6_000_000), Duration::from_secs(1));
         assert_eq!(clock.last(), Timestamp(6_000_000));
-        clock.advance(Timestamp(1_000_000), Duration::from_secs(2));
-        assert_eq!(clock.last(), Timestamp(8_000_000));
+        clock.advance(Timestamp(1_000_000), Duration::from_secs(8));
+        assert_eq!(clock.last(), Timestamp(13_000_000));
         clock.reach(Timestamp(20_000_000));
-        clock.advance(Timestamp(9_000_000), Duration::from_secs(1));
-        assert_eq!(clock.last(), Timestamp(21_000_000));
+        clock.advance(Timestamp(9_000_000), Duration::from_secs(8));
+        assert_eq!(clock.last(), Timestamp(27_000_000));
         clock.advance(Timestamp(30_000_000), Duration::ZERO);
         assert_eq!(clock.last(), Timestamp(30_000_000));
+    }
+
+    #[test]
+    fn the_wall_clock_catches_up() {
+        let mut clock = Clock {
+            now: Timestamp(0),
+            read_at: Instant::now(),
+        };
+        clock.reach(Timestamp(1_000_000));
+        for second in 1..=8 {
+            clock.advance(Timestamp(second * 1_000_000), Duration::from_secs(1));
+        }
+        assert_eq!(clock.last(), Timestamp(8_000_000));
     }
 }

@@ -59,7 +59,7 @@ pub(super) async fn acquire(
         let seen = takeable(&*store, key, terms.margin).await?;
         // The engine's time begins no earlier than where the index was swept to.
         let swept_to = store.due_cursor(partition).await?;
-        let now = swept_to.map_or(wall_clock(), |cursor| wall_clock().max(cursor.end()));
+        let now = swept_to.map_or(wall_clock(), |cursor| wall_clock().max(cursor.start()));
         let limit_before = seen
             .as_ref()
             .map_or(Stamp::default(), |lease| lease.stamp_limit);

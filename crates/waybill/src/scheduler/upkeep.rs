@@ -82,7 +82,7 @@ impl Shell {
         };
         // The cursor stands where an earlier owner's clock was, and nothing may be indexed below it.
         self.clock
-            .reach(Timestamp(lease.due_cursor.end().as_micros()));
+            .reach(Timestamp(lease.due_cursor.start().as_micros()));
         let ownership = Ownership {
             partition,
             partitions: self.settings.partitions,
