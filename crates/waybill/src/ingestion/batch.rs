@@ -215,7 +215,10 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
                     Ok(rows) => rows
                         .next()
                         .and_then(Result::transpose)
-                        .map(|row| row.and_then(|row| answer_of_row(submission, row))),
+                        .and_then(|row| match row {
+                            Ok(row) => answer_of_row(submission, row),
+                            Err(problem) => Some(Err(problem)),
+                        }),
                     Err(problem) => Some(Err(problem.clone())),
                 },
                 Ok(_) => None,

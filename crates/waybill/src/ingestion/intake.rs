@@ -131,8 +131,8 @@ impl Intake {
                 .pop()
                 .transpose()?
                 .flatten();
-            if let Some(row) = row {
-                return answer_of_row(submission, row);
+            if let Some(answer) = row.and_then(|row| answer_of_row(submission, row)) {
+                return answer;
             }
         }
         match self.send(submission)? {
@@ -270,12 +270,21 @@ impl Intake {
     }
 }
 
-/// The answer to a request from the row that its id has.
-pub fn answer_of_row(submission: &Submission, row: OperationRow) -> Result<Answer, Problem> {
-    match row.created.request_hash == submission.record.request_hash {
-        true => Ok(Answer::Repeated(Box::new(row))),
-        false => Err(conflict(submission)),
+/// The answer to a request from the row that its id has. `None` if that row only keeps the place of an
+/// operation that was cancelled before it was created: the request is taken, and ends `Cancelled`.
+pub fn answer_of_row(
+    submission: &Submission,
+    row: OperationRow,
+) -> Option<Result<Answer, Problem>> {
+    if row.state.tombstone {
+        return None;
     }
+    Some(
+        match row.created.request_hash == submission.record.request_hash {
+            true => Ok(Answer::Repeated(Box::new(row))),
+            false => Err(conflict(submission)),
+        },
+    )
 }
 
 /// What handing a request over came to.

@@ -152,6 +152,21 @@ async fn a_cancel_before_its_request_keeps_a_place_for_an_id_of_the_callers_only
     assert_eq!(cancelled["state"], "Cancelled");
     assert_eq!(cancelled["cancel"], "applied");
     assert_eq!(cancelled["request"], Value::Null, "it never came");
+    // Its create comes after all: it is taken, for the scheduler to end it.
+    let mut late = delivery();
+    late["deliveryId"] = json!("not-yet");
+    let response = world.post(DELIVERIES, late.clone()).send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::ACCEPTED);
+    let mut tombstone = row(id_of("nor-this"), "order", ProcessState::Cancelled);
+    tombstone.state.tombstone = true;
+    world.write(tombstone).await;
+    let batch = world
+        .post(BATCH, order("nor-this", 1))
+        .send()
+        .await
+        .unwrap();
+    let line: Value = serde_json::from_str(&batch.text().await.unwrap()).unwrap();
+    assert_eq!(line["status"], 202, "{line}");
 
     let mut of_server = uuid_of_server(&world).await;
     of_server.replace_range(0..2, "00");
