@@ -434,3 +434,14 @@ fn at(time: Timestamp) -> String {
     let millis = time.as_micros() - T0.as_micros();
     format!("{}", millis / 1_000)
 }
+
+/// A reply in a word.
+pub fn reply(step: &str, attempt: u32, outcome: Outcome) -> (String, u32, Outcome) {
+    (step.to_owned(), attempt, outcome)
+}
+
+/// A fixture whose workflow `pair` has these steps.
+pub fn with_steps(steps: Vec<StepDefinition>) -> Fixture {
+    let workflow = Workflow::try_from(WorkflowDefinition::new("pair", 1, steps)).unwrap();
+    Fixture::new().with_workflows(Workflows::new(vec![workflow]).unwrap())
+}

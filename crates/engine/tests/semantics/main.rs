@@ -7,3 +7,4 @@ mod limits;
 mod owners;
 mod table;
 mod undoing;
+mod waiting;

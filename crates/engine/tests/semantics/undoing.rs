@@ -1,11 +1,13 @@
 //! Failing for good: what the supervisor makes of it, undoing, parking, and what people ask for.
 
 use waybill_engine::{
-    Action, Amendment, Attempt, AttemptSeen, Command, Exhausted, Message, Outcome, ProcessState,
-    RecoveryVerb, StepDefinition, StepKind, Workflow, WorkflowDefinition, Workflows,
+    Action, Amendment, Attempt, AttemptSeen, Exhausted, Message, Outcome, ProcessState,
+    RecoveryVerb, StepDefinition, StepKind,
 };
 
-use crate::fixture::{Fixture, OTHER_HASH, T0, error, id, ms, request, step, success, told};
+use crate::fixture::{
+    Fixture, OTHER_HASH, T0, error, id, ms, reply, request, step, success, told, with_steps,
+};
 
 fn refused() -> Outcome {
     Outcome::Permanent {
@@ -17,10 +19,6 @@ fn undone() -> Outcome {
     Outcome::Success {
         outputs: Vec::new(),
     }
-}
-
-fn reply(step: &str, attempt: u32, outcome: Outcome) -> (String, u32, Outcome) {
-    (step.to_owned(), attempt, outcome)
 }
 
 /// An operation whose first step is completed and whose second was refused; the supervisor is
@@ -37,12 +35,6 @@ fn fail_at_b(fixture: &mut Fixture) {
     fixture.reply(id(1), reply("b", 1, refused()));
     let failed = fixture.round();
     fixture.decide(&failed);
-}
-
-/// A fixture whose workflow `pair` has these steps.
-fn with_steps(steps: Vec<StepDefinition>) -> Fixture {
-    let workflow = Workflow::try_from(WorkflowDefinition::new("pair", 1, steps)).unwrap();
-    Fixture::new().with_workflows(Workflows::new(vec![workflow]).unwrap())
 }
 
 fn compensation_failed() -> Fixture {
@@ -317,116 +309,6 @@ fn nothing_goes_back_once_a_pivot_is_completed() {
 }
 
 #[test]
-fn a_step_that_may_wait_is_tried_again_for_as_long_as_it_takes_and_a_person_is_told_once() {
-    let mut fixture = with_steps(vec![StepDefinition {
-        exhausted: Some(Exhausted::Wait),
-        wait: ms(20_000),
-        failures_max: 1,
-        ..step("a")
-    }]);
-    let mut alerts = 0;
-    fixture.request(request(id(1)));
-    for attempt in 1..=2 {
-        let busy = Outcome::Transient {
-            error: error("busy"),
-        };
-        fixture.reply(id(1), reply("a", attempt, busy));
-        fixture.load();
-        let commands = told(&fixture.round());
-        alerts += commands
-            .iter()
-            .filter(|line| *line == "alert waiting busy")
-            .count();
-        fixture.pass(ms(20_000));
-        fixture.round();
-    }
-    assert_eq!(fixture.state(id(1)).steps[0].attempt, Attempt(3));
-    assert_eq!(alerts, 1);
-}
-
-#[test]
-fn whoever_takes_over_tells_a_person_again_that_a_step_keeps_failing() {
-    let mut fixture = with_steps(vec![StepDefinition {
-        exhausted: Some(Exhausted::Wait),
-        wait: ms(20_000),
-        failures_max: 1,
-        ..step("a")
-    }]);
-    fixture.request(request(id(1)));
-    let busy = Outcome::Transient {
-        error: error("busy"),
-    };
-    fixture.reply(id(1), reply("a", 1, busy));
-    let batch = fixture.take().unwrap();
-    let alert = |commands: &[Command]| {
-        commands.iter().find_map(|command| match command {
-            Command::Send(Message::Alert(alert)) => Some(alert.event_id),
-            _ => None,
-        })
-    };
-    let lost = alert(&batch.commands).unwrap();
-    fixture.restart(0, 0);
-    fixture.request(request(id(1)));
-    fixture.load();
-    assert_eq!(alert(&fixture.round()), Some(lost));
-}
-
-#[test]
-fn an_operation_that_cannot_meet_its_deadline_is_given_up_before_the_next_step() {
-    let mut fixture = Fixture::new();
-    let mut hurried = request(id(1));
-    hurried.deadline = Some(T0 + ms(20_000));
-    fixture.request(hurried);
-    fixture.round();
-    fixture.now = T0 + ms(10_001);
-    fixture.reply(id(1), success("a", 1));
-    let failed = fixture.round();
-    assert_eq!(
-        told(&failed).last().unwrap(),
-        "failed deadline-unreachable",
-        "step b may take ten seconds"
-    );
-    fixture.decide(&failed);
-    let told = told(&fixture.round());
-    assert_eq!(told.last().unwrap(), "undo a#2 by 20001");
-}
-
-#[test]
-fn an_operation_is_given_up_at_once_if_its_service_makes_it_wait_past_its_deadline() {
-    let busy = Outcome::NotAttempted {
-        error: error("circuit-open"),
-        retry_after_ms: 5_000,
-    };
-    let mut fixture = Fixture::new();
-    let mut hurried = request(id(1));
-    hurried.deadline = Some(T0 + ms(24_000));
-    fixture.request(hurried.clone());
-    fixture.round();
-    fixture.reply(id(1), reply("a", 1, busy));
-    let failed = fixture.round();
-    assert_eq!(told(&failed).last().unwrap(), "failed deadline-unreachable");
-    let error = fixture.state(id(1)).error.clone().unwrap().error;
-    assert_eq!(
-        error.message,
-        "this step and those behind it may take 25s, and the deadline is nearer; \
-         before: circuit-open"
-    );
-    // Another waits behind the same breaker, without having been refused itself.
-    hurried.operation = id(2);
-    fixture.request(hurried.clone());
-    assert_eq!(
-        told(&fixture.round()).last().unwrap(),
-        "failed deadline-unreachable"
-    );
-    hurried.operation = id(3);
-    hurried.deadline = Some(T0 + ms(26_000));
-    fixture.request(hurried);
-    fixture.round();
-    assert_eq!(fixture.state(id(3)).error, None, "there is time enough");
-    assert!(fixture.state(id(3)).steps[0].retry_at.is_some());
-}
-
-#[test]
 fn a_success_that_comes_after_its_step_was_undone_is_undone_too() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
@@ -544,100 +426,6 @@ fn a_caller_with_a_topic_of_its_own_is_told_each_step_in_order() {
             "status 4 Final Processed",
         ]
     );
-}
-
-#[test]
-fn a_row_that_cannot_be_read_holds_nothing_up_and_a_person_is_told() {
-    let mut fixture = Fixture::new();
-    let mut create = request(id(1));
-    create.id_origin = waybill_engine::IdOrigin::Caller;
-    fixture.request(create);
-    fixture.reply(id(1), success("a", 1));
-    fixture.hint(T0, id(1));
-    fixture.cancel(1);
-    assert_eq!(fixture.engine.loads(), [id(1)]);
-    fixture.apply(waybill_engine::Event::Unloadable {
-        operation: id(1),
-        cause: "it ends early".to_owned(),
-    });
-    assert_eq!(
-        told(&fixture.round()),
-        ["index 600000", "alert row-unreadable row-unreadable",],
-        "it is looked at again when the row may have been restored"
-    );
-    let checkpoint = fixture.engine.checkpoint();
-    assert_eq!(
-        (
-            checkpoint.requests.0,
-            checkpoint.replies.0,
-            checkpoint.recoveries.0
-        ),
-        (2, 1, 1)
-    );
-    assert_eq!(fixture.engine.in_flight().bytes, 0);
-
-    // Whoever comes before it is looked at again makes no second entry; the entry makes the next.
-    let unloadable = || waybill_engine::Event::Unloadable {
-        operation: id(1),
-        cause: "it ends early".to_owned(),
-    };
-    fixture.cancel(1);
-    assert_eq!(fixture.engine.loads(), [id(1)]);
-    fixture.apply(unloadable());
-    assert_eq!(told(&fixture.round()), [""; 0]);
-    fixture.hint(T0 + ms(600_000), id(1));
-    assert_eq!(fixture.engine.loads(), [id(1)]);
-    fixture.apply(unloadable());
-    assert_eq!(told(&fixture.round()).len(), 2);
-}
-
-#[test]
-fn outputs_that_fit_into_no_row_fail_their_step_and_it_is_undone() {
-    let mut fixture = Fixture::new();
-    fixture.request(request(id(1)));
-    let outputs = vec![(
-        "made".to_owned(),
-        "x".repeat(waybill_engine::OUTPUTS_BYTES_MAX),
-    )];
-    fixture.reply(id(1), reply("a", 1, Outcome::Success { outputs }));
-    let failed = fixture.round();
-    assert_eq!(told(&failed).last().unwrap(), "failed outputs-too-long");
-    fixture.decide(&failed);
-    assert_eq!(told(&fixture.round()).last().unwrap(), "undo a#2 by 10000");
-}
-
-#[test]
-fn a_long_error_is_clipped_between_characters() {
-    let mut fixture = Fixture::new();
-    fixture.request(request(id(1)));
-    let mut long = error("refused");
-    long.message = "ü".repeat(100_000) + "!";
-    fixture.reply(id(1), reply("a", 1, Outcome::Permanent { error: long }));
-    fixture.round();
-    let kept = fixture.state(id(1)).steps[0].error.clone().unwrap();
-    assert_eq!(kept.message, "ü".repeat(2_048));
-}
-
-#[test]
-fn a_place_in_a_crowd_dooms_nobody() {
-    let busy = Outcome::NotAttempted {
-        error: error("circuit-open"),
-        retry_after_ms: 1_000,
-    };
-    let mut fixture = Fixture::new();
-    fixture.request(request(id(1)));
-    fixture.round();
-    fixture.reply(id(1), reply("a", 1, busy));
-    for number in 2..4_000 {
-        fixture.request(request(id(number)));
-    }
-    let commands = told(&fixture.round());
-    assert!(
-        !commands.iter().any(|line| line.starts_with("failed")),
-        "all have a minute, and need twenty seconds"
-    );
-    let last = fixture.state(id(3_999)).steps[0].retry_at.unwrap();
-    assert!(last > T0 + ms(8_000), "{last:?}");
 }
 
 #[test]
