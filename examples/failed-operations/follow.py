@@ -3,6 +3,9 @@
     pip install confluent-kafka fastavro
     python examples/failed-operations/follow.py 127.0.0.1:9092
 
+Members of one group share a topic: each record goes to one of them. So every program that is to see all
+of them has a group of its own, as this one and the follower in Rust have.
+
 A record is an Avro single object: two marker bytes, the schema's fingerprint in eight, the datum.
 """
 
@@ -21,7 +24,7 @@ MARKER = b"\xc3\x01"
 consumer = Consumer(
     {
         "bootstrap.servers": sys.argv[1],
-        "group.id": "failed-operations-report",
+        "group.id": "failed-operations-python",
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
     }

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use hdrhistogram::Histogram;
 use waybill_engine::{OperationId, OperationStatus, PartitionId, ProcessState, StatusKind};
 use waybill_kafka::{Admin, ConsumerOptions, KafkaSettings, PartitionConsumer, PollLimits};
-use waybill_messages::{Record as _, Topics};
+use waybill_messages::{Framing, Topics};
 
 use crate::delivery::Delivery;
 use crate::run::record;
@@ -29,6 +29,7 @@ pub struct Completions {
 
 struct Shared {
     known: Mutex<Known>,
+    framing: Framing,
     stop: AtomicBool,
     follower: Mutex<Option<JoinHandle<anyhow::Result<()>>>>,
 }
@@ -85,9 +86,8 @@ impl Finished {
 }
 
 impl Completions {
-    pub async fn follow(brokers: &str, prefix: &str) -> anyhow::Result<Self> {
+    pub async fn follow(brokers: &str, topics: &Topics) -> anyhow::Result<Self> {
         let settings = KafkaSettings::new(brokers);
-        let topics = Topics::new(prefix);
         let topic = topics.operation_status().to_owned();
         let admin = Admin::new(&settings, "waybill-loadtest-admin")?;
         let partitions = admin
@@ -104,6 +104,7 @@ impl Completions {
         consumer.assign(&ends)?;
         let shared = Arc::new(Shared {
             known: Mutex::new(Known::new()?),
+            framing: topics.framing().clone(),
             stop: AtomicBool::new(false),
             follower: Mutex::default(),
         });
@@ -178,7 +179,8 @@ impl Shared {
         while !self.stop.load(Ordering::Relaxed) {
             let mut arrived = Vec::new();
             consumer.poll(POLL, Duration::from_millis(100), &mut |record| {
-                if let Some(Ok(status)) = record.value().map(OperationStatus::decode)
+                let decoded = record.value().map(|value| self.framing.decode(value));
+                if let Some(Ok::<OperationStatus, _>(status)) = decoded
                     && status.kind == StatusKind::Final
                 {
                     arrived.push((status.operation, status.state, status.sequence));

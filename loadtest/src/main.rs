@@ -16,10 +16,13 @@ mod run;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
+use waybill_messages::{Framing, Topics};
+use waybill_registry::{Registry, RegistrySettings, SchemaCache, schema_ids, subjects};
 
 use crate::completion::{Completions, Finished};
 use crate::cpu::Usage;
@@ -38,6 +41,9 @@ struct Arguments {
     /// The prefix of Waybill's topics.
     #[arg(long, default_value = "waybill")]
     topic_prefix: String,
+    /// The schema registry, where Waybill has one.
+    #[arg(long, value_name = "URL")]
+    schema_registry: Option<String>,
     /// Deliveries a second.
     #[arg(long, default_value_t = 1_000.0)]
     rate: f64,
@@ -113,10 +119,10 @@ fn measure(arguments: &Arguments) -> anyhow::Result<()> {
         .enable_all()
         .build()?;
     let completions = runtime
-        .block_on(Completions::follow(
-            &arguments.brokers,
-            &arguments.topic_prefix,
-        ))
+        .block_on(async {
+            let topics = topics(arguments).await?;
+            Completions::follow(&arguments.brokers, &topics).await
+        })
         .context("the status topic cannot be followed")?;
     let before = arguments.pid.map(Usage::read).transpose()?;
     let run = runtime.block_on(run::run(arguments, &completions))?;
@@ -153,6 +159,24 @@ fn measure(arguments: &Arguments) -> anyhow::Result<()> {
         "the ledger does not balance"
     );
     Ok(())
+}
+
+/// Waybill's topics. Their schemas are those of this version, so that none has to be fetched later.
+async fn topics(arguments: &Arguments) -> anyhow::Result<Topics> {
+    let topics = Topics::new(&arguments.topic_prefix);
+    let Some(url) = &arguments.schema_registry else {
+        return Ok(topics);
+    };
+    let registry = Registry::new(&RegistrySettings {
+        url: url.clone(),
+        login: None,
+        ca_pem: None,
+        timeout: Duration::from_secs(5),
+    })?;
+    let agents: [&str; 0] = [];
+    let ids = schema_ids(&registry, &subjects(&topics, &agents), false).await?;
+    let schemas = Arc::new(SchemaCache::new(registry));
+    Ok(topics.framed(Framing::confluent(ids, schemas)))
 }
 
 impl Expect {

@@ -34,6 +34,7 @@ pub use config::{
 };
 
 use crate::breaker::{Breaker, BreakerSettings, Called, Judged};
+use crate::chain::chain;
 use crate::handler::{Handler, StepCall, not_attempted, permanent, transient, unknown};
 use crate::metrics::breaker_state;
 use crate::template::{Scope, TemplateError};
@@ -431,18 +432,6 @@ fn check_settings(name: &str, config: &HttpConfig) -> Result<(), LoadError> {
         ));
     }
     Ok(())
-}
-
-/// An error with its causes, for a message that travels as text.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@
 //! * **In Rust**: implement [`Handler`] and hand it to [`Agents::start`].
 //! * **In any other language**: keep the topic contract, which `docs/agents.md` describes.
 //!
-//! [`Agents`] is the run loop that serves the first two; [`testing`] runs a handler without Kafka.
+//! [`Agents`] is the run loop that serves the first two; [`testing`] runs a handler without Kafka, and
+//! [`check`] plays against an agent of any of the three.
 //!
 //! What must hold of every agent: it may be asked for the same attempt more than once, and makes
 //! one effect of them by the idempotency key; it does not work past complete-by; and it calls an
@@ -17,6 +18,8 @@
 //! scheduler's business.
 
 mod breaker;
+mod chain;
+pub mod check;
 mod handler;
 pub mod http;
 mod instance;

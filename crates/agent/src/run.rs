@@ -13,12 +13,14 @@
 //! * **Past complete-by there is silence.** A request that is late when it is read or taken up is
 //!   not started, a handler that is late is dropped, and neither is answered.
 //! * **Bad input harms only itself.** A record that cannot be decoded goes to its dead-letter topic
-//!   with its bytes; a panic ends one attempt.
+//!   with its bytes; a panic ends one attempt. One that cannot be decoded *yet*, for want of the schema
+//!   registry, is kept, and no more are read meanwhile.
 //!
 //! Deliberately absent: any memory of what was performed. One effect per step is the service's part,
 //! by the idempotency key.
 
 mod attempt;
+mod intake;
 mod offsets;
 mod outbox;
 mod poller;

@@ -16,7 +16,7 @@ use crate::partition::EngineStats;
 use crate::record::{Action, Outcome, Outputs, StepReply};
 use crate::step::{IllegalTransition, Spread, StepEvent, transition};
 use crate::time::Timestamp;
-use crate::workflow::{StepSet, Workflow};
+use crate::workflow::{StepSet, Undo, Workflow};
 
 mod amend;
 mod forward;
@@ -314,8 +314,12 @@ impl Advance<'_> {
         let step = &self.state.steps[index];
         let is_success = matches!(reply.outcome, Outcome::Success { .. });
         let is_known = [step.succeeded, step.late_success].contains(&Some(reply.attempt));
+        // Of a step that never has an effect nothing can be left to undo.
+        let is_over = step.state == StepState::Compensated
+            && self.workflow.steps()[index].undo == Undo::Nothing;
         if !is_success
             || is_known
+            || is_over
             || reply.action == Action::Compensate
             || reply.attempt > step.attempt
             || matches!(step.state, StepState::Completed | StepState::Skipped)

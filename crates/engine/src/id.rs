@@ -103,6 +103,11 @@ counter! {
     PartitionId(u32)
 }
 counter! {
+    /// One of those who share the work of all partitions, counted from 0; see
+    /// [`Division`](crate::Division).
+    ReaderId(u32)
+}
+counter! {
     /// A position in a partition's log, counted from 0.
     Offset(i64)
 }
@@ -111,7 +116,8 @@ counter! {
     Attempt(u32)
 }
 counter! {
-    /// The number of a partition's ownership; every new owner has a higher one.
+    /// The number of a reader's ownership; every new owner has a higher one, and so have those who
+    /// follow it.
     Epoch(u64)
 }
 counter! {

@@ -18,6 +18,7 @@ mod operation;
 mod partition;
 mod partitioner;
 mod preview;
+mod reader;
 mod record;
 mod step;
 mod supervision;
@@ -31,7 +32,7 @@ pub use definition::{
     Backoff, CancelPolicy, CompensationDefinition, Condition, DurationError, Exhausted,
     StepDefinition, StepKind, WorkflowDefinition, parse_duration,
 };
-pub use id::{Attempt, BatchNumber, Epoch, Offset, OperationId, OwnerId, PartitionId};
+pub use id::{Attempt, BatchNumber, Epoch, Offset, OperationId, OwnerId, PartitionId, ReaderId};
 pub use operation::{
     Amended, Created, HISTORY_MAX, HistoryEntry, OperationError, OperationRow, OperationState,
     ProcessState, RequestHash, StepError, StepProgress, StepState,
@@ -42,6 +43,9 @@ pub use partition::{
 };
 pub use partitioner::{murmur2, partition_for};
 pub use preview::{Asked, refusal};
+pub use reader::{
+    Division, DivisionError, Handover, KeyHash, READERS_PER_PARTITION_MAX, Share, Stood,
+};
 pub use record::{
     Action, AlertKind, AmendRequest, Amendment, AttemptSeen, CreateRequest, FailedOperation,
     IdOrigin, OperationRequest, OperationStatus, OperatorAlert, Outcome, Outputs, OwnerNotice,
@@ -51,5 +55,6 @@ pub use supervision::Supervision;
 pub use time::{Stamp, Timestamp};
 pub use tracker::OffsetTracker;
 pub use workflow::{
-    Compensation, Step, StepCondition, StepSet, Tries, Undo, Workflow, WorkflowError, Workflows,
+    Compensation, NAME_LENGTH_MAX, Step, StepCondition, StepSet, Tries, Undo, Workflow,
+    WorkflowError, Workflows,
 };

@@ -1,4 +1,4 @@
-//! The engine of one partition: what its records, replies, rows and hours do to its operations.
+//! The engine of one reader of a partition: what its records, replies, rows and hours do to its operations.
 //!
 //! [`PartitionEngine::apply`] changes operations in memory; [`PartitionEngine::take_batch`] hands
 //! over, as one ordered list of commands, what has to become of that. The shell around it executes
@@ -157,6 +157,11 @@ impl PartitionEngine {
                 already_rerouted,
                 record,
             } => self.misplaced(source, offset, fingerprint, home, already_rerouted, record),
+            Event::Passed {
+                source,
+                offset,
+                fingerprint,
+            } => self.passed(source, offset, fingerprint),
             Event::Loaded { operation, row } => self.loaded(operation, row, now),
             Event::Unloadable { operation, cause } => self.unloadable(operation, cause, now),
             Event::Settled { batch } => self.settled(batch),

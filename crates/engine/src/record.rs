@@ -109,6 +109,8 @@ pub struct AmendRequest {
     pub amendment: Amendment,
     /// Why, for people; may be empty.
     pub reason: String,
+    /// Who asks, for people; empty for the operation's caller.
+    pub asked_by: String,
     /// When ingestion took it.
     pub requested_at: Timestamp,
 }

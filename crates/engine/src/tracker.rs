@@ -62,6 +62,28 @@ impl OffsetTracker {
         true
     }
 
+    /// Passes over the records up to `offset`: they are somebody else's, and done here and now. Those at
+    /// or below an offset that was begun before change nothing.
+    pub fn pass(&mut self, offset: Offset, fingerprint: u64) {
+        if offset < self.next {
+            return;
+        }
+        self.next = offset.next();
+        match self.records.back_mut() {
+            None => self.fingerprint = Some(fingerprint),
+            // A run of them is one entry, under its last offset.
+            Some(last) if last.done => {
+                last.offset = offset;
+                last.fingerprint = fingerprint;
+            }
+            Some(_) => self.records.push_back(Record {
+                offset,
+                fingerprint,
+                done: true,
+            }),
+        }
+    }
+
     /// Marks a record as done. Harmless for one that is done already, or was never begun.
     pub fn done(&mut self, offset: Offset) {
         let Some(index) = self.position(offset) else {

@@ -3,26 +3,36 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use rdkafka::TopicPartitionList;
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, NewTopic, OwnedResourceSpecifier, ResourceSpecifier,
+    TopicReplication,
+};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 use rdkafka::metadata::{Metadata, MetadataTopic};
 use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
+use rdkafka::{ClientConfig, TopicPartitionList};
 
 use waybill_engine::{Offset, PartitionId};
 
 use crate::error::ClientError;
-use crate::record::partition_number;
+use crate::probe::Probe;
+use crate::record::{partition_id, partition_number};
 use crate::settings::KafkaSettings;
 
 /// How long one request may take, unless the caller says.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long one look for a broker may take while waiting for it.
 const READY_PROBE: Duration = Duration::from_secs(1);
+/// How long after the first refusal a broker that refuses is asked on: one that just starts may not
+/// know its users yet.
+const REFUSAL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long after a topic was unknown, or a partition had no leader that knew of it, it is asked for again.
+const AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// What a look at a topic is called where it fails.
 const LOOKING: &str = "looking at topic";
 
@@ -52,6 +62,23 @@ impl TopicSpec {
     }
 }
 
+/// One partition, as the brokers tell of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PartitionState {
+    /// Its number.
+    pub partition: PartitionId,
+    /// The id of the broker that leads it; `None` while it has none, and can be neither read nor
+    /// written.
+    pub leader: Option<i32>,
+    /// The ids of the brokers that keep a copy.
+    pub replicas: Vec<i32>,
+    /// Those of them whose copy is up to date.
+    pub in_sync: Vec<i32>,
+}
+
+/// The settings of a topic, by Kafka's names.
+pub type TopicSettings = BTreeMap<String, String>;
+
 /// Why a topic could not be made, deleted or looked at.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
@@ -76,24 +103,40 @@ pub enum AdminError {
         code: RDKafkaErrorCode,
     },
     /// No broker answered in time.
-    #[error("no broker answered at {brokers} within {waited:?}")]
+    #[error("no broker answered at {brokers} within {waited:?}{}", told(.reason.as_deref()))]
     NotReady {
         /// The bootstrap brokers.
         brokers: String,
         /// How long was waited.
         waited: Duration,
+        /// What librdkafka says of it.
+        reason: Option<String>,
         /// What the last try met.
         #[source]
-        source: Option<KafkaError>,
+        source: Option<Box<KafkaError>>,
+    },
+    /// A broker is there, and it and this client do not come together: a login was refused, or one
+    /// does not trust the other's certificate.
+    #[error("no connection with the broker at {brokers}: {reason}")]
+    Refused {
+        /// The bootstrap brokers.
+        brokers: String,
+        /// What librdkafka says of it, which is never a secret.
+        reason: String,
     },
     /// The thread that asked was stopped.
     #[error("the runtime stopped while the broker was asked")]
     Stopped,
 }
 
+fn told(reason: Option<&str>) -> String {
+    reason.map_or_else(String::new, |reason| format!(": {reason}"))
+}
+
 /// Makes, deletes and looks at topics. Its methods belong into a tokio runtime.
 pub struct Admin {
     client: Arc<AdminClient<Quiet>>,
+    config: ClientConfig,
     brokers: String,
 }
 
@@ -109,33 +152,52 @@ impl Admin {
             .map_err(|error| ClientError::new(client_id, error))?;
         Ok(Self {
             client: Arc::new(client),
+            config,
             brokers: settings.brokers.clone(),
         })
     }
 
     /// Waits until a broker answers.
+    ///
+    /// # Errors
+    ///
+    /// [`AdminError::NotReady`] once `timeout` is over; [`AdminError::Refused`] some seconds after the
+    /// broker, or this client, refused the other.
     pub async fn wait_ready(&self, timeout: Duration) -> Result<(), AdminError> {
         let started = Instant::now();
+        let mut refused_since = None;
         let mut last = None;
+        let probe = Probe::new(&self.config).map_err(|source| AdminError::Request {
+            action: "making a client",
+            source,
+        })?;
+        let probe = Arc::new(probe);
         loop {
             let left = timeout.saturating_sub(started.elapsed());
-            if left.is_zero() {
+            let refusal = probe.refusal();
+            let has_refused = refusal.is_some();
+            if let Some(reason) = refusal
+                && (left.is_zero()
+                    || refused_since
+                        .is_some_and(|since: Instant| since.elapsed() >= REFUSAL_PATIENCE))
+            {
                 let brokers = self.brokers.clone();
+                return Err(AdminError::Refused { brokers, reason });
+            }
+            if has_refused {
+                refused_since.get_or_insert_with(Instant::now);
+            }
+            if left.is_zero() {
                 return Err(AdminError::NotReady {
-                    brokers,
+                    brokers: self.brokers.clone(),
                     waited: timeout,
-                    source: last,
+                    reason: probe.trouble(),
+                    source: last.map(Box::new),
                 });
             }
             let asked_at = Instant::now();
-            let client = Arc::clone(&self.client);
-            let probe = READY_PROBE.min(left);
-            let answer = tokio::task::spawn_blocking(move || {
-                client
-                    .inner()
-                    .fetch_metadata(None, probe)
-                    .map(|found| found.brokers().len())
-            });
+            let (asked, wait) = (Arc::clone(&probe), READY_PROBE.min(left));
+            let answer = tokio::task::spawn_blocking(move || asked.brokers(wait));
             match answer.await.map_err(|_| AdminError::Stopped)? {
                 Ok(brokers) if brokers > 0 => return Ok(()),
                 Ok(_) => {}
@@ -147,12 +209,31 @@ impl Admin {
         }
     }
 
-    /// Makes topics. One that exists is left as it is, whatever its partitions and settings: look
-    /// with [`Admin::topic_partitions`] where that matters.
-    pub async fn create_topics(&self, topics: &[TopicSpec]) -> Result<(), AdminError> {
+    /// Makes topics, and returns the names of those that it made. One that exists is left as it is,
+    /// whatever its partitions and settings: look with [`Admin::topic_partitions`] where that matters.
+    pub async fn create_topics(&self, topics: &[TopicSpec]) -> Result<Vec<String>, AdminError> {
+        self.create(topics, &admin_options()).await
+    }
+
+    /// Asks the broker whether it would make these topics, and returns the names of those that it would;
+    /// those that exist it would not. Makes none.
+    ///
+    /// # Errors
+    ///
+    /// The same as if they were made.
+    pub async fn try_topics(&self, topics: &[TopicSpec]) -> Result<Vec<String>, AdminError> {
+        let options = admin_options().validate_only(true);
+        self.create(topics, &options).await
+    }
+
+    async fn create(
+        &self,
+        topics: &[TopicSpec],
+        options: &AdminOptions,
+    ) -> Result<Vec<String>, AdminError> {
         const ACTION: &str = "making topic";
         if topics.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let new: Vec<NewTopic<'_>> = topics
             .iter()
@@ -169,15 +250,17 @@ impl Admin {
             .collect();
         let results = self
             .client
-            .create_topics(&new, &admin_options())
+            .create_topics(&new, options)
             .await
             .map_err(|source| AdminError::Request {
                 action: "making topics",
                 source,
             })?;
+        let mut made = Vec::new();
         for result in results {
             match result {
-                Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+                Ok(topic) => made.push(topic),
+                Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
                 Err((topic, code)) => {
                     return Err(AdminError::Topic {
                         action: ACTION,
@@ -187,7 +270,7 @@ impl Admin {
                 }
             }
         }
-        Ok(())
+        Ok(made)
     }
 
     /// Deletes a topic. One that does not exist is fine.
@@ -271,6 +354,108 @@ impl Admin {
         Ok(topic.map(partitions_of).transpose()?.flatten())
     }
 
+    /// How many partitions a topic has that was just made, by this client or another: a broker may answer
+    /// before it has heard of it. `None` if it has not within `patience`.
+    ///
+    /// # Errors
+    ///
+    /// If the brokers cannot be asked.
+    pub async fn wait_for_topic(
+        &self,
+        topic: &str,
+        patience: Duration,
+    ) -> Result<Option<u32>, AdminError> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let found = self.topic_partitions(topic).await?;
+            if found.is_some() || Instant::now() >= deadline {
+                return Ok(found);
+            }
+            tokio::time::sleep(AGAIN_AFTER).await;
+        }
+    }
+
+    /// How the partitions of a topic are, in their order; `None` if there is no such topic.
+    pub async fn partition_states(
+        &self,
+        topic: &str,
+    ) -> Result<Option<Vec<PartitionState>>, AdminError> {
+        let found = self.metadata(LOOKING, Some(topic.to_owned())).await?;
+        let mut topics = found.topics().iter();
+        let Some(topic) = topics.find(|found| found.name() == topic) else {
+            return Ok(None);
+        };
+        if partitions_of(topic)?.is_none() {
+            return Ok(None);
+        }
+        let mut states: Vec<PartitionState> = topic
+            .partitions()
+            .iter()
+            .map(|partition| PartitionState {
+                partition: partition_id(partition.id()),
+                leader: Some(partition.leader()).filter(|&leader| leader >= 0),
+                replicas: partition.replicas().to_vec(),
+                in_sync: partition.isr().to_vec(),
+            })
+            .collect();
+        states.sort_by_key(|state| state.partition);
+        Ok(Some(states))
+    }
+
+    /// The settings of topics, defaults included. A topic is missing from the answer if it does not
+    /// exist, or its settings are not for this client to see: librdkafka does not say which.
+    pub async fn topic_settings(
+        &self,
+        topics: &[&str],
+    ) -> Result<BTreeMap<String, TopicSettings>, AdminError> {
+        let asked: Vec<_> = topics
+            .iter()
+            .map(|&topic| ResourceSpecifier::Topic(topic))
+            .collect();
+        if asked.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let answers = self.client.describe_configs(&asked, &admin_options());
+        let answers = answers.await.map_err(|source| AdminError::Request {
+            action: "asking for the settings of topics",
+            source,
+        })?;
+        let mut settings = BTreeMap::new();
+        for answer in answers.into_iter().flatten() {
+            let OwnedResourceSpecifier::Topic(topic) = answer.specifier else {
+                continue;
+            };
+            if !answer.entries.is_empty() {
+                let of_topic = answer.entries.into_iter();
+                let told = of_topic.filter_map(|entry| Some((entry.name, entry.value?)));
+                settings.insert(topic, told.collect());
+            }
+        }
+        Ok(settings)
+    }
+
+    /// The first offset of each of these partitions, and the one that its next record will get.
+    pub async fn offsets(
+        &self,
+        topic: &str,
+        partitions: &[PartitionId],
+    ) -> Result<Vec<(Offset, Offset)>, AdminError> {
+        let client = Arc::clone(&self.client);
+        let (topic, partitions) = (topic.to_owned(), partitions.to_vec());
+        let answer = tokio::task::spawn_blocking(move || {
+            let asked = partitions.into_iter().map(|partition| {
+                let found = watermarks(&client, &topic, partition);
+                found.map(|(low, high)| (Offset(low), Offset(high)))
+            });
+            asked.collect()
+        });
+        let found: Result<_, KafkaError> = answer.await.map_err(|_| AdminError::Stopped)?;
+        found.map_err(|source| AdminError::Request {
+            action: "asking for the offsets of a topic",
+            source,
+        })
+    }
+
     /// What the brokers say of one topic, or of all.
     async fn metadata(
         &self,
@@ -318,6 +503,33 @@ fn partitions_of(topic: &MetadataTopic) -> Result<Option<u32>, AdminError> {
             topic: topic.name().to_owned(),
             code: error.into(),
         }),
+    }
+}
+
+/// The offsets of a partition. One that was made, or whose leader changed, a moment ago is asked for again.
+fn watermarks(
+    client: &AdminClient<Quiet>,
+    topic: &str,
+    partition: PartitionId,
+) -> Result<(i64, i64), KafkaError> {
+    let deadline = Instant::now() + REQUEST_TIMEOUT;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let number = partition_number(partition);
+        let found = client.inner().fetch_watermarks(topic, number, left);
+        let code = found
+            .as_ref()
+            .err()
+            .and_then(KafkaError::rdkafka_error_code);
+        match code {
+            Some(
+                RDKafkaErrorCode::NotLeaderForPartition
+                | RDKafkaErrorCode::LeaderNotAvailable
+                | RDKafkaErrorCode::UnknownTopicOrPartition
+                | RDKafkaErrorCode::UnknownPartition,
+            ) if !left.is_zero() => thread::sleep(AGAIN_AFTER),
+            Some(_) | None => return found,
+        }
     }
 }
 

@@ -31,12 +31,13 @@ mod native;
 mod native_producer;
 mod partition_consumer;
 mod poll;
+mod probe;
 mod producer;
 mod record;
 mod settings;
 mod settlement;
 
-pub use admin::{Admin, AdminError, TopicSpec};
+pub use admin::{Admin, AdminError, PartitionState, TopicSettings, TopicSpec};
 pub use delivery::{Delivered, DeliveredShared, Delivery, ProduceError};
 pub use error::{ClientError, RequestError};
 pub use group_consumer::{GroupConsumer, GroupHandler, GroupOptions, TopicPartition};

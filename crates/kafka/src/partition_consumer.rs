@@ -257,6 +257,32 @@ impl PartitionConsumer {
         }
     }
 
+    /// The offsets (of the next record to read) that the group of [`ConsumerOptions::group_for_lag`]
+    /// has committed, in the order of `partitions`; `None` where it has committed nothing. It asks as
+    /// lag tools do and joins nothing. Blocks up to `timeout`.
+    pub fn committed(
+        &self,
+        partitions: &[(&str, PartitionId)],
+        timeout: Duration,
+    ) -> Result<Vec<Option<Offset>>, RequestError> {
+        let mut list = TopicPartitionList::with_capacity(partitions.len());
+        for (topic, partition) in partitions {
+            list.add_partition(topic, partition_number(*partition));
+        }
+        let found = self
+            .consumer
+            .committed_offsets(list, timeout)
+            .map_err(RequestError::new("asking for a group's offsets"))?;
+        let committed = partitions.iter().map(|(topic, partition)| {
+            let element = found.find_partition(topic, partition_number(*partition))?;
+            match element.offset() {
+                rdkafka::Offset::Offset(offset) => Some(Offset(offset)),
+                _ => None,
+            }
+        });
+        Ok(committed.collect())
+    }
+
     /// Tells the positions in these partitions, of whatever topics: librdkafka does not say which
     /// topic's end it met, and a position is right at any time.
     fn tell_positions(

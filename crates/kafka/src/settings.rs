@@ -31,6 +31,21 @@ impl KafkaSettings {
         }
     }
 
+    /// Refuses properties that no client would take: those that are reserved, that librdkafka does not
+    /// know, or whose value it refuses. Makes no client, and reads no file that a property names.
+    ///
+    /// # Errors
+    ///
+    /// The first such property. No error holds a value.
+    pub fn check(&self) -> Result<(), ClientError> {
+        const CLIENT_ID: &str = "check";
+        let config = self.client_config(CLIENT_ID, &[], &[])?;
+        let native = config.create_native_config();
+        native
+            .map(drop)
+            .map_err(|error| ClientError::new(CLIENT_ID, error))
+    }
+
     /// What every client has, then `defaults`, then the properties, then `fixed`, which the
     /// properties may not name.
     pub(crate) fn client_config(
@@ -48,12 +63,7 @@ impl KafkaSettings {
             config.set(*name, value.as_str());
         }
         for (name, value) in &self.properties {
-            let reserved = ["bootstrap.servers", "metadata.broker.list", "client.id"]
-                .into_iter()
-                .chain(RESERVED.iter().copied())
-                .chain(fixed.iter().map(|(fixed, _)| *fixed))
-                .any(|reserved| reserved == name);
-            if reserved {
+            if RESERVED.contains(&name.as_str()) || fixed.iter().any(|(fixed, _)| fixed == name) {
                 return Err(ClientError::Reserved {
                     property: name.clone(),
                 });
@@ -63,6 +73,8 @@ impl KafkaSettings {
         for (name, value) in fixed {
             config.set(*name, value.as_str());
         }
+        // A topic that is missing is an error, and not made with settings that nobody chose.
+        config.set("allow.auto.create.topics", "false");
         config.set("bootstrap.servers", self.brokers.as_str());
         config.set("client.id", client_id);
         Ok(config)
@@ -87,19 +99,36 @@ const SHARED_DEFAULTS: &[(&str, &str)] = &[
     ("statistics.interval.ms", "0"),
 ];
 
-/// Properties that no client of this crate lets a configuration change.
+/// Properties that no client of this crate lets a configuration change, under all their names.
 const RESERVED: &[&str] = &[
+    // Where to, and under which name.
+    "bootstrap.servers",
+    "metadata.broker.list",
+    "client.id",
+    // Which topics there are, and which of their records are read.
+    "allow.auto.create.topics",
+    "auto.offset.reset",
     "enable.auto.commit",
     "auto.commit.enable",
     "enable.auto.offset.store",
-    "auto.offset.reset",
-    "group.id",
     "enable.partition.eof",
+    "isolation.level",
+    // Membership of groups.
+    "group.id",
+    "group.instance.id",
+    "group.protocol",
+    "partition.assignment.strategy",
+    // When a record counts as sent, once, in the partition of its key, and that somebody hears of it.
     "acks",
     "request.required.acks",
+    "delivery.report.only.error",
     "enable.idempotence",
+    "partitioner",
     "transactional.id",
+    // What this crate asks of librdkafka.
     "log.queue",
+    // Brokers that are none.
+    "test.mock.num.brokers",
 ];
 
 /// What librdkafka has to hand over so that `tracing` sees what it is set to show.
@@ -115,6 +144,9 @@ fn log_level() -> RDKafkaLogLevel {
 
 #[cfg(test)]
 mod tests {
+    use rdkafka::error::KafkaError;
+    use rdkafka::types::RDKafkaConfRes;
+
     use super::*;
 
     fn with(property: &str, value: &str) -> KafkaSettings {
@@ -160,6 +192,50 @@ mod tests {
                 matches!(refused, Err(ClientError::Reserved { .. })),
                 "{property}"
             );
+        }
+    }
+
+    #[test]
+    fn every_reserved_name_is_one_that_librdkafka_knows() {
+        for property in RESERVED {
+            let refused = ClientConfig::new()
+                .set(*property, "x")
+                .create_native_config();
+            let is_unknown = matches!(
+                refused,
+                Err(KafkaError::ClientConfig(
+                    RDKafkaConfRes::RD_KAFKA_CONF_UNKNOWN,
+                    ..
+                ))
+            );
+            assert!(!is_unknown, "{property}");
+        }
+    }
+
+    #[test]
+    fn no_client_has_a_topic_made_by_naming_it() {
+        let config = KafkaSettings::new("localhost:9092").client_config("c", &[], &[]);
+        assert_eq!(
+            config.unwrap().get("allow.auto.create.topics"),
+            Some("false")
+        );
+    }
+
+    #[test]
+    fn a_check_tells_the_property_at_fault_and_never_its_value() {
+        with("client.rack", "rack-1").check().unwrap();
+        // Nothing that a property names is read.
+        with("ssl.ca.location", "/nonexistent").check().unwrap();
+        for (property, value, expected) in [
+            ("acks", "hunter2", "property \"acks\" is set by Waybill"),
+            ("sasl.pasword", "hunter2", "librdkafka knows no property"),
+            ("security.protocol", "hunter2", "refuses the value"),
+            ("socket.timeout.ms", "hunter2", "refuses the value"),
+        ] {
+            let refused = with(property, value).check().unwrap_err().to_string();
+            assert!(refused.contains(expected), "{refused}");
+            assert!(refused.contains(property), "{refused}");
+            assert!(!refused.contains("hunter2"), "{refused}");
         }
     }
 }

@@ -1,8 +1,12 @@
 //! Framing, and the way between wire structs and bytes.
 //!
-//! The writer frames a datum as an [Avro single object]: the marker `C3 01`, then the schema's
-//! CRC-64-AVRO fingerprint, little-endian. The reader takes that and the Confluent wire format: a
-//! zero byte, then the registry's id of the schema, big-endian.
+//! A datum is framed as an [Avro single object]: the marker `C3 01`, then the schema's CRC-64-AVRO
+//! fingerprint, little-endian; or in the [Confluent wire format]: a zero byte, then the registry's
+//! id of the schema, big-endian. The writer is told which; the reader takes both.
+//!
+//! Registries count their schemas with signed numbers, from 1. A frame whose id would be negative is
+//! none: a registry would not even say that it does not have the schema, and whoever waits for the
+//! answer would wait for ever.
 //!
 //! A datum whose writer schema is the current one goes straight into its wire struct through
 //! serde. Any other is resolved by the Avro library's own rules: read as a generic value, resolved
@@ -10,8 +14,7 @@
 //! and only serves records that an older or newer version wrote.
 //!
 //! [Avro single object]: https://avro.apache.org/docs/1.12.0/specification/#single-object-encoding
-
-use std::sync::Arc;
+//! [Confluent wire format]: https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 
 use apache_avro::Schema;
 use apache_avro::error::Details;
@@ -22,7 +25,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{DecodeError, EncodeError, SchemaError};
-use crate::record::RecordSchema;
+use crate::framing::{Frame, Framing, Lookup, SchemaId};
+use crate::record::{RecordKind, RecordSchema};
 
 /// The largest record, framing included, in bytes: 1 MiB, what Kafka takes by default. Larger
 /// values are neither written nor read.
@@ -67,16 +71,10 @@ impl WriterSchema {
     }
 }
 
-/// A source of the schemas that Confluent-framed records name: a schema registry.
-pub trait Schemas {
-    /// The schema with this id, if the registry has it. It is asked per record, so it keeps what
-    /// it has parsed.
-    fn writer_schema(&self, id: u32) -> Option<Arc<WriterSchema>>;
-}
-
 /// Writer and readers of one record, built once.
 pub(crate) struct Codec {
     record: &'static str,
+    kind: RecordKind,
     schema: &'static Schema,
     fingerprint: u64,
     writer: GenericDatumWriter<'static>,
@@ -114,6 +112,7 @@ impl Codec {
             .collect();
         Self {
             record: record.name,
+            kind: record.kind,
             schema: &current.schema,
             fingerprint: current.fingerprint,
             writer: GenericDatumWriter::builder(&current.schema)
@@ -134,11 +133,20 @@ impl Codec {
     pub(crate) fn encode(
         &self,
         wire: &impl Serialize,
+        frame: Frame,
         out: &mut Vec<u8>,
     ) -> Result<(), EncodeError> {
         let start = out.len();
-        out.extend_from_slice(&SINGLE_OBJECT_MARKER);
-        out.extend_from_slice(&self.fingerprint.to_le_bytes());
+        match frame {
+            Frame::SingleObject => {
+                out.extend_from_slice(&SINGLE_OBJECT_MARKER);
+                out.extend_from_slice(&self.fingerprint.to_le_bytes());
+            }
+            Frame::Confluent(SchemaId(id)) => {
+                out.push(CONFLUENT_MARKER);
+                out.extend_from_slice(&id.to_be_bytes());
+            }
+        }
         let written = self.writer.write_ser(out, wire);
         let bytes = out.len() - start;
         let result = match written {
@@ -162,7 +170,7 @@ impl Codec {
     pub(crate) fn decode<T: DeserializeOwned>(
         &self,
         bytes: &[u8],
-        schemas: Option<&dyn Schemas>,
+        framing: &Framing,
     ) -> Result<T, DecodeError> {
         if bytes.len() > VALUE_BYTES_MAX {
             return Err(DecodeError::TooLarge { bytes: bytes.len() });
@@ -184,21 +192,40 @@ impl Codec {
             };
         }
         if let Some((id, datum)) = confluent(bytes) {
-            let record = self.record;
-            let schemas = schemas.ok_or(DecodeError::NoRegistry { record, id })?;
-            let writer = schemas
-                .writer_schema(id)
-                .ok_or(DecodeError::UnknownSchemaId { record, id })?;
-            if writer.fingerprint == self.fingerprint {
+            if framing.is_current(self.kind, id) {
                 return self.read_current(datum);
             }
-            let reader = GenericDatumReader::builder(&writer.schema)
-                .reader_schema(self.schema)
-                .build()
-                .map_err(|error| self.malformed(error))?;
-            return self.read_resolved(&reader, datum);
+            return self.read_foreign(id, datum, framing);
         }
         Err(DecodeError::NotFramed { bytes: bytes.len() })
+    }
+
+    /// Reads what was written with a schema of the registry's that is not known to be the current one.
+    fn read_foreign<T: DeserializeOwned>(
+        &self,
+        id: SchemaId,
+        datum: &[u8],
+        framing: &Framing,
+    ) -> Result<T, DecodeError> {
+        let record = self.record;
+        let writer = match framing.look_up(id) {
+            None => return Err(DecodeError::NoRegistry { record, id }),
+            Some(Lookup::Found(writer)) => writer,
+            Some(Lookup::Unknown) => return Err(DecodeError::UnknownSchemaId { record, id }),
+            Some(Lookup::Unusable { cause }) => {
+                let cause = cause.to_string();
+                return Err(DecodeError::UnusableSchema { record, id, cause });
+            }
+            Some(Lookup::NotYet) => return Err(DecodeError::NotYet { record, id }),
+        };
+        if writer.fingerprint == self.fingerprint {
+            return self.read_current(datum);
+        }
+        let reader = GenericDatumReader::builder(&writer.schema)
+            .reader_schema(self.schema)
+            .build()
+            .map_err(|error| self.malformed(error))?;
+        self.read_resolved(&reader, datum)
     }
 
     fn read_current<T: DeserializeOwned>(&self, mut datum: &[u8]) -> Result<T, DecodeError> {
@@ -252,11 +279,12 @@ fn single_object(bytes: &[u8]) -> Option<(u64, &[u8])> {
     Some((u64::from_le_bytes(*fingerprint), datum))
 }
 
-fn confluent(bytes: &[u8]) -> Option<(u32, &[u8])> {
+fn confluent(bytes: &[u8]) -> Option<(SchemaId, &[u8])> {
     let (id, datum) = bytes
         .strip_prefix(&[CONFLUENT_MARKER])?
         .split_first_chunk::<4>()?;
-    Some((u32::from_be_bytes(*id), datum))
+    let id = u32::try_from(i32::from_be_bytes(*id)).ok()?;
+    Some((SchemaId(id), datum))
 }
 
 /// The CRC-64-AVRO fingerprint of a schema's parsing canonical form.

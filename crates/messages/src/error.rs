@@ -1,5 +1,7 @@
 //! Why a value cannot be written or read.
 
+use crate::framing::SchemaId;
+
 /// Why a value cannot be encoded. The output is left as it was.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EncodeError {
@@ -48,6 +50,12 @@ pub enum EncodeError {
         /// The most.
         values_max: usize,
     },
+    /// The registry has given the record's schema no id.
+    #[error("the {record} cannot be written: its schema has no id of the registry's")]
+    NoSchemaId {
+        /// The record's schema name.
+        record: &'static str,
+    },
     /// The Avro library refused the value.
     #[error("the {record} cannot be encoded: {cause}")]
     Avro {
@@ -92,7 +100,7 @@ pub enum DecodeError {
         /// The record that was expected.
         record: &'static str,
         /// The schema's id.
-        id: u32,
+        id: SchemaId,
     },
     /// The registry has no such schema.
     #[error("the {record} names the registry's schema {id}, which the registry does not have")]
@@ -100,7 +108,26 @@ pub enum DecodeError {
         /// The record that was expected.
         record: &'static str,
         /// The schema's id.
-        id: u32,
+        id: SchemaId,
+    },
+    /// What the registry has is no Avro schema, or one that cannot be read.
+    #[error("the {record} names the registry's schema {id}, which cannot be used: {cause}")]
+    UnusableSchema {
+        /// The record that was expected.
+        record: &'static str,
+        /// The schema's id.
+        id: SchemaId,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// The registry has not said yet what the schema is. The record may be good: it is to be read
+    /// again ([`DecodeError::waits_for`]).
+    #[error("the {record} names the registry's schema {id}, and the registry has not answered yet")]
+    NotYet {
+        /// The record that was expected.
+        record: &'static str,
+        /// The schema's id.
+        id: SchemaId,
     },
     /// The bytes are not what the schema says.
     #[error("the {record} is malformed: {cause}")]
@@ -168,6 +195,30 @@ pub enum DecodeError {
         /// The field.
         field: &'static str,
     },
+}
+
+impl DecodeError {
+    /// The schema without which nobody can say yet what the bytes are; `None` if they are poison.
+    /// Such a record is neither passed over nor put aside: whoever reads it waits.
+    #[must_use]
+    pub fn waits_for(&self) -> Option<SchemaId> {
+        match self {
+            Self::NotYet { id, .. } => Some(*id),
+            Self::TooLarge { .. }
+            | Self::NotFramed { .. }
+            | Self::UnknownFingerprint { .. }
+            | Self::NoRegistry { .. }
+            | Self::UnknownSchemaId { .. }
+            | Self::UnusableSchema { .. }
+            | Self::Malformed { .. }
+            | Self::TrailingBytes { .. }
+            | Self::UnknownSymbol { .. }
+            | Self::OutOfRange { .. }
+            | Self::TooLong { .. }
+            | Self::TooMany { .. }
+            | Self::Missing { .. } => None,
+        }
+    }
 }
 
 /// Why a text is not a schema.

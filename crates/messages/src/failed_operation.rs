@@ -5,15 +5,16 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 use waybill_engine::{Attempt, FailedOperation, OperationId, Timestamp};
 
-use crate::codec::{Codec, Schemas};
+use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
-use crate::record::{Record, RecordSchema};
+use crate::framing::{Frame, Framing};
+use crate::record::{Record, RecordKind, RecordSchema};
 use crate::wire::{
     ErrorIn, ErrorOut, Fields, Id, MapIn, MapOut, StepStatusIn, StepStatusOut, WireAction,
 };
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
-    "failed-operation",
+    RecordKind::FailedOperation,
     include_str!("../../../schemas/failed-operation.avsc"),
     &[
         include_str!("../../../schemas/released/failed-operation/v1.avsc"),
@@ -79,7 +80,7 @@ impl Record for FailedOperation {
         CODEC.fingerprint()
     }
 
-    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    fn encode_as(&self, frame: Frame, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let failure_counts = self
             .failure_counts
             .iter()
@@ -105,11 +106,11 @@ impl Record for FailedOperation {
             requested_at: self.requested_at.as_micros(),
             failed_at: self.failed_at.as_micros(),
         };
-        CODEC.encode(&wire, out)
+        CODEC.encode(&wire, frame, out)
     }
 
-    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
-        let wire: In = CODEC.decode(bytes, schemas)?;
+    fn decode_with(bytes: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
+        let wire: In = CODEC.decode(bytes, framing)?;
         let failure_counts = wire.failure_counts.0.into_iter();
         let step_states = wire.step_states.into_iter();
         Ok(Self {

@@ -2,7 +2,8 @@
 //!
 //! This crate exists so that the engine's values stay free of how they look on the wire, and no
 //! role has to know Avro. [`Record`] encodes and decodes the engine's own values; the wire structs
-//! behind it are private.
+//! behind it are private. [`Topics`] names the topics of an installation, and has the [`Framing`] of
+//! the records on them.
 //!
 //! What must hold here:
 //!
@@ -11,7 +12,7 @@
 //!   more than 16 MiB.
 //! * **A record is read with the schema that it was written with**, found by its fingerprint or by
 //!   its registry id, and resolved to the current one. What cannot be found is an error that says
-//!   what is missing, never a guess.
+//!   what is missing, never a guess; what cannot be found *yet* is told from that.
 //! * **What a row keeps is bounded**: a reason longer than [`REASON_BYTES_MAX`], or a name longer than
 //!   [`ASKED_BY_BYTES_MAX`], is neither written nor read; nor are more or longer contacts than a
 //!   [`Contact`](waybill_engine::Contact) allows.
@@ -24,6 +25,7 @@
 mod codec;
 mod error;
 mod failed_operation;
+mod framing;
 pub mod headers;
 mod operation_request;
 mod operation_status;
@@ -36,8 +38,10 @@ mod step_request;
 mod topics;
 mod wire;
 
-pub use codec::{Schemas, VALUE_BYTES_MAX, WriterSchema};
+pub use codec::{VALUE_BYTES_MAX, WriterSchema};
 pub use error::{DecodeError, EncodeError, SchemaError};
-pub use operation_request::encode_create;
-pub use record::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX, RECORD_SCHEMAS, Record, RecordSchema};
+pub use framing::{Frame, Framing, Lookup, SchemaId, SchemaIds, Schemas};
+pub use record::{
+    ASKED_BY_BYTES_MAX, REASON_BYTES_MAX, RECORD_SCHEMAS, Record, RecordKind, RecordSchema,
+};
 pub use topics::{Topics, is_topic_name};

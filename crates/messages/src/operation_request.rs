@@ -8,18 +8,20 @@ use waybill_engine::{
     Timestamp,
 };
 
-use crate::codec::{Codec, Schemas};
+use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
-use crate::record::{REASON_BYTES_MAX, Record, RecordSchema};
+use crate::framing::{Frame, Framing};
+use crate::record::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX, Record, RecordKind, RecordSchema};
 use crate::wire::{Fields, Id};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
-    "operation-request",
+    RecordKind::OperationRequest,
     include_str!("../../../schemas/operation-request.avsc"),
     &[
         include_str!("../../../schemas/released/operation-request/v1.avsc"),
         include_str!("../../../schemas/released/operation-request/v2.avsc"),
         include_str!("../../../schemas/released/operation-request/v3.avsc"),
+        include_str!("../../../schemas/released/operation-request/v4.avsc"),
     ],
 );
 
@@ -55,6 +57,7 @@ struct AmendmentOut<'a> {
     #[serde(with = "serde_bytes")]
     fields: Option<&'a [u8]>,
     deadline: Option<i64>,
+    asked_by: &'a str,
 }
 
 #[derive(Deserialize)]
@@ -65,6 +68,7 @@ struct AmendmentIn {
     #[serde(with = "serde_bytes")]
     fields: Option<Vec<u8>>,
     deadline: Option<i64>,
+    asked_by: String,
 }
 
 #[derive(Serialize)]
@@ -116,16 +120,16 @@ impl Record for OperationRequest {
         CODEC.fingerprint()
     }
 
-    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    fn encode_as(&self, frame: Frame, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let wire = match self {
             Self::Create(request) => created(request)?,
             Self::Amend(request) => amended(request)?,
         };
-        CODEC.encode(&wire, out)
+        CODEC.encode(&wire, frame, out)
     }
 
-    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
-        let wire: In = CODEC.decode(bytes, schemas)?;
+    fn decode_with(bytes: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
+        let wire: In = CODEC.decode(bytes, framing)?;
         match wire.kind {
             RequestKind::Unknown => FIELDS.known("kind", None),
             RequestKind::Create => wire.create().map(Self::Create),
@@ -139,12 +143,12 @@ impl Record for OperationRequest {
 }
 
 /// Appends the record of `OperationRequest::Create`, for whoever keeps the create itself.
-///
-/// # Errors
-///
-/// As [`Record::encode`].
-pub fn encode_create(request: &CreateRequest, out: &mut Vec<u8>) -> Result<(), EncodeError> {
-    CODEC.encode(&created(request)?, out)
+pub(crate) fn encode_create(
+    request: &CreateRequest,
+    frame: Frame,
+    out: &mut Vec<u8>,
+) -> Result<(), EncodeError> {
+    CODEC.encode(&created(request)?, frame, out)
 }
 
 fn created(request: &CreateRequest) -> Result<Out<'_>, EncodeError> {
@@ -193,6 +197,7 @@ fn amended(request: &AmendRequest) -> Result<Out<'_>, EncodeError> {
             reason: FIELDS.kept("amendment.reason", &request.reason, REASON_BYTES_MAX)?,
             fields,
             deadline: deadline.map(Timestamp::as_micros),
+            asked_by: FIELDS.kept("amendment.asked_by", &request.asked_by, ASKED_BY_BYTES_MAX)?,
         }),
         resubmission_of: None,
         notify: Vec::new(),
@@ -236,6 +241,7 @@ impl In {
             caller_id: self.caller_id,
             amendment: what(self.workflow, given.fields, given.deadline),
             reason: FIELDS.to_keep("amendment.reason", given.reason, REASON_BYTES_MAX)?,
+            asked_by: FIELDS.to_keep("amendment.asked_by", given.asked_by, ASKED_BY_BYTES_MAX)?,
             requested_at: Timestamp(self.requested_at),
         }))
     }

@@ -7,13 +7,14 @@ use waybill_engine::{
     Offset, OperationId, OperationStatus, PartitionId, Position, StatusKind, StepError, Timestamp,
 };
 
-use crate::codec::{Codec, Schemas};
+use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
-use crate::record::{Record, RecordSchema};
+use crate::framing::{Frame, Framing};
+use crate::record::{Record, RecordKind, RecordSchema};
 use crate::wire::{ErrorIn, ErrorOut, Fields, Id, StepStatusIn, StepStatusOut, WireProcessState};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
-    "operation-status",
+    RecordKind::OperationStatus,
     include_str!("../../../schemas/operation-status.avsc"),
     &[
         include_str!("../../../schemas/released/operation-status/v1.avsc"),
@@ -116,7 +117,7 @@ impl Record for OperationStatus {
         CODEC.fingerprint()
     }
 
-    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    fn encode_as(&self, frame: Frame, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let wire = Out {
             event_id: Id(self.event_id),
             operation: Id(self.operation.0),
@@ -135,11 +136,11 @@ impl Record for OperationStatus {
             at: self.at.as_micros(),
             reply_to: self.reply_to.as_deref(),
         };
-        CODEC.encode(&wire, out)
+        CODEC.encode(&wire, frame, out)
     }
 
-    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
-        let wire: In = CODEC.decode(bytes, schemas)?;
+    fn decode_with(bytes: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
+        let wire: In = CODEC.decode(bytes, framing)?;
         let step = wire.step.map(|step| FIELDS.known("step", step.known()));
         let partition = FIELDS.u32("request_partition", wire.request_partition)?;
         Ok(Self {

@@ -5,13 +5,14 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 use waybill_engine::{AlertKind, OperationId, OperatorAlert, StepError, Timestamp};
 
-use crate::codec::{Codec, Schemas};
+use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
-use crate::record::{Record, RecordSchema};
+use crate::framing::{Frame, Framing};
+use crate::record::{Record, RecordKind, RecordSchema};
 use crate::wire::{ErrorIn, ErrorOut, Fields, Id};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
-    "operator-alert",
+    RecordKind::OperatorAlert,
     include_str!("../../../schemas/operator-alert.avsc"),
     &[include_str!(
         "../../../schemas/released/operator-alert/v1.avsc"
@@ -69,7 +70,7 @@ impl Record for OperatorAlert {
         CODEC.fingerprint()
     }
 
-    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    fn encode_as(&self, frame: Frame, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let wire = Out {
             event_id: Id(self.event_id),
             kind: match self.kind {
@@ -88,11 +89,11 @@ impl Record for OperatorAlert {
             advice: &self.advice,
             at: self.at.as_micros(),
         };
-        CODEC.encode(&wire, out)
+        CODEC.encode(&wire, frame, out)
     }
 
-    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
-        let wire: In = CODEC.decode(bytes, schemas)?;
+    fn decode_with(bytes: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
+        let wire: In = CODEC.decode(bytes, framing)?;
         let kind = match wire.kind {
             WireAlertKind::Unknown => None,
             WireAlertKind::OperationParked => Some(AlertKind::OperationParked),

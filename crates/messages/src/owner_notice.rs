@@ -5,13 +5,14 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 use waybill_engine::{OperationId, OwnerNotice, Timestamp};
 
-use crate::codec::{Codec, Schemas};
+use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
-use crate::record::{Record, RecordSchema};
+use crate::framing::{Frame, Framing};
+use crate::record::{Record, RecordKind, RecordSchema};
 use crate::wire::{Fields, Id, WireProcessState};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
-    "owner-notice",
+    RecordKind::OwnerNotice,
     include_str!("../../../schemas/owner-notice.avsc"),
     &[include_str!(
         "../../../schemas/released/owner-notice/v1.avsc"
@@ -54,7 +55,7 @@ impl Record for OwnerNotice {
         CODEC.fingerprint()
     }
 
-    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    fn encode_as(&self, frame: Frame, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let wire = Out {
             event_id: Id(self.event_id),
             operation: Id(self.operation.0),
@@ -65,11 +66,11 @@ impl Record for OwnerNotice {
             contacts: FIELDS.contacts("contacts", &self.contacts)?,
             at: self.at.as_micros(),
         };
-        CODEC.encode(&wire, out)
+        CODEC.encode(&wire, frame, out)
     }
 
-    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
-        let wire: In = CODEC.decode(bytes, schemas)?;
+    fn decode_with(bytes: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
+        let wire: In = CODEC.decode(bytes, framing)?;
         Ok(Self {
             event_id: wire.event_id.0,
             operation: OperationId(wire.operation.0),

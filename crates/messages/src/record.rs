@@ -1,11 +1,54 @@
 //! What every record has in common.
 
-use crate::codec::Schemas;
 use crate::error::{DecodeError, EncodeError};
+use crate::framing::{Frame, Framing};
+
+/// Which record.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum RecordKind {
+    /// What a caller asks for.
+    OperationRequest,
+    /// What an agent is asked for.
+    StepRequest,
+    /// How an attempt at a step ended.
+    StepReply,
+    /// An operation that failed for good.
+    FailedOperation,
+    /// Where an operation stands.
+    OperationStatus,
+    /// What a supervisor or an operator asks of the scheduler.
+    Recovery,
+    /// What needs a person.
+    OperatorAlert,
+    /// What those hear who asked to be told of an operation.
+    OwnerNotice,
+}
+
+impl RecordKind {
+    /// The name of its schema's file under `schemas/`, without the extension.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OperationRequest => "operation-request",
+            Self::StepRequest => "step-request",
+            Self::StepReply => "step-reply",
+            Self::FailedOperation => "failed-operation",
+            Self::OperationStatus => "operation-status",
+            Self::Recovery => "recovery",
+            Self::OperatorAlert => "operator-alert",
+            Self::OwnerNotice => "owner-notice",
+        }
+    }
+}
+
+/// How many records there are.
+pub(crate) const RECORD_KINDS: usize = RECORD_SCHEMAS.len();
 
 /// A committed schema.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordSchema {
+    /// Whose schema it is.
+    pub kind: RecordKind,
     /// The name of its file under `schemas/`, without the extension.
     pub name: &'static str,
     /// The current schema.
@@ -17,12 +60,13 @@ pub struct RecordSchema {
 impl RecordSchema {
     /// Declares the schema of `schemas/<name>.avsc`.
     pub(crate) const fn new(
-        name: &'static str,
+        kind: RecordKind,
         json: &'static str,
         released: &'static [&'static str],
     ) -> Self {
         Self {
-            name,
+            kind,
+            name: kind.name(),
             json,
             released,
         }
@@ -56,14 +100,20 @@ pub trait Record: Sized {
     /// The CRC-64-AVRO fingerprint of its schema.
     fn fingerprint() -> u64;
 
-    /// Appends the record's value to `out`, framed as an Avro single object.
-    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError>;
+    /// Appends the record's value to `out`, behind a frame of the caller's choice. Who writes to
+    /// topics leaves that choice to [`Framing::encode`].
+    fn encode_as(&self, frame: Frame, out: &mut Vec<u8>) -> Result<(), EncodeError>;
 
-    /// Reads a record's value. Schemas of a registry are looked up in `schemas`.
-    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError>;
+    /// Reads a record's value, whichever way it is framed.
+    fn decode_with(bytes: &[u8], framing: &Framing) -> Result<Self, DecodeError>;
+
+    /// Appends the record's value to `out`, framed as an Avro single object.
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+        self.encode_as(Frame::SingleObject, out)
+    }
 
     /// Reads a record's value where no schema registry is configured.
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        Self::decode_with(bytes, None)
+        Self::decode_with(bytes, &Framing::single_object())
     }
 }

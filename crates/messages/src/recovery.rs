@@ -6,13 +6,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use waybill_engine::{Attempt, AttemptSeen, OperationId, Recovery, RecoveryVerb, Timestamp};
 
-use crate::codec::{Codec, Schemas};
+use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
-use crate::record::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX, Record, RecordSchema};
+use crate::framing::{Frame, Framing};
+use crate::record::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX, Record, RecordKind, RecordSchema};
 use crate::wire::{Fields, Id, WireAction};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
-    "recovery",
+    RecordKind::Recovery,
     include_str!("../../../schemas/recovery.avsc"),
     &[include_str!("../../../schemas/released/recovery/v1.avsc")],
 );
@@ -90,7 +91,7 @@ impl Record for Recovery {
         CODEC.fingerprint()
     }
 
-    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    fn encode_as(&self, frame: Frame, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let mut wire = Out {
             id: Id(self.id),
             operation: Id(self.operation.0),
@@ -131,11 +132,11 @@ impl Record for Recovery {
                 WireVerb::Resubmitted
             }
         };
-        CODEC.encode(&wire, out)
+        CODEC.encode(&wire, frame, out)
     }
 
-    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
-        let wire: In = CODEC.decode(bytes, schemas)?;
+    fn decode_with(bytes: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
+        let wire: In = CODEC.decode(bytes, framing)?;
         let seen = || wire.seen.map(AttemptSeen::try_from).transpose();
         let verb = match wire.verb {
             WireVerb::Unknown => return FIELDS.known("verb", None),

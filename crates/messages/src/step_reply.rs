@@ -5,13 +5,14 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 use waybill_engine::{Attempt, Epoch, OperationId, Outcome, StepError, StepReply};
 
-use crate::codec::{Codec, Schemas};
+use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
-use crate::record::{Record, RecordSchema};
+use crate::framing::{Frame, Framing};
+use crate::record::{Record, RecordKind, RecordSchema};
 use crate::wire::{ErrorIn, ErrorOut, Fields, Id, MapIn, MapOut, WireAction};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
-    "step-reply",
+    RecordKind::StepReply,
     include_str!("../../../schemas/step-reply.avsc"),
     &[
         include_str!("../../../schemas/released/step-reply/v1.avsc"),
@@ -71,7 +72,7 @@ impl Record for StepReply {
         CODEC.fingerprint()
     }
 
-    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    fn encode_as(&self, frame: Frame, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let mut outputs: &[(String, String)] = &[];
         let mut retry_after = None;
         let (outcome, error) = match &self.outcome {
@@ -102,13 +103,13 @@ impl Record for StepReply {
             error: error.map(ErrorOut::from),
             retry_after_ms: retry_after,
         };
-        CODEC.encode(&wire, out)
+        CODEC.encode(&wire, frame, out)
     }
 
     /// An agent of another language may leave out why it failed, or how long to wait: the outcome
     /// counts nevertheless.
-    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
-        let wire: In = CODEC.decode(bytes, schemas)?;
+    fn decode_with(bytes: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
+        let wire: In = CODEC.decode(bytes, framing)?;
         let error = || wire.error.map_or_else(unspecified, StepError::from);
         let outcome = match wire.outcome {
             WireOutcome::Success => Outcome::Success {

@@ -5,13 +5,14 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 use waybill_engine::{Attempt, Epoch, OperationId, PartitionId, StepRequest, Timestamp};
 
-use crate::codec::{Codec, Schemas};
+use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
-use crate::record::{Record, RecordSchema};
+use crate::framing::{Frame, Framing};
+use crate::record::{Record, RecordKind, RecordSchema};
 use crate::wire::{Fields, Id, MapIn, MapOut, WireAction};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
-    "step-request",
+    RecordKind::StepRequest,
     include_str!("../../../schemas/step-request.avsc"),
     &[
         include_str!("../../../schemas/released/step-request/v1.avsc"),
@@ -67,7 +68,7 @@ impl Record for StepRequest {
         CODEC.fingerprint()
     }
 
-    fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    fn encode_as(&self, frame: Frame, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let wire = Out {
             operation: Id(self.operation.0),
             workflow: &self.workflow,
@@ -83,11 +84,11 @@ impl Record for StepRequest {
             results: MapOut(&self.results),
             reply_partition: FIELDS.int("reply_partition", self.reply_partition.0)?,
         };
-        CODEC.encode(&wire, out)
+        CODEC.encode(&wire, frame, out)
     }
 
-    fn decode_with(bytes: &[u8], schemas: Option<&dyn Schemas>) -> Result<Self, DecodeError> {
-        let wire: In = CODEC.decode(bytes, schemas)?;
+    fn decode_with(bytes: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
+        let wire: In = CODEC.decode(bytes, framing)?;
         Ok(Self {
             operation: OperationId(wire.operation.0),
             workflow: wire.workflow.into(),

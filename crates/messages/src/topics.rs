@@ -1,8 +1,11 @@
-//! The names of the topics.
+//! The topics: their names, and how what lies on them is framed.
+
+use crate::framing::Framing;
 
 /// The topics of one installation, told from others on the same brokers by their prefix.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Topics {
+    framing: Framing,
     prefix: String,
     requests: String,
     step_replies: String,
@@ -14,10 +17,12 @@ pub struct Topics {
 }
 
 impl Topics {
-    /// The topics under a prefix, which must itself be a topic name.
+    /// The topics under a prefix, which must itself be a topic name. Their records are framed as
+    /// without a schema registry.
     #[must_use]
     pub fn new(prefix: &str) -> Self {
         Self {
+            framing: Framing::single_object(),
             prefix: prefix.to_owned(),
             requests: format!("{prefix}.operation-requests.v1"),
             step_replies: format!("{prefix}.step-replies.v1"),
@@ -27,6 +32,18 @@ impl Topics {
             operator_alerts: format!("{prefix}.operator-alerts.v1"),
             owner_notices: format!("{prefix}.owner-notices.v1"),
         }
+    }
+
+    /// The same topics with records that are framed in another way.
+    #[must_use]
+    pub fn framed(self, framing: Framing) -> Self {
+        Self { framing, ..self }
+    }
+
+    /// How the records on them are framed: what writes and reads them.
+    #[must_use]
+    pub fn framing(&self) -> &Framing {
+        &self.framing
     }
 
     /// What all names begin with.

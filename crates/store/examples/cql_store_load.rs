@@ -16,10 +16,11 @@ use scylla::client::session_builder::SessionBuilder;
 use uuid::Uuid;
 use waybill_engine::{
     Created, Epoch, Offset, OperationId, OperationState, OwnerId, PartitionId, Position,
-    ProcessState, RequestHash, Stamp, Timestamp,
+    ProcessState, ReaderId, RequestHash, Stamp, Timestamp,
 };
 use waybill_store::{
-    Checkpoint, CqlConfig, CqlReplication, CqlStore, Lease, LeaseKey, RowWrite, Store, WriteBatch,
+    CqlConfig, CqlReplication, CqlStore, LayoutGeneration, Lease, LeaseKey, RowWrite, Store,
+    WriteBatch,
 };
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -194,14 +195,14 @@ fn write(id: OperationId, stamp: i64) -> RowWrite {
 /// Renews a lease, one renewal after the other.
 async fn renew(store: &CqlStore) -> Outcome<Vec<Duration>> {
     let mut lease = Lease {
-        key: LeaseKey::scheduler(PartitionId(0)),
         owner: Some(OwnerId(Uuid::new_v4())),
         epoch: Epoch(1),
-        renewal: 0,
         duration: Duration::from_secs(10),
         stamp_limit: Stamp(1),
-        checkpoint: Checkpoint::default(),
-        consumed: Offset(0),
+        ..Lease::new(
+            LeaseKey::scheduler(LayoutGeneration(0), ReaderId(0)),
+            PartitionId(0),
+        )
     };
     if !store.take_lease(None, lease.clone()).await? {
         return Err("the lease is taken".into());

@@ -10,28 +10,40 @@
 //! ```text
 //! state    format u8 = 3 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState
 //! created  format u8 = 3 · stamp i64 · Created
-//! lease    format u8 = 3 · Lease
+//! lease    format u8 = 4 · Lease              or 3, of before there were layouts
+//! layout   format u8 = 4 · Layout
 //! cursor   format u8 = 3 · bucket i64
 //! ```
 //!
 //! Where the database itself keeps stamp and expiry of a value (CQL), it is written bare:
 //!
 //! ```text
-//! state, created, lease    format u8 = 3 · OperationState, Created, Lease
+//! state, created    format u8 = 3 · OperationState, Created
+//! lease, layout     as above
 //! ```
 //!
-//! What must hold: reading never panics, whatever the bytes; the golden bytes in the tests change
-//! only together with the format's number.
+//! What must hold: reading never panics, whatever the bytes, nor does what is read later on: a
+//! division without readers, or with too many to count, is refused here. The golden bytes in the tests
+//! change only together with the format's number.
+
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use waybill_engine::{Created, OperationState, Stamp, Timestamp};
+use waybill_engine::{
+    Created, Division, Epoch, Offset, OperationState, OwnerId, PartitionId, ReaderId, Stamp,
+    Timestamp,
+};
 
 use crate::due::DueBucket;
-use crate::lease::Lease;
+use crate::layout::{Layout, LayoutGeneration};
+use crate::lease::{Checkpoint, Lease, LeaseKey, LeaseRole};
 
-/// The format that this program writes, and the only one that it reads.
+/// The format that this program writes, and the only one that it reads, but for leases.
 const FORMAT: u8 = 3;
+
+/// The format of leases and layouts.
+const LEASE_FORMAT: u8 = 4;
 
 /// The expiry of a row that is kept for good.
 const NEVER: Timestamp = Timestamp(i64::MAX);
@@ -41,7 +53,7 @@ const NEVER: Timestamp = Timestamp(i64::MAX);
 pub(crate) enum Malformed {
     #[error("it is empty")]
     Empty,
-    #[error("it has format {0}, and this program knows format {FORMAT} only")]
+    #[error("it has format {0}, which this program does not know here")]
     UnknownFormat(u8),
     #[error("it ends early, after {0} bytes")]
     Short(usize),
@@ -49,6 +61,8 @@ pub(crate) enum Malformed {
     Body(postcard::Error),
     #[error("{0} bytes follow its end")]
     Trailing(usize),
+    #[error("it is of {0}, which cannot be")]
+    Division(Division),
 }
 
 /// What stands in front of a state's body.
@@ -89,10 +103,16 @@ impl Encoder {
         self.body(created)
     }
 
-    /// The value of the `leases` keyspace.
+    /// A lease.
     pub(crate) fn lease(&mut self, lease: &Lease) -> &[u8] {
-        self.start();
+        self.start_as(LEASE_FORMAT);
         self.body(lease)
+    }
+
+    /// A layout.
+    pub(crate) fn layout(&mut self, layout: &Layout) -> &[u8] {
+        self.start_as(LEASE_FORMAT);
+        self.body(layout)
     }
 
     /// The value of the `cursors` keyspace.
@@ -109,8 +129,12 @@ impl Encoder {
     }
 
     fn start(&mut self) {
+        self.start_as(FORMAT);
+    }
+
+    fn start_as(&mut self, format: u8) {
         self.buffer.clear();
-        self.buffer.push(FORMAT);
+        self.buffer.push(format);
     }
 
     fn number(&mut self, number: i64) {
@@ -137,9 +161,72 @@ pub(crate) fn created(bytes: &[u8]) -> Result<(Stamp, Created), Malformed> {
     Ok((Stamp(reader.number()?), reader.body()?))
 }
 
-/// Reads a lease.
+/// Reads a lease, also one that was written before there were layouts: it is of the first one.
 pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Malformed> {
-    Reader::new(bytes)?.body()
+    if bytes.first() == Some(&FORMAT) {
+        return Reader::new(bytes)?.body().map(Format3Lease::read);
+    }
+    let lease: Lease = Reader::of(LEASE_FORMAT, bytes)?.body()?;
+    for stood in lease.handover.stood() {
+        check_division(stood.division)?;
+    }
+    Ok(lease)
+}
+
+/// Reads a layout.
+pub(crate) fn layout(bytes: &[u8]) -> Result<Layout, Malformed> {
+    let layout: Layout = Reader::of(LEASE_FORMAT, bytes)?.body()?;
+    let generations = (0..=layout.generation().0).map(LayoutGeneration);
+    for division in generations.filter_map(|generation| layout.of(generation)) {
+        check_division(division)?;
+    }
+    Ok(layout)
+}
+
+/// Refuses a division that nobody can count the readers of, or divide by them.
+fn check_division(division: Division) -> Result<(), Malformed> {
+    let readers = division
+        .partitions
+        .checked_mul(division.readers_per_partition);
+    match readers {
+        None | Some(0) => Err(Malformed::Division(division)),
+        Some(_) => Ok(()),
+    }
+}
+
+/// A lease of format 3.
+#[derive(serde::Deserialize)]
+struct Format3Lease {
+    role: LeaseRole,
+    partition: PartitionId,
+    owner: Option<OwnerId>,
+    epoch: Epoch,
+    renewal: u64,
+    duration: Duration,
+    stamp_limit: Stamp,
+    checkpoint: Checkpoint,
+    consumed: Offset,
+}
+
+impl Format3Lease {
+    fn read(self) -> Lease {
+        let key = match self.role {
+            LeaseRole::Scheduler => {
+                LeaseKey::scheduler(LayoutGeneration(0), ReaderId(self.partition.0))
+            }
+            LeaseRole::Supervisor => LeaseKey::supervisor(self.partition),
+        };
+        Lease {
+            owner: self.owner,
+            epoch: self.epoch,
+            renewal: self.renewal,
+            duration: self.duration,
+            stamp_limit: self.stamp_limit,
+            checkpoint: self.checkpoint,
+            consumed: self.consumed,
+            ..Lease::new(key, self.partition)
+        }
+    }
 }
 
 /// Reads a value of which the database itself keeps stamp and expiry.
@@ -163,9 +250,13 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn new(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        Self::of(FORMAT, bytes)
+    }
+
+    fn of(known: u8, bytes: &'a [u8]) -> Result<Self, Malformed> {
         match bytes {
             [] => Err(Malformed::Empty),
-            [FORMAT, rest @ ..] => Ok(Self {
+            [format, rest @ ..] if *format == known => Ok(Self {
                 len: bytes.len(),
                 rest,
             }),

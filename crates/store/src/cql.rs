@@ -2,8 +2,8 @@
 //!
 //! * **Rows are written without transactions.** The database lets the higher write timestamp stand,
 //!   and that is the stamp; who may use which stamps is the leases' affair. See `cql/rows.rs`.
-//! * **Leases are changed by lightweight transactions only**, and nothing else is. See
-//!   `cql/leases.rs`.
+//! * **Leases and the layout are changed by lightweight transactions only**, and nothing else is. See
+//!   `cql/leases.rs` and `cql/layouts.rs`.
 //! * **A batch goes in two rounds**: when every index entry is acknowledged, the rows follow. Each
 //!   round is many requests at once, within [`CqlConfig::in_flight_max`].
 //! * **Reads and writes are of a local quorum.** What was acknowledged is read by whoever comes
@@ -24,6 +24,7 @@
 mod attention;
 mod config;
 mod due;
+mod layouts;
 mod leases;
 mod link;
 mod rows;
@@ -41,15 +42,16 @@ use tokio::task::JoinHandle;
 use waybill_engine::{OperationId, PartitionId};
 
 use self::attention::Attention;
-pub use self::config::{CqlConfig, CqlLogin, CqlReplication, CqlTls};
+pub use self::config::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls};
 use self::due::Due;
+use self::layouts::Layouts;
 use self::leases::Leases;
 use self::link::Link;
 use self::rows::Rows;
 pub use self::server::{CqlKeyspace, CqlProblem, CqlReport, CqlServer};
 use self::walk::Walk;
 use crate::{
-    AttentionCursor, AttentionPage, DueBucket, DueEntry, Lease, LeaseKey, RowRead, Store,
+    AttentionCursor, AttentionPage, DueBucket, DueEntry, Layout, Lease, LeaseKey, RowRead, Store,
     StoreError, WriteBatch, Written,
 };
 
@@ -63,6 +65,7 @@ pub struct CqlStore {
     due: Due,
     attention: Attention,
     leases: Leases,
+    layouts: Layouts,
     walk: Option<JoinHandle<()>>,
 }
 
@@ -112,6 +115,7 @@ impl CqlStore {
             due: Due::new(&link, &keyspace, config.due_kept).await?,
             attention: Attention::new(&link, &keyspace).await?,
             leases: Leases::new(&link, &keyspace).await?,
+            layouts: Layouts::new(&link, &keyspace).await?,
             keyspace,
             link,
             rows,
@@ -177,6 +181,18 @@ impl Store for CqlStore {
 
     fn renew_lease(&self, lease: Lease) -> BoxFuture<'_, Result<bool, StoreError>> {
         async move { self.leases.renew(&self.link, &lease).await }.boxed()
+    }
+
+    fn layout(&self) -> BoxFuture<'_, Result<Option<Layout>, StoreError>> {
+        self.layouts.read(&self.link).boxed()
+    }
+
+    fn set_layout(
+        &self,
+        seen: Option<Layout>,
+        layout: Layout,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        async move { self.layouts.set(&self.link, seen.as_ref(), &layout).await }.boxed()
     }
 
     fn due(

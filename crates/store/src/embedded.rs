@@ -35,7 +35,7 @@ use self::purge::Purge;
 use self::tables::Tables;
 use self::writer::{Command, Reply, Writer};
 use crate::{
-    AttentionCursor, AttentionPage, DueBucket, DueEntry, Lease, LeaseKey, RowRead, Store,
+    AttentionCursor, AttentionPage, DueBucket, DueEntry, Layout, Lease, LeaseKey, RowRead, Store,
     StoreError, WriteBatch, Written,
 };
 
@@ -280,6 +280,23 @@ impl Store for EmbeddedStore {
     fn renew_lease(&self, lease: Lease) -> BoxFuture<'_, Result<bool, StoreError>> {
         self.change("renewing a lease", |reply| Command::RenewLease {
             lease,
+            reply,
+        })
+        .boxed()
+    }
+
+    fn layout(&self) -> BoxFuture<'_, Result<Option<Layout>, StoreError>> {
+        self.read("reading the layout", Tables::layout)
+    }
+
+    fn set_layout(
+        &self,
+        seen: Option<Layout>,
+        layout: Layout,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.change("replacing the layout", |reply| Command::SetLayout {
+            seen,
+            layout,
             reply,
         })
         .boxed()

@@ -4,7 +4,6 @@ use std::error::Error;
 
 use waybill_engine::OperationId;
 
-use crate::LeaseKey;
 use crate::cql::{CqlProblem, CqlServer};
 
 /// Why the store could not do what it was asked.
@@ -39,11 +38,11 @@ pub enum StoreError {
         /// How long it may be.
         bytes_max: usize,
     },
-    /// The lease is held in another datacentre, whose lightweight transactions are not seen here.
-    #[error("the lease of {key} is held in datacentre {holder}, and this one is {local}")]
+    /// It is held in another datacentre, whose lightweight transactions are not seen here.
+    #[error("{what} is held in datacentre {holder}, and this one is {local}")]
     ElsewhereHeld {
-        /// What the lease is for.
-        key: LeaseKey,
+        /// The lease, or the layout of readers.
+        what: String,
         /// The holder's datacentre.
         holder: String,
         /// The datacentre of this process.

@@ -3,7 +3,7 @@
 
 use waybill_engine::{OperationId, PartitionId, Timestamp};
 
-use crate::{LeaseKey, LeaseRole};
+use crate::{LayoutGeneration, LeaseKey, LeaseRole};
 
 /// The length of an index key: shard, instant, operation.
 pub(crate) const INDEX_KEY_LEN: usize = 4 + 8 + 16;
@@ -25,14 +25,22 @@ pub(crate) fn row(id: OperationId) -> [u8; 16] {
     id.0.into_bytes()
 }
 
-/// The key of a lease.
-pub(crate) fn lease(key: LeaseKey) -> [u8; 5] {
-    let role = match key.role {
-        LeaseRole::Scheduler => 0,
-        LeaseRole::Supervisor => 1,
+/// The key of the layout, among those of the leases.
+pub(crate) const LAYOUT: [u8; 1] = [3];
+
+/// The key of a lease. Those of the first layout are what they were before there were others.
+pub(crate) fn lease(key: LeaseKey) -> Vec<u8> {
+    let role = match (key.role, key.generation) {
+        (LeaseRole::Scheduler, LayoutGeneration(0)) => 0,
+        (LeaseRole::Supervisor, _) => 1,
+        (LeaseRole::Scheduler, _) => 2,
     };
-    let [a, b, c, d] = partition(key.partition);
-    [role, a, b, c, d]
+    let mut bytes = vec![role];
+    if role == 2 {
+        bytes.extend_from_slice(&key.generation.0.to_be_bytes());
+    }
+    bytes.extend_from_slice(&key.number.to_be_bytes());
+    bytes
 }
 
 /// A part of a row.
@@ -140,6 +148,8 @@ fn operation(bytes: &[u8]) -> Option<OperationId> {
 
 #[cfg(test)]
 mod tests {
+    use waybill_engine::ReaderId;
+
     use super::*;
 
     const EDGES: [i64; 7] = [i64::MIN, -HOUR_US, -1, 0, 1, HOUR_US, i64::MAX];
@@ -194,13 +204,27 @@ mod tests {
 
     #[test]
     fn keys_of_different_leases_and_of_different_values_aside_differ() {
-        let leases = [LeaseKey::scheduler, LeaseKey::supervisor]
-            .map(|key| [0, 1, 256].map(|partition| lease(key(PartitionId(partition)))));
+        let numbers = [0, 1, 256];
+        let of_readers = [0, 1, 256].map(|generation| {
+            let generation = LayoutGeneration(generation);
+            numbers.map(|number| lease(LeaseKey::scheduler(generation, ReaderId(number))))
+        });
+        let of_shards = numbers.map(|number| lease(LeaseKey::supervisor(PartitionId(number))));
+        assert_eq!(
+            of_readers[0][2],
+            [0, 0, 0, 1, 0],
+            "as the first version had it"
+        );
+        let leases = [
+            &of_readers[..],
+            &[of_shards],
+            &[[LAYOUT.to_vec(), vec![], vec![]]],
+        ];
         let asides = [RowPart::State, RowPart::Created]
             .map(|part| EDGES.map(|at| aside(id(1), Timestamp(at), part)));
-        let leases: std::collections::HashSet<_> = leases.concat().into_iter().collect();
+        let leases: std::collections::HashSet<_> = leases.concat().concat().into_iter().collect();
         let asides: std::collections::HashSet<_> = asides.concat().into_iter().collect();
-        assert_eq!((leases.len(), asides.len()), (6, 2 * EDGES.len()));
+        assert_eq!((leases.len(), asides.len()), (14, 2 * EDGES.len()));
     }
 
     #[test]

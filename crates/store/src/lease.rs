@@ -1,36 +1,44 @@
-//! Who owns a partition or a shard, and how far it has got.
+//! Who owns a reader's work or a shard, and how far it has got.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{Epoch, Offset, OwnerId, PartitionId, Stamp};
+use waybill_engine::{
+    Epoch, Handover, Offset, OwnerId, PartitionId, ReaderId, Source, Stamp, Stood,
+};
+
+use crate::layout::LayoutGeneration;
 
 /// In which role a process owns something.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum LeaseRole {
-    /// Runs the operations of a partition.
+    /// Runs the operations of a reader.
     Scheduler,
     /// Recovers the operations of a shard; the shard is the partition.
     Supervisor,
 }
 
-/// What a lease is for. The leases of different roles have nothing to do with each other.
+/// What a lease is for. The leases of different roles have nothing to do with each other, nor have
+/// those of different layouts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct LeaseKey {
     /// The role.
     pub role: LeaseRole,
-    /// The partition, or the shard of that number.
-    pub partition: PartitionId,
+    /// The layout that the reader belongs to; 0 for supervisors.
+    pub generation: LayoutGeneration,
+    /// The number of the reader, or of the shard.
+    pub number: u32,
 }
 
 impl LeaseKey {
-    /// The lease of the scheduler that runs `partition`.
+    /// The lease of the scheduler that runs `reader` of the layout of this generation.
     #[must_use]
-    pub fn scheduler(partition: PartitionId) -> Self {
+    pub fn scheduler(generation: LayoutGeneration, reader: ReaderId) -> Self {
         Self {
             role: LeaseRole::Scheduler,
-            partition,
+            generation,
+            number: reader.0,
         }
     }
 
@@ -39,21 +47,32 @@ impl LeaseKey {
     pub fn supervisor(shard: PartitionId) -> Self {
         Self {
             role: LeaseRole::Supervisor,
-            partition: shard,
+            generation: LayoutGeneration(0),
+            number: shard.0,
         }
     }
 }
 
 impl fmt::Display for LeaseKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.role {
-            LeaseRole::Scheduler => write!(f, "the scheduler of partition {}", self.partition),
-            LeaseRole::Supervisor => write!(f, "the supervisor of shard {}", self.partition),
+        let Self {
+            role,
+            generation,
+            number,
+        } = self;
+        match role {
+            LeaseRole::Scheduler if generation.0 == 0 => {
+                write!(f, "the scheduler of partition {number}")
+            }
+            LeaseRole::Scheduler => {
+                write!(f, "the scheduler of reader {number} of layout {generation}")
+            }
+            LeaseRole::Supervisor => write!(f, "the supervisor of shard {number}"),
         }
     }
 }
 
-/// The offsets below which every record of a partition is done, on each of its three topics.
+/// The offsets below which every record of a reader is done, on each of its three topics.
 ///
 /// The fingerprint tells the next owner whether the topic of requests is still the same. The others
 /// need none: replies can be derived again, and a recovery that is read twice applies once.
@@ -69,8 +88,35 @@ pub struct Checkpoint {
     pub requests_fingerprint: Option<u64>,
 }
 
-/// A lease: who owns a partition or shard, until when, and how far it has got. A supervisor leaves
-/// stamp limit, checkpoint and consumed as they are by default: it writes no rows and reads no
+impl Checkpoint {
+    /// The offset on one of the topics.
+    #[must_use]
+    pub const fn on(&self, source: Source) -> Offset {
+        match source {
+            Source::Requests => self.requests,
+            Source::Replies => self.replies,
+            Source::Recoveries => self.recoveries,
+        }
+    }
+
+    /// The lower one on each topic.
+    #[must_use]
+    pub fn lowest(self, other: Self) -> Self {
+        let requests = if other.requests < self.requests {
+            other
+        } else {
+            self
+        };
+        Self {
+            replies: self.replies.min(other.replies),
+            recoveries: self.recoveries.min(other.recoveries),
+            ..requests
+        }
+    }
+}
+
+/// A lease: who owns the work of a reader, or a shard, until when, and how far it has got. A supervisor
+/// leaves all but owner, epoch and renewal as they are by default: it writes no rows and reads no
 /// partition in order.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Lease {
@@ -90,4 +136,159 @@ pub struct Lease {
     pub checkpoint: Checkpoint,
     /// The offset of the next request record that the owner has not yet consumed durably.
     pub consumed: Offset,
+    /// The partition that the offsets are of.
+    pub partition: PartitionId,
+    /// What those whom a merging reader follows had done beyond its checkpoint.
+    pub handover: Handover,
+    /// Whether its reader was taken for good by those of the next layout: nobody owns it any more.
+    pub is_ended: bool,
+}
+
+impl Lease {
+    /// A lease that nobody has ever held, of a reader or shard of `partition` that has done nothing.
+    #[must_use]
+    pub fn new(key: LeaseKey, partition: PartitionId) -> Self {
+        Self {
+            key,
+            owner: None,
+            epoch: Epoch(0),
+            renewal: 0,
+            duration: Duration::ZERO,
+            stamp_limit: Stamp::default(),
+            checkpoint: Checkpoint::default(),
+            consumed: Offset(0),
+            partition,
+            handover: Handover::default(),
+            is_ended: false,
+        }
+    }
+
+    /// What is written when its reader is taken for good. It has an epoch of its own, so that no owner
+    /// can renew it.
+    #[must_use]
+    pub fn ended(&self) -> Self {
+        Self {
+            owner: None,
+            epoch: self.epoch.next(),
+            renewal: 0,
+            is_ended: true,
+            ..self.clone()
+        }
+    }
+
+    /// What a reader goes on from that follows those of `parents`, all of which have ended: at the lowest
+    /// of their offsets, with stamps and epochs above all of theirs. Nobody has held it yet.
+    #[must_use]
+    pub fn following(key: LeaseKey, partition: PartitionId, parents: &[Followed]) -> Self {
+        let leases = || parents.iter().map(|parent| &parent.lease);
+        let lowest = leases().map(|lease| lease.checkpoint);
+        let checkpoint = lowest.reduce(Checkpoint::lowest).unwrap_or_default();
+        let stood = parents.iter().flat_map(|parent| {
+            let theirs = parent.lease.handover.stood().iter().copied();
+            theirs.chain([parent.stood])
+        });
+        Self {
+            epoch: leases().map(|lease| lease.epoch).max().unwrap_or_default(),
+            stamp_limit: leases()
+                .map(|lease| lease.stamp_limit)
+                .max()
+                .unwrap_or_default(),
+            consumed: leases()
+                .map(|lease| lease.consumed)
+                .min()
+                .unwrap_or_default(),
+            handover: Handover::new(stood, |source| checkpoint.on(source)),
+            checkpoint,
+            ..Self::new(key, partition)
+        }
+    }
+}
+
+/// One of those whom a reader follows.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Followed {
+    /// Its lease, which has ended.
+    lease: Lease,
+    stood: Stood,
+}
+
+impl Followed {
+    /// The reader of an ended lease.
+    #[must_use]
+    pub fn new(lease: Lease, division: waybill_engine::Division) -> Self {
+        let Checkpoint {
+            requests,
+            replies,
+            recoveries,
+            requests_fingerprint: _,
+        } = lease.checkpoint;
+        let stood = Stood {
+            division,
+            reader: ReaderId(lease.key.number),
+            requests,
+            replies,
+            recoveries,
+        };
+        Self { lease, stood }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use waybill_engine::Division;
+
+    use super::*;
+
+    fn ended(reader: u32, at: i64, fingerprint: u64) -> Followed {
+        let key = LeaseKey::scheduler(LayoutGeneration(1), ReaderId(reader));
+        let lease = Lease {
+            epoch: Epoch(u64::from(reader) + 3),
+            stamp_limit: Stamp(1_000 - i64::from(reader)),
+            consumed: Offset(at + 5),
+            checkpoint: Checkpoint {
+                requests: Offset(at),
+                replies: Offset(200 - at),
+                recoveries: Offset(7),
+                requests_fingerprint: Some(fingerprint),
+            },
+            ..Lease::new(key, PartitionId(0))
+        };
+        let division = Division {
+            partitions: 1,
+            readers_per_partition: 2,
+        };
+        Followed::new(lease.ended(), division)
+    }
+
+    #[test]
+    fn whoever_merges_begins_at_the_lowest_with_stamps_and_epochs_above_all() {
+        let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(0));
+        let parents = [ended(0, 50, 1), ended(1, 40, 2)];
+        let lease = Lease::following(key, PartitionId(0), &parents);
+        let expected = Lease {
+            epoch: Epoch(5),
+            stamp_limit: Stamp(1_000),
+            consumed: Offset(45),
+            checkpoint: Checkpoint {
+                requests: Offset(40),
+                replies: Offset(150),
+                recoveries: Offset(7),
+                requests_fingerprint: Some(2),
+            },
+            handover: lease.handover.clone(),
+            ..Lease::new(key, PartitionId(0))
+        };
+        assert_eq!(lease, expected);
+        let stood: Vec<ReaderId> = lease.handover.stood().iter().map(|of| of.reader).collect();
+        assert_eq!(stood, [ReaderId(0), ReaderId(1)]);
+    }
+
+    #[test]
+    fn whoever_splits_stands_where_the_one_stood_that_it_follows() {
+        let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(3));
+        let parent = ended(1, 40, 2);
+        let lease = Lease::following(key, PartitionId(0), std::slice::from_ref(&parent));
+        assert_eq!(lease.checkpoint, parent.lease.checkpoint);
+        assert!(lease.handover.is_empty());
+    }
 }

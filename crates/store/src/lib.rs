@@ -1,5 +1,5 @@
-//! The state store: one row per operation, the leases of schedulers and supervisors, the deadline
-//! index and the attention table.
+//! The state store: one row per operation, the leases of schedulers and supervisors, the layout of the
+//! readers, the deadline index and the attention table.
 //!
 //! What must hold here, for every implementation (the contract suite in `tests/contract` checks
 //! it):
@@ -17,7 +17,8 @@
 //! * **Index before row.** No row of a [`WriteBatch`] is visible before every index entry of the
 //!   same batch is durable.
 //! * **A lease has one owner.** [`Store::take_lease`] and [`Store::renew_lease`] are conditional:
-//!   of two contenders for one epoch at most one succeeds.
+//!   of two contenders for one epoch at most one succeeds. One that has ended is never taken again.
+//! * **A layout has one successor.** [`Store::set_layout`] is conditional likewise.
 //!
 //! Deliberately absent: any query by state, tenant or age over the rows. Lists read the attention
 //! table; due work is read from the deadline index.
@@ -29,6 +30,7 @@ mod due;
 mod embedded;
 mod error;
 mod keys;
+mod layout;
 mod lease;
 mod row;
 
@@ -41,13 +43,14 @@ use waybill_engine::{OperationId, PartitionId};
 
 pub use attention::{AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage};
 pub use cql::{
-    CqlConfig, CqlKeyspace, CqlLogin, CqlProblem, CqlReplication, CqlReport, CqlServer, CqlStore,
-    CqlTls,
+    CqlCertificate, CqlConfig, CqlKeyspace, CqlLogin, CqlProblem, CqlReplication, CqlReport,
+    CqlServer, CqlStore, CqlTls,
 };
 pub use due::{DueBucket, DueEntry};
 pub use embedded::{EmbeddedConfig, EmbeddedStore};
 pub use error::{CorruptRow, SchemaError, StoreError};
-pub use lease::{Checkpoint, Lease, LeaseKey, LeaseRole};
+pub use layout::{Layout, LayoutError, LayoutGeneration};
+pub use lease::{Checkpoint, Followed, Lease, LeaseKey, LeaseRole};
 pub use row::{RowRead, RowWrite, WriteBatch, Written};
 
 /// The state store.
@@ -85,6 +88,17 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// one still has its owner and epoch, and a lower `renewal`. Returns whether `lease` is what is
     /// stored now: repeating a renewal that was written, word for word, is `true` again.
     fn renew_lease(&self, lease: Lease) -> BoxFuture<'_, Result<bool, StoreError>>;
+
+    /// Reads the layout; `None` if none was ever written, and there is [`Layout::first`].
+    fn layout(&self) -> BoxFuture<'_, Result<Option<Layout>, StoreError>>;
+
+    /// Replaces the layout: writes `layout` if the stored one is still `seen`. Returns whether `layout`
+    /// is what is stored now.
+    fn set_layout(
+        &self,
+        seen: Option<Layout>,
+        layout: Layout,
+    ) -> BoxFuture<'_, Result<bool, StoreError>>;
 
     /// Reads up to `limit` entries of one bucket of a shard, in order, after `after`.
     fn due(

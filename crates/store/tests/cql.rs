@@ -18,9 +18,10 @@ use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use scylla::serialize::row::SerializeRow;
 use uuid::Uuid;
-use waybill_engine::{Epoch, Offset, OperationId, OwnerId, Stamp};
+use waybill_engine::{Division, Epoch, OperationId, OwnerId, PartitionId, ReaderId, Stamp};
 use waybill_store::{
-    Checkpoint, CqlConfig, CqlReplication, CqlStore, Lease, LeaseKey, RowWrite, Store, StoreError,
+    CqlConfig, CqlReplication, CqlStore, Layout, LayoutGeneration, Lease, LeaseKey, RowWrite,
+    Store, StoreError,
 };
 
 /// Names the server.
@@ -113,55 +114,7 @@ impl Subject for Cql {
     }
 }
 
-contract_tests! {
-    Cql::new();
-    rows {
-        a_row_reads_back_whole,
-        rows_are_read_in_the_order_asked_for_and_missing_ones_are_none,
-        an_empty_batch_is_written,
-        the_immutable_part_stays_when_a_write_does_not_give_it,
-        a_lower_stamp_changes_nothing,
-        an_equal_stamp_changes_nothing,
-        a_late_create_brings_the_immutable_part_and_not_the_state,
-        the_highest_stamp_stands_in_every_order,
-        the_highest_stamp_stands_among_concurrent_writers,
-        a_row_whose_retention_has_passed_reads_as_none,
-        a_final_row_that_is_reopened_is_kept_for_good_again,
-        a_batch_of_two_thousand_rows_is_written_whole,
-        rows_survive_reopening,
-    }
-    corrupt {
-        an_unreadable_row_is_named_and_fails_no_other,
-        a_state_without_an_immutable_part_is_unreadable_and_fails_no_other,
-        a_write_replaces_an_unreadable_row_and_the_rest_of_its_batch_is_written,
-    }
-    lease {
-        a_lease_that_was_never_taken_is_none,
-        a_lease_is_taken_renewed_and_read_back_with_its_checkpoint,
-        a_lease_is_taken_only_from_exactly_what_was_seen,
-        a_lease_is_released_by_taking_it_without_an_owner,
-        a_stale_owners_renewal_is_refused,
-        a_renewal_never_goes_back_and_its_repeat_is_accepted,
-        of_sixteen_contenders_exactly_one_takes_a_lease,
-        an_owner_that_renews_and_a_contender_never_both_win,
-        leases_of_partitions_and_of_roles_do_not_mix,
-    }
-    due {
-        due_entries_are_read_in_order_from_their_bucket_only,
-        a_due_entry_written_twice_is_read_once,
-        a_bucket_is_read_page_by_page,
-        the_cursor_moves_forward_only_and_survives_reopening,
-        the_cursor_leaves_entries_at_and_behind_it,
-        no_row_is_visible_before_its_index_entries,
-    }
-    attention {
-        attention_is_listed_over_days_and_shards_in_either_order,
-        a_listing_keeps_to_its_instants_and_to_its_shards,
-        a_cursor_that_was_made_up_lists_nothing_outside_its_instants,
-        a_page_of_no_entries_stays_where_it_is,
-        what_is_written_while_a_listing_goes_on_is_given_only_ahead_of_it,
-    }
-}
+contract_tests!(Cql::new());
 
 #[tokio::test]
 async fn it_is_not_exclusive() {
@@ -207,7 +160,7 @@ async fn a_lease_that_eight_processes_race_for_has_one_winner_whom_all_see() {
         return;
     };
     subject.store().await;
-    let key = LeaseKey::scheduler(fresh_partition());
+    let key = LeaseKey::scheduler(LayoutGeneration(0), ReaderId(fresh_partition().0));
     let mut racers = Vec::new();
     for owner in 1..=8 {
         let store = CqlStore::connect(subject.config()).await.unwrap();
@@ -229,15 +182,38 @@ async fn a_lease_that_eight_processes_race_for_has_one_winner_whom_all_see() {
 
 fn lease(key: LeaseKey, owner: u128, epoch: u64) -> Lease {
     Lease {
-        key,
         owner: Some(OwnerId(Uuid::from_u128(owner))),
         epoch: Epoch(epoch),
-        renewal: 0,
         duration: Duration::from_secs(10),
         stamp_limit: Stamp(1_000),
-        checkpoint: Checkpoint::default(),
-        consumed: Offset(0),
+        ..Lease::new(key, PartitionId(0))
     }
+}
+
+#[tokio::test]
+async fn a_layout_is_replaced_only_in_the_datacentre_that_has_it() {
+    let Some(subject) = Cql::new_or_skip() else {
+        return;
+    };
+    let store = subject.store().await;
+    let first = Layout::first(4);
+    assert!(store.set_layout(None, first.clone()).await.unwrap());
+    let move_away = "UPDATE {ks}.layouts SET datacenter = 'elsewhere' \
+                     WHERE name = 'schedulers' IF EXISTS";
+    subject.run(move_away, ()).await;
+    let division = Division {
+        readers_per_partition: 2,
+        ..first.division()
+    };
+    let next = first.successor(division).unwrap();
+    let refused = store.set_layout(Some(first.clone()), next).await;
+    let refused = refused.unwrap_err();
+    assert!(
+        matches!(&refused, StoreError::ElsewhereHeld { holder, .. } if holder == "elsewhere"),
+        "{refused:?}"
+    );
+    assert_eq!(store.layout().await.unwrap(), Some(first));
+    subject.clean_up().await;
 }
 
 /// Serial consistency is that of one datacentre.
@@ -256,7 +232,7 @@ async fn a_lease_that_is_held_in_another_datacentre_is_refused_until_it_is_relea
     };
     let move_away = "UPDATE {ks}.leases SET datacenter = 'elsewhere' \
                      WHERE role = 'supervisor' AND partition = ? IF EXISTS";
-    let partition = i64::from(key.partition.0);
+    let partition = i64::from(key.number);
 
     assert!(store.take_lease(None, held.clone()).await.unwrap());
     subject.run(move_away, (partition,)).await;
@@ -281,7 +257,7 @@ async fn a_lease_that_is_held_in_another_datacentre_is_refused_until_it_is_relea
             .await
             .unwrap()
     );
-    subject.run(move_away, (i64::from(key.partition.0),)).await;
+    subject.run(move_away, (i64::from(key.number),)).await;
     assert!(store.take_lease(Some(released), next).await.unwrap());
     drop(store);
     subject.clean_up().await;
@@ -405,18 +381,20 @@ async fn an_unreadable_row_that_was_read_is_kept_aside_and_named_by_the_write_th
 
     let session = subject.session().await;
     let select = format!(
-        "SELECT part, stamp, value FROM {}.unreadable WHERE id = ?",
+        "SELECT part, stamp, value, TTL(value) FROM {}.unreadable WHERE id = ?",
         subject.keyspace
     );
     let aside = session.query_unpaged(select, (id.0,)).await.unwrap();
     let aside = aside.into_rows_result().unwrap();
-    let aside: Vec<(String, i64, Vec<u8>)> =
+    let aside: Vec<(String, i64, Vec<u8>, Option<i32>)> =
         aside.rows().unwrap().collect::<Result<_, _>>().unwrap();
     assert_eq!(aside.len(), 2, "state and immutable part: {aside:?}");
     let of = |part: &str| aside.iter().find(|(found, ..)| found == part).unwrap();
-    assert_eq!(of("state"), &("state".to_owned(), 5, vec![77, 1, 2]));
+    let (_, stamp, value, _) = of("state");
+    assert_eq!((*stamp, value.as_slice()), (5, &[77, 1, 2][..]));
     assert_eq!(of("immutable part").1, 5);
     assert!(of("immutable part").2.len() > 10);
+    assert!(aside.iter().all(|(.., ttl)| ttl.is_some()), "{aside:?}");
     drop((store, session));
     subject.clean_up().await;
 }

@@ -6,8 +6,10 @@
 //! | `GET /livez` | 200 while every loop gives signs of life, else 503 with the silent ones |
 //! | `GET /readyz` | 200 when everything has started and every lease is held, else 503 with what is missing |
 //! | `GET /metrics` | the metrics in Prometheus' text format |
-//! | `GET /schedulers` | the partitions that this process drives, and how far each has got |
-//! | `PUT /schedulers/{partition}` | `{"running": false}` stops a partition in order, `true` starts it |
+//! | `GET /schedulers` | the readers of partitions that this process drives, and how far each has got |
+//! | `PUT /schedulers/{reader}` | `{"running": false}` stops a reader in order, `true` starts it; a partition that is not shared has a reader of its own number |
+//! | `GET /readers` | how many readers share a partition, and where each stands |
+//! | `PUT /readers` | `{"perPartition": 2}` divides the work anew |
 //!
 //! What is refused is answered as the API does: problem details (RFC 9457), whose `type` leads to a
 //! page of this listener, too.
@@ -20,6 +22,7 @@
 //! pod's network, never on a public address.
 
 mod health;
+mod readers;
 
 use std::future::IntoFuture as _;
 use std::net::SocketAddr;
@@ -38,17 +41,18 @@ use futures_util::future::BoxFuture;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::net::TcpListener;
-use waybill_engine::{Epoch, Offset, OperationId, PartitionId, Timestamp};
+use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ReaderId, Timestamp};
 
 pub use health::{Condition, Heartbeat, Liveness, Readiness};
 
 use crate::ingestion::docs::problem_page;
 use crate::ingestion::json;
 use crate::ingestion::problem::{FieldProblem, Kind, Problem};
+use crate::readers::show::Readers;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::{Metrics, announce};
 
-/// The largest body that is read; the only one wanted is `{"running": false}`.
+/// The largest body that is read; those wanted are `{"running": false}` and `{"perPartition": 2}`.
 const BODY_BYTES_MAX: usize = 4 * 1024;
 /// How deep it may nest.
 const BODY_DEPTH_MAX: usize = 8;
@@ -66,6 +70,7 @@ pub struct Admin {
     metrics: Metrics,
     address: Arc<OnceLock<SocketAddr>>,
     schedulers: Arc<OnceLock<Arc<dyn SchedulerControl>>>,
+    readers: Arc<OnceLock<Readers>>,
 }
 
 impl Admin {
@@ -78,6 +83,7 @@ impl Admin {
             metrics,
             address: Arc::default(),
             schedulers: Arc::default(),
+            readers: Arc::default(),
         }
     }
 
@@ -85,6 +91,13 @@ impl Admin {
     pub fn set_schedulers(&self, control: Arc<dyn SchedulerControl>) {
         if self.schedulers.set(control).is_err() {
             tracing::warn!("a second scheduler was offered to the admin listener and is not shown");
+        }
+    }
+
+    /// Connects the readers of the store, likewise.
+    pub fn set_readers(&self, readers: Readers) {
+        if self.readers.set(readers).is_err() {
+            tracing::warn!("the readers of a second store are not shown on the admin listener");
         }
     }
 
@@ -96,6 +109,7 @@ impl Admin {
             .route("/metrics", get(metrics))
             .route("/schedulers", get(list_schedulers))
             .route("/schedulers/{partition}", put(put_scheduler))
+            .route("/readers", get(readers::show).put(readers::set))
             .route("/problems/{kind}", get(show_problem))
             .fallback(nothing_here)
             .method_not_allowed_fallback(method_not_allowed)
@@ -140,27 +154,31 @@ impl Admin {
     }
 }
 
-/// How an operator, or a test, starts and stops single partitions of a running scheduler.
+/// How an operator, or a test, starts and stops single readers of a running scheduler.
 pub trait SchedulerControl: std::fmt::Debug + Send + Sync {
-    /// The partitions of this process, in order.
+    /// The readers of this process, in order.
     fn list(&self) -> Vec<SchedulerView>;
 
-    /// Stops a partition in order, releasing its lease, or starts it again. Resolves when it
+    /// Stops a reader in order, releasing its lease, or starts it again. Resolves when it
     /// stands still, or when it has begun to take its lease. Asking for what is already so
     /// succeeds.
     fn set_running(
         &self,
-        partition: PartitionId,
+        reader: ReaderId,
         running: bool,
     ) -> BoxFuture<'_, Result<(), ControlError>>;
 }
 
-/// One partition's scheduler, as shown to an operator.
+/// One reader's scheduler, as shown to an operator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SchedulerView {
-    /// The partition.
+    /// The reader; where no partition is shared, it has the partition's number.
+    pub reader: ReaderId,
+    /// The partition that it reads.
     pub partition: PartitionId,
+    /// The number of the layout that it belongs to.
+    pub layout: u64,
     /// What its scheduler is doing.
     pub state: SchedulerState,
     /// The number of the ownership that is held, if one is.
@@ -214,20 +232,20 @@ pub struct CheckpointView {
     pub replies: Offset,
 }
 
-/// Why a partition was not started or stopped.
+/// Why a reader was not started or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// Another process drives it, or nobody.
-    #[error("partition {0} is not driven by this process")]
-    NotHere(PartitionId),
+    /// Another process runs it, or nobody.
+    #[error("reader {0} is not run by this process")]
+    NotHere(ReaderId),
     /// The scheduler is on its way out and takes no orders any more.
     #[error("the scheduler is shutting down")]
     ShuttingDown,
     /// It was tried and failed.
-    #[error("partition {partition} could not be {wanted}: {cause}")]
+    #[error("reader {reader} could not be {wanted}: {cause}")]
     Failed {
-        /// The partition.
-        partition: PartitionId,
+        /// The reader.
+        reader: ReaderId,
         /// `started` or `stopped`.
         wanted: &'static str,
         /// Why not.
@@ -290,44 +308,50 @@ async fn put_scheduler(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<SchedulerView>, Problem> {
     let Ok(Path(partition)) = partition else {
-        return Err(Problem::new(
-            Kind::NotFound,
-            "A partition is a number from 0.",
-        ));
+        return Err(Problem::new(Kind::NotFound, "A reader is a number from 0."));
     };
-    let partition = PartitionId(partition);
-    let running = wanted(&body.map_err(|rejection| unread(&rejection))?)?;
-    let not_here = || ControlError::NotHere(partition);
+    let reader = ReaderId(partition);
+    const RUNNING: &str = "running";
+    let body = body.map_err(|rejection| unread(&rejection))?;
+    let running = only_field(&body, RUNNING, Value::as_bool, "true or false")?;
+    let not_here = || ControlError::NotHere(reader);
     let control = admin.schedulers.get().ok_or_else(not_here)?;
-    control.set_running(partition, running).await?;
+    control.set_running(reader, running).await?;
     let view = control
         .list()
         .into_iter()
-        .find(|view| view.partition == partition);
+        .find(|view| view.reader == reader);
     Ok(Json(view.ok_or_else(not_here)?))
 }
 
-/// Reads the body of `PUT /schedulers/{partition}`: whether it should run.
-fn wanted(body: &[u8]) -> Result<bool, Problem> {
-    const RUNNING: &str = "running";
+/// Reads a body that is an object with one field.
+fn only_field<T>(
+    body: &[u8],
+    name: &str,
+    read: impl Fn(&Value) -> Option<T>,
+    wanted: &str,
+) -> Result<T, Problem> {
     let value = json::parse(body, BODY_DEPTH_MAX)?;
-    let wrong = |pointer: String, detail: &str| FieldProblem::new(pointer, detail);
+    let wrong = |pointer: String, detail: String| FieldProblem::new(pointer, detail);
     let Value::Object(fields) = value else {
-        let detail = "must be {\"running\": true} or {\"running\": false}";
+        let detail = format!("must be {{\"{name}\": …}}, where … is {wanted}");
         return Err(Problem::invalid(vec![wrong(String::new(), detail)]));
     };
-    let running = fields.get(RUNNING).and_then(Value::as_bool);
+    let found = fields.get(name).and_then(read);
     let mut errors = Vec::new();
-    if running.is_none() {
-        errors.push(wrong(format!("/{RUNNING}"), "must be true or false"));
+    if found.is_none() {
+        errors.push(wrong(format!("/{name}"), format!("must be {wanted}")));
     }
-    for name in fields.keys().filter(|name| *name != RUNNING) {
+    for other in fields.keys().filter(|other| *other != name) {
         let mut pointer = String::new();
-        json::push_segment(&mut pointer, name);
-        errors.push(wrong(pointer, "is unknown; the only field is running"));
+        json::push_segment(&mut pointer, other);
+        errors.push(wrong(
+            pointer,
+            format!("is unknown; the only field is {name}"),
+        ));
     }
-    match running {
-        Some(running) if errors.is_empty() => Ok(running),
+    match found {
+        Some(found) if errors.is_empty() => Ok(found),
         _ => Err(Problem::invalid(errors)),
     }
 }
@@ -349,7 +373,7 @@ async fn show_problem(Path(name): Path<String>) -> Result<Html<String>, Problem>
 }
 
 async fn nothing_here() -> Problem {
-    let detail = "Here are /livez, /readyz, /metrics and /schedulers.";
+    let detail = "Here are /livez, /readyz, /metrics, /schedulers and /readers.";
     Problem::new(Kind::NotFound, detail)
 }
 

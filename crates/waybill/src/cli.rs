@@ -5,13 +5,17 @@
 //!
 //! The commands that look at topics and operations, and end by themselves, lie below this module.
 
+mod agent_check;
 mod avro;
 mod connection;
 mod dlq;
 mod ops;
+mod readers;
 mod records;
+mod schemas;
 mod shown;
 mod store;
+mod topics;
 mod workflow;
 
 use std::net::SocketAddr;
@@ -19,10 +23,14 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+pub use agent_check::AgentCheckArgs;
 pub use dlq::DlqCommand;
 pub use ops::{OpsArgs, OpsError};
+pub use readers::ReadersCommand;
 pub use records::RecordsArgs;
+pub use schemas::SchemasCommand;
 pub use store::StoreCommand;
+pub use topics::TopicsCommand;
 pub use workflow::WorkflowCommand;
 
 use crate::config::{Config, ConfigError, Environment, LogFormat};
@@ -72,7 +80,7 @@ pub enum Command {
     Broker,
     /// Run the agents alone, against --brokers; --services is the address of the services
     Agents,
-    /// Run the simulated services alone
+    /// Run the simulated services alone; faults that are set at run time end with the process
     Services,
     /// Run ingestion alone: the HTTP API, on --brokers and --scylla
     Ingestion,
@@ -87,6 +95,24 @@ pub enum Command {
         #[command(subcommand)]
         command: StoreCommand,
     },
+    /// Make the topics, or look whether they are as they must be
+    Topics {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: TopicsCommand,
+    },
+    /// See how many readers share a partition and where each stands, or change it while all goes on
+    Readers {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: ReadersCommand,
+    },
+    /// Prepare the schema registry that schemaRegistry.url names, or look at it
+    Schemas {
+        /// What to do with the schemas in it.
+        #[command(subcommand)]
+        command: SchemasCommand,
+    },
     /// Print the records of a topic, decoded; reads only
     Records(RecordsArgs),
     /// List, show and replay poison records
@@ -95,6 +121,8 @@ pub enum Command {
         #[command(subcommand)]
         command: DlqCommand,
     },
+    /// Play against an agent over Kafka, and say which rules of the topic contract it keeps
+    AgentCheck(Box<AgentCheckArgs>),
     /// See and repair operations that need a person, over the HTTP API
     Ops(Box<OpsArgs>),
     /// Look at workflows
@@ -189,7 +217,11 @@ impl Command {
             Self::Scheduler => Some(Role::Scheduler),
             Self::Supervisor => Some(Role::Supervisor),
             Self::Store { .. }
+            | Self::Topics { .. }
+            | Self::Readers { .. }
+            | Self::Schemas { .. }
             | Self::Records(_)
+            | Self::AgentCheck(_)
             | Self::Dlq { .. }
             | Self::Ops(_)
             | Self::Workflow { .. }
@@ -226,6 +258,9 @@ pub struct Flags {
     /// Partitions of the operation topics; fixed once data exists [default: 4]
     #[arg(long, global = true, value_name = "P")]
     pub partitions: Option<u32>,
+    /// Readers that share each partition in a new store; see `waybill readers` for others [default: 1]
+    #[arg(long, global = true, value_name = "M")]
+    pub readers_per_partition: Option<u32>,
     /// Kafka brokers to use instead of the embedded one
     #[arg(
         long,
@@ -294,6 +329,7 @@ impl Flags {
             broker_listen,
             services,
             partitions,
+            readers_per_partition,
             brokers,
             scylla,
             keyspace,
@@ -305,6 +341,10 @@ impl Flags {
         set(&mut config.admin.listen, admin);
         set(&mut config.broker.listen, broker_listen);
         set(&mut config.partitions, partitions);
+        set(
+            &mut config.scheduler.readers_per_partition,
+            readers_per_partition,
+        );
         set(&mut config.kafka.brokers, brokers.map(Some));
         set(&mut config.store.scylla.nodes, scylla.map(Some));
         set(&mut config.store.scylla.keyspace, keyspace);
@@ -377,7 +417,7 @@ mod tests {
     fn every_flag_reaches_its_key() {
         let config = configuration(
             "up --data-dir /d --http 127.0.0.1:1 --admin 127.0.0.1:2 --broker-listen 127.0.0.1:3 \
-             --services 127.0.0.1:4 --partitions 5 --brokers a:6,b:7 --scylla c:8,d:9 \
+             --services 127.0.0.1:4 --partitions 5 --readers-per-partition 3 --brokers a:6,b:7 --scylla c:8,d:9 \
              --keyspace orders --log-format json --log warn",
         )
         .unwrap();
@@ -390,6 +430,7 @@ mod tests {
         expected.admin.listen = "127.0.0.1:2".parse().unwrap();
         expected.broker.listen = "127.0.0.1:3".parse().unwrap();
         expected.services.listen = "127.0.0.1:4".parse().unwrap();
+        expected.scheduler.readers_per_partition = 3;
         expected.kafka.brokers = Some(vec!["a:6".to_owned(), "b:7".to_owned()]);
         expected.store.scylla.nodes = Some(vec!["c:8".to_owned(), "d:9".to_owned()]);
         expected.store.scylla.keyspace = "orders".to_owned();
@@ -411,6 +452,7 @@ mod tests {
             config.broker.listen.to_string(),
             config.services.listen.to_string(),
             config.partitions.to_string(),
+            config.scheduler.readers_per_partition.to_string(),
             config.store.scylla.keyspace,
             config.telemetry.log_filter,
         ] {

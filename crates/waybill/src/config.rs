@@ -17,6 +17,7 @@ mod file;
 mod identity;
 mod kafka;
 mod owners;
+mod registry;
 mod scylla;
 mod sections;
 mod units;
@@ -34,9 +35,10 @@ pub use alerts::{
 pub use environment::Environment;
 pub use file::FileError;
 pub(crate) use file::read_document;
-pub use identity::{IdentityError, PartitionChoice, partitions_of_this_process};
+pub use identity::{IdentityError, PartitionChoice, readers_of_this_process};
 pub use kafka::{KafkaConfig, Properties};
 pub use owners::{OwnerEmailConfig, OwnersConfig};
+pub use registry::{FramingChoice, RegistryConfig};
 pub use scylla::ScyllaConfig;
 pub use sections::{
     AdminConfig, AgentsConfig, BrokerConfig, HttpConfig, LogFormat, SchedulerConfig,
@@ -58,6 +60,8 @@ pub struct Config {
     pub shutdown_timeout: Duration,
     /// The broker to talk to, and the topics on it.
     pub kafka: KafkaConfig,
+    /// The schema registry.
+    pub schema_registry: RegistryConfig,
     /// Ingestion over HTTP.
     pub http: HttpConfig,
     /// The admin listener.
@@ -89,6 +93,7 @@ impl Default for Config {
             partitions: 4,
             shutdown_timeout: Duration::from_secs(20),
             kafka: KafkaConfig::default(),
+            schema_registry: RegistryConfig::default(),
             http: HttpConfig::default(),
             admin: AdminConfig::default(),
             broker: BrokerConfig::default(),
@@ -129,9 +134,11 @@ impl Config {
     pub fn finish(mut self) -> Result<Self, ConfigError> {
         self.kafka.read_property_files()?;
         self.store.scylla.read_files()?;
+        self.schema_registry.read_files()?;
         self.alerts.read_files()?;
         validate::check(&self)?;
         self.alerts.check()?;
+        self.schema_registry.check()?;
         Ok(self)
     }
 

@@ -17,6 +17,8 @@ pub mod config;
 pub mod contact;
 pub mod ingestion;
 mod limits;
+mod readers;
+mod registry;
 pub mod roles;
 pub mod scheduler;
 pub mod shutdown;

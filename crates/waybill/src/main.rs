@@ -1,16 +1,13 @@
 //! The waybill program: reads what is wanted, starts it, and turns its end into an exit code.
 
 use std::error::Error;
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::Parser as _;
-use waybill::admin::Admin;
-use waybill::cli::{Cli, Command, ConfigCommand, OpsArgs, Role, StoreCommand};
+use waybill::cli::{AgentCheckArgs, Cli, Command, ConfigCommand, OpsArgs, Role};
 use waybill::config::{Config, Environment};
-use waybill::shutdown::{Running, Signals, Stage};
-use waybill::telemetry::{self, Metrics, VERSION};
+use waybill::telemetry::{self, VERSION};
 
 /// Measured against the system's allocator: a delivery is many small allocations on many threads.
 #[global_allocator]
@@ -38,23 +35,23 @@ fn main() -> ExitCode {
             },
             None,
         ) => show(&config),
+        (Command::Topics { command }, None) => look(&config, || command.run(&config)),
+        (Command::Schemas { command }, None) => look(&config, || command.run(&config)),
         (Command::Records(arguments), None) => look(&config, || arguments.run(&config)),
         (Command::Dlq { command }, None) => look(&config, || command.run(&config)),
         (Command::Ops(arguments), None) => operate(&config, arguments),
+        (Command::AgentCheck(arguments), None) => examine(&config, arguments),
         (Command::Workflow { command }, None) => judge(command.run(&config)),
-        (Command::Store { command }, None) => prepare(&config, *command),
+        (Command::Store { command }, None) => prepare(&config, || command.run(&config)),
+        (Command::Readers { command }, None) => prepare(&config, || command.run(&config)),
         (_, None) => judge(waybill::roles::check(&config).map(|()| "ok".to_owned())),
     }
 }
 
 /// Prints the effective configuration.
 fn show(config: &Config) -> ExitCode {
-    let yaml = match config.to_yaml() {
-        Ok(yaml) => yaml,
-        Err(error) => return report(FAILED, &error),
-    };
-    match std::io::stdout().write_all(yaml.as_bytes()) {
-        Ok(()) => ExitCode::SUCCESS,
+    match config.to_yaml() {
+        Ok(yaml) => print(&yaml),
         Err(error) => report(FAILED, &error),
     }
 }
@@ -81,27 +78,33 @@ fn operate(config: &Config, arguments: &OpsArgs) -> ExitCode {
     }
 }
 
-/// Prints what a check has to say.
-fn judge(verdict: anyhow::Result<String>) -> ExitCode {
-    match verdict {
-        Ok(line) => {
-            println!("{line}");
-            ExitCode::SUCCESS
-        }
+/// Plays against an agent. That it breaks a rule is a failure; that it cannot be played is a refusal.
+fn examine(config: &Config, arguments: &AgentCheckArgs) -> ExitCode {
+    if let Err(error) = telemetry::install(&config.telemetry) {
+        return report(REFUSED, &error);
+    }
+    match arguments.run(config) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(FAILED),
         Err(error) => report(REFUSED, error.as_ref()),
     }
 }
 
-/// Prepares the store, or says how it is.
-fn prepare(config: &Config, command: StoreCommand) -> ExitCode {
+/// Prints what a check has to say.
+fn judge(verdict: anyhow::Result<String>) -> ExitCode {
+    match verdict {
+        Ok(line) => print(&format!("{line}\n")),
+        Err(error) => report(REFUSED, error.as_ref()),
+    }
+}
+
+/// Prepares the store, or divides the work, or says how it is.
+fn prepare(config: &Config, work: impl FnOnce() -> anyhow::Result<String>) -> ExitCode {
     if let Err(error) = telemetry::install(&config.telemetry) {
         return report(FAILED, &error);
     }
-    match command.run(config) {
-        Ok(text) => {
-            println!("{text}");
-            ExitCode::SUCCESS
-        }
+    match work() {
+        Ok(text) => print(&format!("{text}\n")),
         Err(error) => report(FAILED, error.as_ref()),
     }
 }
@@ -112,17 +115,7 @@ fn run(role: Role, config: &Config, environment: &Environment) -> ExitCode {
         Err(error) => return report(FAILED, &error),
     };
     tracing::info!(version = VERSION, ?role, "starting");
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-    {
-        Ok(runtime) => runtime,
-        Err(error) => return report(FAILED, &error),
-    };
-    let outcome = runtime.block_on(live(role, config, environment, metrics));
-    // Whatever is left was cut off on purpose.
-    runtime.shutdown_background();
-    match outcome {
+    match waybill::roles::run(role, config, environment, metrics) {
         Ok(()) => {
             tracing::info!("stopped");
             ExitCode::SUCCESS
@@ -135,36 +128,12 @@ fn run(role: Role, config: &Config, environment: &Environment) -> ExitCode {
     }
 }
 
-/// The whole life of a process with roles.
-async fn live(
-    role: Role,
-    config: &Config,
-    environment: &Environment,
-    metrics: Metrics,
-) -> anyhow::Result<()> {
-    let mut signals = Signals::of_process().context("signals cannot be received")?;
-    let running = Running::new();
-    let admin = Admin::new(metrics);
-    let all_started = admin
-        .readiness
-        .expect("every role to be started, and none stopping");
-    let start = async {
-        let listen = config.admin.listen;
-        let bound = admin.start(listen, &running).await;
-        bound.with_context(|| format!("the admin address {listen} cannot be bound"))?;
-        waybill::roles::start(role, config, environment, &admin, &running).await?;
-        all_started.set(true);
-        // The first thing that a stop ends, so that nobody is sent here any more.
-        running.spawn(Stage::Samples, "readiness", |stop| async move {
-            stop.cancelled().await;
-            all_started.set(false);
-            Ok(())
-        });
-        Ok(())
-    };
-    Ok(running
-        .run(start, &mut signals, config.shutdown_timeout)
-        .await?)
+/// Prints a command's answer. Who reads only its beginning has what he wanted.
+fn print(text: &str) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => report(FAILED, &error),
+        _ => ExitCode::SUCCESS,
+    }
 }
 
 /// Says on standard error what went wrong, with every cause.

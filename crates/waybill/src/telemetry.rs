@@ -13,8 +13,7 @@ use std::time::Duration;
 
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::filter::{ParseError, Targets};
 
 use crate::config::{LogFormat, TelemetryConfig};
 
@@ -71,23 +70,20 @@ pub enum TelemetryError {
 ///
 /// If the filter cannot be read, or a logger or a recorder is installed already.
 pub fn install(config: &TelemetryConfig) -> Result<Metrics, TelemetryError> {
+    use tracing_subscriber::layer::SubscriberExt as _;
     use tracing_subscriber::util::SubscriberInitExt as _;
 
-    let filter = log_filter(&config.log_filter)?;
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr);
+    let logger = tracing_subscriber::registry().with(log_filter(&config.log_filter)?);
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
     match config.log_format {
-        LogFormat::Text => lines
-            .with_ansi(io::IsTerminal::is_terminal(&io::stderr()))
-            .finish()
-            .try_init(),
-        LogFormat::Json => lines
-            .json()
-            .flatten_event(true)
-            .with_current_span(false)
-            .finish()
-            .try_init(),
+        LogFormat::Text => {
+            let is_terminal = io::IsTerminal::is_terminal(&io::stderr());
+            logger.with(lines.with_ansi(is_terminal)).try_init()
+        }
+        LogFormat::Json => {
+            let lines = lines.json().flatten_event(true).with_current_span(false);
+            logger.with(lines).try_init()
+        }
     }
     .map_err(TelemetryError::Logger)?;
     Ok(Metrics {
@@ -113,17 +109,15 @@ pub enum LogFilterError {
 ///
 /// # Errors
 ///
-/// If a part of it is neither. `EnvFilter` alone would take any word for a target, and a misspelt
-/// level for one that logs nothing.
-pub fn log_filter(text: &str) -> Result<EnvFilter, LogFilterError> {
-    // What holds any of these is more than a word, and the filter's own to judge.
-    const SYNTAX: [char; 5] = ['=', '[', ']', '{', '}'];
+/// If a part of it is neither. `Targets` alone would take any word for a target, and so a misspelt
+/// level for one that logs everything.
+pub fn log_filter(text: &str) -> Result<Targets, LogFilterError> {
     let word = text
         .split(',')
-        .find(|part| !part.contains(SYNTAX) && !is_level(part));
+        .find(|part| !part.contains('=') && !is_level(part));
     match word {
         Some(word) => Err(LogFilterError::Word(word.to_owned())),
-        None => Ok(EnvFilter::builder().parse(text)?),
+        None => Ok(text.parse()?),
     }
 }
 
@@ -233,7 +227,6 @@ mod tests {
             "waybill::scheduler=trace",
             "off",
             "INFO,waybill=debug",
-            "warn,[{operation}]=debug",
         ] {
             assert!(log_filter(good).is_ok(), "{good}");
         }

@@ -4,8 +4,10 @@
 mod process;
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -267,11 +269,13 @@ async fn a_parked_operation_is_seen_resubmitted_in_vain_and_then_for_good() {
     }
     let table = world.ops("list").out;
     assert!(
-        table.contains(id) && table.contains(code.as_str().unwrap()),
+        [id, code.as_str().unwrap(), "one-0"]
+            .iter()
+            .all(|told| table.contains(told)),
         "{table}"
     );
     assert!(
-        table.lines().all(|line| line.chars().count() <= 120),
+        table.lines().all(|line| line.chars().count() <= 136),
         "{table}"
     );
 
@@ -419,6 +423,124 @@ async fn a_redrive_halts_after_a_bad_canary_and_does_all_once_the_cause_is_gone(
 }
 
 #[tokio::test]
+async fn a_redrive_outlives_an_api_that_is_away_for_a_while_and_else_says_what_was_not_asked() {
+    const PARKED: usize = 12;
+    let world = World::new().await;
+    world.faults("drone", Some(json!({"refuseRate": 1}))).await;
+    let ids = world
+        .bring_to("Error", "parcel", &names("away", PARKED))
+        .await;
+    world.faults("drone", None).await;
+    let relay = Relay::to(world.addresses["http"]);
+    let redrive = |flags: &'static str| {
+        let api = format!("http://{}", relay.address);
+        std::thread::spawn(move || {
+            let line = format!("resubmit --step drone --rate 1/s --output json {flags}");
+            let arguments: Vec<&str> = line.split_whitespace().collect();
+            run(&[&arguments[..], &["--api", &api]].concat())
+        })
+    };
+    // By the API itself: a command for each would take longer than the redrive.
+    let has_asked = async |count: usize| {
+        let mut asked = 0;
+        for id in &ids {
+            let url = world.url("http", &format!("/v1/operations/{id}"));
+            let answer = world.client.get(url).send().await.unwrap();
+            let operation: Value = answer.json().await.unwrap();
+            asked += usize::from(operation["history"].to_string().contains("resubmit"));
+        }
+        asked >= count
+    };
+
+    let broken_off = redrive("--away-max 1s");
+    world
+        .eventually("one was asked", async || has_asked(1).await)
+        .await;
+    relay.set_away(true);
+    let broken_off = broken_off.join().unwrap();
+    assert_eq!(broken_off.code, Some(2), "{broken_off:?}");
+    let told = broken_off.json().len();
+    let not_asked = format!("{} were not asked", PARKED - told);
+    assert!(0 < told && told < PARKED, "{broken_off:?}");
+    assert!(broken_off.err.contains(&not_asked), "{broken_off:?}");
+
+    relay.set_away(false);
+    let patient = redrive("");
+    let asked = told + 1;
+    world
+        .eventually("more are asked", async || has_asked(asked).await)
+        .await;
+    let turned_away = relay.turned_away();
+    relay.set_away(true);
+    world
+        .eventually("it goes on trying", async || {
+            relay.turned_away() >= turned_away + 6
+        })
+        .await;
+    relay.set_away(false);
+    let patient = patient.join().unwrap();
+    assert_eq!(patient.code, Some(0), "{patient:?}");
+    for id in &ids {
+        assert_eq!(world.standing(id).await, standing(&["drone", "package"]));
+    }
+}
+
+/// What stands before a server, and can turn everybody away.
+struct Relay {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    is_away: AtomicBool,
+    turned_away: AtomicUsize,
+    open: Mutex<Vec<TcpStream>>,
+}
+
+impl Relay {
+    fn to(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared::default());
+        let relay = shared.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let server = TcpStream::connect(server).unwrap();
+                let mut open = relay.open.lock().unwrap();
+                if relay.is_away.load(Ordering::SeqCst) {
+                    relay.turned_away.fetch_add(1, Ordering::SeqCst);
+                    continue;
+                }
+                for (from, to) in [(&client, &server), (&server, &client)] {
+                    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    std::thread::spawn(move || {
+                        // It ends when either side does.
+                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+                open.extend([client, server]);
+            }
+        });
+        Self { address, shared }
+    }
+
+    fn set_away(&self, away: bool) {
+        let mut open = self.shared.open.lock().unwrap();
+        self.shared.is_away.store(away, Ordering::SeqCst);
+        for connection in open.drain(..) {
+            // It may have ended by itself.
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn turned_away(&self) -> usize {
+        self.shared.turned_away.load(Ordering::SeqCst)
+    }
+}
+
+#[tokio::test]
 async fn what_was_undone_runs_again_as_a_new_operation_once() {
     let world = World::new().await;
     world.faults("drone", Some(json!({"refuseRate": 1}))).await;
@@ -458,9 +580,14 @@ async fn a_cancel_undoes_what_was_done_and_is_refused_where_it_comes_too_late() 
         })
         .await;
     world.faults("drone", None).await;
-    let cancelled = world.ops("cancel slow --reason changed --wait 50s");
+    let cancelled = world.ops("cancel slow --by kim --reason changed --wait 50s");
     assert_eq!(cancelled.code, Some(0), "{cancelled:?}");
     assert!(cancelled.out.contains("Cancelled"), "{cancelled:?}");
+    let noted = &world.show(&id)["history"][0];
+    assert_eq!(
+        (&noted["verb"], &noted["by"], &noted["reason"]),
+        (&json!("cancel"), &json!("kim"), &json!("changed"))
+    );
     assert_eq!(world.standing(&id).await, standing(&[]));
     assert_eq!(world.ops("cancel slow").code, Some(0));
 

@@ -7,17 +7,15 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use waybill_engine::{Offset, Outcome, PartitionId, StepReply, StepRequest, murmur2};
-use waybill_kafka::{
-    GroupConsumer, GroupHandler, GroupOptions, PollLimits, RecordRef, TopicPartition,
-};
-use waybill_messages::headers::{DeadLetter, Stage, TRACEPARENT};
-use waybill_messages::{DecodeError, Record as _, Topics};
+use waybill_engine::{Offset, Outcome, PartitionId, StepReply};
+use waybill_kafka::{GroupConsumer, GroupOptions, PollLimits};
+use waybill_messages::Framing;
 
-use super::attempt::{call_of, perform};
+use super::attempt::perform;
+use super::intake::Intake;
 use super::offsets::{Offsets, Source};
 use super::outbox::{Outbox, Outgoing};
-use super::queue::{NoRoom, Queue, Work};
+use super::queue::{Queue, Work};
 use super::{AgentsConfig, AgentsError, StartError};
 use crate::handler::{Handler, StepCall, not_attempted, unknown};
 use crate::metrics::AgentMetrics;
@@ -33,9 +31,8 @@ const POLL_WAIT: Duration = Duration::from_millis(100);
 const BLOCKED_PAUSE: Duration = Duration::from_millis(20);
 /// How long leaving the group may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Work that was handed back is asked for again after this long at least, and this long at most.
-const RETRY_AFTER_MIN: Duration = Duration::from_millis(100);
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
+/// Work that was handed back is asked for again after this long at least.
+pub(super) const RETRY_AFTER_MIN: Duration = Duration::from_millis(100);
 
 /// How the owner tells the polling thread to stop.
 #[derive(Debug, Default)]
@@ -66,20 +63,21 @@ impl Signal {
 
 /// What workers and the polling thread share.
 #[derive(Debug)]
-struct Shared {
-    agents: Vec<Agent>,
-    offsets: Arc<Offsets>,
-    outbox: Outbox,
+pub(super) struct Shared {
+    pub(super) agents: Vec<Agent>,
+    pub(super) offsets: Arc<Offsets>,
+    pub(super) outbox: Outbox,
     replies_topic: Arc<str>,
-    client_id: String,
+    pub(super) framing: Framing,
+    pub(super) client_id: String,
 }
 
 /// One agent of the process.
-struct Agent {
-    topic: String,
+pub(super) struct Agent {
+    pub(super) topic: String,
     handler: Arc<dyn Handler>,
-    queue: Queue,
-    metrics: AgentMetrics,
+    pub(super) queue: Queue,
+    pub(super) metrics: AgentMetrics,
 }
 
 impl std::fmt::Debug for Agent {
@@ -140,6 +138,7 @@ impl Poller {
             offsets,
             outbox,
             replies_topic: config.topics.step_replies().into(),
+            framing: config.topics.framing().clone(),
             client_id: client_id.to_owned(),
         });
         let workers = (0..shared.agents.len())
@@ -165,16 +164,13 @@ impl Poller {
 
     /// Polls until it is told to stop, or cannot go on.
     pub(super) fn run(self) -> Result<(), AgentsError> {
-        let mut intake = Intake {
-            touched: vec![false; self.shared.agents.len()],
-            shared: Arc::clone(&self.shared),
-        };
+        let mut intake = Intake::new(Arc::clone(&self.shared));
         let mut commit_at = Instant::now() + self.commit_interval;
         let ended = loop {
             if self.signal.get() != Signal::RUN {
                 break Ok(());
             }
-            if self.shared.outbox.send_kept() {
+            if self.shared.outbox.send_kept() && self.hold(&mut intake) {
                 let polled = self.consumer.poll(POLL_LIMITS, POLL_WAIT, &mut intake);
                 intake.wake();
                 if let Err(error) = polled {
@@ -186,7 +182,7 @@ impl Poller {
             }
             if Instant::now() >= commit_at {
                 self.commit();
-                intake.shared.show_depths();
+                self.shared.show_depths();
                 commit_at = Instant::now() + self.commit_interval;
             }
         };
@@ -196,6 +192,20 @@ impl Poller {
         }
         self.drain(&mut intake);
         ended
+    }
+
+    /// Reads again what could not be read yet, and holds further records back while some of it still
+    /// cannot. Returns whether the consumer may be polled.
+    fn hold(&self, intake: &mut Intake) -> bool {
+        intake.read_waiting();
+        let held = self.consumer.hold(intake.waiting() > 0);
+        if let Err(error) = &held {
+            tracing::warn!(
+                error = error as &dyn std::error::Error,
+                "step requests cannot be held back; no more are read for now"
+            );
+        }
+        held.is_ok()
     }
 
     fn tell_if_ready(&self) {
@@ -221,7 +231,9 @@ impl Poller {
                 shared.answer(agent, &work.call, outcome, work.source);
             }
         }
-        while shared.offsets.open() > 0
+        // Whoever reads them next may know their schema.
+        let unread = intake.waiting();
+        while shared.offsets.open() > unread
             && Instant::now() < deadline
             && self.signal.get() != Signal::ABANDON
         {
@@ -231,7 +243,7 @@ impl Poller {
                 .wait_idle(deadline.min(Instant::now() + POLL_WAIT));
         }
         self.stop_workers();
-        let open = shared.offsets.open();
+        let open = shared.offsets.open().saturating_sub(unread);
         if open > 0 {
             tracing::warn!(
                 open,
@@ -297,7 +309,7 @@ async fn work(shared: Arc<Shared>, agent: usize) {
 
 impl Shared {
     /// Answers an attempt; its record is done once the answer is acknowledged.
-    fn answer(&self, agent: &Agent, call: &StepCall, outcome: Outcome, source: Source) {
+    pub(super) fn answer(&self, agent: &Agent, call: &StepCall, outcome: Outcome, source: Source) {
         agent.metrics.count(&outcome);
         let request = &call.request;
         let mut reply = StepReply {
@@ -309,10 +321,10 @@ impl Shared {
             outcome,
         };
         let mut value = Vec::with_capacity(192);
-        if let Err(error) = reply.encode(&mut value) {
+        if let Err(error) = self.framing.encode(&reply, &mut value) {
             // Its outputs are too large for a record. The step may be done all the same.
             reply.outcome = unknown("reply-too-large", error.to_string());
-            if let Err(error) = reply.encode(&mut value) {
+            if let Err(error) = self.framing.encode(&reply, &mut value) {
                 tracing::error!(
                     operation = %request.operation,
                     error = &error as &dyn std::error::Error,
@@ -333,7 +345,7 @@ impl Shared {
     }
 
     /// Leaves an attempt without an answer: complete-by has passed.
-    fn give_up(&self, agent: &Agent, source: Source) {
+    pub(super) fn give_up(&self, agent: &Agent, source: Source) {
         agent.metrics.late.increment(1);
         self.offsets.done(source);
     }
@@ -344,153 +356,5 @@ impl Shared {
             agent.metrics.queued.set(waiting as f64);
             agent.metrics.in_flight.set(running as f64);
         }
-    }
-}
-
-/// Takes records in, on the polling thread.
-struct Intake {
-    shared: Arc<Shared>,
-    /// Agents that got work since their workers were last woken.
-    touched: Vec<bool>,
-}
-
-impl Intake {
-    /// Wakes the workers of agents that got work.
-    fn wake(&mut self) {
-        for (agent, touched) in self.shared.agents.iter().zip(&mut self.touched) {
-            if std::mem::take(touched) {
-                agent.queue.wake();
-            }
-        }
-    }
-
-    fn agent_of(&self, topic: &str) -> Option<usize> {
-        self.shared
-            .agents
-            .iter()
-            .position(|agent| agent.topic == topic)
-    }
-
-    fn take(&mut self, index: usize, request: StepRequest, source: Source, bytes: usize) {
-        let shared = &self.shared;
-        let agent = &shared.agents[index];
-        let call = call_of(request);
-        let now = tokio::time::Instant::now();
-        if call.deadline <= now {
-            return shared.give_up(agent, source);
-        }
-        let work = Work {
-            call,
-            source,
-            bytes,
-        };
-        match agent.queue.push(work, now) {
-            Ok(()) => self.touched[index] = true,
-            Err(no_room) => {
-                let NoRoom { work, retry_after } = *no_room;
-                let retry_after = spread(&work.call.request, retry_after);
-                let outcome =
-                    not_attempted("no-room", "the agent cannot start it in time", retry_after);
-                shared.answer(agent, &work.call, outcome, work.source);
-            }
-        }
-    }
-
-    /// Sends a record that cannot be decoded to its dead-letter topic, as it is.
-    fn bury(&self, index: usize, record: RecordRef<'_>, source: Source, error: &DecodeError) {
-        self.shared.agents[index].metrics.poison.increment(1);
-        tracing::warn!(
-            topic = record.topic(),
-            partition = record.partition().0,
-            offset = record.offset().0,
-            error = error as &dyn std::error::Error,
-            "a step request cannot be read and goes to the dead-letter topic"
-        );
-        let letter = DeadLetter {
-            topic: record.topic(),
-            partition: record.partition(),
-            offset: record.offset(),
-            task_id: &self.shared.client_id,
-            stage: Stage::Value,
-            component: "agent",
-            error_kind: "DecodeError",
-            message: &error.to_string(),
-        };
-        let raw = record.to_raw();
-        let mut headers = raw.headers;
-        headers.extend(
-            letter
-                .headers()
-                .into_iter()
-                .map(|(name, value)| (name.to_owned(), Some(value))),
-        );
-        self.shared.outbox.send(Outgoing {
-            topic: Topics::dead_letter(&raw.topic).into(),
-            partition: raw.partition,
-            key: raw.key,
-            value: raw.value,
-            headers,
-            until: None,
-            source,
-        });
-    }
-}
-
-/// Stretches a wait by up to half, by operation, so that what was turned away together does not
-/// come back together.
-fn spread(request: &StepRequest, wait: Duration) -> Duration {
-    let share = f64::from(murmur2(&request.operation.key())) / f64::from(u32::MAX);
-    wait.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
-        .mul_f64(1.0 + share / 2.0)
-}
-
-impl GroupHandler for Intake {
-    fn record(&mut self, record: RecordRef<'_>) {
-        let Some(index) = self.agent_of(record.topic()) else {
-            return;
-        };
-        let source = self
-            .shared
-            .offsets
-            .begin(index, record.partition(), record.offset());
-        let Some(source) = source else {
-            return;
-        };
-        match StepRequest::decode(record.value().unwrap_or_default()) {
-            Ok(mut request) => {
-                request.traceparent = record
-                    .header(TRACEPARENT)
-                    .and_then(|value| std::str::from_utf8(value).ok())
-                    .map(Arc::from);
-                self.take(index, request, source, record.bytes());
-            }
-            Err(error) => self.bury(index, record, source, &error),
-        }
-    }
-
-    fn assigned(&mut self, partitions: &[TopicPartition]) {
-        for at in partitions {
-            if let Some(agent) = self.agent_of(&at.topic) {
-                self.shared.offsets.assign(agent, at.partition);
-            }
-        }
-    }
-
-    fn revoked(
-        &mut self,
-        partitions: &[TopicPartition],
-        lost: bool,
-    ) -> Vec<(TopicPartition, Offset)> {
-        if lost {
-            tracing::warn!("the group has given this member's partitions to others");
-        }
-        partitions
-            .iter()
-            .filter_map(|at| {
-                let agent = self.agent_of(&at.topic)?;
-                let offset = self.shared.offsets.revoke(agent, at.partition)?;
-                Some((at.clone(), offset))
-            })
-            .collect()
     }
 }

@@ -8,7 +8,7 @@ use crate::time::Stamp;
 /// Something that happened, for [`PartitionEngine::apply`](super::PartitionEngine::apply).
 ///
 /// Offsets of one source arrive ascending. An offset that was given before is ignored; one that
-/// never comes (a compacted or a control record) counts as done.
+/// never comes (a compacted or a control record, or one that was passed over) counts as done.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
     /// A record of `operation-requests` that belongs to this partition.
@@ -67,6 +67,16 @@ pub enum Event {
         already_rerouted: bool,
         /// The record as it came.
         record: Box<ForwardRecord>,
+    },
+    /// Records that are not this reader's: another's, or done by one that it follows. They are done at
+    /// once, all up to this offset that were not given.
+    Passed {
+        /// The topic that they were read from.
+        source: Source,
+        /// Where the last of them lies.
+        offset: Offset,
+        /// A fingerprint of the last of them, for the checkpoint.
+        fingerprint: u64,
     },
     /// The answer to an id of [`PartitionEngine::loads`](super::PartitionEngine::loads).
     Loaded {

@@ -54,6 +54,18 @@ impl PartitionEngine {
         }
     }
 
+    /// Passes over records that are not this reader's.
+    pub(super) fn passed(&mut self, source: Source, offset: Offset, fingerprint: u64) {
+        match source {
+            Source::Requests => {
+                self.requests.pass(offset, fingerprint);
+                self.consumed.pass(offset, fingerprint);
+            }
+            Source::Replies => self.replies.pass(offset, fingerprint),
+            Source::Recoveries => self.recoveries.pass(offset, fingerprint),
+        }
+    }
+
     /// Begins a record that concerns no operation here.
     fn begin_foreign(&mut self, source: Source, offset: Offset, fingerprint: u64) -> bool {
         match source {

@@ -58,6 +58,13 @@ fn it_agrees_with_a_set_of_open_offsets_whatever_the_order_and_the_gaps() {
                     model.open.insert(offset);
                     model.next = offset + 1;
                 }
+                6 if random(&mut rng, 2) == 0 => {
+                    let gap = i64::try_from(random(&mut rng, 3)).unwrap();
+                    let offset = model.next + gap;
+                    tracker.pass(Offset(offset), fingerprint(offset));
+                    model.begun.insert(offset);
+                    model.next = offset + 1;
+                }
                 4 => {
                     let old = any.min(model.next - 1);
                     assert!(!tracker.begin_with(Offset(old), 1), "{old} came before");
@@ -130,4 +137,24 @@ fn what_is_done_again_or_unknown_changes_nothing() {
     tracker.done(Offset(3));
     tracker.done(Offset(3));
     assert_eq!((tracker.low(), tracker.pending()), (Offset(4), 1));
+}
+
+#[test]
+fn records_that_are_passed_over_are_done_at_once_and_hold_nothing() {
+    let mut tracker = OffsetTracker::new(Offset(0));
+    tracker.pass(Offset(4), fingerprint(4));
+    assert_eq!(tracker.low(), Offset(5));
+    assert_eq!(tracker.fingerprint_below_low(), Some(fingerprint(4)));
+    tracker.begin_with(Offset(5), fingerprint(5));
+    for offset in 6..1_000 {
+        tracker.pass(Offset(offset), fingerprint(offset));
+    }
+    assert_eq!(tracker.records.len(), 2, "a run of them is one entry");
+    tracker.begin_with(Offset(1_000), fingerprint(1_000));
+    assert_eq!((tracker.low(), tracker.pending()), (Offset(5), 2));
+    tracker.done(Offset(5));
+    assert_eq!(tracker.low(), Offset(1_000));
+    assert_eq!(tracker.fingerprint_below_low(), Some(fingerprint(999)));
+    tracker.pass(Offset(7), 1);
+    assert_eq!(tracker.next(), Offset(1_001), "it was passed before");
 }

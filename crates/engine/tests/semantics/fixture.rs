@@ -197,6 +197,7 @@ impl Fixture {
                 caller_id: Some("order-1".to_owned()),
                 amendment,
                 reason: "changed my mind".to_owned(),
+                asked_by: String::new(),
                 requested_at: self.now,
             }),
         });

@@ -5,6 +5,7 @@ mod fixture;
 mod keeping;
 mod limits;
 mod owners;
+mod passing;
 mod table;
 mod undoing;
 mod waiting;

@@ -338,6 +338,24 @@ fn a_success_that_comes_after_its_step_was_undone_is_undone_too() {
 }
 
 #[test]
+fn a_late_success_of_a_step_without_effect_leaves_a_cancelled_operation_as_it_is() {
+    let pure = StepDefinition {
+        kind: StepKind::Pure,
+        ..step("a")
+    };
+    let mut fixture = with_steps(vec![pure, step("b")]);
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.cancel(1);
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Cancelled);
+    fixture.reply(id(1), success("a", 1));
+    fixture.load();
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Cancelled);
+}
+
+#[test]
 fn a_resubmitted_operation_goes_on_where_it_failed() {
     let mut fixture = with_steps(vec![
         step("a"),

@@ -25,10 +25,12 @@ pub enum Bug {
     LoseAlert,
     LoseOwnerNotice,
     LoseTombstone,
+    BeginBeforeTaken,
+    MergeAtHighest,
 }
 
 impl Bug {
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::CheckpointEarly,
         Self::SendBeforePersist,
         Self::SettleBeforeAcknowledged,
@@ -50,6 +52,8 @@ impl Bug {
         Self::LoseAlert,
         Self::LoseOwnerNotice,
         Self::LoseTombstone,
+        Self::BeginBeforeTaken,
+        Self::MergeAtHighest,
     ];
 
     /// What goes wrong, for people.
@@ -94,6 +98,12 @@ impl Bug {
             Self::LoseAlert => "An alert is not waited for, and lost in a crash",
             Self::LoseOwnerNotice => "A notice to an owner is not waited for, and lost in a crash",
             Self::LoseTombstone => "A cancel that comes before its create leaves no row",
+            Self::BeginBeforeTaken => {
+                "A reader of a new layout begins before those that it follows were taken"
+            }
+            Self::MergeAtHighest => {
+                "A reader that merges others begins where the one stood that was furthest"
+            }
         }
     }
 }

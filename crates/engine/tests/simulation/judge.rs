@@ -311,37 +311,29 @@ impl Run {
 
     /// Nothing below a checkpoint is unfinished.
     pub fn check_checkpoint(&mut self, partition: usize) {
-        let Some(lease) = self.store.shards[partition].lease else {
-            return;
-        };
-        let checkpoint = lease.checkpoint;
         let accepted = self.judge.accepted.iter();
         let unsafe_one = accepted
-            .filter(|(_, accepted)| {
-                accepted.partition == partition && accepted.at < checkpoint.requests
-            })
-            .map(|(id, _)| *id)
-            .find(|id| !self.is_safe(*id, partition));
-        if let Some(id) = unsafe_one {
+            .filter(|(_, accepted)| accepted.partition == partition)
+            .map(|(id, accepted)| (*id, accepted.at, self.store.reached_of(partition, *id)))
+            .filter(|(_, at, reached)| *at < reached.requests)
+            .find(|(id, _, reached)| !self.is_safe(*id, partition, *reached));
+        if let Some((id, _, reached)) = unsafe_one {
             let state = self.store.row(id).map(|row| row.state.clone());
             let cursor = self.store.shards[partition].cursor;
             self.fail(Rule::CheckpointAhead, id, || {
-                format!("{checkpoint:?} and cursor {cursor} have passed {state:?}")
+                format!("{reached:?} and cursor {cursor} have passed {state:?}")
             });
         }
         self.check_records_below(partition);
-        self.check_replies_below(partition, checkpoint.replies);
+        self.check_replies_below(partition);
     }
 
     /// Whether an operation whose request is behind the checkpoint will come to its end.
-    fn is_safe(&self, id: OperationId, partition: usize) -> bool {
+    fn is_safe(&self, id: OperationId, partition: usize, checkpoint: Checkpoint) -> bool {
         let Some(row) = self.store.row(id) else {
             return false;
         };
         let shard = &self.store.shards[partition];
-        let checkpoint = shard
-            .lease
-            .map_or(Checkpoint::default(), |lease| lease.checkpoint);
         let buckets = shard.index.range(shard.cursor..);
         let mut entries = buckets.flat_map(|(_, entries)| entries);
         let mut recoveries = shard.recoveries[checkpoint.recoveries..].iter();
@@ -362,8 +354,11 @@ impl Run {
     /// Whatever is no operation's went where it can be found; a cancel is noted.
     fn check_records_below(&mut self, partition: usize) {
         let shard = &self.store.shards[partition];
-        let end = shard.lease.map_or(0, |lease| lease.checkpoint.requests);
-        let lost = (0..end).find(|&at| !self.is_seen_to(partition, at));
+        let records = shard.requests.iter().enumerate();
+        let mut below = records
+            .filter(|(at, record)| *at < self.store.reached(partition, record.key(*at)).requests);
+        let lost = below.find(|(at, _)| !self.is_seen_to(partition, *at));
+        let lost = lost.map(|(at, _)| at);
         if let Some(at) = lost {
             let record = self.store.shards[partition].requests[at].clone();
             self.fail(Rule::NotAnswered, record.operation(), || {
@@ -418,10 +413,11 @@ impl Run {
     }
 
     /// No reply is behind the checkpoint that a row still waits for.
-    fn check_replies_below(&mut self, partition: usize, end: usize) {
+    fn check_replies_below(&mut self, partition: usize) {
         let awaited = self.store.rows().find_map(|row| {
             let replies = self.judge.replies.get(&row.id)?;
             let is_ours = self.home_of(row.id) == partition && !row.state.state.is_final();
+            let end = self.store.reached_of(partition, row.id).replies;
             let reply = replies.iter().find(|reply| {
                 let step = &row.state.steps[reply.step];
                 reply.at < end
@@ -431,9 +427,9 @@ impl Run {
             })?;
             let is_excused =
                 self.judge.branched.contains(&row.id) || self.judge.was_unreadable(row.id);
-            (is_ours && !is_excused).then_some((row.id, *reply))
+            (is_ours && !is_excused).then_some((row.id, end, *reply))
         });
-        if let Some((id, reply)) = awaited {
+        if let Some((id, end, reply)) = awaited {
             self.fail(Rule::CheckpointAhead, id, || {
                 format!("the checkpoint of replies, {end}, has passed {reply:?}")
             });

@@ -1,60 +1,167 @@
-//! Owning a partition: a candidate takes a lease that has gone silent, its owner renews it and moves
+//! Owning a reader's work: a candidate takes a lease that has gone silent, its owner renews it and moves
 //! the checkpoint with that, and learns, late perhaps, that it was lost.
 
 use std::time::Duration;
 
-use waybill_engine::{Epoch, Event, Offset, Stamp, Timestamp};
+use waybill_engine::{
+    Division, Event, Handover, Offset, ReaderId, Source, Stamp, Stood, Timestamp,
+};
 
 use crate::bugs::Bug;
 use crate::clock::Clock;
 use crate::history::Rule;
 use crate::queue::What;
 use crate::run::Run;
-use crate::scheduler::{FINGERPRINT_BASE, Life, Owner};
+use crate::scheduler::{FINGERPRINT_BASE, Life, Owner, offset};
 use crate::seen::Sight;
-use crate::store::{Checkpoint, LEASE_MARGIN_MICROS, LEASE_MICROS, Lease};
+use crate::store::{Checkpoint, LEASE_MARGIN_MICROS, LEASE_MICROS, Lease, LeaseKey};
 
 /// How far an owner's clock may be ahead.
 const AHEAD_MICROS: u64 = 1_800_000;
 
 impl Run {
     /// A candidate takes a lease that nobody has renewed for long enough.
-    pub fn watch(&mut self, partition: usize) {
+    pub fn watch(&mut self, reader: ReaderId) {
         let after = self.rng.between(100_000, 400_000);
-        self.later(after, What::Watch { partition });
-        let seen = self.store.shards[partition].lease;
-        let patience = LEASE_MICROS + LEASE_MARGIN_MICROS;
-        if seen.is_some_and(|lease| {
-            !lease.is_free && self.now.since(lease.changed_at).as_micros() < u128::from(patience)
-        }) {
+        self.later(after, What::Watch { reader });
+        let (generation, division) = self.store.layout();
+        if reader.0 >= division.readers() {
             return;
         }
-        match seen {
-            Some(lease) if lease.is_free => self.seen.count(Sight::HandedOver),
-            Some(_) => self.seen.count(Sight::TakeOvers),
-            None => {}
-        }
+        let key = (generation, reader);
+        let begun = match self.store.leases.get(&key) {
+            Some(lease) if !self.may_be_taken(lease) => return,
+            Some(lease) => {
+                let is_free = lease.is_free;
+                let lease = lease.clone();
+                self.seen.count(match is_free {
+                    true => Sight::HandedOver,
+                    false => Sight::TakeOvers,
+                });
+                lease
+            }
+            None => match self.beginning(key) {
+                Some(lease) => lease,
+                None => return,
+            },
+        };
         let owner = self.owners.len();
         let clock = Clock::new(self.owner_skew(), self.now);
-        let floor = seen.map_or(Stamp(0), |lease| lease.stamp_limit);
+        let floor = begun.stamp_limit;
         let lease = Lease {
             owner,
-            epoch: seen.map_or(Epoch(1), |lease| lease.epoch.next()),
+            epoch: begun.epoch.next(),
             stamp_limit: self.stamp_limit(floor, clock),
-            checkpoint: seen.map_or(Checkpoint::default(), |lease| lease.checkpoint),
             changed_at: self.now,
             is_free: false,
+            ..begun
         };
-        self.store.shards[partition].lease = Some(lease);
-        self.note_all(|| format!("owner {owner} takes partition {partition}: {lease:?}"));
+        self.store.leases.insert(key, lease.clone());
+        self.note_all(|| format!("owner {owner} takes {key:?}: {lease:?}"));
         let forgets = self.bug == Some(Bug::ForgetStampFloor);
         let stamp_floor = if forgets { Stamp(0) } else { floor };
-        let mut new = Owner::new(partition, &lease, stamp_floor, clock);
+        let mut new = Owner::new(key, division, &lease, stamp_floor, clock);
         new.valid_until = valid_until(self.now);
         self.owners.push(new);
         let after = self.rng.below(5_000);
         self.later(after, What::Start { owner });
         self.later(after + 100_000, What::Renew { owner });
+    }
+
+    /// Whether nobody holds a lease any more, as far as a candidate can see.
+    fn may_be_taken(&self, lease: &Lease) -> bool {
+        let patience = LEASE_MICROS + LEASE_MARGIN_MICROS;
+        lease.is_free || self.now.since(lease.changed_at).as_micros() >= u128::from(patience)
+    }
+
+    /// What a reader goes on from that nobody has begun yet, once all whom it follows are taken.
+    fn beginning(&mut self, (generation, reader): LeaseKey) -> Option<Lease> {
+        let Some(before) = generation.checked_sub(1) else {
+            return Some(Lease::default());
+        };
+        let (division, of_before) = (self.store.layouts[generation], self.store.layouts[before]);
+        let mut leases = Vec::new();
+        for parent in division.follows(of_before, reader) {
+            leases.push((parent, self.end((before, parent))?));
+        }
+        self.seen.count(match leases.len() {
+            1 => Sight::Splits,
+            _ => Sight::Merges,
+        });
+        let at = |source| {
+            leases
+                .iter()
+                .map(move |(_, lease)| lease.checkpoint.on(source))
+        };
+        let is_greedy = self.bug == Some(Bug::MergeAtHighest);
+        let begin = |source| match is_greedy {
+            true => at(source).max().unwrap_or_default(),
+            false => at(source).min().unwrap_or_default(),
+        };
+        let checkpoint = Checkpoint {
+            requests: begin(Source::Requests),
+            replies: begin(Source::Replies),
+            recoveries: begin(Source::Recoveries),
+        };
+        let stood = leases.iter().flat_map(|(parent, lease)| {
+            let own = Stood {
+                division: of_before,
+                reader: *parent,
+                requests: offset(lease.checkpoint.requests),
+                replies: offset(lease.checkpoint.replies),
+                recoveries: offset(lease.checkpoint.recoveries),
+            };
+            lease.handover.stood().iter().copied().chain([own])
+        });
+        let handover = Handover::new(stood, |source| offset(checkpoint.on(source)));
+        let of_leases = || leases.iter().map(|(_, lease)| lease);
+        Some(Lease {
+            epoch: of_leases().map(|lease| lease.epoch).max()?,
+            stamp_limit: of_leases().map(|lease| lease.stamp_limit).max()?,
+            checkpoint,
+            handover,
+            ..Lease::default()
+        })
+    }
+
+    /// Takes a reader of an earlier layout for good, if its owner has let it go, or is silent.
+    fn end(&mut self, key: LeaseKey) -> Option<Lease> {
+        let stands = match self.store.leases.get(&key) {
+            Some(lease) if lease.is_ended => return Some(lease.clone()),
+            Some(lease) if self.bug == Some(Bug::BeginBeforeTaken) => return Some(lease.clone()),
+            Some(lease) if !self.may_be_taken(lease) => return None,
+            Some(lease) => lease.clone(),
+            None => self.beginning(key)?,
+        };
+        let ended = Lease {
+            epoch: stands.epoch.next(),
+            changed_at: self.now,
+            is_free: true,
+            is_ended: true,
+            ..stands
+        };
+        self.note_all(|| format!("{key:?} is taken for good: {ended:?}"));
+        self.store.leases.insert(key, ended.clone());
+        Some(ended)
+    }
+
+    /// Somebody divides the work anew: into more parts or fewer.
+    pub fn relayout(&mut self) {
+        let (_, division) = self.store.layout();
+        let others = [1, 2, 4].into_iter();
+        let others = others.filter(|&number| number != division.readers_per_partition);
+        let others: Vec<u32> = others.collect();
+        let next = Division {
+            readers_per_partition: others[self.rng.index(others.len())],
+            ..division
+        };
+        self.note_all(|| format!("the work is divided anew: {next}"));
+        self.store.layouts.push(next);
+        for reader in self.watched..next.readers() {
+            let reader = ReaderId(reader);
+            self.later(1_000, What::Watch { reader });
+        }
+        self.watched = self.watched.max(next.readers());
     }
 
     /// An owner's clock may be far ahead, and so may its stamps; that only makes it patient. Where
@@ -82,7 +189,13 @@ impl Run {
     pub fn renew(&mut self, index: usize) {
         let after = self.rng.between(80_000, 350_000);
         self.later(after, What::Renew { owner: index });
-        let held = self.store.shards[self.owners[index].partition].lease;
+        let (generation, _) = self.store.layout();
+        let (key, now) = (self.owners[index].key, self.now);
+        if key.0 != generation {
+            // Its layout has ended.
+            self.owners[index].stop(now);
+        }
+        let held = self.store.leases.get(&key).cloned();
         let owner = &mut self.owners[index];
         let (Some(engine), Some(held), false) = (&owner.engine, held, owner.is_renewing) else {
             return;
@@ -112,9 +225,11 @@ impl Run {
             owner: index,
             epoch,
             stamp_limit: self.stamp_limit(limit, clock),
+            handover: pruned(held.handover, checkpoint),
             checkpoint,
             changed_at: held.changed_at,
             is_free,
+            is_ended: false,
         });
         let is_slow = !self.plan.is_settling() && !self.is_calm() && self.rng.chance(3);
         let after = self.rng.below(if is_slow { 1_500_000 } else { 5_000 });
@@ -131,15 +246,16 @@ impl Run {
 
     /// The conditional write of a renewal.
     pub fn renewal_lands(&mut self, index: usize, sent: Timestamp, lease: Lease) {
-        let partition = self.owners[index].partition;
-        let stored = &mut self.store.shards[partition].lease;
+        let (partition, key) = (self.owners[index].partition, self.owners[index].key);
+        let stored = self.store.leases.get(&key);
         let is_written =
             stored.is_some_and(|stored| stored.epoch == lease.epoch && !stored.is_free);
         if is_written {
-            *stored = Some(Lease {
+            let renewed = Lease {
                 changed_at: self.now,
-                ..lease
-            });
+                ..lease.clone()
+            };
+            self.store.leases.insert(key, renewed);
             self.check_checkpoint(partition);
         } else {
             self.seen.count(Sight::FencedRenewals);
@@ -188,4 +304,10 @@ impl Run {
 
 fn valid_until(sent: Timestamp) -> Timestamp {
     sent + Duration::from_micros(LEASE_MICROS - LEASE_MARGIN_MICROS)
+}
+
+/// What is left of a handover behind a checkpoint.
+fn pruned(mut handover: Handover, checkpoint: Checkpoint) -> Handover {
+    handover.forget_below(|source| offset(checkpoint.on(source)));
+    handover
 }

@@ -28,6 +28,8 @@ pub struct Plan {
     pub owner_pauses: u32,
     /// Owners that stop in order, and give their lease back.
     pub owner_stops: u32,
+    /// How often the work is divided anew.
+    pub relayouts: u32,
     /// Rows that cannot be read for a while.
     pub spoilt_rows: u32,
     /// Whether agents write their replies in transactions, whose markers take offsets.
@@ -81,7 +83,13 @@ impl Plan {
             Protection::Tombstones => (budget(3), budget(1)),
             Protection::Evidence | Protection::Settling => (0, 0),
         };
+        // Whoever follows asks for the same attempt again, which settling does not protect from.
+        let relayouts = match rng.chance(35) && !is_settling {
+            true => 1 + u32::try_from(rng.below(4)).unwrap(),
+            false => 0,
+        };
         Self {
+            relayouts,
             partitions,
             config: Arc::new(config),
             workflows: Arc::new(workflows),

@@ -4,8 +4,8 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use waybill_engine::{
-    BatchNumber, Command, Message, OperationId, OperationRow, Recovery, Source, StepReply,
-    Timestamp,
+    BatchNumber, Command, Message, OperationId, OperationRow, ReaderId, Recovery, Source,
+    StepReply, Timestamp,
 };
 
 use crate::services::Deed;
@@ -38,9 +38,11 @@ pub enum What {
         is_copy: bool,
     },
 
-    /// A candidate looks at a partition's lease.
+    /// Somebody divides the work anew.
+    Relayout,
+    /// A candidate looks at a reader's lease.
     Watch {
-        partition: usize,
+        reader: ReaderId,
     },
     /// A new owner begins to work.
     Start {
@@ -163,6 +165,7 @@ impl What {
         match self {
             Self::SetClock
             | Self::Spoil
+            | Self::Relayout
             | Self::Watch { .. }
             | Self::Start { .. }
             | Self::Poll { .. }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use waybill_engine::{Event, InFlight, OperationId, Source, Timestamp};
+use waybill_engine::{Division, Event, InFlight, OperationId, ReaderId, Source, Timestamp};
 
 use crate::agents::Agents;
 use crate::bugs::Bug;
@@ -33,6 +33,8 @@ pub struct Run {
     pub agents: Agents,
     /// Every owner that there ever was.
     pub owners: Vec<Owner>,
+    /// How many readers candidates look after, counted from the first.
+    pub watched: u32,
     pub supervisors: Vec<Supervisor>,
     pub judge: Judge,
     pub history: History,
@@ -80,7 +82,9 @@ impl Run {
                 cursor: bucket_of(START - Duration::from_secs(1)),
                 ..Shard::default()
             });
+        store.layouts.push(Division::one_each(plan.partitions));
         let mut run = Self {
+            watched: plan.partitions,
             agents: Agents::new(now),
             supervisors: Supervisor::all(&plan, &mut rng, now),
             rng,
@@ -104,8 +108,12 @@ impl Run {
         for (index, ask) in self.plan.asks.iter().enumerate() {
             self.queue.push(ask.at, What::Ask(index));
         }
-        for partition in 0..self.plan.partitions as usize {
-            self.queue.push(START, What::Watch { partition });
+        for reader in self.store.layout().1.all() {
+            self.queue.push(START, What::Watch { reader });
+        }
+        for _ in 0..self.plan.relayouts {
+            let after = self.rng.below(10_000_000);
+            self.later(after, What::Relayout);
         }
         for supervisor in 0..self.supervisors.len() {
             self.later(
@@ -162,7 +170,8 @@ impl Run {
                 reply,
                 is_copy,
             } => self.reply_arrives(task, incarnation, *reply, is_copy),
-            What::Watch { partition } => self.watch(partition),
+            What::Relayout => self.relayout(),
+            What::Watch { reader } => self.watch(reader),
             What::LandLate { owner, writes } => self.land_late(owner, writes),
             What::Land { owner, is_rest } => self.land(owner, is_rest),
             What::RenewalLands { owner, sent, lease } => self.renewal_lands(owner, sent, *lease),
@@ -344,7 +353,12 @@ impl Run {
                 let waits = self.judge.was_unreadable(row.id) && self.is_to_be_looked_at(row.id);
                 self.judge.is_announced(row) && !waits
             })
-            && (0..self.store.shards.len()).all(|partition| self.is_at_rest(partition))
+            && self
+                .store
+                .layout()
+                .1
+                .all()
+                .all(|reader| self.is_at_rest(reader))
     }
 
     /// Whether an entry of the deadline index will have an operation looked at.
@@ -354,9 +368,10 @@ impl Run {
         entries.any(|(_, indexed)| *indexed == operation)
     }
 
-    fn is_at_rest(&self, partition: usize) -> bool {
-        let shard = &self.store.shards[partition];
-        let Some(lease) = &shard.lease else {
+    fn is_at_rest(&self, reader: ReaderId) -> bool {
+        let (generation, division) = self.store.layout();
+        let shard = &self.store.shards[division.partition_of(reader).0 as usize];
+        let Some(lease) = self.store.leases.get(&(generation, reader)) else {
             return false;
         };
         let owner = &self.owners[lease.owner];
@@ -382,7 +397,7 @@ impl Run {
                     shard.replies.len(),
                     shard.recoveries.len(),
                 );
-                (ends, shard.lease, shard.failed_next, shard.failed.len())
+                (ends, shard.failed_next, shard.failed.len())
             })
             .collect();
         let held: Vec<_> = self
@@ -390,8 +405,10 @@ impl Run {
             .iter()
             .filter_map(|owner| Some((owner.engine.as_ref()?.in_flight(), owner.state())))
             .collect();
+        let leases = self.store.leases.clone();
         self.fail(Rule::Lost, operation, || {
-            format!("it came to no end: {state:?}\nlogs and leases {logs:?}\nowners {held:?}")
+            let leases = &leases;
+            format!("it came to no end: {state:?}\nlogs {logs:?}\n{leases:?}\nowners {held:?}")
         });
     }
 

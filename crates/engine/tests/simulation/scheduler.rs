@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_engine::{
-    Epoch, Event, ForwardRecord, Offset, OperationId, OwnerId, Ownership, PartitionEngine,
-    PartitionId, Recovery, RecoveryVerb, Source, Stamp, Timestamp, partition_for,
+    Division, Epoch, Event, ForwardRecord, KeyHash, Offset, OperationId, OwnerId, Ownership,
+    PartitionEngine, PartitionId, Recovery, RecoveryVerb, Share, Source, Stamp, Timestamp,
+    partition_for,
 };
 
 use crate::bugs::Bug;
@@ -18,7 +19,7 @@ use crate::judge::Writer;
 use crate::queue::What;
 use crate::run::Run;
 use crate::seen::Sight;
-use crate::store::Lease;
+use crate::store::{Lease, LeaseKey};
 use crate::workload::Record;
 
 /// What distinguishes a record's fingerprint from its offset.
@@ -39,6 +40,8 @@ pub enum Life {
 /// One ownership of one partition, by one process.
 pub struct Owner {
     pub partition: usize,
+    pub key: LeaseKey,
+    share: Share,
     pub epoch: Epoch,
     /// `None` until it has started.
     pub engine: Option<PartitionEngine>,
@@ -70,10 +73,18 @@ pub struct Owner {
 
 impl Owner {
     /// Whoever has just taken a lease; it has not begun to work.
-    pub fn new(partition: usize, lease: &Lease, stamp_floor: Stamp, clock: Clock) -> Self {
+    pub fn new(
+        key: LeaseKey,
+        division: Division,
+        lease: &Lease,
+        stamp_floor: Stamp,
+        clock: Clock,
+    ) -> Self {
         let checkpoint = lease.checkpoint;
         Self {
-            partition,
+            partition: division.partition_of(key.1).0 as usize,
+            key,
+            share: Share::new(division, key.1, lease.handover.clone()),
             epoch: lease.epoch,
             engine: None,
             clock,
@@ -105,6 +116,11 @@ impl Owner {
     pub fn writer(&mut self, local: Timestamp) -> Writer {
         let replies_end = std::mem::replace(&mut self.replies_end, self.inbox_end);
         Writer { local, replies_end }
+    }
+
+    /// It takes no new batch from now on.
+    pub fn stop(&mut self, now: Timestamp) {
+        self.releasing_since.get_or_insert(now);
     }
 
     /// Whether it writes nothing more.
@@ -200,7 +216,8 @@ impl Run {
             }
             2 if self.plan.owner_stops > 0 && self.owners[index].engine.is_some() => {
                 self.plan.owner_stops -= 1;
-                self.owners[index].releasing_since.get_or_insert(self.now);
+                let now = self.now;
+                self.owners[index].stop(now);
                 self.note_all(|| format!("owner {index} is stopped"));
                 true
             }
@@ -269,7 +286,7 @@ impl Run {
                 return;
             }
             let at = owner.next[slot];
-            let Some(event) = self.event_at(owner.partition, source, at) else {
+            let Some(event) = self.event_for(index, source, at) else {
                 return;
             };
             self.owners[index].next[slot] += 1;
@@ -283,6 +300,37 @@ impl Run {
             self.apply_at(index, event, now);
         }
         self.wake(index, source);
+    }
+
+    /// What the engine is told of a record, or of its being none of its own.
+    fn event_for(&mut self, index: usize, source: Source, at: usize) -> Option<Event> {
+        let owner = &self.owners[index];
+        let event = self.event_at(owner.partition, source, at)?;
+        let Some(key) = self.key_at(owner.partition, source, at) else {
+            return Some(event);
+        };
+        if owner.share.takes(source, offset(at), key) {
+            return Some(event);
+        }
+        if owner.share.had_done(source, offset(at), key) {
+            self.seen.count(Sight::DoneByFollowed);
+        }
+        Some(Event::Passed {
+            source,
+            offset: offset(at),
+            fingerprint: at as u64 + FINGERPRINT_BASE,
+        })
+    }
+
+    /// What readers go by, of a record.
+    fn key_at(&self, partition: usize, source: Source, at: usize) -> Option<KeyHash> {
+        let shard = &self.store.shards[partition];
+        let of = |id: OperationId| KeyHash::of(&id.key());
+        match source {
+            Source::Requests => Some(shard.requests.get(at)?.key(at)),
+            Source::Replies => Some(of(shard.replies.get(at)?.as_ref()?.operation)),
+            Source::Recoveries => Some(of(shard.recoveries.get(at)?.operation)),
+        }
     }
 
     /// What the engine is told of a record.

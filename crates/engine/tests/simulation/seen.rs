@@ -13,6 +13,9 @@ pub enum Sight {
     CrashBeforeSettling,
     Pauses,
     TakeOvers,
+    Splits,
+    Merges,
+    DoneByFollowed,
     HandedOver,
     SpoiltRows,
     TransactionMarkers,
@@ -58,7 +61,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 50] = [
+    pub const ALL: [Self; 53] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -67,6 +70,9 @@ impl Sight {
         Self::CrashBeforeSettling,
         Self::Pauses,
         Self::TakeOvers,
+        Self::Splits,
+        Self::Merges,
+        Self::DoneByFollowed,
         Self::HandedOver,
         Self::SpoiltRows,
         Self::TransactionMarkers,

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use waybill_engine::{
-    Epoch, FailedOperation, OperationId, OperationRow, Recovery, RowChange, Stamp, StepReply,
-    Timestamp,
+    Division, Epoch, FailedOperation, Handover, KeyHash, OperationId, OperationRow, PartitionId,
+    ReaderId, Recovery, RowChange, Source, Stamp, StepReply, Timestamp,
 };
 
+use crate::scheduler::offset;
 use crate::supervisors::ShardLease;
 use crate::workload::Record;
 
@@ -24,8 +25,22 @@ pub struct Checkpoint {
     pub recoveries: usize,
 }
 
-/// The lease row of a partition.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+impl Checkpoint {
+    /// The position in one of the logs.
+    pub fn on(&self, source: Source) -> usize {
+        match source {
+            Source::Requests => self.requests,
+            Source::Replies => self.replies,
+            Source::Recoveries => self.recoveries,
+        }
+    }
+}
+
+/// What a lease is for: the generation of the layout, and the reader.
+pub type LeaseKey = (usize, ReaderId);
+
+/// The lease row of a reader.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Lease {
     pub owner: usize,
     pub epoch: Epoch,
@@ -35,6 +50,10 @@ pub struct Lease {
     pub changed_at: Timestamp,
     /// Its owner has given it back.
     pub is_free: bool,
+    /// Those of the next layout have taken it for good.
+    pub is_ended: bool,
+    /// What those whom it follows had done beyond its checkpoint.
+    pub handover: Handover,
 }
 
 /// A row that cannot be read.
@@ -51,7 +70,7 @@ pub enum Written {
     Clash,
 }
 
-/// The stores and logs of one partition.
+/// The logs of one partition, and its shard of the deadline index.
 #[derive(Debug, Default)]
 pub struct Shard {
     pub requests: Vec<Record>,
@@ -61,7 +80,6 @@ pub struct Shard {
     pub failed: Vec<Rc<FailedOperation>>,
     /// How far supervisors are known to have consumed `failed`.
     pub failed_next: usize,
-    pub lease: Option<Lease>,
     /// The deadline index, by bucket.
     pub index: BTreeMap<i64, Vec<(Timestamp, OperationId)>>,
     /// Buckets below this were swept.
@@ -73,6 +91,9 @@ pub struct Shard {
 #[derive(Debug, Default)]
 pub struct Store {
     pub shards: Vec<Shard>,
+    /// The division of every generation; the last one is in force.
+    pub layouts: Vec<Division>,
+    pub leases: BTreeMap<LeaseKey, Lease>,
     rows: Vec<Row>,
     pub attention: Vec<OperationId>,
     /// Rows that cannot be read until then, or until they are written.
@@ -96,6 +117,42 @@ impl Store {
         let mut rows = self.rows.iter();
         rows.find(|stored| stored.row.id == id)
             .map(|stored| &stored.row)
+    }
+
+    /// The division in force, and its generation.
+    pub fn layout(&self) -> (usize, Division) {
+        let generation = self.layouts.len() - 1;
+        (generation, self.layouts[generation])
+    }
+
+    /// How far the records with a key are done on a partition's logs, whoever has done them.
+    pub fn reached(&self, partition: usize, key: KeyHash) -> Checkpoint {
+        let partition = PartitionId(u32::try_from(partition).unwrap());
+        let newest = self.layouts.iter().enumerate().rev();
+        let mut newest = newest.filter_map(|(generation, division)| {
+            self.leases
+                .get(&(generation, division.taker(partition, key)))
+        });
+        let Some(lease) = newest.next() else {
+            return Checkpoint::default();
+        };
+        let beyond = |source| {
+            let mut at = lease.checkpoint.on(source);
+            while lease.handover.had_done(source, offset(at), key) {
+                at += 1;
+            }
+            at
+        };
+        Checkpoint {
+            requests: beyond(Source::Requests),
+            replies: beyond(Source::Replies),
+            recoveries: beyond(Source::Recoveries),
+        }
+    }
+
+    /// The same for an operation.
+    pub fn reached_of(&self, partition: usize, id: OperationId) -> Checkpoint {
+        self.reached(partition, KeyHash::of(&id.key()))
     }
 
     /// Reads a row as the processes do.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use waybill_engine::{
     AmendRequest, Amendment, Backoff, CancelPolicy, CompensationDefinition, Condition, Contact,
-    CreateRequest, Exhausted, IdOrigin, OperationId, OperationRequest, RequestHash, StepDefinition,
-    StepKind, Timestamp, Workflow, WorkflowDefinition, Workflows, partition_for,
+    CreateRequest, Exhausted, IdOrigin, KeyHash, OperationId, OperationRequest, RequestHash,
+    StepDefinition, StepKind, Timestamp, Workflow, WorkflowDefinition, Workflows, partition_for,
 };
 
 use crate::bugs::Bug;
@@ -31,6 +31,14 @@ impl Record {
         match self {
             Self::Request { request, .. } => Some(request.operation()),
             Self::Poison => None,
+        }
+    }
+
+    /// What readers go by, of the record at this position.
+    pub fn key(&self, at: usize) -> KeyHash {
+        match self.operation() {
+            Some(id) => KeyHash::of(&id.key()),
+            None => KeyHash::of(&at.to_be_bytes()),
         }
     }
 }
@@ -415,6 +423,7 @@ impl Callers<'_> {
             caller_id: None,
             amendment,
             reason: String::new(),
+            asked_by: String::new(),
             requested_at: at,
         }));
         let partition = partition_for(id, self.partitions).0 as usize;

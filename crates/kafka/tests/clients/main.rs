@@ -2,6 +2,8 @@
 //! it (`HOST:PORT`). A test is written once and runs on both, so that where the two part is seen here.
 //! Faults that neither makes on demand come from librdkafka's mock cluster.
 //!
+//! Logins and TLS are tried on the listener of Apache Kafka that `WAYBILL_TEST_SECURED_BROKERS` names.
+//!
 //! On Apache Kafka each test has topics and groups of its own names, and deletes its topics.
 
 mod consuming;
@@ -10,6 +12,7 @@ mod line;
 mod mock_cluster;
 mod producing;
 mod raw;
+mod secured;
 mod support;
 mod topics;
 mod transactions;

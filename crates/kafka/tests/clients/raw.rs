@@ -4,10 +4,11 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use bytes::{Bytes, BytesMut};
+use kafka_protocol::messages::create_acls_request::AclCreation;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kafka_protocol::messages::{
-    FetchRequest, ProduceRequest, RequestHeader, ResponseHeader, TopicName,
+    CreateAclsRequest, FetchRequest, ProduceRequest, RequestHeader, ResponseHeader, TopicName,
 };
 use kafka_protocol::protocol::{
     Decodable as _, Encodable as _, HeaderVersion as _, Request, StrBytes,
@@ -60,6 +61,43 @@ pub(crate) fn fetch(settings: &KafkaSettings, topic: &str) -> Vec<Record> {
     assert_eq!(partition.error_code, 0);
     let sets = RecordBatchDecoder::decode_all(&mut partition.records.unwrap()).unwrap();
     sets.into_iter().flat_map(|set| set.records).collect()
+}
+
+/// What rights are about, by Kafka's numbers.
+#[derive(Clone, Copy)]
+pub(crate) enum On {
+    Topics = 2,
+    Groups = 3,
+}
+
+/// What somebody may do, by Kafka's numbers.
+#[derive(Clone, Copy)]
+pub(crate) enum Right {
+    Read = 3,
+    Write = 4,
+    Create = 5,
+    Describe = 8,
+    DescribeConfigs = 10,
+}
+
+/// Gives a user rights on whatever has a name that begins so.
+pub(crate) fn allow(settings: &KafkaSettings, user: &str, on: On, prefix: &str, rights: &[Right]) {
+    const PREFIXED: i8 = 4;
+    const ALLOW: i8 = 3;
+    let acl = |right: &Right| {
+        AclCreation::default()
+            .with_resource_type(on as i8)
+            .with_resource_name(StrBytes::from_string(prefix.to_owned()))
+            .with_resource_pattern_type(PREFIXED)
+            .with_principal(StrBytes::from_string(format!("User:{user}")))
+            .with_host(StrBytes::from_static_str("*"))
+            .with_operation(*right as i8)
+            .with_permission_type(ALLOW)
+    };
+    let request = CreateAclsRequest::default().with_creations(rights.iter().map(acl).collect());
+    let answer = ask(settings, 2, &request);
+    let made = answer.results.iter().all(|result| result.error_code == 0);
+    assert!(made, "{answer:?}");
 }
 
 fn ask<R: Request>(settings: &KafkaSettings, version: i16, request: &R) -> R::Response {

@@ -1,15 +1,22 @@
 //! Topics: made, looked at, deleted, and refused.
 
+use std::collections::BTreeMap;
+
 use waybill_engine::{Offset, PartitionId};
-use waybill_kafka::{AdminError, ErrorCode, TopicSpec};
+use waybill_kafka::{
+    AdminError, ErrorCode, OutRecord, PartitionState, ProduceError, Producer, ProducerOptions,
+    TopicSpec,
+};
 
 use crate::on_both_brokers;
-use crate::support::{PATIENCE, send_batch};
+use crate::support::{OneProducer, PATIENCE, send_batch, send_one};
 use crate::world::World;
 
 on_both_brokers! {
     topics_are_made_looked_at_and_deleted
     what_cannot_be_a_topic_is_refused_by_the_same_code
+    a_topic_is_told_of_with_its_copies_offsets_and_settings
+    a_topic_that_is_only_tried_is_not_made
     records_that_were_deleted_move_the_start_of_their_partition
 }
 
@@ -31,6 +38,81 @@ fn topics_are_made_looked_at_and_deleted(world: &World) {
     world.delete(&topic);
     // And one that is gone stays gone.
     runtime.block_on(admin.delete_topic(&topic)).unwrap();
+}
+
+fn a_topic_is_told_of_with_its_copies_offsets_and_settings(world: &World) {
+    let World { admin, runtime, .. } = world;
+    let topic = world.topic_with("t", 2, &[("retention.ms", "86400000")]);
+    send_batch(&world.producer(), &topic, 1, &[b"a", b"b", b"c"]);
+    world.delete_records(&topic, 0);
+
+    let states = runtime.block_on(admin.partition_states(&topic)).unwrap();
+    let expected = [0, 1].map(|partition| PartitionState {
+        partition: PartitionId(partition),
+        leader: Some(1),
+        replicas: vec![1],
+        in_sync: vec![1],
+    });
+    assert_eq!(states.as_deref(), Some(&expected[..]));
+    let both = [PartitionId(0), PartitionId(1)];
+    let offsets = runtime.block_on(admin.offsets(&topic, &both)).unwrap();
+    assert_eq!(offsets, [(Offset(0), Offset(0)), (Offset(0), Offset(3))]);
+    let none = world.name("none");
+    let settings = runtime
+        .block_on(admin.topic_settings(&[&none, &topic]))
+        .unwrap();
+    assert_eq!(settings.keys().collect::<Vec<_>>(), [&topic]);
+    assert_eq!(settings[&topic]["retention.ms"], "86400000");
+    assert_eq!(settings[&topic]["cleanup.policy"], "delete");
+
+    assert_eq!(
+        runtime.block_on(admin.partition_states(&none)).unwrap(),
+        None
+    );
+    assert_eq!(
+        runtime.block_on(admin.topic_settings(&[])).unwrap(),
+        BTreeMap::new()
+    );
+}
+
+fn a_topic_that_is_only_tried_is_not_made(world: &World) {
+    let World { admin, runtime, .. } = world;
+    let topic = TopicSpec::new(world.name("t"), 1);
+    let tried = |topic: &TopicSpec| runtime.block_on(admin.try_topics(std::slice::from_ref(topic)));
+    assert_eq!(tried(&topic).unwrap(), std::slice::from_ref(&topic.name));
+    assert_eq!(
+        runtime
+            .block_on(admin.topic_partitions(&topic.name))
+            .unwrap(),
+        None
+    );
+    let bad = TopicSpec {
+        config: vec![("no.such.setting".to_owned(), "1".to_owned())],
+        ..topic.clone()
+    };
+    assert!(tried(&bad).is_err());
+    // One that is there would not be made.
+    let there = TopicSpec::new(world.topic("u", 1), 1);
+    assert_eq!(tried(&there).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn no_topic_is_made_by_naming_it_even_where_the_broker_would() {
+    let world = World::embedded_with(|config| config.auto_create_topics = true);
+    let topic = world.name("t");
+    let mut settings = world.settings.clone();
+    // After so long librdkafka takes a topic that nobody knows for one that is not there.
+    let property = "topic.metadata.propagation.max.ms".to_owned();
+    settings.properties.insert(property, "100".to_owned());
+    let producer: OneProducer = Producer::new(&settings, &ProducerOptions::new("p")).unwrap();
+    let delivery = send_one(
+        &producer,
+        &OutRecord::new(&topic, PartitionId(0), b"k", b"v"),
+    );
+    let code = ErrorCode::UnknownTopicOrPartition;
+    assert_eq!(delivery.result, Err(ProduceError::Refused { code }));
+    let topics = world.runtime.block_on(world.admin.topics()).unwrap();
+    assert!(!topics.contains_key(&topic), "{topics:?}");
 }
 
 fn what_cannot_be_a_topic_is_refused_by_the_same_code(world: &World) {

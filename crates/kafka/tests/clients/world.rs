@@ -35,10 +35,16 @@ struct Embedded {
 
 impl World {
     pub(crate) fn embedded() -> Self {
+        Self::embedded_with(|_| {})
+    }
+
+    /// An embedded broker that is configured in another way.
+    pub(crate) fn embedded_with(change: impl FnOnce(&mut BrokerConfig)) -> Self {
         let runtime = Runtime::new().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let mut config = BrokerConfig::new(dir.path());
         config.listen = ([127, 0, 0, 1], 0).into();
+        change(&mut config);
         let line = Line::new();
         config.advertised = Some((line.address.ip().to_string(), line.address.port()));
         let broker = runtime.block_on(Broker::start(config)).unwrap();
@@ -49,14 +55,15 @@ impl World {
             line,
             _dir: dir,
         };
-        Self::new(runtime, brokers, Some(embedded))
+        Self::new(runtime, KafkaSettings::new(brokers), Some(embedded))
     }
 
     /// Apache Kafka, if a server is named.
     pub(crate) fn apache_kafka() -> Option<Self> {
         match env::var("WAYBILL_TEST_BROKERS") {
             Ok(brokers) if !brokers.is_empty() => {
-                Some(Self::new(Runtime::new().unwrap(), brokers, None))
+                let settings = KafkaSettings::new(brokers);
+                Some(Self::of_others(settings))
             }
             _ => {
                 println!("SKIPPED: tests on Apache Kafka: WAYBILL_TEST_BROKERS names none");
@@ -65,9 +72,13 @@ impl World {
         }
     }
 
-    fn new(runtime: Runtime, brokers: String, embedded: Option<Embedded>) -> Self {
+    /// A broker that is reached with these settings, and belongs to others.
+    pub(crate) fn of_others(settings: KafkaSettings) -> Self {
+        Self::new(Runtime::new().unwrap(), settings, None)
+    }
+
+    fn new(runtime: Runtime, settings: KafkaSettings, embedded: Option<Embedded>) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let settings = KafkaSettings::new(brokers);
         let admin = Admin::new(&settings, "admin").unwrap();
         runtime.block_on(admin.wait_ready(PATIENCE)).unwrap();
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();

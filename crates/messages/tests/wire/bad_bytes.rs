@@ -10,7 +10,7 @@ use waybill_engine::{
     Outcome, OwnerNotice, Recovery, RecoveryVerb, StepReply, StepRequest,
 };
 use waybill_messages::{
-    ASKED_BY_BYTES_MAX, DecodeError, REASON_BYTES_MAX, Record, VALUE_BYTES_MAX,
+    ASKED_BY_BYTES_MAX, DecodeError, REASON_BYTES_MAX, Record, SchemaId, VALUE_BYTES_MAX,
 };
 
 fn encoded(value: &impl Record) -> Vec<u8> {
@@ -206,7 +206,7 @@ fn other_framings_are_named() {
         StepReply::decode(b"\x00\x00\x00\x01\x02rest"),
         Err(DecodeError::NoRegistry {
             record: "step-reply",
-            id: 0x102
+            id: SchemaId(0x102)
         })
     );
     let error = StepReply::decode(b"\xc3\x01\x08\x07\x06\x05\x04\x03\x02\x01rest").unwrap_err();

@@ -4,17 +4,21 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use crate::rewritten::{Registry, read_newer, registry, written_with};
+use crate::rewritten::{PLACE, Registry, answering, read_newer, registry, written_with};
 use crate::samples::{self, from_hex, golden_file, pairs};
 use apache_avro::Schema;
 use apache_avro::schema_compatibility::SchemaCompatibility;
 use apache_avro::types::Value;
 use waybill_engine::{
-    Action, Attempt, CreateRequest, FailedOperation, OperationRequest, OperationStatus, Outcome,
-    OwnerNotice, ProcessState, StatusKind, StepReply, StepRequest,
+    Action, AmendRequest, Attempt, CreateRequest, FailedOperation, OperationRequest,
+    OperationStatus, Outcome, OwnerNotice, ProcessState, StatusKind, StepReply, StepRequest,
 };
-use waybill_messages::{DecodeError, RECORD_SCHEMAS, Record, WriterSchema};
+use waybill_messages::{
+    DecodeError, EncodeError, Frame, Framing, Lookup, RECORD_SCHEMAS, Record, RecordKind, SchemaId,
+    SchemaIds, WriterSchema,
+};
 
 fn schemas_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../schemas")
@@ -89,10 +93,28 @@ fn requests_of_the_second_version_name_nobody_to_tell() {
     );
     assert_eq!(
         golden::<OperationRequest>("operation-request-cancel.v2"),
-        OperationRequest::Amend(samples::cancel())
+        OperationRequest::Amend(AmendRequest {
+            asked_by: String::new(),
+            ..samples::cancel()
+        })
     );
     assert_eq!(
         golden::<OperationRequest>("operation-request-reschedule.v2"),
+        OperationRequest::Amend(samples::reschedule())
+    );
+}
+
+#[test]
+fn amendments_of_the_third_version_are_their_callers() {
+    assert_eq!(
+        golden::<OperationRequest>("operation-request-cancel.v3"),
+        OperationRequest::Amend(AmendRequest {
+            asked_by: String::new(),
+            ..samples::cancel()
+        })
+    );
+    assert_eq!(
+        golden::<OperationRequest>("operation-request-reschedule.v3"),
         OperationRequest::Amend(samples::reschedule())
     );
 }
@@ -106,7 +128,7 @@ fn more_or_longer_contacts_than_are_kept_are_poison() {
             let field = fields.iter_mut().find(|(name, _)| name == "contacts");
             field.unwrap().1 = Value::Array(contacts.clone());
         });
-        OwnerNotice::decode_with(&bytes, Some(&registry(schema)))
+        OwnerNotice::decode_with(&bytes, &registry(schema))
     };
     assert_eq!(
         with(vec!["tel:+1".to_owned(); 5]),
@@ -136,7 +158,7 @@ fn is_read_of_a_newer_version<R: Record + PartialEq + Debug>(value: &R) {
         fields.push(("extra".to_owned(), Value::Long(1)));
     });
     assert_eq!(
-        R::decode_with(&bytes, Some(&registry(&newer))).as_ref(),
+        R::decode_with(&bytes, &registry(&newer)).as_ref(),
         Ok(value)
     );
 }
@@ -329,7 +351,7 @@ fn fields_that_an_older_writer_did_not_have_get_their_defaults() {
     let bytes = written_with(&older, &reply, |fields| {
         fields.retain(|(name, _)| name != "retry_after_ms");
     });
-    let read = StepReply::decode_with(&bytes, Some(&registry(&older))).unwrap();
+    let read = StepReply::decode_with(&bytes, &registry(&older)).unwrap();
     reply.outcome = Outcome::NotAttempted {
         error: samples::error(),
         retry_after_ms: 1_000,
@@ -346,29 +368,121 @@ fn confluent_frames_are_read_with_the_registrys_schema() {
     let schema = StepRequest::SCHEMA.json;
     let bytes = written_with(schema, &request, |_| {});
     assert_eq!(
-        StepRequest::decode_with(&bytes, Some(&registry(schema))).as_ref(),
+        StepRequest::decode_with(&bytes, &registry(schema)).as_ref(),
         Ok(&request)
     );
     assert_eq!(
-        StepRequest::decode_with(&bytes, Some(&Registry::default())),
+        StepRequest::decode_with(&bytes, &Framing::reading(Arc::new(Registry::default()))),
         Err(DecodeError::UnknownSchemaId {
             record: "step-request",
-            id: 7
+            id: PLACE
         })
     );
     assert_eq!(
         StepRequest::decode(&bytes),
         Err(DecodeError::NoRegistry {
             record: "step-request",
-            id: 7
+            id: PLACE
         })
     );
     // A schema of something else.
     let other = registry(OperationStatus::SCHEMA.json);
     assert!(matches!(
-        StepRequest::decode_with(&bytes, Some(&other)),
+        StepRequest::decode_with(&bytes, &other),
         Err(DecodeError::Malformed { .. })
     ));
+}
+
+#[test]
+fn what_the_registry_says_of_a_schema_decides_what_becomes_of_the_record() {
+    let bytes = written_with(StepReply::SCHEMA.json, &samples::step_reply(), |_| {});
+    let read = |lookup| StepReply::decode_with(&bytes, &answering(lookup)).unwrap_err();
+    let (record, id) = ("step-reply", PLACE);
+    let not_yet = read(Lookup::NotYet);
+    assert_eq!(not_yet, DecodeError::NotYet { record, id });
+    assert_eq!(not_yet.waits_for(), Some(PLACE));
+    let cause = "it is of type JSON";
+    let unusable = read(Lookup::Unusable {
+        cause: cause.into(),
+    });
+    let cause = cause.to_owned();
+    assert_eq!(unusable, DecodeError::UnusableSchema { record, id, cause });
+    for poison in [unusable, read(Lookup::Unknown)] {
+        assert_eq!(poison.waits_for(), None);
+    }
+}
+
+#[test]
+fn an_id_that_no_registry_can_have_given_is_poison_without_asking() {
+    let framing = |id| Framing::reading(Arc::new(Registry([(id, Lookup::NotYet)].into())));
+    let read = |id: u32| {
+        let bytes = [&[0], &id.to_be_bytes()[..], b"datum"].concat();
+        framing(SchemaId(id))
+            .decode::<StepReply>(&bytes)
+            .unwrap_err()
+    };
+    let largest = i32::MAX.unsigned_abs();
+    assert_eq!(read(largest).waits_for(), Some(SchemaId(largest)));
+    for id in [largest + 1, u32::MAX] {
+        let error = read(id);
+        assert_eq!(error, DecodeError::NotFramed { bytes: 10 }, "{id}");
+        assert_eq!(error.waits_for(), None);
+    }
+}
+
+#[test]
+fn a_writer_with_ids_frames_records_with_them_and_reads_them_without_asking() {
+    let (reply, request) = (samples::step_reply(), samples::step_request());
+    let mut ids = SchemaIds::default();
+    ids.set(RecordKind::StepReply, SchemaId(0x0102_0304));
+    // The registry is away.
+    let framing = Framing::confluent(
+        ids,
+        Arc::new(Registry([(SchemaId(0x0102_0304), Lookup::NotYet)].into())),
+    );
+    let mut bytes = b"before".to_vec();
+    framing.encode(&reply, &mut bytes).unwrap();
+    let mut single_object = Vec::new();
+    reply.encode(&mut single_object).unwrap();
+    let confluent = [b"before\x00\x01\x02\x03\x04", &single_object[10..]].concat();
+    assert_eq!(bytes, confluent);
+    assert_eq!(framing.decode(&bytes[6..]).as_ref(), Ok(&reply));
+    assert_eq!(framing.decode(&single_object).as_ref(), Ok(&reply));
+    // The id is that of another record.
+    assert_eq!(
+        framing
+            .decode::<StepRequest>(&bytes[6..])
+            .unwrap_err()
+            .waits_for(),
+        Some(SchemaId(0x0102_0304))
+    );
+
+    let length = bytes.len();
+    assert_eq!(
+        framing.encode(&request, &mut bytes),
+        Err(EncodeError::NoSchemaId {
+            record: "step-request"
+        })
+    );
+    assert_eq!(bytes.len(), length);
+}
+
+#[test]
+fn who_only_reads_a_registrys_frames_writes_single_objects() {
+    let (mut read_only, mut plain) = (Vec::new(), Vec::new());
+    // Of maps, the order is lost: this one has one entry.
+    let reply = StepReply {
+        outcome: Outcome::Success {
+            outputs: pairs(&[("eta", "12")]),
+        },
+        ..samples::step_reply()
+    };
+    let framing = registry(StepReply::SCHEMA.json);
+    framing.encode(&reply, &mut read_only).unwrap();
+    reply.encode_as(Frame::SingleObject, &mut plain).unwrap();
+    assert_eq!(read_only, plain);
+    let bytes = written_with(StepReply::SCHEMA.json, &reply, |_| {});
+    assert_eq!(framing.decode(&bytes).as_ref(), Ok(&reply));
 }
 
 #[test]
@@ -380,13 +494,13 @@ fn truncated_and_random_data_of_another_version_never_panics() {
     });
     let registry = registry(&older);
     for length in 0..bytes.len() {
-        assert!(FailedOperation::decode_with(&bytes[..length], Some(&registry)).is_err());
+        assert!(FailedOperation::decode_with(&bytes[..length], &registry).is_err());
     }
     for at in 5..bytes.len() {
         for value in [0x00, 0x01, 0x7f, 0x80, 0xff] {
             let mut changed = bytes.clone();
             changed[at] = value;
-            drop(FailedOperation::decode_with(&changed, Some(&registry)));
+            drop(FailedOperation::decode_with(&changed, &registry));
         }
     }
 }

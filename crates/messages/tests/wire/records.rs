@@ -102,10 +102,10 @@ fn verbs() -> Vec<RecoveryVerb> {
 #[test]
 fn records_look_like_their_golden_bytes_and_survive() {
     let amended = OperationRequest::Amend;
-    matches_golden("operation-request.v3", samples::request());
-    matches_golden("operation-request-cancel.v3", amended(samples::cancel()));
+    matches_golden("operation-request.v4", samples::request());
+    matches_golden("operation-request-cancel.v4", amended(samples::cancel()));
     matches_golden(
-        "operation-request-reschedule.v3",
+        "operation-request-reschedule.v4",
         amended(samples::reschedule()),
     );
     matches_golden("step-request.v2", samples::step_request());

@@ -6,21 +6,31 @@ use std::sync::Arc;
 use apache_avro::types::Value;
 use apache_avro::writer::datum::GenericDatumWriter;
 use apache_avro::{Schema, reader::datum::GenericDatumReader};
-use waybill_messages::{DecodeError, Record, Schemas, WriterSchema};
+use waybill_messages::{DecodeError, Framing, Lookup, Record, SchemaId, Schemas, WriterSchema};
 
 /// A registry that holds what a test put into it.
 #[derive(Default)]
-pub struct Registry(HashMap<u32, Arc<WriterSchema>>);
+pub struct Registry(pub HashMap<SchemaId, Lookup>);
 
 impl Schemas for Registry {
-    fn writer_schema(&self, id: u32) -> Option<Arc<WriterSchema>> {
-        self.0.get(&id).cloned()
+    fn writer_schema(&self, id: SchemaId) -> Lookup {
+        self.0.get(&id).cloned().unwrap_or(Lookup::Unknown)
     }
 }
 
-/// A registry that holds one schema, in the place that [`written_with`] names.
-pub fn registry(schema: &str) -> Registry {
-    Registry([(7, Arc::new(WriterSchema::parse(schema).unwrap()))].into())
+/// The place in the registry that [`written_with`] names.
+pub const PLACE: SchemaId = SchemaId(7);
+
+/// The framing of a reader whose registry has this in that place.
+pub fn answering(lookup: Lookup) -> Framing {
+    Framing::reading(Arc::new(Registry([(PLACE, lookup)].into())))
+}
+
+/// The framing of a reader whose registry has one schema, in that place.
+pub fn registry(schema: &str) -> Framing {
+    answering(Lookup::Found(Arc::new(
+        WriterSchema::parse(schema).unwrap(),
+    )))
 }
 
 /// The fields of a value as its schema has them.
@@ -61,7 +71,7 @@ pub fn set(fields: &mut [(String, Value)], name: &str, value: Value) {
 pub fn read_with<R: Record>(value: &R, name: &str, field: Value) -> Result<R, DecodeError> {
     let schema = R::SCHEMA.json;
     let bytes = written_with(schema, value, |fields| set(fields, name, field.clone()));
-    R::decode_with(&bytes, Some(&registry(schema)))
+    R::decode_with(&bytes, &registry(schema))
 }
 
 /// What is read of the value when a newer version wrote it, in whose schema `newer` stands for
@@ -75,5 +85,5 @@ pub fn read_newer<R: Record>(
     let schema = R::SCHEMA.json.replace(current, newer);
     assert_ne!(schema, R::SCHEMA.json);
     let bytes = written_with(&schema, value, |fields| set(fields, name, field.clone()));
-    R::decode_with(&bytes, Some(&registry(&schema)))
+    R::decode_with(&bytes, &registry(&schema))
 }

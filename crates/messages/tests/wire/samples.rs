@@ -70,6 +70,7 @@ pub fn cancel() -> AmendRequest {
             workflow: "drone-delivery".to_owned(),
         },
         reason: "wrong address".to_owned(),
+        asked_by: "kim".to_owned(),
         requested_at: AT,
     }
 }
@@ -81,6 +82,7 @@ pub fn reschedule() -> AmendRequest {
             deadline: Some(Timestamp(1_760_000_700_000_000)),
         },
         reason: "nobody home".to_owned(),
+        asked_by: String::new(),
         ..cancel()
     }
 }

@@ -1,16 +1,14 @@
 //! Round trips, golden bytes, and bytes that are no values at all.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, Contact, Epoch, Offset, OperationError, OwnerId, PartitionId, Position, ProcessState,
-    RequestHash, StepError, StepProgress, StepState,
+    Attempt, Contact, Handover, OperationError, Position, ProcessState, RequestHash, StepError,
+    StepProgress, StepState, Stood,
 };
 
 use super::*;
-use crate::lease::{Checkpoint, LeaseKey};
 
 fn sample_created() -> Created {
     Created {
@@ -79,7 +77,6 @@ fn sample_state() -> OperationState {
 
 fn sample_lease() -> Lease {
     Lease {
-        key: LeaseKey::supervisor(PartitionId(1)),
         owner: Some(OwnerId(Uuid::from_u128(0x55))),
         epoch: Epoch(6),
         renewal: 7,
@@ -92,6 +89,7 @@ fn sample_lease() -> Lease {
             requests_fingerprint: Some(0xfeed),
         },
         consumed: Offset(11),
+        ..Lease::new(LeaseKey::supervisor(PartitionId(1)), PartitionId(1))
     }
 }
 
@@ -174,7 +172,7 @@ const GOLDEN: [&[&str]; 4] = [
         "010674656c3a2b31",                 // one contact
     ],
     &[
-        "030101",                               // format, supervisor, shard
+        "04010001",                             // format, supervisor, layout, shard
         "011000000000000000000000000000000055", // owner
         "0607",                                 // epoch, renewal
         "0180cab5ee01",                         // duration: 1 s, 500,000,000 ns
@@ -182,16 +180,115 @@ const GOLDEN: [&[&str]; 4] = [
         "14283c",                               // checkpoint: its offsets
         "01edfd03",                             // and fingerprint
         "16",                                   // consumed
+        "010000",                               // partition, no handover, not ended
     ],
     &["03", "0000000000000005"],
 ];
+
+#[test]
+fn a_lease_of_before_there_were_layouts_is_one_of_the_first() {
+    let mut old = Vec::new();
+    let parts = [&["030101"], &GOLDEN[2][1..8]].concat().concat();
+    for at in (0..parts.len()).step_by(2) {
+        old.push(u8::from_str_radix(&parts[at..at + 2], 16).unwrap());
+    }
+    assert_eq!(lease(&old), Ok(sample_lease()));
+    old[1] = 0;
+    let key = LeaseKey::scheduler(LayoutGeneration(0), ReaderId(1));
+    assert_eq!(
+        lease(&old),
+        Ok(Lease {
+            key,
+            ..sample_lease()
+        })
+    );
+}
+
+#[test]
+fn a_layout_reads_back() {
+    let mut encoder = Encoder::default();
+    let of = |readers_per_partition| Division {
+        partitions: 4,
+        readers_per_partition,
+    };
+    let sample = Layout::first(4).successor(of(2)).unwrap();
+    let bytes = encoder.layout(&sample);
+    assert_eq!(hex(bytes), "040104010402");
+    assert_eq!(layout(bytes), Ok(sample));
+}
+
+/// Divisions that would make whoever counts with them panic.
+const IMPOSSIBLE: [Division; 4] = [
+    Division {
+        partitions: 0,
+        readers_per_partition: 2,
+    },
+    Division {
+        partitions: 4,
+        readers_per_partition: 0,
+    },
+    Division {
+        partitions: 1 << 31,
+        readers_per_partition: 2,
+    },
+    Division {
+        partitions: u32::MAX,
+        readers_per_partition: u32::MAX,
+    },
+];
+
+#[test]
+fn a_layout_that_is_or_was_impossible_is_refused() {
+    for impossible in IMPOSSIBLE {
+        let possible = Division::one_each(4);
+        let refused = Err(Malformed::Division(impossible));
+        for divisions in [
+            (vec![], impossible),
+            (vec![impossible], possible),
+            (vec![possible, impossible], possible),
+            (vec![possible], impossible),
+        ] {
+            let bytes = postcard::to_extend(&divisions, vec![LEASE_FORMAT]).unwrap();
+            assert_eq!(layout(&bytes), refused, "{divisions:?}");
+        }
+        let bytes = postcard::to_extend(&(vec![possible], possible), vec![LEASE_FORMAT]).unwrap();
+        assert!(layout(&bytes).is_ok());
+    }
+}
+
+#[test]
+fn a_lease_that_was_handed_over_by_an_impossible_reader_is_refused() {
+    let mut encoder = Encoder::default();
+    let mut handed_over_by = |divisions: &[Division]| {
+        let stood = divisions.iter().map(|division| Stood {
+            division: *division,
+            reader: ReaderId(0),
+            requests: Offset(9),
+            replies: Offset(0),
+            recoveries: Offset(0),
+        });
+        let sample = Lease {
+            handover: Handover::new(stood, |_| Offset(0)),
+            ..sample_lease()
+        };
+        let read = lease(encoder.lease(&sample));
+        (sample, read)
+    };
+    let possible = Division::one_each(4);
+    let (sample, read) = handed_over_by(&[possible, possible]);
+    assert_eq!(read, Ok(sample));
+    for impossible in IMPOSSIBLE {
+        let (_, read) = handed_over_by(&[possible, impossible]);
+        assert_eq!(read, Err(Malformed::Division(impossible)));
+    }
+}
 
 #[test]
 fn an_unknown_format_is_named() {
     assert_eq!(state(&[1, 0, 0]), Err(Malformed::UnknownFormat(1)));
     assert_eq!(
         Malformed::UnknownFormat(1).to_string(),
-        "it has format 1, and this program knows format 3 only"
+        "it has format 1, which this program does not know here"
     );
     assert_eq!(lease(&[]), Err(Malformed::Empty));
 }

@@ -23,6 +23,8 @@ pub struct CqlConfig {
     pub login: Option<CqlLogin>,
     /// Whether connections are encrypted. Default: they are not.
     pub tls: CqlTls,
+    /// The certificate that is shown to servers that ask for one, over TLS. Default: none.
+    pub client_certificate: Option<CqlCertificate>,
     /// How often each row is stored. Applies to a keyspace that [`migrate`](crate::CqlStore::migrate)
     /// makes. Default: three times in each datacentre.
     pub replication: CqlReplication,
@@ -60,6 +62,7 @@ impl CqlConfig {
             local_datacenter: None,
             login: None,
             tls: CqlTls::Off,
+            client_certificate: None,
             replication: CqlReplication::Everywhere(3),
             connections_per_shard: NonZeroUsize::MIN,
             request_timeout: Duration::from_secs(5),
@@ -91,6 +94,10 @@ impl CqlConfig {
             CqlReplication::Datacenters(factors) => factors.keys().all(is_plain),
         };
         let refusals = [
+            (
+                self.client_certificate.is_some() && self.tls == CqlTls::Off,
+                "a certificate is of use over TLS only",
+            ),
             (
                 !is_name,
                 "the keyspace is no plain lower-case name of up to 48 characters",
@@ -142,6 +149,15 @@ pub enum CqlTls {
     SystemRoots,
     /// The certificate authorities of this PEM file are trusted, and no others.
     CaFile(PathBuf),
+}
+
+/// A certificate of this program's own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CqlCertificate {
+    /// The file with the certificate and those between it and its authority (PEM), in this order.
+    pub cert_file: PathBuf,
+    /// The file with its key (PEM), without a passphrase.
+    pub key_file: PathBuf,
 }
 
 /// How often each row is stored, and where.

@@ -2,9 +2,10 @@
 //!
 //! * **Taking** compares the bytes that were read, whole, so that a lease is taken only from exactly
 //!   what was seen. **Renewing** compares owner, epoch and number, and needs no read.
-//! * **A transaction that timed out** may have been made. It is read back at serial consistency,
-//!   which also ends what is still under way: if what stands there is what was to be written, it was
-//!   made; else it is tried again, and its own condition judges it.
+//! * **A transaction that timed out**, or found too few replicas at one of its phases, may have been
+//!   made. It is read back at serial consistency, which also ends what is still under way: if what
+//!   stands there is what was to be written, it was made; else it is tried again, and its own condition
+//!   judges it.
 //! * **One datacentre.** Serial consistency is that of the local datacentre, so a lease that is held
 //!   in another one is refused. A released lease may be taken anywhere.
 
@@ -17,7 +18,7 @@ use waybill_engine::OwnerId;
 use super::link::Link;
 use super::schema::was_applied;
 use crate::codec::{self, Encoder};
-use crate::{Lease, LeaseKey, LeaseRole, StoreError};
+use crate::{LayoutGeneration, Lease, LeaseKey, LeaseRole, StoreError};
 
 /// Reads and changes leases.
 pub(super) struct Leases {
@@ -36,7 +37,7 @@ struct Stored {
 }
 
 /// What one attempt at a transaction came to.
-enum Attempt {
+pub(super) enum Attempt {
     /// The condition did not hold.
     Refused,
     /// It was made.
@@ -93,7 +94,7 @@ impl Leases {
         seen: Option<&Lease>,
         lease: &Lease,
     ) -> Result<bool, StoreError> {
-        let mut repeats = link.repeats("taking a lease");
+        let mut repeats = link.repeats_of_transaction("taking a lease");
         loop {
             let error = match self.try_take(link, seen, lease).await? {
                 Attempt::Made => return Ok(true),
@@ -115,8 +116,9 @@ impl Leases {
         seen: Option<&Lease>,
         lease: &Lease,
     ) -> Result<Attempt, StoreError> {
-        let body = Encoder::default().bare(lease).to_vec();
+        let body = Encoder::default().lease(lease).to_vec();
         let (role, partition) = key(lease.key);
+        let role = role.as_str();
         let columns = (
             body.as_slice(),
             owner(lease.owner),
@@ -138,7 +140,7 @@ impl Leases {
                 };
                 if seen.owner.is_some() && stored.datacenter != link.datacenter {
                     return Err(StoreError::ElsewhereHeld {
-                        key: lease.key,
+                        what: format!("the lease of {}", lease.key),
                         holder: stored.datacenter,
                         local: link.datacenter.clone(),
                     });
@@ -163,8 +165,9 @@ impl Leases {
 
     /// Renews a lease of the same ownership and a lower number.
     pub(super) async fn renew(&self, link: &Link, lease: &Lease) -> Result<bool, StoreError> {
-        let body = Encoder::default().bare(lease).to_vec();
+        let body = Encoder::default().lease(lease).to_vec();
         let (role, partition) = key(lease.key);
+        let role = role.as_str();
         let (owner, epoch) = (owner(lease.owner), number(lease.epoch.0));
         let renewal = number(lease.renewal);
         let values = (
@@ -176,7 +179,7 @@ impl Leases {
             epoch,
             renewal,
         );
-        let mut repeats = link.repeats("renewing a lease");
+        let mut repeats = link.repeats_of_transaction("renewing a lease");
         loop {
             let renew = link.session.execute_unpaged(&self.renew, values);
             match attempt(link.attempt(renew).await)? {
@@ -202,7 +205,7 @@ impl Leases {
     ) -> Result<Option<Stored>, StoreError> {
         const ACTION: &str = "reading a lease";
         let values = key(lease);
-        let read = || link.session.execute_unpaged(select, values);
+        let read = || link.session.execute_unpaged(select, &values);
         let rows = link
             .repeat(ACTION, read)
             .await?
@@ -215,7 +218,7 @@ impl Leases {
             return Ok(None);
         };
         let (body, datacenter) = (body.unwrap_or_default(), datacenter.unwrap_or_default());
-        let decoded = codec::bare(&body).map_err(|cause| StoreError::Corrupt {
+        let decoded = codec::lease(&body).map_err(|cause| StoreError::Corrupt {
             what: "lease",
             key: lease.to_string(),
             cause: cause.to_string(),
@@ -228,7 +231,7 @@ impl Leases {
     }
 }
 
-fn attempt(answer: Result<QueryResult, ExecutionError>) -> Result<Attempt, StoreError> {
+pub(super) fn attempt(answer: Result<QueryResult, ExecutionError>) -> Result<Attempt, StoreError> {
     let answer = match answer {
         Err(error) => return Ok(Attempt::Failed(Box::new(error))),
         Ok(answer) => answer,
@@ -240,12 +243,15 @@ fn attempt(answer: Result<QueryResult, ExecutionError>) -> Result<Attempt, Store
     })
 }
 
-fn key(key: LeaseKey) -> (&'static str, i64) {
-    let role = match key.role {
-        LeaseRole::Scheduler => "scheduler",
-        LeaseRole::Supervisor => "supervisor",
+/// The role and the number that a lease lies under. Those of the first layout lie where they lay before
+/// there were others.
+fn key(key: LeaseKey) -> (String, i64) {
+    let role = match (key.role, key.generation) {
+        (LeaseRole::Scheduler, LayoutGeneration(0)) => "scheduler".to_owned(),
+        (LeaseRole::Scheduler, generation) => format!("scheduler {generation}"),
+        (LeaseRole::Supervisor, _) => "supervisor".to_owned(),
     };
-    (role, i64::from(key.partition.0))
+    (role, i64::from(key.number))
 }
 
 /// Owners are random; nobody is the nil id.
@@ -253,6 +259,6 @@ fn owner(owner: Option<OwnerId>) -> Uuid {
     owner.map_or(Uuid::nil(), |owner| owner.0)
 }
 
-fn number(number: u64) -> i64 {
+pub(super) fn number(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

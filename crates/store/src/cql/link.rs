@@ -13,26 +13,31 @@
 //!   Once patience has run out this is [`StoreError::Unknown`], never "failed".
 
 use std::future::Future;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use openssl::pkey::{PKey, Private};
 use openssl::ssl::{SslConnector, SslMethod};
 use openssl::x509::X509;
-use openssl::x509::store::X509StoreBuilder;
+use openssl::x509::store::{X509Store, X509StoreBuilder};
 use scylla::client::PoolSize;
 use scylla::client::execution_profile::ExecutionProfile;
 use scylla::client::session::{OpenSsl010Config, Session};
 use scylla::client::session_builder::SessionBuilder;
-use scylla::errors::{ExecutionError, RequestAttemptError};
+use scylla::errors::{
+    ConnectionError, ConnectionPoolError, ConnectionSetupRequestErrorKind, ExecutionError,
+    MetadataError, NewSessionError, RequestAttemptError,
+};
 use scylla::frame::types::{Consistency, SerialConsistency};
 use scylla::policies::load_balancing::DefaultPolicy;
 use scylla::policies::retry::{DefaultRetryPolicy, FallthroughRetryPolicy};
 use scylla::statement::prepared::PreparedStatement;
 use tokio::sync::Semaphore;
 
-use super::config::{CqlConfig, CqlTls};
+use super::config::{CqlCertificate, CqlConfig, CqlTls};
 use crate::{SchemaError, StoreError};
 
 /// The first wait before a repeat; each further one is twice as long.
@@ -93,13 +98,14 @@ impl Link {
         if let Some(login) = &config.login {
             builder = builder.user(&login.user, &login.password);
         }
-        if let Some(tls) = tls(&config.tls)? {
+        if let Some(tls) = tls(config)? {
             builder = builder.tls_context(Some(tls));
         }
-        let session = builder
-            .build()
-            .await
-            .map_err(|error| StoreError::unavailable(ACTION, error))?;
+        let session = builder.build().await;
+        let session = session.map_err(|error| match hint(config, &error) {
+            Some(hint) => StoreError::unavailable(ACTION, HungUp { hint, error }),
+            None => StoreError::unavailable(ACTION, error),
+        })?;
         let datacenter = local_datacenter(&session, config.local_datacenter.as_deref())?;
         Ok(Self {
             session,
@@ -180,7 +186,16 @@ impl Link {
             action,
             until: Instant::now() + self.patience,
             backoff: BACKOFF_MIN,
+            judge: failure,
             may_be_done: false,
+        }
+    }
+
+    /// The repeats of a lightweight transaction that has not been sent yet.
+    pub(super) fn repeats_of_transaction(&self, action: &'static str) -> Repeats {
+        Repeats {
+            judge: failure_of_transaction,
+            ..self.repeats(action)
         }
     }
 
@@ -237,6 +252,8 @@ pub(super) struct Repeats {
     action: &'static str,
     until: Instant,
     backoff: Duration,
+    /// What an error says of the kind of request that is repeated.
+    judge: fn(&ExecutionError) -> Failure,
     /// Whether an attempt ended without saying what became of it.
     pub(super) may_be_done: bool,
 }
@@ -248,7 +265,7 @@ impl Repeats {
     ///
     /// If there is to be none.
     pub(super) async fn after(&mut self, error: ExecutionError) -> Result<(), StoreError> {
-        let failure = failure(&error);
+        let failure = (self.judge)(&error);
         self.may_be_done |= failure == Failure::Unknown;
         if failure != Failure::Refused && Instant::now() + self.backoff < self.until {
             // Contenders that failed together are not to meet again.
@@ -308,26 +325,113 @@ pub(super) fn failure(error: &ExecutionError) -> Failure {
     }
 }
 
-fn tls(tls: &CqlTls) -> Result<Option<OpenSsl010Config>, StoreError> {
-    let connector = match tls {
-        CqlTls::Off => return Ok(None),
-        CqlTls::SystemRoots => SslConnector::builder(SslMethod::tls()).map_err(tls_failed)?,
-        CqlTls::CaFile(path) => {
-            let pem = std::fs::read(path).map_err(tls_failed)?;
-            let mut trusted = X509StoreBuilder::new().map_err(tls_failed)?;
-            for certificate in X509::stack_from_pem(&pem).map_err(tls_failed)? {
-                trusted.add_cert(certificate).map_err(tls_failed)?;
-            }
-            let mut connector = SslConnector::builder(SslMethod::tls()).map_err(tls_failed)?;
-            connector.set_cert_store(trusted.build());
-            connector
-        }
+/// What an error says about a lightweight transaction. A coordinator looks anew at each phase whether
+/// replicas enough are alive, so that `Unavailable` may follow after they accepted the proposal: the
+/// transaction then is made by whoever touches the partition next. (Cassandra 5.0: `commitPaxos` in
+/// `StorageProxy` plans an ordinary write, and `ReplicaPlans.forWrite` refuses without live replicas. The
+/// protocol's error 0x1000 does not tell the phases apart, and the errors of reads do so as little.)
+fn failure_of_transaction(error: &ExecutionError) -> Failure {
+    use scylla::errors::DbError;
+    if let ExecutionError::LastAttemptError(RequestAttemptError::DbError(
+        DbError::Unavailable { .. } | DbError::ReadTimeout { .. } | DbError::ReadFailure { .. },
+        _,
+    )) = error
+    {
+        return Failure::Unknown;
+    }
+    failure(error)
+}
+
+/// A server ended the connection before it could be used. Servers that want TLS, or a certificate, say no
+/// more than that.
+#[derive(Debug, thiserror::Error)]
+#[error("a server hung up; {hint}")]
+struct HungUp {
+    hint: &'static str,
+    #[source]
+    error: NewSessionError,
+}
+
+/// What a server may have missed that hung up.
+fn hint(config: &CqlConfig, error: &NewSessionError) -> Option<&'static str> {
+    let NewSessionError::MetadataError(MetadataError::ConnectionPoolError(
+        ConnectionPoolError::Broken {
+            last_connection_error,
+        },
+    )) = error
+    else {
+        return None;
     };
+    let hung_up = match last_connection_error {
+        ConnectionError::BrokenConnection(_) => true,
+        ConnectionError::ConnectionSetupRequestError(request) => matches!(
+            request.error,
+            ConnectionSetupRequestErrorKind::BrokenConnection(_)
+        ),
+        _ => false,
+    };
+    match (hung_up, &config.tls, &config.client_certificate) {
+        (true, CqlTls::Off, _) => Some("does it want TLS (store.scylla.tls)?"),
+        (true, _, None) => Some("does it want a certificate (store.scylla.certFile)?"),
+        (true, _, Some(_)) | (false, _, _) => None,
+    }
+}
+
+fn tls(config: &CqlConfig) -> Result<Option<OpenSsl010Config>, StoreError> {
+    let mut connector = SslConnector::builder(SslMethod::tls()).map_err(tls_failed)?;
+    match &config.tls {
+        CqlTls::Off => return Ok(None),
+        CqlTls::SystemRoots => {}
+        CqlTls::CaFile(path) => {
+            let trusted = authorities(path).map_err(|error| unfit(path, error))?;
+            connector.set_cert_store(trusted);
+        }
+    }
+    if let Some(CqlCertificate {
+        cert_file,
+        key_file,
+    }) = &config.client_certificate
+    {
+        connector
+            .set_certificate_chain_file(cert_file)
+            .map_err(|error| unfit(cert_file, error))?;
+        let key = key(key_file).map_err(|error| unfit(key_file, error))?;
+        connector
+            .set_private_key(&key)
+            .and_then(|()| connector.check_private_key())
+            .map_err(|error| unfit(key_file, error))?;
+    }
     Ok(Some(OpenSsl010Config::new(connector)))
 }
 
-fn tls_failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> StoreError {
+/// The certificates of a file, none other trusted.
+fn authorities(path: &Path) -> Result<X509Store, Cause> {
+    let certificates = X509::stack_from_pem(&std::fs::read(path)?)?;
+    if certificates.is_empty() {
+        return Err("it has no certificate".into());
+    }
+    let mut trusted = X509StoreBuilder::new()?;
+    for certificate in certificates {
+        trusted.add_cert(certificate)?;
+    }
+    Ok(trusted.build())
+}
+
+/// A key without a passphrase; one with a passphrase is refused, and not asked for on the terminal.
+fn key(path: &Path) -> Result<PKey<Private>, Cause> {
+    let pem = std::fs::read(path)?;
+    Ok(PKey::private_key_from_pem_callback(&pem, |_| Ok(0))?)
+}
+
+type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+fn tls_failed(error: impl Into<Cause>) -> StoreError {
     StoreError::unavailable("loading the certificates", error)
+}
+
+/// A file for TLS is missing, or is not what it should be.
+fn unfit(path: &Path, cause: impl Into<Cause>) -> StoreError {
+    tls_failed(format!("{}: {}", path.display(), cause.into()))
 }
 
 /// The datacentre to use: the one that is named, or the only one.
@@ -388,11 +492,43 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_transaction_that_found_too_few_replicas_may_have_been_made_all_the_same() {
+        let unavailable = || {
+            said(DbError::Unavailable {
+                consistency: Consistency::LocalSerial,
+                required: 2,
+                alive: 1,
+            })
+        };
+        let refused = said(DbError::Invalid);
+        assert_eq!(failure_of_transaction(&unavailable()), Failure::Unknown);
+        assert_eq!(failure_of_transaction(&refused), Failure::Refused);
+        let not_sent = ExecutionError::EmptyPlan;
+        assert_eq!(failure_of_transaction(&not_sent), Failure::NotDone);
+
+        for (judge, may_be_done) in [
+            (failure as fn(&ExecutionError) -> Failure, false),
+            (failure_of_transaction, true),
+        ] {
+            let mut repeats = Repeats {
+                action: "renewing a lease",
+                until: Instant::now() + Duration::from_secs(3_600),
+                backoff: Duration::ZERO,
+                judge,
+                may_be_done: false,
+            };
+            repeats.after(unavailable()).await.unwrap();
+            assert_eq!(repeats.may_be_done, may_be_done);
+        }
+    }
+
+    #[tokio::test]
     async fn a_request_that_may_have_been_carried_out_ends_as_unknown_whatever_follows() {
         let repeats = |patience| Repeats {
             action: "writing rows",
             until: Instant::now() + patience,
             backoff: Duration::ZERO,
+            judge: failure,
             may_be_done: false,
         };
         let mut only_not_done = repeats(Duration::ZERO);

@@ -8,7 +8,8 @@
 //! attention_days   (part), day                               the days that `attention` has entries of
 //! attention_shards (day), shard                              and the shards of each such day
 //! leases           (role, partition)  body, owner, epoch, renewal, datacenter    by transactions only
-//! unreadable       (id), part, stamp  value, found_at
+//! layouts          (name)           generation, body, datacenter                 by transactions only
+//! unreadable       (id), part, stamp  value, found_at                             TTL of 90 days
 //! schema_versions  (name)           version                                      by transactions only
 //! ```
 //!
@@ -16,12 +17,16 @@
 //! at once: each statement makes only what is missing, and the version moves by a lightweight
 //! transaction. (On Cassandra up to 5.0 two nodes that make one table at the same moment may
 //! disagree about it; begin one migration there, from one place.) Processes of the older version
-//! may go on while and after a migration is made, so each one may only add.
+//! go on while a migration is made, so each one may only add. Whether they may go on after it is
+//! another matter: what the tables hold has formats of its own (`codec`). With version 2 came leases of
+//! format 4, and no older scheduler, supervisor or ingestion reads a lease that this version has
+//! written. They have to stop before the first process of this version starts.
 
 use std::collections::BTreeMap;
 
 use scylla::client::session::Session;
 use scylla::deserialize::row::DeserializeRow;
+use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
 use scylla::frame::types::Consistency;
 use scylla::response::query_result::QueryResult;
 use scylla::statement::unprepared::Statement;
@@ -33,7 +38,7 @@ use super::server::{CqlKeyspace, CqlProblem, CqlReport, CqlServer};
 use crate::{SchemaError, StoreError};
 
 /// The version that this program needs.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// What is attempted here, for errors.
 const MIGRATING: &str = "migrating the schema";
@@ -45,38 +50,44 @@ const ASKING: &str = "asking the servers about themselves";
 const NAME: &str = "waybill";
 
 /// What makes each version out of the one before; `{ks}` stands for the keyspace.
-const MIGRATIONS: [&[&str]; VERSION as usize] = [&[
-    "CREATE TABLE IF NOT EXISTS {ks}.operations (slot bigint, id uuid, body blob, created blob, \
+const MIGRATIONS: [&[&str]; VERSION as usize] = [
+    &[
+        "CREATE TABLE IF NOT EXISTS {ks}.operations (slot bigint, id uuid, body blob, created blob, \
      state text, epoch bigint, next_due timestamp, failure_count int, updated_at timestamp, \
      PRIMARY KEY (slot, id)) \
      WITH comment = 'one row per operation; body and created are the program''s, the rest is for people'",
-    "CREATE TABLE IF NOT EXISTS {ks}.due (shard bigint, bucket bigint, entry blob, \
+        "CREATE TABLE IF NOT EXISTS {ks}.due (shard bigint, bucket bigint, entry blob, \
      PRIMARY KEY ((shard, bucket), entry)) \
      WITH compaction = {'class': 'TimeWindowCompactionStrategy', 'compaction_window_unit': 'DAYS', \
      'compaction_window_size': '1'} \
      AND gc_grace_seconds = 10800 \
      AND comment = 'the deadline index: hints, expired by TTL'",
-    "CREATE TABLE IF NOT EXISTS {ks}.due_cursors (shard bigint PRIMARY KEY, bucket bigint) \
+        "CREATE TABLE IF NOT EXISTS {ks}.due_cursors (shard bigint PRIMARY KEY, bucket bigint) \
      WITH comment = 'the first bucket of each shard that was not swept to its end'",
-    "CREATE TABLE IF NOT EXISTS {ks}.attention (shard bigint, day bigint, entry blob, \
+        "CREATE TABLE IF NOT EXISTS {ks}.attention (shard bigint, day bigint, entry blob, \
      PRIMARY KEY ((shard, day), entry)) \
      WITH gc_grace_seconds = 10800 \
      AND comment = 'operations that linger, failed or are parked: hints'",
-    "CREATE TABLE IF NOT EXISTS {ks}.attention_days (part int, day bigint, \
+        "CREATE TABLE IF NOT EXISTS {ks}.attention_days (part int, day bigint, \
      PRIMARY KEY (part, day)) \
      WITH gc_grace_seconds = 10800 \
      AND comment = 'the days that attention has entries of'",
-    "CREATE TABLE IF NOT EXISTS {ks}.attention_shards (day bigint, shard bigint, \
+        "CREATE TABLE IF NOT EXISTS {ks}.attention_shards (day bigint, shard bigint, \
      PRIMARY KEY (day, shard)) \
      WITH gc_grace_seconds = 10800 \
      AND comment = 'the shards of each day that attention has entries of'",
-    "CREATE TABLE IF NOT EXISTS {ks}.leases (role text, partition bigint, body blob, owner uuid, \
+        "CREATE TABLE IF NOT EXISTS {ks}.leases (role text, partition bigint, body blob, owner uuid, \
      epoch bigint, renewal bigint, datacenter text, PRIMARY KEY ((role, partition))) \
      WITH comment = 'who owns what; changed by lightweight transactions only'",
-    "CREATE TABLE IF NOT EXISTS {ks}.unreadable (id uuid, part text, stamp bigint, value blob, \
+        "CREATE TABLE IF NOT EXISTS {ks}.unreadable (id uuid, part text, stamp bigint, value blob, \
      found_at timestamp, PRIMARY KEY (id, part, stamp)) \
      WITH comment = 'values that could not be read, kept for a person to see'",
-]];
+    ],
+    &[
+        "CREATE TABLE IF NOT EXISTS {ks}.layouts (name text PRIMARY KEY, generation bigint, body blob, \
+     datacenter text) WITH comment = 'how many readers share a partition; changed by lightweight transactions only'",
+    ],
+];
 
 /// Makes what is missing of the keyspace and its tables.
 pub(super) async fn migrate(link: &Link, config: &CqlConfig) -> Result<(), StoreError> {
@@ -102,11 +113,17 @@ pub(super) async fn migrate(link: &Link, config: &CqlConfig) -> Result<(), Store
     let found = report(link, config).await?;
     let problems = found.problems_of_keyspace();
     refuse_fatal(config, &found, problems)?;
-    define(link, format!(
-        "CREATE TABLE IF NOT EXISTS {keyspace}.schema_versions (name text PRIMARY KEY, version int)"
-    ))
-    .await?;
-    let mut version = schema_version(&link.session, keyspace).await?.unwrap_or(0);
+    // Where a version stands, its table does: nodes are not asked to agree on what they have.
+    let mut version = match found.schema_version {
+        Some(version) => version,
+        None => {
+            define(link, format!(
+                "CREATE TABLE IF NOT EXISTS {keyspace}.schema_versions (name text PRIMARY KEY, version int)"
+            ))
+            .await?;
+            schema_version(&link.session, keyspace).await?.unwrap_or(0)
+        }
+    };
     while version < VERSION {
         for statement in MIGRATIONS[version as usize] {
             define(link, statement.replace("{ks}", keyspace)).await?;
@@ -351,6 +368,10 @@ async fn schema_version(session: &Session, keyspace: &str) -> Result<Option<u32>
     statement.set_consistency(Consistency::LocalSerial);
     let answer = match session.query_unpaged(statement, ()).await {
         Ok(answer) => answer,
+        // Who may not read it is told so, and not that there is none.
+        Err(error) if is_unauthorized(&error) => {
+            return Err(StoreError::unavailable(ASKING, error));
+        }
         // The tables of tables may name one that the server is only about to know.
         Err(error) if failure(&error) == Failure::Refused => return Ok(None),
         Err(error) => return Err(StoreError::unavailable(ASKING, error)),
@@ -359,6 +380,13 @@ async fn schema_version(session: &Session, keyspace: &str) -> Result<Option<u32>
     Ok(versions
         .first()
         .map(|(version,)| u32::try_from(*version).unwrap_or(0)))
+}
+
+fn is_unauthorized(error: &ExecutionError) -> bool {
+    matches!(
+        error,
+        ExecutionError::LastAttemptError(RequestAttemptError::DbError(DbError::Unauthorized, _))
+    )
 }
 
 /// Asks for a few rows.

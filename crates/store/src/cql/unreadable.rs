@@ -4,10 +4,13 @@
 //! A scheduler reads a row before it goes on with it, and so does whoever asks for one; what was
 //! damaged behind their backs and is overwritten unread is lost. Which rows were found is
 //! remembered, within bounds, so that the write that replaces one can name it.
+//!
+//! What is aside expires after 90 days, counted anew by each process that finds the row as it was: while
+//! nobody replaces it, its bytes stand in their own table, too.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use scylla::statement::prepared::PreparedStatement;
 use scylla::value::CqlTimestamp;
@@ -19,6 +22,9 @@ use crate::{CorruptRow, RowWrite, StoreError};
 
 /// How many unreadable rows are remembered; of more the write that replaces one does not name it.
 const REMEMBERED_MAX: usize = 10_000;
+
+/// How long the bytes of an unreadable row are kept for a person.
+const KEPT: Duration = Duration::from_secs(90 * 24 * 3_600);
 
 /// The part of a row that cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,7 +69,8 @@ impl Unreadable {
     pub(super) async fn new(link: &Link, keyspace: &str) -> Result<Self, StoreError> {
         let insert = format!(
             "INSERT INTO {keyspace}.unreadable (id, part, stamp, value, found_at) \
-             VALUES (?, ?, ?, ?, ?)"
+             VALUES (?, ?, ?, ?, ?) USING TTL {}",
+            KEPT.as_secs()
         );
         Ok(Self {
             insert: link.prepare(insert).await?,

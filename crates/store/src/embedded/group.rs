@@ -23,7 +23,7 @@ use super::tables::{Stored, Tables};
 use super::wall_clock;
 use crate::codec::{Encoder, StateHeader};
 use crate::keys::{self, INDEX_KEY_LEN, RowPart};
-use crate::{CorruptRow, DueBucket, Lease, LeaseKey, StoreError, WriteBatch, Written};
+use crate::{CorruptRow, DueBucket, Layout, Lease, LeaseKey, StoreError, WriteBatch, Written};
 
 /// A [`WriteBatch`] as bytes. Made by the caller's thread, to spare the writer's.
 pub(super) struct EncodedBatch {
@@ -120,6 +120,7 @@ pub(super) struct Group<'a> {
     recent: &'a mut RecentStamps,
     rows: HashMap<OperationId, Standing>,
     leases: HashMap<LeaseKey, Lease>,
+    layout: Option<Layout>,
     cursors: HashMap<PartitionId, DueBucket>,
     due: Vec<[u8; INDEX_KEY_LEN]>,
     attention: Vec<[u8; INDEX_KEY_LEN]>,
@@ -132,6 +133,7 @@ impl<'a> Group<'a> {
             recent,
             rows: HashMap::new(),
             leases: HashMap::new(),
+            layout: None,
             cursors: HashMap::new(),
             due: Vec::new(),
             attention: Vec::new(),
@@ -240,6 +242,23 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// Replaces the layout if the newest is exactly `seen`. Returns whether `layout` is the newest now.
+    pub(super) fn set_layout(
+        &mut self,
+        seen: Option<&Layout>,
+        layout: Layout,
+    ) -> Result<bool, StoreError> {
+        let newest = match &self.layout {
+            Some(newest) => Some(newest.clone()),
+            None => self.tables.layout()?,
+        };
+        if newest.as_ref() == seen {
+            self.layout = Some(layout);
+            return Ok(true);
+        }
+        Ok(newest == Some(layout))
+    }
+
     /// Moves a sweep cursor, if that is forward.
     pub(super) fn advance_cursor(
         &mut self,
@@ -269,6 +288,9 @@ impl<'a> Group<'a> {
         }
         for (key, lease) in &self.leases {
             batch.insert(&tables.leases, keys::lease(*key), encoder.lease(lease));
+        }
+        if let Some(layout) = &self.layout {
+            batch.insert(&tables.leases, keys::LAYOUT, encoder.layout(layout));
         }
         for (shard, cursor) in &self.cursors {
             let key = keys::partition(*shard);

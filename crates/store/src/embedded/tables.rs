@@ -7,7 +7,8 @@
 //! | `expiry` | hour, operation | empty: the row's retention ends in that hour, or did once |
 //! | `due` | shard, due, operation | empty |
 //! | `attention` | shard, at, operation | empty |
-//! | `leases` | role, partition | lease |
+//! | `leases` | role, generation (of layouts after the first), reader or shard | lease |
+//! | | 3 | layout |
 //! | `cursors` | shard | first bucket that was not swept to its end |
 //! | `corrupt` | operation, instant, part | a value of `state` or `created` as it was before that instant, when a write took the place of a row that could not be read |
 //!
@@ -23,7 +24,7 @@ use waybill_engine::{OperationId, OperationRow, OperationState, PartitionId, Sta
 
 use super::EmbeddedConfig;
 use crate::codec::{self, Malformed, StateHeader};
-use crate::{CorruptRow, DueBucket, DueEntry, Lease, LeaseKey, RowRead, StoreError, keys};
+use crate::{CorruptRow, DueBucket, DueEntry, Layout, Lease, LeaseKey, RowRead, StoreError, keys};
 
 /// What the tables other than the row tables gather in memory each, in bytes: little is written to
 /// them.
@@ -181,6 +182,15 @@ impl Tables {
             .get(keys::lease(key))
             .map_err(failed("reading a lease"))?
             .map(|value| codec::lease(&value).map_err(corrupt("lease", key)))
+            .transpose()
+    }
+
+    /// Reads the layout.
+    pub(super) fn layout(&self) -> Result<Option<Layout>, StoreError> {
+        self.leases
+            .get(keys::LAYOUT)
+            .map_err(failed("reading the layout"))?
+            .map(|value| codec::layout(&value).map_err(corrupt("layout", "the schedulers")))
             .transpose()
     }
 

@@ -13,7 +13,7 @@ use super::EmbeddedConfig;
 use super::group::{EncodedBatch, Group};
 use super::recent::RecentStamps;
 use super::tables::Tables;
-use crate::{DueBucket, Lease, StoreError, Written, keys};
+use crate::{DueBucket, Layout, Lease, StoreError, Written, keys};
 
 /// Where the answer to a call goes.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -30,6 +30,12 @@ pub(super) enum Command {
     },
     /// Renew a lease.
     RenewLease { lease: Lease, reply: Reply<bool> },
+    /// Replace the layout if the stored one is exactly `seen`.
+    SetLayout {
+        seen: Option<Layout>,
+        layout: Layout,
+        reply: Reply<bool>,
+    },
     /// Move a sweep cursor forward.
     AdvanceCursor {
         shard: PartitionId,
@@ -110,6 +116,14 @@ impl Writer {
                 }
                 Command::RenewLease { lease, reply } => match group.renew_lease(lease) {
                     Ok(renewed) => pending.push(Pending::Decided(reply, renewed)),
+                    Err(error) => answer(reply, Err(error)),
+                },
+                Command::SetLayout {
+                    seen,
+                    layout,
+                    reply,
+                } => match group.set_layout(seen.as_ref(), layout) {
+                    Ok(set) => pending.push(Pending::Decided(reply, set)),
                     Err(error) => answer(reply, Err(error)),
                 },
                 Command::AdvanceCursor {

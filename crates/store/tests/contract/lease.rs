@@ -4,26 +4,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use uuid::Uuid;
-use waybill_engine::{Epoch, Offset, OwnerId, Stamp};
-use waybill_store::{Checkpoint, Lease, LeaseKey};
+use waybill_engine::{
+    Division, Epoch, Handover, Offset, OwnerId, PartitionId, ReaderId, Source, Stamp, Stood,
+};
+use waybill_store::{LayoutGeneration, Lease, LeaseKey};
 
 use super::{Subject, fresh_partition, reopen};
 
 /// A key of each role that no other rule uses.
 fn fresh_keys() -> [LeaseKey; 2] {
-    [LeaseKey::scheduler, LeaseKey::supervisor].map(|key| key(fresh_partition()))
+    [scheduler, |_, shard| LeaseKey::supervisor(shard)].map(|key| key(0, fresh_partition()))
+}
+
+/// Of a reader with the number of a partition, in some layout.
+fn scheduler(generation: u64, partition: PartitionId) -> LeaseKey {
+    LeaseKey::scheduler(LayoutGeneration(generation), ReaderId(partition.0))
 }
 
 fn lease(key: LeaseKey, owner: u128, epoch: u64) -> Lease {
     Lease {
-        key,
         owner: Some(OwnerId(Uuid::from_u128(owner))),
         epoch: Epoch(epoch),
-        renewal: 0,
         duration: Duration::from_millis(12_345),
         stamp_limit: Stamp(1_000),
-        checkpoint: Checkpoint::default(),
-        consumed: Offset(0),
+        ..Lease::new(key, PartitionId(7))
     }
 }
 
@@ -245,13 +249,16 @@ pub async fn an_owner_that_renews_and_a_contender_never_both_win(subject: &impl 
     }
 }
 
-pub async fn leases_of_partitions_and_of_roles_do_not_mix(subject: &impl Subject) {
+pub async fn leases_of_readers_of_layouts_and_of_roles_do_not_mix(subject: &impl Subject) {
     let store = subject.open().await;
     let (one, other) = (fresh_partition(), fresh_partition());
     let keys = [
-        LeaseKey::scheduler(one),
+        scheduler(0, one),
+        scheduler(1, one),
+        scheduler(2, one),
         LeaseKey::supervisor(one),
-        LeaseKey::scheduler(other),
+        scheduler(0, other),
+        scheduler(1, other),
         LeaseKey::supervisor(other),
     ];
     for (taken, key) in keys.into_iter().enumerate() {
@@ -269,4 +276,37 @@ pub async fn leases_of_partitions_and_of_roles_do_not_mix(subject: &impl Subject
         let wanted = renewal(&lease(key, owner, 1));
         assert_eq!(store.lease(key).await.unwrap(), Some(wanted));
     }
+}
+
+pub async fn an_ended_lease_is_kept_with_its_handover_and_renewed_by_nobody(
+    subject: &impl Subject,
+) {
+    let key = scheduler(3, fresh_partition());
+    let store = subject.open().await;
+    let stood = Stood {
+        division: Division {
+            partitions: 4,
+            readers_per_partition: 2,
+        },
+        reader: ReaderId(5),
+        requests: Offset(100),
+        replies: Offset(0),
+        recoveries: Offset(7),
+    };
+    let held = Lease {
+        handover: Handover::new([stood], |_: Source| Offset(50)),
+        ..lease(key, 1, 1)
+    };
+    assert!(store.take_lease(None, held.clone()).await.unwrap());
+    let ended = held.ended();
+    assert!(
+        store
+            .take_lease(Some(held.clone()), ended.clone())
+            .await
+            .unwrap()
+    );
+    assert!(!store.renew_lease(renewal(&held)).await.unwrap());
+    let store = reopen(subject, store).await;
+    assert_eq!(store.lease(key).await.unwrap(), Some(ended.clone()));
+    assert!(!ended.handover.is_empty());
 }

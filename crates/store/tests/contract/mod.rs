@@ -7,6 +7,7 @@
 pub mod attention;
 pub mod corrupt;
 pub mod due;
+pub mod layout;
 pub mod lease;
 pub mod rows;
 
@@ -73,6 +74,62 @@ pub async fn reopen_spoiled(
 /// Makes one test of every rule, each with a subject of its own.
 #[macro_export]
 macro_rules! contract_tests {
+    ($subject:expr) => {
+        contract_tests! {
+            $subject;
+            rows {
+                a_row_reads_back_whole,
+                rows_are_read_in_the_order_asked_for_and_missing_ones_are_none,
+                an_empty_batch_is_written,
+                the_immutable_part_stays_when_a_write_does_not_give_it,
+                a_lower_stamp_changes_nothing,
+                an_equal_stamp_changes_nothing,
+                a_late_create_brings_the_immutable_part_and_not_the_state,
+                the_highest_stamp_stands_in_every_order,
+                the_highest_stamp_stands_among_concurrent_writers,
+                a_row_whose_retention_has_passed_reads_as_none,
+                a_final_row_that_is_reopened_is_kept_for_good_again,
+                a_batch_of_two_thousand_rows_is_written_whole,
+                rows_survive_reopening,
+            }
+            corrupt {
+                an_unreadable_row_is_named_and_fails_no_other,
+                a_state_without_an_immutable_part_is_unreadable_and_fails_no_other,
+                a_write_replaces_an_unreadable_row_and_the_rest_of_its_batch_is_written,
+            }
+            lease {
+                a_lease_that_was_never_taken_is_none,
+                a_lease_is_taken_renewed_and_read_back_with_its_checkpoint,
+                a_lease_is_taken_only_from_exactly_what_was_seen,
+                a_lease_is_released_by_taking_it_without_an_owner,
+                a_stale_owners_renewal_is_refused,
+                a_renewal_never_goes_back_and_its_repeat_is_accepted,
+                of_sixteen_contenders_exactly_one_takes_a_lease,
+                an_owner_that_renews_and_a_contender_never_both_win,
+                leases_of_readers_of_layouts_and_of_roles_do_not_mix,
+                an_ended_lease_is_kept_with_its_handover_and_renewed_by_nobody,
+            }
+            layout {
+                a_layout_is_replaced_only_from_what_was_seen_and_read_back,
+                of_eight_contenders_exactly_one_replaces_the_layout,
+            }
+            due {
+                due_entries_are_read_in_order_from_their_bucket_only,
+                a_due_entry_written_twice_is_read_once,
+                a_bucket_is_read_page_by_page,
+                the_cursor_moves_forward_only_and_survives_reopening,
+                the_cursor_leaves_entries_at_and_behind_it,
+                no_row_is_visible_before_its_index_entries,
+            }
+            attention {
+                attention_is_listed_over_days_and_shards_in_either_order,
+                a_listing_keeps_to_its_instants_and_to_its_shards,
+                a_cursor_that_was_made_up_lists_nothing_outside_its_instants,
+                a_page_of_no_entries_stays_where_it_is,
+                what_is_written_while_a_listing_goes_on_is_given_only_ahead_of_it,
+            }
+        }
+    };
     ($subject:expr; $($module:ident { $($rule:ident),* $(,)? })*) => {
         $($(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

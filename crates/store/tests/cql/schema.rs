@@ -1,5 +1,10 @@
 //! Migrations, and what is refused before anything is used.
 
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use waybill_store::{CqlProblem, CqlServer, CqlStore, SchemaError, StoreError};
 
 use super::Cql;
@@ -30,6 +35,66 @@ async fn eight_migrations_at_once_make_one_schema() {
     assert_eq!(report.schema_version, Some(report.schema_version_known));
     assert!(CqlStore::connect(subject.config()).await.is_ok());
     subject.clean_up().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_schema_that_is_there_is_defined_no_second_time() {
+    let Some(subject) = Cql::new_or_skip() else {
+        return;
+    };
+    for (is_made, wanted) in [(false, true), (true, false)] {
+        let said = Overheard::line_to(subject.server.as_ref().unwrap()).await;
+        let mut config = subject.config();
+        config.contact_points = vec![said.address.to_string()];
+        CqlStore::migrate(&config).await.unwrap();
+        let defined = said.said("CREATE TABLE");
+        assert_eq!(defined, wanted, "the schema was there: {is_made}");
+        assert!(said.said("schema_versions"), "it was asked for");
+    }
+    subject.clean_up().await;
+}
+
+/// What clients say on a line to a server.
+struct Overheard {
+    address: SocketAddr,
+    bytes: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Overheard {
+    async fn line_to(server: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let (server, heard) = (server.to_owned(), bytes.clone());
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(&server).await.unwrap();
+                let (mut from_client, mut to_client) = client.into_split();
+                let (mut from_server, mut to_server) = server.into_split();
+                tokio::spawn(
+                    async move { tokio::io::copy(&mut from_server, &mut to_client).await },
+                );
+                let heard = heard.clone();
+                tokio::spawn(async move {
+                    let mut buffer = vec![0; 16 * 1024];
+                    while let Ok(read @ 1..) = from_client.read(&mut buffer).await {
+                        heard.lock().unwrap().extend_from_slice(&buffer[..read]);
+                        if to_server.write_all(&buffer[..read]).await.is_err() {
+                            break;
+                        }
+                    }
+                });
+            }
+        });
+        Self { address, bytes }
+    }
+
+    fn said(&self, text: &str) -> bool {
+        let bytes = self.bytes.lock().unwrap();
+        bytes
+            .windows(text.len())
+            .any(|said| said == text.as_bytes())
+    }
 }
 
 #[tokio::test]

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use waybill_engine::{OperationId, PartitionId};
-use waybill_store::{LeaseKey, Store};
+use waybill_engine::{OperationId, PartitionId, ReaderId};
+use waybill_store::{LayoutGeneration, LeaseKey, Store};
 
 use super::Embedded;
 use super::contract::{Subject, fresh_id, row, rows, write};
@@ -46,7 +46,13 @@ async fn a_value_that_cannot_be_read_is_corrupt_and_named() {
     let wanted = "lease of the supervisor of shard 3";
     assert!(text.contains(wanted), "{text}");
     assert_eq!(
-        store.lease(LeaseKey::scheduler(partition)).await.unwrap(),
+        store
+            .lease(LeaseKey::scheduler(
+                LayoutGeneration(0),
+                ReaderId(partition.0)
+            ))
+            .await
+            .unwrap(),
         None
     );
     let text = store.due_cursor(partition).await.unwrap_err().to_string();

@@ -15,7 +15,9 @@ impl SchedulerControl for Fake {
     fn list(&self) -> Vec<SchedulerView> {
         let state = *self.0.lock().unwrap();
         let view = SchedulerView {
+            reader: ReaderId(0),
             partition: PartitionId(0),
+            layout: 0,
             state,
             epoch: Some(Epoch(3)),
             checkpoint: CheckpointView {
@@ -29,6 +31,7 @@ impl SchedulerControl for Fake {
         vec![
             view,
             SchedulerView {
+                reader: ReaderId(1),
                 partition: PartitionId(1),
                 ..view
             },
@@ -37,12 +40,12 @@ impl SchedulerControl for Fake {
 
     fn set_running(
         &self,
-        partition: PartitionId,
+        reader: ReaderId,
         running: bool,
     ) -> BoxFuture<'_, Result<(), ControlError>> {
         Box::pin(async move {
-            match partition {
-                PartitionId(0) => {
+            match reader {
+                ReaderId(0) => {
                     *self.0.lock().unwrap() = if running {
                         SchedulerState::Running
                     } else {
@@ -50,7 +53,7 @@ impl SchedulerControl for Fake {
                     };
                     Ok(())
                 }
-                PartitionId(1) => Err(ControlError::ShuttingDown),
+                ReaderId(1) => Err(ControlError::ShuttingDown),
                 other => Err(ControlError::NotHere(other)),
             }
         })
@@ -142,7 +145,7 @@ async fn a_partition_is_stopped_and_started_by_put() {
     assert_eq!(
         serde_json::from_str::<serde_json::Value>(&body).unwrap(),
         serde_json::json!({
-            "partition": 0, "state": "stopped", "epoch": 3,
+            "reader": 0, "partition": 0, "layout": 0, "state": "stopped", "epoch": 3,
             "checkpoint": {"requests": 10, "replies": 70}, "consumed": 12, "inFlight": 2, "heldBy": null,
         })
     );
@@ -154,6 +157,22 @@ async fn a_partition_is_stopped_and_started_by_put() {
         list.starts_with('[') && list.contains(r#""partition":1"#),
         "{list}"
     );
+}
+
+#[test]
+fn what_was_not_started_or_stopped_is_named_as_a_reader() {
+    let (reader, wanted, cause) = (ReaderId(9), "stopped", "its lease is away".to_owned());
+    let failed = ControlError::Failed {
+        reader,
+        wanted,
+        cause,
+    };
+    let texts = [ControlError::NotHere(reader), failed].map(|error| error.to_string());
+    let expected = [
+        "reader 9 is not run by this process",
+        "reader 9 could not be stopped: its lease is away",
+    ];
+    assert_eq!(texts, expected);
 }
 
 #[tokio::test]

@@ -166,6 +166,7 @@ impl Reading {
             consumer,
             max_age: self.max_age,
             ahead_max: self.ahead_max,
+            framing: self.source.topics.framing().clone(),
             metrics: self.metrics,
         })
     }

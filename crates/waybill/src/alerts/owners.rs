@@ -29,7 +29,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{Contact, OwnerNotice, Timestamp};
-use waybill_messages::{DecodeError, Record as _};
+use waybill_messages::{DecodeError, Framing};
 
 use self::limit::Limit;
 use self::message::OwnerMessage;
@@ -130,8 +130,8 @@ impl OwnersFollower {
 }
 
 impl Followed for OwnerNotice {
-    fn read(value: &[u8]) -> Result<Self, DecodeError> {
-        Self::decode(value)
+    fn read(value: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
+        framing.decode(value)
     }
 
     fn at(&self) -> Timestamp {

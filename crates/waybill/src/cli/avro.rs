@@ -1,13 +1,15 @@
 //! From a record's bytes to JSON, whatever record it is.
 //!
 //! A record is read with the schema that it was written with: found by its fingerprint among the
-//! schemas that Waybill has ever released, or by its registry id among those that were given. It is
-//! shown as it was written, not resolved to the current schema. People read the result, so generic
-//! values are fast enough.
+//! schemas that Waybill has ever released, or by its registry id among those that were given, or in the
+//! schema registry. It is shown as it was written, not resolved to the current schema. People read the
+//! result, so generic values are fast enough, and a registry may be waited for.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use anyhow::Context as _;
 use apache_avro::Schema;
@@ -15,9 +17,13 @@ use apache_avro::reader::datum::GenericDatumReader;
 use apache_avro::types::Value;
 use serde::ser::{Error as _, SerializeMap as _};
 use serde::{Serialize, Serializer};
-use waybill_messages::{RECORD_SCHEMAS, VALUE_BYTES_MAX, WriterSchema};
+use tokio::runtime::Runtime;
+use waybill_messages::{RECORD_SCHEMAS, SchemaId, VALUE_BYTES_MAX, WriterSchema};
+use waybill_registry::{Registry, StoredSchema};
 
 use super::shown::Bytes;
+use crate::chain::chain;
+use crate::config::RegistryConfig;
 
 /// What one length prefix may make the Avro library allocate: generic values are larger than their
 /// encoding, which is at most [`VALUE_BYTES_MAX`] long.
@@ -62,6 +68,8 @@ pub(super) enum Undecoded {
     UnknownFingerprint { fingerprint: u64 },
     #[error("the value names the registry's schema {id}: give its file with --schema {id}=FILE")]
     UnknownSchemaId { id: u32 },
+    #[error("the value names the registry's schema {id}: {cause}")]
+    NotInRegistry { id: u32, cause: String },
     #[error("the {schema} is malformed: {cause}")]
     Malformed { schema: String, cause: String },
     #[error("the {schema} is followed by {bytes} bytes that are not part of it")]
@@ -69,17 +77,25 @@ pub(super) enum Undecoded {
 }
 
 /// A decoded value, as JSON.
-pub(super) struct Decoded<'a> {
+pub(super) struct Decoded {
     /// The name of its schema.
-    pub(super) schema: &'a str,
+    pub(super) schema: String,
     /// The value itself.
     pub(super) value: Json,
 }
 
 /// The schemas that are known.
 pub(super) struct Schemas {
-    by_fingerprint: BTreeMap<u64, Known>,
-    by_id: BTreeMap<u32, Known>,
+    by_fingerprint: BTreeMap<u64, Rc<Known>>,
+    /// Those that were given, and what the registry said so far.
+    by_id: RefCell<BTreeMap<u32, Result<Rc<Known>, String>>>,
+    registry: Option<Asked>,
+}
+
+/// The registry, and what waits for its answers.
+struct Asked {
+    registry: Registry,
+    runtime: Runtime,
 }
 
 struct Known {
@@ -88,8 +104,9 @@ struct Known {
 }
 
 impl Schemas {
-    /// Waybill's own schemas in all released versions, and those of a registry.
-    pub(super) fn load(registry: &[RegistrySchema]) -> anyhow::Result<Self> {
+    /// Waybill's own schemas in all released versions, those that are `given`, and those of the
+    /// registry that is configured.
+    pub(super) fn load(given: &[RegistrySchema], config: &RegistryConfig) -> anyhow::Result<Self> {
         apache_avro::util::max_allocation_bytes(ALLOCATION_BYTES_MAX);
         let mut by_fingerprint = BTreeMap::new();
         for record in RECORD_SCHEMAS {
@@ -97,31 +114,35 @@ impl Schemas {
                 let fingerprint = WriterSchema::parse(json)?.fingerprint();
                 let schema = Schema::parse_str(json)?;
                 let name = record.name.to_owned();
-                by_fingerprint.insert(fingerprint, Known { name, schema });
+                by_fingerprint.insert(fingerprint, Rc::new(Known { name, schema }));
             }
         }
         let mut by_id = BTreeMap::new();
-        for RegistrySchema { id, file } in registry {
+        for RegistrySchema { id, file } in given {
             let path = file.display();
             let json =
                 std::fs::read_to_string(file).with_context(|| format!("{path} cannot be read"))?;
-            // Parsed by its owner first, whose errors are short.
-            WriterSchema::parse(&json).with_context(|| path.to_string())?;
-            let schema = Schema::parse_str(&json)?;
-            let name = match schema.name() {
-                Some(name) => name.name().to_owned(),
-                None => path.to_string(),
-            };
-            by_id.insert(*id, Known { name, schema });
+            let known = Known::parse(&json, || path.to_string());
+            by_id.insert(*id, Ok(Rc::new(known.with_context(|| path.to_string())?)));
         }
+        let registry = match config.client()? {
+            None => None,
+            Some(registry) => Some(Asked {
+                registry,
+                runtime: tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()?,
+            }),
+        };
         Ok(Self {
             by_fingerprint,
-            by_id,
+            by_id: RefCell::new(by_id),
+            registry,
         })
     }
 
     /// Reads a record's value.
-    pub(super) fn decode(&self, bytes: &[u8]) -> Result<Decoded<'_>, Undecoded> {
+    pub(super) fn decode(&self, bytes: &[u8]) -> Result<Decoded, Undecoded> {
         if bytes.len() > VALUE_BYTES_MAX {
             let bytes = bytes.len();
             return Err(Undecoded::TooLarge { bytes });
@@ -150,14 +171,14 @@ impl Schemas {
             });
         }
         Ok(Decoded {
-            schema: &known.name,
+            schema: schema(),
             value: Json(value),
         })
     }
 
     /// The schema that a value was written with, and what lies behind its framing: the marker
     /// `C3 01` and a little-endian fingerprint, or a zero byte and a big-endian id.
-    fn unframe<'a>(&self, bytes: &'a [u8]) -> Result<(&Known, &'a [u8]), Undecoded> {
+    fn unframe<'a>(&self, bytes: &'a [u8]) -> Result<(Rc<Known>, &'a [u8]), Undecoded> {
         let single_object = bytes
             .strip_prefix(&[0xc3, 0x01])
             .and_then(<[u8]>::split_first_chunk);
@@ -165,7 +186,7 @@ impl Schemas {
             let fingerprint = u64::from_le_bytes(*fingerprint);
             let known = self.by_fingerprint.get(&fingerprint);
             return known
-                .map(|known| (known, datum))
+                .map(|known| (Rc::clone(known), datum))
                 .ok_or(Undecoded::UnknownFingerprint { fingerprint });
         }
         let confluent = bytes
@@ -173,13 +194,56 @@ impl Schemas {
             .and_then(<[u8]>::split_first_chunk);
         if let Some((id, datum)) = confluent {
             let id = u32::from_be_bytes(*id);
-            let known = self.by_id.get(&id);
-            return known
-                .map(|known| (known, datum))
-                .ok_or(Undecoded::UnknownSchemaId { id });
+            return Ok((self.by_id(id)?, datum));
         }
         let bytes = bytes.len();
         Err(Undecoded::NotFramed { bytes })
+    }
+
+    /// The schema with this id: a given one, else that of the registry, which is asked once.
+    fn by_id(&self, id: u32) -> Result<Rc<Known>, Undecoded> {
+        let mut by_id = self.by_id.borrow_mut();
+        if let (None, None) = (by_id.get(&id), &self.registry) {
+            return Err(Undecoded::UnknownSchemaId { id });
+        }
+        let known = by_id.entry(id).or_insert_with(|| match &self.registry {
+            Some(asked) => asked.schema(id).map(Rc::new),
+            None => Err("there is no schema registry".to_owned()),
+        });
+        known
+            .clone()
+            .map_err(|cause| Undecoded::NotInRegistry { id, cause })
+    }
+}
+
+impl Asked {
+    fn schema(&self, id: u32) -> Result<Known, String> {
+        let asked = self.registry.schema(SchemaId(id));
+        match self.runtime.block_on(asked) {
+            Ok(Some(StoredSchema {
+                schema,
+                schema_type,
+            })) if schema_type == StoredSchema::AVRO => {
+                Known::parse(&schema, || format!("schema {id}")).map_err(|error| error.to_string())
+            }
+            Ok(Some(stored)) => Err(format!("it is of type {}", stored.schema_type)),
+            Ok(None) => Err("the registry does not have it".to_owned()),
+            Err(error) => Err(chain(&error)),
+        }
+    }
+}
+
+impl Known {
+    /// A schema, called by its own name, or `otherwise`.
+    fn parse(json: &str, otherwise: impl FnOnce() -> String) -> anyhow::Result<Self> {
+        // Parsed by its owner first, whose errors are short.
+        WriterSchema::parse(json)?;
+        let schema = Schema::parse_str(json)?;
+        let name = schema.name().map(|name| name.name().to_owned());
+        Ok(Self {
+            name: name.unwrap_or_else(otherwise),
+            schema,
+        })
     }
 }
 
@@ -293,13 +357,17 @@ mod tests {
         bytes
     }
 
+    fn load(given: &[RegistrySchema]) -> Schemas {
+        Schemas::load(given, &RegistryConfig::default()).unwrap()
+    }
+
     fn json_of(schemas: &Schemas, bytes: &[u8]) -> String {
         serde_json::to_string(&schemas.decode(bytes).unwrap().value).unwrap()
     }
 
     #[test]
     fn a_single_object_is_read_with_the_schema_of_its_fingerprint() {
-        let schemas = Schemas::load(&[]).unwrap();
+        let schemas = load(&[]);
         let bytes = reply();
         assert_eq!(schemas.decode(&bytes).unwrap().schema, "step-reply");
         let json = json_of(&schemas, &bytes);
@@ -316,14 +384,14 @@ mod tests {
             .unwrap();
         file.write_all(step_reply.json.as_bytes()).unwrap();
         let argument = format!("7={}", file.path().display());
-        let schemas = Schemas::load(&[argument.parse().unwrap()]).unwrap();
+        let schemas = load(&[argument.parse().unwrap()]);
         let single_object = reply();
         let confluent = [&[0, 0, 0, 0, 7], &single_object[10..]].concat();
         assert_eq!(
             json_of(&schemas, &confluent),
             json_of(&schemas, &single_object)
         );
-        let error = Schemas::load(&[]).unwrap().decode(&confluent).err();
+        let error = load(&[]).decode(&confluent).err();
         assert_eq!(
             error.unwrap().to_string(),
             "the value names the registry's schema 7: give its file with --schema 7=FILE"
@@ -332,7 +400,7 @@ mod tests {
 
     #[test]
     fn every_way_of_being_unreadable_says_what_is_wrong() {
-        let schemas = Schemas::load(&[]).unwrap();
+        let schemas = load(&[]);
         let good = reply();
         let too_long = [&good[..], b"xy"].concat();
         for end in 10..good.len() {

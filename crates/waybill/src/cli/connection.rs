@@ -254,17 +254,12 @@ fn wants_more(next: &Next) -> bool {
     matches!(next, Ok(ControlFlow::Continue(())))
 }
 
-fn settings(config: &Config) -> KafkaSettings {
-    let mut settings = kafka_settings(config, Some(config.broker.listen));
-    // Even a producer only writes to topics that are there.
-    settings
-        .properties
-        .insert("allow.auto.create.topics".to_owned(), "false".to_owned());
-    settings
+pub(super) fn settings(config: &Config) -> KafkaSettings {
+    kafka_settings(config, Some(config.broker.listen))
 }
 
 /// What a topic's name as a person writes it may stand for, the literal name first.
-fn names_of(prefix: &str, given: &str) -> Vec<String> {
+pub(super) fn names_of(prefix: &str, given: &str) -> Vec<String> {
     let whole = match given.strip_prefix(DEAD_LETTERS) {
         Some(source) => Topics::dead_letter(&format!("{prefix}.{source}.v1")),
         None => format!("{prefix}.{given}.v1"),
@@ -339,12 +334,10 @@ mod tests {
     }
 
     #[test]
-    fn without_brokers_the_embedded_one_is_asked_and_no_topic_is_made_by_asking() {
+    fn without_brokers_the_embedded_one_is_asked() {
         let mut config = Config::default();
         assert_eq!(settings(&config).brokers, config.broker.listen.to_string());
         config.kafka.brokers = Some(vec!["a:1".to_owned(), "b:2".to_owned()]);
-        let settings = settings(&config);
-        assert_eq!(settings.brokers, "a:1,b:2");
-        assert_eq!(settings.properties["allow.auto.create.topics"], "false");
+        assert_eq!(settings(&config).brokers, "a:1,b:2");
     }
 }

@@ -66,7 +66,7 @@ enum OpsCommand {
     /// Say that a person undid a step
     Undone(ask::UndoneArgs),
     /// Cancel on behalf of the caller: what was done is undone
-    Cancel(ask::CancelArgs),
+    Cancel(ask::PlainArgs),
 }
 
 /// Why a command did not do what it was told.
@@ -81,6 +81,9 @@ pub enum OpsError {
     /// What was asked was refused, or it came to something else.
     #[error("{0}")]
     Missed(String),
+    /// The API went away in the middle of a verb for many.
+    #[error("{0}")]
+    BrokenOff(String),
     /// What is to be shown could not be written.
     #[error("the output cannot be written")]
     Output(#[from] io::Error),
@@ -98,7 +101,11 @@ impl OpsError {
         match self {
             Self::Missed(_) => REFUSED,
             Self::Api(error) if error.is_about_the_operation() => REFUSED,
-            Self::Api(_) | Self::Usage(_) | Self::Output(_) | Self::Client(_) => NOT_ASKED,
+            Self::Api(_)
+            | Self::BrokenOff(_)
+            | Self::Usage(_)
+            | Self::Output(_)
+            | Self::Client(_) => NOT_ASKED,
         }
     }
 }
@@ -133,7 +140,7 @@ impl OpsCommand {
             Self::Abandon(arguments) => arguments.run(api).await,
             Self::RetryCompensation(arguments) => arguments.run(api, Verb::RetryCompensation).await,
             Self::Undone(arguments) => arguments.run(api).await,
-            Self::Cancel(arguments) => arguments.run(api).await,
+            Self::Cancel(arguments) => arguments.run(api, Verb::Cancel).await,
         }
     }
 }

@@ -43,7 +43,8 @@ pub struct RecordsArgs {
     /// How the records are written
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Json)]
     output: Output,
-    /// A schema (.avsc) for records in Confluent wire format, by its id in their registry
+    /// A schema (.avsc) for records in Confluent wire format, by its id in their registry; others are
+    /// asked of schemaRegistry.url
     #[arg(long = "schema", value_name = "ID=FILE")]
     schemas: Vec<RegistrySchema>,
 }
@@ -95,7 +96,7 @@ impl RecordsArgs {
     }
 
     fn print(&self, config: &Config, out: &mut dyn Write) -> anyhow::Result<()> {
-        let schemas = Schemas::load(&self.schemas)?;
+        let schemas = Schemas::load(&self.schemas, &config.schema_registry)?;
         let connection = Connection::open(config)?;
         let (topic, partitions) = connection.topic(&self.topic)?;
         ensure!(
@@ -173,7 +174,7 @@ struct Row<'a> {
     timestamp: Option<String>,
     key: Option<Bytes<'a>>,
     headers: Vec<ShownHeader<'a>>,
-    schema: Option<&'a str>,
+    schema: Option<String>,
     value: Option<Json>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -188,7 +189,7 @@ impl<'a> Row<'a> {
         "KEY                                   SCHEMA             VALUE"
     );
 
-    fn new(record: &RecordRef<'a>, decoded: Option<Result<Decoded<'a>, Undecoded>>) -> Self {
+    fn new(record: &RecordRef<'a>, decoded: Option<Result<Decoded, Undecoded>>) -> Self {
         let row = Self {
             partition: record.partition().0,
             offset: record.offset().0,
@@ -227,7 +228,7 @@ impl fmt::Display for Row<'_> {
         } = self;
         let time = self.timestamp.as_deref().unwrap_or(NOTHING);
         let key = self.key.unwrap_or(Bytes(NOTHING.as_bytes()));
-        let schema = self.schema.unwrap_or(NOTHING);
+        let schema = self.schema.as_deref().unwrap_or(NOTHING);
         write!(
             f,
             "{partition:>9}  {offset:>12}  {time:<24}  {key:<36}  {schema:<17}  "
@@ -264,7 +265,7 @@ mod tests {
             timestamp: time(Some(0)),
             key: Some(Bytes(b"some-key")),
             headers: Vec::new(),
-            schema: Some("step-reply"),
+            schema: Some("step-reply".to_owned()),
             value: None,
             error: None,
             bytes: None,

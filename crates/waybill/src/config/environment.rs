@@ -193,6 +193,7 @@ fn set(config: &mut Config, levels: &[String], text: &str) -> Result<(), String>
     let properties = std::mem::take(&mut config.kafka.properties);
     let receivers = std::mem::take(&mut config.alerts.receivers);
     let password = config.store.scylla.password.take();
+    let registry_password = config.schema_registry.password.take();
     let owners_email = config.alerts.owners.email.take();
     let owners_sms = config.alerts.owners.sms.take();
     let list = || {
@@ -229,6 +230,9 @@ fn set(config: &mut Config, levels: &[String], text: &str) -> Result<(), String>
     config.alerts.receivers = receivers;
     if config.store.scylla.password.is_none() {
         config.store.scylla.password = password;
+    }
+    if config.schema_registry.password.is_none() {
+        config.schema_registry.password = registry_password;
     }
     config.alerts.owners.email = owners_email;
     config.alerts.owners.sms = owners_sms;

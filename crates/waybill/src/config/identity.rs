@@ -8,9 +8,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use waybill_engine::PartitionId;
+use waybill_engine::ReaderId;
 
 use super::{Config, Environment};
+use crate::scheduler::Own;
 
 /// The label `apps.kubernetes.io/pod-index`, handed over by the downward API.
 const POD_INDEX: &str = "POD_INDEX";
@@ -37,19 +38,20 @@ pub enum PartitionChoice {
 /// Why it is not clear which partitions this process drives.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The partition, or the last of the range, is beyond the number of partitions.
+    /// The reader, or the last of the range, is beyond the number of readers.
     #[error(
-        "{source_name} asks for partition {partition}, but there are {partitions}: 0 to {}; \
-         run as many schedulers as there are partitions",
-        .partitions - 1
+        "{source_name} asks for reader {reader}, but there are {readers}: 0 to {}; \
+         run at most as many schedulers as there are readers, which is one for each partition or, \
+         where more share one, partitions times scheduler.readersPerPartition",
+        .readers - 1
     )]
     Beyond {
         /// What asked for it.
         source_name: &'static str,
-        /// The partition.
-        partition: u32,
+        /// The reader; that of a partition where none is shared.
+        reader: u32,
         /// How many there are.
-        partitions: u32,
+        readers: u32,
     },
     /// `POD_INDEX` is not a number.
     #[error("POD_INDEX is {0:?}, and should be the pod's index in its StatefulSet")]
@@ -62,33 +64,37 @@ pub enum IdentityError {
     Name(String),
 }
 
-/// The partitions that this process drives: those that the configuration names, else that of
-/// `POD_INDEX`, else that of the number at the end of `POD_NAME`, else all.
+/// The readers that this process runs: those that the configuration names, else that of `POD_INDEX`, else
+/// that of the number at the end of `POD_NAME`, else all. Where no partition is shared, readers have the
+/// numbers of their partitions.
 ///
 /// # Errors
 ///
-/// If what is said cannot be read, or a partition is asked for that does not exist.
-pub fn partitions_of_this_process(
+/// If what is said cannot be read, or one is asked for that does not exist.
+pub fn readers_of_this_process(
     config: &Config,
     environment: &Environment,
-) -> Result<Vec<PartitionId>, IdentityError> {
-    let partitions = config.partitions;
+) -> Result<Own, IdentityError> {
+    let readers = config.partitions * config.scheduler.readers_per_partition;
     let (source_name, first, last) = match config.scheduler.partitions {
         PartitionChoice::Range { first, last } => ("scheduler.partitions", first, last),
-        PartitionChoice::All => return Ok((0..partitions).map(PartitionId).collect()),
+        PartitionChoice::All => return Ok(Own::All),
         PartitionChoice::Auto => match index_of_pod(environment)? {
             Some((source_name, index)) => (source_name, index, index),
-            None => return Ok((0..partitions).map(PartitionId).collect()),
+            None => return Ok(Own::All),
         },
     };
-    if last >= partitions {
+    if last >= readers {
         return Err(IdentityError::Beyond {
             source_name,
-            partition: last,
-            partitions,
+            reader: last,
+            readers,
         });
     }
-    Ok((first..=last).map(PartitionId).collect())
+    Ok(Own::Range {
+        first: ReaderId(first),
+        last: ReaderId(last),
+    })
 }
 
 fn index_of_pod(environment: &Environment) -> Result<Option<(&'static str, u32)>, IdentityError> {
@@ -166,6 +172,8 @@ impl<'de> Deserialize<'de> for PartitionChoice {
 
 #[cfg(test)]
 mod tests {
+    use waybill_engine::Division;
+
     use super::*;
 
     type Variables = &'static [(&'static str, &'static str)];
@@ -191,7 +199,7 @@ mod tests {
             ("0-3", &[("POD_NAME", "no-ordinal")], &[0, 1, 2, 3]),
         ];
         for (choice, environment, expected) in cases {
-            let expected: Vec<_> = expected.iter().copied().map(PartitionId).collect();
+            let expected: Vec<_> = expected.iter().copied().map(ReaderId).collect();
             assert_eq!(
                 partitions(choice, environment),
                 Ok(expected),
@@ -202,10 +210,10 @@ mod tests {
 
     #[test]
     fn a_partition_that_does_not_exist_or_an_unreadable_index_is_refused() {
-        let beyond = |source_name, partition| IdentityError::Beyond {
+        let beyond = |source_name, reader| IdentityError::Beyond {
             source_name,
-            partition,
-            partitions: 4,
+            reader,
+            readers: 4,
         };
         let index = |text: &str| IdentityError::Index(text.to_owned());
         let name = |text: &str| IdentityError::Name(text.to_owned());
@@ -239,9 +247,21 @@ mod tests {
             partitions("auto", &[("POD_INDEX", "4")])
                 .unwrap_err()
                 .to_string(),
-            "POD_INDEX asks for partition 4, but there are 4: 0 to 3; run as many schedulers as \
-             there are partitions"
+            "POD_INDEX asks for reader 4, but there are 4: 0 to 3; run at most as many schedulers \
+             as there are readers, which is one for each partition or, where more share one, \
+             partitions times scheduler.readersPerPartition"
         );
+    }
+
+    #[test]
+    fn the_refusal_counts_readers_where_they_share_partitions() {
+        let environment = [("POD_INDEX", "8")].into_iter().collect();
+        let mut config = Config::default();
+        config.scheduler.readers_per_partition = 2;
+        let refused = readers_of_this_process(&config, &environment).unwrap_err();
+        let text = refused.to_string();
+        let expected = "POD_INDEX asks for reader 8, but there are 8: 0 to 7; ";
+        assert!(text.starts_with(expected), "{text}");
     }
 
     #[test]
@@ -255,9 +275,22 @@ mod tests {
         }
     }
 
-    fn partitions(choice: &str, environment: Variables) -> Result<Vec<PartitionId>, IdentityError> {
+    #[test]
+    fn where_readers_share_partitions_the_index_is_that_of_a_reader() {
+        let environment = [("POD_INDEX", "7")].into_iter().collect();
+        let mut config = Config::default();
+        config.scheduler.readers_per_partition = 2;
+        let own = readers_of_this_process(&config, &environment).unwrap();
+        let (first, last) = (ReaderId(7), ReaderId(7));
+        assert_eq!(own, Own::Range { first, last });
+        // Of a layout that does not have it, it runs none.
+        assert_eq!(own.of(Division::one_each(4)).count(), 0);
+    }
+
+    fn partitions(choice: &str, environment: Variables) -> Result<Vec<ReaderId>, IdentityError> {
         let mut config = Config::default();
         config.scheduler.partitions = choice.parse().unwrap();
-        partitions_of_this_process(&config, &environment.iter().copied().collect())
+        let own = readers_of_this_process(&config, &environment.iter().copied().collect())?;
+        Ok(own.of(Division::one_each(config.partitions)).collect())
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
+use waybill_kafka::{ClientError, KafkaSettings};
 
 use super::{ConfigError, units};
 
@@ -58,7 +59,7 @@ impl Default for KafkaConfig {
 }
 
 impl KafkaConfig {
-    /// Moves the values of `propertyFiles` to `properties`.
+    /// Moves the values of `propertyFiles` to `properties`, and refuses properties that no client takes.
     pub(super) fn read_property_files(&mut self) -> Result<(), ConfigError> {
         for (property, path) in std::mem::take(&mut self.property_files) {
             if self.properties.0.contains_key(&property) {
@@ -76,7 +77,34 @@ impl KafkaConfig {
                 .0
                 .insert(property, text.trim_end_matches(['\r', '\n']).to_owned());
         }
-        Ok(())
+        self.check_properties()
+    }
+
+    fn check_properties(&self) -> Result<(), ConfigError> {
+        let mut settings = KafkaSettings::default();
+        settings.properties.clone_from(&self.properties.0);
+        let (property, problem) = match settings.check() {
+            Ok(()) => return Ok(()),
+            Err(ClientError::Reserved { property }) => {
+                let problem = match property.as_str() {
+                    "bootstrap.servers" | "metadata.broker.list" => "belongs into kafka.brokers",
+                    _ => "is set by Waybill and cannot be configured: its promises rest on it",
+                };
+                (property, problem.to_owned())
+            }
+            Err(ClientError::UnknownProperty { property }) => {
+                (property, "is no property that librdkafka knows".to_owned())
+            }
+            Err(ClientError::InvalidValue { property }) => {
+                (property, "has a value that librdkafka refuses".to_owned())
+            }
+            Err(ClientError::Create { reason, .. }) => (String::new(), reason),
+        };
+        let dot = if property.is_empty() { "" } else { "." };
+        Err(ConfigError::Invalid {
+            key: format!("kafka.properties{dot}{property}"),
+            problem,
+        })
     }
 }
 
@@ -183,6 +211,34 @@ mod tests {
             kafka.properties.iter().collect::<Vec<_>>(),
             [("sasl.password", " pass word ")]
         );
+    }
+
+    #[test]
+    fn a_property_that_no_client_takes_is_refused_by_name_and_its_value_is_not_told() {
+        for (property, expected) in [
+            ("acks", "acks is set by Waybill"),
+            ("enable.idempotence", "enable.idempotence is set by Waybill"),
+            ("auto.offset.reset", "auto.offset.reset is set by Waybill"),
+            (
+                "bootstrap.servers",
+                "bootstrap.servers belongs into kafka.brokers",
+            ),
+            ("sasl.pasword", "sasl.pasword is no property"),
+            ("security.protocol", "security.protocol has a value"),
+        ] {
+            let properties = [(property.to_owned(), "hunter2".to_owned())].into();
+            let mut kafka = KafkaConfig {
+                properties: Properties(properties),
+                ..KafkaConfig::default()
+            };
+            let refused = kafka.read_property_files().unwrap_err().to_string();
+            assert_eq!(
+                refused.find(&format!("kafka.properties.{expected}")),
+                Some(0),
+                "{refused}"
+            );
+            assert!(!refused.contains("hunter2"), "{refused}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use waybill_store::{CqlConfig, CqlLogin, CqlReplication, CqlTls};
+use waybill_store::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls};
 
 use super::alerts::{Secret, read_secret};
 use super::{ConfigError, units};
@@ -30,6 +30,10 @@ pub struct ScyllaConfig {
     pub tls: bool,
     /// Certificates (PEM) that are trusted in place of the system's.
     pub ca_file: Option<PathBuf>,
+    /// The certificate (PEM) that is shown to nodes that ask for one.
+    pub cert_file: Option<PathBuf>,
+    /// The file with its key (PEM), without a passphrase.
+    pub key_file: Option<PathBuf>,
     /// How often each row is stored in each datacentre, for a keyspace that is created.
     pub replication_factor: u8,
     /// Connections to each shard of each node (Cassandra: to each node).
@@ -67,6 +71,8 @@ impl Default for ScyllaConfig {
             password_file: None,
             tls: false,
             ca_file: None,
+            cert_file: None,
+            key_file: None,
             replication_factor: 3,
             connections_per_shard,
             request_timeout,
@@ -97,6 +103,14 @@ impl ScyllaConfig {
             (None, true) => CqlTls::SystemRoots,
             (Some(file), true) => CqlTls::CaFile(file.clone()),
         };
+        cql.client_certificate =
+            self.cert_file
+                .as_ref()
+                .zip(self.key_file.as_ref())
+                .map(|(cert_file, key_file)| CqlCertificate {
+                    cert_file: cert_file.clone(),
+                    key_file: key_file.clone(),
+                });
         cql.replication = CqlReplication::Everywhere(self.replication_factor);
         cql.connections_per_shard = self.connections_per_shard;
         cql.request_timeout = self.request_timeout;
@@ -107,8 +121,23 @@ impl ScyllaConfig {
         Some(cql)
     }
 
-    /// Reads the password from its file.
+    /// Reads the password from its file, and refuses half a certificate, or one that nobody sees. The
+    /// files of the certificate are read with each connection to a cluster.
     pub(super) fn read_files(&mut self) -> Result<(), ConfigError> {
+        let refused = |key: &str, problem: &str| {
+            Err(ConfigError::Invalid {
+                key: format!("store.scylla.{key}"),
+                problem: problem.to_owned(),
+            })
+        };
+        match (&self.cert_file, &self.key_file) {
+            (Some(_), None) => return refused("certFile", "needs store.scylla.keyFile"),
+            (None, Some(_)) => return refused("keyFile", "needs store.scylla.certFile"),
+            (Some(_), Some(_)) if !self.tls => {
+                return refused("certFile", "is of use only with store.scylla.tls");
+            }
+            (Some(_), Some(_)) | (None, None) => {}
+        }
         let key = "store.scylla.password";
         read_secret(&mut self.password, &mut self.password_file, key)
     }
@@ -144,6 +173,8 @@ mod tests {
             password: Some("open sesame".into()),
             tls: true,
             ca_file: Some("/ca.pem".into()),
+            cert_file: Some("/cert.pem".into()),
+            key_file: Some("/key.pem".into()),
             replication_factor: 2,
             ..ScyllaConfig::default()
         };
@@ -156,6 +187,39 @@ mod tests {
         assert_eq!(cql.local_datacenter.as_deref(), Some("east"));
         assert_eq!(cql.login.unwrap().password, "open sesame");
         assert_eq!(cql.tls, CqlTls::CaFile("/ca.pem".into()));
+        let certificate = CqlCertificate {
+            cert_file: "/cert.pem".into(),
+            key_file: "/key.pem".into(),
+        };
+        assert_eq!(cql.client_certificate, Some(certificate));
         assert_eq!(cql.replication, CqlReplication::Everywhere(2));
+    }
+
+    #[test]
+    fn half_a_certificate_or_one_without_tls_is_refused() {
+        let of = |cert: Option<&str>, key: Option<&str>, tls| ScyllaConfig {
+            cert_file: cert.map(PathBuf::from),
+            key_file: key.map(PathBuf::from),
+            tls,
+            ..ScyllaConfig::default()
+        };
+        for (mut config, expected) in [
+            (
+                of(Some("/c"), None, true),
+                "certFile needs store.scylla.keyFile",
+            ),
+            (
+                of(None, Some("/k"), true),
+                "keyFile needs store.scylla.certFile",
+            ),
+            (
+                of(Some("/c"), Some("/k"), false),
+                "certFile is of use only with",
+            ),
+        ] {
+            let refused = config.read_files().unwrap_err().to_string();
+            assert!(refused.contains(expected), "{refused}");
+        }
+        of(Some("/c"), Some("/k"), true).read_files().unwrap();
     }
 }

@@ -194,8 +194,11 @@ impl Default for StoreConfig {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct SchedulerConfig {
-    /// The partitions of this process.
+    /// The partitions of this process; where readers share them, the readers.
     pub partitions: PartitionChoice,
+    /// How many readers share a partition. A new store begins with it; of any other `waybill readers set`
+    /// changes it.
+    pub readers_per_partition: u32,
     /// Operations in memory, over all partitions of the process.
     pub in_flight_max: usize,
     /// Their size in all.
@@ -229,12 +232,16 @@ pub struct SchedulerConfig {
     /// Whether every step of every operation is told on the status topic: 7 more records for a
     /// delivery that has 11. Callers with a topic of their own are told in any case.
     pub tell_steps: bool,
+    /// Whether a partition that the store knows nothing of is begun though its log was run before: every
+    /// request of the log is then run again.
+    pub start_without_state: bool,
 }
 
 impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {
             partitions: PartitionChoice::Auto,
+            readers_per_partition: 1,
             in_flight_max: 4_000,
             in_flight_bytes_max: ByteSize::mib(64),
             hand_off_after: Duration::from_secs(5),
@@ -246,6 +253,7 @@ impl Default for SchedulerConfig {
             drain: Duration::from_secs(5),
             decide_within: Duration::from_secs(15),
             tell_steps: false,
+            start_without_state: false,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What no type can say: ranges, and values that only work together.
 
+use waybill_engine::READERS_PER_PARTITION_MAX;
+
 use super::{ByteSize, Config, ConfigError, duration_to_text};
 use crate::ingestion::IngestionConfig;
 use crate::telemetry::log_filter;
@@ -43,7 +45,8 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         http.batch_line_bytes_max.as_usize(),
     );
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
-    let rules: [(bool, &str, String); 41] = [
+    let readers = scheduler.readers_per_partition;
+    let rules: [(bool, &str, String); 42] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -51,6 +54,11 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
                 "is {}, and must be from 1 to {PARTITIONS_MAX}",
                 config.partitions
             ),
+        ),
+        (
+            (1..=READERS_PER_PARTITION_MAX).contains(&readers),
+            "scheduler.readersPerPartition",
+            format!("is {readers}, and must be from 1 to {READERS_PER_PARTITION_MAX}"),
         ),
         (
             !config.data_dir.as_os_str().is_empty(),
@@ -315,9 +323,12 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 30] = [
+        let cases: [(&str, Change); 31] = [
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
+            ("scheduler.readersPerPartition", |c| {
+                c.scheduler.readers_per_partition = 0
+            }),
             ("kafka.brokers", |c| c.kafka.brokers = Some(Vec::new())),
             ("kafka.brokers,", |c| {
                 c.kafka.brokers = Some(vec!["kafka://a:1".to_owned()])

@@ -225,11 +225,14 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             };
             let waiting = match (known, submission) {
                 (Some(known), _) => Waiting::Known(known),
-                (None, Ok(submission)) => match self.intake.send(&submission) {
-                    Ok(Sent::OnItsWay(in_flight)) => Waiting::InFlight(in_flight),
-                    Ok(Sent::Before(answer)) => Waiting::Known(Ok(answer)),
-                    Err(problem) => Waiting::Known(Err(problem)),
-                },
+                (None, Ok(submission)) => {
+                    let checked = self.intake.check_reply_topic(&submission).await;
+                    match checked.and_then(|()| self.intake.send(&submission)) {
+                        Ok(Sent::OnItsWay(in_flight)) => Waiting::InFlight(in_flight),
+                        Ok(Sent::Before(answer)) => Waiting::Known(Ok(answer)),
+                        Err(problem) => Waiting::Known(Err(problem)),
+                    }
+                }
                 (None, Err(problem)) => Waiting::Known(Err(problem)),
             };
             self.waiting.push_back(waiting);

@@ -22,10 +22,10 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{OperationId, OperationRow, Stamp};
-use waybill_store::Store;
 
 use super::body::Payload;
 use super::problem::{FieldProblem, Kind, Problem};
+use super::reads::Reads;
 use super::service::{Api, Parameters, Reply, decoded, not_found, set_static};
 use super::status::{self, Query, Status};
 use super::token::StatusToken;
@@ -58,7 +58,7 @@ enum Seen {
 /// Looks at the rows of all operations that are followed.
 #[derive(Debug)]
 pub struct Events {
-    store: Arc<dyn Store>,
+    reads: Arc<Reads>,
     places: Arc<Semaphore>,
     followed: Mutex<HashMap<OperationId, watch::Sender<Seen>>>,
     begun: Notify,
@@ -89,13 +89,13 @@ impl Drop for Place {
 impl Events {
     /// Events for at most `streams_max` streams at once, none of which is silent for longer than
     /// `heartbeat`.
-    pub fn new(store: Arc<dyn Store>, streams_max: usize, heartbeat: Duration) -> Self {
+    pub fn new(reads: Arc<Reads>, streams_max: usize, heartbeat: Duration) -> Self {
         metrics::describe_gauge!(
             "waybill_ingestion_event_streams",
             "Streams of events that are open"
         );
         Self {
-            store,
+            reads,
             places: Arc::new(Semaphore::new(streams_max.min(Semaphore::MAX_PERMITS))),
             followed: Mutex::default(),
             begun: Notify::new(),
@@ -134,15 +134,9 @@ impl Events {
     }
 
     async fn look_at(&self, ids: &[OperationId]) {
-        let rows = match self.store.get_many(ids.to_vec()).await {
-            Ok(rows) => rows,
-            Err(error) => {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "followed operations cannot be looked at; trying again"
-                );
-                return;
-            }
+        // They are looked at again soon.
+        let Ok(rows) = self.reads.rows(ids.to_vec()).await else {
+            return;
         };
         let followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
         for (id, row) in ids.iter().zip(rows) {

@@ -1,13 +1,19 @@
 //! The judgement whether the broker is there.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+
+use waybill_kafka::{ErrorCode, ProduceError};
+
+use crate::chain::chain;
 
 /// Whether acknowledgements come: a broker that is away is told at once to all who come after the
 /// first that waited for it, instead of after everyone's own time-out.
 ///
 /// What waits stays counted until the producer gives it up, so that from time to time, when nothing
 /// waits any more, one request goes through to see whether the broker is back.
+///
+/// The log is told once that it is away, and once that it is back.
 #[derive(Debug)]
 pub struct Flow {
     began: Instant,
@@ -15,6 +21,7 @@ pub struct Flow {
     waiting: AtomicUsize,
     /// When an acknowledgement last came or the first of those waiting began, in ms after `began`.
     moved_ms: AtomicU64,
+    is_away: AtomicBool,
 }
 
 impl Flow {
@@ -28,18 +35,43 @@ impl Flow {
             stall_max: Self::STALL_MAX.min(accept_timeout),
             waiting: AtomicUsize::new(0),
             moved_ms: AtomicU64::new(0),
+            is_away: AtomicBool::new(false),
         }
     }
 
     /// Counts a record in, unless the flow has stalled. Each `true` must be followed by an
     /// [`end`](Self::end).
     pub fn begin(&self) -> bool {
-        self.begin_at(Instant::now())
+        let may_go = self.begin_at(Instant::now());
+        if !may_go {
+            self.away("it has not acknowledged anything for a while");
+        }
+        may_go
     }
 
-    /// Counts a record out.
-    pub fn end(&self, acknowledged: bool) {
-        self.end_at(acknowledged, Instant::now());
+    /// Counts a record out: acknowledged, or why not.
+    pub fn end(&self, error: Option<&ProduceError>) {
+        self.end_at(error.is_none(), Instant::now());
+        match error {
+            None => self.back(),
+            Some(error) if is_of_the_broker(error) => self.away(&chain(error)),
+            Some(_) => {}
+        }
+    }
+
+    fn away(&self, cause: &str) {
+        if !self.is_away.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                cause,
+                "the broker takes no requests; they are answered 503 or 504 until it does"
+            );
+        }
+    }
+
+    fn back(&self) {
+        if self.is_away.load(Ordering::Relaxed) && self.is_away.swap(false, Ordering::Relaxed) {
+            tracing::info!("the broker takes requests again");
+        }
     }
 
     fn begin_at(&self, now: Instant) -> bool {
@@ -66,6 +98,16 @@ impl Flow {
         let millis = now.saturating_duration_since(self.began).as_millis();
         self.moved_ms
             .fetch_max(u64::try_from(millis).unwrap_or(u64::MAX), Ordering::AcqRel);
+    }
+}
+
+/// Whether it is the broker that failed, and not this process's queue or the record.
+fn is_of_the_broker(error: &ProduceError) -> bool {
+    match error {
+        ProduceError::OutcomeUnknown { .. } => true,
+        ProduceError::Refused { code } => {
+            !matches!(code, ErrorCode::QueueFull | ErrorCode::MessageSizeTooLarge)
+        }
     }
 }
 

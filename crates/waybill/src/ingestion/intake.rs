@@ -21,15 +21,16 @@ use waybill_kafka::{
     ClientError, Delivered, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
     Producer, ProducerOptions,
 };
-use waybill_messages::{Topics, encode_create, headers};
-use waybill_store::{CorruptRow, Store};
+use waybill_messages::{Topics, headers};
+use waybill_store::CorruptRow;
 
 use super::config::IngestionConfig;
-use super::consumed::Consumed;
 use super::flow::Flow;
 use super::peek::Peek;
 use super::problem::{Kind, Problem};
+use super::reads::Reads;
 use super::recent::{Accepted, Claim, Meeting, Recent, Settled};
+use super::reply_topics::ReplyTopics;
 use super::request::Submission;
 
 /// How a request was answered that was not refused.
@@ -44,8 +45,8 @@ pub enum Answer {
 /// Takes requests in.
 #[derive(Debug)]
 pub struct Intake {
-    store: Arc<dyn Store>,
-    consumed: Consumed,
+    reads: Arc<Reads>,
+    reply_topics: ReplyTopics,
     producer: Producer<Box<Ticket>>,
     recent: Arc<Recent>,
     flow: Arc<Flow>,
@@ -63,7 +64,7 @@ impl Intake {
     /// An intake that produces through `kafka`.
     pub fn new(
         config: &IngestionConfig,
-        store: Arc<dyn Store>,
+        reads: Arc<Reads>,
         kafka: KafkaSettings,
         topics: Topics,
         partitions: u32,
@@ -75,14 +76,14 @@ impl Intake {
         let record_max = config.request_bytes_max.max(config.batch_line_bytes_max);
         options.message_bytes_max = options.message_bytes_max.max(saturating(2 * record_max));
         Ok(Self {
-            consumed: Consumed::new(store.clone(), partitions),
-            store,
+            reads,
             peek: Peek::new(
                 kafka.clone(),
-                topics.requests().to_owned(),
+                topics.clone(),
                 config.pending_reads_max,
                 config.pending_read_timeout,
             ),
+            reply_topics: ReplyTopics::new(&kafka, config.accept_timeout)?,
             producer: Producer::new(&kafka, &options)?,
             recent: Arc::new(Recent::new(config.recent_accepted_max)),
             flow: Arc::new(Flow::new(config.accept_timeout)),
@@ -92,14 +93,9 @@ impl Intake {
         })
     }
 
-    /// The store.
-    pub fn store(&self) -> &dyn Store {
-        &*self.store
-    }
-
-    /// How far schedulers have consumed their partitions.
-    pub fn consumed(&self) -> &Consumed {
-        &self.consumed
+    /// What reads the store.
+    pub fn reads(&self) -> &Reads {
+        &self.reads
     }
 
     /// What was accepted last.
@@ -135,6 +131,7 @@ impl Intake {
                 return answer;
             }
         }
+        self.check_reply_topic(submission).await?;
         match self.send(submission)? {
             Sent::OnItsWay(mut in_flight) => in_flight.outcome(self.accept_timeout).await,
             Sent::Before(answer) => Ok(answer),
@@ -143,15 +140,19 @@ impl Intake {
 
     /// Reads the rows of these operations, in their order, each with an answer of its own.
     pub async fn rows(&self, ids: Vec<OperationId>) -> Result<Vec<Read>, Problem> {
-        let rows = self
-            .store
-            .get_many(ids)
-            .await
-            .map_err(|error| store_unavailable(&error))?;
+        let rows = self.reads.rows(ids).await?;
         let read = rows
             .into_iter()
             .map(|row| row.map_err(|corrupt| row_unreadable(&corrupt)));
         Ok(read.collect())
+    }
+
+    /// Refuses a request whose status would go to a topic that is not there.
+    pub async fn check_reply_topic(&self, submission: &Submission) -> Result<(), Problem> {
+        match &submission.record.reply_to {
+            Some(topic) => self.reply_topics.check(topic).await,
+            None => Ok(()),
+        }
     }
 
     /// Hands the request to the producer, unless memory knows its id.
@@ -172,7 +173,7 @@ impl Intake {
         };
         submission.check_deadlines()?;
         let mut value = Vec::with_capacity(record.input.len() + 256);
-        if let Err(error) = encode_create(record, &mut value) {
+        if let Err(error) = self.topics.framing().encode_create(record, &mut value) {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
                 "a request cannot be encoded"
@@ -361,7 +362,7 @@ struct Word {
 
 impl Word {
     fn end(self, outcome: Produced) {
-        self.flow.end(outcome.is_ok());
+        self.flow.end(outcome.as_ref().err());
         // The connection may be gone; the record is there all the same.
         _ = self.tell.send(outcome);
     }
@@ -385,7 +386,7 @@ struct Waiting {
 impl Waiting {
     /// Tells everyone what became of it: its partition and offset, or why it is not there.
     fn end(self, outcome: Produced) {
-        self.flow.end(outcome.is_ok());
+        self.flow.end(outcome.as_ref().err());
         let settled = outcome.map(|(partition, offset)| Accepted {
             partition,
             offset,
@@ -455,15 +456,6 @@ fn row_unreadable(corrupt: &CorruptRow) -> Problem {
     tracing::error!(%corrupt, "a row was asked for that cannot be read");
     let detail = "The state of this operation is stored, but cannot be read.";
     Problem::new(Kind::RowUnreadable, detail).with_id(corrupt.id.to_string())
-}
-
-/// Tells the cause to the log, not to the client.
-pub fn store_unavailable(error: &waybill_store::StoreError) -> Problem {
-    tracing::warn!(
-        error = error as &dyn std::error::Error,
-        "the state store could not be read"
-    );
-    Problem::new(Kind::StoreUnavailable, "The state store could not be read.")
 }
 
 fn saturating(number: usize) -> u32 {

@@ -20,20 +20,21 @@
 mod batch;
 mod body;
 mod config;
-mod consumed;
 pub(crate) mod docs;
 mod events;
 mod flow;
 mod gate;
-mod id;
+pub(crate) mod id;
 mod intake;
 pub(crate) mod json;
 mod measure;
 mod ops;
 mod peek;
 pub(crate) mod problem;
+mod reads;
 mod recent;
-mod request;
+mod reply_topics;
+pub(crate) mod request;
 mod server;
 mod service;
 mod status;
@@ -63,6 +64,8 @@ use self::docs::Docs;
 use self::events::Events;
 use self::intake::Intake;
 use self::measure::Measures;
+pub(crate) use self::ops::next::as_typed;
+use self::reads::Reads;
 use self::request::Rules;
 use self::server::Server;
 use self::service::Api;
@@ -116,12 +119,13 @@ impl Ingestion {
         };
         let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
+        let reads = Arc::new(Reads::new(store, partitions, config.accept_timeout));
         let events = Arc::new(Events::new(
-            Arc::clone(&store),
+            Arc::clone(&reads),
             config.event_streams_max,
             config.heartbeat(),
         ));
-        let intake = Arc::new(Intake::new(&config, store, kafka, topics, partitions)?);
+        let intake = Arc::new(Intake::new(&config, reads, kafka, topics, partitions)?);
         let batches = TaskTracker::new();
         let batches_stop = CancellationToken::new();
         batches.spawn(Arc::clone(&events).run(batches_stop.clone()));

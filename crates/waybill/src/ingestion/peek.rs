@@ -14,7 +14,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore};
 use tokio::time::Instant;
 use waybill_engine::{CreateRequest, Offset, OperationRequest, PartitionId, Position};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer, PollError, PollLimits};
-use waybill_messages::Record as _;
+use waybill_messages::Topics;
 
 /// What one read prefetches at most: the largest record, and not much more.
 const QUEUE_KIB_MAX: u32 = 1_024;
@@ -25,7 +25,7 @@ const FETCH_WAIT_MAX: Duration = Duration::from_millis(10);
 /// Reads single requests.
 pub struct Peek {
     settings: KafkaSettings,
-    topic: String,
+    topics: Topics,
     timeout: Duration,
     /// One permit for each that may wait.
     places: Semaphore,
@@ -34,16 +34,16 @@ pub struct Peek {
 }
 
 impl Peek {
-    /// A reader of `topic` that lets `waiting_max` wait for up to `timeout`.
+    /// A reader of the requests that lets `waiting_max` wait for up to `timeout`.
     pub fn new(
         settings: KafkaSettings,
-        topic: String,
+        topics: Topics,
         waiting_max: usize,
         timeout: Duration,
     ) -> Self {
         Self {
             settings,
-            topic,
+            topics,
             timeout,
             places: Semaphore::new(waiting_max.min(Semaphore::MAX_PERMITS)),
             consumer: Arc::default(),
@@ -56,8 +56,8 @@ impl Peek {
         let due = Instant::now() + self.timeout;
         let turn = Arc::clone(&self.consumer).lock_owned();
         let consumer = tokio::time::timeout_at(due, turn).await.ok()?;
-        let (settings, topic) = (self.settings.clone(), self.topic.clone());
-        let read = move || read_within(consumer, &settings, &topic, position, due);
+        let (settings, topics) = (self.settings.clone(), self.topics.clone());
+        let read = move || read_within(consumer, &settings, &topics, position, due);
         tokio::task::spawn_blocking(read).await.ok()?
     }
 
@@ -70,7 +70,7 @@ impl Peek {
 impl fmt::Debug for Peek {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Peek")
-            .field("topic", &self.topic)
+            .field("topic", &self.topics.requests())
             .finish_non_exhaustive()
     }
 }
@@ -78,7 +78,7 @@ impl fmt::Debug for Peek {
 fn read_within(
     mut slot: OwnedMutexGuard<Option<PartitionConsumer>>,
     settings: &KafkaSettings,
-    topic: &str,
+    topics: &Topics,
     position: Position,
     due: Instant,
 ) -> Option<CreateRequest> {
@@ -89,8 +89,10 @@ fn read_within(
             .inspect_err(|error| tracing::warn!(%error, "pending requests cannot be read"))
             .ok()?,
     };
-    consumer.assign(&[(topic, partition, offset)]).ok()?;
-    let found = first(&consumer, partition, offset, due);
+    consumer
+        .assign(&[(topics.requests(), partition, offset)])
+        .ok()?;
+    let found = first(&consumer, topics, partition, offset, due);
     // Nothing is fetched between two reads. A consumer that cannot go on is made anew.
     if !matches!(found, Err(PollError::Fatal { .. })) && consumer.assign(&[]).is_ok() {
         *slot = Some(consumer);
@@ -106,6 +108,7 @@ fn read_within(
 /// The record at `offset`, if it is the first that comes.
 fn first(
     consumer: &PartitionConsumer,
+    topics: &Topics,
     partition: PartitionId,
     offset: Offset,
     due: Instant,
@@ -120,7 +123,7 @@ fn first(
         if (record.partition(), record.offset()) == (partition, offset) {
             let request = record
                 .value()
-                .and_then(|value| OperationRequest::decode(value).ok());
+                .and_then(|value| topics.framing().decode(value).ok());
             found = match request {
                 Some(OperationRequest::Create(create)) => Some(create),
                 Some(OperationRequest::Amend(_)) | None => None,

@@ -313,12 +313,9 @@ impl<'a> Draft<'a> {
     }
 
     fn tenant(&mut self, tenant: String) {
-        if tenant.chars().count() > TENANT_CHARS_MAX || tenant.chars().any(char::is_control) {
-            let detail =
-                format!("must be at most {TENANT_CHARS_MAX} characters, none a control character");
-            self.wrong("/tenant", detail);
-        } else {
-            self.tenant = tenant;
+        match check_tenant(&tenant) {
+            Ok(()) => self.tenant = tenant,
+            Err(detail) => self.wrong("/tenant", detail),
         }
     }
 
@@ -440,10 +437,29 @@ impl<'a> Draft<'a> {
     }
 }
 
+/// Checks a tenant, and says what is wrong with it.
+pub fn check_tenant(tenant: &str) -> Result<(), String> {
+    if tenant.chars().count() > TENANT_CHARS_MAX || tenant.chars().any(char::is_control) {
+        return Err(format!(
+            "must be at most {TENANT_CHARS_MAX} characters, none a control character"
+        ));
+    }
+    Ok(())
+}
+
+/// Checks the name of who asks for something, and says what is wrong with it. How long it may be, the
+/// records say.
+pub fn check_asked_by(name: &str) -> Result<(), &'static str> {
+    match name.chars().any(char::is_control) {
+        true => Err("must not have control characters"),
+        false => Ok(()),
+    }
+}
+
 /// A delivery's hash, over all but its id, and its input, which always has one. The id is left out
 /// of the hash because it may have come in the body, beside it, or from here: it names the
 /// operation that the hash is compared within.
-fn named(
+pub fn named(
     mut delivery: DeliveryRequest,
     operation: OperationId,
     caller_id: Option<&str>,
@@ -458,7 +474,7 @@ fn named(
 /// The hash of a request's canonical form: its parts in this order, each after its length. It is
 /// kept for as long as rows are, so neither order nor parts may change. Contacts, where there are
 /// any, are further parts: a request without them has the hash that it always had.
-fn request_hash(
+pub fn request_hash(
     workflow: &str,
     tenant: &str,
     deadline: Option<Timestamp>,
@@ -502,9 +518,13 @@ fn date_and_time(text: &str) -> Option<Timestamp> {
     Some(Timestamp(time.as_microsecond()))
 }
 
-/// The W3C trace context, if it is well formed; a malformed one is to be ignored.
 fn traceparent(headers: &HeaderMap) -> Option<String> {
     let value = headers.get("traceparent")?.to_str().ok()?;
+    trace_context(value).map(str::to_owned)
+}
+
+/// The W3C trace context, if it is well formed; a malformed one is to be ignored.
+pub fn trace_context(value: &str) -> Option<&str> {
     let is_hex = |part: &str, len: usize| {
         part.len() == len && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
     };
@@ -521,7 +541,7 @@ fn traceparent(headers: &HeaderMap) -> Option<String> {
         && is_hex(parent, 16)
         && !is_zero(parent)
         && is_hex(flags, 2);
-    well_formed.then(|| value.to_owned())
+    well_formed.then_some(value)
 }
 
 #[cfg(test)]

@@ -9,12 +9,11 @@ use std::sync::Arc;
 
 use serde_json::value::RawValue;
 use waybill_engine::{
-    CreateRequest, Offset, OperationId, OperationRow, PartitionId, Position, Workflows,
-    partition_for,
+    CreateRequest, OperationId, OperationRow, PartitionId, Position, Workflows, partition_for,
 };
 
 use super::id::{self, CallerId};
-use super::intake::{Intake, store_unavailable};
+use super::intake::Intake;
 use super::problem::{Kind, Problem};
 use super::recent::Accepted;
 use super::request::DRONE_DELIVERY;
@@ -82,7 +81,7 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
     let accepted = accepted
         .filter(|(found, accepted)| *found == id && is_it(accepted))
         .map(|(_, accepted)| accepted);
-    let consumed = consumed(intake, partition).await?;
+    let consumed = intake.reads().consumed(partition).await?;
     if let Some(status) = read(intake, &ids, query.token).await? {
         return Ok(status);
     }
@@ -241,12 +240,6 @@ fn at_partition(
     ids.iter()
         .copied()
         .find(|id| partition_for(*id, intake.partitions()) == partition)
-}
-
-/// The first offset that no scheduler has durably consumed.
-async fn consumed(intake: &Intake, partition: PartitionId) -> Result<Offset, Problem> {
-    let consumed = intake.consumed().of(partition).await;
-    consumed.map_err(|error| store_unavailable(&error))
 }
 
 /// There is no such operation.

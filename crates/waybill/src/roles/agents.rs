@@ -8,8 +8,9 @@ use waybill_agent::http::{AgentsFile, NamedHandler};
 use waybill_agent::{Agents, AgentsConfig};
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
+use waybill_messages::Topics;
 
-use super::{instance, topic_names};
+use super::instance;
 use crate::admin::Admin;
 use crate::config::{Config, read_document};
 use crate::shutdown::{Running, Stage};
@@ -24,6 +25,7 @@ const BUILT_IN: &str = "the built-in drone-delivery agents";
 pub(super) async fn start(
     config: &Config,
     kafka: KafkaSettings,
+    topics: Topics,
     services: &str,
     workflows: &Workflows,
     admin: &Admin,
@@ -31,7 +33,7 @@ pub(super) async fn start(
 ) -> anyhow::Result<()> {
     let settings = &config.agents;
     let handlers = load(config, services, workflows)?;
-    let mut agents_config = AgentsConfig::new(kafka, topic_names(config));
+    let mut agents_config = AgentsConfig::new(kafka, topics);
     agents_config.group = format!("{}-agents", config.kafka.topic_prefix);
     let place = match &settings.instance_id {
         Some(_) => None,

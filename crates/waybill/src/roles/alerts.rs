@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use waybill_agent::InstancePlace;
-use waybill_kafka::KafkaSettings;
 
-use super::{instance, topic_names};
+use super::{World, instance};
 use crate::alerts::{AlertSource, followers, owners_followers};
 use crate::config::Config;
 use crate::shutdown::{Running, Stage};
@@ -17,19 +16,15 @@ const INSTANCES_DIR: &str = "alerts";
 const STOP_SHARE: u32 = 4;
 
 /// Starts a follower for every configured receiver, and for every way to owners.
-pub(super) fn start(
-    config: &Config,
-    kafka: &KafkaSettings,
-    running: &Running,
-) -> anyhow::Result<()> {
+pub(super) fn start(config: &Config, world: &World, running: &Running) -> anyhow::Result<()> {
     let owners = &config.alerts.owners;
     if config.alerts.receivers.is_empty() && owners.email.is_none() && owners.sms.is_none() {
         return Ok(());
     }
     let place = instance::place(config, INSTANCES_DIR).map(Arc::new);
     let source = AlertSource {
-        kafka: kafka.clone(),
-        topics: topic_names(config),
+        kafka: world.kafka.clone(),
+        topics: world.topics.clone(),
         instance_id: place.as_ref().map(|place| place.id().to_owned()),
         stop_within: config.shutdown_timeout / STOP_SHARE,
     };

@@ -8,11 +8,13 @@ mod alerts;
 mod embedded;
 mod ingestion;
 mod instance;
+mod life;
+mod reach;
 mod samples;
 mod scheduler;
 mod store;
 mod supervisor;
-mod topics;
+pub(crate) mod topics;
 mod trim;
 
 use std::net::SocketAddr;
@@ -26,9 +28,11 @@ use waybill_store::Store;
 use crate::admin::Admin;
 use crate::cli::Role;
 use crate::config::{Config, Environment, load_workflows};
+use crate::registry;
 use crate::shutdown::{Running, Stage};
 
 pub(crate) use agents::load_file as load_agents_file;
+pub use life::run;
 
 /// What the roles have in common that take requests in, decide and supervise.
 struct World {
@@ -44,7 +48,7 @@ struct World {
 /// # Errors
 ///
 /// If a part cannot be started.
-pub async fn start(
+async fn start(
     role: Role,
     config: &Config,
     environment: &Environment,
@@ -57,21 +61,25 @@ pub async fn start(
         Role::Agents => {
             let workflows = load_workflows(&config.workflows)?;
             let kafka = kafka_settings(config, None);
+            let topics = registry::topics(config, &workflows, &admin.readiness).await?;
             let services = config.services.elsewhere();
-            agents::start(config, kafka, &services, &workflows, admin, running).await
+            reach::brokers(&kafka, topics.step_replies(), admin, running)?;
+            agents::start(config, kafka, topics, &services, &workflows, admin, running).await
         }
         Role::Ingestion => {
-            let world = world(role, config, None, running).await?;
+            let world = world(role, config, None, admin, running).await?;
             ingestion::start(config, &world, running).await.map(drop)
         }
         Role::Scheduler => {
-            let world = world(role, config, None, running).await?;
-            scheduler::start(config, environment, &world, admin, running)
+            let world = world(role, config, None, admin, running).await?;
+            scheduler::start(config, environment, &world, admin, running).await
         }
         Role::Supervisor => {
-            let world = world(role, config, None, running).await?;
+            let world = world(role, config, None, admin, running).await?;
+            reach::brokers(&world.kafka, world.topics.recovery(), admin, running)?;
+            reach::store(&world, admin, running);
             supervisor::start(config, &world, running);
-            alerts::start(config, &world.kafka, running)
+            alerts::start(config, &world, running)
         }
         Role::Up {
             agents,
@@ -82,17 +90,18 @@ pub async fn start(
                 Some(_) => None,
                 None => Some(embedded::broker(config, running).await?),
             };
-            let world = world(role, config, broker, running).await?;
+            let world = world(role, config, broker, admin, running).await?;
             let services = match services {
                 true => embedded::services(config, running).await?.to_string(),
                 false => config.services.elsewhere(),
             };
             if agents {
-                let kafka = world.kafka.clone();
-                agents::start(config, kafka, &services, &world.workflows, admin, running).await?;
+                let (kafka, topics) = (world.kafka.clone(), world.topics.clone());
+                let workflows = &world.workflows;
+                agents::start(config, kafka, topics, &services, workflows, admin, running).await?;
             }
-            alerts::start(config, &world.kafka, running)?;
-            scheduler::start(config, environment, &world, admin, running)?;
+            alerts::start(config, &world, running)?;
+            scheduler::start(config, environment, &world, admin, running).await?;
             if config.supervisor.enabled {
                 supervisor::start(config, &world, running);
             }
@@ -108,18 +117,20 @@ pub async fn start(
             }
             let http = ingestion::start(config, &world, running).await?;
             if samples > 0 {
-                samples::start(samples, http, world.kafka, config, admin, running);
+                samples::start(samples, http, world, config, admin, running);
             }
             Ok(())
         }
     }
 }
 
-/// Finds the workflows, makes what is missing of the topics, and opens the store.
+/// Finds the workflows, makes what is missing of the topics, asks the schema registry for what
+/// writers need, and opens the store.
 async fn world(
     role: Role,
     config: &Config,
     broker: Option<SocketAddr>,
+    admin: &Admin,
     running: &Running,
 ) -> anyhow::Result<World> {
     let workflows = load_workflows(&config.workflows)?;
@@ -127,7 +138,7 @@ async fn world(
     topics::create(config, &kafka, &workflows).await?;
     Ok(World {
         kafka,
-        topics: topic_names(config),
+        topics: registry::topics(config, &workflows, &admin.readiness).await?,
         workflows: Arc::new(workflows),
         store: store::open(role, config, running).await?,
     })
@@ -157,8 +168,4 @@ pub(crate) fn kafka_settings(config: &Config, embedded: Option<SocketAddr>) -> K
         .properties
         .extend(properties.map(|(name, value)| (name.into(), value.into())));
     settings
-}
-
-fn topic_names(config: &Config) -> Topics {
-    Topics::new(&config.kafka.topic_prefix)
 }

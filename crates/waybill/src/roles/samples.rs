@@ -17,9 +17,9 @@ use hyper_util::rt::TokioExecutor;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{OperationId, OperationStatus, PartitionId, ProcessState};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer, PollLimits};
-use waybill_messages::Record as _;
+use waybill_messages::Framing;
 
-use super::topic_names;
+use super::World;
 use crate::admin::Admin;
 use crate::config::Config;
 use crate::shutdown::{Running, Stage};
@@ -35,12 +35,13 @@ const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) fn start(
     count: u64,
     http: SocketAddr,
-    kafka: KafkaSettings,
+    world: World,
     config: &Config,
     admin: &Admin,
     running: &Running,
 ) {
-    let topic = topic_names(config).operation_status().to_owned();
+    let World { kafka, topics, .. } = world;
+    let topic = topics.operation_status().to_owned();
     let partitions = config.partitions;
     let readiness = admin.readiness.clone();
     let addresses = Addresses {
@@ -59,7 +60,8 @@ pub(super) fn start(
         let consumer =
             tokio::task::spawn_blocking(move || consumer_at_the_end(&kafka, &topic, partitions))
                 .await??;
-        let following = tokio::task::spawn_blocking(move || follower.follow(&consumer));
+        let following =
+            tokio::task::spawn_blocking(move || follower.follow(&consumer, topics.framing()));
         samples.run(http).await?;
         following.await??;
         println!("{}", samples.line());
@@ -216,14 +218,15 @@ impl Samples {
     }
 
     /// Reads final states until all samples have one.
-    fn follow(&self, consumer: &PartitionConsumer) -> anyhow::Result<()> {
+    fn follow(&self, consumer: &PartitionConsumer, framing: &Framing) -> anyhow::Result<()> {
         const LIMITS: PollLimits = PollLimits {
             records: 1_000,
             bytes: 1024 * 1024,
         };
         while !self.is_over() {
             consumer.poll(LIMITS, PROGRESS_INTERVAL, &mut |record| {
-                let Some(Ok(status)) = record.value().map(OperationStatus::decode) else {
+                let decoded = record.value().map(|value| framing.decode(value));
+                let Some(Ok::<OperationStatus, _>(status)) = decoded else {
                     return;
                 };
                 let now = Instant::now();

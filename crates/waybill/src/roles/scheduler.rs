@@ -1,30 +1,32 @@
 //! The scheduler: what turns requests into finished operations.
 
-use waybill_engine::PartitionId;
-
 use super::World;
 use crate::admin::Admin;
-use crate::config::{Config, Environment, partitions_of_this_process};
-use crate::scheduler::{Scheduler, SchedulerParts, SchedulerSettings};
+use crate::config::{Config, Environment, readers_of_this_process};
+use crate::readers::{self, show::Readers};
+use crate::scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings};
 use crate::shutdown::{Running, Stage};
 
-/// Starts the scheduler of the partitions of this process.
-pub(super) fn start(
+/// Starts the scheduler of the readers of this process.
+pub(super) async fn start(
     config: &Config,
     environment: &Environment,
     world: &World,
     admin: &Admin,
     running: &Running,
 ) -> anyhow::Result<()> {
-    let own = partitions_of_this_process(config, environment)?;
+    let own = readers_of_this_process(config, environment)?;
+    let layout = readers::layout_at_start(&*world.store, config).await?;
     let parts = SchedulerParts {
         store: world.store.clone(),
         kafka: world.kafka.clone(),
         topics: world.topics.clone(),
         workflows: world.workflows.clone(),
+        layout,
     };
     let scheduler = Scheduler::start(scheduler_settings(config, own), parts, admin)?;
     admin.set_schedulers(scheduler.control());
+    admin.set_readers(Readers::new(world.store.clone(), config.partitions));
     let stop = scheduler.stopper();
     running.push(
         Stage::Scheduler,
@@ -35,7 +37,7 @@ pub(super) fn start(
     Ok(())
 }
 
-fn scheduler_settings(config: &Config, own: Vec<PartitionId>) -> SchedulerSettings {
+fn scheduler_settings(config: &Config, own: Own) -> SchedulerSettings {
     let settings = &config.scheduler;
     SchedulerSettings {
         partitions: config.partitions,
@@ -52,6 +54,7 @@ fn scheduler_settings(config: &Config, own: Vec<PartitionId>) -> SchedulerSettin
         checkpoint_records: i64::try_from(settings.checkpoint_records).unwrap_or(i64::MAX),
         lease: settings.lease,
         lease_margin: settings.lease_margin,
+        start_without_state: settings.start_without_state,
         drain: settings.drain,
         decide_within: settings.decide_within,
         tell_steps: settings.tell_steps,

@@ -1,13 +1,26 @@
-//! The topics, made with what each of them needs before anything reads or writes them.
+//! The topics: what each of them needs, made before anything reads or writes them, and held against
+//! what is found.
+//!
+//! [`needed`] is the one table of it. Roles make what is missing when they start, and refuse to start
+//! where what stands there would do harm; `waybill topics` does the same by hand.
+//!
+//! What must hold: a topic that exists is never changed here, and none comes into being with settings
+//! that are not in the table.
 
+mod judge;
+mod look;
+
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use waybill_engine::Workflows;
-use waybill_kafka::{Admin, KafkaSettings, TopicSpec};
+use waybill_kafka::{Admin, AdminError, ErrorCode, KafkaSettings, TopicSpec};
 use waybill_messages::Topics;
 
-use super::topic_names;
+pub(crate) use judge::{Finding, SETTINGS_THAT_MATTER, Weight, judge};
+pub(crate) use look::{Found, look};
+
 use crate::config::Config;
 use crate::limits::{DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX};
 
@@ -30,135 +43,321 @@ const RESULT_PARTITION_BYTES_MAX: u64 = 512 * 1024 * 1024;
 /// How long the topic that holds personal data keeps it at most.
 const CONTACTS_RETENTION_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// Creates what is missing, and checks that the number of partitions is the configured one.
+/// The bound of a topic's size on disk, which no broker but the embedded one has.
+const DISK_BOUND: &str = "waybill.disk.bytes.max";
+
+/// Which broker it is, as far as the topics differ by that.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum BrokerKind {
+    /// The embedded one: a single machine's disk makes records durable, and is bounded.
+    Embedded,
+    /// Apache Kafka, or what speaks like it: copies make records durable.
+    Kafka,
+}
+
+/// What a topic carries. What its settings may be follows from it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// What was accepted.
+    Requests,
+    /// What supervisors and operators ask for.
+    Recoveries,
+    /// Step requests and replies, which can be derived again.
+    Steps,
+    /// What became of operations.
+    Results,
+    /// Whom to tell of it: personal data.
+    Notices,
+    /// What could not be read.
+    DeadLetters,
+}
+
+/// A topic that Waybill needs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Needed {
+    pub(crate) kind: Kind,
+    pub(crate) spec: TopicSpec,
+    /// The key that says how many partitions it has.
+    partitions_key: &'static str,
+}
+
+/// What became of a topic that is needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outcome {
+    /// It was missing, and was made.
+    Made,
+    /// It stood there already.
+    Stood,
+}
+
+/// Creates what is missing, and looks whether what is there would do harm.
 pub(super) async fn create(
     config: &Config,
     kafka: &KafkaSettings,
     workflows: &Workflows,
 ) -> anyhow::Result<()> {
     let admin = Admin::new(kafka, "waybill-admin")?;
-    admin
-        .wait_ready(BROKER_PATIENCE)
+    admin.wait_ready(BROKER_PATIENCE).await?;
+    let broker = broker_kind(&admin, config).await?;
+    let needed = needed(config, workflows, broker);
+    make(&admin, config, &needed).await?;
+    let found = look_at_all(&admin, &needed)
         .await
-        .context("no broker answers")?;
-    let specs = specs(config, workflows);
-    admin
-        .create_topics(&specs)
-        .await
-        .context("the topics cannot be made")?;
-    for spec in &specs {
-        let found = known_partitions(&admin, &spec.name).await?;
-        anyhow::ensure!(
-            found == spec.partitions,
-            "topic {} has {found} partitions, not {}: `partitions` and `kafka.stepPartitions` are fixed \
-             once data exists",
-            spec.name,
-            spec.partitions
-        );
+        .map_err(|error| explained(error, config))?;
+    let findings = judge(config, broker, &needed, &found);
+    for finding in &findings {
+        match finding.weight {
+            Weight::Harm => {}
+            Weight::Warning => tracing::warn!(
+                topic = finding.topic,
+                key = finding.key,
+                found = finding.found,
+                expected = finding.expected,
+                mend = finding.mend,
+                "a topic is not as it should be"
+            ),
+        }
     }
-    Ok(())
+    let harm = findings
+        .into_iter()
+        .find(|finding| finding.weight == Weight::Harm);
+    match harm {
+        Some(finding) => Err(anyhow::anyhow!("{finding}")),
+        None => Ok(()),
+    }
 }
 
-/// How many partitions a topic has. A broker may answer before it has heard of a topic that was just
-/// made, by this process or by another that starts beside it.
-async fn known_partitions(admin: &Admin, topic: &str) -> anyhow::Result<u32> {
+/// Looks at topics that were all there, or made, a moment ago: a broker may answer that has not heard of
+/// them yet.
+async fn look_at_all(
+    admin: &Admin,
+    needed: &[Needed],
+) -> Result<BTreeMap<String, Found>, AdminError> {
     let deadline = Instant::now() + TOPIC_PATIENCE;
     loop {
-        if let Some(partitions) = admin.topic_partitions(topic).await? {
-            return Ok(partitions);
+        let found = look(admin, needed).await?;
+        if found.len() == needed.len() || Instant::now() >= deadline {
+            return Ok(found);
         }
-        anyhow::ensure!(
-            Instant::now() < deadline,
-            "topic {topic} was made, and the broker does not know it"
-        );
         tokio::time::sleep(TOPIC_AGAIN_AFTER).await;
     }
 }
 
-fn specs(config: &Config, workflows: &Workflows) -> Vec<TopicSpec> {
-    let names = topic_names(config);
-    let embedded = config.kafka.brokers.is_none();
-    let kept_for = |duration: Duration| ("retention.ms", duration.as_millis().to_string());
-    // With three copies one may be away, and what is acknowledged still lies on two.
-    let in_sync = match config.kafka.replication_factor {
-        ..=2 => None,
-        factor => Some(("min.insync.replicas", (factor - 1).to_string())),
-    };
-    let spec = |name: &str, settings: &[(&str, String)]| TopicSpec {
-        name: name.to_owned(),
-        partitions: config.partitions,
-        replication: config.kafka.replication_factor,
-        config: settings
-            .iter()
-            .chain(&in_sync)
-            .map(|(key, value)| ((*key).to_owned(), value.clone()))
-            .collect(),
-    };
-    let sized = |bytes: u32| ("max.message.bytes", bytes.to_string());
-    let mut requests = vec![
-        kept_for(config.kafka.requests_retention),
-        sized(RECORD_BYTES_MAX),
-    ];
-    let mut steps = vec![
-        kept_for(config.kafka.steps_retention),
-        sized(RECORD_BYTES_MAX),
-        ("segment.bytes", STEP_SEGMENT_BYTES.to_string()),
-    ];
-    let mut results = vec![
-        kept_for(config.kafka.results_retention),
-        sized(RECORD_BYTES_MAX),
-    ];
-    let mut notices = vec![
-        kept_for(config.kafka.results_retention.min(CONTACTS_RETENTION_MAX)),
-        sized(RECORD_BYTES_MAX),
-    ];
-    // What an operator asks for is answered once it is there: as durable as a request.
-    let mut recoveries = vec![
-        kept_for(config.kafka.requests_retention),
-        sized(RECORD_BYTES_MAX),
-    ];
-    let mut dead_letters = vec![
-        kept_for(config.kafka.results_retention),
-        sized(DEAD_LETTER_BYTES_MAX),
-    ];
-    if embedded {
-        // On Kafka, replication makes an acknowledged record durable; here, the disk does.
-        requests.push(("flush.messages", "1".to_owned()));
-        recoveries.push(("flush.messages", "1".to_owned()));
-        let bound = config.broker.requests_disk_bytes_max.as_u64();
-        requests.push(("waybill.disk.bytes.max", bound.to_string()));
-        // Space is given back by whole segments: a few of them must fit below the bound.
-        let segment = (bound / (4 * u64::from(config.partitions))).clamp(
-            SEGMENT_BYTES_MIN,
-            config.broker.segment_bytes.as_u64().max(SEGMENT_BYTES_MIN),
-        );
-        requests.push(("segment.bytes", segment.to_string()));
-        // One machine's disk: what can be derived again, or was told, is bounded by size as well.
-        steps.push(("retention.bytes", STEP_PARTITION_BYTES_MAX.to_string()));
-        results.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
-        notices.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
-        dead_letters.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
-        recoveries.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
+/// Which broker it is. Asks it, unless the configuration says: the embedded broker of another process
+/// is reached like any other.
+pub(crate) async fn broker_kind(admin: &Admin, config: &Config) -> anyhow::Result<BrokerKind> {
+    if config.kafka.brokers.is_none() {
+        return Ok(BrokerKind::Embedded);
     }
-    let mut specs = vec![
-        spec(names.requests(), &requests),
-        spec(names.step_replies(), &steps),
-        spec(names.recovery(), &recoveries),
-        spec(names.operation_status(), &results),
-        spec(names.failed_operations(), &results),
-        spec(names.operator_alerts(), &results),
-        spec(names.owner_notices(), &notices),
-        spec(&Topics::dead_letter(names.requests()), &dead_letters),
-        spec(&Topics::dead_letter(names.step_replies()), &dead_letters),
-        spec(&Topics::dead_letter(names.recovery()), &dead_letters),
+    let names = Topics::new(&config.kafka.topic_prefix);
+    let requests = names.requests();
+    let settings = admin
+        .topic_settings(&[requests])
+        .await
+        .map_err(|error| explained(error, config))?;
+    let is_embedded = match settings.get(requests) {
+        Some(settings) => settings.contains_key(DISK_BOUND),
+        None => {
+            // It is not there, or not for us to see. Would it be made with this setting?
+            let mut spec = TopicSpec::new(requests, config.partitions);
+            spec.config.push((DISK_BOUND.to_owned(), "-1".to_owned()));
+            match admin.try_topics(&[spec]).await {
+                Ok(would_be_made) => !would_be_made.is_empty(),
+                Err(AdminError::Topic { .. }) => false,
+                Err(error) => return Err(explained(error, config)),
+            }
+        }
+    };
+    Ok(match is_embedded {
+        true => BrokerKind::Embedded,
+        false => BrokerKind::Kafka,
+    })
+}
+
+/// Makes what is missing, and says what became of each topic, in their order. May be repeated, and two
+/// may do it at once.
+pub(crate) async fn make(
+    admin: &Admin,
+    config: &Config,
+    needed: &[Needed],
+) -> anyhow::Result<Vec<Outcome>> {
+    // Only what is missing is asked for, so that who may make no topics can run where they stand.
+    let missing = missing(admin, config, needed).await?;
+    let specs: Vec<TopicSpec> = missing.iter().map(|topic| topic.spec.clone()).collect();
+    let made = admin
+        .create_topics(&specs)
+        .await
+        .map_err(|error| explained(error, config))
+        .context("the topics cannot be made")?;
+    for topic in &missing {
+        let name = &topic.spec.name;
+        anyhow::ensure!(
+            admin.wait_for_topic(name, TOPIC_PATIENCE).await?.is_some(),
+            "topic {name} was made, and the broker does not know it"
+        );
+    }
+    let outcome = |topic: &Needed| match made.contains(&topic.spec.name) {
+        true => Outcome::Made,
+        false => Outcome::Stood,
+    };
+    Ok(needed.iter().map(outcome).collect())
+}
+
+/// Those that are not there.
+pub(crate) async fn missing<'a>(
+    admin: &Admin,
+    config: &Config,
+    needed: &'a [Needed],
+) -> anyhow::Result<Vec<&'a Needed>> {
+    let mut missing = Vec::new();
+    for topic in needed {
+        let partitions = admin.topic_partitions(&topic.spec.name).await;
+        if partitions
+            .map_err(|error| explained(error, config))?
+            .is_none()
+        {
+            missing.push(topic);
+        }
+    }
+    Ok(missing)
+}
+
+/// An error of the brokers, with what to do about it where that is known.
+pub(crate) fn explained(error: AdminError, config: &Config) -> anyhow::Error {
+    let code = match &error {
+        AdminError::Topic { code, .. } => Some(*code),
+        AdminError::Request { source, .. } => source.rdkafka_error_code(),
+        AdminError::NotReady { .. } | AdminError::Refused { .. } | AdminError::Stopped => None,
+    };
+    let advice = match code {
+        Some(ErrorCode::TopicAuthorizationFailed | ErrorCode::ClusterAuthorizationFailed) => {
+            "the brokers do not allow this to the user of kafka.properties; docs/cluster.md names the \
+             rights that are needed"
+                .to_owned()
+        }
+        Some(ErrorCode::PolicyViolation) => {
+            "a policy of the brokers forbids this; let somebody make the topics who may, as \
+             `waybill topics create --dry-run` shows them"
+                .to_owned()
+        }
+        Some(ErrorCode::InvalidReplicationFactor) => format!(
+            "kafka.replicationFactor is {}, and must not exceed the number of brokers",
+            config.kafka.replication_factor
+        ),
+        Some(_) | None => return error.into(),
+    };
+    anyhow::Error::new(error).context(advice)
+}
+
+/// What each topic needs.
+pub(crate) fn needed(config: &Config, workflows: &Workflows, broker: BrokerKind) -> Vec<Needed> {
+    let names = Topics::new(&config.kafka.topic_prefix);
+    let of = |name: &str, kind: Kind| Needed {
+        kind,
+        spec: TopicSpec {
+            name: name.to_owned(),
+            partitions: config.partitions,
+            replication: config.kafka.replication_factor,
+            config: settings(config, kind, broker)
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), value))
+                .collect(),
+        },
+        partitions_key: "partitions",
+    };
+    let dead_letters = |name: &str| of(&Topics::dead_letter(name), Kind::DeadLetters);
+    let mut needed = vec![
+        of(names.requests(), Kind::Requests),
+        of(names.step_replies(), Kind::Steps),
+        of(names.recovery(), Kind::Recoveries),
+        of(names.operation_status(), Kind::Results),
+        of(names.failed_operations(), Kind::Results),
+        of(names.operator_alerts(), Kind::Results),
+        of(names.owner_notices(), Kind::Notices),
+        dead_letters(names.requests()),
+        dead_letters(names.step_replies()),
+        dead_letters(names.recovery()),
+        dead_letters(names.failed_operations()),
     ];
     for agent in workflows.agents() {
         let topic = names.step_requests(&agent);
-        specs.push(spec(&Topics::dead_letter(&topic), &dead_letters));
-        specs.push(TopicSpec {
-            partitions: config.kafka.step_partitions,
-            ..spec(&topic, &steps)
-        });
+        needed.push(dead_letters(&topic));
+        let mut requests = of(&topic, Kind::Steps);
+        requests.spec.partitions = config.kafka.step_partitions;
+        requests.partitions_key = "kafka.stepPartitions";
+        needed.push(requests);
     }
-    specs
+    needed
+}
+
+/// The settings that a topic is made with.
+fn settings(config: &Config, kind: Kind, broker: BrokerKind) -> Vec<(&'static str, String)> {
+    let kafka = &config.kafka;
+    let (retention, bytes_max) = match kind {
+        // What an operator asks for is answered once it is there: as durable as a request.
+        Kind::Requests | Kind::Recoveries => (kafka.requests_retention, RECORD_BYTES_MAX),
+        Kind::Steps => (kafka.steps_retention, RECORD_BYTES_MAX),
+        Kind::Results => (kafka.results_retention, RECORD_BYTES_MAX),
+        Kind::Notices => (
+            kafka.results_retention.min(CONTACTS_RETENTION_MAX),
+            RECORD_BYTES_MAX,
+        ),
+        Kind::DeadLetters => (kafka.results_retention, DEAD_LETTER_BYTES_MAX),
+    };
+    let mut settings = vec![
+        ("cleanup.policy", "delete".to_owned()),
+        ("retention.ms", retention.as_millis().to_string()),
+        ("max.message.bytes", bytes_max.to_string()),
+    ];
+    if kind == Kind::Steps {
+        settings.push(("segment.bytes", STEP_SEGMENT_BYTES.to_string()));
+    }
+    match broker {
+        BrokerKind::Kafka => on_kafka(&mut settings, kind, kafka.replication_factor),
+        BrokerKind::Embedded => on_the_embedded_broker(&mut settings, kind, config),
+    }
+    settings
+}
+
+/// Replication makes an acknowledged record durable.
+fn on_kafka(settings: &mut Vec<(&'static str, String)>, kind: Kind, replication: u16) {
+    // With three copies one may be away, and what is acknowledged still lies on two.
+    let in_sync = match replication {
+        ..=2 => 1,
+        factor => factor - 1,
+    };
+    settings.push(("min.insync.replicas", in_sync.to_string()));
+    match kind {
+        // Whatever the brokers' default is: what was accepted does not go for want of space.
+        Kind::Requests | Kind::Recoveries => settings.push(("retention.bytes", "-1".to_owned())),
+        Kind::Steps | Kind::Results | Kind::Notices | Kind::DeadLetters => {}
+    }
+}
+
+/// One machine's disk makes an acknowledged record durable, and what can be derived again, or was told,
+/// is bounded by size as well.
+fn on_the_embedded_broker(settings: &mut Vec<(&'static str, String)>, kind: Kind, config: &Config) {
+    match kind {
+        Kind::Requests => {
+            let bound = config.broker.requests_disk_bytes_max.as_u64();
+            // Space is given back by whole segments: a few of them must fit below the bound.
+            let segment = (bound / (4 * u64::from(config.partitions))).clamp(
+                SEGMENT_BYTES_MIN,
+                config.broker.segment_bytes.as_u64().max(SEGMENT_BYTES_MIN),
+            );
+            settings.push(("flush.messages", "1".to_owned()));
+            settings.push((DISK_BOUND, bound.to_string()));
+            settings.push(("segment.bytes", segment.to_string()));
+        }
+        Kind::Recoveries => {
+            settings.push(("flush.messages", "1".to_owned()));
+            settings.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
+        }
+        Kind::Steps => {
+            settings.push(("retention.bytes", STEP_PARTITION_BYTES_MAX.to_string()));
+        }
+        Kind::Results | Kind::Notices | Kind::DeadLetters => {
+            settings.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
+        }
+    }
 }

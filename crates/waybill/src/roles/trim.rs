@@ -10,7 +10,9 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{Admin, KafkaSettings};
-use waybill_store::{LeaseKey, Store};
+use waybill_store::Store;
+
+use crate::readers;
 
 /// How often the checkpoints are looked at.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -30,12 +32,11 @@ pub(super) async fn run(
             () = tokio::time::sleep(INTERVAL) => {}
             () = stop.cancelled() => return Ok(()),
         }
+        let layout = readers::layout(&*store, partitions).await?;
         let mut below = Vec::new();
         for (partition, trimmed) in (0..).map(PartitionId).zip(&mut trimmed) {
-            let Some(lease) = store.lease(LeaseKey::scheduler(partition)).await? else {
-                continue;
-            };
-            let keep_from = Offset(lease.checkpoint.requests.0 - 1);
+            let done = readers::requests_done(&*store, &layout, partition).await?;
+            let keep_from = Offset(done.0 - 1);
             if keep_from > *trimmed {
                 *trimmed = keep_from;
                 below.push((partition, keep_from));

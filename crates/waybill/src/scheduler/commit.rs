@@ -1,7 +1,7 @@
 //! Group commits: first the rows of everything that changed, then the messages, then, when those
 //! are acknowledged, the word to the engines that may move the checkpoints.
 //!
-//! One commit is under way at a time. It holds what the engines of all partitions had to write when
+//! One commit is under way at a time. It holds what the engines of all readers had to write when
 //! it began; what they decide meanwhile is in the next one.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use tokio::runtime::Handle;
-use waybill_engine::{BatchNumber, Command, Event, Message, PartitionId, Timestamp};
+use waybill_engine::{BatchNumber, Command, Event, Message, PartitionId, ReaderId, Timestamp};
 use waybill_store::{AttentionEntry, DueEntry, RowWrite, Store, StoreError, WriteBatch, Written};
 
 use super::input::{Generation, Input, Inputs};
@@ -18,6 +18,7 @@ use super::metrics::CommitMetrics;
 use super::outlet::Outlet;
 use super::partition::{Slot, SlotState};
 use super::unreadable::UnreadableRows;
+use crate::chain::chain;
 
 /// A commit begins no sooner than this after the one before it. Under load this lets decisions gather
 /// that share the rows' sync and the messages' requests; after a pause nothing waits.
@@ -33,6 +34,7 @@ const INDEX_LEAD: Duration = Duration::from_secs(1);
 /// A batch of one engine that is on its way.
 #[derive(Clone, Copy, Debug)]
 struct Part {
+    reader: ReaderId,
     partition: PartitionId,
     generation: Generation,
     batch: BatchNumber,
@@ -81,7 +83,7 @@ impl Commits {
     }
 
     /// Begins the next commit, if none is under way and there is something to do.
-    pub(super) fn go_on(&mut self, slots: &mut BTreeMap<PartitionId, Slot>, now: Timestamp) {
+    pub(super) fn go_on(&mut self, slots: &mut BTreeMap<ReaderId, Slot>, now: Timestamp) {
         if self.under_way.is_some() || self.gathers_for() > Duration::ZERO {
             return;
         }
@@ -91,11 +93,12 @@ impl Commits {
             parts: Vec::new(),
             due: Vec::new(),
         };
-        for (&partition, slot) in slots.iter_mut() {
+        for (&reader, slot) in slots.iter_mut() {
             let generation = slot.generation;
             let SlotState::Owned(owned) = &mut slot.state else {
                 continue;
             };
+            let partition = owned.partition();
             if owned.releasing_since.is_some() {
                 continue;
             }
@@ -125,6 +128,7 @@ impl Commits {
             }
             under_way.parts.push((
                 Part {
+                    reader,
                     partition,
                     generation,
                     batch: batch.number,
@@ -158,18 +162,32 @@ impl Commits {
         GATHER.saturating_sub(self.began.elapsed())
     }
 
-    /// The rows of the commit under way are durable: its messages may leave.
+    /// The rows of the commit under way are durable: its messages may leave. Returns the readers
+    /// that have to begin again because it is not known to be durable, each with the assignment under
+    /// which its rows were written: a database that others run may come back.
     ///
     /// # Errors
     ///
-    /// If the store could not write: this process can then promise nothing any more.
+    /// If the store that this process has to itself could not write, or a store refuses what it is
+    /// given: this process can then promise nothing any more.
     pub(super) fn committed(
         &mut self,
         result: Result<Written, StoreError>,
-        slots: &mut BTreeMap<PartitionId, Slot>,
+        slots: &mut BTreeMap<ReaderId, Slot>,
         now: Timestamp,
-    ) -> anyhow::Result<()> {
-        let written = result.context("the group commit of step state failed")?;
+    ) -> anyhow::Result<Vec<(ReaderId, Generation)>> {
+        let written = match result {
+            Ok(written) => written,
+            Err(error) if may_come_back(&*self.store, &error) => {
+                tracing::error!(error = %chain(&error), "the group commit of step state failed");
+                self.metrics.failed.increment(1);
+                let under_way = self.under_way.take();
+                let parts = under_way.into_iter().flat_map(|commit| commit.parts);
+                let involved = parts.map(|(part, _)| (part.reader, part.generation));
+                return Ok(involved.collect());
+            }
+            Err(error) => return Err(error).context("the group commit of step state failed"),
+        };
         for row in &written.replaced {
             self.replaced.met(row);
         }
@@ -186,29 +204,25 @@ impl Commits {
                     ..WriteBatch::default()
                 });
                 self.under_way = Some(under_way);
-                return Ok(());
+                return Ok(Vec::new());
             }
             self.metrics
                 .duration
                 .record(under_way.began.elapsed().as_secs_f64());
             self.dispatch(under_way.parts, slots);
         }
-        Ok(())
+        Ok(Vec::new())
     }
 
-    /// Sends the messages of those partitions that are still owned. Whoever lost its lease while
-    /// the rows were being written sends nothing.
-    fn dispatch(
-        &mut self,
-        parts: Vec<(Part, Vec<Message>)>,
-        slots: &mut BTreeMap<PartitionId, Slot>,
-    ) {
+    /// Sends the messages of those readers that are still owned. Whoever lost its lease, or gave it back,
+    /// while the rows were being written sends nothing: a successor may not have read them.
+    fn dispatch(&mut self, parts: Vec<(Part, Vec<Message>)>, slots: &mut BTreeMap<ReaderId, Slot>) {
         for (part, messages) in parts {
-            let Some(slot) = slots.get_mut(&part.partition) else {
+            let Some(slot) = slots.get_mut(&part.reader) else {
                 continue;
             };
             match slot.owned(part.generation) {
-                Some(owned) if owned.lease.is_valid() => {
+                Some(owned) if owned.lease.is_valid() && !owned.release_sent => {
                     let number = self.next_number;
                     self.next_number += 1;
                     self.unsettled.insert(number, part);
@@ -219,43 +233,57 @@ impl Commits {
         }
     }
 
-    /// Every message of a part was acknowledged, or could not be delivered. Returns the partition
+    /// Every message of a part was acknowledged, or could not be delivered. Returns the reader
     /// that has to begin again because a message of it may be missing, with the assignment under
     /// which it was sent.
     pub(super) fn settled(
         &mut self,
         number: u64,
         result: Result<(), String>,
-        slots: &mut BTreeMap<PartitionId, Slot>,
+        slots: &mut BTreeMap<ReaderId, Slot>,
         now: Timestamp,
-    ) -> Option<(PartitionId, Generation)> {
+    ) -> Option<(ReaderId, Generation)> {
         let part = self.unsettled.remove(&number)?;
         if let Err(error) = result {
-            tracing::error!(partition = %part.partition, error, "a message was not acknowledged");
-            return Some((part.partition, part.generation));
+            tracing::error!(reader = %part.reader, error, "a message was not acknowledged");
+            return Some((part.reader, part.generation));
         }
-        let owned = slots.get_mut(&part.partition)?.owned(part.generation)?;
+        let owned = slots.get_mut(&part.reader)?.owned(part.generation)?;
         owned
             .engine
             .apply(Event::Settled { batch: part.batch }, now);
         None
     }
 
-    /// Whether anything of a partition is still being written or sent.
-    pub(super) fn involve(&self, partition: PartitionId) -> bool {
+    /// Whether anything of a reader is still being written or sent.
+    pub(super) fn involve(&self, reader: ReaderId) -> bool {
         let written = self
             .under_way
             .iter()
             .flat_map(|commit| &commit.parts)
             .map(|(part, _)| part);
         let sent = self.unsettled.values();
-        written.chain(sent).any(|part| part.partition == partition)
+        written.chain(sent).any(|part| part.reader == reader)
     }
 
     /// Lets what was sent leave, and ends the producer.
     pub(super) fn close(self) {
         self.outlet.close();
     }
+}
+
+/// Whether a store that failed like this may do what it is asked when it is asked again. The one that
+/// belongs to this process has lost its disk, and says so until it is opened anew.
+fn may_come_back(store: &dyn Store, error: &StoreError) -> bool {
+    let is_away = match error {
+        StoreError::Unavailable { .. } | StoreError::Unknown { .. } => true,
+        StoreError::RowTooLong { .. }
+        | StoreError::ElsewhereHeld { .. }
+        | StoreError::Schema(_)
+        | StoreError::Corrupt { .. }
+        | StoreError::Locked { .. } => false,
+    };
+    is_away && !store.is_exclusive()
 }
 
 /// The entries that became durable so late that a sweep may have passed their buckets, moved into

@@ -1,48 +1,49 @@
 //! From a record's bytes to the engine's event.
 //!
-//! Bad input harms only itself: what cannot be decoded becomes an event that carries the bytes and
-//! the cause to the dead-letter topic, and what belongs to another partition one that sends it home.
+//! Bad input harms only itself: what cannot be decoded, or asks for what nobody may ask for
+//! (`admission`), becomes an event that carries the bytes and the cause to the dead-letter topic, and
+//! what belongs to another partition one that sends it home. What cannot be decoded *yet*, for want of
+//! the schema that it was written with, becomes none.
 
 use waybill_engine::{
-    Event, ForwardRecord, OperationId, OperationRequest, Recovery, Source, StepReply, partition_for,
+    Event, ForwardRecord, OperationId, OperationRequest, Recovery, Share, Source, StepReply,
+    partition_for,
 };
 use waybill_kafka::{RawRecord, RecordRef};
-use waybill_messages::{Record as _, headers};
+use waybill_messages::{DecodeError, Framing, Lookup, SchemaId, headers};
 
 use crate::chain::chain;
+use crate::ingestion::request::trace_context;
+use crate::scheduler::admission::admit;
 
 /// Decodes the records of one topic.
 pub(super) struct Decoder {
     source: Source,
     partitions: u32,
+    framing: Framing,
 }
 
 impl Decoder {
-    pub(super) fn new(source: Source, partitions: u32) -> Self {
-        Self { source, partitions }
+    pub(super) fn new(source: Source, partitions: u32, framing: Framing) -> Self {
+        Self {
+            source,
+            partitions,
+            framing,
+        }
     }
 
-    /// What the engine is told of `record`.
-    pub(super) fn event(&mut self, record: &RecordRef<'_>) -> Event {
+    /// What the engine is told of `record`, which is in its reader's share by its key.
+    ///
+    /// # Errors
+    ///
+    /// The schema that has to be known first.
+    pub(super) fn event(&self, record: &RecordRef<'_>, share: &Share) -> Result<Event, SchemaId> {
         let Some(value) = record.value() else {
-            return self.unreadable(record, "the record has no value".to_owned());
+            return Ok(self.unreadable(record, "the record has no value".to_owned()));
         };
         let decoded = match self.source {
-            Source::Requests => OperationRequest::decode(value).map(|mut request| {
-                let operation = request.operation();
-                if let OperationRequest::Create(create) = &mut request {
-                    create.traceparent = traceparent(record);
-                }
-                let event = Event::Request {
-                    offset: record.offset(),
-                    fingerprint: self.fingerprint(record),
-                    bytes: record.bytes(),
-                    rerouted: is_rerouted(record),
-                    request,
-                };
-                (operation, event)
-            }),
-            Source::Replies => StepReply::decode(value).map(|reply| {
+            Source::Requests => return self.request(record, value),
+            Source::Replies => self.framing.decode(value).map(|reply: StepReply| {
                 (
                     reply.operation,
                     Event::Reply {
@@ -51,7 +52,7 @@ impl Decoder {
                     },
                 )
             }),
-            Source::Recoveries => Recovery::decode(value).map(|recovery| {
+            Source::Recoveries => self.framing.decode(value).map(|recovery: Recovery| {
                 (
                     recovery.operation,
                     Event::Recovery {
@@ -62,14 +63,61 @@ impl Decoder {
             }),
         };
         match decoded {
-            Ok((operation, event)) if self.is_home(operation, record) => event,
-            Ok((operation, _)) => self.misplaced(record, operation),
-            Err(error) => self.unreadable(record, chain(&error)),
+            Ok((operation, _)) if !is_in_share(share, operation, record) => {
+                Ok(self.mislaid(record, operation))
+            }
+            Ok((operation, event)) if self.is_home(operation, record) => Ok(event),
+            Ok((operation, _)) => Ok(self.misplaced(record, operation)),
+            Err(error) => self.undecoded(record, &error),
         }
+    }
+
+    /// Whether a schema is still waited for.
+    pub(super) fn waits_for(&self, schema: SchemaId) -> bool {
+        matches!(self.framing.look_up(schema), Some(Lookup::NotYet))
+    }
+
+    /// A request, which anybody may have written: its key must be that of its operation, and what it
+    /// asks for what ingestion would have let through.
+    fn request(&self, record: &RecordRef<'_>, value: &[u8]) -> Result<Event, SchemaId> {
+        let request: OperationRequest = match self.framing.decode(value) {
+            Ok(request) => request,
+            Err(error) => return self.undecoded(record, &error),
+        };
+        let operation = request.operation();
+        if !self.is_home(operation, record) {
+            return Ok(self.misplaced(record, operation));
+        }
+        if record.key() != Some(&operation.key()[..]) {
+            let cause = format!("the record's key is not that of its operation, {operation}");
+            return Ok(self.unreadable(record, cause));
+        }
+        let mut request = match admit(request) {
+            Ok(request) => request,
+            Err(refused) => return Ok(self.unreadable(record, refused.to_string())),
+        };
+        if let OperationRequest::Create(create) = &mut request {
+            create.traceparent = traceparent(record);
+        }
+        Ok(Event::Request {
+            offset: record.offset(),
+            fingerprint: self.fingerprint(record),
+            bytes: record.bytes(),
+            rerouted: is_rerouted(record),
+            request,
+        })
     }
 
     fn is_home(&self, operation: OperationId, record: &RecordRef<'_>) -> bool {
         partition_for(operation, self.partitions) == record.partition()
+    }
+
+    /// A record that cannot be decoded: poison, unless its schema is still waited for.
+    fn undecoded(&self, record: &RecordRef<'_>, error: &DecodeError) -> Result<Event, SchemaId> {
+        match error.waits_for() {
+            Some(schema) => Err(schema),
+            None => Ok(self.unreadable(record, chain(error))),
+        }
     }
 
     fn unreadable(&self, record: &RecordRef<'_>, cause: String) -> Event {
@@ -93,6 +141,16 @@ impl Decoder {
         }
     }
 
+    /// One that is another reader's, too, though its key says otherwise: readers go by the key, so it is
+    /// sent home under that of its operation.
+    fn mislaid(&self, record: &RecordRef<'_>, operation: OperationId) -> Event {
+        let mut event = self.misplaced(record, operation);
+        if let Event::Misplaced { record, .. } = &mut event {
+            record.key = Some(operation.key().to_vec());
+        }
+        event
+    }
+
     /// Tells a record from any other that could lie at its offset: FNV-1a over its timestamp, its
     /// key and the length of its value. It guards against another topic, not against an attacker.
     pub(super) fn fingerprint(&self, record: &RecordRef<'_>) -> u64 {
@@ -111,6 +169,11 @@ impl Decoder {
     }
 }
 
+/// Whether a record is its reader's by the operation that it is about, whatever its key says.
+fn is_in_share(share: &Share, operation: OperationId, record: &RecordRef<'_>) -> bool {
+    share.is_whole() || record.key() == Some(&operation.key()[..]) || share.has(operation)
+}
+
 /// Whether another partition's scheduler sent the record here.
 fn is_rerouted(record: &RecordRef<'_>) -> bool {
     record
@@ -118,11 +181,12 @@ fn is_rerouted(record: &RecordRef<'_>) -> bool {
         .any(|header| header.key == headers::REROUTED)
 }
 
-/// The trace context that a record came with. One that is not text is left out: it is no reason to
-/// refuse the record.
+/// The trace context that a record came with. A malformed one is left out: it is no reason to refuse
+/// the record.
 fn traceparent(record: &RecordRef<'_>) -> Option<String> {
     let value = record.header(headers::TRACEPARENT)?;
-    std::str::from_utf8(value).ok().map(str::to_owned)
+    let text = std::str::from_utf8(value).ok()?;
+    trace_context(text).map(str::to_owned)
 }
 
 fn forwarded(raw: RawRecord) -> ForwardRecord {

@@ -4,6 +4,7 @@
 //! Each is polled by a thread of its own, which also decodes, so that the loop sees values only.
 
 mod ends;
+mod feed;
 mod poller;
 
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use waybill_engine::{Offset, PartitionId, Source};
+use waybill_engine::{Offset, PartitionId, ReaderId, Share, Source};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer};
 use waybill_messages::Topics;
 use waybill_store::Checkpoint;
@@ -19,6 +20,7 @@ use waybill_store::Checkpoint;
 pub(super) use self::ends::EndsReader;
 use self::poller::{Order, Poller};
 use super::credit::Credit;
+use super::decode::Decoder;
 use super::input::{Generation, Inputs, LogEnds};
 use super::upkeep::StartOffsets;
 
@@ -55,8 +57,10 @@ impl Inlets {
         partitions: u32,
         sender: &Inputs,
     ) -> anyhow::Result<Self> {
+        let framing = topics.framing().clone();
+        let decoder = |source| Decoder::new(source, partitions, framing.clone());
         let start = |topics: &[(Source, &str)], client_id: &str| {
-            Inlet::start(kafka, topics, client_id, partitions, sender.clone())
+            Inlet::start(kafka, topics, client_id, &decoder, sender.clone())
         };
         Ok(Self {
             requests: start(
@@ -85,11 +89,13 @@ impl Inlets {
         &self.inlet(source).credit
     }
 
-    /// Begins to read a partition whose logs end at `ends`.
+    /// Begins to read the share of a reader, whose partition's logs end at `ends`.
     pub(super) fn add(
         &self,
+        reader: ReaderId,
         partition: PartitionId,
         generation: Generation,
+        share: &Share,
         start: &StartOffsets,
         ends: LogEnds,
     ) {
@@ -111,7 +117,9 @@ impl Inlets {
             self.inlet(source).order(Order::Add {
                 source,
                 partition,
+                reader,
                 generation,
+                share: share.clone(),
                 start,
                 verify,
                 end,
@@ -119,27 +127,31 @@ impl Inlets {
         }
     }
 
-    /// Has it told once the replies of a partition were read to `end`, also where the last records
-    /// below it are none that are delivered.
-    pub(super) fn read_to(&self, partition: PartitionId, end: Offset) {
-        self.inbox.order(Order::ReadTo { partition, end });
+    /// The share of a reader is another by now.
+    pub(super) fn share(&self, reader: ReaderId, share: &Share) {
+        for inlet in [&self.requests, &self.inbox] {
+            let share = share.clone();
+            inlet.order(Order::Share { reader, share });
+        }
     }
 
-    /// Ends reading a partition.
-    pub(super) fn remove(&self, partition: PartitionId) {
-        self.requests.order(Order::Remove(partition));
-        self.inbox.order(Order::Remove(partition));
+    /// Has it told once the replies of a reader were read to `end`, also where the last records
+    /// below it are none that are delivered.
+    pub(super) fn read_to(&self, reader: ReaderId, end: Offset) {
+        self.inbox.order(Order::ReadTo { reader, end });
+    }
+
+    /// Ends reading for a reader.
+    pub(super) fn remove(&self, reader: ReaderId) {
+        self.requests.order(Order::Remove(reader));
+        self.inbox.order(Order::Remove(reader));
     }
 
     /// Copies a checkpoint to the consumer group that lag tools look at. Nothing reads it back.
     pub(super) fn copy_checkpoint(&self, partition: PartitionId, checkpoint: &Checkpoint) {
         for inlet in [&self.requests, &self.inbox] {
             for (source, topic) in &inlet.topics {
-                let offset = match source {
-                    Source::Requests => checkpoint.requests,
-                    Source::Replies => checkpoint.replies,
-                    Source::Recoveries => checkpoint.recoveries,
-                };
+                let offset = checkpoint.on(*source);
                 inlet.consumer.commit_copy(&[(topic, partition, offset)]);
             }
         }
@@ -172,7 +184,7 @@ impl Inlet {
         kafka: &KafkaSettings,
         topics: &[(Source, &str)],
         client_id: &str,
-        partitions: u32,
+        decoder: &dyn Fn(Source) -> Decoder,
         sender: Inputs,
     ) -> anyhow::Result<Self> {
         let options = ConsumerOptions {
@@ -187,13 +199,7 @@ impl Inlet {
             .map(|(source, topic)| (*source, Arc::from(*topic)))
             .collect();
         let (orders, inbox) = mpsc::channel();
-        let poller = Poller::new(
-            consumer.clone(),
-            &topics,
-            partitions,
-            credit.clone(),
-            sender,
-        );
+        let poller = Poller::new(consumer.clone(), &topics, decoder, credit.clone(), sender);
         let thread = std::thread::Builder::new()
             .name(client_id.to_owned())
             .spawn(move || poller.run(&inbox))?;

@@ -3,25 +3,33 @@
 use std::sync::mpsc;
 
 use tokio::sync::oneshot;
-use waybill_engine::{Event, Offset, OperationId, PartitionId, Source};
-use waybill_store::{RowRead, StoreError, Written};
+use waybill_engine::{Event, Offset, OperationId, ReaderId, Source};
+use waybill_store::{Checkpoint, Layout, RowRead, StoreError, Written};
 
 use super::credit::Amount;
 use super::ownership::{HeldLease, Renewal};
 use crate::admin::ControlError;
 
-/// One assignment of one partition to the consumers. Records that were read under an older one are
+/// One assignment of one reader to the consumers. Records that were read under an older one are
 /// dropped.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub(super) struct Generation(pub u64);
+pub(super) struct Generation(u64);
+
+impl Generation {
+    /// The next number of all assignments of this process: none is ever another's again.
+    pub(super) fn next(&mut self) -> Self {
+        self.0 += 1;
+        *self
+    }
+}
 
 /// A decoded record on its way to an engine.
 #[derive(Debug)]
 pub(super) struct Arrived {
     /// The assignment under which it was read.
     pub generation: Generation,
-    /// The partition that it was read from.
-    pub partition: PartitionId,
+    /// The reader that it is for.
+    pub reader: ReaderId,
     /// What it says.
     pub event: Event,
 }
@@ -57,48 +65,52 @@ pub(super) enum Input {
         amount: Amount,
         records: Vec<Arrived>,
     },
-    /// The consumer of `source` cannot go on with a partition.
+    /// The consumer of `source` cannot go on with the partition of a reader.
     Lost {
         source: Source,
         generation: Generation,
-        partition: PartitionId,
+        reader: ReaderId,
         cause: LostCause,
     },
     /// A lease was taken, or cannot be.
     Acquired {
-        partition: PartitionId,
+        reader: ReaderId,
         generation: Generation,
         result: Result<(HeldLease, LogEnds), AcquireError>,
     },
     /// A renewal was answered: whether it was written.
     Renewed {
-        partition: PartitionId,
+        reader: ReaderId,
         generation: Generation,
         renewal: Renewal,
         result: Result<bool, StoreError>,
+        /// The checkpoint of the whole partition, if it may have moved and is known.
+        copy: Option<Checkpoint>,
     },
     /// The group commit under way is durable, or failed.
     Committed(Result<Written, StoreError>),
-    /// Every message of one partition's part of a commit is acknowledged, or one failed for good.
+    /// Every message of one reader's part of a commit is acknowledged, or one failed for good.
     Settled {
         number: u64,
         result: Result<(), String>,
     },
     /// Rows were read.
     Loaded {
-        partition: PartitionId,
+        reader: ReaderId,
         generation: Generation,
         result: Result<Vec<(OperationId, RowRead)>, StoreError>,
     },
     /// Where the inbox ends, asked after the loop had stood still.
     InboxEnd {
-        partition: PartitionId,
+        reader: ReaderId,
         generation: Generation,
         end: Offset,
     },
-    /// A person or a test starts or stops a partition.
+    /// Which layout the store has.
+    Layout(Result<Option<Layout>, StoreError>),
+    /// A person or a test starts or stops a reader.
     SetRunning {
-        partition: PartitionId,
+        reader: ReaderId,
         running: bool,
         answer: oneshot::Sender<Result<(), ControlError>>,
     },
@@ -106,8 +118,8 @@ pub(super) enum Input {
     Shutdown,
 }
 
-/// Why a consumer lost a partition.
-#[derive(Debug)]
+/// Why a consumer lost the partition of a reader.
+#[derive(Clone, Debug)]
 pub(super) enum LostCause {
     /// The offset to read is not in the log (any more, or yet).
     OutOfRange,
@@ -131,19 +143,32 @@ impl std::fmt::Display for LostCause {
     }
 }
 
-/// Why a partition could not be owned.
+/// Why a reader's work could not be owned.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AcquireError {
     /// The store failed.
     #[error("the lease cannot be taken")]
     Store(#[from] StoreError),
+    /// Its log was run before, and the store knows nothing of it.
+    #[error(
+        "the state store knows nothing of this partition, but {sign}: is it the right one (keyspace, data \
+         directory)? To begin here all the same, with every request of the log, set \
+         scheduler.startWithoutState: true"
+    )]
+    StateElsewhere {
+        /// What says so.
+        sign: String,
+    },
+    /// The work is divided in another way by now.
+    #[error("the layout of readers was changed")]
+    LayoutChanged,
     /// The broker did not tell where the log begins and ends.
     #[error("the ends of the log cannot be read: {0}")]
     Broker(String),
 }
 
 /// The sending side of the loop's channel. It never blocks: what may wait there is bounded by the
-/// credit of the consumers, by the one commit, and by the one load and renewal a partition
+/// credit of the consumers, by the one commit, and by the one load and renewal a reader
 /// that may be under way, and by the parts that wait for acknowledgements, which hold operations of
 /// the window.
 pub(super) type Inputs = mpsc::Sender<Input>;

@@ -2,7 +2,7 @@
 
 use metrics::{Counter, Gauge, Histogram, counter, describe_counter, describe_gauge, gauge};
 use metrics::{Unit, describe_histogram, histogram};
-use waybill_engine::{EngineStats, PartitionId};
+use waybill_engine::{EngineStats, PartitionId, ReaderId};
 
 use crate::admin::SchedulerView;
 
@@ -14,6 +14,8 @@ pub(super) struct CommitMetrics {
     pub rows: Histogram,
     /// Batches whose messages were not sent because the lease had ended.
     pub fenced: Counter,
+    /// Commits that the store did not say were durable, though it was asked for as long as it may be.
+    pub failed: Counter,
 }
 
 impl CommitMetrics {
@@ -33,15 +35,21 @@ impl CommitMetrics {
             Unit::Count,
             "Batches whose messages were withheld because the lease had ended"
         );
+        describe_counter!(
+            "waybill_scheduler_commits_failed_total",
+            Unit::Count,
+            "Group commits that the state store did not acknowledge; their partitions begin again"
+        );
         Self {
             duration: histogram!("waybill_scheduler_commit_duration_seconds"),
             rows: histogram!("waybill_scheduler_commit_rows"),
             fenced: counter!("waybill_scheduler_fenced_batches_total"),
+            failed: counter!("waybill_scheduler_commits_failed_total"),
         }
     }
 }
 
-/// Of one partition.
+/// Of one reader.
 pub(super) struct PartitionMetrics {
     in_flight: Gauge,
     checkpoint: Gauge,
@@ -199,15 +207,16 @@ const ENGINE_COUNTERS: &[EngineCounter] = &[
 ];
 
 impl PartitionMetrics {
-    pub(super) fn new(partition: PartitionId) -> Self {
-        let label = partition.to_string();
+    pub(super) fn new(reader: ReaderId, partition: PartitionId) -> Self {
+        let (label, number) = (partition.to_string(), reader.to_string());
         let of_partition = |name: &'static str, help: &'static str| {
             describe_gauge!(name, Unit::Count, help);
-            gauge!(name, "partition" => label.clone())
+            gauge!(name, "partition" => label.clone(), "reader" => number.clone())
         };
         let counters = ENGINE_COUNTERS.iter().map(|&(name, help, count)| {
             describe_counter!(name, Unit::Count, help);
-            (counter!(name, "partition" => label.clone()), count)
+            let labels = [("partition", label.clone()), ("reader", number.clone())];
+            (counter!(name, &labels), count)
         });
         Self {
             in_flight: of_partition(
@@ -233,7 +242,12 @@ impl PartitionMetrics {
         }
     }
 
-    /// Shows how far the partition is.
+    /// The reader is not one of this process any more.
+    pub(super) fn forget(&self) {
+        self.in_flight.set(0.0);
+    }
+
+    /// Shows how far the reader is.
     pub(super) fn show(&self, view: &SchedulerView) {
         self.in_flight.set(view.in_flight as f64);
         self.checkpoint.set(view.checkpoint.requests.0 as f64);

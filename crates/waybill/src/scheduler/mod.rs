@@ -1,6 +1,7 @@
-//! The scheduler: owns partitions of the operation topics and drives their engines.
+//! The scheduler: owns the work of readers, each of one partition of the operation topics, and drives
+//! their engines.
 //!
-//! One thread runs the loop (`shell`) with the engines of all partitions of this process; two more
+//! One thread runs the loop (`shell`) with the engines of all readers of this process; two more
 //! poll the consumers (`inlet`); one producer and one group commit (`commit`) serve all of them, so
 //! that cost does not grow with the number of partitions. `upkeep` takes and keeps the leases that
 //! carry the checkpoints, by the rules of `ownership`. What is due for operations that were handed off
@@ -9,16 +10,19 @@
 //! What must hold here is said where it is kept: rows before messages in `commit`, no act past the
 //! lease in `ownership`, no read beyond the room in `credit`.
 
+mod admission;
 mod clock;
 mod commit;
 mod credit;
 mod decode;
 mod inlet;
 mod input;
+mod lost_state;
 mod metrics;
 mod outlet;
 mod ownership;
 mod partition;
+mod relayout;
 mod shell;
 mod unreadable;
 mod upkeep;
@@ -27,21 +31,22 @@ mod view;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 use uuid::Uuid;
-use waybill_engine::{EngineConfig, OwnerId, PartitionId, Workflows};
+use waybill_engine::{EngineConfig, OwnerId, ReaderId, Workflows};
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
-use waybill_store::Store;
+use waybill_store::{Layout, Store};
 
 use self::clock::Clock;
 use self::commit::Commits;
 pub(crate) use self::ownership::takeable;
+pub use self::relayout::Own;
 
 use self::credit::Amount;
 use self::inlet::Inlets;
@@ -61,8 +66,8 @@ pub struct SchedulerSettings {
     pub partitions: u32,
     /// The number of partitions of each agent's topic.
     pub step_partitions: u32,
-    /// The partitions that this process is to own.
-    pub own: Vec<PartitionId>,
+    /// The readers that this process is to run.
+    pub own: Own,
     /// How many operations may be in memory, over all partitions of the process.
     pub in_flight_max: usize,
     /// How many bytes of requests may be in memory.
@@ -83,6 +88,8 @@ pub struct SchedulerSettings {
     pub lease: Duration,
     /// How much earlier its owner stops to act.
     pub lease_margin: Duration,
+    /// Whether a partition that the store knows nothing of is begun though its log was run before.
+    pub start_without_state: bool,
     /// How long a stop waits for operations in flight.
     pub drain: Duration,
     /// How long the supervisor may take to decide about an operation that failed for good, before
@@ -123,6 +130,8 @@ pub struct SchedulerParts {
     pub topics: Topics,
     /// The workflows that operations may run.
     pub workflows: Arc<Workflows>,
+    /// The layout of readers that the store has.
+    pub layout: Layout,
 }
 
 /// A running scheduler. Dropping it does not stop it; see [`Scheduler::stopper`].
@@ -133,7 +142,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Starts the scheduler and begins to take the leases of its partitions, whose readiness it
+    /// Starts the scheduler and begins to take the leases of its readers, whose readiness it
     /// reports to `admin`.
     ///
     /// # Errors
@@ -151,12 +160,14 @@ impl Scheduler {
             kafka,
             topics,
             workflows,
+            layout,
         } = parts;
         let inlets = Inlets::start(&kafka, &topics, settings.partitions, &sender)
             .context("the scheduler's consumers cannot be started")?;
         let outlet = Outlet::start(&kafka, &topics, &workflows, &settings, &sender)
             .context("the scheduler's producer cannot be started")?;
-        let views = Views::new(&settings.own, admin);
+        let views = Views::new(admin);
+        views.relay(settings.own, &layout);
         let engine_config = EngineConfig {
             retention: settings.retention,
             hand_off_after: settings.hand_off_after,
@@ -166,11 +177,11 @@ impl Scheduler {
             tell_steps: settings.tell_steps,
             ..EngineConfig::default()
         };
-        let slots: BTreeMap<PartitionId, Slot> = settings
-            .own
-            .iter()
-            .map(|&partition| (partition, Slot::new()))
-            .collect();
+        let own = settings.own.of(layout.division());
+        let slots: BTreeMap<ReaderId, Slot> = own.map(|reader| (reader, Slot::new())).collect();
+        if slots.is_empty() {
+            tracing::warn!(%layout, "no reader of the layout is one of this process: it waits for another");
+        }
         let shell = Shell {
             engine_config: Arc::new(engine_config),
             workflows,
@@ -184,6 +195,10 @@ impl Scheduler {
             views: views.clone(),
             unloadable: UnreadableRows::loaded(),
             slots,
+            layout,
+            layout_asked: (Instant::now(), false),
+            layout_unread: false,
+            assigned: input::Generation::default(),
             clock: Clock::default(),
             stopping: None,
             failure: None,
@@ -204,7 +219,7 @@ impl Scheduler {
         })
     }
 
-    /// What starts and stops single partitions.
+    /// What starts and stops single readers.
     #[must_use]
     pub fn control(&self) -> Arc<dyn SchedulerControl> {
         Arc::new(Control {
@@ -260,12 +275,12 @@ impl SchedulerControl for Control {
 
     fn set_running(
         &self,
-        partition: PartitionId,
+        reader: ReaderId,
         running: bool,
     ) -> BoxFuture<'_, Result<(), ControlError>> {
         let (answer, answered) = oneshot::channel();
         let sent = self.sender.send(Input::SetRunning {
-            partition,
+            reader,
             running,
             answer,
         });

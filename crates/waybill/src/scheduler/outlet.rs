@@ -155,7 +155,7 @@ impl Outlet {
     fn failed(&self, failed: &FailedOperation, buffer: &mut Vec<u8>, settlement: &Arc<Settlement>) {
         let topic = self.topics.failed_operations();
         buffer.clear();
-        if failed.encode(buffer).is_ok() {
+        if self.topics.framing().encode(failed, buffer).is_ok() {
             let address = self.home(topic, failed.operation);
             return self.send_value(address, failed.operation, None, buffer, settlement);
         }
@@ -196,7 +196,7 @@ impl Outlet {
             self.told(topic, status.operation, status, buffer, settlement);
         } else {
             buffer.clear();
-            if let Err(error) = status.encode(buffer) {
+            if let Err(error) = self.topics.framing().encode(status, buffer) {
                 let topic = status.reply_to.as_deref().unwrap_or_default();
                 return self.unsendable(topic, Some(status.operation), &error, settlement);
             }
@@ -241,12 +241,14 @@ impl Outlet {
         let mut allowed = self.reply_to_prefixes.iter();
         if !is_topic_name(reply_to) || !allowed.any(|prefix| reply_to.starts_with(prefix)) {
             tracing::warn!(topic = reply_to, %operation, "no copy: the topic is not allowed");
+            dropped_copies().increment(1);
             return;
         }
         let topic = reply_to.to_owned();
         let settlement = Settlement::new(1, move |settled| {
             if let Err(error) = settled {
                 tracing::warn!(topic, %operation, %error, "the caller's copy was not delivered");
+                dropped_copies().increment(1);
             }
         });
         let key = operation.key();
@@ -318,7 +320,7 @@ impl Outlet {
         settlement: &Arc<Settlement>,
     ) {
         buffer.clear();
-        if let Err(error) = message.encode(buffer) {
+        if let Err(error) = self.topics.framing().encode(message, buffer) {
             return self.unsendable(topic, Some(operation), &error, settlement);
         }
         self.send_value(
@@ -411,6 +413,11 @@ impl Outlet {
             tracing::warn!(%error, "messages were left unacknowledged; they are sent again");
         }
     }
+}
+
+/// Copies of status records that their callers did not get.
+fn dropped_copies() -> metrics::Counter {
+    metrics::counter!("waybill_scheduler_reply_copies_dropped_total")
 }
 
 /// Settles a message for which no record is sent as if one were acknowledged.

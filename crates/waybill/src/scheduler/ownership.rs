@@ -1,4 +1,4 @@
-//! Owning a partition: taking its lease, keeping it, and knowing when it has ended.
+//! Owning a reader's work: taking its lease, keeping it, and knowing when it has ended.
 //!
 //! What must hold here:
 //!
@@ -15,9 +15,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use waybill_engine::{Offset, OwnerId, PartitionId, ReaderId, Stamp, Timestamp};
+use waybill_store::{Checkpoint, DueBucket, Layout, Lease, LeaseKey, Store, StoreError};
+
+use super::input::AcquireError;
 use crate::clock::wall_clock;
-use waybill_engine::{Epoch, Offset, OwnerId, PartitionId, Stamp, Timestamp};
-use waybill_store::{Checkpoint, DueBucket, Lease, LeaseKey, Store, StoreError};
+use crate::readers;
 
 /// How often a candidate looks at a lease that another owner holds.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
@@ -44,40 +47,45 @@ pub(super) struct HeldLease {
     pub due_cursor: DueBucket,
 }
 
-/// Takes the lease of `partition`, waiting for a silent owner's to run out. Gives up only when the
-/// store fails. `told` is the time that engines of this process were told last: it never goes back,
-/// though the wall clock may.
+/// Takes the lease of a reader of `layout`, waiting for a silent owner's to run out, and for the owners
+/// of those whom it follows. Gives up only when the store fails, or has another layout by then. `told` is
+/// the time that engines of this process were told last: it never goes back, though the wall clock may.
 pub(super) async fn acquire(
     store: Arc<dyn Store>,
-    partition: PartitionId,
+    layout: &Layout,
+    reader: ReaderId,
     owner: OwnerId,
     terms: LeaseTerms,
     told: Timestamp,
-) -> Result<HeldLease, StoreError> {
-    let key = LeaseKey::scheduler(partition);
+) -> Result<HeldLease, AcquireError> {
+    let (generation, margin) = (layout.generation(), terms.margin);
+    let partition = layout.division().partition_of(reader);
+    let key = LeaseKey::scheduler(generation, reader);
     loop {
-        let seen = takeable(&*store, key, terms.margin).await?;
+        let seen = takeable(&*store, key, margin, None).await?;
+        let stands = readers::layout(&*store, layout.division().partitions).await?;
+        if stands.generation() != generation || seen.as_ref().is_some_and(|lease| lease.is_ended) {
+            return Err(AcquireError::LayoutChanged);
+        }
+        let begun = match &seen {
+            Some(lease) => lease.clone(),
+            None => readers::beginning(&*store, layout, generation, reader, owner, margin).await?,
+        };
         // The engine's time begins no earlier than where the index was swept to.
         let swept_to = store.due_cursor(partition).await?;
         let now = swept_to.map_or(wall_clock(), |cursor| wall_clock().max(cursor.start()));
-        let limit_before = seen
-            .as_ref()
-            .map_or(Stamp::default(), |lease| lease.stamp_limit);
+        let limit_before = begun.stamp_limit;
         let row = Lease {
-            key,
             owner: Some(owner),
-            epoch: seen.as_ref().map_or(Epoch(1), |lease| lease.epoch.next()),
+            epoch: begun.epoch.next(),
             renewal: 0,
             duration: terms.duration,
             stamp_limit: first_limit(limit_before, now.max(told), terms.duration),
-            checkpoint: seen
-                .as_ref()
-                .map_or(Checkpoint::default(), |lease| lease.checkpoint),
-            consumed: seen.as_ref().map_or(Offset(0), |lease| lease.consumed),
+            ..begun
         };
         let sent = Instant::now();
         if !store.take_lease(seen, row.clone()).await? {
-            tracing::info!(%partition, "another owner took the lease first; watching it");
+            tracing::info!(%reader, "another owner took the lease first; watching it");
             continue;
         }
         let due_cursor = first_due_bucket(&*store, partition).await?;
@@ -90,17 +98,20 @@ pub(super) async fn acquire(
     }
 }
 
-/// Waits until the lease may be taken and returns it as it then stands.
+/// Waits until the lease may be taken and returns it as it then stands. One of `me`, if that is given,
+/// has a living owner even where no other process can have the store open.
 pub(crate) async fn takeable(
     store: &dyn Store,
     key: LeaseKey,
     margin: Duration,
+    me: Option<OwnerId>,
 ) -> Result<Option<Lease>, StoreError> {
     let mut seen = store.lease(key).await?;
     let mut unchanged_since = Instant::now();
     loop {
         let Some(lease) = &seen else { return Ok(None) };
-        if lease.owner.is_none() || store.is_exclusive() {
+        let is_mine = me.is_some() && lease.owner == me;
+        if lease.owner.is_none() || (store.is_exclusive() && !is_mine) {
             return Ok(seen);
         }
         if unchanged_since.elapsed() >= lease.duration + margin {
@@ -122,10 +133,11 @@ async fn first_due_bucket(
     store: &dyn Store,
     partition: PartitionId,
 ) -> Result<DueBucket, StoreError> {
-    if let Some(cursor) = store.due_cursor(partition).await? {
-        return Ok(cursor);
-    }
+    // The time from before it is looked: somebody else may set it, and write entries, meanwhile.
     let cursor = DueBucket::of(wall_clock());
+    if let Some(stands) = store.due_cursor(partition).await? {
+        return Ok(stands);
+    }
     store.advance_due_cursor(partition, cursor).await?;
     Ok(cursor)
 }
@@ -165,6 +177,7 @@ impl HeldLease {
         let mut row = self.row.clone();
         row.renewal += 1;
         row.checkpoint = checkpoint;
+        row.handover.forget_below(|source| checkpoint.on(source));
         row.consumed = row.consumed.max(consumed);
         row.stamp_limit = raised_limit(row.stamp_limit, now, terms.duration);
         if release {

@@ -1,20 +1,20 @@
-//! One partition as the loop sees it: wanted or not, owned or not, and what it owns with it.
+//! One reader as the loop sees it: wanted or not, owned or not, and what it owns with it.
 
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
-use waybill_engine::{Offset, PartitionEngine, PartitionId};
-use waybill_store::Checkpoint;
+use waybill_engine::{Offset, PartitionEngine, PartitionId, ReaderId};
+use waybill_store::{Checkpoint, LayoutGeneration};
 
 use super::SchedulerSettings;
 use super::input::Generation;
 use super::ownership::HeldLease;
 use crate::admin::ControlError;
 
-/// How long a partition that is being stopped waits for the commit under way.
+/// How long a reader that is being stopped waits for the commit under way.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A partition that this process is to run.
+/// A reader that this process is to run.
 pub(super) struct Slot {
     /// Whether it should run.
     pub wanted: bool,
@@ -28,7 +28,7 @@ pub(super) struct Slot {
     pub state: SlotState,
 }
 
-/// What a partition is doing.
+/// What a reader is doing.
 pub(super) enum SlotState {
     /// Nothing.
     Idle,
@@ -40,7 +40,7 @@ pub(super) enum SlotState {
     Refused(String),
 }
 
-/// A running partition.
+/// A running reader.
 pub(super) struct Owned {
     pub engine: PartitionEngine,
     pub lease: HeldLease,
@@ -48,8 +48,12 @@ pub(super) struct Owned {
     pub loading: bool,
     /// Whether a renewal is under way.
     pub renewing: bool,
+    /// Whether the lease row is as it was last written: not after a renewal that had no answer.
+    pub row_is_known: bool,
+    /// Whether the lease may have been given back: nothing is sent from then on.
+    pub release_sent: bool,
     pub renewal_sent_at: Instant,
-    /// Since when the partition is being stopped: it takes no new batch from then on.
+    /// Since when the reader is being stopped: it takes no new batch from then on.
     pub releasing_since: Option<Instant>,
     /// Whether the end of the inbox is being asked for, and no time-out may be applied before.
     pub inbox_end_awaited: bool,
@@ -66,7 +70,7 @@ impl Slot {
         }
     }
 
-    /// The running partition, if it still runs under `generation`.
+    /// The running reader, if it still runs under `generation`.
     pub(super) fn owned(&mut self, generation: Generation) -> Option<&mut Owned> {
         match &mut self.state {
             SlotState::Owned(owned) if self.generation == generation => Some(owned),
@@ -86,6 +90,21 @@ impl Slot {
         self.rest_until = None;
     }
 
+    /// Whether it runs under another layout than this one.
+    pub(super) fn is_of_before(&self, layout: LayoutGeneration) -> bool {
+        matches!(&self.state, SlotState::Owned(owned) if owned.lease.row.key.generation != layout)
+    }
+
+    /// Begins anew under a layout, if it was not running: what was being taken, or stood in the way, was
+    /// another's.
+    pub(super) fn look_again(&mut self, next: Generation) {
+        if let SlotState::Acquiring | SlotState::Refused(_) = self.state {
+            self.state = SlotState::Idle;
+            self.generation = next;
+        }
+        self.rest_until = None;
+    }
+
     /// Whether it is in the state that a caller asked for.
     pub(super) fn is(&self, running: bool) -> bool {
         match &self.state {
@@ -97,13 +116,13 @@ impl Slot {
     }
 
     /// Answers those who waited for the state that it is in now.
-    pub(super) fn answer(&mut self, partition: PartitionId) {
+    pub(super) fn answer(&mut self, reader: ReaderId) {
         for (running, answer) in std::mem::take(&mut self.answers) {
             if self.is(running) {
                 let _ = answer.send(Ok(()));
             } else if let SlotState::Refused(reason) = &self.state {
                 let _ = answer.send(Err(ControlError::Failed {
-                    partition,
+                    reader,
                     wanted: if running { "started" } else { "stopped" },
                     cause: reason.clone(),
                 }));
@@ -122,10 +141,17 @@ impl Owned {
             lease,
             loading: false,
             renewing: false,
+            row_is_known: true,
+            release_sent: false,
             renewal_sent_at: owned_at,
             releasing_since: None,
             inbox_end_awaited: false,
         }
+    }
+
+    /// The partition that it reads.
+    pub(super) fn partition(&self) -> PartitionId {
+        self.lease.row.partition
     }
 
     /// Whether the lease row should be written now: the lease needs it, or the checkpoint moved and
@@ -149,7 +175,7 @@ impl Owned {
             || (records > 0 && since >= settings.checkpoint_every)
     }
 
-    /// Whether a stopping partition may give its lease back: nothing of it is on its way any more,
+    /// Whether a stopping reader may give its lease back: nothing of it is on its way any more,
     /// or it has waited long enough. What is not acknowledged then is found again by replaying.
     pub(super) fn may_release(&self, involved: bool) -> bool {
         self.releasing_since

@@ -1,4 +1,4 @@
-//! The loop that drives the engines of all partitions of this process.
+//! The loop that drives the engines of all readers of this process.
 //!
 //! One thread owns every engine. It takes what arrived, applies all of it, hands everything that
 //! changed to one group commit, sends the messages once the commit is durable, and lets their
@@ -9,9 +9,9 @@
 //! What must hold here:
 //!
 //! * a message is sent only after the commit that holds its row, and only while the lease is valid;
-//! * a partition that is lost drops its engine and everything that was on its way for it;
+//! * a reader whose lease is lost drops its engine and everything that was on its way for it;
 //! * the loop never blocks on the store, on a lease or on a consumer; on a full producer queue it
-//!   waits for a second a partition at most, and then begins the partition again.
+//!   waits for a second a reader at most, and then begins it again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use waybill_engine::{EngineConfig, Event, OperationId, OwnerId, PartitionId, Source, Workflows};
-use waybill_store::{RowRead, Store, StoreError};
+use waybill_engine::{EngineConfig, Event, OperationId, OwnerId, ReaderId, Source, Workflows};
+use waybill_store::{Layout, RowRead, Store, StoreError};
 
 use super::SchedulerSettings;
 use super::clock::Clock;
@@ -59,7 +59,14 @@ pub(super) struct Shell {
     pub commits: Commits,
     pub views: Views,
     pub unloadable: UnreadableRows,
-    pub slots: BTreeMap<PartitionId, Slot>,
+    pub slots: BTreeMap<ReaderId, Slot>,
+    pub layout: Layout,
+    /// When the layout was last asked for, and whether the answer is awaited.
+    pub layout_asked: (Instant, bool),
+    /// Whether it could not be read, or not be followed, when it was last asked for: that is told once.
+    pub layout_unread: bool,
+    /// The newest assignment of any reader.
+    pub assigned: Generation,
     pub clock: Clock,
     pub stopping: Option<Instant>,
     pub failure: Option<anyhow::Error>,
@@ -116,6 +123,7 @@ impl Shell {
     /// reply that waits must not be overtaken by its time-out.
     fn turn(&mut self, all_taken: bool) {
         let now = self.clock.read();
+        self.read_layout();
         self.start_wanted();
         self.fence_expired();
         if all_taken {
@@ -137,67 +145,66 @@ impl Shell {
             Input::Lost {
                 source,
                 generation,
-                partition,
+                reader,
                 cause,
             } => {
-                self.lost(source, generation, partition, &cause);
+                self.lost(source, generation, reader, &cause);
             }
             Input::Acquired {
-                partition,
+                reader,
                 generation,
                 result,
             } => {
-                self.acquired(partition, generation, result);
+                self.acquired(reader, generation, result);
             }
             Input::Renewed {
-                partition,
+                reader,
                 generation,
                 renewal,
                 result,
+                copy,
             } => {
-                self.renewed(partition, generation, renewal, result);
+                self.renewed(reader, generation, renewal, result, copy);
             }
             Input::Committed(result) => {
                 let now = self.clock.last();
-                if let Err(error) = self.commits.committed(result, &mut self.slots, now) {
-                    self.failure = Some(error);
+                match self.commits.committed(result, &mut self.slots, now) {
+                    Ok(unknown) => self.begin_again(unknown, "its rows could not be written"),
+                    Err(error) => self.failure = Some(error),
                 }
             }
             Input::Settled { number, result } => {
                 let now = self.clock.last();
                 let failed = self.commits.settled(number, result, &mut self.slots, now);
-                if let Some((partition, generation)) = failed
-                    && self.owned(partition, generation).is_some()
-                {
-                    self.give_up(partition, "a message could not be delivered");
-                }
+                self.begin_again(failed, "a message could not be delivered");
             }
             Input::Loaded {
-                partition,
+                reader,
                 generation,
                 result,
             } => {
-                self.loaded(partition, generation, result);
+                self.loaded(reader, generation, result);
             }
             Input::InboxEnd {
-                partition,
+                reader,
                 generation,
                 end,
             } => {
                 let now = self.clock.last();
-                if let Some(owned) = self.owned(partition, generation) {
+                if let Some(owned) = self.owned(reader, generation) {
                     owned.inbox_end_awaited = false;
                     owned.engine.apply(Event::InboxEnd(end), now);
-                    self.inlets.read_to(partition, end);
+                    self.inlets.read_to(reader, end);
                 }
             }
             Input::SetRunning {
-                partition,
+                reader,
                 running,
                 answer,
             } => {
-                self.set_running(partition, running, answer);
+                self.set_running(reader, running, answer);
             }
+            Input::Layout(result) => self.layout_read(result),
             Input::Shutdown => {
                 self.stopping
                     .get_or_insert_with(|| Instant::now() + self.settings.drain);
@@ -205,12 +212,21 @@ impl Shell {
         }
     }
 
-    pub(super) fn owned(
+    /// Gives up those of the readers that still run under their assignments.
+    fn begin_again(
         &mut self,
-        partition: PartitionId,
-        generation: Generation,
-    ) -> Option<&mut Owned> {
-        self.slots.get_mut(&partition)?.owned(generation)
+        parts: impl IntoIterator<Item = (ReaderId, Generation)>,
+        reason: &'static str,
+    ) {
+        for (reader, generation) in parts {
+            if self.owned(reader, generation).is_some() {
+                self.give_up(reader, reason);
+            }
+        }
+    }
+
+    pub(super) fn owned(&mut self, reader: ReaderId, generation: Generation) -> Option<&mut Owned> {
+        self.slots.get_mut(&reader)?.owned(generation)
     }
 
     fn records(&mut self, source: Source, amount: Amount, records: Vec<Arrived>) {
@@ -218,11 +234,11 @@ impl Shell {
         let now = self.clock.read();
         for Arrived {
             generation,
-            partition,
+            reader,
             event,
         } in records
         {
-            if let Some(owned) = self.owned(partition, generation) {
+            if let Some(owned) = self.owned(reader, generation) {
                 owned.engine.apply(event, now);
             }
         }
@@ -230,7 +246,7 @@ impl Shell {
 
     fn loaded(
         &mut self,
-        partition: PartitionId,
+        reader: ReaderId,
         generation: Generation,
         result: Result<Vec<(OperationId, RowRead)>, StoreError>,
     ) {
@@ -238,11 +254,11 @@ impl Shell {
         let rows = match result {
             Ok(rows) => rows,
             Err(error) => {
-                tracing::error!(%partition, error = %chain(&error), "rows cannot be read");
-                return self.give_up(partition, "rows cannot be read");
+                tracing::error!(%reader, error = %chain(&error), "rows cannot be read");
+                return self.give_up(reader, "rows cannot be read");
             }
         };
-        let Some(owned) = self.owned(partition, generation) else {
+        let Some(owned) = self.owned(reader, generation) else {
             return;
         };
         owned.loading = false;
@@ -278,9 +294,9 @@ impl Shell {
         }
     }
 
-    /// Reads the rows that engines asked for: one read a partition at a time.
+    /// Reads the rows that engines asked for: one read a reader at a time.
     fn load(&mut self) {
-        for (&partition, slot) in &mut self.slots {
+        for (&reader, slot) in &mut self.slots {
             let generation = slot.generation;
             let SlotState::Owned(owned) = &mut slot.state else {
                 continue;
@@ -298,7 +314,7 @@ impl Shell {
                 let result = store.get_many(ids.clone()).await;
                 let result = result.map(|rows| ids.into_iter().zip(rows).collect());
                 let _ = sender.send(Input::Loaded {
-                    partition,
+                    reader,
                     generation,
                     result,
                 });
@@ -343,11 +359,12 @@ impl Shell {
             ?pause,
             "the scheduler stood still; reading the inbox before any time-out"
         );
-        for (&partition, slot) in &mut self.slots {
+        for (&reader, slot) in &mut self.slots {
             let generation = slot.generation;
             let SlotState::Owned(owned) = &mut slot.state else {
                 continue;
             };
+            let partition = owned.partition();
             owned.inbox_end_awaited = true;
             let (sender, ends) = (self.sender.clone(), self.inlets.ends_reader());
             self.runtime.spawn(async move {
@@ -361,7 +378,7 @@ impl Shell {
                     }
                 };
                 let _ = sender.send(Input::InboxEnd {
-                    partition,
+                    reader,
                     generation,
                     end,
                 });
@@ -371,12 +388,12 @@ impl Shell {
 
     fn set_running(
         &mut self,
-        partition: PartitionId,
+        reader: ReaderId,
         running: bool,
         answer: oneshot::Sender<Result<(), ControlError>>,
     ) {
-        let Some(slot) = self.slots.get_mut(&partition) else {
-            let _ = answer.send(Err(ControlError::NotHere(partition)));
+        let Some(slot) = self.slots.get_mut(&reader) else {
+            let _ = answer.send(Err(ControlError::NotHere(reader)));
             return;
         };
         slot.wanted = running;

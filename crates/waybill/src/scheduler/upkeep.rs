@@ -1,50 +1,61 @@
-//! Keeping partitions: taking their leases, renewing them, moving checkpoints with the renewals,
+//! Keeping readers: taking their leases, renewing them, moving checkpoints with the renewals,
 //! and letting go, in order or because the lease is lost.
 
 use std::time::{Duration, Instant};
 
-use waybill_engine::{Event, Offset, Ownership, PartitionEngine, PartitionId, Source, Timestamp};
-use waybill_store::{Checkpoint, StoreError};
+use waybill_engine::{
+    Division, Event, Handover, Offset, Ownership, PartitionEngine, PartitionId, ReaderId, Share,
+    Source, Timestamp,
+};
+use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store, StoreError};
 
 use super::inlet::EndsReader;
 use super::input::{AcquireError, Generation, Input, LogEnds, LostCause};
+use super::lost_state;
 use super::ownership::{self, HeldLease, Renewal};
-use super::partition::{Owned, SlotState};
+use super::partition::{Owned, Slot, SlotState};
 use super::shell::Shell;
 use crate::chain::chain;
 
-/// How long a partition rests after it failed, before its lease is taken again.
+/// How long a reader rests after it failed, before its lease is taken again.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// After how long a new owner asks again where the logs end.
 const ENDS_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 impl Shell {
-    /// Asks for the lease of every partition that is wanted and idle.
+    /// Asks for the lease of every reader that is wanted and idle.
     pub(super) fn start_wanted(&mut self) {
         if self.stopping.is_some() {
             return;
         }
-        for (&partition, slot) in &mut self.slots {
+        let readers = self.layout.division().readers();
+        for (&reader, slot) in self.slots.range_mut(..ReaderId(readers)) {
             let rested = slot.rest_until.is_none_or(|until| until <= Instant::now());
             if !(slot.wanted && rested && matches!(slot.state, SlotState::Idle)) {
                 continue;
             }
-            slot.generation = Generation(slot.generation.0 + 1);
+            slot.generation = self.assigned.next();
             slot.state = SlotState::Acquiring;
             let generation = slot.generation;
             let (store, owner, terms) = (self.store.clone(), self.owner, self.settings.terms());
-            let told = self.clock.last();
+            let (told, layout) = (self.clock.last(), self.layout.clone());
+            let partition = layout.division().partition_of(reader);
             let (sender, ends) = (self.sender.clone(), self.inlets.ends_reader());
+            let may_lack_state = self.settings.start_without_state;
             self.runtime.spawn(async move {
-                let result = match ownership::acquire(store, partition, owner, terms, told).await {
-                    Ok(lease) => read_ends(&ends, partition, &lease)
-                        .await
-                        .map(|ends| (lease, ends)),
-                    Err(error) => Err(AcquireError::Store(error)),
+                let acquiring = async {
+                    if !may_lack_state {
+                        lost_state::refuse(&*store, &ends, &layout, reader).await?;
+                    }
+                    let acquiring = ownership::acquire(store, &layout, reader, owner, terms, told);
+                    let lease = acquiring.await?;
+                    let ends = read_ends(&ends, partition, &lease).await?;
+                    Ok::<_, AcquireError>((lease, ends))
                 };
+                let result = acquiring.await;
                 let _ = sender.send(Input::Acquired {
-                    partition,
+                    reader,
                     generation,
                     result,
                 });
@@ -54,28 +65,41 @@ impl Shell {
 
     pub(super) fn acquired(
         &mut self,
-        partition: PartitionId,
+        reader: ReaderId,
         generation: Generation,
         result: Result<(HeldLease, LogEnds), AcquireError>,
     ) {
         self.clock.read();
-        let Some(slot) = self.slots.get_mut(&partition) else {
+        let is_awaited = |slot: &&mut Slot| {
+            slot.generation == generation && matches!(slot.state, SlotState::Acquiring)
+        };
+        let Some(slot) = self.slots.get_mut(&reader).filter(is_awaited) else {
+            if let Ok((lease, _)) = result {
+                self.hand_back(lease);
+            }
             return;
         };
-        if slot.generation != generation || !matches!(slot.state, SlotState::Acquiring) {
-            return;
-        }
         let (lease, ends) = match result {
             Ok(acquired) => acquired,
+            Err(error @ AcquireError::StateElsewhere { .. }) => {
+                let reason = error.to_string();
+                tracing::error!(%reader, reason, "refusing to run the partition");
+                slot.state = SlotState::Refused(reason);
+                return;
+            }
+            Err(AcquireError::LayoutChanged) => {
+                self.layout_asked.0 = Instant::now() - self.settings.lease;
+                return slot.rest(RETRY_AFTER);
+            }
             Err(error) => {
-                tracing::warn!(%partition, error = %chain(&error), "cannot take the partition");
+                tracing::warn!(%reader, error = %chain(&error), "cannot take the partition");
                 return slot.rest(RETRY_AFTER);
             }
         };
         let start = match start_offsets(&lease, ends) {
             Ok(start) => start,
             Err(reason) => {
-                tracing::error!(%partition, reason, "refusing to run the partition");
+                tracing::error!(%reader, reason, "refusing to run the partition");
                 slot.state = SlotState::Refused(reason);
                 return;
             }
@@ -83,6 +107,8 @@ impl Shell {
         // The cursor stands where an earlier owner's clock was, and nothing may be indexed below it.
         self.clock
             .reach(Timestamp(lease.due_cursor.start().as_micros()));
+        let partition = lease.row.partition;
+        let share = share_of(&self.layout, &lease, start.handover.clone());
         let ownership = Ownership {
             partition,
             partitions: self.settings.partitions,
@@ -98,6 +124,8 @@ impl Shell {
         };
         tracing::info!(
             %partition,
+            %reader,
+            layout = %self.layout.generation(),
             epoch = %lease.row.epoch,
             requests_from = %start.requests,
             requests_end = %ends.requests.1,
@@ -109,8 +137,24 @@ impl Shell {
             self.workflows.clone(),
             ownership,
         );
-        self.inlets.add(partition, generation, &start, ends);
+        self.inlets
+            .add(reader, partition, generation, &share, &start, ends);
         slot.state = SlotState::Owned(Box::new(Owned::new(engine, lease)));
+    }
+
+    /// Gives back a lease that was taken though nobody waited for it any more.
+    fn hand_back(&self, lease: HeldLease) {
+        let store = self.store.clone();
+        self.runtime.spawn(async move {
+            let free = Lease {
+                owner: None,
+                renewal: lease.row.renewal + 1,
+                ..lease.row.clone()
+            };
+            if let Err(error) = store.take_lease(Some(lease.row), free).await {
+                tracing::warn!(error = %chain(&error), "a lease that is not needed runs out by itself");
+            }
+        });
     }
 
     /// A consumer cannot go on with a partition.
@@ -118,47 +162,48 @@ impl Shell {
         &mut self,
         source: Source,
         generation: Generation,
-        partition: PartitionId,
+        reader: ReaderId,
         cause: &LostCause,
     ) {
-        if self.owned(partition, generation).is_none() {
+        if self.owned(reader, generation).is_none() {
             return;
         }
-        tracing::error!(%partition, ?source, %cause, "the partition cannot be read");
-        self.give_up(partition, "the partition cannot be read");
+        tracing::error!(%reader, ?source, %cause, "the partition cannot be read");
+        self.give_up(reader, "the partition cannot be read");
         if matches!(cause, LostCause::Fingerprint { .. })
-            && let Some(slot) = self.slots.get_mut(&partition)
+            && let Some(slot) = self.slots.get_mut(&reader)
         {
             slot.state = SlotState::Refused(cause.to_string());
         }
     }
 
-    /// Drops the engine of a partition without a further write. What was on its way is found again
-    /// by whoever owns the partition next.
-    pub(super) fn give_up(&mut self, partition: PartitionId, reason: &'static str) {
-        let Some(slot) = self.slots.get_mut(&partition) else {
+    /// Drops the engine of a reader without a further write. What was on its way is found again by
+    /// whoever owns its work next.
+    pub(super) fn give_up(&mut self, reader: ReaderId, reason: &'static str) {
+        let Some(slot) = self.slots.get_mut(&reader) else {
             return;
         };
         if let SlotState::Owned(_) = slot.state {
-            tracing::warn!(%partition, reason, "dropping the partition; it is taken again shortly");
-            self.inlets.remove(partition);
+            tracing::warn!(%reader, reason, "dropping the partition; it is taken again shortly");
+            self.inlets.remove(reader);
             slot.rest(RETRY_AFTER);
+            self.forget_gone();
         }
     }
 
-    /// Drops every partition whose lease has run out.
+    /// Drops every reader whose lease has run out.
     pub(super) fn fence_expired(&mut self) {
-        let expired: Vec<PartitionId> = self
+        let expired: Vec<ReaderId> = self
             .slots
             .iter()
             .filter(|(_, slot)| {
                 matches!(&slot.state, SlotState::Owned(owned) if !owned.lease.is_valid())
             })
-            .map(|(&partition, _)| partition)
+            .map(|(&reader, _)| reader)
             .collect();
-        for partition in expired {
+        for reader in expired {
             metrics::counter!("waybill_scheduler_leases_lost_total").increment(1);
-            self.give_up(partition, "the lease ran out");
+            self.give_up(reader, "the lease ran out");
         }
     }
 
@@ -169,15 +214,16 @@ impl Shell {
         let drained = self
             .stopping
             .is_some_and(|by| self.in_flight().records == 0 || Instant::now() >= by);
-        for (&partition, slot) in &mut self.slots {
+        for (&reader, slot) in &mut self.slots {
             let generation = slot.generation;
-            let wanted = slot.wanted && !drained;
+            let is_followed = slot.is_of_before(self.layout.generation());
+            let wanted = slot.wanted && !drained && !is_followed;
             let SlotState::Owned(owned) = &mut slot.state else {
                 continue;
             };
             if !wanted && owned.releasing_since.is_none() {
                 owned.releasing_since = Some(Instant::now());
-                self.inlets.remove(partition);
+                self.inlets.remove(reader);
             }
             if owned.renewing {
                 continue;
@@ -190,27 +236,42 @@ impl Shell {
                 recoveries: reached.recoveries,
                 requests_fingerprint: reached.requests_fingerprint.or(stored.requests_fingerprint),
             };
-            let release = owned.may_release(self.commits.involve(partition));
-            if !release && !owned.renewal_due(checkpoint, reached.consumed, &self.settings) {
+            let ends = owned.may_release(self.commits.involve(reader));
+            // It is given back as it stands, and after a renewal without an answer that is not known.
+            let release = ends && owned.row_is_known;
+            if !ends && !owned.renewal_due(checkpoint, reached.consumed, &self.settings) {
                 continue;
             }
             let renewal = owned
                 .lease
                 .renewal(terms, now, checkpoint, reached.consumed, release);
             owned.renewing = true;
+            owned.release_sent |= release;
             owned.renewal_sent_at = Instant::now();
             let held = owned.lease.row.clone();
             let (store, sender) = (self.store.clone(), self.sender.clone());
+            let division = division_of(&self.layout, &held);
             self.runtime.spawn(async move {
                 let result = match renewal.row.owner {
                     Some(_) => store.renew_lease(renewal.row.clone()).await,
-                    None => store.take_lease(Some(held), renewal.row.clone()).await,
+                    None => {
+                        store
+                            .take_lease(Some(held.clone()), renewal.row.clone())
+                            .await
+                    }
+                };
+                let copy = match result {
+                    Ok(true) if held.checkpoint != renewal.row.checkpoint => {
+                        of_partition(&*store, division, &renewal.row).await
+                    }
+                    Ok(_) | Err(_) => None,
                 };
                 let _ = sender.send(Input::Renewed {
-                    partition,
+                    reader,
                     generation,
                     renewal,
                     result,
+                    copy,
                 });
             });
         }
@@ -218,42 +279,83 @@ impl Shell {
 
     pub(super) fn renewed(
         &mut self,
-        partition: PartitionId,
+        reader: ReaderId,
         generation: Generation,
         renewal: Renewal,
         result: Result<bool, StoreError>,
+        copy: Option<Checkpoint>,
     ) {
         let now = self.clock.last();
         let released = renewal.row.owner.is_none();
-        let Some(owned) = self.owned(partition, generation) else {
+        let layout = &self.layout;
+        let owned = self.slots.get_mut(&reader);
+        let Some(owned) = owned.and_then(|slot| slot.owned(generation)) else {
             return;
         };
         owned.renewing = false;
+        owned.row_is_known = result.is_ok();
         match result {
             Ok(true) if released => {
-                tracing::info!(%partition, checkpoint = %renewal.row.checkpoint.requests, "released");
-                if let Some(slot) = self.slots.get_mut(&partition) {
+                tracing::info!(%reader, checkpoint = %renewal.row.checkpoint.requests, "released");
+                if let Some(slot) = self.slots.get_mut(&reader) {
                     slot.released();
                 }
+                self.forget_gone();
             }
             Ok(true) => {
                 let stamp_limit = renewal.row.stamp_limit;
-                let moved = renewal.row.checkpoint;
-                let is_new = moved != owned.lease.row.checkpoint;
+                let partition = renewal.row.partition;
+                let is_caught_up =
+                    renewal.row.handover.is_empty() && !owned.lease.row.handover.is_empty();
                 owned.lease.renewed(renewal);
                 owned.engine.apply(Event::StampLimit(stamp_limit), now);
-                if is_new {
-                    self.inlets.copy_checkpoint(partition, &moved);
+                if is_caught_up {
+                    let share = share_of(layout, &owned.lease, Handover::default());
+                    self.inlets.share(reader, &share);
+                }
+                if let Some(checkpoint) = copy {
+                    self.inlets.copy_checkpoint(partition, &checkpoint);
                 }
             }
-            Ok(false) => self.give_up(partition, "another owner took the lease"),
+            Ok(false) => self.give_up(reader, "another owner took the lease"),
             Err(error) => {
-                tracing::warn!(%partition, error = %chain(&error), "the lease was not renewed");
+                tracing::warn!(%reader, error = %chain(&error), "the lease was not renewed");
                 // It may have been, or may be yet: the next one must not have its number.
                 owned.lease.row.renewal = renewal.row.renewal;
             }
         }
     }
+}
+
+/// What a reader takes of its partition. (Its layout may have ended since the lease was taken, but then
+/// the lease's own generation says so, and it is handed back.)
+fn share_of(layout: &Layout, lease: &HeldLease, handover: Handover) -> Share {
+    let reader = ReaderId(lease.row.key.number);
+    Share::new(division_of(layout, &lease.row), reader, handover)
+}
+
+/// The division that the reader of a lease is one of.
+fn division_of(layout: &Layout, lease: &Lease) -> Division {
+    let of = layout.of(lease.key.generation);
+    of.unwrap_or(layout.division())
+}
+
+/// How far a whole partition is done, as the lease that was just written and those of the other readers
+/// say; `None` while one of them has not begun, or cannot be read.
+async fn of_partition(
+    store: &dyn Store,
+    division: Division,
+    written: &Lease,
+) -> Option<Checkpoint> {
+    let mut lowest = written.checkpoint;
+    for reader in division.of_partition(written.partition) {
+        let key = LeaseKey::scheduler(written.key.generation, reader);
+        if key != written.key {
+            let lease = store.lease(key).await.ok().flatten()?;
+            lowest = lowest.lowest(lease.checkpoint);
+        }
+    }
+    Some(lowest)
 }
 
 /// Asks where the logs end, again and again while the lease lasts: given up now, it would have to be
@@ -275,7 +377,7 @@ async fn read_ends(
 }
 
 /// Where the consumers begin.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct StartOffsets {
     /// The first request to apply.
     pub requests: Offset,
@@ -285,6 +387,8 @@ pub(super) struct StartOffsets {
     pub replies: Offset,
     /// The first recovery to apply.
     pub recoveries: Offset,
+    /// What of all that was done by those whom the reader follows.
+    pub handover: Handover,
 }
 
 /// Holds the checkpoint against the log. A log that lost requests which are not done, or that ends
@@ -293,8 +397,7 @@ fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, Strin
     let checkpoint = lease.row.checkpoint;
     let (first, end) = ends.requests;
     // An owner that never got to a first renewal has done nothing that another must not do again.
-    let never_owned = checkpoint.requests == Offset(0) && lease.row.consumed == Offset(0);
-    let requests = if never_owned {
+    let requests = if lost_state::never_owned(&lease.row) {
         checkpoint.requests.max(first)
     } else {
         checkpoint.requests
@@ -305,9 +408,11 @@ fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, Strin
              retention overtook the checkpoint"
         ));
     }
-    if requests > end {
+    let mut handover = lease.row.handover.clone();
+    let done = requests.max(handover.furthest(Source::Requests));
+    if done > end {
         return Err(format!(
-            "the checkpoint is {requests}, but the log ends at {end}: this is another topic than \
+            "requests are done up to {done}, but the log ends at {end}: this is another topic than \
              the checkpoint was taken on"
         ));
     }
@@ -320,6 +425,14 @@ fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, Strin
         beyond if beyond > recoveries_end => first_recovery,
         next => next.max(first_recovery),
     };
+    for (source, end) in [
+        (Source::Replies, ends.replies.1),
+        (Source::Recoveries, recoveries_end),
+    ] {
+        if handover.furthest(source) > end {
+            handover.distrust(source);
+        }
+    }
     let below = Offset(requests.0 - 1);
     let verify = checkpoint
         .requests_fingerprint
@@ -330,13 +443,14 @@ fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, Strin
         verify,
         replies,
         recoveries,
+        handover,
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use waybill_engine::{Epoch, OwnerId, Stamp};
-    use waybill_store::{DueBucket, Lease, LeaseKey};
+    use waybill_engine::{Epoch, OwnerId, Stamp, Stood};
+    use waybill_store::{DueBucket, LayoutGeneration};
 
     use super::*;
 
@@ -351,14 +465,15 @@ mod tests {
         };
         HeldLease {
             row: Lease {
-                key: LeaseKey::scheduler(PartitionId(0)),
                 owner: Some(OwnerId(uuid::Uuid::nil())),
                 epoch: Epoch(epoch),
-                renewal: 0,
                 duration: Duration::from_secs(10),
-                stamp_limit: Stamp(0),
                 checkpoint,
                 consumed: Offset(requests),
+                ..Lease::new(
+                    LeaseKey::scheduler(LayoutGeneration(0), ReaderId(0)),
+                    PartitionId(0),
+                )
             },
             stamp_floor: Stamp(0),
             valid_until: Instant::now(),
@@ -411,6 +526,33 @@ mod tests {
     fn replies_that_were_lost_with_the_machine_do_not_stop_a_partition() {
         let start = start_offsets(&held(3, 50, 900), logs((0, 60), (100, 300))).unwrap();
         assert_eq!(start.replies, Offset(300));
+    }
+
+    #[test]
+    fn what_those_who_are_followed_had_done_is_held_against_the_logs_as_well() {
+        let merged = |stood: i64, ends: LogEnds| {
+            let mut held = held(3, 50, 200);
+            let stood = Stood {
+                division: Division {
+                    partitions: 1,
+                    readers_per_partition: 2,
+                },
+                reader: ReaderId(1),
+                requests: Offset(stood),
+                replies: Offset(280),
+                recoveries: Offset(0),
+            };
+            held.row.handover = Handover::new([stood], |_| Offset(0));
+            start_offsets(&held, ends)
+        };
+        let start = merged(58, logs((0, 60), (0, 300))).unwrap();
+        assert_eq!(start.handover.furthest(Source::Replies), Offset(280));
+        let lost_replies = merged(58, logs((0, 60), (0, 270))).unwrap();
+        assert_eq!(lost_replies.replies, Offset(200));
+        assert_eq!(lost_replies.handover.furthest(Source::Replies), Offset(0));
+        assert_eq!(lost_replies.handover.furthest(Source::Requests), Offset(58));
+        let lost_requests = merged(58, logs((0, 55), (0, 300))).unwrap_err();
+        assert!(lost_requests.contains("done up to 58"), "{lost_requests}");
     }
 
     #[test]

@@ -1,15 +1,17 @@
-//! What the admin port shows of the partitions, copied out of the loop a few times a second.
+//! What the admin port shows of the readers, copied out of the loop a few times a second.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use waybill_engine::{Offset, PartitionId};
+use waybill_engine::{Offset, ReaderId};
+use waybill_store::Layout;
 
 use super::metrics::PartitionMetrics;
 use super::partition::{Slot, SlotState};
+use super::relayout::Own;
 use crate::admin::{
-    Admin, CheckpointView, Condition, Heartbeat, HeldView, SchedulerState, SchedulerView,
+    Admin, CheckpointView, Condition, Heartbeat, HeldView, Readiness, SchedulerState, SchedulerView,
 };
 
 /// A loop that gives no sign of life for this long counts as dead.
@@ -18,7 +20,10 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// The newest views. Clones share them.
 #[derive(Clone)]
 pub(super) struct Views {
-    shown: Arc<Mutex<BTreeMap<PartitionId, Shown>>>,
+    shown: Arc<Mutex<BTreeMap<ReaderId, Shown>>>,
+    readiness: Readiness,
+    /// Whether any reader of the layout is one of this process.
+    has_any: Condition,
     heartbeat: Arc<Heartbeat>,
 }
 
@@ -29,33 +34,47 @@ struct Shown {
 }
 
 impl Views {
-    pub(super) fn new(own: &[PartitionId], admin: &Admin) -> Self {
-        let shown = own.iter().map(|&partition| {
-            let view = SchedulerView {
-                partition,
-                state: SchedulerState::Acquiring,
-                epoch: None,
-                checkpoint: CheckpointView::default(),
-                consumed: Offset(0),
-                in_flight: 0,
-                held_by: None,
-            };
-            let ready = admin
-                .readiness
-                .expect(format!("lease of partition {partition}"));
-            (
-                partition,
-                Shown {
-                    view,
-                    ready,
-                    metrics: PartitionMetrics::new(partition),
-                },
-            )
-        });
+    /// Views of no reader yet; see [`Views::relay`].
+    pub(super) fn new(admin: &Admin) -> Self {
         Self {
-            shown: Arc::new(Mutex::new(shown.collect())),
+            shown: Arc::default(),
+            readiness: admin.readiness.clone(),
+            has_any: admin.readiness.expect("a reader of its own in the layout"),
             heartbeat: Arc::new(admin.liveness.register("scheduler", SILENCE_MAX)),
         }
+    }
+
+    /// Shows the readers of this process in a layout; others go when they stand still.
+    pub(super) fn relay(&self, own: Own, layout: &Layout) {
+        let division = layout.division();
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        for reader in own.of(division) {
+            let partition = division.partition_of(reader);
+            let is_new = !shown.contains_key(&reader);
+            let shown = shown.entry(reader).or_insert_with(|| Shown {
+                view: SchedulerView {
+                    reader,
+                    partition,
+                    layout: layout.generation().0,
+                    state: SchedulerState::Acquiring,
+                    epoch: None,
+                    checkpoint: CheckpointView::default(),
+                    consumed: Offset(0),
+                    in_flight: 0,
+                    held_by: None,
+                },
+                ready: self.readiness.expect(match division.readers_per_partition {
+                    1 => format!("lease of partition {partition}"),
+                    _ => format!("lease of reader {reader} of partition {partition}"),
+                }),
+                metrics: PartitionMetrics::new(reader, partition),
+            });
+            shown.view.layout = layout.generation().0;
+            if !is_new {
+                shown.ready.set(false);
+            }
+        }
+        self.has_any.set(own.of(division).next().is_some());
     }
 
     pub(super) fn list(&self) -> Vec<SchedulerView> {
@@ -63,19 +82,26 @@ impl Views {
         shown.values().map(|shown| shown.view).collect()
     }
 
-    /// Copies the state of all partitions, and answers those who waited for a change of it.
-    pub(super) fn show(&self, slots: &mut BTreeMap<PartitionId, Slot>) {
+    /// Copies the state of all readers, and answers those who waited for a change of it.
+    pub(super) fn show(&self, slots: &mut BTreeMap<ReaderId, Slot>) {
         self.heartbeat.beat();
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        for (&partition, slot) in slots.iter_mut() {
-            let Some(shown) = shown.get_mut(&partition) else {
-                continue;
-            };
-            shown.update(slot);
+        for (&reader, slot) in slots.iter_mut() {
+            if let Some(shown) = shown.get_mut(&reader) {
+                shown.update(slot);
+            }
         }
+        shown.retain(|reader, shown| {
+            let stays = slots.contains_key(reader);
+            if !stays {
+                shown.ready.set(true);
+                shown.metrics.forget();
+            }
+            stays
+        });
         drop(shown);
-        for (&partition, slot) in slots.iter_mut() {
-            slot.answer(partition);
+        for (&reader, slot) in slots.iter_mut() {
+            slot.answer(reader);
         }
     }
 }

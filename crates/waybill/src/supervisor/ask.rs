@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 
 use waybill_engine::{PartitionId, Recovery, partition_for};
 use waybill_kafka::{
-    ClientError, KafkaSettings, OutRecord, ProduceError, Producer, ProducerOptions, SendError,
-    Settlement,
+    ClientError, KafkaSettings, OutRecord, ProduceError, Producer, ProducerOptions, RawRecord,
+    SendError, Settlement,
 };
-use waybill_messages::{EncodeError, Record as _, Topics};
+use waybill_messages::{EncodeError, Topics};
 
+use super::aside::is_hopeless;
 use super::metrics::SupervisorMetrics;
+use crate::limits::DEAD_LETTER_BYTES_MAX;
 
 /// How many recoveries are under way at once.
 const CHUNK_MAX: usize = 500;
@@ -32,7 +34,7 @@ pub(super) enum AskError {
 #[derive(Debug)]
 pub(super) struct Asker {
     producer: Producer<Arc<Settlement>>,
-    topic: String,
+    topics: Topics,
     partitions: u32,
     pace: Mutex<Pace>,
     metrics: Arc<SupervisorMetrics>,
@@ -46,9 +48,13 @@ impl Asker {
         per_second_max: u32,
         metrics: Arc<SupervisorMetrics>,
     ) -> Result<Self, ClientError> {
+        let options = ProducerOptions {
+            message_bytes_max: DEAD_LETTER_BYTES_MAX,
+            ..ProducerOptions::new("waybill-supervisor")
+        };
         Ok(Self {
-            producer: Producer::new(kafka, &ProducerOptions::new("waybill-supervisor"))?,
-            topic: topics.recovery().to_owned(),
+            producer: Producer::new(kafka, &options)?,
+            topics: topics.clone(),
             partitions,
             pace: Mutex::new(Pace::new(per_second_max)),
             metrics,
@@ -73,6 +79,40 @@ impl Asker {
         Ok(())
     }
 
+    /// Keeps records that cannot be read; returns once the broker has acknowledged each, or has refused
+    /// it for good.
+    pub(super) async fn put_aside(&self, letters: &[RawRecord]) -> Result<(), AskError> {
+        for letter in letters {
+            let record = OutRecord {
+                topic: &letter.topic,
+                partition: letter.partition,
+                key: letter.key.as_deref(),
+                value: letter.value.as_deref(),
+                headers: &letter.headers(),
+                timestamp_ms: letter.timestamp_ms,
+            };
+            let (settlement, settled) = Settlement::channel(1);
+            let sent = self.enqueue(&record, &settlement).await;
+            drop(settlement);
+            let kept = match sent {
+                Ok(()) => match settled.await {
+                    Ok(result) => result,
+                    Err(_) => unreachable!("a settlement says what became of its records"),
+                },
+                Err(error) => Err(error),
+            };
+            match kept {
+                Err(error) if is_hopeless(&error) => tracing::error!(
+                    topic = letter.topic,
+                    error = &error as &dyn std::error::Error,
+                    "a record that cannot be read is not kept as a dead letter"
+                ),
+                kept => kept?,
+            }
+        }
+        Ok(())
+    }
+
     async fn send(
         &self,
         recovery: &Recovery,
@@ -80,18 +120,27 @@ impl Asker {
     ) -> Result<(), AskError> {
         let key = recovery.operation.key();
         let mut value = Vec::with_capacity(256);
-        recovery.encode(&mut value)?;
+        self.topics.framing().encode(recovery, &mut value)?;
         let partition: PartitionId = partition_for(recovery.operation, self.partitions);
-        let record = OutRecord::new(&self.topic, partition, &key, &value);
+        let record = OutRecord::new(self.topics.recovery(), partition, &key, &value);
+        Ok(self.enqueue(&record, settlement).await?)
+    }
+
+    /// Hands a record to the producer, once there is room for it.
+    async fn enqueue(
+        &self,
+        record: &OutRecord<'_>,
+        settlement: &Arc<Settlement>,
+    ) -> Result<(), ProduceError> {
         let mut token = settlement.clone();
         loop {
-            match self.producer.send(&record, token) {
+            match self.producer.send(record, token) {
                 Ok(()) => return Ok(()),
                 Err(SendError::QueueFull(back)) => {
                     token = back;
                     tokio::time::sleep(FULL_PAUSE).await;
                 }
-                Err(SendError::Refused { error, .. }) => return Err(error.into()),
+                Err(SendError::Refused { error, .. }) => return Err(error),
             }
         }
     }

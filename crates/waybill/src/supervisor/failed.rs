@@ -2,7 +2,7 @@
 //!
 //! Several supervisors share the topic through a consumer group. A record's offset is committed only
 //! once the recovery that it led to is acknowledged; one that cannot be read is a fault of whoever
-//! wrote it, is counted and logged, and holds nothing up.
+//! wrote it, goes to the dead-letter topic, and holds nothing up.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,13 +12,15 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{FailedOperation, Offset, PartitionId, Recovery, Supervision};
 use waybill_kafka::{
-    GroupConsumer, GroupHandler, GroupOptions, PollLimits, RecordRef, TopicPartition,
+    GroupConsumer, GroupHandler, GroupOptions, PollLimits, RawRecord, RecordRef, TopicPartition,
 };
-use waybill_messages::Record as _;
+use waybill_messages::{DecodeError, SchemaId};
 
+use super::aside::letter;
 use super::ask::Asker;
 use super::metrics::SupervisorMetrics;
 use super::{SupervisorParts, SupervisorSettings};
+use crate::chain::chain;
 use crate::clock::wall_clock;
 
 /// The consumer group of all supervisors of an installation, behind the topics' prefix.
@@ -80,10 +82,25 @@ impl Following {
         while !stop.is_cancelled() {
             consumer.poll(POLL_LIMITS, POLL_WAIT, &mut intake)?;
             if intake.records.is_empty() {
+                // Those that were waited for may be another supervisor's by now.
+                hold(&consumer, false)?;
                 continue;
             }
-            let recoveries = self.decide(&intake.records);
-            while let Err(error) = runtime.block_on(self.asker.ask(&recoveries)) {
+            let decided = self.decide(&intake.records);
+            // While a schema is waited for, it polls all the same: who does not poll leaves the group.
+            hold(&consumer, decided.is_err())?;
+            let Ok(Decided {
+                recoveries,
+                letters,
+            }) = decided
+            else {
+                continue;
+            };
+            let tell = async || {
+                self.asker.put_aside(&letters).await?;
+                self.asker.ask(&recoveries).await
+            };
+            while let Err(error) = runtime.block_on(tell()) {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     "what becomes of failed operations cannot be said; trying again"
@@ -113,16 +130,27 @@ impl Following {
         Ok(())
     }
 
-    fn decide(&self, records: &[Taken]) -> Vec<Recovery> {
+    /// What is asked for because of these records; else the schema that has to be known first.
+    fn decide(&self, records: &[RawRecord]) -> Result<Decided, SchemaId> {
+        let framing = self.parts.topics.framing();
         let supervision = Supervision {
             name: &self.name,
             workflows: &self.parts.workflows,
             timeout_grace: self.settings.timeout_grace,
         };
         let now = wall_clock();
+        let decoded: Vec<Result<FailedOperation, DecodeError>> = records
+            .iter()
+            .map(|record| framing.decode(record.value.as_deref().unwrap_or_default()))
+            .collect();
+        let mut errors = decoded.iter().filter_map(|decoded| decoded.as_ref().err());
+        if let Some(schema) = errors.find_map(DecodeError::waits_for) {
+            return Err(schema);
+        }
         let mut recoveries = Vec::with_capacity(records.len());
-        for record in records {
-            match FailedOperation::decode(&record.value) {
+        let mut letters = Vec::new();
+        for (record, decoded) in records.iter().zip(decoded) {
+            match decoded {
                 Ok(failed) => recoveries.extend(supervision.failed(&failed, now)),
                 Err(error) => {
                     self.metrics.unreadable.increment(1);
@@ -130,28 +158,37 @@ impl Following {
                         partition = %record.partition,
                         offset = %record.offset,
                         error = &error as &dyn std::error::Error,
-                        "a record of failed-operations cannot be read; its operation is found by the deadline index"
+                        "a record of failed-operations cannot be read and goes to the dead-letter topic; its operation is found by the deadline index"
                     );
+                    letters.push(letter(record.clone(), &chain(&error)));
                 }
             }
         }
         self.metrics.decided.increment(recoveries.len() as u64);
-        recoveries
+        Ok(Decided {
+            recoveries,
+            letters,
+        })
     }
 }
 
-/// A record that was read.
-#[derive(Debug)]
-struct Taken {
-    partition: PartitionId,
-    offset: Offset,
-    value: Vec<u8>,
+/// What is to be done because of some records.
+struct Decided {
+    recoveries: Vec<Recovery>,
+    /// Those that cannot be read, as they are kept.
+    letters: Vec<RawRecord>,
+}
+
+fn hold(consumer: &GroupConsumer, held: bool) -> anyhow::Result<()> {
+    consumer
+        .hold(held)
+        .context("records that wait cannot be left in their topic")
 }
 
 /// What one poll brought.
 #[derive(Debug, Default)]
 struct Intake {
-    records: Vec<Taken>,
+    records: Vec<RawRecord>,
 }
 
 impl Intake {
@@ -167,11 +204,7 @@ impl Intake {
 
 impl GroupHandler for Intake {
     fn record(&mut self, record: RecordRef<'_>) {
-        self.records.push(Taken {
-            partition: record.partition(),
-            offset: record.offset(),
-            value: record.value().unwrap_or_default().to_vec(),
-        });
+        self.records.push(record.to_raw());
     }
 
     fn assigned(&mut self, _partitions: &[TopicPartition]) {}
@@ -182,7 +215,7 @@ impl GroupHandler for Intake {
         _lost: bool,
     ) -> Vec<(TopicPartition, Offset)> {
         // Whoever gets them reads them again from what is committed.
-        let is_gone = |record: &Taken| {
+        let is_gone = |record: &RawRecord| {
             partitions
                 .iter()
                 .any(|gone| gone.partition == record.partition)

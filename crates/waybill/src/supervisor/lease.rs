@@ -28,16 +28,12 @@ impl ShardLease {
     ) -> Result<Self, StoreError> {
         let key = LeaseKey::supervisor(shard);
         loop {
-            let seen = takeable(&*store, key, margin).await?;
+            let seen = takeable(&*store, key, margin, None).await?;
             let row = Lease {
-                key,
                 owner: Some(owner),
                 epoch: seen.as_ref().map_or(Epoch(1), |lease| lease.epoch.next()),
-                renewal: 0,
                 duration,
-                stamp_limit: Default::default(),
-                checkpoint: Default::default(),
-                consumed: Default::default(),
+                ..Lease::new(key, shard)
             };
             let sent = Instant::now();
             if store.take_lease(seen, row.clone()).await? {

@@ -28,13 +28,15 @@ const SCYLLA: &str = "WAYBILL_TEST_SCYLLA";
 const CLIENTS: usize = 16;
 
 /// Tests run one after the other.
-static TURN: Mutex<()> = Mutex::const_new(());
+pub static TURN: Mutex<()> = Mutex::const_new(());
 
 /// What the processes of one test have in common.
 pub struct Cluster {
     pub brokers: String,
     pub scylla: String,
     pub name: String,
+    /// How long the processes that are started from now on repeat what they ask of the database.
+    pub patience: &'static str,
     dir: TempDir,
     _turn: MutexGuard<'static, ()>,
 }
@@ -50,6 +52,7 @@ impl Cluster {
             brokers,
             scylla,
             name: format!("test_{}", Uuid::new_v4().simple()),
+            patience: "30s",
             dir: tempfile::tempdir().expect("a temporary directory can be made"),
             _turn: TURN.lock().await,
         })
@@ -75,12 +78,13 @@ impl Cluster {
             brokers,
             scylla,
             name,
+            patience,
             ..
         } = self;
         format!(
             "partitions: {PARTITIONS}\n\
              kafka: {{ brokers: ['{brokers}'], topicPrefix: {name} }}\n\
-             store: {{ scylla: {{ nodes: ['{scylla}'], keyspace: {name}, replicationFactor: 1, requestTimeout: 2s }} }}\n\
+             store: {{ scylla: {{ nodes: ['{scylla}'], keyspace: {name}, replicationFactor: 1, requestTimeout: 2s, patience: {patience} }} }}\n\
              scheduler: {{ partitions: {partitions}, lease: 4s, leaseMargin: 500ms, handOffAfter: 1s, timeoutGrace: 200ms }}\n\
              supervisor: {{ lease: 4s, clockSkew: 500ms }}\n\
              {more}"

@@ -16,7 +16,9 @@ mod leases;
 mod line;
 mod member;
 mod outage;
+mod readers;
 mod refusals;
+mod secured;
 mod statuses;
 #[path = "../system/supervision"]
 mod supervision {

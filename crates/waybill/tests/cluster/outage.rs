@@ -1,4 +1,4 @@
-//! The database is away for longer than a lease.
+//! The database is away for longer than a lease, and for longer than anybody's patience.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -102,6 +102,99 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
         .assert_one_effect_per_step(&ids, remote)
         .await;
     drop((services, ingestion, schedulers, others));
+    cluster.scylla = server;
+    cluster.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_is_away_for_longer_than_commits_are_repeated_ends_no_process() {
+    let Some(mut cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let server = cluster.scylla.clone();
+    let line = Line::to(&server).await;
+    cluster.scylla = line.address.to_string();
+    let services = cluster.services("");
+    // Whoever wants to be answered does not wait for as long as the store is asked.
+    cluster.patience = "1h";
+    let ingestion = cluster.ingestion(&services, "http: { acceptTimeout: 2s }");
+    cluster.patience = "3s";
+    let mut patient = vec![
+        cluster.scheduler("0-1", ""),
+        cluster.scheduler("2-3", ""),
+        cluster.supervisor(""),
+        cluster.agents(&services, ""),
+    ];
+    for scheduler in &patient[..2] {
+        scheduler.world.ready().await;
+    }
+    let mut ids = deliver(&ingestion, "before", DELIVERIES).await;
+    ingestion.world.all_reach(&ids, "Processed").await;
+
+    line.set_open(false);
+    let mut accepted = 0;
+    for scheduler in &patient[..2] {
+        let what = "a commit was given up";
+        let failed = async || {
+            // Something to write for either, in any of its partitions.
+            let url = ingestion.world.url("http", "/api/deliveryrequests");
+            let mut body = delivery(&format!("during-{accepted}"), is_remote(accepted));
+            let fields = body.as_object_mut().expect("a delivery is an object");
+            fields.remove("deliveryId");
+            let answer = ingestion.world.client.post(url).json(&body).send().await;
+            let answer = answer.expect("ingestion answers");
+            if answer.status() == 202 {
+                let body: Value = answer.json().await.expect("an answer is JSON");
+                ids.push(body["id"].as_str().expect("an answer has an id").to_owned());
+                accepted += 1;
+            }
+            let failed = "waybill_scheduler_commits_failed_total";
+            scheduler.world.metric(failed, "").await >= 1.0
+        };
+        scheduler.world.eventually(what, failed).await;
+    }
+    // An id of the caller's has to be looked up.
+    let url = ingestion.world.url("http", "/api/deliveryrequests");
+    let body = delivery("looked-up", false);
+    let answer = ingestion.world.client.post(url).json(&body).send().await;
+    let answer = answer.expect("ingestion answers");
+    assert_eq!(answer.status(), 503);
+    assert!(answer.headers().contains_key("retry-after"), "{answer:?}");
+    for scheduler in &patient[..2] {
+        let what = "the partitions are given up";
+        let given_up = async || {
+            let readiness = scheduler.readiness().await;
+            readiness.is_some_and(|said| said.starts_with("waiting for: lease of partition"))
+        };
+        scheduler.world.eventually(what, given_up).await;
+    }
+
+    let supervisor = &patient[2];
+    let is_told = async || {
+        let readiness = supervisor.readiness().await;
+        readiness.is_some_and(|said| said.starts_with("waiting for: the state store"))
+    };
+    let what = "the supervisor says what it cannot reach";
+    supervisor.world.eventually(what, is_told).await;
+
+    line.set_open(true);
+    for member in &mut patient {
+        member.world.ready().await;
+        assert!(!member.has_ended(), "it stayed where it was");
+    }
+    let during = DELIVERIES..ids.len();
+    ids.extend(deliver(&ingestion, "after", DELIVERIES).await);
+    ingestion.world.all_reach(&ids, "Processed").await;
+    let remote = |index: usize| match index {
+        index if index < during.start => is_remote(index),
+        index if index < during.end => is_remote(index - during.start),
+        index => is_remote(index - during.end),
+    };
+    ingestion
+        .world
+        .assert_one_effect_per_step(&ids, remote)
+        .await;
+    drop((services, ingestion, patient));
     cluster.scylla = server;
     cluster.remove().await;
 }

@@ -1,7 +1,10 @@
 //! Requests that are wrong: each is told what is wrong with it, and none reaches a topic.
 
+use std::time::{Duration, Instant};
+
 use reqwest::header::CONTENT_TYPE;
 use serde_json::{Value, json};
+use waybill_kafka::{Admin, TopicSpec};
 
 use super::world::*;
 
@@ -273,5 +276,56 @@ async fn unknown_addresses_and_methods_are_told_as_problems() {
         .await
         .unwrap();
     assert_eq!(problem(wrong_token).await.0, 422);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_topic_that_does_not_exist_is_refused_and_one_that_does_is_taken() {
+    let world = World::on_embedded_broker(&[]).await;
+    let admin = Admin::new(&world.kafka, "test").unwrap();
+    let topic = TopicSpec::new("replies.there", 1);
+    admin.create_topics(&[topic]).await.unwrap();
+    let order = |id: &str, topic: &str| {
+        let mut body = order(id, 1);
+        body["replyTo"] = topic.into();
+        body
+    };
+    let refused = world.post(OPERATIONS, order("o-1", "replies.nowhere"));
+    let refused = refused.send().await.unwrap();
+    assert_eq!(refused.status(), 422);
+    let problem: Value = refused.json().await.unwrap();
+    assert_eq!(problem["errors"][0]["pointer"], "/replyTo", "{problem}");
+    let taken = world.post(OPERATIONS, order("o-2", "replies.there"));
+    assert_eq!(taken.send().await.unwrap().status(), 202);
+
+    let lines = [
+        order("o-3", "replies.nowhere"),
+        order("o-4", "replies.there"),
+    ];
+    let lines = lines.map(|line| line.to_string()).join("\n");
+    let answers = world.post(BATCH, lines).send().await.unwrap();
+    let answers = answers.text().await.unwrap();
+    let answers = answers
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap());
+    let statuses: Vec<Value> = answers
+        .map(|answer: Value| answer["status"].clone())
+        .collect();
+    assert_eq!(statuses, [422, 202]);
+
+    // Somebody makes it.
+    let topic = TopicSpec::new("replies.nowhere", 1);
+    admin.create_topics(&[topic]).await.unwrap();
+    let began = Instant::now();
+    loop {
+        let again = world.post(OPERATIONS, order("o-1", "replies.nowhere"));
+        let status = again.send().await.unwrap().status();
+        if status == 202 {
+            break;
+        }
+        assert_eq!(status, 422);
+        assert!(began.elapsed() < PATIENCE, "the new topic is not seen");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
     world.ingestion.shutdown().await;
 }

@@ -20,13 +20,13 @@ use waybill::ingestion::{Ingestion, IngestionConfig};
 use waybill_broker::{Broker, BrokerConfig};
 use waybill_engine::{
     CreateRequest, Created, Epoch, Offset, OperationId, OperationRequest, OwnerId, PartitionId,
-    Position, ProcessState, Recovery, Stamp, Timestamp, Workflow, WorkflowDefinition, Workflows,
-    partition_for,
+    Position, ProcessState, ReaderId, Recovery, Stamp, Timestamp, Workflow, WorkflowDefinition,
+    Workflows, partition_for,
 };
 use waybill_kafka::{Admin, KafkaSettings, TopicSpec};
 use waybill_messages::{Record, Topics};
 use waybill_store::{
-    Checkpoint, EmbeddedConfig, EmbeddedStore, Lease, LeaseKey, RowWrite, Store, WriteBatch,
+    EmbeddedConfig, EmbeddedStore, LayoutGeneration, Lease, LeaseKey, RowWrite, Store, WriteBatch,
 };
 
 use super::rows::{created, untouched};
@@ -279,14 +279,16 @@ impl<C> World<C> {
     /// Says how far the scheduler of a partition has got.
     pub async fn consumed(&self, partition: PartitionId, consumed: Offset) {
         let lease = Lease {
-            key: LeaseKey::scheduler(partition),
             owner: Some(OwnerId(Uuid::new_v4())),
             epoch: Epoch(1),
             renewal: 1,
             duration: Duration::from_secs(10),
             stamp_limit: Stamp(1),
-            checkpoint: Checkpoint::default(),
             consumed,
+            ..Lease::new(
+                LeaseKey::scheduler(LayoutGeneration(0), ReaderId(partition.0)),
+                partition,
+            )
         };
         assert!(self.store.take_lease(None, lease).await.unwrap());
     }

@@ -1,6 +1,8 @@
 //! The whole system, as processes on the embedded broker and store: killed, stopped, cut off and
 //! fed with garbage, and held against the services' ledger.
 
+mod lost_state;
+mod readers;
 mod repair;
 mod supervision;
 mod world;
@@ -24,6 +26,7 @@ use world::{Dice, PATIENCE, Process, World, delivery};
 const PARTITIONS: u32 = 4;
 const REQUESTS: &str = "waybill.operation-requests.v1";
 const REPLIES: &str = "waybill.step-replies.v1";
+const FAILED: &str = "waybill.failed-operations.v1";
 
 /// Sends `count` deliveries, every fifth of them remote, from a few clients at once, and returns
 /// the operations' ids in order.
@@ -309,6 +312,8 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_o
             poison,
         );
     }
+    // The supervisor's own topic, too.
+    produce(&world, FAILED, 0, b"some-key", poison);
     let world = Arc::new(world);
     let ids = deliver_all(&world, "beside-poison", 40, &Arc::default()).await;
     world.all_reach(&ids, "Processed").await;
@@ -320,11 +325,16 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_o
         .create()
         .expect("a consumer can be made");
     consumer
-        .subscribe(&["dlq.waybill.operation-requests.v1"])
-        .expect("the topic is there");
+        .subscribe(
+            &[REQUESTS, FAILED]
+                .map(dead_letters)
+                .each_ref()
+                .map(String::as_str),
+        )
+        .expect("the topics are there");
     let deadline = Instant::now() + PATIENCE;
     let mut seen = Vec::new();
-    while seen.len() < PARTITIONS as usize {
+    while seen.len() < PARTITIONS as usize + 1 {
         assert!(
             Instant::now() < deadline,
             "dead letters seen: {seen:?}\n{}",
@@ -343,12 +353,17 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_o
                 .and_then(|header| header.value)
                 .map(|value| String::from_utf8_lossy(value).into_owned())
         };
-        assert_eq!(header("__connect.errors.topic").as_deref(), Some(REQUESTS));
+        let source = header("__connect.errors.topic").expect("a dead letter says where it lay");
+        assert_eq!(message.topic(), dead_letters(&source));
         assert!(
             header("__connect.errors.exception.message").is_some_and(|cause| !cause.is_empty())
         );
-        seen.push(message.partition());
+        seen.push((source, message.partition()));
     }
+}
+
+fn dead_letters(topic: &str) -> String {
+    format!("dlq.{topic}")
 }
 
 fn produce(world: &World, topic: &str, partition: u32, key: &[u8], value: &[u8]) {

@@ -178,6 +178,7 @@ async fn a_cancelled_delivery_is_undone_while_it_runs_and_before_it_comes() {
     let shown = world.reaches(&id, "Cancelled").await;
     assert_eq!(shown["cancel"], "applied");
     assert_eq!(verbs_of(&shown["history"]), ["cancel"]);
+    assert_eq!(shown["history"][0]["by"], "caller");
     assert_eq!(world.balance(&id).await.0, Vec::<String>::new());
 
     let path = "/api/deliveryrequests/not-yet";

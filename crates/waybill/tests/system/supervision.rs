@@ -36,20 +36,4 @@ impl World {
         let sent = stream::iter(deliveries).map(|body| async move { self.deliver(&body).await });
         sent.buffered(QUESTIONS).collect().await
     }
-
-    /// The sum of a metric's samples that carry `labels`.
-    async fn metric(&self, name: &str, labels: &str) -> f64 {
-        self.samples(name, labels).await.into_iter().sum()
-    }
-
-    async fn samples(&self, name: &str, labels: &str) -> Vec<f64> {
-        let answer = self.client.get(self.url("admin", "/metrics")).send().await;
-        let answer = answer.expect("the admin port answers");
-        let text = answer.text().await.expect("metrics are text");
-        let of_name = text.lines().filter_map(|line| line.strip_prefix(name));
-        of_name
-            .filter(|rest| rest.starts_with(['{', ' ']) && rest.contains(labels))
-            .filter_map(|rest| rest.rsplit_once(' ')?.1.parse().ok())
-            .collect()
-    }
 }

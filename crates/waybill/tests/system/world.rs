@@ -124,6 +124,23 @@ impl World {
         }
     }
 
+    /// The sum of a metric's samples that carry `labels`.
+    pub async fn metric(&self, name: &str, labels: &str) -> f64 {
+        self.samples(name, labels).await.into_iter().sum()
+    }
+
+    /// A metric's samples that carry `labels`.
+    pub async fn samples(&self, name: &str, labels: &str) -> Vec<f64> {
+        let answer = self.client.get(self.url("admin", "/metrics")).send().await;
+        let answer = answer.expect("the admin port answers");
+        let text = answer.text().await.expect("metrics are text");
+        let of_name = text.lines().filter_map(|line| line.strip_prefix(name));
+        of_name
+            .filter(|rest| rest.starts_with(['{', ' ']) && rest.contains(labels))
+            .filter_map(|rest| rest.rsplit_once(' ')?.1.parse().ok())
+            .collect()
+    }
+
     /// Sends one delivery until it is accepted, whatever dies meanwhile, and returns its id.
     pub async fn deliver(&self, delivery: &Value) -> String {
         let url = self.url("http", "/api/deliveryrequests");

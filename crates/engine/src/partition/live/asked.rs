@@ -188,8 +188,7 @@ impl Live {
             ));
         }
         if refused != Some("unknown-operation") {
-            let (verb, by) = (verb.to_owned(), "caller".to_owned());
-            self.note(request.id, by, verb, request.reason, refused, desk);
+            self.note_amendment(request, verb, refused, desk);
             self.changed(desk);
         }
         Ok(())
@@ -214,9 +213,23 @@ impl Live {
 
     /// Keeps the place of an operation that was cancelled before it was created.
     pub(in crate::partition) fn keep_place(&mut self, request: AmendRequest, desk: &mut Desk<'_>) {
-        let (verb, by) = ("cancel".to_owned(), "caller".to_owned());
-        self.note(request.id, by, verb, request.reason, None, desk);
+        self.note_amendment(request, "cancel", None, desk);
         self.changed(desk);
+    }
+
+    fn note_amendment(
+        &mut self,
+        request: AmendRequest,
+        verb: &str,
+        refused: Option<&str>,
+        desk: &Desk<'_>,
+    ) {
+        let by = match request.asked_by {
+            nobody if nobody.is_empty() => "caller".to_owned(),
+            somebody => somebody,
+        };
+        let verb = verb.to_owned();
+        self.note(request.id, by, verb, request.reason, refused, desk);
     }
 
     fn note(

@@ -18,9 +18,13 @@ impl Run {
     pub fn persist(&mut self, index: usize, change: RowChange, writer: Writer) {
         let (id, epoch) = (change.id, change.state.epoch);
         let owner = &self.owners[index];
-        let lease = self.store.shards[owner.partition].lease;
-        let is_late = lease.is_none_or(|lease| lease.epoch != owner.epoch);
-        let is_within = lease.is_none_or(|lease| is_late || change.stamp < lease.stamp_limit);
+        let lease = self.store.leases.get(&owner.key).cloned();
+        let is_late = lease
+            .as_ref()
+            .is_none_or(|lease| lease.epoch != owner.epoch);
+        let is_within = lease
+            .as_ref()
+            .is_none_or(|lease| is_late || change.stamp < lease.stamp_limit);
         if epoch != owner.epoch || !is_within {
             self.fail(Rule::Stamps, id, || format!("{change:?} under {lease:?}"));
         }

@@ -1,6 +1,7 @@
 //! How far a receiver has had the alerts of each partition.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use waybill_engine::{Offset, OffsetTracker, PartitionId};
 
@@ -10,6 +11,12 @@ pub(in crate::alerts) struct Place {
     partition: PartitionId,
     offset: Offset,
     assignment: u64,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "partition {} offset {}", self.partition, self.offset)
+    }
 }
 
 /// The partitions that are assigned to this process.

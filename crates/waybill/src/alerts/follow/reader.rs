@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{Offset, OperatorAlert, PartitionId, Timestamp};
 use waybill_kafka::{GroupConsumer, GroupHandler, PollLimits, RecordRef, TopicPartition};
-use waybill_messages::{DecodeError, Record as _};
+use waybill_messages::{DecodeError, Framing};
 
 use super::partitions::{Partitions, Place};
 use crate::alerts::alert::Alert;
@@ -26,15 +26,16 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// What is followed, as it is handed on.
 pub(in crate::alerts) trait Followed: Sized + Send + 'static {
     /// Reads a record.
-    fn read(value: &[u8]) -> Result<Self, DecodeError>;
+    fn read(value: &[u8], framing: &Framing) -> Result<Self, DecodeError>;
 
     /// When it came about.
     fn at(&self) -> Timestamp;
 }
 
 impl Followed for Alert {
-    fn read(value: &[u8]) -> Result<Self, DecodeError> {
-        Ok(Self::from(OperatorAlert::decode(value)?).clipped())
+    fn read(value: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
+        let alert: OperatorAlert = framing.decode(value)?;
+        Ok(Self::from(alert).clipped())
     }
 
     fn at(&self) -> Timestamp {
@@ -57,6 +58,7 @@ pub(super) struct Reader {
     pub(super) max_age: Duration,
     /// How far to read ahead of what is settled, in records.
     pub(super) ahead_max: usize,
+    pub(super) framing: Framing,
     pub(super) metrics: FollowerMetrics,
 }
 
@@ -75,10 +77,14 @@ impl Reader {
             reads,
             oldest: Timestamp::default(),
             skipped: 0,
+            waiting: Vec::new(),
+            topic: &self.topic,
+            framing: &self.framing,
             receiver: &self.receiver,
             metrics: &self.metrics,
         };
         while !stop.is_cancelled() {
+            intake.read_waiting();
             let room = self.room(&intake, runtime);
             // Without room it polls all the same: who does not poll leaves the group.
             self.consumer
@@ -108,6 +114,9 @@ impl Reader {
 
     /// How many records may be taken. Waits a little where there is no place for a single one.
     fn room<T: Followed>(&self, intake: &Intake<'_, T>, runtime: &Handle) -> usize {
+        if !intake.waiting.is_empty() {
+            return 0;
+        }
         let reads = &intake.reads;
         if reads.capacity() == 0 {
             // Whether there was a place in time shows below.
@@ -141,6 +150,10 @@ struct Intake<'a, T> {
     /// What happened before this is not told of any more.
     oldest: Timestamp,
     skipped: u64,
+    /// Records whose schema the registry has not told yet. While there are some, no more are polled.
+    waiting: Vec<(Place, Vec<u8>)>,
+    topic: &'a str,
+    framing: &'a Framing,
     receiver: &'a str,
     metrics: &'a FollowerMetrics,
 }
@@ -160,13 +173,16 @@ impl<T> Intake<'_, T> {
     }
 }
 
-impl<T: Followed> GroupHandler for Intake<'_, T> {
-    fn record(&mut self, record: RecordRef<'_>) {
-        let (partition, offset) = (record.partition(), record.offset());
-        let Some(place) = self.partitions.begin(partition, offset) else {
-            return;
-        };
-        match T::read(record.value().unwrap_or_default()) {
+impl<T: Followed> Intake<'_, T> {
+    /// Reads again what could not be read yet.
+    fn read_waiting(&mut self) {
+        for (place, value) in std::mem::take(&mut self.waiting) {
+            self.take(place, &value);
+        }
+    }
+
+    fn take(&mut self, place: Place, value: &[u8]) {
+        match T::read(value, self.framing) {
             Ok(item) if item.at() < self.oldest => {
                 self.skipped += 1;
                 self.partitions.done(place);
@@ -176,18 +192,28 @@ impl<T: Followed> GroupHandler for Intake<'_, T> {
                 // is not settled, and is read again after the next start.
                 _ = self.reads.try_send(Read { place, item });
             }
+            Err(error) if error.waits_for().is_some() => {
+                self.waiting.push((place, value.to_vec()));
+            }
             Err(error) => {
                 self.metrics.unreadable.increment(1);
                 tracing::error!(
                     receiver = self.receiver,
-                    %partition,
-                    %offset,
+                    topic = self.topic,
+                    %place,
                     error = &error as &dyn std::error::Error,
-                    topic = record.topic(),
                     "a record cannot be read and is not told of"
                 );
                 self.partitions.done(place);
             }
+        }
+    }
+}
+
+impl<T: Followed> GroupHandler for Intake<'_, T> {
+    fn record(&mut self, record: RecordRef<'_>) {
+        if let Some(place) = self.partitions.begin(record.partition(), record.offset()) {
+            self.take(place, record.value().unwrap_or_default());
         }
     }
 

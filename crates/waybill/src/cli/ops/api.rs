@@ -13,6 +13,8 @@ use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Response, StatusCode};
 use serde::de::DeserializeOwned;
 
+use tokio::time::Instant;
+
 use super::OpsError;
 use super::address::ApiAddress;
 use super::wire::{Asked, Operation, Page, Problem};
@@ -29,7 +31,7 @@ const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 const TRIES_MAX: u32 = 4;
 /// How long to wait between the tries, where the API does not say.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The longest such time that the API can ask for.
+/// The longest such time, also where the API asks for a longer one.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How many wrong fields are told.
 const FIELDS_TOLD_MAX: usize = 10;
@@ -129,9 +131,11 @@ pub(super) enum Answer {
 }
 
 /// The API.
+#[derive(Clone)]
 pub(super) struct Api {
     client: Client,
     address: ApiAddress,
+    patience: Duration,
 }
 
 impl Api {
@@ -144,7 +148,19 @@ impl Api {
             .timeout(ANSWER_PATIENCE)
             .build()
             .map_err(|error| OpsError::Client(error.to_string()))?;
-        Ok(Self { client, address })
+        Ok(Self {
+            client,
+            address,
+            patience: Duration::ZERO,
+        })
+    }
+
+    /// The same API, asked again for so long while it cannot be reached or cannot answer.
+    pub(super) fn with_patience(&self, patience: Duration) -> Self {
+        Self {
+            patience,
+            ..self.clone()
+        }
     }
 
     /// Looks an operation up, by its id or by the one that `tenant` knows it by.
@@ -194,21 +210,26 @@ impl Api {
         ApiError::away(format!("an answer of {address} is not as expected: {why}"))
     }
 
-    /// Makes a request until it is answered for good, or the tries are spent.
+    /// Makes a request until it is answered for good, or tries and patience are spent.
     async fn send(
         &self,
         method: Method,
         path: &str,
         asking: Option<Asking<'_>>,
     ) -> Result<(StatusCode, Bytes), ApiError> {
+        let until = Instant::now() + self.patience;
         let mut tries = 1;
         loop {
-            let (error, pause) = match self.try_once(&method, path, asking.as_ref()).await {
-                Ok(answer) => return Ok(answer),
-                Err(Failed::ForGood(error)) => return Err(error),
-                Err(Failed::ForNow(error, pause)) => (error, pause),
-            };
-            if tries == TRIES_MAX {
+            let (error, pause, tries_max) =
+                match self.try_once(&method, path, asking.as_ref()).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(Failed::ForGood(error)) => return Err(error),
+                    Err(Failed::ForNow(error, pause)) => (error, pause, TRIES_MAX),
+                    Err(Failed::Unreachable(error)) => (error, PAUSE, 1),
+                };
+            // Where nobody answers, longer and longer.
+            let pause = pause.max(PAUSE * (tries / TRIES_MAX)).min(PAUSE_MAX);
+            if tries >= tries_max && Instant::now() + pause > until {
                 return Err(error);
             }
             tries += 1;
@@ -274,7 +295,8 @@ impl Api {
         }
     }
 
-    /// A connection that nobody takes is no passing thing; one that was lost may be.
+    /// A connection that nobody takes is no passing thing, unless there is patience for it; one that was
+    /// lost may be.
     fn not_answered(&self, error: &reqwest::Error) -> Failed {
         let address = &self.address;
         if error.is_connect() {
@@ -282,7 +304,7 @@ impl Api {
                 "the API at {address} cannot be reached: {}",
                 innermost(error)
             );
-            return Failed::ForGood(ApiError::away(text));
+            return Failed::Unreachable(ApiError::away(text));
         }
         let text = format!("the API at {address} did not answer: {}", innermost(error));
         Failed::ForNow(ApiError::away(text), PAUSE)
@@ -301,6 +323,8 @@ enum Failed {
     ForGood(ApiError),
     /// Another may be made after this time.
     ForNow(ApiError, Duration),
+    /// Nobody is there. It was surely not asked.
+    Unreachable(ApiError),
 }
 
 fn path_of(id: &str) -> String {

@@ -70,15 +70,6 @@ pub(super) struct UndoneArgs {
     how: How,
 }
 
-/// The arguments of `waybill ops cancel`. It is the caller's verb: nobody's name is noted.
-#[derive(Clone, Debug, Args)]
-pub(super) struct CancelArgs {
-    #[command(flatten)]
-    why: Why,
-    #[command(flatten)]
-    target: Target,
-}
-
 /// Of what is asked.
 #[derive(Clone, Debug, Args)]
 struct Target {
@@ -187,17 +178,6 @@ impl UndoneArgs {
             output: self.how.output,
         };
         ask_one(api, &asking, single).await
-    }
-}
-
-impl CancelArgs {
-    pub(super) async fn run(&self, api: &Api) -> Result<(), OpsError> {
-        let asking = Asking {
-            verb: Verb::Cancel,
-            reason: self.why.reason.clone(),
-            by: None,
-        };
-        self.target.run(api, &asking).await
     }
 }
 
@@ -311,6 +291,7 @@ mod tests {
             "--canary 3",
             "--canary-wait 5s",
             "--canary-failures 1",
+            "--away-max 1s",
         ] {
             let error = target(&format!("x {flag}")).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ArgumentConflict, "{flag}");

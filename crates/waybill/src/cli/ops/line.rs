@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::verb::Verb;
 use super::wire::{Failure, Operation};
 use crate::cli::shown::{Output, printable};
+use crate::ingestion::as_typed;
 
 /// What became of an asking.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
@@ -110,6 +111,7 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { id, verb, .. } = self;
+        let verb = as_typed(verb);
         write!(
             f,
             "{:<10}  {}  {verb}",
@@ -139,7 +141,7 @@ mod tests {
     #[test]
     fn a_line_has_what_is_known_and_no_control_characters() {
         let report = Report::new("a", &Verb::ResubmitAsNew, Outcome::Failed);
-        assert_eq!(report.to_string(), "failed      a  resubmit-as-new");
+        assert_eq!(report.to_string(), "failed      a  resubmit --as-new");
         let operation = Operation {
             state: "Error".to_owned(),
             error: Some(Failure {
@@ -154,7 +156,7 @@ mod tests {
         assert_eq!(done.to_string(), "done        a  compensate  Error");
         assert_eq!(
             report.to_string(),
-            "failed      a  resubmit-as-new b  Error  no-drone: none\\nfree"
+            "failed      a  resubmit --as-new b  Error  no-drone: none\\nfree"
         );
         let mut json = Vec::new();
         report.write(Output::Json, &mut json).unwrap();

@@ -147,8 +147,8 @@ impl<'a> Listing<'a> {
 pub(super) struct Row<'a>(pub(super) &'a Item);
 
 impl Row<'_> {
-    /// Of the columns: 120 characters with the gaps.
-    const WIDTHS: [usize; 7] = [36, 18, 4, 14, 11, 12, 19];
+    /// Of the columns: 136 characters with the gaps. The last is what a narrower terminal can spare.
+    const WIDTHS: [usize; 8] = [36, 18, 4, 14, 11, 12, 19, 15];
 
     pub(super) fn heading() -> String {
         let names = [
@@ -159,6 +159,7 @@ impl Row<'_> {
             "STEP",
             "FINGERPRINT",
             "ERROR",
+            "CALLER'S ID",
         ];
         line(names, Self::WIDTHS)
     }
@@ -170,6 +171,7 @@ impl fmt::Display for Row<'_> {
             id,
             state,
             workflow,
+            caller_id,
             step,
             error,
             fingerprint,
@@ -196,6 +198,7 @@ impl fmt::Display for Row<'_> {
             &or_nothing(step),
             &or_nothing(fingerprint),
             error,
+            &or_nothing(caller_id),
         ];
         f.write_str(&line(cells, Self::WIDTHS))
     }
@@ -220,6 +223,7 @@ mod tests {
             state: "CompensationFailed".to_owned(),
             workflow: "drone-delivery".to_owned(),
             tenant: "t".to_owned(),
+            caller_id: Some("order-17".to_owned()),
             step: Some("third-party".to_owned()),
             error: Some(Failure {
                 code: "drone-unavailable".to_owned(),
@@ -242,6 +246,7 @@ mod tests {
             ("STEP", "third-party"),
             ("FINGERPRINT", "0123456789ab"),
             ("ERROR", "drone-unavailable"),
+            ("CALLER'S ID", "order-17"),
         ] {
             // `STEP` and `STATE` stand nowhere else in the heading.
             assert_eq!(heading.find(name), row.find(cell), "{heading}\n{row}");
@@ -254,6 +259,7 @@ mod tests {
         let item = Item {
             state: "x".repeat(99),
             workflow: long().unwrap(),
+            caller_id: long(),
             step: long(),
             fingerprint: long(),
             age_seconds: 9_999 * 86_400,
@@ -265,7 +271,7 @@ mod tests {
             ..item()
         };
         let row = Row(&item).to_string();
-        assert_eq!(row.chars().count(), 120, "{row}");
+        assert_eq!(row.chars().count(), 136, "{row}");
         assert!(!row.contains('\n') && row.contains("abandoned: ü"), "{row}");
         let nothing = Row(&Item::default()).to_string();
         assert_eq!(
@@ -273,7 +279,7 @@ mod tests {
                 .split_whitespace()
                 .filter(|cell| *cell == "-")
                 .count(),
-            4
+            5
         );
     }
 

@@ -6,7 +6,8 @@
 //! point and run again, because what is done no longer matches the filter, and what is under way is
 //! not asked a second time.
 
-use std::fmt;
+mod tally;
+
 use std::io::{self, Write};
 use std::num::NonZeroU32;
 use std::str::FromStr;
@@ -20,6 +21,7 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use uuid::Uuid;
 
+use self::tally::Tally;
 use super::OpsError;
 use super::api::{Api, ApiError};
 use super::course::{Canary, Course, Halt};
@@ -29,7 +31,7 @@ use super::line::{Outcome, Report};
 use super::list::{Listing, Row};
 use super::single::{Sent, resubmitted_before, send};
 use super::verb::Asking;
-use super::wire::Item;
+use super::wire::{Item, Operation};
 use crate::cli::shown::Output;
 use crate::config::duration_from_text;
 
@@ -93,6 +95,15 @@ pub(super) struct Many {
     /// Go on though so many of those that were tried first fail again
     #[arg(long, value_name = "N", conflicts_with = "id", default_value_t = 0)]
     canary_failures: u64,
+    /// How long the API may be away in the middle before it is broken off
+    #[arg(
+        long,
+        value_name = "DURATION",
+        conflicts_with = "id",
+        default_value = "60s",
+        value_parser = duration_from_text
+    )]
+    away_max: Duration,
 }
 
 /// Operations a second.
@@ -142,7 +153,8 @@ pub(super) async fn redrive(
     if many.dry_run {
         return plan.show(many, output, &mut out);
     }
-    let mut redrive = Redrive::new(api, asking, filter.tenant(), many, output, out);
+    let api = api.with_patience(many.away_max);
+    let mut redrive = Redrive::new(&api, asking, filter.tenant(), many, output, out);
     redrive.run(plan.ids).await
 }
 
@@ -209,6 +221,19 @@ struct DryRun<'a> {
     first: Vec<&'a RawValue>,
 }
 
+/// Why one was not asked, or may not have been.
+struct NotSent {
+    error: ApiError,
+    /// The operation as it was when the asking was sent, if it got so far.
+    seen: Option<Box<Operation>>,
+}
+
+impl From<ApiError> for NotSent {
+    fn from(error: ApiError) -> Self {
+        Self { error, seen: None }
+    }
+}
+
 /// Which operations are under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
@@ -231,6 +256,8 @@ struct Redrive<'a, W> {
     look_at: Instant,
     tell_at: Instant,
     tally: Tally,
+    /// The one in whose turn the API went away before it was asked.
+    turn_lost: usize,
     out: W,
 }
 
@@ -259,6 +286,7 @@ impl<'a, W: Write> Redrive<'a, W> {
             look_at: now + LOOK_EVERY,
             tell_at: now + TELL_EVERY,
             tally: Tally::default(),
+            turn_lost: 0,
             out,
         }
     }
@@ -266,7 +294,10 @@ impl<'a, W: Write> Redrive<'a, W> {
     async fn run(&mut self, ids: Vec<Uuid>) -> Result<(), OpsError> {
         let canaries = self.many.canary.of(ids.len());
         let mut ids = ids.into_iter();
-        let walked = self.walk(&mut ids, canaries).await;
+        let walked = match self.walk(&mut ids, canaries).await {
+            Err(OpsError::Api(error)) => return self.break_off(&error, ids.len()),
+            walked => walked,
+        };
         self.tell();
         let told = match walked? {
             Some(halt) => format!("halted: {halt}; {} were not asked", ids.len()),
@@ -276,6 +307,24 @@ impl<'a, W: Write> Redrive<'a, W> {
             None => return Ok(()),
         };
         Err(OpsError::Missed(told))
+    }
+
+    /// The API went away, or answers what nobody understands. Tells what is known of each operation, so
+    /// that the figures are true.
+    fn break_off(&mut self, error: &ApiError, not_asked: usize) -> Result<(), OpsError> {
+        for followed in std::mem::take(&mut self.followed) {
+            self.say(
+                &followed
+                    .given_up(None)
+                    .with_note("what became of it is not known"),
+            )?;
+        }
+        self.tell();
+        let not_asked = not_asked + self.turn_lost;
+        Err(OpsError::BrokenOff(format!(
+            "{error}; broken off: {not_asked} were not asked. Run the command again to go on: what was \
+             asked is not asked a second time"
+        )))
     }
 
     async fn walk(
@@ -331,17 +380,28 @@ impl<'a, W: Write> Redrive<'a, W> {
                 return Ok(true);
             }
             Ok(Sent::Known(report)) => report,
-            Err(error) if error.is_about_the_operation() => {
+            Err(NotSent { error, .. }) if error.is_about_the_operation() => {
                 let refused = Report::new(&id, &self.asking.verb, Outcome::Refused);
                 refused.with_note(&error.to_string())
             }
-            Err(error) => return Err(error.into()),
+            Err(NotSent { error, seen }) => {
+                match seen {
+                    None => self.turn_lost = 1,
+                    Some(seen) => {
+                        self.tally.asked += 1;
+                        let open = Report::new(&id, &self.asking.verb, Outcome::Open);
+                        let open = open.with_state(&seen);
+                        self.say(&open.with_note("whether it was asked is not known"))?;
+                    }
+                }
+                return Err(error.into());
+            }
         };
         self.say(&report)?;
         Ok(false)
     }
 
-    async fn try_ask(&self, id: &str) -> Result<Sent, ApiError> {
+    async fn try_ask(&self, id: &str) -> Result<Sent, NotSent> {
         let Self {
             api,
             asking,
@@ -364,7 +424,11 @@ impl<'a, W: Write> Redrive<'a, W> {
             ));
         }
         let until = Instant::now() + self.many.canary_wait;
-        send(api, asking, id, tenant, Some(&seen), until).await
+        let sent = send(api, asking, id, tenant, Some(&seen), until).await;
+        sent.map_err(|error| NotSent {
+            error,
+            seen: Some(Box::new(seen)),
+        })
     }
 
     /// Follows those that are under way until no more than `count` are left.
@@ -381,11 +445,16 @@ impl<'a, W: Write> Redrive<'a, W> {
         let looks = self.followed.iter().map(|followed| followed.look(self.api));
         let looks: Vec<_> = stream::iter(looks).buffered(LOOKS_AT_ONCE).collect().await;
         let now = Instant::now();
+        let mut away = None;
         for (followed, look) in std::mem::take(&mut self.followed).into_iter().zip(looks) {
             let operation = match look {
                 Ok(operation) => operation,
                 Err(error) if error.is_about_the_operation() => None,
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    self.followed.push(followed);
+                    away = away.or(Some(error));
+                    continue;
+                }
             };
             let operation = operation.as_ref();
             match operation.and_then(|operation| followed.judge(operation)) {
@@ -393,6 +462,9 @@ impl<'a, W: Write> Redrive<'a, W> {
                 None if now >= followed.until => self.settle(&followed.given_up(operation))?,
                 None => self.followed.push(followed),
             }
+        }
+        if let Some(error) = away {
+            return Err(error.into());
         }
         self.look_at = Instant::now() + LOOK_EVERY;
         if now >= self.tell_at {
@@ -421,48 +493,6 @@ impl<'a, W: Write> Redrive<'a, W> {
     /// Says on standard error how far it has come.
     fn tell(&self) {
         eprintln!("{}", self.tally);
-    }
-}
-
-/// How many met which outcome.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Tally {
-    asked: u64,
-    done: u64,
-    failed: u64,
-    refused: u64,
-    open: u64,
-    skipped: u64,
-}
-
-impl Tally {
-    fn count(&mut self, outcome: Outcome) {
-        match outcome {
-            Outcome::Asked => self.asked += 1,
-            Outcome::Done => self.done += 1,
-            Outcome::Failed => self.failed += 1,
-            Outcome::Refused => self.refused += 1,
-            Outcome::Open => self.open += 1,
-            Outcome::Skipped => self.skipped += 1,
-        }
-    }
-}
-
-impl fmt::Display for Tally {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            asked,
-            done,
-            failed,
-            refused,
-            open,
-            skipped,
-        } = self;
-        write!(
-            f,
-            "{asked} asked: {done} done, {failed} failed again, {open} still open; {refused} \
-             refused, {skipped} skipped"
-        )
     }
 }
 

@@ -10,6 +10,7 @@ use super::OpsError;
 use super::api::{Api, Found};
 use super::wire::{Failure, HistoryEntry, Operation, Step};
 use crate::cli::shown::{NOTHING, Output, line, printable};
+use crate::ingestion::as_typed;
 
 /// The arguments of `waybill ops show`.
 #[derive(Clone, Debug, Args)]
@@ -85,7 +86,8 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let owner = locked_by.as_deref().unwrap_or("none holds it in memory");
         format!("{owner}, epoch {epoch}")
     });
-    let verbs = (!verbs.is_empty()).then(|| verbs.join(", "));
+    let typed: Vec<&str> = verbs.iter().map(|verb| as_typed(verb)).collect();
+    let verbs = (!typed.is_empty()).then(|| typed.join(", "));
     let failures = (*failure_count > 0).then(|| failure_count.to_string());
     let yes = |flag: bool| flag.then(|| "yes".to_owned());
     let facts = [

@@ -117,7 +117,8 @@ pub(super) async fn send(
     Ok(match answer {
         Answer::Asked(asked) => Sent::OnItsWay(Followed::new(seen, &asked, verb, tenant, until)),
         Answer::AsItIs(now) => {
-            Sent::Known(Report::new(&now.id, verb, Outcome::Done).with_state(&now))
+            let done = Report::new(&now.id, verb, Outcome::Done).with_state(&now);
+            Sent::Known(done.with_note("it was so before it was asked"))
         }
     })
 }

@@ -99,6 +99,7 @@ pub(super) struct Item {
     pub(super) workflow: String,
     #[serde(default)]
     pub(super) tenant: String,
+    pub(super) caller_id: Option<String>,
     pub(super) step: Option<String>,
     pub(super) error: Option<Failure>,
     pub(super) fingerprint: Option<String>,

@@ -4,7 +4,6 @@ use hyper::body::Incoming;
 use hyper::{HeaderMap, StatusCode};
 use waybill_drone_delivery::request::{DeliveryRequest, Reschedule, validate_reschedule};
 use waybill_engine::{AmendRequest, Amendment, OperationId, OperationRequest, Position, Timestamp};
-use waybill_messages::Record as _;
 
 use super::body::{self, Said};
 use super::judge::{self, CancelWouldBe};
@@ -90,7 +89,7 @@ impl Api {
             amended,
             amendment,
             Verb::Cancel.as_str(),
-            said.reason,
+            (said.by, said.reason),
             &key,
             form,
         )
@@ -140,7 +139,7 @@ impl Api {
             amended,
             amendment,
             VERB,
-            String::new(),
+            (String::new(), String::new()),
             &key,
             Form::Delivery,
         )
@@ -152,7 +151,7 @@ impl Api {
         amended: Amended,
         amendment: Amendment,
         verb: &'static str,
-        reason: String,
+        (asked_by, reason): (String, String),
         key: &Key,
         form: Form,
     ) -> Result<Reply, Problem> {
@@ -164,14 +163,17 @@ impl Api {
             caller_id: amended.caller_id,
             amendment,
             reason,
+            asked_by,
             requested_at: wall_clock(),
         };
         let request_id = request.id;
         let mut value = Vec::with_capacity(256);
-        OperationRequest::Amend(request)
-            .encode(&mut value)
+        let topics = self.intake.topics();
+        topics
+            .framing()
+            .encode(&OperationRequest::Amend(request), &mut value)
             .map_err(|_| unwritable())?;
-        let topic = self.intake.topics().requests();
+        let topic = topics.requests();
         let (partition, offset) = self.intake.tell(topic, id, &value, &key.0).await?;
         let token = match (amended.is_absent, offset) {
             (true, Some(offset)) => Some(StatusToken::of_any(Position { partition, offset })),
@@ -187,7 +189,7 @@ impl Api {
     }
 
     /// The operation of a row, as GET shows it.
-    fn as_it_is(&self, row: &waybill_engine::OperationRow, form: Form) -> Reply {
+    pub(super) fn as_it_is(&self, row: &waybill_engine::OperationRow, form: Form) -> Reply {
         let operation = OperationView::of_row(row, &self.rules.workflows);
         let mut reply = match form {
             Form::General => json(StatusCode::OK, &operation),

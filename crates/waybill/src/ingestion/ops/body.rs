@@ -2,11 +2,13 @@
 
 use hyper::HeaderMap;
 use serde_json::{Map, Value};
+use waybill_engine::NAME_LENGTH_MAX;
 use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
 
 use super::verb::Verb;
 use crate::ingestion::json;
 use crate::ingestion::problem::{FieldProblem, Problem};
+use crate::ingestion::request::check_asked_by;
 
 /// The header that says who asks, where the body does not.
 const OPERATOR: &str = "waybill-operator";
@@ -14,15 +16,12 @@ const OPERATOR: &str = "waybill-operator";
 /// Who asks, where nobody says.
 const SOMEBODY: &str = "operator";
 
-/// The longest name of a workflow or a step, in characters: the engine's own.
-const NAME_CHARS_MAX: usize = 64;
-
 /// What the body of a verb says, and who asks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Said {
     /// Why; may be empty.
     pub reason: String,
-    /// Who asks.
+    /// Who asks; empty for the operation's caller.
     pub by: String,
     /// The step that it is about.
     pub step: String,
@@ -63,6 +62,10 @@ impl Said {
         };
         let in_body = reader.text("by", ASKED_BY_BYTES_MAX);
         said.by = reader.who(headers, in_body);
+        // To cancel is the caller's, whoever else may do it too.
+        if said.by.is_empty() && verb != Verb::Cancel {
+            SOMEBODY.clone_into(&mut said.by);
+        }
         reader.check(verb);
         match reader.errors {
             errors if errors.is_empty() => Ok(said),
@@ -109,9 +112,12 @@ impl Reader<'_> {
     }
 
     fn name(&mut self, name: &'static str) -> String {
-        let text = self.text(name, 4 * NAME_CHARS_MAX);
-        if text.chars().count() > NAME_CHARS_MAX {
-            self.wrong(name, format!("must be at most {NAME_CHARS_MAX} characters"));
+        let text = self.text(name, 4 * NAME_LENGTH_MAX);
+        if text.chars().count() > NAME_LENGTH_MAX {
+            self.wrong(
+                name,
+                format!("must be at most {NAME_LENGTH_MAX} characters"),
+            );
         }
         text
     }
@@ -158,14 +164,10 @@ impl Reader<'_> {
         } else {
             in_body
         };
-        if who.chars().any(char::is_control) {
-            self.wrong("by", "must not have control characters");
+        if let Err(detail) = check_asked_by(&who) {
+            self.wrong("by", detail);
         }
-        if who.is_empty() {
-            SOMEBODY.to_owned()
-        } else {
-            who
-        }
+        who
     }
 
     /// Names what is missing and what is unknown.
@@ -218,6 +220,8 @@ mod tests {
             ("operator", "")
         );
         assert!(read(Verb::Resubmit, r#"{"asNew": true}"#).unwrap().as_new);
+        assert_eq!(read(Verb::Cancel, "{}").unwrap().by, "");
+        assert_eq!(read(Verb::Cancel, r#"{"by": "kim"}"#).unwrap().by, "kim");
     }
 
     #[test]
@@ -232,7 +236,7 @@ mod tests {
                 r#"{"asNew": 1, "by": 2}"#,
                 vec!["/asNew", "/by"],
             ),
-            (Verb::Cancel, r#"{"by": "kim"}"#, vec!["/by"]),
+            (Verb::Cancel, r#"{"step": "drone"}"#, vec!["/step"]),
             (Verb::Compensate, r#"{"by": "a\u0007"}"#, vec!["/by"]),
             (
                 Verb::Compensate,

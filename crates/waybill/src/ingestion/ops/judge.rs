@@ -17,6 +17,15 @@ pub fn of_recovery(
     refusal(row, workflows, Asked::Recovery(verb), now).map_or(Ok(()), |code| Err(refused(code)))
 }
 
+/// Whether what is asked was done before: a step that is undone stays so.
+pub fn is_done(row: &OperationRow, verb: &RecoveryVerb) -> bool {
+    let RecoveryVerb::Undone { step } = verb else {
+        return false;
+    };
+    let mut steps = row.created.step_names.iter().zip(&row.state.steps);
+    steps.any(|(name, found)| **name == **step && found.state == StepState::Compensated)
+}
+
 /// What a cancel would come to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CancelWouldBe {
@@ -114,6 +123,9 @@ fn sentence(code: &'static str) -> &'static str {
         "never-created" => "It was cancelled before it was requested.",
         "not-failed" => "It did not fail.",
         "not-final" => "It has not ended yet.",
+        "input-invalid" => {
+            "Its input is not one that can be requested: request it anew, corrected."
+        }
         "workflow-unknown" => "Its workflow is not known here.",
         _ => "The operation's state forbids it.",
     }

@@ -22,7 +22,6 @@ use waybill_engine::{
 use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder};
 
 use crate::clock::wall_clock;
-use crate::ingestion::intake::store_unavailable;
 use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::ingestion::service::{Api, Reply, decoded, json, set_static};
 use crate::ingestion::view::{ErrorView, failure, time_text};
@@ -113,10 +112,9 @@ impl Api {
         let next = 'page: loop {
             let entries = self
                 .intake
-                .store()
+                .reads()
                 .attention_page(shards.clone(), cursor, ROWS_AT_ONCE)
-                .await
-                .map_err(|error| store_unavailable(&error))?;
+                .await?;
             let ids = entries
                 .entries
                 .iter()

@@ -13,8 +13,17 @@ use crate::ingestion::view::time_text;
 /// The verb of an operation's caller.
 pub const CANCEL: &str = Verb::Cancel.as_str();
 
-/// To run an operation again as a new one: the verb `resubmit`, with `asNew`.
+/// To run an operation again as a new one: the verb `resubmit`, with `asNew`. This is its name for
+/// programs.
 const RESUBMIT_AS_NEW: &str = "resubmit-as-new";
+
+/// What a person types for a verb, behind `waybill ops`.
+pub fn as_typed(verb: &str) -> &str {
+    match verb {
+        RESUBMIT_AS_NEW => "resubmit --as-new",
+        other => other,
+    }
+}
 
 /// How many steps the sentence names.
 const STEPS_NAMED_MAX: usize = 3;
@@ -107,7 +116,8 @@ fn sentence(row: &OperationRow, verbs: &[&str]) -> String {
             "Nothing: a person abandoned it as it stands.".to_owned()
         }
         ProcessState::Error | ProcessState::CompensationFailed => {
-            let open: Vec<&str> = verbs.iter().copied().filter(|v| *v != CANCEL).collect();
+            let open = verbs.iter().filter(|verb| **verb != CANCEL);
+            let open: Vec<&str> = open.map(|verb| as_typed(verb)).collect();
             match open.split_last() {
                 None => "It waits for a person.".to_owned(),
                 Some((only, [])) => format!("It waits for a person: {only}."),

@@ -3,11 +3,10 @@
 use hyper::HeaderMap;
 use hyper::body::Incoming;
 use uuid::Uuid;
-use waybill_drone_delivery::request::DeliveryRequest;
+use waybill_drone_delivery::request::validate;
 use waybill_engine::{
     CreateRequest, IdOrigin, OperationId, OperationRow, Recovery, RecoveryVerb, Timestamp,
 };
-use waybill_messages::{Record as _, encode_create};
 
 use super::amend::unwritable;
 use super::body::Said;
@@ -57,6 +56,9 @@ impl Api {
         if said.as_new {
             return self.resubmit_as_new(&row, said, &key).await;
         }
+        if judge::is_done(&row, &recovery) {
+            return Ok(self.as_it_is(&row, Form::General));
+        }
         judge::of_recovery(&row, &self.rules.workflows, &recovery, wall_clock())?;
         let request_id = self.recover(row.id, recovery, said, &key).await?;
         let asked = AskedView {
@@ -83,12 +85,18 @@ impl Api {
             row,
             OperationId(key.id(row.id, "resubmit-as-new")),
             wall_clock(),
-        );
+        )
+        .ok_or_else(|| judge::refused("input-invalid"))?;
         let new = again.operation;
         let mut value = Vec::with_capacity(again.input.len() + 256);
-        encode_create(&again, &mut value).map_err(|_| unwritable())?;
-        let topic = self.intake.topics().requests();
-        self.intake.tell(topic, new, &value, &key.0).await?;
+        let topics = self.intake.topics();
+        topics
+            .framing()
+            .encode_create(&again, &mut value)
+            .map_err(|_| unwritable())?;
+        self.intake
+            .tell(topics.requests(), new, &value, &key.0)
+            .await?;
         let noted = RecoveryVerb::Resubmitted { as_operation: new };
         let request_id = self.recover(row.id, noted, said, key).await?;
         let asked = AskedView {
@@ -122,34 +130,38 @@ impl Api {
             verb,
         };
         let mut value = Vec::with_capacity(256);
-        recovery.encode(&mut value).map_err(|_| unwritable())?;
-        let topic = self.intake.topics().recovery();
-        self.intake.tell(topic, operation, &value, &key.0).await?;
+        let topics = self.intake.topics();
+        topics
+            .framing()
+            .encode(&recovery, &mut value)
+            .map_err(|_| unwritable())?;
+        self.intake
+            .tell(topics.recovery(), operation, &value, &key.0)
+            .await?;
         Ok(recovery.id)
     }
 }
 
-/// The request that runs an operation again, with the input that it has now. A deadline that has
-/// passed is left out: a person who sends it again has decided that it is worth it.
-fn again(row: &OperationRow, operation: OperationId, now: Timestamp) -> CreateRequest {
+/// The request that runs an operation again, with the input that it has now; `None` if a scheduler would
+/// refuse it, as reschedules that crossed each other may have left it. A deadline that has passed is
+/// left out: a person who sends it again has decided that it is worth it.
+fn again(row: &OperationRow, operation: OperationId, now: Timestamp) -> Option<CreateRequest> {
     let created = &row.created;
-    let input = row.input();
-    let delivery = (&*created.workflow == DRONE_DELIVERY)
-        .then(|| serde_json::from_slice::<DeliveryRequest>(input).ok())
-        .flatten();
-    CreateRequest {
+    let input = match &*created.workflow {
+        DRONE_DELIVERY => {
+            let mut delivery = validate(&serde_json::from_slice(row.input()).ok()?).ok()?;
+            delivery.delivery_id = Some(operation.to_string());
+            delivery.canonical_json()
+        }
+        _ => row.input().to_vec(),
+    };
+    Some(CreateRequest {
         operation,
         id_origin: IdOrigin::Caller,
         workflow: created.workflow.to_string(),
         tenant: created.tenant.to_string(),
         caller_id: None,
-        input: match delivery {
-            Some(mut delivery) => {
-                delivery.delivery_id = Some(operation.to_string());
-                delivery.canonical_json()
-            }
-            None => input.to_vec(),
-        },
+        input,
         deadline: row.deadline().filter(|deadline| *deadline > now),
         reply_to: created.reply_to.clone(),
         request_hash: created.request_hash,
@@ -157,7 +169,7 @@ fn again(row: &OperationRow, operation: OperationId, now: Timestamp) -> CreateRe
         traceparent: None,
         resubmission_of: Some(row.id),
         notify: created.notify.clone(),
-    }
+    })
 }
 
 fn unknown_verb() -> Problem {

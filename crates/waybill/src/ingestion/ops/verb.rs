@@ -54,7 +54,7 @@ impl Verb {
     /// The fields that its body may have.
     pub const fn fields(self) -> &'static [&'static str] {
         match self {
-            Self::Cancel => &["reason", "workflow"],
+            Self::Cancel => &["reason", "by", "workflow"],
             Self::Resubmit => &["reason", "by", "asNew"],
             Self::Compensate | Self::Abandon | Self::RetryCompensation => &["reason", "by"],
             Self::Undone => &["reason", "by", "step"],

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use waybill_engine::{PartitionId, Source};
-use waybill_kafka::PartitionConsumer;
+use waybill_engine::{Offset, PartitionId, Source};
+use waybill_kafka::{ErrorCode, PartitionConsumer};
 
 use crate::chain::chain;
 use crate::scheduler::input::{AcquireError, LogEnds};
@@ -37,9 +37,41 @@ impl EndsReader {
             }
             Ok(ends)
         };
-        match tokio::task::spawn_blocking(read).await {
-            Ok(ends) => ends.map_err(AcquireError::Broker),
-            Err(panicked) => Err(AcquireError::Broker(panicked.to_string())),
-        }
+        blocking(read).await
+    }
+
+    /// Asks the broker for the copy of the checkpoint on one of the topics, as lag tools see it; `None`
+    /// where there is none, or where the broker does not let this process see it. Nobody goes on from
+    /// there.
+    pub(in crate::scheduler) async fn committed(
+        &self,
+        source: Source,
+        partition: PartitionId,
+    ) -> Result<Option<Offset>, AcquireError> {
+        let reader = self.clone();
+        let read = move || -> Result<Option<Offset>, String> {
+            let topics = reader.topics.iter().filter(|(of, _)| *of == source);
+            let asked: Vec<(&str, PartitionId)> =
+                topics.map(|(_, topic)| (&**topic, partition)).collect();
+            match reader.consumer.committed(&asked, ENDS_TIMEOUT) {
+                Ok(committed) => Ok(committed.into_iter().flatten().next()),
+                Err(error) if error.code() == Some(ErrorCode::GroupAuthorizationFailed) => {
+                    tracing::warn!(%partition, error = %chain(&error), "whether the partition was run before is not seen");
+                    Ok(None)
+                }
+                Err(error) => Err(chain(&error)),
+            }
+        };
+        blocking(read).await
+    }
+}
+
+/// Asks the broker from a thread that may wait for it.
+async fn blocking<T: Send + 'static>(
+    ask: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, AcquireError> {
+    match tokio::task::spawn_blocking(ask).await {
+        Ok(answer) => answer.map_err(AcquireError::Broker),
+        Err(panicked) => Err(AcquireError::Broker(panicked.to_string())),
     }
 }

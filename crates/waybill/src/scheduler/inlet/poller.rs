@@ -1,16 +1,16 @@
 //! The thread of one consumer: it polls, decodes, and does what the loop orders.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use waybill_engine::{Event, Offset, PartitionId, Source};
+use waybill_engine::{Event, KeyHash, Offset, PartitionId, ReaderId, Share, Source};
 use waybill_kafka::{PartitionConsumer, PollError, PollLimits, RecordRef};
 
 use crate::chain::chain;
 use crate::scheduler::credit::{Amount, Credit};
 use crate::scheduler::decode::Decoder;
+use crate::scheduler::inlet::feed::{Feed, Reading, Verified, WaitsAt};
 use crate::scheduler::input::{Arrived, Generation, Input, Inputs, LostCause};
 
 /// How much one poll takes at most.
@@ -23,37 +23,25 @@ const PATIENCE: Duration = Duration::from_millis(50);
 
 /// What the loop tells a consumer's thread.
 pub(super) enum Order {
-    /// Begin to read a partition.
+    /// Begin to read a partition for a reader.
     Add {
         source: Source,
         partition: PartitionId,
+        reader: ReaderId,
         generation: Generation,
+        share: Share,
         start: Offset,
         verify: Option<(Offset, u64)>,
         end: Offset,
     },
+    /// A reader takes another share from now on.
+    Share { reader: ReaderId, share: Share },
     /// Tell once replies were read to here.
-    ReadTo { partition: PartitionId, end: Offset },
-    /// End reading a partition.
-    Remove(PartitionId),
+    ReadTo { reader: ReaderId, end: Offset },
+    /// End reading for a reader.
+    Remove(ReaderId),
     /// End.
     Stop,
-}
-
-/// A partition as the polling thread knows it.
-struct Assigned {
-    generation: Generation,
-    verify: Option<(Offset, u64)>,
-    /// Of replies: what the engine waits to be read to.
-    unread_end: Option<Offset>,
-}
-
-/// One topic of a consumer.
-struct Feed {
-    source: Source,
-    topic: Arc<str>,
-    decoder: Decoder,
-    assigned: HashMap<PartitionId, Assigned>,
 }
 
 /// What a consumer's thread works with.
@@ -70,15 +58,15 @@ impl Poller {
     pub(super) fn new(
         consumer: Arc<PartitionConsumer>,
         topics: &[(Source, Arc<str>)],
-        partitions: u32,
+        decoder: &dyn Fn(Source) -> Decoder,
         credit: Arc<Credit>,
         sender: Inputs,
     ) -> Self {
         let feed = |(source, topic): &(Source, Arc<str>)| Feed {
             source: *source,
             topic: topic.clone(),
-            decoder: Decoder::new(*source, partitions),
-            assigned: HashMap::new(),
+            decoder: decoder(*source),
+            assigned: Default::default(),
         };
         Self {
             feeds: topics.iter().map(feed).collect(),
@@ -103,6 +91,7 @@ impl Poller {
                 }
                 continue;
             }
+            self.read_on();
             if let Some(amount) = self.credit.take(POLL_MAX, PATIENCE) {
                 self.poll(amount);
             }
@@ -113,28 +102,33 @@ impl Poller {
     fn obey(&mut self, order: Order) -> bool {
         match order {
             Order::Stop => return false,
-            Order::ReadTo { partition, end } => {
+            Order::ReadTo { reader, end } => {
                 for feed in &mut self.feeds {
                     if feed.source == Source::Replies
-                        && let Some(assigned) = feed.assigned.get_mut(&partition)
+                        && let Some(reading) = feed.reading(reader)
                     {
-                        assigned.unread_end = Some(end);
+                        reading.unread_end = Some(end);
                     }
                 }
             }
-            Order::Remove(partition) => {
+            Order::Share { reader, share } => {
                 for feed in &mut self.feeds {
-                    if feed.assigned.remove(&partition).is_some()
-                        && let Err(error) = self.consumer.remove(&[(&feed.topic, partition)])
-                    {
-                        tracing::warn!(%partition, %error, "a partition could not be unassigned");
+                    if let Some(reading) = feed.reading(reader) {
+                        reading.share = share.clone();
                     }
+                }
+            }
+            Order::Remove(reader) => {
+                for feed in &mut self.feeds {
+                    feed.remove(reader, &self.consumer);
                 }
             }
             Order::Add {
                 source,
                 partition,
+                reader,
                 generation,
+                share,
                 start,
                 verify,
                 end,
@@ -144,15 +138,18 @@ impl Poller {
                     return true;
                 };
                 let is_inbox = source == Source::Replies;
-                let assigned = Assigned {
+                let reading = Reading {
+                    reader,
                     generation,
+                    share,
+                    next: from,
                     verify,
                     unread_end: Some(end).filter(|end| is_inbox && from < *end),
+                    passed: None,
                 };
-                feed.assigned.insert(partition, assigned);
-                if let Err(error) = self.consumer.add(&[(&feed.topic, partition, from)]) {
+                if let Err(error) = feed.add(partition, reading, &self.consumer) {
                     let cause = LostCause::Client(error.to_string());
-                    self.lost(source, partition, cause);
+                    self.lost(source, partition, &cause);
                 }
             }
         }
@@ -165,8 +162,9 @@ impl Poller {
             bytes: limits.bytes,
         };
         let mut records = Vec::new();
-        let mut bytes = 0;
+        let (mut taken, mut bytes) = (0, 0);
         let mut mismatches = Vec::new();
+        let mut waiting = Vec::new();
         let mut ends = Vec::new();
         let waits_for_end = self.waits_for_end();
         let feeds = &mut self.feeds;
@@ -178,20 +176,56 @@ impl Poller {
             let Some(assigned) = feed.assigned.get_mut(&partition) else {
                 return;
             };
-            match verified(assigned, &feed.decoder, &record) {
-                Verified::Below => {}
-                Verified::Differs { expected, found } => {
-                    let cause = LostCause::Fingerprint { expected, found };
-                    mismatches.push((feed.source, partition, cause));
+            if assigned.waits_at.is_some() {
+                return;
+            }
+            let (source, offset) = (feed.source, record.offset());
+            assigned.next = offset.next();
+            let mut key = None;
+            for reading in &mut assigned.readers {
+                // Another reader may have had the partition read again from further back.
+                if offset < reading.next {
+                    continue;
                 }
-                Verified::Go => {
-                    let event = feed.decoder.event(&record);
-                    bytes += record.bytes();
-                    records.push(Arrived {
-                        generation: assigned.generation,
-                        partition,
-                        event,
-                    });
+                match reading.verified(&feed.decoder, &record) {
+                    Verified::Go => {}
+                    Verified::Below => {
+                        reading.next = offset.next();
+                        continue;
+                    }
+                    Verified::Differs { expected, found } => {
+                        let cause = LostCause::Fingerprint { expected, found };
+                        mismatches.push((source, reading.reader, cause));
+                        continue;
+                    }
+                }
+                let takes = reading.share.is_whole() || {
+                    let hash = || KeyHash::of(record.key().unwrap_or_default());
+                    let key = *key.get_or_insert_with(hash);
+                    reading.share.takes(source, offset, key)
+                };
+                if !takes {
+                    let fingerprint = match source {
+                        Source::Requests => feed.decoder.fingerprint(&record),
+                        Source::Replies | Source::Recoveries => 0,
+                    };
+                    reading.passed = Some((offset, fingerprint));
+                    reading.next = offset.next();
+                    continue;
+                }
+                match feed.decoder.event(&record, &reading.share) {
+                    Ok(event) => {
+                        taken += 1;
+                        bytes += record.bytes();
+                        records.extend(reading.tell_passed(source));
+                        records.push(reading.arrived(event));
+                        reading.next = offset.next();
+                    }
+                    Err(schema) => {
+                        assigned.waits_at = Some(WaitsAt { offset, schema });
+                        waiting.push((source, partition));
+                        return;
+                    }
                 }
             }
         };
@@ -205,21 +239,33 @@ impl Poller {
             self.consumer.poll(limits, PATIENCE, &mut on_record)
         };
         self.credit.read(Amount {
-            records: records.len(),
+            records: taken,
             bytes,
         });
-        for (source, partition, cause) in mismatches {
-            self.lost(source, partition, cause);
+        for (source, reader, cause) in mismatches {
+            let mut feeds = self.feeds.iter_mut();
+            let feed = feeds.find(|feed| feed.source == source);
+            if let Some(reading) = feed.and_then(|feed| feed.reading(reader)) {
+                let generation = reading.generation;
+                self.send_lost(source, reader, generation, &cause);
+            }
         }
-        let read = records.len();
+        for feed in &mut self.feeds {
+            let source = feed.source;
+            let readings = feed.assigned.values_mut().flat_map(|of| &mut of.readers);
+            records.extend(readings.filter_map(|reading| reading.tell_passed(source)));
+        }
+        for (source, partition) in waiting {
+            self.wait(source, partition);
+        }
         for (topic, partition, end) in ends {
-            records.extend(self.inbox_read(&topic, partition, end));
+            self.inbox_read(&topic, partition, end, &mut records);
         }
         if !records.is_empty() {
             self.send(Input::Records {
                 source: self.feeds[0].source,
                 amount: Amount {
-                    records: read,
+                    records: taken,
                     bytes,
                 },
                 records,
@@ -232,14 +278,14 @@ impl Poller {
             }) => {
                 let mut feeds = self.feeds.iter();
                 if let Some(feed) = feeds.find(|feed| *feed.topic == *topic) {
-                    self.lost(feed.source, partition, LostCause::OutOfRange);
+                    self.lost(feed.source, partition, &LostCause::OutOfRange);
                 }
             }
             Err(error) => {
-                let cause = chain(&error);
+                let cause = LostCause::Client(chain(&error));
                 for feed in &self.feeds {
                     for partition in feed.assigned.keys() {
-                        self.lost(feed.source, *partition, LostCause::Client(cause.clone()));
+                        self.lost(feed.source, *partition, &cause);
                     }
                 }
             }
@@ -250,73 +296,104 @@ impl Poller {
     /// and records tell how far was read, unless the last ones are none that are delivered.
     fn waits_for_end(&self) -> bool {
         let mut assigned = self.feeds.iter().flat_map(|feed| feed.assigned.values());
-        assigned.any(|assigned| assigned.unread_end.is_some())
-    }
-
-    /// The engine is told that replies were read to the end that it waits for, for records that are
-    /// never delivered (those of transactions' ends) may be the last ones.
-    fn inbox_read(&mut self, topic: &str, partition: PartitionId, end: Offset) -> Option<Arrived> {
-        let mut feeds = self.feeds.iter_mut();
-        let feed = feeds.find(|feed| feed.source == Source::Replies && *feed.topic == *topic)?;
-        let assigned = feed.assigned.get_mut(&partition)?;
-        if assigned.unread_end.is_none_or(|unread| end < unread) {
-            return None;
-        }
-        assigned.unread_end = None;
-        Some(Arrived {
-            generation: assigned.generation,
-            partition,
-            event: Event::InboxRead(end),
+        assigned.any(|of| {
+            of.readers
+                .iter()
+                .any(|reading| reading.unread_end.is_some())
         })
     }
 
-    /// Tells the loop that a partition cannot be read, which makes it order its removal.
-    fn lost(&self, source: Source, partition: PartitionId, cause: LostCause) {
+    /// The engines are told that replies were read to the end that they wait for, for records that are
+    /// never delivered (those of transactions' ends) may be the last ones.
+    fn inbox_read(
+        &mut self,
+        topic: &str,
+        partition: PartitionId,
+        end: Offset,
+        records: &mut Vec<Arrived>,
+    ) {
+        let mut feeds = self.feeds.iter_mut();
+        let feed = feeds.find(|feed| feed.source == Source::Replies && *feed.topic == *topic);
+        let Some(assigned) = feed.and_then(|feed| feed.assigned.get_mut(&partition)) else {
+            return;
+        };
+        if assigned.waits_at.is_some() {
+            return;
+        }
+        for reading in &mut assigned.readers {
+            if reading.unread_end.is_some_and(|unread| unread <= end) {
+                reading.unread_end = None;
+                records.push(reading.arrived(Event::InboxRead(end)));
+            }
+        }
+    }
+
+    /// Stops fetching a partition whose next record cannot be read yet. What was fetched behind that
+    /// record is read again.
+    fn wait(&self, source: Source, partition: PartitionId) {
+        let mut feeds = self.feeds.iter();
+        let Some(feed) = feeds.find(|feed| feed.source == source) else {
+            return;
+        };
+        if let Some(WaitsAt { offset, schema }) = feed.assigned[&partition].waits_at {
+            let topic = &*feed.topic;
+            tracing::info!(topic, %partition, %offset, %schema, "waiting for a schema of the registry's");
+        }
+        if let Err(error) = self.consumer.remove(&[(&feed.topic, partition)]) {
+            self.lost(source, partition, &LostCause::Client(error.to_string()));
+        }
+    }
+
+    /// Reads partitions on whose next record can be read by now.
+    fn read_on(&mut self) {
+        let mut unreadable = Vec::new();
+        for feed in &mut self.feeds {
+            for (partition, assigned) in &mut feed.assigned {
+                let Some(WaitsAt { offset, schema }) = assigned.waits_at else {
+                    continue;
+                };
+                if feed.decoder.waits_for(schema) {
+                    continue;
+                }
+                assigned.waits_at = None;
+                if let Err(error) = self.consumer.add(&[(&feed.topic, *partition, offset)]) {
+                    let cause = LostCause::Client(error.to_string());
+                    unreadable.push((feed.source, *partition, cause));
+                }
+            }
+        }
+        for (source, partition, cause) in unreadable {
+            self.lost(source, partition, &cause);
+        }
+    }
+
+    /// Tells the loop that a partition cannot be read, which makes it order the removal of its readers.
+    fn lost(&self, source: Source, partition: PartitionId, cause: &LostCause) {
         let mut feeds = self.feeds.iter();
         let feed = feeds.find(|feed| feed.source == source);
-        if let Some(assigned) = feed.and_then(|feed| feed.assigned.get(&partition)) {
-            let generation = assigned.generation;
-            self.send(Input::Lost {
-                source,
-                generation,
-                partition,
-                cause,
-            });
+        let assigned = feed.and_then(|feed| feed.assigned.get(&partition));
+        for reading in assigned.into_iter().flat_map(|assigned| &assigned.readers) {
+            self.send_lost(source, reading.reader, reading.generation, cause);
         }
+    }
+
+    fn send_lost(
+        &self,
+        source: Source,
+        reader: ReaderId,
+        generation: Generation,
+        cause: &LostCause,
+    ) {
+        self.send(Input::Lost {
+            source,
+            generation,
+            reader,
+            cause: cause.clone(),
+        });
     }
 
     /// Fails only when the loop has ended, and then it orders this thread to stop.
     fn send(&self, input: Input) {
         let _ = self.sender.send(input);
-    }
-}
-
-enum Verified {
-    /// A record that belongs to an engine.
-    Go,
-    /// The record below the checkpoint, as it was.
-    Below,
-    /// Another record than the checkpoint saw.
-    Differs { expected: u64, found: u64 },
-}
-
-/// Holds the first record of an assignment against the checkpoint's fingerprint, if it has one.
-fn verified(assigned: &mut Assigned, decoder: &Decoder, record: &RecordRef<'_>) -> Verified {
-    match assigned.verify {
-        Some((below, _)) if record.offset() > below => {
-            // The log has a gap below the checkpoint: compaction or a control record.
-            assigned.verify = None;
-            Verified::Go
-        }
-        Some((_, expected)) => {
-            let found = decoder.fingerprint(record);
-            if found == expected {
-                assigned.verify = None;
-                Verified::Below
-            } else {
-                Verified::Differs { expected, found }
-            }
-        }
-        None => Verified::Go,
     }
 }

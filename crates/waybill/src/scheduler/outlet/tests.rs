@@ -10,6 +10,7 @@ use waybill_engine::{Action, Attempt, StepError, StepState, Timestamp};
 use waybill_messages::VALUE_BYTES_MAX;
 
 use super::*;
+use crate::scheduler::Own;
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -81,7 +82,7 @@ fn settings() -> SchedulerSettings {
     SchedulerSettings {
         partitions: 1,
         step_partitions: 1,
-        own: vec![PartitionId(0)],
+        own: Own::All,
         in_flight_max: 1,
         in_flight_bytes_max: 1,
         hand_off_after: second,
@@ -95,6 +96,7 @@ fn settings() -> SchedulerSettings {
         drain: second,
         decide_within: second,
         tell_steps: false,
+        start_without_state: false,
         reply_to_prefixes: Vec::new(),
     }
 }

@@ -25,18 +25,19 @@ async fn a_cancel_of_a_pending_request_lies_behind_it_and_a_repeat_has_the_same_
     let world = World::start().await;
     let accepted = world.request(order("o-1", 1)).await;
     let pending_at = location(&accepted);
-    let cancel = |key: &'static str, reason: &str| {
+    let cancel = |key: &'static str, body: Value| {
         world
-            .post(
-                &format!("{OPERATIONS}/o-1:cancel"),
-                json!({"reason": reason}),
-            )
+            .post(&format!("{OPERATIONS}/o-1:cancel"), body)
             .header("idempotency-key", key)
     };
     let id = id_of("o-1");
     let mut asked = Vec::new();
-    for (key, reason) in [("k-1", "twice"), ("k-1", "twice"), ("k-2", "again")] {
-        let response = cancel(key, reason).send().await.unwrap();
+    for (key, body) in [
+        ("k-1", json!({"reason": "twice", "by": "kim"})),
+        ("k-1", json!({"reason": "twice", "by": "kim"})),
+        ("k-2", json!({"reason": "again"})),
+    ] {
+        let response = cancel(key, body).send().await.unwrap();
         assert_eq!(response.status(), StatusCode::ACCEPTED);
         assert_eq!(location(&response), pending_at);
         let (_, view) = answer(response).await;
@@ -62,7 +63,9 @@ async fn a_cancel_of_a_pending_request_lies_behind_it_and_a_repeat_has_the_same_
             (id, Some("o-1"))
         );
     }
-    assert_eq!(amendments[0].1.reason, "twice");
+    let said = |(_, amend): &(Lying, AmendRequest)| (amend.asked_by.clone(), amend.reason.clone());
+    assert_eq!(said(&amendments[0]), ("kim".to_owned(), "twice".to_owned()));
+    assert_eq!(said(&amendments[2]), (String::new(), "again".to_owned()));
     world.ingestion.shutdown().await;
 }
 

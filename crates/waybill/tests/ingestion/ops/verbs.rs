@@ -2,7 +2,7 @@
 
 use reqwest::StatusCode;
 use serde_json::{Value, json};
-use waybill_engine::{Action, ProcessState, RecoveryVerb, partition_for};
+use waybill_engine::{Action, Amended, ProcessState, RecoveryVerb, StepState, partition_for};
 
 use super::super::world::*;
 use super::*;
@@ -218,5 +218,41 @@ async fn an_operation_that_was_undone_is_run_again_as_a_new_one_and_linked() {
             .await;
         assert_eq!((status, &problem["code"]), (409, &json!(code)), "{name}");
     }
+    // Two reschedules that crossed each other left it with a deadline before its pickup.
+    let mut crossed = row(
+        id_of("crossed"),
+        "drone-delivery",
+        ProcessState::Compensated,
+    );
+    let mut input: Value = serde_json::from_slice(&delivery_input()).unwrap();
+    input["deadline"] = json!("2030-05-08T19:00:00Z");
+    crossed.state.amended = Some(Box::new(Amended {
+        input: Some(serde_json::to_vec(&input).unwrap().into()),
+        ..Amended::default()
+    }));
+    world.write(crossed).await;
+    let sent = world.records().len();
+    let (status, problem) = world
+        .verb(id_of("crossed"), "resubmit", json!({"asNew": true}))
+        .await;
+    assert_eq!((status, &problem["code"]), (409, &json!("input-invalid")));
+    assert_eq!(world.records().len(), sent);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_is_undone_already_is_answered_as_it_stands_and_nothing_is_asked() {
+    let world = World::start().await;
+    let id = id_of("undone");
+    let mut row = parked(id, Action::Compensate);
+    row.state.steps[0].state = StepState::Compensated;
+    world.write(row).await;
+    let body = json!({"reason": "by hand", "step": "one"});
+    let response = world.post(&format!("{OPERATIONS}/{id}:undone"), &body);
+    let response = response.send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    let (_, view) = answer(response).await;
+    assert_eq!(view["steps"][0]["state"], "Compensated", "{view}");
+    assert!(world.recoveries().is_empty());
     world.ingestion.shutdown().await;
 }

@@ -12,8 +12,8 @@ use utoipa::openapi::{
 use waybill_drone_delivery::request::Reschedule;
 
 use super::{
-    ID, add_schema, content, delivery_view_example, in_path, in_query, location_header, only,
-    operation_view_example, post, reference, refusing, repeated, tenant, text, with,
+    ID, add_schema, content, delivery_view_example, found, in_path, in_query, location_header,
+    only, operation_view_example, post, reference, refusing, repeated, tenant, text, with,
 };
 use crate::ingestion::events::{EVENT_STREAM, EventView};
 use crate::ingestion::ops::AskedView;
@@ -137,7 +137,8 @@ fn asking(verb: Verb) -> OperationBuilder {
         Verb::Undone => (
             "sayUndone",
             "Say that a person undid a step",
-            "For a step that is being undone, or could not be.",
+            "For a step that is being undone, or could not be. Where it is undone already, the operation \
+             is answered as it stands.",
         ),
     };
     let tag = match verb {
@@ -157,7 +158,12 @@ fn asking(verb: Verb) -> OperationBuilder {
             "200",
             repeated::<OperationView>(cancelled(operation_view_example())),
         ),
-        _ => operation.parameter(operator()),
+        Verb::Undone => operation
+            .parameter(operator())
+            .response("200", found::<OperationView>(operation_view_example())),
+        Verb::Resubmit | Verb::Compensate | Verb::Abandon | Verb::RetryCompensation => {
+            operation.parameter(operator())
+        }
     };
     let forbidden = match verb {
         Verb::Cancel => Kind::OperationFinal,

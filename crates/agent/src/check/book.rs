@@ -1,0 +1,297 @@
+//! What was asked, and what was answered to it. Values only.
+
+use std::collections::HashMap;
+
+use waybill_engine::{Offset, OperationId, Outcome, PartitionId, StepReply, StepRequest};
+use waybill_kafka::RawRecord;
+use waybill_messages::headers::TRACEPARENT;
+use waybill_messages::{DecodeError, Record as _};
+
+/// A request that was sent, as an index into the book.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct SentId(usize);
+
+/// What a request is to come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Expected {
+    /// An answer by complete-by.
+    Answer,
+    /// An answer by complete-by, or none.
+    AnswerOrSilence,
+    /// No answer: complete-by had passed when it was sent.
+    Silence,
+    /// No answer, for it cannot be read; a dead letter instead.
+    DeadLetter,
+}
+
+/// A request that was sent.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) request: StepRequest,
+    pub(super) expected: Expected,
+    /// Where it lies.
+    pub(super) partition: PartitionId,
+    pub(super) offset: Offset,
+    pub(super) replies: Vec<Reply>,
+}
+
+impl Sent {
+    /// How it was answered first.
+    pub(super) fn outcome(&self) -> Option<&Outcome> {
+        self.replies.first().map(|reply| &reply.reply.outcome)
+    }
+
+    /// Whether a reply to it repeats all that identifies it.
+    pub(super) fn is_echoed_by(&self, reply: &StepReply) -> bool {
+        self.matches(reply) == PERFECT
+    }
+
+    /// How much of what identifies it, beside the operation, a reply repeats.
+    fn matches(&self, reply: &StepReply) -> u32 {
+        let Self { request, .. } = self;
+        [
+            (4, request.attempt == reply.attempt),
+            (4, request.action == reply.action),
+            (2, request.epoch == reply.epoch),
+            (1, *request.step == reply.step),
+        ]
+        .into_iter()
+        .map(|(weight, same)| if same { weight } else { 0 })
+        .sum()
+    }
+}
+
+/// What [`Sent::matches`] is where everything is the same.
+const PERFECT: u32 = 11;
+
+/// A reply to a request of the kit's.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub(super) reply: StepReply,
+    /// Where it lies.
+    pub(super) partition: PartitionId,
+    /// Whether its key is the operation's id.
+    pub(super) keyed: bool,
+    /// Its timestamp, in milliseconds since the Unix epoch.
+    pub(super) timestamp_ms: Option<i64>,
+    pub(super) traceparent: Option<String>,
+}
+
+/// All that was asked and answered.
+#[derive(Debug, Default)]
+pub(super) struct Book {
+    sent: Vec<Sent>,
+    by_operation: HashMap<OperationId, Vec<SentId>>,
+    by_key: HashMap<Vec<u8>, OperationId>,
+    /// Dead letters of the agent's.
+    pub(super) letters: Vec<RawRecord>,
+    /// Records under a key of the kit's that are no replies: the last one's cause, and how many.
+    pub(super) unreadable: Option<(usize, DecodeError)>,
+    /// Records of the replies' topic that cannot be told to be the kit's or another's.
+    pub(super) strange: usize,
+    /// Whether a reply did not repeat what identifies its request.
+    is_misled: bool,
+}
+
+impl Book {
+    pub(super) fn enter(
+        &mut self,
+        request: StepRequest,
+        expected: Expected,
+        (partition, offset): (PartitionId, Offset),
+    ) -> SentId {
+        let id = SentId(self.sent.len());
+        let operation = request.operation;
+        self.by_operation.entry(operation).or_default().push(id);
+        self.by_key.insert(operation.key().to_vec(), operation);
+        self.sent.push(Sent {
+            request,
+            expected,
+            partition,
+            offset,
+            replies: Vec::new(),
+        });
+        id
+    }
+
+    pub(super) fn get(&self, id: SentId) -> &Sent {
+        &self.sent[id.0]
+    }
+
+    pub(super) fn all(&self) -> &[Sent] {
+        &self.sent
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SentId, &Sent)> {
+        let ids = (0..self.sent.len()).map(SentId);
+        ids.zip(&self.sent)
+    }
+
+    /// Whether a reply lies where it was to lie. From an agent that misleads, it may belong to any
+    /// request of its operation.
+    pub(super) fn is_in_place(&self, sent: &Sent, reply: &Reply) -> bool {
+        let asked = |sent: &Sent| sent.request.reply_partition == reply.partition;
+        if !self.is_misled {
+            return asked(sent);
+        }
+        let mut others = self.by_operation[&sent.request.operation].iter();
+        others.any(|id| asked(self.get(*id)))
+    }
+
+    /// Takes a record of the replies' topic. Those of operations that are not the kit's are passed
+    /// over: another check may be under way.
+    pub(super) fn read_reply(&mut self, raw: &RawRecord) {
+        let key = raw.key.as_deref().unwrap_or_default();
+        let reply = match StepReply::decode(raw.value.as_deref().unwrap_or_default()) {
+            Ok(reply) => reply,
+            Err(error) if self.by_key.contains_key(key) => {
+                let before = self.unreadable.as_ref().map_or(0, |(count, _)| *count);
+                self.unreadable = Some((before + 1, error));
+                return;
+            }
+            Err(_) => {
+                self.strange += 1;
+                return;
+            }
+        };
+        let Some(sent) = self.question_of(&reply) else {
+            // Without its operation, nothing but the key says whose it is.
+            if self.by_key.contains_key(key) {
+                self.strange += 1;
+            }
+            return;
+        };
+        self.is_misled |= !self.get(sent).is_echoed_by(&reply);
+        let keyed = key == reply.operation.key();
+        let traceparent = raw.headers.iter().find(|(name, _)| name == TRACEPARENT);
+        let traceparent = traceparent.map(|(_, value)| {
+            String::from_utf8_lossy(value.as_deref().unwrap_or_default()).into_owned()
+        });
+        self.sent[sent.0].replies.push(Reply {
+            reply,
+            partition: raw.partition,
+            keyed,
+            timestamp_ms: raw.timestamp_ms,
+            traceparent,
+        });
+    }
+
+    /// The request that a reply answers. One that repeats not all that it should is taken for the
+    /// answer to the request that it resembles most and that waits for one. From an agent that is known
+    /// to do that, so is one that names a request which has its answer: to this one it would be one too
+    /// many.
+    fn question_of(&self, reply: &StepReply) -> Option<SentId> {
+        let asked = self.by_operation.get(&reply.operation)?;
+        let rank = |id: &&SentId| {
+            let sent = self.get(**id);
+            let likeness = sent.matches(reply);
+            let is_awaited = sent.expected == Expected::Answer || !self.is_misled;
+            let waits = is_awaited && sent.replies.is_empty();
+            // The first of equals.
+            let first = std::cmp::Reverse(id.0);
+            let perfect = likeness == PERFECT;
+            let before = if self.is_misled { waits } else { perfect };
+            (perfect && waits, before, waits, likeness, first)
+        };
+        asked.iter().max_by_key(rank).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use waybill_engine::{Action, Attempt, Epoch};
+
+    use super::*;
+    use crate::handler::success;
+    use crate::testing::StepRequestBuilder;
+
+    fn request(attempt: u32) -> StepRequest {
+        StepRequestBuilder::new("a", "s")
+            .operation(OperationId(uuid::Uuid::from_u128(1)))
+            .attempt(Attempt(attempt))
+            .epoch(Epoch(5))
+            .build()
+    }
+
+    fn answer(attempt: u32, epoch: u64) -> RawRecord {
+        let request = request(attempt);
+        let reply = StepReply {
+            operation: request.operation,
+            step: "s".to_owned(),
+            attempt: Attempt(attempt),
+            epoch: Epoch(epoch),
+            action: Action::Run,
+            outcome: success(vec![]),
+        };
+        let mut value = Vec::new();
+        reply.encode(&mut value).unwrap();
+        RawRecord {
+            topic: "r".to_owned(),
+            partition: PartitionId(0),
+            offset: Offset(0),
+            timestamp_ms: Some(1),
+            key: Some(request.operation.key().to_vec()),
+            value: Some(value),
+            headers: Vec::new(),
+        }
+    }
+
+    fn book(attempts: &[u32]) -> (Book, Vec<SentId>) {
+        let mut book = Book::default();
+        let at = (PartitionId(0), Offset(0));
+        let ids = attempts
+            .iter()
+            .map(|attempt| book.enter(request(*attempt), Expected::Answer, at))
+            .collect();
+        (book, ids)
+    }
+
+    fn answered(book: &Book, ids: &[SentId]) -> Vec<usize> {
+        ids.iter().map(|id| book.get(*id).replies.len()).collect()
+    }
+
+    #[test]
+    fn each_delivery_of_an_attempt_wants_an_answer_of_its_own() {
+        let (mut book, ids) = book(&[1, 1, 2]);
+        book.read_reply(&answer(1, 5));
+        assert_eq!(answered(&book, &ids), [1, 0, 0]);
+        book.read_reply(&answer(1, 5));
+        assert_eq!(answered(&book, &ids), [1, 1, 0]);
+        // One too many answers no other attempt.
+        book.read_reply(&answer(1, 5));
+        assert_eq!(answered(&book, &ids), [2, 1, 0]);
+        let sent = book.get(ids[0]);
+        assert!(sent.is_echoed_by(&sent.replies[0].reply));
+    }
+
+    #[test]
+    fn an_answer_that_repeats_too_little_counts_for_what_it_resembles() {
+        let (mut book, ids) = book(&[1, 2]);
+        book.read_reply(&answer(2, 0));
+        assert_eq!(answered(&book, &ids), [0, 1]);
+        let sent = book.get(ids[1]);
+        assert!(!sent.is_echoed_by(&sent.replies[0].reply));
+    }
+
+    #[test]
+    fn an_agent_that_misleads_is_not_taken_at_its_word() {
+        let (mut book, ids) = book(&[7, 8]);
+        book.read_reply(&answer(1, 5));
+        assert_eq!(answered(&book, &ids), [1, 0]);
+        book.read_reply(&answer(7, 5));
+        assert_eq!(answered(&book, &ids), [1, 1]);
+    }
+
+    #[test]
+    fn what_is_no_reply_is_told_by_its_key() {
+        let (mut book, ids) = book(&[1]);
+        let mut noise = answer(1, 5);
+        noise.value = Some(b"{}".to_vec());
+        book.read_reply(&noise);
+        assert_eq!(book.unreadable.as_ref().unwrap().0, 1);
+        noise.key = Some(b"other".to_vec());
+        book.read_reply(&noise);
+        assert_eq!((book.unreadable.as_ref().unwrap().0, book.strange), (1, 1));
+        assert_eq!(answered(&book, &ids), [0]);
+    }
+}

@@ -1,0 +1,87 @@
+//! How far the agent's group has committed, held against what was answered.
+
+use std::collections::BTreeSet;
+
+use waybill_engine::{Offset, PartitionId, Timestamp};
+
+use super::CheckSettings;
+use super::book::{Book, Expected, SentId};
+use super::wire::group_of;
+
+/// What was seen of the group's offsets.
+#[derive(Debug, Default)]
+pub(super) struct Commits {
+    /// How often an offset that had moved was held against the answers.
+    pub(super) looked: usize,
+    /// The newest offset of each partition.
+    newest: Vec<Option<Offset>>,
+    /// Requests that were told to be passed already.
+    told: BTreeSet<usize>,
+    /// Why the group could not be asked the last time.
+    pub(super) refused: Option<String>,
+}
+
+impl Commits {
+    /// Takes offsets that were read before the replies that the book knows by now; returns the faults
+    /// that they show. `now` is from before the offsets were read.
+    pub(super) fn hold(
+        &mut self,
+        committed: Vec<Option<Offset>>,
+        book: &Book,
+        settings: &CheckSettings,
+        now: Timestamp,
+    ) -> Vec<String> {
+        if committed != self.newest {
+            self.looked += 1;
+        }
+        let mut faults = Vec::new();
+        for (number, sent) in book.all().iter().enumerate() {
+            let Some(offset) = offset_in(&committed, sent.partition) else {
+                continue;
+            };
+            // By the agent's clock its time may have come already.
+            let is_late = sent.request.complete_by <= now + settings.clock_tolerance;
+            let is_letter = sent.expected == Expected::DeadLetter;
+            let is_done = !sent.replies.is_empty() || is_late || is_letter;
+            if sent.offset < offset && !is_done && self.told.insert(number) {
+                faults.push(format!(
+                    "offset {offset} of partition {} was committed while the request at {} had no \
+                     answer",
+                    sent.partition, sent.offset
+                ));
+            }
+        }
+        self.newest = committed;
+        faults
+    }
+
+    /// Whether the group has ever committed anything.
+    pub(super) fn has_begun(&self) -> bool {
+        self.newest.iter().any(Option::is_some)
+    }
+
+    /// A request behind which nothing was committed yet.
+    pub(super) fn missing(&self, book: &Book, requests: &[SentId]) -> Option<String> {
+        let behind = requests.iter().map(|id| book.get(*id)).find(|sent| {
+            let committed = offset_in(&self.newest, sent.partition);
+            committed.is_none_or(|committed| committed <= sent.offset)
+        })?;
+        Some(format!(
+            "the request at {} of partition {} was answered, and its offset is not committed",
+            behind.offset, behind.partition
+        ))
+    }
+}
+
+fn offset_in(offsets: &[Option<Offset>], partition: PartitionId) -> Option<Offset> {
+    let partition = usize::try_from(partition.0).ok()?;
+    offsets.get(partition).copied().flatten()
+}
+
+/// What is said where the group has committed nothing.
+pub(super) fn nothing_committed(settings: &CheckSettings) -> String {
+    format!(
+        "the group {} has committed nothing for this topic",
+        group_of(settings)
+    )
+}

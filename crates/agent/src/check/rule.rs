@@ -1,0 +1,189 @@
+//! The rules that can be seen from outside.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A rule of the topic contract.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Rule {
+    /// A request is answered, with a reply that can be read.
+    Answer,
+    /// The reply lies in the partition that the request names, under the operation's id.
+    Address,
+    /// The reply repeats operation, step, attempt, epoch and action.
+    Echo,
+    /// One attempt that is delivered more than once is answered each time, with the same outputs.
+    Repeat,
+    /// Attempts of one step that overlap make one effect: the same outputs.
+    Overlap,
+    /// An older epoch behind a newer one is answered as honestly.
+    OldEpoch,
+    /// A request whose complete-by has passed is neither started nor answered.
+    Late,
+    /// No reply comes after its complete-by.
+    Deadline,
+    /// A probe changes nothing, and says what stands.
+    Probe,
+    /// An undo leaves nothing standing.
+    Undo,
+    /// The undo of what is undone is a success.
+    UndoRepeated,
+    /// The undo of what was never performed is a success.
+    UndoFirst,
+    /// What is undone stays undone: the step is refused for good under that key.
+    Tombstone,
+    /// The same where the undo and the step come at once.
+    UndoRace,
+    /// A step that the agent does not know is answered, and harms nothing.
+    UnknownStep,
+    /// A record that cannot be read does not stop what comes behind it.
+    Poison,
+    /// It lies on the dead-letter topic, unchanged, with where it lay and why it is there.
+    DeadLetter,
+    /// A record of a schema that the agent cannot know is not read by guessing.
+    UnknownSchema,
+    /// What was not a success says why, with a stable code and a message.
+    Errors,
+    /// A reply that carries a trace context carries the request's.
+    Trace,
+    /// Of many requests at once, each is answered by its complete-by.
+    Burst,
+    /// Offsets are committed behind answers, and they are committed.
+    Commit,
+    /// What the service itself counts agrees: one effect for a key, and none that was undone.
+    Effects,
+}
+
+impl Rule {
+    /// All of them, in the order in which they are told.
+    pub const ALL: [Self; 23] = [
+        Self::Answer,
+        Self::Address,
+        Self::Echo,
+        Self::Repeat,
+        Self::Overlap,
+        Self::OldEpoch,
+        Self::Late,
+        Self::Deadline,
+        Self::Probe,
+        Self::Undo,
+        Self::UndoRepeated,
+        Self::UndoFirst,
+        Self::Tombstone,
+        Self::UndoRace,
+        Self::UnknownStep,
+        Self::Poison,
+        Self::DeadLetter,
+        Self::UnknownSchema,
+        Self::Errors,
+        Self::Trace,
+        Self::Burst,
+        Self::Commit,
+        Self::Effects,
+    ];
+
+    /// Its name, for programs and flags: kebab-case.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Answer => "answer",
+            Self::Address => "address",
+            Self::Echo => "echo",
+            Self::Repeat => "repeat",
+            Self::Overlap => "overlap",
+            Self::OldEpoch => "old-epoch",
+            Self::Late => "late",
+            Self::Deadline => "deadline",
+            Self::Probe => "probe",
+            Self::Undo => "undo",
+            Self::UndoRepeated => "undo-repeated",
+            Self::UndoFirst => "undo-first",
+            Self::Tombstone => "tombstone",
+            Self::UndoRace => "undo-race",
+            Self::UnknownStep => "unknown-step",
+            Self::Poison => "poison",
+            Self::DeadLetter => "dead-letter",
+            Self::UnknownSchema => "unknown-schema",
+            Self::Errors => "errors",
+            Self::Trace => "trace",
+            Self::Burst => "burst",
+            Self::Commit => "commit",
+            Self::Effects => "effects",
+        }
+    }
+
+    /// What it demands, for people.
+    #[must_use]
+    pub const fn demand(self) -> &'static str {
+        match self {
+            Self::Answer => "a request is answered, with a reply that can be read",
+            Self::Address => "the reply lies in the partition asked for, under the operation's id",
+            Self::Echo => "the reply repeats operation, step, attempt, epoch and action",
+            Self::Repeat => "an attempt delivered again is answered again, with the same outputs",
+            Self::Overlap => "attempts that overlap make one effect: the same outputs",
+            Self::OldEpoch => "an older epoch behind a newer one is answered as honestly",
+            Self::Late => "past complete-by a request is neither started nor answered",
+            Self::Deadline => "no reply comes after its complete-by",
+            Self::Probe => "a probe changes nothing, and says what stands",
+            Self::Undo => "an undo leaves nothing standing",
+            Self::UndoRepeated => "the undo of what is undone is a success",
+            Self::UndoFirst => "the undo of what was never performed is a success",
+            Self::Tombstone => "what is undone is refused for good from then on",
+            Self::UndoRace => "the same where the undo and the step come at once",
+            Self::UnknownStep => "an unknown step is answered, and harms nothing",
+            Self::Poison => "an unreadable record does not stop what comes behind it",
+            Self::DeadLetter => "an unreadable record lies unchanged on the dead-letter topic",
+            Self::UnknownSchema => "a record of an unknown schema is not read by guessing",
+            Self::Errors => "what is no success says why: a stable code and a message",
+            Self::Trace => "a reply that carries a trace context carries the request's",
+            Self::Burst => "of many requests at once, each is answered in time",
+            Self::Commit => "offsets are committed, and only behind answers",
+            Self::Effects => "the service counts one effect for a key, and none that was undone",
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// There is no rule of this name.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("there is no rule {name:?}; the rules are {}", names())]
+pub struct RuleUnknown {
+    /// The name.
+    pub name: String,
+}
+
+fn names() -> String {
+    Rule::ALL.map(Rule::name).join(", ")
+}
+
+impl FromStr for Rule {
+    type Err = RuleUnknown;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let mut rules = Self::ALL.into_iter();
+        rules
+            .find(|rule| rule.name() == name)
+            .ok_or_else(|| RuleUnknown {
+                name: name.to_owned(),
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rule_is_found_by_its_name() {
+        for rule in Rule::ALL {
+            assert_eq!(rule.name().parse(), Ok(rule));
+        }
+        let error = "commits".parse::<Rule>().unwrap_err().to_string();
+        assert!(error.contains("burst, commit, effects"), "{error}");
+    }
+}

@@ -1,0 +1,244 @@
+//! Scenes with requests that are late, and with records that no agent can know or read.
+
+use std::time::{Duration, Instant};
+
+use waybill_engine::{Action, Offset, OperationId, Outcome, PartitionId};
+use waybill_kafka::RawRecord;
+use waybill_messages::headers::{
+    ERRORS_EXCEPTION_MESSAGE, ERRORS_OFFSET, ERRORS_PARTITION, ERRORS_TOPIC,
+};
+
+use super::undoing::is_undone;
+use crate::check::book::Expected;
+use crate::check::poison::Poison;
+use crate::check::stage::{Stage, Standing, described};
+use crate::check::wire::Outgoing;
+use crate::check::{CheckError, Rule};
+use crate::run::wall_clock;
+
+/// How late the late ones are when they are sent.
+const LATE_BY: [Duration; 3] = [
+    Duration::from_millis(500),
+    Duration::from_secs(5),
+    Duration::from_secs(3600),
+];
+/// A step that no agent has.
+const STEP_UNKNOWN: &str = "agent-check-no-such-step";
+
+/// Sends requests that are late, and waits for what was sent behind them. Whether they are answered,
+/// or performed, is judged at the end.
+pub(super) fn late(stage: &mut Stage<'_>) -> Result<Vec<OperationId>, CheckError> {
+    let partitions = stage.wire.request_partitions();
+    let mut operations = Vec::new();
+    let mut behind = Vec::new();
+    for partition in 0..partitions {
+        let partition = PartitionId(partition);
+        for late_by in LATE_BY {
+            let operation = stage.operation();
+            stage.standing.insert(operation, Standing::Untouched);
+            let mut request = stage.request(operation, Action::Run);
+            request.complete_by = wall_clock() - late_by;
+            stage.send_to(&[partition], vec![request], Expected::Silence)?;
+            operations.push(operation);
+        }
+        let operation = stage.operation();
+        let request = stage.request(operation, Action::Run);
+        behind.extend(stage.send_to(&[partition], vec![request], Expected::Answer)?);
+    }
+    stage.wait(&behind)?;
+    for id in behind {
+        let outcome = stage.outcome(id);
+        match outcome {
+            Some(Outcome::Success { .. }) => {
+                let operation = stage.book.get(id).request.operation;
+                stage.standing.insert(operation, Standing::Made);
+            }
+            Some(_) => {}
+            None => {
+                let what = "the request behind a late one was not answered";
+                stage.findings.fault(Rule::Late, what);
+            }
+        }
+    }
+    let count = operations.len();
+    stage
+        .findings
+        .saw(Rule::Late, format!("{count} late requests, silence"));
+    Ok(operations)
+}
+
+/// Asks for a step that the agent cannot know. An agent may perform whatever it is asked for; then it
+/// undoes that, too.
+pub(super) fn unknown_step(stage: &mut Stage<'_>) -> Result<(), CheckError> {
+    let operation = stage.operation();
+    let request = stage.request_of(operation, STEP_UNKNOWN, Action::Run);
+    let answer = stage.answers(vec![request])?.remove(0);
+    let told = described(answer.as_ref());
+    stage.standing.insert(operation, Standing::Undone);
+    match answer {
+        None => stage.findings.fault(Rule::UnknownStep, told),
+        Some(Outcome::NotPerformed) => stage.findings.fault(Rule::UnknownStep, told),
+        Some(Outcome::Success { .. }) => {
+            stage.findings.saw(
+                Rule::UnknownStep,
+                format!("every step is performed alike: {told}"),
+            );
+            let undo = stage.request_of(operation, STEP_UNKNOWN, Action::Compensate);
+            let undone = stage.answers(vec![undo])?.remove(0);
+            if !is_undone(&undone) {
+                stage.standing.insert(operation, Standing::Open);
+            }
+        }
+        Some(
+            Outcome::Permanent { .. }
+            | Outcome::Transient { .. }
+            | Outcome::Unknown { .. }
+            | Outcome::NotAttempted { .. },
+        ) => stage.findings.saw(Rule::UnknownStep, told),
+    }
+    if stage.perform(Rule::UnknownStep)?.is_some() {
+        stage
+            .findings
+            .saw(Rule::UnknownStep, "it goes on with others");
+    }
+    Ok(())
+}
+
+/// Sends what no agent can read, and requests behind it in the same partition. Returns whether the
+/// last of these was answered.
+pub(super) fn poison(stage: &mut Stage<'_>) -> Result<bool, CheckError> {
+    let partition = PartitionId(0);
+    let mut sent = Vec::new();
+    for poison in Poison::ALL {
+        let operation = stage.operation();
+        stage.standing.insert(operation, Standing::Untouched);
+        let request = stage.request(operation, Action::Run);
+        let record = Outgoing {
+            partition,
+            key: request.operation.key().to_vec(),
+            value: poison.value(&request)?,
+            traceparent: None,
+        };
+        let offset = stage.wire.send(std::slice::from_ref(&record))?[0];
+        let followed_by = stage.operation();
+        let follower = stage.request(followed_by, Action::Run);
+        let follower = stage.send_to(&[partition], vec![follower], Expected::Answer)?;
+        // A reply to the poison itself is found by its operation.
+        let read_as = stage
+            .book
+            .enter(request, Expected::DeadLetter, (partition, offset));
+        sent.push((poison, record, offset, read_as, follower[0]));
+    }
+    let followers: Vec<_> = sent.iter().map(|(.., follower)| *follower).collect();
+    stage.wait(&followers)?;
+    for (poison, _, _, read_as, follower) in &sent {
+        let operation = stage.book.get(*follower).request.operation;
+        match stage.outcome(*follower) {
+            Some(Outcome::Success { .. }) => {
+                stage.standing.insert(operation, Standing::Made);
+                let what = format!("what came behind {}", poison.name());
+                stage.findings.saw(Rule::Poison, what);
+            }
+            other => {
+                let what = format!("behind {}: {}", poison.name(), described(other.as_ref()));
+                stage.findings.fault(Rule::Poison, what);
+            }
+        }
+        if let Some(outcome) = stage.outcome(*read_as) {
+            let operation = stage.book.get(*read_as).request.operation;
+            stage.unwanted.insert(operation);
+            let rule = match poison {
+                Poison::NewerSchema => Rule::UnknownSchema,
+                Poison::Noise | Poison::Torn | Poison::UnknownAction => Rule::Poison,
+            };
+            let what = format!(
+                "{} was answered: {}",
+                poison.name(),
+                described(Some(&outcome))
+            );
+            stage.findings.fault(rule, what);
+        }
+    }
+    let letters = sent
+        .iter()
+        .map(|(poison, record, offset, ..)| (*poison, record, *offset));
+    dead_letters(stage, &letters.collect::<Vec<_>>())?;
+    let last = followers.last();
+    Ok(last.is_some_and(|id| stage.outcome(*id).is_some()))
+}
+
+/// Waits for the dead letters, and holds them against what was sent.
+fn dead_letters(
+    stage: &mut Stage<'_>,
+    sent: &[(Poison, &Outgoing, Offset)],
+) -> Result<(), CheckError> {
+    let deadline = Instant::now() + stage.settings.complete_within;
+    let found = |stage: &Stage<'_>, record: &Outgoing| {
+        let mut letters = stage.book.letters.iter();
+        letters
+            .find(|letter| letter.key.as_deref() == Some(record.key.as_slice()))
+            .cloned()
+    };
+    while sent
+        .iter()
+        .any(|(_, record, _)| found(stage, record).is_none())
+        && Instant::now() < deadline
+    {
+        stage.pause()?;
+    }
+    for (poison, record, offset) in sent {
+        let fault = match found(stage, record) {
+            None => Some(format!("is not on {}", stage.wire.letters_topic())),
+            Some(letter) => {
+                let source = (stage.wire.requests_topic(), *offset);
+                fault_of(&letter, record, source)
+            }
+        };
+        let rule = match poison {
+            Poison::NewerSchema => Rule::UnknownSchema,
+            Poison::Noise | Poison::Torn | Poison::UnknownAction => Rule::DeadLetter,
+        };
+        match fault {
+            Some(fault) => stage
+                .findings
+                .fault(rule, format!("{} {fault}", poison.name())),
+            None => stage.findings.saw(rule, poison.name()),
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong with a dead letter.
+fn fault_of(
+    letter: &RawRecord,
+    record: &Outgoing,
+    (topic, offset): (&str, Offset),
+) -> Option<String> {
+    if letter.value.as_deref() != Some(record.value.as_slice()) {
+        return Some("does not lie there with its own bytes".to_owned());
+    }
+    if letter.partition != record.partition {
+        return Some(format!("lies in partition {} there", letter.partition));
+    }
+    let header = |name: &str| {
+        let found = letter.headers.iter().find(|(other, _)| other == name);
+        let (_, value) = found?;
+        String::from_utf8(value.clone()?).ok()
+    };
+    let expected = [
+        (ERRORS_TOPIC, topic.to_owned()),
+        (ERRORS_PARTITION, record.partition.to_string()),
+        (ERRORS_OFFSET, offset.to_string()),
+    ];
+    for (name, value) in expected {
+        let told = header(name);
+        if told.as_deref() != Some(value.as_str()) {
+            return Some(format!("has {told:?} and not {value:?} as {name}"));
+        }
+    }
+    let message = header(ERRORS_EXCEPTION_MESSAGE);
+    if message.is_none_or(|message| message.is_empty()) {
+        return Some(format!("does not say why, as {ERRORS_EXCEPTION_MESSAGE}"));
+    }
+    None
+}

@@ -1,0 +1,218 @@
+//! Scenes about undoing and probing.
+
+use waybill_engine::{Action, Epoch, OperationId, Outcome};
+
+use crate::check::book::Expected;
+use crate::check::judge::error_of;
+use crate::check::stage::{Stage, Standing, described, sorted};
+use crate::check::{CheckError, Rule};
+
+/// The rules that rest on undoing.
+const RULES_OF_UNDOING: [Rule; 5] = [
+    Rule::Undo,
+    Rule::UndoRepeated,
+    Rule::UndoFirst,
+    Rule::Tombstone,
+    Rule::UndoRace,
+];
+/// How often an undo and its step are sent at once.
+const RACES: usize = 4;
+
+/// Probes before and after a step is performed.
+pub(super) fn probing(stage: &mut Stage<'_>) -> Result<(), CheckError> {
+    let operation = stage.operation();
+    let before = [
+        stage.ask(operation, Action::Probe)?,
+        stage.ask(operation, Action::Probe)?,
+    ];
+    let Some(Outcome::Success { outputs }) = stage.ask(operation, Action::Run)? else {
+        let what = "the step could not be performed after a probe";
+        stage.findings.fault(Rule::Probe, what);
+        return Ok(());
+    };
+    stage.standing.insert(operation, Standing::Made);
+    let outputs = sorted(outputs);
+    let after = [
+        stage.ask(operation, Action::Probe)?,
+        stage.ask(operation, Action::Probe)?,
+    ];
+    let refused = |answer: &Option<Outcome>| matches!(answer, Some(Outcome::Permanent { .. }));
+    if before.iter().chain(&after).all(refused) && !stage.settings.must_probe {
+        let what = described(before[0].as_ref());
+        stage
+            .findings
+            .excuse(Rule::Probe, format!("the agent cannot say: {what}"));
+        return Ok(());
+    }
+    for answer in &before {
+        if !matches!(answer, Some(Outcome::NotPerformed)) {
+            let what = format!("before the step: {}", described(answer.as_ref()));
+            stage.findings.fault(Rule::Probe, what);
+        }
+    }
+    for answer in after {
+        match answer {
+            Some(Outcome::Success { outputs: probed }) if sorted(probed.clone()) == outputs => {}
+            other => {
+                let what = format!("after the step: {}", described(other.as_ref()));
+                stage.findings.fault(Rule::Probe, what);
+            }
+        }
+    }
+    stage.probes = !stage.findings.is_broken(Rule::Probe);
+    stage
+        .findings
+        .saw(Rule::Probe, "before and after the step, twice each");
+    Ok(())
+}
+
+/// Undoes: after the step, again, before it, and at once with it.
+pub(super) fn undoing(stage: &mut Stage<'_>) -> Result<(), CheckError> {
+    let Some((operation, _)) = stage.perform(Rule::Undo)? else {
+        return Ok(());
+    };
+    let undone = stage.ask(operation, Action::Compensate)?;
+    if let Some(Outcome::Permanent { error }) = &undone
+        && !stage.settings.must_undo
+    {
+        let why = format!("the agent cannot undo ({}: {})", error.code, error.message);
+        for rule in RULES_OF_UNDOING {
+            stage.findings.excuse(rule, why.as_str());
+        }
+        return Ok(());
+    }
+    stage.undoes = true;
+    if !is_undone(&undone) {
+        let what = described(undone.as_ref());
+        stage.findings.fault(Rule::Undo, what);
+    }
+    stands_no_more(stage, Rule::Undo, operation)?;
+    stage.findings.saw(Rule::Undo, described(undone.as_ref()));
+
+    for _ in 0..2 {
+        let again = stage.ask(operation, Action::Compensate)?;
+        if !is_undone(&again) {
+            let what = described(again.as_ref());
+            stage.findings.fault(Rule::UndoRepeated, what);
+        }
+    }
+    stage.findings.saw(Rule::UndoRepeated, "twice more");
+    refuses(stage, Rule::Tombstone, operation, "after it was undone")?;
+    undo_first(stage)?;
+    races(stage)
+}
+
+/// Undoes what was never performed.
+fn undo_first(stage: &mut Stage<'_>) -> Result<(), CheckError> {
+    let operation = stage.operation();
+    let undone = stage.ask(operation, Action::Compensate)?;
+    if !is_undone(&undone) {
+        let what = described(undone.as_ref());
+        stage.findings.fault(Rule::UndoFirst, what);
+        return Ok(());
+    }
+    stands_no_more(stage, Rule::UndoFirst, operation)?;
+    stage
+        .findings
+        .saw(Rule::UndoFirst, described(undone.as_ref()));
+    refuses(
+        stage,
+        Rule::Tombstone,
+        operation,
+        "after an undo that came first",
+    )
+}
+
+/// Sends a step and its undo at once. Whatever comes first, nothing stands in the end.
+fn races(stage: &mut Stage<'_>) -> Result<(), CheckError> {
+    let mut requests = Vec::new();
+    for _ in 0..RACES {
+        let operation = stage.operation();
+        requests.push(stage.request(operation, Action::Run));
+        let mut undo = stage.request(operation, Action::Compensate);
+        // The undo is a later owner's.
+        undo.epoch = Epoch(2);
+        requests.push(undo);
+    }
+    let sent = stage.send(requests, Expected::Answer)?;
+    stage.wait(&sent)?;
+    for pair in sent.chunks_exact(2) {
+        let operation = stage.book.get(pair[0]).request.operation;
+        let mut undone = stage.outcome(pair[1]);
+        if !is_undone(&undone) {
+            undone = stage.ask(operation, Action::Compensate)?;
+        }
+        if is_undone(&undone) {
+            stands_no_more(stage, Rule::UndoRace, operation)?;
+            refuses(stage, Rule::UndoRace, operation, "after both")?;
+        } else {
+            let what = described(undone.as_ref());
+            stage.findings.fault(Rule::UndoRace, what);
+        }
+    }
+    stage
+        .findings
+        .saw(Rule::UndoRace, format!("{RACES} of each at once"));
+    Ok(())
+}
+
+/// Probes that an undone step does not stand, where probes can be built on.
+fn stands_no_more(
+    stage: &mut Stage<'_>,
+    rule: Rule,
+    operation: OperationId,
+) -> Result<(), CheckError> {
+    stage.standing.insert(operation, Standing::Undone);
+    if !stage.probes {
+        return Ok(());
+    }
+    let probed = stage.ask(operation, Action::Probe)?;
+    if !matches!(probed, Some(Outcome::NotPerformed)) {
+        let what = format!("a probe after the undo: {}", described(probed.as_ref()));
+        stage.findings.fault(rule, what);
+    }
+    Ok(())
+}
+
+/// Asks twice for a step that was undone: refused for good, in the same words for programs.
+fn refuses(
+    stage: &mut Stage<'_>,
+    rule: Rule,
+    operation: OperationId,
+    when: &str,
+) -> Result<(), CheckError> {
+    let mut codes = Vec::new();
+    for _ in 0..2 {
+        let answer = stage.ask(operation, Action::Run)?;
+        match &answer {
+            Some(outcome @ Outcome::Permanent { .. }) => {
+                codes.extend(error_of(outcome).map(|error| error.code.clone()));
+            }
+            other => {
+                if let Some(Outcome::Success { .. }) = other {
+                    stage.unwanted.insert(operation);
+                }
+                let what = format!("the step {when}: {}", described(other.as_ref()));
+                stage.findings.fault(rule, what);
+            }
+        }
+    }
+    if let [first, second] = codes.as_slice() {
+        if first != second {
+            let what = format!("one refusal has the codes {first:?} and {second:?}");
+            stage.findings.fault(Rule::Errors, what);
+        }
+        if rule == Rule::Tombstone {
+            let what = format!("{when}: Permanent ({first})");
+            stage.findings.saw(rule, what);
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn is_undone(answer: &Option<Outcome>) -> bool {
+    matches!(
+        answer,
+        Some(Outcome::Success { .. } | Outcome::NotPerformed)
+    )
+}

@@ -1,0 +1,397 @@
+//! Where scenes play: requests go out, answers are waited for, and what is seen is noted.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+use waybill_engine::{
+    Action, Attempt, Epoch, OperationId, Outcome, Outputs, PartitionId, StepRequest,
+};
+use waybill_messages::Record as _;
+
+use super::book::{Book, Expected, SentId};
+use super::commits::{Commits, nothing_committed};
+use super::findings::{Findings, Report};
+use super::rule::Rule;
+use super::wire::{Incoming, Outgoing, Wire};
+use super::{CheckError, CheckSettings, judge};
+use crate::chain::chain;
+use crate::run::wall_clock;
+use crate::testing::StepRequestBuilder;
+
+/// How long one poll waits.
+const POLL_WAIT: Duration = Duration::from_millis(20);
+/// How often the group's offsets are held against the answers while answers are waited for.
+const LOOK_AT_COMMITS_EVERY: Duration = Duration::from_millis(50);
+/// How long behind its complete-by an answer is still waited for, to be seen coming too late.
+const GRACE: Duration = Duration::from_millis(500);
+/// How often a step is asked for again whose outcome is open.
+const TRIES_MAX: usize = 8;
+/// The longest pause before it is.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// How long the agent may take to commit what it has done.
+const COMMIT_PATIENCE: Duration = Duration::from_secs(15);
+
+/// What should stand at the service, as far as the answers tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Standing {
+    /// Nothing, and nothing ever did: the step was not to be performed.
+    Untouched,
+    /// One effect.
+    Made,
+    /// Nothing: what there was is undone.
+    Undone,
+    /// It cannot be told.
+    Open,
+}
+
+/// Everything that a scene works with.
+pub(super) struct Stage<'a> {
+    pub(super) settings: &'a CheckSettings,
+    pub(super) wire: Wire,
+    pub(super) book: Book,
+    pub(super) findings: Findings,
+    /// Whether the agent can undo.
+    pub(super) undoes: bool,
+    /// Whether what the agent says to probes can be built on.
+    pub(super) probes: bool,
+    /// What should stand of the step of each operation.
+    pub(super) standing: BTreeMap<OperationId, Standing>,
+    /// Operations whose step was performed though it was not to be.
+    pub(super) unwanted: BTreeSet<OperationId>,
+    attempts: HashMap<(OperationId, String), u32>,
+    turn: u32,
+    commits: Commits,
+    looked_at: Instant,
+}
+
+impl<'a> Stage<'a> {
+    pub(super) fn new(settings: &'a CheckSettings, wire: Wire) -> Self {
+        Self {
+            settings,
+            wire,
+            book: Book::default(),
+            findings: Findings::new(settings.without.clone()),
+            undoes: false,
+            probes: false,
+            standing: BTreeMap::new(),
+            unwanted: BTreeSet::new(),
+            attempts: HashMap::new(),
+            turn: 0,
+            commits: Commits::default(),
+            looked_at: Instant::now(),
+        }
+    }
+
+    /// A fresh operation.
+    pub(super) fn operation(&mut self) -> OperationId {
+        let operation = OperationId(Uuid::now_v7());
+        self.standing.insert(operation, Standing::Open);
+        operation
+    }
+
+    /// The next attempt at the step of an operation, in the turn of the reply partitions.
+    pub(super) fn request(&mut self, operation: OperationId, action: Action) -> StepRequest {
+        let step = self.settings.step.clone();
+        self.request_of(operation, &step, action)
+    }
+
+    /// The same for a step of any name.
+    pub(super) fn request_of(
+        &mut self,
+        operation: OperationId,
+        step: &str,
+        action: Action,
+    ) -> StepRequest {
+        let attempts = self
+            .attempts
+            .entry((operation, step.to_owned()))
+            .or_default();
+        *attempts += 1;
+        let attempt = Attempt(*attempts);
+        self.turn += 1;
+        let input = with_operation(&self.settings.input, operation);
+        let mut request = StepRequestBuilder::new(&self.settings.agent, step)
+            .operation(operation)
+            .workflow(&self.settings.workflow)
+            .tenant(&self.settings.tenant)
+            .attempt(attempt)
+            .epoch(Epoch(1))
+            .action(action)
+            .input(&input)
+            .complete_within(self.settings.complete_within)
+            .reply_partition(PartitionId(self.turn % self.wire.reply_partitions()))
+            .build();
+        request.results.clone_from(&self.settings.results);
+        request.traceparent = Some(judge::trace_of(operation).into());
+        request
+    }
+
+    /// Sends requests at once, each to the next partition of the agent's topic.
+    pub(super) fn send(
+        &mut self,
+        requests: Vec<StepRequest>,
+        expected: Expected,
+    ) -> Result<Vec<SentId>, CheckError> {
+        let partitions = self.wire.request_partitions();
+        let at: Vec<PartitionId> = requests
+            .iter()
+            .map(|_| {
+                self.turn += 1;
+                PartitionId(self.turn % partitions)
+            })
+            .collect();
+        self.send_to(&at, requests, expected)
+    }
+
+    /// Sends requests at once, each to its partition.
+    pub(super) fn send_to(
+        &mut self,
+        at: &[PartitionId],
+        requests: Vec<StepRequest>,
+        expected: Expected,
+    ) -> Result<Vec<SentId>, CheckError> {
+        let mut records = Vec::with_capacity(requests.len());
+        for (request, partition) in requests.iter().zip(at) {
+            let mut value = Vec::new();
+            request.encode(&mut value)?;
+            records.push(Outgoing {
+                partition: *partition,
+                key: request.operation.key().to_vec(),
+                value,
+                traceparent: request.traceparent.as_deref().map(str::to_owned),
+            });
+        }
+        let offsets = self.wire.send(&records)?;
+        let places = at.iter().copied().zip(offsets);
+        Ok(requests
+            .into_iter()
+            .zip(places)
+            .map(|(request, place)| self.book.enter(request, expected, place))
+            .collect())
+    }
+
+    /// Waits until each of these requests is answered, or will not be any more.
+    pub(super) fn wait(&mut self, requests: &[SentId]) -> Result<(), CheckError> {
+        let grace = GRACE + self.settings.clock_tolerance;
+        loop {
+            let now = wall_clock();
+            let is_open = |id: &SentId| {
+                let sent = self.book.get(*id);
+                sent.replies.is_empty() && now < sent.request.complete_by + grace
+            };
+            if !requests.iter().any(is_open) {
+                let silent = |id: &SentId| self.book.get(*id).replies.is_empty();
+                // What the kit was too slow to read is no silence.
+                return match requests.iter().any(silent) {
+                    true => self.drain(),
+                    false => Ok(()),
+                };
+            }
+            let came = self.wire.poll(POLL_WAIT)?;
+            self.take(came);
+            if self.looked_at.elapsed() >= LOOK_AT_COMMITS_EVERY {
+                self.look_at_commits()?;
+            }
+        }
+    }
+
+    /// Sends requests, waits for their answers, and returns the first of each.
+    pub(super) fn answers(
+        &mut self,
+        requests: Vec<StepRequest>,
+    ) -> Result<Vec<Option<Outcome>>, CheckError> {
+        let sent = self.send(requests, Expected::Answer)?;
+        self.wait(&sent)?;
+        Ok(sent.iter().map(|id| self.outcome(*id)).collect())
+    }
+
+    pub(super) fn outcome(&self, id: SentId) -> Option<Outcome> {
+        self.book.get(id).outcome().cloned()
+    }
+
+    /// Asks for an action as a scheduler does: as long as the outcome is open, in further attempts. An
+    /// attempt without an answer ends it.
+    pub(super) fn ask(
+        &mut self,
+        operation: OperationId,
+        action: Action,
+    ) -> Result<Option<Outcome>, CheckError> {
+        let mut answer = None;
+        for _ in 0..TRIES_MAX {
+            let request = self.request(operation, action);
+            answer = self.answers(vec![request])?.remove(0);
+            let pause = match &answer {
+                Some(Outcome::NotAttempted { retry_after_ms, .. }) => {
+                    Duration::from_millis(u64::from(*retry_after_ms))
+                }
+                Some(Outcome::Transient { .. } | Outcome::Unknown { .. }) => GRACE,
+                None
+                | Some(
+                    Outcome::Success { .. } | Outcome::Permanent { .. } | Outcome::NotPerformed,
+                ) => break,
+            };
+            std::thread::sleep(pause.min(PAUSE_MAX));
+        }
+        Ok(answer)
+    }
+
+    /// Performs the step of a fresh operation. Returns its outputs, or notes under `rule` that it could
+    /// not be had.
+    pub(super) fn perform(
+        &mut self,
+        rule: Rule,
+    ) -> Result<Option<(OperationId, Outputs)>, CheckError> {
+        let operation = self.operation();
+        match self.ask(operation, Action::Run)? {
+            Some(Outcome::Success { outputs }) => {
+                self.standing.insert(operation, Standing::Made);
+                Ok(Some((operation, sorted(outputs))))
+            }
+            other => {
+                let what = described(other.as_ref());
+                self.findings
+                    .fault(rule, format!("the step could not be had for it: {what}"));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Takes all that was answered until now.
+    pub(super) fn drain(&mut self) -> Result<(), CheckError> {
+        let came = self.wire.drain()?;
+        self.take(came);
+        Ok(())
+    }
+
+    /// Polls once, for who waits for something else than answers.
+    pub(super) fn pause(&mut self) -> Result<(), CheckError> {
+        let came = self.wire.poll(POLL_WAIT)?;
+        self.take(came);
+        Ok(())
+    }
+
+    fn take(&mut self, came: Vec<Incoming>) {
+        for record in came {
+            match record {
+                Incoming::Reply(record) => self.book.read_reply(&record),
+                Incoming::Letter(record) => self.book.letters.push(record),
+            }
+        }
+    }
+
+    /// Holds the group's offsets against what is answered by now.
+    fn look_at_commits(&mut self) -> Result<(), CheckError> {
+        self.looked_at = Instant::now();
+        let now = wall_clock();
+        match self.wire.committed() {
+            Ok(committed) => {
+                self.commits.refused = None;
+                // A reply that was acknowledged before the commit lies below the ends of now.
+                self.drain()?;
+                let faults = self.commits.hold(committed, &self.book, self.settings, now);
+                for fault in faults {
+                    self.findings.fault(Rule::Commit, fault);
+                }
+            }
+            Err(error) => self.commits.refused = Some(chain(&error)),
+        }
+        Ok(())
+    }
+
+    /// Waits until everything that was answered is committed.
+    pub(super) fn wait_for_commits(&mut self, requests: &[SentId]) -> Result<(), CheckError> {
+        let deadline = Instant::now() + COMMIT_PATIENCE;
+        loop {
+            self.look_at_commits()?;
+            let Some(missing) = self.commits.missing(&self.book, requests) else {
+                let looked = self.commits.looked;
+                self.findings.saw(
+                    Rule::Commit,
+                    format!("{looked} commits, each behind answers"),
+                );
+                return Ok(());
+            };
+            if Instant::now() >= deadline {
+                if let Some(refused) = self.commits.refused.take() {
+                    let why = format!("the group cannot be asked: {refused}");
+                    self.findings.excuse(Rule::Commit, why);
+                } else if self.commits.has_begun() {
+                    self.findings.fault(Rule::Commit, missing);
+                } else if self.settings.group.is_some() {
+                    let nothing = nothing_committed(self.settings);
+                    self.findings.fault(Rule::Commit, nothing);
+                } else {
+                    let nothing = nothing_committed(self.settings);
+                    self.findings
+                        .excuse(Rule::Commit, format!("{nothing}; name the agent's group"));
+                }
+                return Ok(());
+            }
+            self.pause()?;
+        }
+    }
+
+    /// The operations of which an effect may stand.
+    pub(super) fn left(&self) -> Vec<OperationId> {
+        let is_left = |operation: &OperationId, standing: Standing| match standing {
+            Standing::Made | Standing::Open => true,
+            Standing::Untouched | Standing::Undone => self.unwanted.contains(operation),
+        };
+        let operations = self.standing.iter();
+        operations
+            .filter(|(operation, standing)| is_left(operation, **standing))
+            .map(|(operation, _)| *operation)
+            .collect()
+    }
+
+    /// Judges what holds of all answers, and closes the findings.
+    pub(super) fn report(mut self) -> Report {
+        judge::judge(&self.book, self.settings, &mut self.findings);
+        Report {
+            operations: self.standing.len(),
+            left: self.left().len(),
+            findings: self.findings.into_findings(),
+        }
+    }
+}
+
+/// The input of an operation.
+pub(super) fn with_operation(input: &str, operation: OperationId) -> String {
+    input.replace("{{operation}}", &operation.to_string())
+}
+
+/// Outputs in order of their names: a map has none.
+pub(super) fn sorted(mut outputs: Outputs) -> Outputs {
+    outputs.sort();
+    outputs
+}
+
+/// An answer, for people.
+pub(super) fn described(outcome: Option<&Outcome>) -> String {
+    match outcome {
+        None => "no answer".to_owned(),
+        Some(Outcome::Success { outputs }) => {
+            let outputs: Vec<String> = sorted(outputs.clone())
+                .into_iter()
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect();
+            format!("Success ({})", outputs.join(", "))
+        }
+        Some(Outcome::NotPerformed) => "NotPerformed".to_owned(),
+        Some(Outcome::Transient { error }) => {
+            format!("Transient ({}: {})", error.code, error.message)
+        }
+        Some(Outcome::Permanent { error }) => {
+            format!("Permanent ({}: {})", error.code, error.message)
+        }
+        Some(Outcome::Unknown { error }) => format!("Unknown ({}: {})", error.code, error.message),
+        Some(Outcome::NotAttempted {
+            error,
+            retry_after_ms,
+        }) => format!(
+            "NotAttempted for {retry_after_ms} ms ({}: {})",
+            error.code, error.message
+        ),
+    }
+}

@@ -1,0 +1,224 @@
+//! From a record to an agent's work, on the polling thread.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use waybill_engine::{Offset, StepRequest, murmur2};
+use waybill_kafka::{GroupHandler, RawRecord, RecordRef, TopicPartition};
+use waybill_messages::headers::{DeadLetter, Stage, TRACEPARENT};
+use waybill_messages::{DecodeError, Topics};
+
+use super::attempt::call_of;
+use super::offsets::Source;
+use super::outbox::Outgoing;
+use super::poller::{RETRY_AFTER_MIN, Shared};
+use super::queue::{NoRoom, Work};
+use crate::handler::not_attempted;
+
+/// Work that was turned away is asked for again after this long at most.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
+
+/// Takes records in, on the polling thread.
+pub(super) struct Intake {
+    shared: Arc<Shared>,
+    /// Agents that got work since their workers were last woken.
+    touched: Vec<bool>,
+    /// Requests whose schema the registry has not told yet: of one poll at most.
+    waiting: Vec<Waiting>,
+}
+
+/// A request that cannot be read yet.
+struct Waiting {
+    agent: usize,
+    source: Source,
+    bytes: usize,
+    record: RawRecord,
+}
+
+impl Intake {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            touched: vec![false; shared.agents.len()],
+            shared,
+            waiting: Vec::new(),
+        }
+    }
+
+    /// How many requests cannot be read yet. No more are to be polled while there are some.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Wakes the workers of agents that got work.
+    pub(super) fn wake(&mut self) {
+        for (agent, touched) in self.shared.agents.iter().zip(&mut self.touched) {
+            if std::mem::take(touched) {
+                agent.queue.wake();
+            }
+        }
+    }
+
+    fn agent_of(&self, topic: &str) -> Option<usize> {
+        self.shared
+            .agents
+            .iter()
+            .position(|agent| agent.topic == topic)
+    }
+
+    fn take(&mut self, index: usize, request: StepRequest, source: Source, bytes: usize) {
+        let shared = &self.shared;
+        let agent = &shared.agents[index];
+        let call = call_of(request);
+        let now = tokio::time::Instant::now();
+        if call.deadline <= now {
+            return shared.give_up(agent, source);
+        }
+        let work = Work {
+            call,
+            source,
+            bytes,
+        };
+        match agent.queue.push(work, now) {
+            Ok(()) => self.touched[index] = true,
+            Err(no_room) => {
+                let NoRoom { work, retry_after } = *no_room;
+                let retry_after = spread(&work.call.request, retry_after);
+                let outcome =
+                    not_attempted("no-room", "the agent cannot start it in time", retry_after);
+                shared.answer(agent, &work.call, outcome, work.source);
+            }
+        }
+    }
+
+    /// Reads again what could not be read yet, but not what another member of the group has by now.
+    pub(super) fn read_waiting(&mut self) {
+        for waiting in std::mem::take(&mut self.waiting) {
+            if self.shared.offsets.holds(waiting.source) {
+                self.read(waiting);
+            }
+        }
+        self.wake();
+    }
+
+    fn read(&mut self, waiting: Waiting) {
+        let value = waiting.record.value.as_deref().unwrap_or_default();
+        match self.shared.framing.decode::<StepRequest>(value) {
+            Ok(mut request) => {
+                request.traceparent = waiting
+                    .record
+                    .headers
+                    .iter()
+                    .find(|(name, _)| name == TRACEPARENT)
+                    .and_then(|(_, value)| std::str::from_utf8(value.as_deref()?).ok())
+                    .map(Arc::from);
+                self.take(waiting.agent, request, waiting.source, waiting.bytes);
+            }
+            Err(error) if error.waits_for().is_some() => self.waiting.push(waiting),
+            Err(error) => self.bury(waiting.agent, waiting.record, waiting.source, &error),
+        }
+    }
+
+    /// Sends a record that cannot be decoded to its dead-letter topic, as it is.
+    fn bury(&self, index: usize, raw: RawRecord, source: Source, error: &DecodeError) {
+        self.shared.agents[index].metrics.poison.increment(1);
+        tracing::warn!(
+            topic = raw.topic,
+            partition = raw.partition.0,
+            offset = raw.offset.0,
+            error = error as &dyn std::error::Error,
+            "a step request cannot be read and goes to the dead-letter topic"
+        );
+        let letter = DeadLetter {
+            topic: &raw.topic,
+            partition: raw.partition,
+            offset: raw.offset,
+            task_id: &self.shared.client_id,
+            stage: Stage::Value,
+            component: "agent",
+            error_kind: "DecodeError",
+            message: &error.to_string(),
+        };
+        let mut headers = raw.headers;
+        headers.extend(
+            letter
+                .headers()
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), Some(value))),
+        );
+        self.shared.outbox.send(Outgoing {
+            topic: Topics::dead_letter(&raw.topic).into(),
+            partition: raw.partition,
+            key: raw.key,
+            value: raw.value,
+            headers,
+            until: None,
+            source,
+        });
+    }
+}
+
+/// Stretches a wait by up to half, by operation, so that what was turned away together does not
+/// come back together.
+fn spread(request: &StepRequest, wait: Duration) -> Duration {
+    let share = f64::from(murmur2(&request.operation.key())) / f64::from(u32::MAX);
+    wait.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
+        .mul_f64(1.0 + share / 2.0)
+}
+
+impl GroupHandler for Intake {
+    fn record(&mut self, record: RecordRef<'_>) {
+        let Some(index) = self.agent_of(record.topic()) else {
+            return;
+        };
+        let source = self
+            .shared
+            .offsets
+            .begin(index, record.partition(), record.offset());
+        let Some(source) = source else {
+            return;
+        };
+        let value = record.value().unwrap_or_default();
+        match self.shared.framing.decode::<StepRequest>(value) {
+            Ok(mut request) => {
+                request.traceparent = record
+                    .header(TRACEPARENT)
+                    .and_then(|value| std::str::from_utf8(value).ok())
+                    .map(Arc::from);
+                self.take(index, request, source, record.bytes());
+            }
+            Err(error) if error.waits_for().is_some() => self.waiting.push(Waiting {
+                agent: index,
+                source,
+                bytes: record.bytes(),
+                record: record.to_raw(),
+            }),
+            Err(error) => self.bury(index, record.to_raw(), source, &error),
+        }
+    }
+
+    fn assigned(&mut self, partitions: &[TopicPartition]) {
+        for at in partitions {
+            if let Some(agent) = self.agent_of(&at.topic) {
+                self.shared.offsets.assign(agent, at.partition);
+            }
+        }
+    }
+
+    fn revoked(
+        &mut self,
+        partitions: &[TopicPartition],
+        lost: bool,
+    ) -> Vec<(TopicPartition, Offset)> {
+        if lost {
+            tracing::warn!("the group has given this member's partitions to others");
+        }
+        partitions
+            .iter()
+            .filter_map(|at| {
+                let agent = self.agent_of(&at.topic)?;
+                let offset = self.shared.offsets.revoke(agent, at.partition)?;
+                Some((at.clone(), offset))
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,323 @@
+//! Which reader of a partition an operation belongs to, and where readers begin that follow others.
+//!
+//! Several readers may share a partition: each reads all of it, takes the operations that are its
+//! own, and passes over the others. The rule is the partitioner's, once more: among `P` partitions
+//! with `M` readers each, reader `murmur2(id) mod (P*M)` takes an operation. It reads partition
+//! `r mod P`, for `murmur2(id) mod P` is that, too.
+//!
+//! What must hold: at any time every operation belongs to exactly one reader, and all records of it
+//! are taken by that one. Where the number of readers changes, those of the new division follow those
+//! of the old one whole: one that splits follows one, one that merges follows several, which stood at
+//! different offsets. It begins at the lowest, and [`Handover`] says what of the rest was done.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{Offset, OperationId, PartitionId, ReaderId};
+use crate::partitioner::murmur2;
+use crate::record::Source;
+
+/// How the operations are divided among readers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Division {
+    /// Partitions of the operation topics; at least 1.
+    pub partitions: u32,
+    /// Readers that share each of them; at least 1.
+    pub readers_per_partition: u32,
+}
+
+/// Why readers of one division cannot follow those of another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DivisionError {
+    /// There would be none, or too many.
+    #[error("readers per partition must be 1 to {READERS_PER_PARTITION_MAX}, not {0}")]
+    Readers(u32),
+    /// The number of partitions would change.
+    #[error("there are {before} partitions, and not {after}")]
+    Partitions {
+        /// How many there are.
+        before: u32,
+        /// How many there would be.
+        after: u32,
+    },
+    /// Neither number of readers is a multiple of the other.
+    #[error(
+        "{before} readers per partition become a whole multiple of themselves, or a whole part, and \
+         {after} is neither: go by way of 1"
+    )]
+    NoMultiple {
+        /// How many there are.
+        before: u32,
+        /// How many there would be.
+        after: u32,
+    },
+}
+
+/// The most readers that a partition may have.
+pub const READERS_PER_PARTITION_MAX: u32 = 64;
+
+impl Division {
+    /// One reader for each partition.
+    #[must_use]
+    pub const fn one_each(partitions: u32) -> Self {
+        Self {
+            partitions,
+            readers_per_partition: 1,
+        }
+    }
+
+    /// How many readers there are.
+    #[must_use]
+    pub const fn readers(self) -> u32 {
+        self.partitions * self.readers_per_partition
+    }
+
+    /// All readers, in order.
+    pub fn all(self) -> impl Iterator<Item = ReaderId> {
+        (0..self.readers()).map(ReaderId)
+    }
+
+    /// The readers of a partition, in order.
+    pub fn of_partition(self, partition: PartitionId) -> impl Iterator<Item = ReaderId> {
+        (0..self.readers_per_partition)
+            .map(move |nth| ReaderId(partition.0 + nth * self.partitions))
+    }
+
+    /// The partition that a reader reads.
+    #[must_use]
+    pub const fn partition_of(self, reader: ReaderId) -> PartitionId {
+        PartitionId(reader.0 % self.partitions)
+    }
+
+    /// The reader of an operation.
+    #[must_use]
+    pub fn reader_of(self, id: OperationId) -> ReaderId {
+        ReaderId(KeyHash::of(&id.key()).0 % self.readers())
+    }
+
+    /// Who of the readers of `partition` takes a record with this key. It is the operation's own reader
+    /// wherever the record lies in its own partition; any other record has one taker, too.
+    #[must_use]
+    pub const fn taker(self, partition: PartitionId, key: KeyHash) -> ReaderId {
+        let nth = key.0 % self.readers() / self.partitions;
+        ReaderId(partition.0 + nth * self.partitions)
+    }
+
+    /// Whether readers of this division can follow those of `before`.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot.
+    pub fn may_follow(self, before: Self) -> Result<(), DivisionError> {
+        let (was, is) = (before.readers_per_partition, self.readers_per_partition);
+        if !(1..=READERS_PER_PARTITION_MAX).contains(&is) {
+            return Err(DivisionError::Readers(is));
+        }
+        if self.partitions != before.partitions {
+            return Err(DivisionError::Partitions {
+                before: before.partitions,
+                after: self.partitions,
+            });
+        }
+        if !was.is_multiple_of(is) && !is.is_multiple_of(was) {
+            return Err(DivisionError::NoMultiple {
+                before: was,
+                after: is,
+            });
+        }
+        Ok(())
+    }
+
+    /// The readers of `before` that had operations which `reader` has in this division: the one that it
+    /// splits, or those that it merges.
+    #[must_use]
+    pub fn follows(self, before: Self, reader: ReaderId) -> Vec<ReaderId> {
+        if before.readers() <= self.readers() {
+            return vec![ReaderId(reader.0 % before.readers())];
+        }
+        let merged = before
+            .all()
+            .filter(|parent| parent.0 % self.readers() == reader.0);
+        merged.collect()
+    }
+}
+
+impl fmt::Display for Division {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            partitions,
+            readers_per_partition: readers,
+        } = self;
+        write!(f, "{partitions} partitions with {readers} readers each")
+    }
+}
+
+/// The hash of a record's key that partitions and readers go by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KeyHash(u32);
+
+impl KeyHash {
+    /// Of a key's bytes.
+    #[must_use]
+    pub fn of(key: &[u8]) -> Self {
+        Self(murmur2(key) & 0x7fff_ffff)
+    }
+}
+
+/// Where a reader stood when it was taken from its owner: everything of it below is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Stood {
+    /// The division that it was a reader of.
+    pub division: Division,
+    /// Which one it was.
+    pub reader: ReaderId,
+    /// On `operation-requests`.
+    pub requests: Offset,
+    /// On `step-replies`.
+    pub replies: Offset,
+    /// On `recovery`.
+    pub recoveries: Offset,
+}
+
+impl Stood {
+    /// Where it stood on one of the topics.
+    #[must_use]
+    pub const fn on(&self, source: Source) -> Offset {
+        match source {
+            Source::Requests => self.requests,
+            Source::Replies => self.replies,
+            Source::Recoveries => self.recoveries,
+        }
+    }
+
+    fn reach(&mut self, other: &Self) {
+        self.requests = self.requests.max(other.requests);
+        self.replies = self.replies.max(other.replies);
+        self.recoveries = self.recoveries.max(other.recoveries);
+    }
+}
+
+/// What readers that were followed had done beyond the place where their follower begins.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Handover {
+    stood: Vec<Stood>,
+}
+
+impl Handover {
+    /// What is left of those who are followed, and of whom they had followed, for one who begins at
+    /// `begins`. A reader that was followed several times counts once, with all that it had done: so there
+    /// are never more of them than there are divisions.
+    pub fn new(stood: impl IntoIterator<Item = Stood>, begins: impl Fn(Source) -> Offset) -> Self {
+        let mut handover = Self::default();
+        for one in stood {
+            let is_same =
+                |known: &&mut Stood| (known.division, known.reader) == (one.division, one.reader);
+            match handover.stood.iter_mut().find(is_same) {
+                Some(known) => known.reach(&one),
+                None => handover.stood.push(one),
+            }
+        }
+        handover.forget_below(begins);
+        handover
+    }
+
+    /// Whether nothing beyond the beginning was done.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.stood.is_empty()
+    }
+
+    /// Those who had done something beyond.
+    #[must_use]
+    pub fn stood(&self) -> &[Stood] {
+        &self.stood
+    }
+
+    /// Whether a record was done by whom its operation belonged to.
+    #[must_use]
+    pub fn had_done(&self, source: Source, offset: Offset, key: KeyHash) -> bool {
+        self.stood.iter().any(|stood| {
+            let partition = stood.division.partition_of(stood.reader);
+            offset < stood.on(source) && stood.division.taker(partition, key) == stood.reader
+        })
+    }
+
+    /// How far those who are followed had got on one of the topics.
+    #[must_use]
+    pub fn furthest(&self, source: Source) -> Offset {
+        let stood = self.stood.iter().map(|stood| stood.on(source));
+        stood.max().unwrap_or_default()
+    }
+
+    /// Counts nothing as done beyond the follower's beginning, on this topic: it is another log than those
+    /// who are followed had read, or has lost its end.
+    pub fn distrust(&mut self, source: Source) {
+        for stood in &mut self.stood {
+            match source {
+                Source::Requests => stood.requests = Offset(0),
+                Source::Replies => stood.replies = Offset(0),
+                Source::Recoveries => stood.recoveries = Offset(0),
+            }
+        }
+    }
+
+    /// Forgets what nobody asks for any more: the follower is done below these offsets.
+    pub fn forget_below(&mut self, done: impl Fn(Source) -> Offset) {
+        self.stood.retain(|stood| {
+            let sources = [Source::Requests, Source::Replies, Source::Recoveries];
+            sources
+                .into_iter()
+                .any(|source| stood.on(source) > done(source))
+        });
+    }
+}
+
+/// What one reader takes of the records of its partition.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Share {
+    division: Division,
+    reader: ReaderId,
+    handover: Handover,
+}
+
+impl Share {
+    /// The share of `reader`, which goes on after `handover`.
+    #[must_use]
+    pub fn new(division: Division, reader: ReaderId, handover: Handover) -> Self {
+        Self {
+            division,
+            reader,
+            handover,
+        }
+    }
+
+    /// Whether every record of the partition is the reader's: then no key need be hashed.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.division.readers_per_partition == 1 && self.handover.is_empty()
+    }
+
+    /// Whether a record of the reader's partition is the reader's to take, and was not done by whom it
+    /// follows.
+    #[must_use]
+    pub fn takes(&self, source: Source, offset: Offset, key: KeyHash) -> bool {
+        let partition = self.division.partition_of(self.reader);
+        self.division.taker(partition, key) == self.reader && !self.had_done(source, offset, key)
+    }
+
+    /// Whether a record was done by whom the reader follows.
+    #[must_use]
+    pub fn had_done(&self, source: Source, offset: Offset, key: KeyHash) -> bool {
+        self.handover.had_done(source, offset, key)
+    }
+
+    /// Whether an operation is the reader's.
+    #[must_use]
+    pub fn has(&self, id: OperationId) -> bool {
+        self.division.reader_of(id) == self.reader
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,301 @@
+//! Clients of a listener that wants TLS and a login (SCRAM-SHA-512): `WAYBILL_TEST_SECURED_BROKERS` names
+//! it, and `WAYBILL_TEST_SECRETS` the directory with certificates and passwords.
+
+use std::error::Error;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Runtime;
+use waybill_engine::{Offset, PartitionId};
+use waybill_kafka::{
+    Admin, AdminError, ConsumerOptions, ErrorCode, GroupConsumer, GroupHandler, GroupOptions,
+    KafkaSettings, PartitionConsumer, PollError, RecordRef, TopicPartition, TopicSpec,
+};
+
+use crate::raw::{self, On, Right};
+use crate::support::{A_WHILE, ALL, PATIENCE, read, send_batch, values};
+use crate::world::World;
+
+const BROKERS: &str = "WAYBILL_TEST_SECURED_BROKERS";
+const SECRETS: &str = "WAYBILL_TEST_SECRETS";
+
+/// The listener, and what it takes.
+struct Site {
+    brokers: String,
+    secrets: PathBuf,
+}
+
+impl Site {
+    fn new_or_skip() -> Option<Self> {
+        let (Ok(brokers), Ok(secrets)) = (std::env::var(BROKERS), std::env::var(SECRETS)) else {
+            println!(
+                "SKIPPED: TLS and logins of Kafka: {BROKERS} and {SECRETS} do not both name one"
+            );
+            return None;
+        };
+        let secrets = secrets.into();
+        Some(Self { brokers, secrets })
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.secrets.join(name).to_str().unwrap().to_owned()
+    }
+
+    fn password(&self, user: &str) -> String {
+        let path = self.path(&format!("{user}-password"));
+        fs::read_to_string(path).unwrap().trim_end().to_owned()
+    }
+
+    /// What the user `waybill` comes with, who may do everything.
+    fn settings(&self) -> KafkaSettings {
+        let mut settings = KafkaSettings::new(self.brokers.clone());
+        settings.properties = [
+            ("security.protocol", "SASL_SSL".to_owned()),
+            ("sasl.mechanism", "SCRAM-SHA-512".to_owned()),
+            ("sasl.username", "waybill".to_owned()),
+            ("sasl.password", self.password("kafka")),
+            ("ssl.ca.location", self.path("ca.pem")),
+        ]
+        .into_iter()
+        .map(|(property, value)| (property.to_owned(), value))
+        .collect();
+        settings
+    }
+
+    /// The same, with one property changed.
+    fn with(&self, property: &str, value: &str) -> KafkaSettings {
+        let mut settings = self.settings();
+        let old = settings.properties.get_mut(property).unwrap();
+        value.clone_into(old);
+        settings
+    }
+
+    /// What the user `guest` comes with, who may do nothing.
+    fn guest(&self) -> KafkaSettings {
+        let mut settings = self.with("sasl.username", "guest");
+        let password = settings.properties.get_mut("sasl.password").unwrap();
+        *password = self.password("guest");
+        settings
+    }
+}
+
+/// Takes records and counts them.
+#[derive(Default)]
+struct Counter(usize);
+
+impl GroupHandler for Counter {
+    fn record(&mut self, _: RecordRef<'_>) {
+        self.0 += 1;
+    }
+
+    fn assigned(&mut self, _: &[TopicPartition]) {}
+
+    fn revoked(&mut self, _: &[TopicPartition], _: bool) -> Vec<(TopicPartition, Offset)> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn every_client_works_over_tls_with_a_login() {
+    let Some(site) = Site::new_or_skip() else {
+        return;
+    };
+    assert_every_client_works(&World::of_others(site.settings()));
+}
+
+#[test]
+fn every_client_works_with_no_more_rights_than_the_documentation_names() {
+    let Some(site) = Site::new_or_skip() else {
+        return;
+    };
+    let Some(everything) = World::apache_kafka() else {
+        return;
+    };
+    let world = World::of_others(site.guest());
+    let (prefix, of) = (world.name(""), &everything.settings);
+    let on_topics = [
+        Right::Describe,
+        Right::DescribeConfigs,
+        Right::Read,
+        Right::Write,
+        Right::Create,
+    ];
+    raw::allow(of, "guest", On::Topics, &prefix, &on_topics);
+    let on_groups = [Right::Read, Right::Describe];
+    // librdkafka asks for the group's coordinator also where a consumer joins none.
+    for group in [prefix.as_str(), "waybill-no-group"] {
+        raw::allow(of, "guest", On::Groups, group, &on_groups);
+    }
+    // The broker learns of rights from its own log, a moment later.
+    let deadline = Instant::now() + PATIENCE;
+    let probe = [TopicSpec::new(world.name("probe"), 1)];
+    while world
+        .runtime
+        .block_on(world.admin.try_topics(&probe))
+        .is_err()
+    {
+        assert!(Instant::now() < deadline, "the rights do not come");
+    }
+    let topic = assert_every_client_works(&world);
+    let settings = world
+        .runtime
+        .block_on(world.admin.topic_settings(&[&topic]))
+        .unwrap();
+    assert!(settings.contains_key(&topic), "{settings:?}");
+    // To delete it is nobody's business there.
+    world
+        .runtime
+        .block_on(world.admin.delete_topic(&topic))
+        .unwrap_err();
+    let deleted = everything.admin.delete_topic(&topic);
+    everything.runtime.block_on(deleted).unwrap();
+}
+
+/// Returns the topic that they worked with.
+fn assert_every_client_works(world: &World) -> String {
+    let topic = world.topic("t", 1);
+    send_batch(&world.producer(), &topic, 0, &[b"a", b"b"]);
+    let consumer = world.consumer(&topic, 0, 0);
+    assert_eq!(values(&read(&consumer, 2)), [b"a", b"b"]);
+
+    let group = GroupOptions::new(world.name("g"), "member");
+    let member = GroupConsumer::new(&world.settings, &group).unwrap();
+    member.subscribe(&[&topic]).unwrap();
+    let mut counter = Counter::default();
+    let deadline = Instant::now() + PATIENCE;
+    while counter.0 < 2 {
+        assert!(Instant::now() < deadline, "the group gets no records");
+        member.poll(ALL, A_WHILE, &mut counter).unwrap();
+    }
+    topic
+}
+
+#[test]
+fn who_does_not_come_together_with_the_broker_learns_why_before_patience_is_over() {
+    let Some(site) = Site::new_or_skip() else {
+        return;
+    };
+    let runtime = Runtime::new().unwrap();
+    for (settings, reason) in [
+        (site.with("sasl.password", "hunter2"), "invalid credentials"),
+        (site.with("sasl.username", "nobody"), "invalid credentials"),
+        (site.with("sasl.mechanism", "PLAIN"), "mechanism"),
+        (
+            site.with("ssl.ca.location", &site.path("other-ca.pem")),
+            "certificate verify failed",
+        ),
+    ] {
+        let started = Instant::now();
+        let admin = Admin::new(&settings, "admin").unwrap();
+        let refused = runtime.block_on(admin.wait_ready(PATIENCE)).unwrap_err();
+        assert!(matches!(refused, AdminError::Refused { .. }), "{refused:?}");
+        assert!(started.elapsed() < PATIENCE);
+        let said = told(&refused);
+        assert!(said.contains(reason), "{said}");
+        assert_no_secret(&site, &said);
+    }
+}
+
+#[test]
+fn a_client_that_speaks_no_tls_where_tls_is_spoken_or_the_reverse_is_told() {
+    let Some(site) = Site::new_or_skip() else {
+        return;
+    };
+    let runtime = Runtime::new().unwrap();
+    let embedded = World::embedded();
+    let mut tls = site.settings();
+    tls.brokers.clone_from(&embedded.settings.brokers);
+    for (settings, reason) in [
+        (
+            KafkaSettings::new(site.brokers.clone()),
+            "security.protocol",
+        ),
+        (tls, "SSL_HANDSHAKE"),
+    ] {
+        let admin = Admin::new(&settings, "admin").unwrap();
+        let waited = Duration::from_secs(8);
+        let failed = runtime.block_on(admin.wait_ready(waited)).unwrap_err();
+        let said = told(&failed);
+        assert!(said.contains(reason), "{said}");
+        assert_no_secret(&site, &said);
+    }
+}
+
+#[test]
+fn what_a_user_may_not_do_is_refused_by_its_code_and_a_topic_that_is_not_his_is_not_said_to_be_missing()
+ {
+    let Some(site) = Site::new_or_skip() else {
+        return;
+    };
+    let world = World::of_others(site.settings());
+    let topic = world.topic("t", 1);
+    let runtime = Runtime::new().unwrap();
+    let guest = Admin::new(&site.guest(), "guest").unwrap();
+    runtime.block_on(guest.wait_ready(PATIENCE)).unwrap();
+
+    let made = runtime.block_on(guest.create_topics(&[TopicSpec::new(world.name("u"), 1)]));
+    let tried = runtime.block_on(guest.try_topics(&[TopicSpec::new(world.name("u"), 1)]));
+    let seen = runtime.block_on(guest.partition_states(&topic));
+    for code in [
+        code(made.unwrap_err()),
+        code(tried.unwrap_err()),
+        code(seen.unwrap_err()),
+    ] {
+        assert_eq!(code, ErrorCode::TopicAuthorizationFailed);
+    }
+    let settings = runtime.block_on(guest.topic_settings(&[&topic])).unwrap();
+    assert!(settings.is_empty(), "{settings:?}");
+    let settings = runtime
+        .block_on(world.admin.topic_settings(&[&topic]))
+        .unwrap();
+    assert!(settings.contains_key(&topic), "{settings:?}");
+}
+
+#[test]
+fn a_consumer_whose_login_is_refused_cannot_go_on_and_says_so() {
+    let Some(site) = Site::new_or_skip() else {
+        return;
+    };
+    let refused = site.with("sasl.password", "hunter2");
+    let consumer = PartitionConsumer::new(&refused, &ConsumerOptions::new("c")).unwrap();
+    consumer
+        .assign(&[("t", PartitionId(0), Offset(0))])
+        .unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let error = loop {
+        assert!(Instant::now() < deadline, "no error came");
+        if let Err(error) = consumer.poll(ALL, A_WHILE, &mut |_| panic!()) {
+            break error;
+        }
+    };
+    assert!(matches!(error, PollError::Fatal { .. }), "{error:?}");
+    let said = told(&error);
+    assert!(said.contains("Authentication"), "{said}");
+    assert_no_secret(&site, &said);
+}
+
+fn code(error: AdminError) -> ErrorCode {
+    match error {
+        AdminError::Topic { code, .. } => code,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// All that an error says, to people and to programmers.
+fn told(error: &(dyn Error + 'static)) -> String {
+    let mut said = format!("{error:?}\n{error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        said.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    said
+}
+
+fn assert_no_secret(site: &Site, said: &str) {
+    let [own, guest] = ["kafka", "guest"].map(|user| site.password(user));
+    for secret in ["hunter2", &own, &guest] {
+        assert!(!said.contains(secret), "a password stands in {said:?}");
+    }
+}

@@ -1,0 +1,183 @@
+//! How the records of one installation are framed: what writers put before a datum, and where
+//! readers find the schema that it was written with.
+//!
+//! Without a schema registry writers frame an Avro single object. With one they write the Confluent
+//! wire format, with the ids that the registry gave their schemas at start. Readers take both; a
+//! [`Framing`] without a registry knows no ids.
+//!
+//! What must hold: **a record costs no question**. Writers know their ids before the first record,
+//! and a frame with a writer's own id is read without asking. Any other id is looked up in
+//! [`Schemas`], which keeps what it has found.
+//!
+//! Deliberately absent: any I/O. Who talks to a registry implements [`Schemas`].
+
+use std::fmt;
+use std::sync::Arc;
+
+use waybill_engine::CreateRequest;
+
+use crate::codec::WriterSchema;
+use crate::error::{DecodeError, EncodeError};
+use crate::operation_request;
+use crate::record::{RECORD_KINDS, Record, RecordKind};
+
+/// A registry's id of a schema.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SchemaId(pub u32);
+
+impl fmt::Display for SchemaId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What a registry has under an id.
+#[derive(Clone, Debug)]
+pub enum Lookup {
+    /// A schema.
+    Found(Arc<WriterSchema>),
+    /// Nothing: the registry says so.
+    Unknown,
+    /// Something that is no Avro schema, or one that cannot be read.
+    Unusable {
+        /// What is wrong with it, for people.
+        cause: Arc<str>,
+    },
+    /// Not known yet: the registry has not answered. Ask again.
+    NotYet,
+}
+
+/// A source of the schemas that Confluent-framed records name: a schema registry.
+///
+/// It is asked by threads that read records, so it keeps what it has found, and never blocks: what
+/// has to be fetched first is [`Lookup::NotYet`] until it is there.
+pub trait Schemas: Send + Sync {
+    /// What the registry has under this id.
+    fn writer_schema(&self, id: SchemaId) -> Lookup;
+}
+
+/// What stands before a datum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Frame {
+    /// The marker and fingerprint of an Avro single object.
+    SingleObject,
+    /// The zero byte and schema id of the Confluent wire format.
+    Confluent(SchemaId),
+}
+
+/// The registry's ids of the schemas that a process writes with.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct SchemaIds([Option<SchemaId>; RECORD_KINDS]);
+
+impl SchemaIds {
+    /// Sets the id of a record's schema.
+    pub fn set(&mut self, kind: RecordKind, id: SchemaId) {
+        self.0[kind as usize] = Some(id);
+    }
+
+    /// The id of a record's schema, if it was set.
+    #[must_use]
+    pub fn get(&self, kind: RecordKind) -> Option<SchemaId> {
+        self.0[kind as usize]
+    }
+}
+
+/// How records are framed. Clones share the registry. The default is without one.
+#[derive(Clone, Default)]
+pub struct Framing {
+    /// `None`: single objects.
+    written_with: Option<SchemaIds>,
+    schemas: Option<Arc<dyn Schemas>>,
+}
+
+impl Framing {
+    /// Writes single objects, and reads nothing else.
+    #[must_use]
+    pub fn single_object() -> Self {
+        Self::default()
+    }
+
+    /// Writes single objects, and reads what names schemas of a registry as well.
+    #[must_use]
+    pub fn reading(schemas: Arc<dyn Schemas>) -> Self {
+        Self {
+            written_with: None,
+            schemas: Some(schemas),
+        }
+    }
+
+    /// Writes and reads the Confluent wire format, and reads single objects as well. Records whose
+    /// schema has no id here are not written.
+    #[must_use]
+    pub fn confluent(ids: SchemaIds, schemas: Arc<dyn Schemas>) -> Self {
+        Self {
+            written_with: Some(ids),
+            schemas: Some(schemas),
+        }
+    }
+
+    /// Appends a record's value to `out`, framed.
+    ///
+    /// # Errors
+    ///
+    /// If the value has no place in the record's schema, or the schema no id. `out` is then left as
+    /// it was.
+    pub fn encode<R: Record>(&self, record: &R, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+        record.encode_as(self.frame(R::SCHEMA.kind)?, out)
+    }
+
+    /// Appends the record of `OperationRequest::Create`, for whoever keeps the create itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Framing::encode`].
+    pub fn encode_create(
+        &self,
+        request: &CreateRequest,
+        out: &mut Vec<u8>,
+    ) -> Result<(), EncodeError> {
+        let frame = self.frame(RecordKind::OperationRequest)?;
+        operation_request::encode_create(request, frame, out)
+    }
+
+    /// Reads a record's value.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes are not that record, or cannot be read yet
+    /// ([`DecodeError::waits_for`]).
+    pub fn decode<R: Record>(&self, bytes: &[u8]) -> Result<R, DecodeError> {
+        R::decode_with(bytes, self)
+    }
+
+    /// What the registry has under an id; `None` without a registry.
+    #[must_use]
+    pub fn look_up(&self, id: SchemaId) -> Option<Lookup> {
+        Some(self.schemas.as_ref()?.writer_schema(id))
+    }
+
+    /// Whether this is the id of the current schema of a record, as a writer was told.
+    pub(crate) fn is_current(&self, kind: RecordKind, id: SchemaId) -> bool {
+        let ids = self.written_with.as_ref();
+        ids.is_some_and(|ids| ids.get(kind) == Some(id))
+    }
+
+    fn frame(&self, kind: RecordKind) -> Result<Frame, EncodeError> {
+        let Some(ids) = &self.written_with else {
+            return Ok(Frame::SingleObject);
+        };
+        let id = ids.get(kind).ok_or(EncodeError::NoSchemaId {
+            record: kind.name(),
+        })?;
+        Ok(Frame::Confluent(id))
+    }
+}
+
+impl fmt::Debug for Framing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Framing")
+            .field("written_with", &self.written_with)
+            .field("reads_confluent", &self.schemas.is_some())
+            .finish()
+    }
+}

@@ -1,0 +1,243 @@
+//! What readers of records ask: schemas by their ids, kept once they are known.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+use waybill_messages::{Lookup, SchemaId, Schemas, WriterSchema};
+
+use crate::client::{Registry, RegistryError, StoredSchema};
+
+/// Schemas that are kept. One that was dropped for a newer one is fetched again.
+const SCHEMAS_MAX: usize = 1_000;
+/// Ids that are remembered to have no schema, or to be asked for. Garbage can name any.
+const OTHERS_MAX: usize = 1_000;
+/// How long the registry's word that it does not have an id counts: somebody may register it.
+const UNKNOWN_FOR: Duration = Duration::from_secs(10);
+/// How long the registry is left alone after it did not answer: at first, and at most.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// The schemas of a registry, as readers ask for them. What it does not have it fetches on the side,
+/// and says [`Lookup::NotYet`] meanwhile. Clones share what is kept.
+#[derive(Clone)]
+pub struct SchemaCache {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    registry: Registry,
+    runtime: Handle,
+    state: Mutex<State>,
+}
+
+struct State {
+    schemas: Bounded<Known>,
+    others: Bounded<Other>,
+}
+
+/// What stands under an id for good: the registry never gives an id another schema.
+#[derive(Clone)]
+enum Known {
+    Schema(Arc<WriterSchema>),
+    Unusable(Arc<str>),
+}
+
+/// What an id is for now.
+#[derive(Clone, Copy)]
+enum Other {
+    /// It is being asked for.
+    Asking,
+    /// The registry did not answer; it may be asked again from then on.
+    Away { failures: u32, until: Instant },
+    /// The registry does not have it; until then that counts.
+    Unknown { until: Instant },
+}
+
+impl SchemaCache {
+    /// Nothing is known yet. Questions are asked on the current tokio runtime.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    #[must_use]
+    pub fn new(registry: Registry) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                registry,
+                runtime: Handle::current(),
+                state: Mutex::new(State {
+                    schemas: Bounded::new(SCHEMAS_MAX),
+                    others: Bounded::new(OTHERS_MAX),
+                }),
+            }),
+        }
+    }
+}
+
+impl Schemas for SchemaCache {
+    fn writer_schema(&self, id: SchemaId) -> Lookup {
+        let mut state = self.shared.state();
+        if let Some(known) = state.schemas.get(id) {
+            return match known {
+                Known::Schema(schema) => Lookup::Found(schema),
+                Known::Unusable(cause) => Lookup::Unusable { cause },
+            };
+        }
+        let now = Instant::now();
+        let failures = match state.others.get(id) {
+            Some(Other::Asking) => return Lookup::NotYet,
+            Some(Other::Away { until, .. }) if now < until => return Lookup::NotYet,
+            Some(Other::Unknown { until }) if now < until => return Lookup::Unknown,
+            Some(Other::Away { failures, .. }) => failures,
+            Some(Other::Unknown { .. }) | None => 0,
+        };
+        state.others.set(id, Other::Asking);
+        drop(state);
+        let shared = Arc::clone(&self.shared);
+        self.shared.runtime.spawn(async move {
+            let answer = shared.registry.schema(id).await;
+            shared.keep(id, failures, answer);
+        });
+        Lookup::NotYet
+    }
+}
+
+impl Shared {
+    fn keep(
+        &self,
+        id: SchemaId,
+        failures: u32,
+        answer: Result<Option<StoredSchema>, RegistryError>,
+    ) {
+        let now = Instant::now();
+        match answer {
+            Ok(Some(stored)) => {
+                let known = parse(&stored);
+                let mut state = self.state();
+                state.schemas.set(id, known);
+                state.others.remove(id);
+            }
+            Ok(None) => {
+                let until = now + UNKNOWN_FOR;
+                self.state().others.set(id, Other::Unknown { until });
+            }
+            Err(error) => {
+                let pause = PAUSE_MAX.min(PAUSE_MIN * 2_u32.pow(failures.min(16)));
+                tracing::warn!(
+                    %id,
+                    error = &error as &dyn std::error::Error,
+                    again_in = ?pause,
+                    "records wait for a schema of the registry's"
+                );
+                let failures = failures.saturating_add(1);
+                let until = now + pause;
+                self.state().others.set(id, Other::Away { failures, until });
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for SchemaCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SchemaCache")
+            .field("registry", &self.shared.registry)
+            .finish_non_exhaustive()
+    }
+}
+
+fn parse(stored: &StoredSchema) -> Known {
+    if stored.schema_type != StoredSchema::AVRO {
+        return Known::Unusable(format!("it is of type {}", stored.schema_type).into());
+    }
+    match WriterSchema::parse(&stored.schema) {
+        Ok(schema) => Known::Schema(Arc::new(schema)),
+        Err(error) => Known::Unusable(error.to_string().into()),
+    }
+}
+
+/// Values by id. The oldest makes room for the newest.
+struct Bounded<V> {
+    values: HashMap<SchemaId, V>,
+    /// The ids, in the order in which they came.
+    order: VecDeque<SchemaId>,
+    max: usize,
+}
+
+impl<V: Clone> Bounded<V> {
+    fn new(max: usize) -> Self {
+        Self {
+            values: HashMap::new(),
+            order: VecDeque::new(),
+            max,
+        }
+    }
+
+    fn get(&self, id: SchemaId) -> Option<V> {
+        self.values.get(&id).cloned()
+    }
+
+    fn set(&mut self, id: SchemaId, value: V) {
+        if self.values.insert(id, value).is_some() {
+            return;
+        }
+        self.order.push_back(id);
+        if self.order.len() > self.max
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.values.remove(&oldest);
+        }
+    }
+
+    fn remove(&mut self, id: SchemaId) {
+        if self.values.remove(&id).is_some() {
+            self.order.retain(|other| *other != id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_makes_room_for_the_newest() {
+        let mut bounded = Bounded::new(2);
+        for id in [1, 2, 2, 3] {
+            bounded.set(SchemaId(id), id);
+        }
+        let kept: Vec<Option<u32>> = (1..=3).map(|id| bounded.get(SchemaId(id))).collect();
+        assert_eq!(kept, [None, Some(2), Some(3)]);
+        bounded.remove(SchemaId(2));
+        bounded.set(SchemaId(4), 4);
+        assert_eq!(bounded.get(SchemaId(3)), Some(3));
+        assert_eq!((bounded.values.len(), bounded.order.len()), (2, 2));
+    }
+
+    #[test]
+    fn what_is_no_avro_schema_is_unusable_and_says_why() {
+        let stored = |schema: &str, schema_type: &str| StoredSchema {
+            schema: schema.to_owned(),
+            schema_type: schema_type.to_owned(),
+        };
+        for (stored, expected) in [
+            (stored("{}", "JSON"), "it is of type JSON"),
+            (stored("{", "AVRO"), "not an Avro schema"),
+        ] {
+            match parse(&stored) {
+                Known::Unusable(cause) => assert!(cause.contains(expected), "{cause}"),
+                Known::Schema(_) => panic!("{expected}"),
+            }
+        }
+        assert!(matches!(
+            parse(&stored(r#""long""#, StoredSchema::AVRO)),
+            Known::Schema(_)
+        ));
+    }
+}

@@ -1,0 +1,525 @@
+//! One question to the registry at a time.
+
+use std::fmt;
+use std::time::Duration;
+
+use reqwest::header::{ACCEPT, CONTENT_TYPE};
+use reqwest::redirect::Policy;
+use reqwest::{Certificate, Client, Method, StatusCode, Url};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use waybill_messages::SchemaId;
+
+/// What the API's bodies are.
+const MEDIA_TYPE: &str = "application/vnd.schemaregistry.v1+json";
+/// The largest answer that is read, in bytes: a schema has to fit.
+const ANSWER_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// The longest reason of the registry's that is passed on, in bytes: it likes to print schemas.
+const REASON_BYTES_MAX: usize = 1_000;
+/// The end of a certificate in a PEM file.
+const CERTIFICATE_END: &str = "-----END CERTIFICATE-----";
+
+/// The API's error codes for what does not exist.
+const SUBJECT_NOT_FOUND: u32 = 40_401;
+const VERSION_NOT_FOUND: u32 = 40_402;
+const SCHEMA_NOT_FOUND: u32 = 40_403;
+
+/// How to reach a registry.
+#[derive(Clone, Debug)]
+pub struct RegistrySettings {
+    /// Where it is, as `https://registry.example:8081`; a path may follow.
+    pub url: String,
+    /// Who asks; `None` for nobody.
+    pub login: Option<Login>,
+    /// Certificates (PEM) that are trusted beside those of the system.
+    pub ca_pem: Option<String>,
+    /// How long one question may take.
+    pub timeout: Duration,
+}
+
+/// Who asks, by HTTP's basic authentication.
+#[derive(Clone)]
+pub struct Login {
+    /// The user.
+    pub user: String,
+    /// Its password.
+    pub password: String,
+}
+
+/// Without the password.
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login")
+            .field("user", &self.user)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a registry cannot be asked with such settings.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// The URL is none that it can be asked at.
+    #[error("{url:?} is no URL such as https://registry.example:8081, without user and query")]
+    Url {
+        /// The URL; without what may be a password.
+        url: String,
+    },
+    /// The certificates are none.
+    #[error("the trusted certificates cannot be read")]
+    Certificates(#[source] reqwest::Error),
+    /// There is none among them.
+    #[error("there is no certificate (PEM) among the trusted certificates")]
+    NoCertificate,
+    /// The HTTP client cannot be made.
+    #[error("the client of the schema registry cannot be made")]
+    Client(#[source] reqwest::Error),
+}
+
+/// Why the registry gave no answer that counts.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// It was not reached, or not in time. To be tried again.
+    #[error("the schema registry at {url} does not answer")]
+    Unreachable {
+        /// The registry.
+        url: String,
+        /// The cause.
+        #[source]
+        source: reqwest::Error,
+    },
+    /// It cannot answer for now. To be tried again.
+    #[error("the schema registry at {url} is not available: {reason}")]
+    Unavailable {
+        /// The registry.
+        url: String,
+        /// Its reason.
+        reason: String,
+    },
+    /// It will not answer this, today or tomorrow.
+    #[error("the schema registry at {url} refuses {what}: {reason}")]
+    Refused {
+        /// The registry.
+        url: String,
+        /// What was asked.
+        what: String,
+        /// Its reason.
+        reason: String,
+    },
+    /// A schema does not go with earlier versions of its subject.
+    #[error("the schema does not go with earlier versions of subject {subject}: {reason}")]
+    Incompatible {
+        /// The subject.
+        subject: String,
+        /// The registry's reason.
+        reason: String,
+    },
+    /// What answers is no schema registry.
+    #[error("what answers at {url} is no schema registry: {reason}")]
+    NotARegistry {
+        /// Where.
+        url: String,
+        /// What was answered.
+        reason: String,
+    },
+}
+
+impl RegistryError {
+    /// Whether another try may be answered.
+    #[must_use]
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } | Self::Unavailable { .. } => true,
+            Self::Refused { .. } | Self::Incompatible { .. } | Self::NotARegistry { .. } => false,
+        }
+    }
+}
+
+/// What the registry has under an id.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StoredSchema {
+    /// The schema's text.
+    pub schema: String,
+    /// What it is a schema of.
+    #[serde(default = "avro")]
+    pub schema_type: String,
+}
+
+/// What the API means where it says nothing.
+fn avro() -> String {
+    StoredSchema::AVRO.to_owned()
+}
+
+impl StoredSchema {
+    /// The type of Avro schemas.
+    pub const AVRO: &str = "AVRO";
+}
+
+/// What the registry says of a schema that a subject may get.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Compatibility {
+    /// The subject has no version yet.
+    First,
+    /// It goes with what is there.
+    Compatible,
+    /// It does not.
+    Incompatible {
+        /// The registry's reasons.
+        reasons: Vec<String>,
+    },
+}
+
+/// A registry. Clones share its connections.
+#[derive(Clone)]
+pub struct Registry {
+    client: Client,
+    url: Url,
+    login: Option<Login>,
+}
+
+impl Registry {
+    /// Asks nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// If the settings cannot work.
+    pub fn new(settings: &RegistrySettings) -> Result<Self, SettingsError> {
+        let url = base_url(&settings.url)?;
+        let mut certificates = Vec::new();
+        if let Some(pem) = &settings.ca_pem {
+            for part in pem.split_inclusive(CERTIFICATE_END) {
+                if part.ends_with(CERTIFICATE_END) {
+                    let certificate = Certificate::from_pem(part.as_bytes());
+                    certificates.push(certificate.map_err(SettingsError::Certificates)?);
+                }
+            }
+            if certificates.is_empty() {
+                return Err(SettingsError::NoCertificate);
+            }
+        }
+        let client = Client::builder()
+            .user_agent(concat!("waybill/", env!("CARGO_PKG_VERSION")))
+            .redirect(Policy::none())
+            .no_proxy()
+            .timeout(settings.timeout)
+            .tls_certs_merge(certificates)
+            .build()
+            .map_err(SettingsError::Client)?;
+        Ok(Self {
+            client,
+            url,
+            login: settings.login.clone(),
+        })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        self.url.as_str().trim_end_matches('/')
+    }
+
+    /// What it has under an id; `None` if nothing.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer, or refuses to.
+    pub async fn schema(&self, id: SchemaId) -> Result<Option<StoredSchema>, RegistryError> {
+        let number = id.to_string();
+        let path = ["schemas", "ids", &number];
+        match self.ask(Method::GET, &path, None).await? {
+            Answer::Ok(stored) => Ok(Some(stored)),
+            Answer::Error(error) if error.code == SCHEMA_NOT_FOUND => Ok(None),
+            Answer::Error(error) => Err(self.refused(format!("to show schema {id}"), error)),
+        }
+    }
+
+    /// The id of a schema that a subject has; `None` if it does not have it.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer, or refuses to.
+    pub async fn look_up(
+        &self,
+        subject: &str,
+        schema: &str,
+    ) -> Result<Option<SchemaId>, RegistryError> {
+        let path = ["subjects", subject];
+        match self.ask(Method::POST, &path, Some(schema)).await? {
+            Answer::Ok(Registered { id }) => Ok(Some(SchemaId(id))),
+            Answer::Error(error)
+                if [SUBJECT_NOT_FOUND, VERSION_NOT_FOUND, SCHEMA_NOT_FOUND]
+                    .contains(&error.code) =>
+            {
+                Ok(None)
+            }
+            Answer::Error(error) => {
+                Err(self.refused(format!("to look up a schema of {subject}"), error))
+            }
+        }
+    }
+
+    /// Gives a subject a schema, if it does not have it yet. Returns the schema's id.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer or refuses to, or the schema does not go with earlier versions.
+    pub async fn register(&self, subject: &str, schema: &str) -> Result<SchemaId, RegistryError> {
+        let path = ["subjects", subject, "versions"];
+        match self.ask(Method::POST, &path, Some(schema)).await? {
+            Answer::Ok(Registered { id }) => Ok(SchemaId(id)),
+            Answer::Error(error) if error.status == StatusCode::CONFLICT => {
+                Err(RegistryError::Incompatible {
+                    subject: subject.to_owned(),
+                    reason: error.message,
+                })
+            }
+            Answer::Error(error) => {
+                Err(self.refused(format!("to register a schema of {subject}"), error))
+            }
+        }
+    }
+
+    /// Whether a schema goes with the newest version of a subject, by the compatibility that the
+    /// registry holds the subject to.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer, or refuses to.
+    pub async fn check(&self, subject: &str, schema: &str) -> Result<Compatibility, RegistryError> {
+        let path = ["compatibility", "subjects", subject, "versions", "latest"];
+        match self.ask(Method::POST, &path, Some(schema)).await? {
+            Answer::Ok(Verdict {
+                is_compatible: true,
+                ..
+            }) => Ok(Compatibility::Compatible),
+            Answer::Ok(Verdict { messages, .. }) => Ok(Compatibility::Incompatible {
+                reasons: messages.into_iter().map(clipped).collect(),
+            }),
+            Answer::Error(error)
+                if [SUBJECT_NOT_FOUND, VERSION_NOT_FOUND].contains(&error.code) =>
+            {
+                Ok(Compatibility::First)
+            }
+            Answer::Error(error) => {
+                Err(self.refused(format!("to check a schema of {subject}"), error))
+            }
+        }
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &[&str],
+        schema: Option<&str>,
+    ) -> Result<Answer<T>, RegistryError> {
+        let mut url = self.url.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(path);
+        }
+        if path[0] == "compatibility" {
+            url.set_query(Some("verbose=true"));
+        }
+        let mut request = self.client.request(method, url).header(ACCEPT, MEDIA_TYPE);
+        if let Some(Login { user, password }) = &self.login {
+            request = request.basic_auth(user, Some(password));
+        }
+        if let Some(schema) = schema {
+            request = request
+                .header(CONTENT_TYPE, MEDIA_TYPE)
+                .json(&Submitted { schema });
+        }
+        let unreachable = |source: reqwest::Error| RegistryError::Unreachable {
+            url: self.url().to_owned(),
+            source: source.without_url(),
+        };
+        let mut response = request.send().await.map_err(unreachable)?;
+        let status = response.status();
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(unreachable)? {
+            body.extend_from_slice(&chunk);
+            if body.len() > ANSWER_BYTES_MAX {
+                return Err(
+                    self.no_registry(format!("an answer of more than {ANSWER_BYTES_MAX} bytes"))
+                );
+            }
+        }
+        self.answer(status, &body)
+    }
+
+    fn answer<T: DeserializeOwned>(
+        &self,
+        status: StatusCode,
+        body: &[u8],
+    ) -> Result<Answer<T>, RegistryError> {
+        if status.is_success() {
+            let read = serde_json::from_slice(body).map(Answer::Ok);
+            return read.map_err(|error| self.no_registry(error.to_string()));
+        }
+        let told: Option<Told> = serde_json::from_slice(body).ok();
+        let reason = told.as_ref().map_or_else(
+            || status.to_string(),
+            |told| format!("{status}: {}", told.message),
+        );
+        let is_overloaded =
+            [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status);
+        if status.is_server_error() || is_overloaded {
+            return Err(RegistryError::Unavailable {
+                url: self.url().to_owned(),
+                reason: clipped(reason),
+            });
+        }
+        let Some(Told {
+            error_code,
+            message,
+        }) = told
+        else {
+            // Only the API's own answer says that something does not exist.
+            return match status {
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Ok(Answer::Error(ApiError {
+                    status,
+                    code: 0,
+                    message: reason,
+                })),
+                _ => Err(self.no_registry(reason)),
+            };
+        };
+        Ok(Answer::Error(ApiError {
+            status,
+            code: error_code,
+            message: clipped(message),
+        }))
+    }
+
+    fn refused(&self, what: String, error: ApiError) -> RegistryError {
+        RegistryError::Refused {
+            url: self.url().to_owned(),
+            what,
+            reason: format!("{} ({})", error.message, error.status.as_u16()),
+        }
+    }
+
+    fn no_registry(&self, reason: String) -> RegistryError {
+        RegistryError::NotARegistry {
+            url: self.url().to_owned(),
+            reason: clipped(reason),
+        }
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registry")
+            .field("url", &self.url())
+            .field("login", &self.login)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What was answered by a registry.
+enum Answer<T> {
+    Ok(T),
+    Error(ApiError),
+}
+
+struct ApiError {
+    status: StatusCode,
+    code: u32,
+    message: String,
+}
+
+#[derive(Serialize)]
+struct Submitted<'a> {
+    schema: &'a str,
+}
+
+#[derive(Deserialize)]
+struct Registered {
+    id: u32,
+}
+
+#[derive(Deserialize)]
+struct Verdict {
+    is_compatible: bool,
+    #[serde(default)]
+    messages: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Told {
+    error_code: u32,
+    message: String,
+}
+
+fn base_url(text: &str) -> Result<Url, SettingsError> {
+    let refused = |shown: &str| SettingsError::Url {
+        url: shown.to_owned(),
+    };
+    let url = Url::parse(text).map_err(|_| refused(text.rsplit('@').next().unwrap_or_default()))?;
+    let is_plain = url.username().is_empty()
+        && url.password().is_none()
+        && url.query().is_none()
+        && url.fragment().is_none();
+    if is_plain && ["http", "https"].contains(&url.scheme()) && url.has_host() {
+        return Ok(url);
+    }
+    Err(refused(url.host_str().unwrap_or_default()))
+}
+
+fn clipped(mut text: String) -> String {
+    if text.len() > REASON_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(REASON_BYTES_MAX));
+        text.push('…');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(url: &str) -> RegistrySettings {
+        RegistrySettings {
+            url: url.to_owned(),
+            login: Some(Login {
+                user: "anna".to_owned(),
+                password: "open sesame".to_owned(),
+            }),
+            ca_pem: None,
+            timeout: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn a_url_with_a_password_or_of_another_scheme_is_refused_and_the_password_not_shown() {
+        for bad in [
+            "registry:8081",
+            "ftp://registry",
+            "http://anna:sesame@registry",
+            "http://anna:sesame@",
+            "http://registry/?token=sesame",
+            "",
+        ] {
+            let error = Registry::new(&settings(bad)).unwrap_err().to_string();
+            assert!(error.contains("is no URL"), "{bad}: {error}");
+            assert!(!error.contains("sesame"), "{bad}: {error}");
+        }
+        for good in ["http://registry:8081", "https://registry/apis/ccompat/v7/"] {
+            let registry = Registry::new(&settings(good)).unwrap();
+            assert_eq!(registry.url(), good.trim_end_matches('/'));
+            assert!(!format!("{registry:?}").contains("sesame"));
+        }
+    }
+
+    #[test]
+    fn certificates_that_are_none_are_refused() {
+        let with = |pem: &str| {
+            Registry::new(&RegistrySettings {
+                ca_pem: Some(pem.to_owned()),
+                ..settings("https://registry")
+            })
+        };
+        assert!(matches!(with("nothing"), Err(SettingsError::NoCertificate)));
+        let broken = format!("-----BEGIN CERTIFICATE-----\nAAAA\n{CERTIFICATE_END}\n");
+        assert!(matches!(with(&broken), Err(SettingsError::Certificates(_))));
+    }
+}

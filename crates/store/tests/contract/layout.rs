@@ -1,0 +1,77 @@
+//! The layout: one successor, whoever contends. There is one in a store, so that each rule begins with
+//! what the one before it has left.
+
+use std::sync::Arc;
+
+use waybill_engine::Division;
+use waybill_store::{Layout, Store};
+
+use super::{Subject, reopen};
+
+const PARTITIONS: u32 = 4;
+
+/// The layout as it stands, and the one after it with so many readers.
+async fn next(store: &dyn Store, readers_per_partition: u32) -> (Option<Layout>, Layout) {
+    let seen = store.layout().await.unwrap();
+    let division = Division {
+        partitions: PARTITIONS,
+        readers_per_partition,
+    };
+    let before = seen.clone().unwrap_or(Layout::first(PARTITIONS));
+    let next = before.successor(division).unwrap();
+    (seen, next)
+}
+
+pub async fn a_layout_is_replaced_only_from_what_was_seen_and_read_back(subject: &impl Subject) {
+    let store = subject.open().await;
+    let (seen, one) = next(&*store, 1).await;
+    assert!(store.set_layout(seen.clone(), one.clone()).await.unwrap());
+    assert!(
+        store.set_layout(seen.clone(), one.clone()).await.unwrap(),
+        "it is what is stored"
+    );
+    assert_eq!(store.layout().await.unwrap(), Some(one.clone()));
+    let (_, two) = next(&*store, 2).await;
+    assert!(!store.set_layout(seen, two.clone()).await.unwrap());
+    assert_eq!(store.layout().await.unwrap(), Some(one.clone()));
+    assert!(
+        store
+            .set_layout(Some(one.clone()), two.clone())
+            .await
+            .unwrap()
+    );
+    let (_, three) = next(&*store, 2).await;
+    assert!(!store.set_layout(Some(one), three.clone()).await.unwrap());
+    assert!(!store.set_layout(None, three).await.unwrap());
+    let store = reopen(subject, store).await;
+    assert_eq!(store.layout().await.unwrap(), Some(two.clone()));
+    // For whoever comes next.
+    let (seen, one) = next(&*store, 1).await;
+    assert_eq!(seen, Some(two));
+    assert!(store.set_layout(seen, one).await.unwrap());
+}
+
+pub async fn of_eight_contenders_exactly_one_replaces_the_layout(subject: &impl Subject) {
+    let store = subject.open().await;
+    let (seen, _) = next(&*store, 1).await;
+    let mut contenders = Vec::new();
+    for readers in 1..=8 {
+        // All successors differ.
+        let (seen, layout) = next(&*store, 4 * readers).await;
+        let store = Arc::clone(&store);
+        contenders.push(tokio::spawn(async move {
+            let is_set = store.set_layout(seen, layout.clone()).await.unwrap();
+            is_set.then_some(layout)
+        }));
+    }
+    let mut winners = Vec::new();
+    for contender in contenders {
+        winners.extend(contender.await.unwrap());
+    }
+    assert_eq!(winners.len(), 1, "{winners:?}");
+    let stands = store.layout().await.unwrap();
+    assert_eq!(stands.as_ref(), winners.first());
+    assert_ne!(stands, seen);
+    let (seen, one) = next(&*store, 1).await;
+    assert!(store.set_layout(seen, one).await.unwrap());
+}

@@ -1,0 +1,60 @@
+//! `/readers`: how many readers share a partition, seen and changed.
+
+use axum::Json;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use bytes::Bytes;
+use serde_json::Value;
+use waybill_store::StoreError;
+
+use super::{Admin, only_field, unread};
+use crate::chain::chain;
+use crate::ingestion::problem::{FieldProblem, Kind, Problem};
+use crate::readers::show::{LayoutView, Readers, SetError};
+
+/// The one field of what is asked.
+const PER_PARTITION: &str = "perPartition";
+
+pub(super) async fn show(State(admin): State<Admin>) -> Result<Json<LayoutView>, Problem> {
+    let readers = here(&admin)?;
+    Ok(Json(readers.show().await.map_err(|error| away(&error))?))
+}
+
+pub(super) async fn set(
+    State(admin): State<Admin>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<LayoutView>, Problem> {
+    let body = body.map_err(|rejection| unread(&rejection))?;
+    let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+    let per_partition = only_field(&body, PER_PARTITION, number, "a number from 1")?;
+    let readers = here(&admin)?;
+    if readers.are_shared() {
+        let detail =
+            "Other processes share these readers: `waybill readers set M --scylla` changes them.";
+        return Err(Problem::new(Kind::VerbRefused, detail));
+    }
+    let set = readers.set(per_partition).await;
+    set.map(Json).map_err(|error| match error {
+        SetError::Store(error) => away(&error),
+        SetError::Layout(refused) => Problem::invalid(vec![FieldProblem::new(
+            format!("/{PER_PARTITION}"),
+            refused.to_string(),
+        )]),
+        SetError::NotBegun | SetError::Changed => {
+            Problem::new(Kind::VerbRefused, error.to_string())
+        }
+    })
+}
+
+fn here(admin: &Admin) -> Result<&Readers, Problem> {
+    let readers = admin.readers.get();
+    readers.ok_or_else(|| Problem::new(Kind::NotFound, "No scheduler is in this process."))
+}
+
+fn away(error: &StoreError) -> Problem {
+    tracing::warn!(error = %chain(error), "the readers cannot be shown or changed");
+    Problem::new(
+        Kind::StoreUnavailable,
+        "The state store could not be asked.",
+    )
+}

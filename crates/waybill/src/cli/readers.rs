@@ -1,0 +1,103 @@
+//! `waybill readers`: how many readers share a partition, where each stands, and how that is changed.
+//!
+//! A store on a cluster is asked itself. The embedded one belongs to the process of `up`, which is asked
+//! on its admin port.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Subcommand;
+use serde_json::{Value, json};
+use waybill_store::CqlStore;
+
+use crate::config::Config;
+use crate::readers::show::{LayoutView, Readers};
+
+/// How long the admin port may take to answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What to do with readers.
+#[derive(Clone, Debug, Subcommand)]
+pub enum ReadersCommand {
+    /// Show the layout, and of each reader who owns it, how far it is and what it waits for
+    Show {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Let this many readers share each partition from now on, while everything goes on: a whole
+    /// multiple of what it is, or a whole part
+    Set {
+        /// How many.
+        #[arg(value_name = "M")]
+        per_partition: u32,
+        /// Answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+impl ReadersCommand {
+    /// Does it.
+    ///
+    /// # Errors
+    ///
+    /// If nobody can be asked, or the work cannot be divided so.
+    pub fn run(&self, config: &Config) -> anyhow::Result<String> {
+        let (wanted, as_json) = match *self {
+            Self::Show { json } => (None, json),
+            Self::Set {
+                per_partition,
+                json,
+            } => (Some(per_partition), json),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let view = runtime.block_on(async {
+            match config.store.scylla.cql() {
+                Some(cql) => {
+                    let store = CqlStore::connect(cql).await?;
+                    let readers = Readers::new(Arc::new(store), config.partitions);
+                    match wanted {
+                        Some(per_partition) => Ok(readers.set(per_partition).await?),
+                        None => Ok(readers.show().await?),
+                    }
+                }
+                None => ask(config, wanted).await,
+            }
+        })?;
+        Ok(if as_json {
+            serde_json::to_string_pretty(&view)?
+        } else {
+            view.to_string().trim_end().to_owned()
+        })
+    }
+}
+
+/// Asks the process that has the embedded store.
+async fn ask(config: &Config, wanted: Option<u32>) -> anyhow::Result<LayoutView> {
+    let url = format!("http://{}/readers", config.admin.listen);
+    let client = reqwest::Client::builder().timeout(PATIENCE).build()?;
+    let request = match wanted {
+        Some(per_partition) => client
+            .put(&url)
+            .json(&json!({ "perPartition": per_partition })),
+        None => client.get(&url),
+    };
+    let answer = request.send().await.with_context(|| {
+        format!("{url} does not answer: name the admin port of `up` with --admin, or a cluster with --scylla")
+    })?;
+    let status = answer.status();
+    let body = answer.bytes().await?;
+    if !status.is_success() {
+        let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let of_field = problem["errors"][0]["detail"].as_str();
+        let detail = of_field
+            .or(problem["detail"].as_str())
+            .unwrap_or("no detail");
+        anyhow::bail!("{url} answers {status}: {detail}");
+    }
+    serde_json::from_slice(&body).with_context(|| format!("{url} answers something else"))
+}

@@ -1,0 +1,135 @@
+//! `waybill topics create`: makes the topics that are missing.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use clap::Args;
+use serde::Serialize;
+use waybill_kafka::TopicSpec;
+
+use super::Site;
+use crate::cli::shown::Output;
+use crate::config::Config;
+use crate::roles::topics::{Outcome, explained, make, missing};
+
+/// The arguments of `waybill topics create`.
+#[derive(Clone, Debug, Args)]
+pub struct CreateArgs {
+    /// Make none: say which are missing, and ask the brokers whether they would make them
+    #[arg(long)]
+    dry_run: bool,
+    /// How what was done is written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+}
+
+impl CreateArgs {
+    pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let site = Site::open(config)?;
+        let outcomes = match self.dry_run {
+            true => site.runtime.block_on(would_make(&site, config))?,
+            false => site
+                .runtime
+                .block_on(make(&site.admin, config, &site.needed))?
+                .into_iter()
+                .map(Done::from)
+                .collect(),
+        };
+        let mut out = io::stdout().lock();
+        if self.output == Output::Table {
+            writeln!(out, "{}", Row::HEADING)?;
+        }
+        for (topic, outcome) in site.needed.iter().zip(outcomes) {
+            let row = Row::new(&topic.spec, outcome);
+            match self.output {
+                Output::Json => writeln!(out, "{}", serde_json::to_string(&row)?)?,
+                Output::Table => writeln!(out, "{row}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn would_make(site: &Site, config: &Config) -> anyhow::Result<Vec<Done>> {
+    let missing = missing(&site.admin, config, &site.needed).await?;
+    let specs: Vec<TopicSpec> = missing.iter().map(|topic| topic.spec.clone()).collect();
+    site.admin
+        .try_topics(&specs)
+        .await
+        .map_err(|error| explained(error, config))?;
+    let outcome = |topic| match missing.contains(&topic) {
+        true => Done::WouldBeMade,
+        false => Done::Stood,
+    };
+    Ok(site.needed.iter().map(outcome).collect())
+}
+
+/// What became of a topic, or would.
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum Done {
+    Made,
+    Stood,
+    WouldBeMade,
+}
+
+impl From<Outcome> for Done {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Made => Self::Made,
+            Outcome::Stood => Self::Stood,
+        }
+    }
+}
+
+impl Done {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Made => "made",
+            Self::Stood => "stood",
+            Self::WouldBeMade => "would be made",
+        }
+    }
+}
+
+/// A topic as it is told of: what it was, or would be, made with.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row<'a> {
+    topic: &'a str,
+    outcome: Done,
+    partitions: u32,
+    replicas: u16,
+    settings: serde_json::Map<String, serde_json::Value>,
+}
+
+impl<'a> Row<'a> {
+    const HEADING: &'static str = "OUTCOME        PARTITIONS  REPLICAS  TOPIC";
+
+    fn new(spec: &'a TopicSpec, outcome: Done) -> Self {
+        let settings = spec.config.iter();
+        Self {
+            topic: &spec.name,
+            outcome,
+            partitions: spec.partitions,
+            replicas: spec.replication,
+            settings: settings
+                .map(|(key, value)| (key.clone(), value.as_str().into()))
+                .collect(),
+        }
+    }
+}
+
+/// As a line of the table.
+impl fmt::Display for Row<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let outcome = self.outcome.text();
+        let Self {
+            topic,
+            partitions,
+            replicas,
+            ..
+        } = self;
+        write!(f, "{outcome:<13}  {partitions:>10}  {replicas:>8}  {topic}")
+    }
+}

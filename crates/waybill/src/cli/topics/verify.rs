@@ -1,0 +1,96 @@
+//! `waybill topics verify`: says which topics are not as they must be.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::Site;
+use crate::cli::shown::Output;
+use crate::config::Config;
+use crate::roles::topics::{Finding, Weight, explained, judge, look};
+
+/// The arguments of `waybill topics verify`.
+#[derive(Clone, Debug, Args)]
+pub struct VerifyArgs {
+    /// How findings are written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+}
+
+impl VerifyArgs {
+    pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let site = Site::open(config)?;
+        let found = site
+            .runtime
+            .block_on(look(&site.admin, &site.needed))
+            .map_err(|error| explained(error, config))?;
+        let findings = judge(config, site.broker, &site.needed, &found);
+        let mut out = io::stdout().lock();
+        for finding in &findings {
+            match self.output {
+                Output::Json => writeln!(out, "{}", serde_json::to_string(&Row::new(finding))?)?,
+                Output::Table => writeln!(out, "{}", for_people(finding))?,
+            }
+        }
+        match (findings.len(), self.output) {
+            (0, Output::Json) => Ok(()),
+            (0, Output::Table) => {
+                let topics = site.needed.len();
+                Ok(writeln!(out, "ok: {topics} topics are as they must be")?)
+            }
+            (1, _) => anyhow::bail!("1 finding"),
+            (count, _) => anyhow::bail!("{count} findings"),
+        }
+    }
+}
+
+/// What is wrong on one line, what mends it on the next.
+fn for_people(finding: &Finding) -> String {
+    let Finding {
+        topic,
+        key,
+        found,
+        expected,
+        mend,
+        weight,
+    } = finding;
+    let harm = match weight {
+        Weight::Harm => " (no role starts with this)",
+        Weight::Warning => "",
+    };
+    format!("{topic}: {key} is {found}, and must be {expected}{harm}\n  {mend}")
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row<'a> {
+    topic: &'a str,
+    key: &'a str,
+    found: &'a str,
+    expected: &'a str,
+    mend: &'a str,
+    /// Whether roles refuse to start with it.
+    harm: bool,
+}
+
+impl<'a> Row<'a> {
+    fn new(finding: &'a Finding) -> Self {
+        let Finding {
+            topic,
+            key,
+            found,
+            expected,
+            mend,
+            weight,
+        } = finding;
+        Self {
+            topic,
+            key,
+            found,
+            expected,
+            mend,
+            harm: *weight == Weight::Harm,
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Reading the state store for those who wait for an answer.
+//!
+//! What must hold: nobody waits for the store longer than for the broker. The store itself repeats its
+//! requests for much longer, for schedulers, who can wait. That it is away is told to the log once, and
+//! once that it is back, however many ask meanwhile.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
+use waybill_engine::{Offset, OperationId, PartitionId};
+use waybill_store::{AttentionCursor, AttentionPage, RowRead, Store, StoreError};
+
+use super::problem::{Kind, Problem};
+use crate::readers;
+
+/// How long an answer of a lease serves.
+const FRESH_FOR: Duration = Duration::from_millis(200);
+
+/// The store, as ingestion reads it.
+#[derive(Debug)]
+pub struct Reads {
+    store: Arc<dyn Store>,
+    within: Duration,
+    is_away: AtomicBool,
+    consumed: Vec<Mutex<Option<(Instant, Offset)>>>,
+}
+
+impl Reads {
+    /// Reads of a store with so many partitions that end within this time.
+    pub fn new(store: Arc<dyn Store>, partitions: u32, within: Duration) -> Self {
+        Self {
+            store,
+            within,
+            is_away: AtomicBool::new(false),
+            consumed: (0..partitions).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    /// Reads the rows of these operations, in their order.
+    ///
+    /// # Errors
+    ///
+    /// If the store cannot be read, or not in time: a problem to answer with.
+    pub async fn rows(&self, ids: Vec<OperationId>) -> Result<Vec<RowRead>, Problem> {
+        self.answered(self.store.get_many(ids)).await
+    }
+
+    /// Reads a page of the operations that need attention.
+    ///
+    /// # Errors
+    ///
+    /// As [`rows`](Self::rows).
+    pub async fn attention_page(
+        &self,
+        shards: Vec<PartitionId>,
+        cursor: AttentionCursor,
+        limit: usize,
+    ) -> Result<AttentionPage, Problem> {
+        self.answered(self.store.attention_page(shards, cursor, limit))
+            .await
+    }
+
+    /// The first offset that not all readers of the partition have durably consumed, or had not a
+    /// moment ago, as their leases say.
+    ///
+    /// Whoever waits for a delivery asks again and again, and on a cluster every read of a lease stands
+    /// in the way of its renewals. So a partition's is read by one at a time, and what was read serves
+    /// all who ask shortly after. It only grows: an older answer says that a request may still be
+    /// pending, and never that it is gone.
+    ///
+    /// # Errors
+    ///
+    /// As [`rows`](Self::rows).
+    pub async fn consumed(&self, partition: PartitionId) -> Result<Offset, Problem> {
+        let Some(known) = self.consumed.get(partition.0 as usize) else {
+            return Ok(Offset(0));
+        };
+        // The wait for whoever reads it now counts, too.
+        self.answered(async {
+            let mut known = known.lock().await;
+            if let Some((read_at, offset)) = *known
+                && read_at.elapsed() < FRESH_FOR
+            {
+                return Ok(offset);
+            }
+            let read_at = Instant::now();
+            let partitions = u32::try_from(self.consumed.len()).unwrap_or(u32::MAX);
+            let layout = readers::layout(&*self.store, partitions).await?;
+            let offset = readers::consumed(&*self.store, &layout, partition).await?;
+            *known = Some((read_at, offset));
+            Ok(offset)
+        })
+        .await
+    }
+
+    async fn answered<T>(
+        &self,
+        read: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, Problem> {
+        let refused = match tokio::time::timeout(self.within, read).await {
+            Ok(Ok(found)) => {
+                if self.is_away.swap(false, Ordering::Relaxed) {
+                    tracing::info!("the state store can be read again");
+                }
+                return Ok(found);
+            }
+            Ok(Err(error)) => self.away(&error),
+            Err(late) => self.away(&late),
+        };
+        Err(refused)
+    }
+
+    /// Tells the cause to the log, not to the client.
+    fn away(&self, cause: &(dyn Error + 'static)) -> Problem {
+        if !self.is_away.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                error = cause,
+                "the state store cannot be read; what has to be looked up is answered 503 until it can"
+            );
+        }
+        Problem::new(Kind::StoreUnavailable, "The state store could not be read.")
+    }
+}

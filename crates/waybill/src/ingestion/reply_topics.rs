@@ -1,0 +1,138 @@
+//! Whether the topics that callers name for their status are there.
+//!
+//! Nobody makes a caller's topic, and the scheduler drops copies for one that is not there. So whoever
+//! misspells its name is told so at once. That a topic is there is remembered for a while, that it is
+//! not for a moment, and so is that the broker did not say: a batch does not wait for each of its lines.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Semaphore;
+use waybill_kafka::{Admin, ClientError, KafkaSettings};
+
+use super::problem::{FieldProblem, Kind, Problem};
+
+/// How long a topic that was found counts as there.
+const FOUND_FOR: Duration = Duration::from_secs(60);
+/// How long one that was not counts as missing: somebody may be about to make it.
+const MISSING_FOR: Duration = Duration::from_secs(1);
+/// How many topics are remembered.
+const REMEMBERED_MAX: usize = 1_000;
+/// How many are asked about at once.
+const ASKED_AT_ONCE: usize = 4;
+
+/// The topics of callers, as the broker knows them.
+#[derive(Debug)]
+pub struct ReplyTopics {
+    admin: Admin,
+    within: Duration,
+    places: Semaphore,
+    known: Mutex<HashMap<String, (Instant, Known)>>,
+}
+
+/// What is known of a topic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Known {
+    There,
+    Missing,
+    /// The broker did not say.
+    Untold,
+}
+
+impl Known {
+    fn lasts(self) -> Duration {
+        match self {
+            Self::There => FOUND_FOR,
+            Self::Missing | Self::Untold => MISSING_FOR,
+        }
+    }
+
+    fn judged(self, topic: &str) -> Result<(), Problem> {
+        match self {
+            Self::There => Ok(()),
+            Self::Missing => Err(Problem::invalid(vec![FieldProblem::new(
+                "/replyTo",
+                format!("must be a topic that exists; the broker knows none named {topic:?}"),
+            )])),
+            Self::Untold => Err(Problem::new(
+                Kind::BrokerUnavailable,
+                "The broker did not say whether the topic of replyTo exists.",
+            )),
+        }
+    }
+}
+
+impl ReplyTopics {
+    /// Asks the broker for at most so long.
+    ///
+    /// # Errors
+    ///
+    /// If the Kafka client cannot be made.
+    pub fn new(kafka: &KafkaSettings, within: Duration) -> Result<Self, ClientError> {
+        Ok(Self {
+            admin: Admin::new(kafka, "waybill-ingestion-topics")?,
+            within,
+            places: Semaphore::new(ASKED_AT_ONCE),
+            known: Mutex::default(),
+        })
+    }
+
+    /// Refuses a topic that the broker does not know.
+    ///
+    /// # Errors
+    ///
+    /// The problem to answer with: the topic is missing, or the broker does not say.
+    pub async fn check(&self, topic: &str) -> Result<(), Problem> {
+        if let Some(known) = self.remembered(topic) {
+            return known.judged(topic);
+        }
+        let asking = async {
+            // The semaphore is never closed, so that this always gets its permit.
+            let _place = self.places.acquire().await.ok();
+            // Whoever asked before may have been told meanwhile.
+            match self.remembered(topic) {
+                Some(known) => Ok(known),
+                None => self
+                    .admin
+                    .topic_partitions(topic)
+                    .await
+                    .map(|found| match found {
+                        Some(_) => Known::There,
+                        None => Known::Missing,
+                    }),
+            }
+        };
+        let known = match tokio::time::timeout(self.within, asking).await {
+            Ok(Ok(known)) => known,
+            Ok(Err(error)) => {
+                tracing::debug!(
+                    error = &error as &dyn std::error::Error,
+                    "whether a caller's topic exists is not known"
+                );
+                Known::Untold
+            }
+            Err(_) => Known::Untold,
+        };
+        self.remember(topic, known);
+        known.judged(topic)
+    }
+
+    fn remembered(&self, topic: &str) -> Option<Known> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let (until, known) = known.get(topic)?;
+        (Instant::now() < *until).then_some(*known)
+    }
+
+    fn remember(&self, topic: &str, what: Known) {
+        let now = Instant::now();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= REMEMBERED_MAX {
+            known.retain(|_, (until, _)| now < *until);
+        }
+        // Where all of them still count, the newest is asked about again.
+        if known.len() < REMEMBERED_MAX || known.contains_key(topic) {
+            known.insert(topic.to_owned(), (now + what.lasts(), what));
+        }
+    }
+}

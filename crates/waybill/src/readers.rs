@@ -1,0 +1,244 @@
+//! The readers of partitions, as the state store tells of them: which division is in force, where each
+//! reader stands, and how it is changed.
+//!
+//! What must hold: **readers follow one another whole**. A reader of a new layout begins only when all
+//! whom it follows were taken from their owners for good, by conditional writes, so that none of them can
+//! write, send or commit any more; and it begins where they stood then.
+
+pub(crate) mod show;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, try_join_all};
+use waybill_engine::{Division, Offset, OwnerId, PartitionId, ReaderId};
+use waybill_store::{Followed, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError};
+
+use crate::config::Config;
+use crate::scheduler::takeable;
+
+/// The layout that is in force.
+pub(crate) async fn layout(store: &dyn Store, partitions: u32) -> Result<Layout, StoreError> {
+    let stored = store.layout().await?;
+    Ok(stored.unwrap_or(Layout::first(partitions)))
+}
+
+/// The layout that a scheduler begins with. A new store gets what is configured; of any other it stands,
+/// and what differs from the configuration is told.
+///
+/// # Errors
+///
+/// If the store fails, or has another number of partitions.
+pub(crate) async fn layout_at_start(store: &dyn Store, config: &Config) -> anyhow::Result<Layout> {
+    let wanted = Division {
+        partitions: config.partitions,
+        readers_per_partition: config.scheduler.readers_per_partition,
+    };
+    let found = store
+        .layout()
+        .await
+        .context("the layout of readers cannot be read")?;
+    if found.is_none() {
+        let first = Layout::first(config.partitions);
+        let begins = match wanted != first.division() && is_new(store, &first).await? {
+            true => first.successor(wanted)?,
+            false => first,
+        };
+        // Whoever is quicker says the same, or else it is told below.
+        if store.set_layout(None, begins.clone()).await? {
+            tracing::info!(layout = %begins, "the store begins with this layout of readers");
+        }
+    }
+    let layout = layout(store, config.partitions).await?;
+    let stands = layout.division();
+    anyhow::ensure!(
+        stands.partitions == config.partitions,
+        "the state store has the state of {} partitions, and {} are configured: set partitions to {}",
+        stands.partitions,
+        config.partitions,
+        stands.partitions
+    );
+    if stands != wanted {
+        let (is, configured) = (stands.readers_per_partition, wanted.readers_per_partition);
+        tracing::warn!(
+            readers_per_partition = is,
+            configured,
+            "the state store says how many readers share a partition, and not the configuration: \
+             `waybill readers set {configured}` changes it, or set scheduler.readersPerPartition to {is}"
+        );
+    }
+    Ok(layout)
+}
+
+/// Whether nobody has ever read a partition.
+async fn is_new(store: &dyn Store, first: &Layout) -> Result<bool, StoreError> {
+    for reader in first.division().all() {
+        let key = LeaseKey::scheduler(first.generation(), reader);
+        if store.lease(key).await?.is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Where a reader stands: its lease, or, before it has begun, what it would go on from if those whom it
+/// follows stood where they are now. Changes nothing.
+pub(crate) async fn standing(
+    store: &dyn Store,
+    layout: &Layout,
+    generation: LayoutGeneration,
+    reader: ReaderId,
+) -> Result<Lease, StoreError> {
+    standing_of(store, layout, generation, reader, &mut HashMap::new()).await
+}
+
+/// The same, and remembers those whom several readers of unbegun layouts follow.
+fn standing_of<'a>(
+    store: &'a dyn Store,
+    layout: &'a Layout,
+    generation: LayoutGeneration,
+    reader: ReaderId,
+    known: &'a mut HashMap<LeaseKey, Lease>,
+) -> BoxFuture<'a, Result<Lease, StoreError>> {
+    async move {
+        let step = Step::of(layout, generation, reader);
+        if let Some(lease) = known.get(&step.key) {
+            return Ok(lease.clone());
+        }
+        let lease = match store.lease(step.key).await? {
+            Some(lease) => lease,
+            None => {
+                let mut followed = Vec::new();
+                for (before, division, parent) in step.parents() {
+                    let lease = standing_of(store, layout, before, parent, known).await?;
+                    followed.push(Followed::new(lease, division));
+                }
+                step.following(&followed)
+            }
+        };
+        known.insert(step.key, lease.clone());
+        Ok(lease)
+    }
+    .boxed()
+}
+
+/// What a reader goes on from that nobody has begun yet. Takes those whom it follows for good, and waits
+/// for as long as their owners keep them. `me` is this process, whose own readers give their leases back
+/// by themselves.
+pub(crate) fn beginning<'a>(
+    store: &'a dyn Store,
+    layout: &'a Layout,
+    generation: LayoutGeneration,
+    reader: ReaderId,
+    me: OwnerId,
+    margin: Duration,
+) -> BoxFuture<'a, Result<Lease, StoreError>> {
+    async move {
+        let step = Step::of(layout, generation, reader);
+        // All at once: one that is silent is waited for once, however many were its.
+        let parents = step.parents().into_iter();
+        let ended = parents.map(|(before, division, parent)| async move {
+            let lease = end(store, layout, before, parent, me, margin).await?;
+            Ok::<_, StoreError>(Followed::new(lease, division))
+        });
+        Ok(step.following(&try_join_all(ended).await?))
+    }
+    .boxed()
+}
+
+/// Takes a reader of an earlier layout for good, from whom it has been let go by, or has gone silent.
+async fn end(
+    store: &dyn Store,
+    layout: &Layout,
+    generation: LayoutGeneration,
+    reader: ReaderId,
+    me: OwnerId,
+    margin: Duration,
+) -> Result<Lease, StoreError> {
+    let key = LeaseKey::scheduler(generation, reader);
+    loop {
+        let seen = takeable(store, key, margin, Some(me)).await?;
+        let stands = match &seen {
+            Some(lease) if lease.is_ended => return Ok(lease.clone()),
+            Some(lease) => lease.clone(),
+            None => beginning(store, layout, generation, reader, me, margin).await?,
+        };
+        let ended = stands.ended();
+        if store.take_lease(seen, ended.clone()).await? {
+            tracing::info!(lease = %key, checkpoint = %ended.checkpoint.requests, "taken for good");
+            return Ok(ended);
+        }
+    }
+}
+
+/// A reader, and whom it follows.
+struct Step {
+    key: LeaseKey,
+    reader: ReaderId,
+    division: Division,
+    before: Option<(LayoutGeneration, Division)>,
+}
+
+impl Step {
+    fn of(layout: &Layout, generation: LayoutGeneration, reader: ReaderId) -> Self {
+        let of = |generation| layout.of(generation).unwrap_or(layout.division());
+        Self {
+            key: LeaseKey::scheduler(generation, reader),
+            reader,
+            division: of(generation),
+            before: generation.previous().map(|before| (before, of(before))),
+        }
+    }
+
+    fn parents(&self) -> Vec<(LayoutGeneration, Division, ReaderId)> {
+        let Some((generation, division)) = self.before else {
+            return Vec::new();
+        };
+        let parents = self.division.follows(division, self.reader).into_iter();
+        parents
+            .map(|parent| (generation, division, parent))
+            .collect()
+    }
+
+    fn following(&self, followed: &[Followed]) -> Lease {
+        Lease::following(self.key, self.division.partition_of(self.reader), followed)
+    }
+}
+
+/// The first offset of a partition that not all of its readers have durably consumed.
+pub(crate) async fn consumed(
+    store: &dyn Store,
+    layout: &Layout,
+    partition: PartitionId,
+) -> Result<Offset, StoreError> {
+    lowest(store, layout, partition, |lease| lease.consumed).await
+}
+
+/// The first request of a partition that is not done by all of its readers.
+pub(crate) async fn requests_done(
+    store: &dyn Store,
+    layout: &Layout,
+    partition: PartitionId,
+) -> Result<Offset, StoreError> {
+    lowest(store, layout, partition, |lease| lease.checkpoint.requests).await
+}
+
+async fn lowest(
+    store: &dyn Store,
+    layout: &Layout,
+    partition: PartitionId,
+    offset: impl Fn(&Lease) -> Offset,
+) -> Result<Offset, StoreError> {
+    let mut lowest: Option<Offset> = None;
+    for reader in layout.division().of_partition(partition) {
+        let lease = standing(store, layout, layout.generation(), reader).await?;
+        let offset = offset(&lease);
+        lowest = Some(lowest.map_or(offset, |lowest| lowest.min(offset)));
+    }
+    Ok(lowest.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! Following, on a store: who waits for whom, and where they begin.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+use waybill_engine::{Epoch, Stamp};
+use waybill_store::{Checkpoint, EmbeddedConfig, EmbeddedStore};
+
+use super::show::{Readers, SetError};
+
+use super::*;
+
+const MARGIN: Duration = Duration::from_millis(1);
+const ME: OwnerId = OwnerId(Uuid::from_u128(7));
+const OTHER: OwnerId = OwnerId(Uuid::from_u128(8));
+
+struct Site {
+    _dir: tempfile::TempDir,
+    store: Arc<dyn Store>,
+}
+
+impl Site {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
+        Self {
+            _dir: dir,
+            store: Arc::new(store),
+        }
+    }
+
+    /// A lease of a reader of one partition.
+    async fn lease(&self, generation: u64, reader: u32, owner: Option<OwnerId>, requests: i64) {
+        let key = LeaseKey::scheduler(LayoutGeneration(generation), ReaderId(reader));
+        let lease = Lease {
+            owner,
+            epoch: Epoch(4 + u64::from(reader)),
+            duration: Duration::from_millis(50),
+            stamp_limit: Stamp(100 + i64::from(reader)),
+            consumed: Offset(requests + 1),
+            checkpoint: Checkpoint {
+                requests: Offset(requests),
+                ..Checkpoint::default()
+            },
+            ..Lease::new(key, PartitionId(0))
+        };
+        assert!(self.store.take_lease(None, lease).await.unwrap());
+    }
+
+    async fn begin(&self, layout: &Layout, reader: u32) -> Lease {
+        let (generation, reader) = (layout.generation(), ReaderId(reader));
+        let begun = beginning(&*self.store, layout, generation, reader, ME, MARGIN).await;
+        begun.unwrap()
+    }
+}
+
+/// Layouts of one partition, one after the other.
+fn layout_of(numbers: &[u32]) -> Layout {
+    numbers.iter().fold(Layout::first(1), |layout, &number| {
+        let division = Division {
+            readers_per_partition: number,
+            ..layout.division()
+        };
+        layout.successor(division).unwrap()
+    })
+}
+
+#[tokio::test]
+async fn whoever_merges_begins_at_the_lowest_and_its_parents_can_never_be_renewed() {
+    let site = Site::new();
+    site.lease(1, 0, None, 40).await;
+    site.lease(1, 1, None, 30).await;
+    let layout = layout_of(&[2, 1]);
+    let before = standing(&*site.store, &layout, LayoutGeneration(2), ReaderId(0)).await;
+    let begun = site.begin(&layout, 0).await;
+    assert_eq!(begun.checkpoint.requests, Offset(30));
+    assert_eq!((begun.stamp_limit, begun.epoch), (Stamp(101), Epoch(6)));
+    assert_eq!(before.unwrap().checkpoint, begun.checkpoint);
+    assert_eq!(begun.handover.stood().len(), 1);
+    for parent in 0..2 {
+        let key = LeaseKey::scheduler(LayoutGeneration(1), ReaderId(parent));
+        let lease = site.store.lease(key).await.unwrap().unwrap();
+        assert!(lease.is_ended && lease.owner.is_none());
+    }
+    assert_eq!(site.begin(&layout, 0).await, begun, "it may be begun again");
+}
+
+#[tokio::test]
+async fn an_own_reader_is_waited_for_and_another_process_of_before_is_not() {
+    let site = Site::new();
+    site.lease(0, 0, Some(OTHER), 10).await;
+    // Nobody else can have this store open: that one is dead.
+    let layout = layout_of(&[2]);
+    assert_eq!(site.begin(&layout, 1).await.checkpoint.requests, Offset(10));
+
+    let site = Site::new();
+    site.lease(0, 0, Some(ME), 10).await;
+    let waiting = site.begin(&layout, 0);
+    let waited = tokio::time::timeout(Duration::from_millis(20), waiting).await;
+    assert!(waited.is_err(), "it was taken from a living owner");
+    let key = LeaseKey::scheduler(LayoutGeneration(0), ReaderId(0));
+    let held = site.store.lease(key).await.unwrap().unwrap();
+    assert!(!held.is_ended);
+    let free = Lease {
+        owner: None,
+        renewal: 1,
+        ..held.clone()
+    };
+    assert!(site.store.take_lease(Some(held), free).await.unwrap());
+    assert_eq!(site.begin(&layout, 0).await.checkpoint.requests, Offset(10));
+}
+
+#[tokio::test]
+async fn a_layout_that_nobody_has_begun_is_passed_through() {
+    let site = Site::new();
+    site.lease(0, 0, None, 25).await;
+    let layout = layout_of(&[2, 4, 1]);
+    let begun = site.begin(&layout, 0).await;
+    assert_eq!(begun.checkpoint.requests, Offset(25));
+    assert!(begun.handover.is_empty());
+    let consumed = consumed(&*site.store, &layout, PartitionId(0)).await;
+    assert_eq!(consumed.unwrap(), Offset(26));
+}
+
+#[tokio::test]
+async fn many_layouts_that_nobody_has_begun_are_seen_through_at_once() {
+    let site = Site::new();
+    site.lease(0, 0, None, 25).await;
+    let numbers: Vec<u32> = (0..40)
+        .map(|nth| if nth % 2 == 0 { 64 } else { 1 })
+        .collect();
+    let layout = layout_of(&numbers);
+    let seen = consumed(&*site.store, &layout, PartitionId(0)).await;
+    assert_eq!(seen.unwrap(), Offset(26));
+}
+
+#[tokio::test]
+async fn only_what_a_scheduler_has_begun_is_divided_anew_and_its_partitions_stay() {
+    let site = Site::new();
+    let asked_with_others = Readers::new(site.store.clone(), 9);
+    let refused = asked_with_others.set(2).await.unwrap_err();
+    assert!(matches!(refused, SetError::NotBegun), "{refused}");
+
+    let mut config = Config {
+        partitions: 3,
+        ..Config::default()
+    };
+    layout_at_start(&*site.store, &config).await.unwrap();
+    let view = asked_with_others.set(2).await.unwrap();
+    assert_eq!((view.partitions, view.per_partition), (3, 2));
+
+    config.partitions = 9;
+    let refused = layout_at_start(&*site.store, &config).await.unwrap_err();
+    assert!(
+        refused.to_string().contains("set partitions to 3"),
+        "{refused}"
+    );
+}

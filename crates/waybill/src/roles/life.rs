@@ -1,0 +1,66 @@
+//! The life of a process with roles: it starts them, is ready once all of them are, and ends in order.
+
+use anyhow::Context as _;
+
+use super::start;
+use crate::admin::Admin;
+use crate::cli::Role;
+use crate::config::{Config, Environment};
+use crate::shutdown::{Running, Signals, Stage};
+use crate::telemetry::Metrics;
+
+/// Runs a role until a signal or a failure ends it.
+///
+/// Not an `async fn`: the code of the roles is then compiled with this crate, once, and not again
+/// with every program that waits for them.
+///
+/// # Errors
+///
+/// If the runtime cannot be had, a part cannot be started, or one fails. What failed was logged with
+/// its causes when it happened.
+pub fn run(
+    role: Role,
+    config: &Config,
+    environment: &Environment,
+    metrics: Metrics,
+) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("the threads of the runtime cannot be started")?;
+    let outcome = runtime.block_on(live(role, config, environment, metrics));
+    // Whatever is left was cut off on purpose.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn live(
+    role: Role,
+    config: &Config,
+    environment: &Environment,
+    metrics: Metrics,
+) -> anyhow::Result<()> {
+    let mut signals = Signals::of_process().context("signals cannot be received")?;
+    let running = Running::new();
+    let admin = Admin::new(metrics);
+    let all_started = admin
+        .readiness
+        .expect("every role to be started, and none stopping");
+    let start = async {
+        let listen = config.admin.listen;
+        let bound = admin.start(listen, &running).await;
+        bound.with_context(|| format!("the admin address {listen} cannot be bound"))?;
+        start(role, config, environment, &admin, &running).await?;
+        all_started.set(true);
+        // The first thing that a stop ends, so that nobody is sent here any more.
+        running.spawn(Stage::Samples, "readiness", |stop| async move {
+            stop.cancelled().await;
+            all_started.set(false);
+            Ok(())
+        });
+        Ok(())
+    };
+    Ok(running
+        .run(start, &mut signals, config.shutdown_timeout)
+        .await?)
+}

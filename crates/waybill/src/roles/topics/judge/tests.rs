@@ -1,0 +1,229 @@
+use waybill_engine::PartitionId;
+use waybill_kafka::PartitionState;
+
+use super::super::needed;
+use super::*;
+use crate::config::load_workflows;
+
+const REQUESTS: &str = "waybill.operation-requests.v1";
+const NOTICES: &str = "waybill.owner-notices.v1";
+
+/// A configuration for three brokers.
+fn config() -> Config {
+    let mut config = Config::default();
+    config.kafka.brokers = Some(vec!["a:1".to_owned(), "b:2".to_owned()]);
+    config.kafka.replication_factor = 3;
+    config
+}
+
+fn all(config: &Config, broker: BrokerKind) -> Vec<Needed> {
+    needed(config, &load_workflows(&config.workflows).unwrap(), broker)
+}
+
+/// Topics that are as they were made.
+fn as_made(needed: &[Needed]) -> BTreeMap<String, Found> {
+    let found = needed.iter().map(|topic| {
+        let brokers: Vec<i32> = (1..=i32::from(topic.spec.replication)).collect();
+        let partitions = (0..topic.spec.partitions).map(|partition| PartitionState {
+            partition: PartitionId(partition),
+            leader: Some(1),
+            replicas: brokers.clone(),
+            in_sync: brokers.clone(),
+        });
+        let found = Found {
+            partitions: partitions.collect(),
+            settings: Some(topic.spec.config.iter().cloned().collect()),
+        };
+        (topic.spec.name.clone(), found)
+    });
+    found.collect()
+}
+
+/// What is found where one topic is not as it was made.
+fn findings(topic: &str, change: impl FnOnce(&mut Found)) -> Vec<Finding> {
+    let config = config();
+    let needed = all(&config, BrokerKind::Kafka);
+    let mut found = as_made(&needed);
+    change(found.get_mut(topic).unwrap());
+    judge(&config, BrokerKind::Kafka, &needed, &found)
+}
+
+/// The one thing that is found where one setting is another.
+fn with_setting(topic: &str, key: &str, value: &str) -> Option<Finding> {
+    let mut findings = findings(topic, |found| {
+        let settings = found.settings.as_mut().unwrap();
+        settings.insert(key.to_owned(), value.to_owned());
+    });
+    assert!(findings.len() < 2, "{findings:?}");
+    findings.pop()
+}
+
+#[test]
+fn topics_as_they_are_made_are_as_they_must_be() {
+    for broker in [BrokerKind::Kafka, BrokerKind::Embedded] {
+        for replication in [1, 2, 3, 5] {
+            let mut config = config();
+            config.kafka.replication_factor = replication;
+            let needed = all(&config, broker);
+            let findings = judge(&config, broker, &needed, &as_made(&needed));
+            assert_eq!(findings, [], "{broker:?} {replication}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_topic_is_found_with_the_command_that_makes_it() {
+    let config = config();
+    let needed = all(&config, BrokerKind::Kafka);
+    let mut found = as_made(&needed);
+    found.remove(REQUESTS);
+    let findings = judge(&config, BrokerKind::Kafka, &needed, &found);
+    let expected = Finding {
+        topic: REQUESTS.to_owned(),
+        key: "exists",
+        found: "no".to_owned(),
+        expected: "a topic of 4 partitions and replication factor 3".to_owned(),
+        mend: "waybill topics create".to_owned(),
+        weight: Weight::Harm,
+    };
+    assert_eq!(findings, [expected]);
+}
+
+#[test]
+fn another_number_of_partitions_names_the_key_that_has_to_say_it() {
+    for (topic, key) in [
+        (REQUESTS, "partitions"),
+        ("waybill.drone.requests.v1", "kafka.stepPartitions"),
+    ] {
+        let findings = findings(topic, |found| found.partitions.truncate(1));
+        let [finding] = &findings[..] else {
+            panic!("{findings:?}")
+        };
+        assert_eq!((finding.key, finding.weight), ("partitions", Weight::Harm));
+        let said = finding.to_string();
+        let mend = format!(": `{key}` is fixed once data exists; set it to 1");
+        assert!(said.ends_with(&mend), "{said}");
+    }
+}
+
+#[test]
+fn each_setting_that_a_promise_rests_on_is_held_to_it() {
+    use Weight::{Harm, Warning};
+    let day = 24 * 60 * 60 * 1000_u64;
+    for (topic, key, bad, weight) in [
+        (REQUESTS, "cleanup.policy", "compact".to_owned(), Harm),
+        (
+            REQUESTS,
+            "cleanup.policy",
+            "compact,delete".to_owned(),
+            Harm,
+        ),
+        // Shorter than configured, as long as rows are kept, and for ever.
+        (REQUESTS, "retention.ms", (2 * day).to_string(), Warning),
+        (REQUESTS, "retention.ms", (7 * day).to_string(), Harm),
+        (REQUESTS, "retention.ms", "-1".to_owned(), Harm),
+        (REQUESTS, "retention.bytes", "1000000".to_owned(), Warning),
+        (REQUESTS, "max.message.bytes", "1048588".to_owned(), Warning),
+        (REQUESTS, "min.insync.replicas", "1".to_owned(), Warning),
+        (REQUESTS, "min.insync.replicas", "3".to_owned(), Warning),
+        (
+            REQUESTS,
+            "unclean.leader.election.enable",
+            "true".to_owned(),
+            Warning,
+        ),
+        (NOTICES, "retention.ms", (8 * day).to_string(), Warning),
+    ] {
+        let finding = with_setting(topic, key, &bad);
+        let finding = finding.unwrap_or_else(|| panic!("{key}={bad} is not found"));
+        assert_eq!((finding.key, finding.weight), (key, weight), "{bad}");
+        assert_eq!(finding.found, bad);
+    }
+    for (topic, key, good) in [
+        (REQUESTS, "retention.ms", (7 * day - 1).to_string()),
+        (REQUESTS, "max.message.bytes", "2000000".to_owned()),
+        (
+            "waybill.operation-status.v1",
+            "retention.ms",
+            "-1".to_owned(),
+        ),
+        (
+            "waybill.operation-status.v1",
+            "retention.bytes",
+            "1000000".to_owned(),
+        ),
+    ] {
+        assert_eq!(with_setting(topic, key, &good), None, "{key}={good}");
+    }
+}
+
+#[test]
+fn what_mends_a_setting_sets_it_to_what_the_topic_would_be_made_with() {
+    let finding = with_setting(REQUESTS, "min.insync.replicas", "1").unwrap();
+    assert_eq!(finding.expected, "2");
+    assert_eq!(
+        finding.mend,
+        "kafka-configs.sh --bootstrap-server a:1,b:2 --alter --entity-type topics \
+         --entity-name waybill.operation-requests.v1 --add-config min.insync.replicas=2"
+    );
+    let finding = with_setting(REQUESTS, "unclean.leader.election.enable", "true").unwrap();
+    assert!(
+        finding
+            .mend
+            .ends_with("unclean.leader.election.enable=false"),
+        "{finding}"
+    );
+}
+
+#[test]
+fn lost_copies_and_leaders_are_found_with_their_partitions() {
+    let findings = findings(REQUESTS, |found| {
+        found.partitions[0].replicas.truncate(2);
+        found.partitions[0].in_sync.truncate(2);
+        found.partitions[1].leader = None;
+        found.partitions[3].in_sync.truncate(1);
+    });
+    let told: Vec<_> = findings
+        .iter()
+        .map(|finding| (finding.key, finding.found.as_str(), finding.weight))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("replication.factor", "2", Weight::Warning),
+            ("leader", "none for partitions 1", Weight::Warning),
+            (
+                "in-sync replicas",
+                "too few of partitions 3",
+                Weight::Warning
+            ),
+        ]
+    );
+}
+
+#[test]
+fn settings_that_are_not_for_us_to_see_are_a_finding_of_their_own() {
+    let findings = findings(REQUESTS, |found| found.settings = None);
+    let [finding] = &findings[..] else {
+        panic!("{findings:?}")
+    };
+    assert_eq!((finding.key, finding.weight), ("settings", Weight::Warning));
+    assert!(
+        finding.mend.contains("--operation DescribeConfigs"),
+        "{finding}"
+    );
+}
+
+#[test]
+fn the_embedded_broker_is_held_to_its_disk() {
+    let config = Config::default();
+    let needed = all(&config, BrokerKind::Embedded);
+    for (key, bad) in [("flush.messages", "1000"), ("waybill.disk.bytes.max", "-1")] {
+        let mut found = as_made(&needed);
+        let settings = found.get_mut(REQUESTS).unwrap().settings.as_mut().unwrap();
+        settings.insert(key.to_owned(), bad.to_owned());
+        let findings = judge(&config, BrokerKind::Embedded, &needed, &found);
+        let keys: Vec<_> = findings.iter().map(|finding| finding.key).collect();
+        assert_eq!(keys, [key]);
+    }
+}

@@ -1,0 +1,158 @@
+//! What one consumer's thread reads, and for whom: a partition once, for all readers of this process that
+//! share it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use waybill_engine::{Event, Offset, PartitionId, ReaderId, Share, Source};
+use waybill_kafka::{PartitionConsumer, RecordRef, RequestError};
+use waybill_messages::SchemaId;
+
+use crate::scheduler::decode::Decoder;
+use crate::scheduler::input::{Arrived, Generation};
+
+/// A partition as the polling thread knows it: read once, for all readers of this process that share it.
+pub(super) struct Assigned {
+    pub(super) readers: Vec<Reading>,
+    /// One past the last record that came.
+    pub(super) next: Offset,
+    /// The record that cannot be read yet. The partition waits at it, and no other does.
+    pub(super) waits_at: Option<WaitsAt>,
+}
+
+/// A reader of a partition.
+pub(super) struct Reading {
+    pub(super) reader: ReaderId,
+    pub(super) generation: Generation,
+    pub(super) share: Share,
+    /// The first record that it has not seen.
+    pub(super) next: Offset,
+    pub(super) verify: Option<(Offset, u64)>,
+    /// Of replies: what the engine waits to be read to.
+    pub(super) unread_end: Option<Offset>,
+    /// The last record that it passed over and has not told of, with its fingerprint.
+    pub(super) passed: Option<(Offset, u64)>,
+}
+
+impl Reading {
+    /// An event for its engine.
+    pub(super) fn arrived(&self, event: Event) -> Arrived {
+        Arrived {
+            generation: self.generation,
+            reader: self.reader,
+            event,
+        }
+    }
+
+    /// What tells of the records that it has passed over since it was last asked.
+    pub(super) fn tell_passed(&mut self, source: Source) -> Option<Arrived> {
+        let (offset, fingerprint) = self.passed.take()?;
+        Some(self.arrived(Event::Passed {
+            source,
+            offset,
+            fingerprint,
+        }))
+    }
+
+    /// Holds the first record of an assignment against the checkpoint's fingerprint, if it has one.
+    pub(super) fn verified(&mut self, decoder: &Decoder, record: &RecordRef<'_>) -> Verified {
+        match self.verify {
+            Some((below, _)) if record.offset() > below => {
+                // The log has a gap below the checkpoint: compaction or a control record.
+                self.verify = None;
+                Verified::Go
+            }
+            Some((_, expected)) => {
+                let found = decoder.fingerprint(record);
+                if found == expected {
+                    self.verify = None;
+                    Verified::Below
+                } else {
+                    Verified::Differs { expected, found }
+                }
+            }
+            None => Verified::Go,
+        }
+    }
+}
+
+/// Where a partition waits until the schema registry has told a schema.
+#[derive(Clone, Copy)]
+pub(super) struct WaitsAt {
+    pub(super) offset: Offset,
+    pub(super) schema: SchemaId,
+}
+
+/// One topic of a consumer.
+pub(super) struct Feed {
+    pub(super) source: Source,
+    pub(super) topic: Arc<str>,
+    pub(super) decoder: Decoder,
+    pub(super) assigned: HashMap<PartitionId, Assigned>,
+}
+
+impl Feed {
+    /// A reader of any of the partitions.
+    pub(super) fn reading(&mut self, reader: ReaderId) -> Option<&mut Reading> {
+        let mut readings = self.assigned.values_mut().flat_map(|of| &mut of.readers);
+        readings.find(|reading| reading.reader == reader)
+    }
+
+    /// Reads a partition for one more reader. One that is read already is read on from where the reader
+    /// begins, if that is further back; the others pass over what they have seen.
+    pub(super) fn add(
+        &mut self,
+        partition: PartitionId,
+        reading: Reading,
+        consumer: &PartitionConsumer,
+    ) -> Result<(), RequestError> {
+        let mut from = reading.next;
+        if let Some(assigned) = self.assigned.get_mut(&partition) {
+            assigned.readers.push(reading);
+            let goes_on_at = assigned
+                .waits_at
+                .map_or(assigned.next, |waits| waits.offset);
+            from = from.min(goes_on_at);
+            // Also from where it stands, so that its end is told again.
+            if assigned.waits_at.take().is_none() {
+                consumer.remove(&[(&self.topic, partition)])?;
+            }
+            assigned.next = from;
+        } else {
+            let assigned = Assigned {
+                next: from,
+                readers: vec![reading],
+                waits_at: None,
+            };
+            self.assigned.insert(partition, assigned);
+        }
+        consumer.add(&[(&self.topic, partition, from)])
+    }
+
+    /// Reads for a reader no more.
+    pub(super) fn remove(&mut self, reader: ReaderId, consumer: &PartitionConsumer) {
+        let mut left = Vec::new();
+        for (&partition, assigned) in &mut self.assigned {
+            assigned.readers.retain(|reading| reading.reader != reader);
+            if assigned.readers.is_empty() {
+                left.push((partition, assigned.waits_at.is_some()));
+            }
+        }
+        for (partition, waits) in left {
+            self.assigned.remove(&partition);
+            if !waits && let Err(error) = consumer.remove(&[(&self.topic, partition)]) {
+                tracing::warn!(%partition, %error, "a partition could not be unassigned");
+            }
+        }
+    }
+}
+
+/// What the first record of an assignment says of the log.
+pub(super) enum Verified {
+    /// A record that belongs to an engine.
+    Go,
+    /// The record below the checkpoint, as it was.
+    Below,
+    /// Another record than the checkpoint saw.
+    Differs { expected: u64, found: u64 },
+}

@@ -1,0 +1,108 @@
+//! Following the layout: which readers this process runs, and what becomes of them when the layout is
+//! replaced by another.
+//!
+//! What must hold: the readers of a layout that has ended take no new batch, finish the commit that is
+//! under way, and give their leases back; those of the new one begin when all whom they follow were taken
+//! (`ownership`), wherever those ran.
+
+use std::time::Instant;
+
+use waybill_engine::{Division, ReaderId};
+use waybill_store::{Layout, StoreError};
+
+use super::input::Input;
+use super::partition::{Slot, SlotState};
+use super::shell::Shell;
+use crate::chain::chain;
+
+/// Which readers a process runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Own {
+    /// All of whatever layout is in force.
+    All,
+    /// From the first to the last, those that the layout has.
+    Range {
+        /// The first one.
+        first: ReaderId,
+        /// The last one, included.
+        last: ReaderId,
+    },
+}
+
+impl Own {
+    /// Those of a division.
+    pub fn of(self, division: Division) -> impl Iterator<Item = ReaderId> {
+        division.all().filter(move |reader| match self {
+            Self::All => true,
+            Self::Range { first, last } => (first..=last).contains(reader),
+        })
+    }
+}
+
+impl Shell {
+    /// Asks for the layout, as often as leases are renewed: it is one small read for all readers.
+    pub(super) fn read_layout(&mut self) {
+        let (asked_at, is_awaited) = self.layout_asked;
+        if is_awaited || asked_at.elapsed() < self.settings.lease / 3 {
+            return;
+        }
+        self.layout_asked = (Instant::now(), true);
+        let (store, sender) = (self.store.clone(), self.sender.clone());
+        self.runtime.spawn(async move {
+            let _ = sender.send(Input::Layout(store.layout().await));
+        });
+    }
+
+    /// Takes over the layout that the store has, if it is a newer one.
+    pub(super) fn layout_read(&mut self, result: Result<Option<Layout>, StoreError>) {
+        self.layout_asked.1 = false;
+        let layout = match result {
+            Ok(Some(layout)) if layout.generation() > self.layout.generation() => layout,
+            Ok(_) => {
+                self.layout_unread = false;
+                return;
+            }
+            Err(error) => {
+                // Once for each time that it cannot be read: it is asked for again and again.
+                if !std::mem::replace(&mut self.layout_unread, true) {
+                    tracing::warn!(error = %chain(&error), "the layout of readers cannot be read");
+                }
+                return;
+            }
+        };
+        let partitions = layout.division().partitions;
+        if partitions != self.settings.partitions {
+            let configured = self.settings.partitions;
+            if !std::mem::replace(&mut self.layout_unread, true) {
+                tracing::error!(%layout, configured, "a layout for other partitions is not followed");
+            }
+            return;
+        }
+        self.layout_unread = false;
+        tracing::info!(%layout, "the layout of readers was changed");
+        self.layout = layout;
+        for slot in self.slots.values_mut() {
+            slot.look_again(self.assigned.next());
+        }
+        for reader in self.settings.own.of(self.layout.division()) {
+            self.slots.entry(reader).or_insert_with(Slot::new);
+        }
+        self.forget_gone();
+        if self.slots.is_empty() {
+            let readers = self.layout.division().readers();
+            tracing::warn!(
+                readers,
+                "no reader of the new layout is one of this process"
+            );
+        }
+        self.views.relay(self.settings.own, &self.layout);
+    }
+
+    /// Forgets the readers that the layout does not have, once they stand still.
+    pub(super) fn forget_gone(&mut self) {
+        let division = self.layout.division();
+        self.slots.retain(|reader, slot| {
+            reader.0 < division.readers() || matches!(slot.state, SlotState::Owned(_))
+        });
+    }
+}

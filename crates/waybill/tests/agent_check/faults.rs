@@ -1,0 +1,169 @@
+//! The proof of the kit: each fault is caught, by the rule that it breaks.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use waybill_agent::check::{CheckSettings, Report, Rule, check};
+use waybill_kafka::KafkaSettings;
+use waybill_messages::Topics;
+
+use crate::broken::{BrokenAgent, Fault, STEP};
+use crate::world::World;
+
+/// A fault, the rules that it must break, and those that it may break with them.
+type Case = (Fault, &'static [Rule], &'static [Rule]);
+
+/// Checks at a time. They wait more than they work.
+const AT_ONCE: usize = 6;
+
+const CASES: &[Case] = &[
+    (Fault::None, &[], &[]),
+    (Fault::Silent, &[Rule::Answer], &[Rule::Commit]),
+    (Fault::EchoesFirstAttempt, &[Rule::Echo], &[]),
+    (Fault::EchoesNoEpoch, &[Rule::Echo], &[]),
+    (Fault::EchoesNoAction, &[Rule::Echo], &[]),
+    (Fault::RepliesByKey, &[Rule::Address], &[]),
+    (Fault::RepliesWithoutKey, &[Rule::Address], &[]),
+    // What is passed over is never answered, and committed.
+    (Fault::AnswersOnce, &[Rule::Repeat, Rule::Commit], &[]),
+    (
+        Fault::EffectPerDelivery,
+        &[Rule::Repeat, Rule::Overlap, Rule::OldEpoch, Rule::Effects],
+        &[],
+    ),
+    (Fault::RefusesOverlaps, &[Rule::Repeat, Rule::Overlap], &[]),
+    (
+        Fault::IgnoresOlderEpochs,
+        &[Rule::OldEpoch, Rule::Commit],
+        &[Rule::UndoRace],
+    ),
+    (Fault::AnswersLate, &[Rule::Late], &[]),
+    (Fault::PerformsLate, &[Rule::Late, Rule::Effects], &[]),
+    (Fault::Overruns, &[Rule::Deadline], &[]),
+    (Fault::ProbePerforms, &[Rule::Probe], &[]),
+    (Fault::ProbeForgetsOutputs, &[Rule::Probe], &[]),
+    (Fault::ProbeSeesUndone, &[Rule::Undo], &[Rule::UndoRace]),
+    (
+        Fault::UndoDoesNothing,
+        &[Rule::Undo, Rule::Tombstone, Rule::UndoRace, Rule::Effects],
+        &[],
+    ),
+    (Fault::UndoesOnce, &[Rule::UndoRepeated], &[]),
+    (
+        Fault::UndoNeedsEffect,
+        &[Rule::UndoFirst],
+        &[Rule::UndoRace],
+    ),
+    (
+        Fault::ForgetsEarlyUndo,
+        &[Rule::Tombstone, Rule::Effects],
+        &[Rule::UndoRace],
+    ),
+    (
+        Fault::PerformsAgain,
+        &[Rule::Tombstone, Rule::UndoRace, Rule::Effects],
+        &[],
+    ),
+    (
+        Fault::DiesOfPoison,
+        &[Rule::Poison, Rule::DeadLetter, Rule::UnknownSchema],
+        &[],
+    ),
+    (
+        Fault::DropsPoison,
+        &[Rule::DeadLetter, Rule::UnknownSchema],
+        &[],
+    ),
+    (
+        Fault::BuriesWithoutCause,
+        &[Rule::DeadLetter, Rule::UnknownSchema],
+        &[],
+    ),
+    (
+        Fault::GuessesSchemas,
+        &[Rule::UnknownSchema, Rule::Effects],
+        &[],
+    ),
+    (
+        Fault::PassesOverUnknownSteps,
+        &[Rule::UnknownStep, Rule::Commit],
+        &[],
+    ),
+    (Fault::ErrorsWithoutCode, &[Rule::Errors], &[]),
+    (Fault::ErrorsWithoutMessage, &[Rule::Errors], &[]),
+    (Fault::ErrorsOfChance, &[Rule::Errors], &[]),
+    (Fault::CarriesOtherTrace, &[Rule::Trace], &[]),
+    (Fault::DropsOverload, &[Rule::Burst, Rule::Commit], &[]),
+    (Fault::CommitsFirst, &[Rule::Commit], &[]),
+    (Fault::NeverCommits, &[Rule::Commit], &[]),
+];
+
+#[test]
+fn each_fault_breaks_its_rule_and_no_other() {
+    let world = World::new();
+    let left = Mutex::new(CASES.iter().collect::<VecDeque<_>>());
+    let missed = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some(case) = { left.lock().unwrap().pop_front() } {
+                    if let Err(what) = play(&world, *case) {
+                        missed.lock().unwrap().push(what);
+                    }
+                }
+            });
+        }
+    });
+    let missed = missed.into_inner().unwrap();
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+#[test]
+fn every_rule_is_broken_by_some_fault() {
+    let broken: BTreeSet<Rule> = CASES
+        .iter()
+        .flat_map(|(_, must, _)| must.iter().copied())
+        .collect();
+    assert_eq!(broken, BTreeSet::from(Rule::ALL));
+}
+
+/// Checks an agent with a fault, and holds what is found against what must be.
+fn play(world: &World, (fault, must, may): Case) -> Result<(), String> {
+    let report = checked(world, fault);
+    let broken: BTreeSet<Rule> = report.broken().into_iter().collect();
+    let must: BTreeSet<Rule> = must.iter().copied().collect();
+    let may = must
+        .union(&may.iter().copied().collect())
+        .copied()
+        .collect();
+    if must.is_subset(&broken) && broken.is_subset(&may) {
+        return Ok(());
+    }
+    let told: Vec<String> = report
+        .findings
+        .iter()
+        .filter(|finding| broken.contains(&finding.rule) || must.contains(&finding.rule))
+        .map(|finding| format!("  {} {}: {}", finding.rule, finding.verdict, finding.seen))
+        .collect();
+    Err(format!(
+        "{fault:?} must break {must:?}:\n{}",
+        told.join("\n")
+    ))
+}
+
+fn checked(world: &World, fault: Fault) -> Report {
+    let topics = Topics::new(&format!("{fault:?}").to_lowercase());
+    let agent = BrokenAgent::start(world.broker, &topics, "greeter", fault);
+    let kafka = KafkaSettings::new(world.broker.to_string());
+    let mut settings = CheckSettings::new(kafka, topics, "greeter", STEP);
+    settings.group = Some(format!("{}-agents", settings.topics.prefix()));
+    settings.complete_within = Duration::from_secs(3);
+    settings.burst = 40;
+    settings.must_undo = true;
+    settings.must_probe = true;
+    if fault == Fault::Silent {
+        settings.patience = Duration::from_secs(3);
+    }
+    check(&settings, Some(&agent)).unwrap()
+}

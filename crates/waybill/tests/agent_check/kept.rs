@@ -1,0 +1,342 @@
+//! Agents that keep the rules.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use waybill_agent::check::Rule;
+
+use crate::world::{World, root};
+
+/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const DELIVERY: &str = r#"{
+    "ownerId": "check",
+    "packageInfo": {"packageId": "package-{{operation}}", "size": "small"},
+    "pickupLocation": "here",
+    "dropOffLocation": "there",
+    "expedited": false
+}"#;
+
+#[test]
+fn the_declared_agent_and_its_service_keep_every_rule() {
+    let mut world = World::new();
+    let services = world.role("services", &["--services", "127.0.0.1:0"]);
+    let services = world.start(services, &["services"])["services"].to_string();
+    start_agents(&mut world, &services);
+    let input = world.file("input.json", DELIVERY);
+    let ledger = format!("http://{services}");
+    let checked = world.check(&[
+        "--topic",
+        "trial.drone.requests.v1",
+        "--step",
+        "drone",
+        "--must-undo",
+        "--must-probe",
+        "--ledger",
+        &ledger,
+        "--input",
+        input.to_str().unwrap(),
+    ]);
+    assert_eq!(
+        checked.with("pass"),
+        Rule::ALL.map(Rule::name),
+        "{checked:#?}"
+    );
+    assert_eq!(checked.code, Some(0), "{checked:#?}");
+    assert!(
+        checked.stderr.contains("nothing of them stands"),
+        "{checked:#?}"
+    );
+}
+
+#[test]
+fn what_an_agent_cannot_do_is_not_tried_and_breaks_no_rule_unless_it_must() {
+    let mut world = World::new();
+    let services = world.role("services", &["--services", "127.0.0.1:0"]);
+    let services = world.start(services, &["services"])["services"].to_string();
+    start_agents(&mut world, &services);
+    let input = world.file("input.json", DELIVERY);
+    // An account is only read: there is nothing to undo or to probe.
+    let arguments = [
+        "--prefix",
+        "trial",
+        "--agent",
+        "account",
+        "--step",
+        "account",
+        "--burst",
+        "20",
+        "--without",
+        "trace",
+        "--input",
+        input.to_str().unwrap(),
+    ];
+    let checked = world.check(&arguments);
+    assert_eq!(checked.code, Some(0), "{checked:#?}");
+    let undoing = [
+        "undo",
+        "undo-repeated",
+        "undo-first",
+        "tombstone",
+        "undo-race",
+    ];
+    let not_tried = ["probe"]
+        .into_iter()
+        .chain(undoing)
+        .chain(["trace", "effects"]);
+    assert_eq!(
+        checked.with("not tried"),
+        not_tried.collect::<Vec<_>>(),
+        "{checked:#?}"
+    );
+    assert!(
+        checked.seen("undo").contains("compensation-unknown"),
+        "{checked:#?}"
+    );
+
+    let must = [&arguments[..], &["--must-undo", "--must-probe"]].concat();
+    let checked = world.check(&must);
+    assert_eq!(checked.code, Some(1), "{checked:#?}");
+    for rule in ["probe", "undo", "undo-first"] {
+        assert!(checked.with("fail").contains(&rule), "{checked:#?}");
+    }
+}
+
+/// `waybill agents` with the built-in agents, under the prefix of a check.
+fn start_agents(world: &mut World, services: &str) {
+    let brokers = world.broker.to_string();
+    let arguments = ["--brokers", &brokers, "--services", services];
+    let mut agents = world.role("agents", &arguments);
+    agents.env("WAYBILL_KAFKA__TOPIC_PREFIX", "trial");
+    world.start(agents, &["admin"]);
+}
+
+#[test]
+fn the_prefix_of_an_installation_is_refused_and_nothing_is_written() {
+    let mut world = World::new();
+    let brokers = world.broker.to_string();
+    let mut up = world.role("up", &["--brokers", &brokers, "--http", "127.0.0.1:0"]);
+    up.args(["--services", "127.0.0.1:0"])
+        .env("WAYBILL_KAFKA__TOPIC_PREFIX", "live");
+    world.start(up, &["http"]);
+    for (prefix, reason) in [
+        (
+            "live",
+            "live.operation-requests.v1 exists: an installation uses this prefix",
+        ),
+        (
+            "waybill",
+            "waybill is the prefix of the installation itself",
+        ),
+    ] {
+        let checked = world.check(&["--prefix", prefix, "--agent", "drone", "--step", "drone"]);
+        assert_eq!(checked.code, Some(2), "{checked:#?}");
+        assert!(checked.stderr.contains(reason), "{checked:#?}");
+    }
+    assert_eq!(end_of(&world, "live.drone.requests.v1"), 0);
+}
+
+#[test]
+fn an_agent_that_is_not_there_fails_the_first_rule_and_the_others_are_not_tried() {
+    let world = World::new();
+    let checked = world.check(&["--agent", "nobody", "--step", "wait", "--wait", "1s"]);
+    assert_eq!(checked.code, Some(1), "{checked:#?}");
+    assert_eq!(checked.with("fail"), ["answer"], "{checked:#?}");
+    assert_eq!(checked.with("not tried").len(), Rule::ALL.len() - 1);
+    assert!(
+        checked
+            .seen("answer")
+            .contains("agent-check.nobody.requests.v1"),
+        "{checked:#?}"
+    );
+}
+
+#[test]
+fn the_sample_in_python_keeps_every_rule_and_stops_in_order() {
+    let Some(python) = python() else {
+        return;
+    };
+    let world = World::new();
+    let store = world.dir.path().join("seats.db");
+    let mut agent = Sample::start(&python, &world, &store);
+    let input = world.file("input.json", r#"{"seats": 2}"#);
+    let checked = world.check(&[
+        "--agent",
+        "seats",
+        "--step",
+        "book",
+        "--must-undo",
+        "--must-probe",
+        "--group",
+        "agent-check-agents",
+        "--input",
+        input.to_str().unwrap(),
+    ]);
+    let log = world.log_tail();
+    assert_eq!(
+        checked.with("not tried"),
+        ["effects"],
+        "{checked:#?}\n{log}"
+    );
+    assert_eq!(
+        checked.with("fail"),
+        Vec::<&str>::new(),
+        "{checked:#?}\n{log}"
+    );
+    assert_eq!(checked.code, Some(0), "{checked:#?}\n{log}");
+
+    // What it was told to keep it has committed by the time that it has stopped.
+    agent.stop();
+    let topic = "agent-check.seats.requests.v1";
+    assert_eq!(
+        committed(&world, "agent-check-agents", topic),
+        end_of(&world, topic)
+    );
+    // The store agrees: every key was undone, and each booking was one.
+    let count = "import sqlite3, sys\n\
+                 print(sqlite3.connect(sys.argv[1]).execute(\n\
+                 'SELECT count(*) FROM bookings WHERE undone = 0').fetchone()[0])";
+    let standing = Command::new(&python)
+        .args(["-c", count])
+        .arg(&store)
+        .output();
+    assert_eq!(String::from_utf8(standing.unwrap().stdout).unwrap(), "0\n");
+}
+
+/// The sample as a process. Dropping it kills it.
+struct Sample(Child);
+
+impl Sample {
+    fn start(python: &PathBuf, world: &World, store: &PathBuf) -> Self {
+        let log = std::fs::File::create(world.log()).unwrap();
+        let child = Command::new(python)
+            .arg(root().join("examples/python-agent/agent.py"))
+            .args(["--prefix", "agent-check", "--brokers"])
+            .arg(world.broker.to_string())
+            .arg("--store")
+            .arg(store)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    /// SIGTERM, and waits for an orderly end.
+    fn stop(&mut self) {
+        let id = self.0.id().to_string();
+        let sent = Command::new("kill").args(["-TERM", &id]).status().unwrap();
+        assert!(sent.success());
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                assert!(status.success(), "{status}");
+                return;
+            }
+            assert!(Instant::now() < deadline, "the sample does not stop");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Sample {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A Python with what the sample needs, made once for all runs. `None`, said aloud, where it cannot
+/// be had.
+fn python() -> Option<PathBuf> {
+    let place = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("python-agent");
+    let python = place.join("bin/python");
+    let has_all = || {
+        let imported = Command::new(&python)
+            .args(["-c", "import confluent_kafka, fastavro"])
+            .output();
+        imported.is_ok_and(|output| output.status.success())
+    };
+    if has_all() {
+        return Some(python);
+    }
+    let requirements = root().join("examples/python-agent/requirements.txt");
+    let made = run(Command::new("python3").args(["-m", "venv"]).arg(&place)).and_then(|()| {
+        let mut pip = Command::new(&python);
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "-r",
+        ]);
+        run(pip.arg(requirements))
+    });
+    match made {
+        Ok(()) if has_all() => Some(python),
+        Ok(()) => panic!("what was installed cannot be imported"),
+        Err(reason) => {
+            println!("SKIPPED: examples/python-agent: {reason}");
+            None
+        }
+    }
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    match command.output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            Err(said.lines().last().unwrap_or("it fails").to_owned())
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// How many records a topic has got, all partitions together.
+fn end_of(world: &World, topic: &str) -> i64 {
+    let consumer = consumer(world, "test");
+    let partitions = partitions(&consumer, topic);
+    let ends = partitions.into_iter().map(|partition| {
+        let (_, end) = consumer
+            .fetch_watermarks(topic, partition, PATIENCE)
+            .unwrap();
+        end
+    });
+    ends.sum()
+}
+
+/// How many of them a group has committed.
+fn committed(world: &World, group: &str, topic: &str) -> i64 {
+    let consumer = consumer(world, group);
+    let mut list = TopicPartitionList::new();
+    for partition in partitions(&consumer, topic) {
+        list.add_partition(topic, partition);
+    }
+    let committed = consumer.committed_offsets(list, PATIENCE).unwrap();
+    let elements = committed.elements();
+    let offsets = elements.iter().map(|element| match element.offset() {
+        Offset::Offset(offset) => offset,
+        _ => 0,
+    });
+    offsets.sum()
+}
+
+fn partitions(consumer: &BaseConsumer, topic: &str) -> Vec<i32> {
+    let metadata = consumer.fetch_metadata(Some(topic), PATIENCE).unwrap();
+    let partitions = metadata.topics()[0].partitions().iter();
+    partitions.map(|partition| partition.id()).collect()
+}
+
+fn consumer(world: &World, group: &str) -> BaseConsumer {
+    ClientConfig::new()
+        .set("bootstrap.servers", world.broker.to_string())
+        .set("group.id", group)
+        .create()
+        .unwrap()
+}

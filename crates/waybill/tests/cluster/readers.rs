@@ -1,0 +1,86 @@
+//! Schedulers share partitions, and their number changes while deliveries and cancels flow.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::cluster::{Cluster, deliver_while};
+use crate::is_remote;
+use crate::member::Member;
+use crate::world::{World, delivery};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partitions_are_shared_by_more_schedulers_and_by_fewer_while_deliveries_flow() {
+    const ROUND: usize = 300;
+    const CANCELLED: usize = 20;
+    let Some(cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let services = cluster.services("");
+    let mut schedulers = vec![cluster.scheduler("0-3", ""), cluster.scheduler("all", "")];
+    let supervisor = cluster.supervisor("");
+    let agents = cluster.agents(&services, "");
+    let ingestion = cluster.ingestion(&services, "");
+    let world = ingestion.world.clone();
+    ingestion.world.ready().await;
+    supervisor.world.ready().await;
+    agents.world.ready().await;
+    running(&world, &schedulers, 4).await;
+
+    let ingestions = [world.clone()];
+    let mut ids = Vec::new();
+    for (per_partition, is_killed) in [(2, false), (4, true), (1, true), (2, false), (1, false)] {
+        let prefix = format!("by-{per_partition}-{}", ids.len());
+        let change = || {
+            let text = per_partition.to_string();
+            let output = cluster.run(&["readers", "set", &text]);
+            assert!(output.status.success(), "{output:?}");
+            if is_killed {
+                schedulers[1].kill_and_start_again();
+            }
+        };
+        ids.extend(deliver_while(&ingestions, &prefix, ROUND, change).await);
+        // Each of these was just accepted.
+        for index in 0..CANCELLED {
+            let name = format!("{prefix}-cancelled-{index}");
+            // One that others carry is undone by a person.
+            let id = world.deliver(&delivery(&name, false)).await;
+            let url = world.url("http", &format!("/api/deliveryrequests/{name}"));
+            let answer = world.client.delete(&url).send().await;
+            let status = answer.expect("ingestion answers").status();
+            assert!(status.is_success() || status == 409, "{status}");
+            ids.push(id);
+        }
+        running(&world, &schedulers, 4 * per_partition).await;
+    }
+    let is_remote = |index| index % (ROUND + CANCELLED) < ROUND && is_remote(index);
+    let ends = world.all_end_in_balance(&ids, is_remote).await;
+    assert_eq!(ends.processed + ends.cancelled, ids.len(), "{ends:?}");
+    for mut member in schedulers {
+        member.terminate();
+    }
+    for mut member in [supervisor, agents, ingestion, services] {
+        member.terminate();
+    }
+    cluster.remove().await;
+}
+
+/// Waits until so many readers run, over all schedulers: each at one of them.
+async fn running(world: &Arc<World>, schedulers: &[Member], wanted: u64) {
+    world
+        .eventually("every reader runs at one scheduler", async || {
+            let mut running = Vec::new();
+            for member in schedulers {
+                let url = member.world.url("admin", "/schedulers");
+                let Ok(answer) = world.client.get(url).send().await else {
+                    return false;
+                };
+                let views: Vec<Value> = answer.json().await.unwrap_or_default();
+                let views = views.into_iter().filter(|view| view["state"] == "running");
+                running.extend(views.filter_map(|view| view["reader"].as_u64()));
+            }
+            running.sort_unstable();
+            running.into_iter().eq(0..wanted)
+        })
+        .await;
+}

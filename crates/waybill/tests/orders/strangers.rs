@@ -1,0 +1,292 @@
+//! Requests that a stranger writes straight to their topic: as good as one by HTTP where it is right,
+//! and in the dead-letter topic where it is not.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::message::{Headers as _, Message as _, OwnedMessage};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use waybill_engine::{
+    CreateRequest, IdOrigin, OperationId, OperationRequest, OperationStatus, RequestHash,
+    StatusKind, Timestamp, partition_for,
+};
+use waybill_messages::Record as _;
+
+use crate::process::{Process, log_tail, without_test_variables};
+use crate::shop::{PATIENCE, get, root, wait_until};
+
+const REQUESTS: &str = "waybill.operation-requests.v1";
+const DEAD: &str = "dlq.waybill.operation-requests.v1";
+const STATUSES: &str = "waybill.operation-status.v1";
+const ALERTS: &str = "waybill.operator-alerts.v1";
+const PARTITIONS: u32 = 4;
+
+/// A `waybill up` as it comes, and a producer that it knows nothing of.
+struct World {
+    http: SocketAddr,
+    client: ClientConfig,
+    producer: BaseProducer,
+    _process: Process,
+    dir: TempDir,
+}
+
+impl World {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+        without_test_variables(&mut command)
+            .current_dir(root())
+            .arg("up")
+            .arg("--data-dir")
+            .arg(dir.path().join("data"));
+        for flag in ["--http", "--admin", "--broker-listen", "--services"] {
+            command.args([flag, "127.0.0.1:0"]);
+        }
+        let announces = ["http", "broker"];
+        let (process, addresses) = Process::start(command, &announces, &dir.path().join("log.txt"));
+        let mut client = ClientConfig::new();
+        client.set("bootstrap.servers", addresses["broker"].to_string());
+        Self {
+            http: addresses["http"],
+            producer: client.create().unwrap(),
+            client,
+            _process: process,
+            dir,
+        }
+    }
+
+    /// Writes a request where it belongs.
+    fn write(&self, create: CreateRequest) {
+        let key = create.operation.key();
+        let home = partition_for(create.operation, PARTITIONS).0;
+        self.write_to(home, &key, create);
+    }
+
+    fn write_to(&self, partition: u32, key: &[u8], create: CreateRequest) {
+        let mut value = Vec::new();
+        OperationRequest::Create(create).encode(&mut value).unwrap();
+        let record = BaseRecord::to(REQUESTS)
+            .partition(i32::try_from(partition).unwrap())
+            .key(key)
+            .payload(&value);
+        self.producer
+            .send(record)
+            .map_err(|(error, _)| error)
+            .unwrap();
+        self.producer.flush(PATIENCE).unwrap();
+    }
+
+    fn operation(&self, id: &str) -> Option<Value> {
+        get(self.http, &format!("/v1/operations/{id}")).ok()
+    }
+
+    fn wait_for_state(&self, id: &str, state: &str) {
+        let log = || log_tail(&self.dir.path().join("log.txt"));
+        wait_until(&format!("{id} is {state}\n{}", log()), || {
+            self.operation(id)
+                .is_some_and(|operation| operation["state"] == state)
+        });
+    }
+
+    /// How many records there are on a topic.
+    fn count(&self, topic: &str) -> i64 {
+        let consumer: BaseConsumer = self.client.create().unwrap();
+        let ends = |partition| {
+            let ends = consumer.fetch_watermarks(topic, partition, PATIENCE);
+            ends.unwrap().1
+        };
+        (0..i32::try_from(PARTITIONS).unwrap()).map(ends).sum()
+    }
+
+    /// The first records on a topic, so many.
+    fn read(&self, topic: &str, count: usize) -> Vec<OwnedMessage> {
+        let consumer: BaseConsumer = self
+            .client
+            .clone()
+            .set("group.id", format!("strangers-{topic}-{count}"))
+            .set("auto.offset.reset", "earliest")
+            .create()
+            .unwrap();
+        consumer.subscribe(&[topic]).unwrap();
+        let mut records = Vec::new();
+        wait_until(&format!("{topic} has {count} records"), || {
+            while let Some(record) = consumer.poll(Duration::from_millis(50)) {
+                records.extend(record.ok().map(|record| record.detach()));
+            }
+            records.len() >= count
+        });
+        records
+    }
+
+    /// Posts a delivery. Returns the status.
+    fn post(&self, body: &Value) -> u16 {
+        let output = Command::new("curl")
+            .args(["-s", "-o", "/dev/null", "-w", "%{http_code}"])
+            .args(["-H", "Content-Type: application/json", "-d"])
+            .arg(body.to_string())
+            .arg(format!("http://{}/api/deliveryrequests", self.http))
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout).unwrap().parse().unwrap()
+    }
+}
+
+fn delivery() -> Value {
+    json!({
+        "ownerId": "ada", "pickupLocation": "12 Harbour Street", "dropOffLocation": "7 Hill Road",
+        "packageInfo": {"packageId": "p-1", "size": "Small", "weight": 1.5},
+    })
+}
+
+/// A delivery under an id of the caller's, as little as a stranger has to write.
+fn request(caller_id: &str, input: &Value) -> CreateRequest {
+    CreateRequest {
+        operation: OperationId::of_caller("", caller_id),
+        id_origin: IdOrigin::Caller,
+        workflow: "drone-delivery".to_owned(),
+        tenant: String::new(),
+        caller_id: Some(caller_id.to_owned()),
+        input: input.to_string().into_bytes(),
+        deadline: None,
+        reply_to: None,
+        request_hash: RequestHash([0; 16]),
+        requested_at: Timestamp(jiff::Timestamp::now().as_microsecond()),
+        traceparent: None,
+        resubmission_of: None,
+        notify: Vec::new(),
+    }
+}
+
+#[test]
+fn a_request_from_anybody_is_as_good_as_one_by_http() {
+    let world = World::start();
+    world.write(request("d-1", &delivery()));
+    world.wait_for_state("d-1", "Processed");
+
+    // By HTTP it is the same request, and another is a conflict.
+    let mut body = delivery();
+    body["deliveryId"] = "d-1".into();
+    assert_eq!(world.post(&body), 200);
+    body["packageInfo"]["size"] = "Large".into();
+    assert_eq!(world.post(&body), 409);
+
+    // Twice by the topic, the second time with another body: the first stands.
+    world.write(request("d-1", &delivery()));
+    let mut other = delivery();
+    other["ownerId"] = "bob".into();
+    world.write(request("d-1", &other));
+    let statuses = world.read(STATUSES, 2);
+    let kinds: Vec<StatusKind> = statuses
+        .iter()
+        .map(|record| {
+            OperationStatus::decode(record.payload().unwrap())
+                .unwrap()
+                .kind
+        })
+        .collect();
+    assert_eq!(kinds, [StatusKind::Final, StatusKind::Rejected]);
+
+    // Not at home, it is sent there.
+    let away = request("d-2", &delivery());
+    let key = away.operation.key();
+    let home = partition_for(away.operation, PARTITIONS).0;
+    world.write_to((home + 1) % PARTITIONS, &key, away);
+    world.wait_for_state("d-2", "Processed");
+
+    // Who asks for a workflow that is not there has an operation that says so.
+    let unknown = CreateRequest {
+        workflow: "no-such".to_owned(),
+        ..request("d-3", &json!({}))
+    };
+    world.write(unknown);
+    world.wait_for_state("d-3", "Error");
+    assert_eq!(
+        world.operation("d-3").unwrap()["error"]["code"],
+        "workflow-unknown"
+    );
+
+    // A deadline that was ahead and is no more ends an operation that has begun nothing.
+    let mut overdue = request("d-4", &delivery());
+    overdue.deadline = Some(Timestamp(overdue.requested_at.as_micros() + 1));
+    world.write(overdue);
+    world.wait_for_state("d-4", "Compensated");
+    let operation = world.operation("d-4").unwrap();
+    assert_eq!(operation["error"]["code"], "deadline-unreachable");
+    assert_eq!(operation["steps"][0]["state"], "NotStarted");
+    assert_eq!(world.count(DEAD), 0);
+}
+
+#[test]
+fn a_bad_request_ends_in_the_dead_letter_topic_with_its_cause() {
+    let world = World::start();
+    let mut huge = delivery();
+    huge["packageInfo"]["size"] = "Huge".into();
+    let mut late = request("late", &delivery());
+    late.deadline = Some(late.requested_at);
+    let elsewhere = CreateRequest {
+        tenant: "another".to_owned(),
+        ..request("elsewhere", &delivery())
+    };
+    let no_object = CreateRequest {
+        workflow: "anything".to_owned(),
+        ..request("no-object", &json!([1]))
+    };
+    for bad in [request("huge", &huge), late, elsewhere, no_object] {
+        world.write(bad);
+    }
+    let other_key = request("other-key", &delivery());
+    let home = partition_for(other_key.operation, PARTITIONS).0;
+    world.write_to(home, b"order-17", other_key);
+
+    let causes: Vec<String> = world
+        .read(DEAD, 5)
+        .iter()
+        .map(|letter| {
+            let headers = letter.headers().unwrap();
+            let cause = headers
+                .iter()
+                .find(|header| header.key == "__connect.errors.exception.message");
+            String::from_utf8(cause.unwrap().value.unwrap().to_vec()).unwrap()
+        })
+        .collect();
+    for expected in [
+        "the request is refused: input/packageInfo/size: must be one of Small, Medium, Large",
+        "the request is refused: deadline: must lie after requested_at",
+        "the request is refused: operation: must be ",
+        "the request is refused: input: must be a JSON object",
+        "the record's key is not that of its operation, ",
+    ] {
+        let told = causes.iter().filter(|cause| cause.starts_with(expected));
+        assert_eq!(told.count(), 1, "{expected} in {causes:?}");
+    }
+    for id in ["huge", "late", "no-object", "other-key"] {
+        assert_eq!(world.operation(id), None, "{id}");
+    }
+    // The partitions go on.
+    for n in 0..8 {
+        world.write(request(&format!("good-{n}"), &delivery()));
+    }
+    for n in 0..8 {
+        world.wait_for_state(&format!("good-{n}"), "Processed");
+    }
+}
+
+#[test]
+fn a_request_cannot_have_its_status_written_to_a_topic_that_is_not_allowed() {
+    let world = World::start();
+    let sly = CreateRequest {
+        reply_to: Some(ALERTS.to_owned()),
+        ..request("sly", &delivery())
+    };
+    world.write(sly);
+    world.wait_for_state("sly", "Processed");
+    // The end of a later one on the same producer: what was to be sent before it has been.
+    let statuses = world.read(STATUSES, 1);
+    assert_eq!(statuses.len(), 1);
+    assert_eq!(world.count(ALERTS), 0);
+}

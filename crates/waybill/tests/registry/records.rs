@@ -1,0 +1,269 @@
+//! What lies on the topics, and what cannot be read yet.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::Message;
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
+use rdkafka::{Offset, TopicPartitionList};
+use waybill_engine::{
+    CreateRequest, IdOrigin, OperationId, OperationRequest, RequestHash, Timestamp, partition_for,
+};
+use waybill_messages::{Record as _, RecordKind};
+
+use crate::stub::Stub;
+use crate::world::{PATIENCE, World, delivery};
+use crate::{STATUS, deliver, schema_of, with_registry};
+
+const PARTITIONS: u32 = 2;
+const REQUESTS: &str = "waybill.operation-requests.v1";
+const DEAD: &str = "dlq.waybill.operation-requests.v1";
+
+fn client(world: &World) -> ClientConfig {
+    let mut client = ClientConfig::new();
+    client.set("bootstrap.servers", world.address("broker").to_string());
+    client.set("group.id", "test");
+    client
+}
+
+/// The values of every topic, with the topics' names, as they lie there by now.
+pub fn values(world: &World) -> Vec<(String, Vec<u8>)> {
+    let consumer: BaseConsumer = client(world).create().unwrap();
+    let metadata = consumer.fetch_metadata(None, PATIENCE).unwrap();
+    let mut open = BTreeMap::new();
+    let mut list = TopicPartitionList::new();
+    for topic in metadata.topics() {
+        for partition in topic.partitions() {
+            let at = (topic.name().to_owned(), partition.id());
+            let (low, high) = consumer.fetch_watermarks(&at.0, at.1, PATIENCE).unwrap();
+            if low < high {
+                list.add_partition_offset(&at.0, at.1, Offset::Offset(low))
+                    .unwrap();
+                open.insert(at, high);
+            }
+        }
+    }
+    consumer.assign(&list).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let mut values = Vec::new();
+    while !open.is_empty() {
+        assert!(Instant::now() < deadline, "not read to the end: {open:?}");
+        let Some(record) = consumer.poll(Duration::from_millis(100)) else {
+            continue;
+        };
+        let record = record.unwrap();
+        let at = (record.topic().to_owned(), record.partition());
+        if open
+            .get(&at)
+            .is_some_and(|high| record.offset() + 1 >= *high)
+        {
+            open.remove(&at);
+        }
+        values.push((at.0, record.payload().unwrap().to_vec()));
+    }
+    values
+}
+
+/// The id in a value's frame; `None` for one in another frame.
+pub fn id_of(value: &[u8]) -> Option<u32> {
+    let (id, _) = value.strip_prefix(&[0])?.split_first_chunk()?;
+    Some(u32::from_be_bytes(*id))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_record_of_every_topic_names_a_schema_that_its_subject_has() {
+    let stub = Stub::start().await;
+    let mut world = World::new(&with_registry(&stub, ""));
+    let up = world.up();
+    world.ready().await;
+    let ids = deliver(&world, "framed", 20).await;
+    world.all_reach(&ids, "Processed").await;
+    world.assert_one_effect_per_step(&ids, |_| false).await;
+    let values = values(&world);
+    for (topic, value) in &values {
+        let id = id_of(value).unwrap_or_else(|| panic!("{topic} holds {value:?}"));
+        assert_eq!(stub.versions(&format!("{topic}-value")), [id], "{topic}");
+    }
+    let statuses = values.iter().filter(|(topic, _)| topic == STATUS).count();
+    assert_eq!(statuses, ids.len());
+    assert!(
+        values
+            .iter()
+            .any(|(topic, _)| topic == "waybill.drone.requests.v1")
+    );
+
+    // Questions do not grow with records.
+    let asked = stub.asked().len();
+    let more = deliver(&world, "more", 20).await;
+    world.all_reach(&more, "Processed").await;
+    assert_eq!(stub.asked().len(), asked);
+
+    // People read them with the same configuration.
+    let brokers = world.address("broker").to_string();
+    let printed = crate::waybill(
+        &world.path("waybill.yaml"),
+        &["records", "operation-status", "--brokers", &brokers],
+    );
+    let text = String::from_utf8(printed.stdout).unwrap();
+    assert_eq!(text.lines().count(), ids.len() + more.len(), "{text}");
+    for line in text.lines() {
+        assert!(line.contains(r#""state":"Processed""#), "{line}");
+    }
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_with_a_registry_and_one_that_only_reads_it_lose_nothing() {
+    let stub = Stub::start().await;
+    let mut world = World::new("partitions: 2\n");
+    let up = world.up();
+    world.ready().await;
+    let mut ids = deliver(&world, "plain", 100).await;
+    // Many of them are under way.
+    up.kill();
+    for more in ["", "framing: singleObject", ""] {
+        std::fs::write(world.path("waybill.yaml"), with_registry(&stub, more)).unwrap();
+        let up = world.up();
+        ids.extend(deliver(&world, &format!("{}-more", ids.len()), 50).await);
+        up.kill();
+    }
+    let _up = world.up();
+    world.all_reach(&ids, "Processed").await;
+    world.assert_one_effect_per_step(&ids, |_| false).await;
+    let values = values(&world);
+    let dead = values.iter().filter(|(topic, _)| topic.starts_with("dlq."));
+    assert_eq!(dead.count(), 0);
+    let of_requests = values.iter().filter(|(topic, _)| topic == REQUESTS);
+    let framed: Vec<bool> = of_requests
+        .map(|(_, value)| id_of(value).is_some())
+        .collect();
+    assert!(framed.contains(&true) && framed.contains(&false));
+}
+
+/// A request as a program would write it that has registered a schema of its own: the same
+/// fields, without documentation.
+fn foreign_request(name: &str, id: u32) -> (OperationId, Vec<u8>) {
+    let operation = OperationId::of_caller("", name);
+    let request = OperationRequest::Create(CreateRequest {
+        operation,
+        id_origin: IdOrigin::Caller,
+        workflow: "drone-delivery".to_owned(),
+        tenant: String::new(),
+        caller_id: Some(name.to_owned()),
+        input: serde_json::to_vec(&delivery(name, false)).unwrap(),
+        deadline: None,
+        reply_to: None,
+        request_hash: RequestHash::default(),
+        requested_at: Timestamp::from_millis(1_700_000_000_000),
+        traceparent: None,
+        resubmission_of: None,
+        notify: Vec::new(),
+    });
+    let mut value = Vec::new();
+    request.encode(&mut value).unwrap();
+    (
+        operation,
+        [&[0], &id.to_be_bytes()[..], &value[10..]].concat(),
+    )
+}
+
+fn produce(world: &World, operation: OperationId, value: &[u8]) {
+    let producer: BaseProducer = client(world).create().unwrap();
+    let partition = partition_for(operation, PARTITIONS).0 as i32;
+    let key = operation.key();
+    let record = BaseRecord::<[u8], [u8]>::to(REQUESTS)
+        .partition(partition)
+        .key(&key)
+        .payload(value);
+    producer.send(record).map_err(|(error, _)| error).unwrap();
+    producer.flush(PATIENCE).unwrap();
+}
+
+/// The schema of requests as another program would register it: with another text, and so another id.
+fn foreign_schema(stub: &Stub) -> u32 {
+    let mut schema: serde_json::Value =
+        serde_json::from_str(schema_of(RecordKind::OperationRequest).json).unwrap();
+    schema.as_object_mut().unwrap().remove("doc");
+    stub.give("elsewhere-value", &schema.to_string())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_the_registry_is_away_known_schemas_go_on_and_a_new_one_is_waited_for() {
+    let stub = Stub::start().await;
+    let mut world = World::new(&with_registry(&stub, ""));
+    let up = world.up();
+    world.ready().await;
+    let id = foreign_schema(&stub);
+    stub.goes_away();
+    let (waiting, value) = foreign_request("foreign", id);
+    produce(&world, waiting, &value);
+    world
+        .eventually("the schema is asked for", async || {
+            stub.asked().contains(&format!("GET /schemas/ids/{id}"))
+        })
+        .await;
+
+    // Its own partition waits behind it, in order; the other one goes on.
+    let at_home = |id: &str| {
+        let operation: OperationId = id.parse().unwrap();
+        partition_for(operation, PARTITIONS) == partition_for(waiting, PARTITIONS)
+    };
+    let ids = deliver(&world, "away", 40).await;
+    let (behind, beside): (Vec<String>, Vec<String>) = ids.into_iter().partition(|id| at_home(id));
+    assert!(!behind.is_empty() && !beside.is_empty());
+    world.all_reach(&beside, "Processed").await;
+    for id in &behind {
+        assert_ne!(world.state(id).await.as_deref(), Some("Processed"));
+    }
+
+    stub.is_back();
+    world.all_reach(&[waiting.to_string()], "Processed").await;
+    world.all_reach(&behind, "Processed").await;
+    assert!(values(&world).iter().all(|(topic, _)| topic != DEAD));
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_waits_for_a_schema_stops_in_order_and_goes_on_after_its_start() {
+    let stub = Stub::start().await;
+    let mut world = World::new(&with_registry(&stub, ""));
+    let up = world.up();
+    world.ready().await;
+    let id = foreign_schema(&stub);
+    stub.goes_away();
+    let (waiting, value) = foreign_request("stopped", id);
+    produce(&world, waiting, &value);
+    world
+        .eventually("the schema is asked for", async || {
+            stub.asked().contains(&format!("GET /schemas/ids/{id}"))
+        })
+        .await;
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    stub.is_back();
+    let _up = world.up();
+    world.all_reach(&[waiting.to_string()], "Processed").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_that_the_registry_does_not_have_is_poison_and_harms_only_itself() {
+    let stub = Stub::start().await;
+    let mut world = World::new(&with_registry(&stub, ""));
+    let up = world.up();
+    world.ready().await;
+    let (poison, value) = foreign_request("poison", 1);
+    produce(&world, poison, &value);
+    let ids = deliver(&world, "beside", 10).await;
+    world.all_reach(&ids, "Processed").await;
+    let mut dead = Vec::new();
+    world
+        .eventually("the poison record is put aside", async || {
+            dead = values(&world);
+            dead.retain(|(topic, _)| topic == DEAD);
+            !dead.is_empty()
+        })
+        .await;
+    assert_eq!(dead, [(DEAD.to_owned(), value)]);
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+}

@@ -1,0 +1,155 @@
+//! What a start needs of the registry, and the commands that prepare it.
+
+use waybill_messages::RecordKind;
+
+use crate::stub::Stub;
+use crate::world::{Process, World, delivery};
+use crate::{schema_of, waybill, with_registry};
+
+const SUBJECT: &str = "waybill.step-replies.v1-value";
+
+/// Cannot read what anything else wrote.
+const OTHER: &str =
+    r#"{"type": "record", "name": "Other", "fields": [{"name": "a", "type": "long"}]}"#;
+
+/// Starts `up`, of which only the admin address is to be expected.
+fn begin(world: &mut World) -> Process {
+    world.start("up", &FREE, &["admin"])
+}
+
+/// What makes `up` listen on free ports alone.
+const FREE: [&str; 6] = [
+    "--http",
+    "127.0.0.1:0",
+    "--broker-listen",
+    "127.0.0.1:0",
+    "--services",
+    "127.0.0.1:0",
+];
+
+/// Waits until the process has ended, and returns its code.
+async fn end(world: &World, mut process: Process) -> Option<i32> {
+    let mut code = None;
+    world
+        .eventually("the process ends", async || {
+            let ended = process.child.try_wait().unwrap();
+            code = ended.and_then(|status| status.code());
+            ended.is_some()
+        })
+        .await;
+    code
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_registry_that_is_away_at_the_start_is_waited_for_and_readiness_says_so() {
+    let stub = Stub::start().await;
+    stub.goes_away();
+    let mut world = World::new(&with_registry(&stub, ""));
+    let up = begin(&mut world);
+    let readyz = world.url("admin", "/readyz");
+    let expected = format!("schemas of the registry at {}", stub.url());
+    world
+        .eventually("readiness names the registry", async || {
+            match world.client.get(&readyz).send().await {
+                Ok(answer) => {
+                    let status = answer.status().as_u16();
+                    let text = answer.text().await.unwrap();
+                    status == 503 && text.contains(&expected)
+                }
+                Err(_) => false,
+            }
+        })
+        .await;
+    stub.is_back();
+    world.ready().await;
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_waits_for_the_registry_stops_when_it_is_told_to() {
+    let stub = Stub::start().await;
+    stub.goes_away();
+    let mut world = World::new(&with_registry(&stub, ""));
+    let up = begin(&mut world);
+    world
+        .eventually("the registry is asked", async || !stub.asked().is_empty())
+        .await;
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_incompatible_schema_ends_the_start_and_the_commands_with_the_registrys_reason() {
+    let stub = Stub::start().await;
+    stub.give(SUBJECT, OTHER);
+    let mut world = World::new(&with_registry(&stub, ""));
+    let up = begin(&mut world);
+    assert_eq!(end(&world, up).await, Some(1));
+    let log = world.log_tail();
+    assert!(
+        log.contains(SUBJECT) && log.contains("incompatible with an earlier schema"),
+        "{log}"
+    );
+
+    for command in ["check", "register"] {
+        let output = waybill(&world.path("waybill.yaml"), &["schemas", command]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.contains(SUBJECT), "{text}");
+    }
+    // Nothing was added where one is refused.
+    assert_eq!(stub.versions(SUBJECT).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_auto_register_a_start_names_the_command_that_helps() {
+    let stub = Stub::start().await;
+    let mut world = World::new(&with_registry(&stub, "autoRegister: false"));
+    let file = world.path("waybill.yaml");
+    let up = begin(&mut world);
+    assert_eq!(end(&world, up).await, Some(1));
+    let log = world.log_tail();
+    assert!(log.contains("waybill schemas register"), "{log}");
+
+    let lines = |command: &str| {
+        let output = waybill(&file, &["schemas", command]);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let missing = lines("check");
+    assert!(
+        missing
+            .lines()
+            .all(|line| line.ends_with(": not registered")),
+        "{missing}"
+    );
+    assert!(stub.versions(SUBJECT).is_empty());
+    let registered = lines("register");
+    let [id] = stub.versions(SUBJECT)[..] else {
+        panic!("{registered}")
+    };
+    assert!(registered.contains(&format!("{SUBJECT}: registered, schema {id}\n")));
+    let there = lines("check");
+    assert!(
+        there.contains(&format!("{SUBJECT}: schema {id}\n")),
+        "{there}"
+    );
+    assert_eq!(lines("register"), there);
+
+    let up = world.up();
+    world.ready().await;
+    let delivered = world.deliver(&delivery("registered", false)).await;
+    world.all_reach(&[delivered], "Processed").await;
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_older_version_of_a_subject_is_followed_by_the_current_one() {
+    let stub = Stub::start().await;
+    let schema = schema_of(RecordKind::StepReply);
+    stub.give(SUBJECT, schema.released[0]);
+    let mut world = World::new(&with_registry(&stub, ""));
+    let up = begin(&mut world);
+    world.ready().await;
+    assert_eq!(stub.versions(SUBJECT).len(), 2);
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+}

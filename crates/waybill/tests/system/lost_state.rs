@@ -1,0 +1,67 @@
+//! The store is gone, or another one than before, and the log is not.
+
+use std::sync::Arc;
+
+use rdkafka::TopicPartitionList;
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+
+use crate::world::{PATIENCE, World};
+use crate::{PARTITIONS, REQUESTS, deliver_all, is_remote, restart, schedulers};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_whose_state_is_gone_is_not_run_again_until_a_person_says_so() {
+    const DELIVERIES: usize = 40;
+    let mut world = World::new("partitions: 4\n");
+    let process = world.up();
+    world.ready().await;
+    let world = Arc::new(world);
+    let ids = deliver_all(&world, "once", DELIVERIES, &Arc::default()).await;
+    world.all_reach(&ids, "Processed").await;
+    world
+        .eventually("lag tools see what is done", async || {
+            copies(&world).iter().all(|copy| *copy > 0)
+        })
+        .await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    std::fs::remove_dir_all(world.path("data/store")).expect("the store can be removed");
+
+    let process = restart(&world);
+    world
+        .eventually("every partition is refused", async || {
+            let schedulers = schedulers(&world).await;
+            schedulers.iter().all(|view| view["state"] == "refused")
+        })
+        .await;
+    let readiness = world.client.get(world.url("admin", "/readyz")).send().await;
+    assert_eq!(readiness.expect("it answers").status(), 503);
+    let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
+    assert!(log.contains("scheduler.startWithoutState"), "{log}");
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+
+    let config = "partitions: 4\nscheduler: { startWithoutState: true }\n";
+    std::fs::write(world.path("waybill.yaml"), config).expect("the directory is writable");
+    let _process = restart(&world);
+    world.ready().await;
+    // What retention or a bound on disk has not taken from the log is run again, to no further effect.
+    world.all_reach(&ids, "Processed").await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+}
+
+/// The copies of the checkpoints on the requests, by partition; 0 where there is none.
+fn copies(world: &World) -> Vec<i64> {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", world.address("broker").to_string())
+        .set("group.id", "waybill-scheduler")
+        .create()
+        .expect("a consumer can be made");
+    let mut asked = TopicPartitionList::new();
+    for partition in 0..PARTITIONS as i32 {
+        asked.add_partition(REQUESTS, partition);
+    }
+    let committed = consumer.committed_offsets(asked, PATIENCE);
+    let committed = committed.expect("the broker tells what is committed");
+    let copies = committed.elements();
+    let copies = copies.iter().map(|copy| copy.offset().to_raw());
+    copies.map(|copy| copy.unwrap_or(0).max(0)).collect()
+}

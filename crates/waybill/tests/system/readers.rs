@@ -1,0 +1,184 @@
+//! Several readers share a partition, and their number changes while everything goes on.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures_util::{StreamExt as _, stream};
+use serde_json::{Value, json};
+
+use crate::world::process::without_test_variables;
+use crate::world::{World, delivery};
+use crate::{PARTITIONS, REPLIES, REQUESTS, deliver_all, is_remote, log_end, restart, schedulers};
+
+const CONFIG: &str = "partitions: 4\nscheduler: { lease: 3s, leaseMargin: 300ms }\n";
+/// Requests that are sent at once.
+const CLIENTS: usize = 8;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_of_a_partition_are_split_and_merged_while_deliveries_and_cancels_flow() {
+    const DELIVERIES: usize = 2_000;
+    let mut world = World::new(CONFIG);
+    let mut process = world.up();
+    world.ready().await;
+    let world = Arc::new(world);
+    let progress = Arc::new(AtomicUsize::new(0));
+    let sending = {
+        let (world, progress) = (world.clone(), progress.clone());
+        tokio::spawn(async move { deliver_all(&world, "shared", DELIVERIES, &progress).await })
+    };
+    let changing = async {
+        for (per_partition, share, is_killed) in
+            [(2, 1, false), (4, 2, true), (1, 3, true), (2, 4, false)]
+        {
+            world
+                .eventually("the next share is accepted", async || {
+                    progress.load(Ordering::Relaxed) >= DELIVERIES * share / 6
+                })
+                .await;
+            let set = readers(&world, &["set", &per_partition.to_string(), "--json"]);
+            assert_eq!(set["perPartition"], per_partition);
+            if is_killed {
+                process.kill();
+                process = restart(&world);
+            }
+            all_own(&world, per_partition).await;
+        }
+        process
+    };
+    let (process, cancelled) = tokio::join!(changing, deliver_and_cancel(&world, &progress));
+
+    let mut ids = sending.await.expect("the clients do not fail");
+    ids.extend(cancelled);
+    let ends = world
+        .all_end_in_balance(&ids, |index| index < DELIVERIES && is_remote(index))
+        .await;
+    assert_eq!(ends.processed + ends.cancelled, ids.len(), "{ends:?}");
+    assert!(ends.cancelled > 0, "{ends:?}");
+    world
+        .eventually("every reader has done all of its partition", async || {
+            let lowest = lowest_checkpoints(&world).await;
+            let of = |at: usize| lowest.values().map(|pair| pair[at]).sum::<u64>();
+            (of(0), of(1)) == (log_end(&world, REQUESTS), log_end(&world, REPLIES))
+        })
+        .await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_store_begins_with_the_configured_readers_and_another_number_is_told() {
+    let mut world = World::new(CONFIG);
+    let flag = ["--readers-per-partition", "2"];
+    let listeners = ["http", "admin", "broker", "services"];
+    let process = world.start("up", &flag, &listeners);
+    world.ready().await;
+    let world = Arc::new(world);
+    let shown = readers(&world, &["show", "--json"]);
+    assert_eq!(
+        (&shown["generation"], &shown["perPartition"]),
+        (&json!(1), &json!(2))
+    );
+    let ids = deliver_all(&world, "fresh", 100, &Arc::default()).await;
+    world.all_reach(&ids, "Processed").await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+
+    // With the default of 1 it goes on as the store says, and says so.
+    let process = restart(&world);
+    all_own(&world, 2).await;
+    let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
+    assert!(log.contains("waybill readers set 1"), "{log}");
+    let refused = command(&world, &["set", "3"]).output().expect("it runs");
+    assert_eq!(refused.status.code(), Some(1));
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(why.contains("go by way of 1"), "{why}");
+    world.all_reach(&ids, "Processed").await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+}
+
+/// Deliveries that are cancelled as soon as they are accepted, and now and then before.
+async fn deliver_and_cancel(world: &World, progress: &AtomicUsize) -> Vec<String> {
+    const CANCELLED: usize = 200;
+    let sent = (0..CANCELLED).map(async |index: usize| {
+        // Spread over the time in which the others flow.
+        world
+            .eventually("the next one is due", async || {
+                progress.load(Ordering::Relaxed) >= (index * 9).min(1_700)
+            })
+            .await;
+        let name = format!("cancelled-{index}");
+        if index.is_multiple_of(4) {
+            cancel(world, &name).await;
+        }
+        // One that others carry is undone by a person.
+        let id = world.deliver(&delivery(&name, false)).await;
+        cancel(world, &name).await;
+        id
+    });
+    stream::iter(sent).buffered(CLIENTS).collect().await
+}
+
+/// Asks for it until it is taken, or comes too late.
+async fn cancel(world: &World, name: &str) {
+    let url = world.url("http", &format!("/api/deliveryrequests/{name}"));
+    world
+        .eventually("the cancel is answered", async || {
+            let answer = world.client.delete(&url).send().await;
+            answer.is_ok_and(|answer| {
+                let status = answer.status();
+                assert!(
+                    status.is_success() || status.is_server_error() || status == 409,
+                    "{status}"
+                );
+                !status.is_server_error()
+            })
+        })
+        .await;
+}
+
+/// Waits until the process runs all readers of such a layout, and is ready.
+async fn all_own(world: &World, per_partition: u32) {
+    world
+        .eventually("all readers run", async || {
+            let url = world.url("admin", "/schedulers");
+            let Ok(answer) = world.client.get(url).send().await else {
+                return false;
+            };
+            let views: Vec<Value> = answer.json().await.unwrap_or_default();
+            let running = views.iter().filter(|view| view["state"] == "running");
+            let wanted = (PARTITIONS * per_partition) as usize;
+            views.len() == wanted && running.count() == wanted
+        })
+        .await;
+    world.ready().await;
+}
+
+/// For each partition, the lowest checkpoint of its readers: requests and replies.
+async fn lowest_checkpoints(world: &World) -> BTreeMap<u64, [u64; 2]> {
+    let mut lowest: BTreeMap<u64, [u64; 2]> = BTreeMap::new();
+    for view in schedulers(world).await {
+        let on = |name: &str| view["checkpoint"][name].as_u64().unwrap_or(0);
+        let partition = view["partition"]
+            .as_u64()
+            .expect("a reader has a partition");
+        let pair = lowest.entry(partition).or_insert([u64::MAX; 2]);
+        *pair = [pair[0].min(on("requests")), pair[1].min(on("replies"))];
+    }
+    lowest
+}
+
+/// Runs `waybill readers …` to its end and reads its JSON.
+fn readers(world: &World, arguments: &[&str]) -> Value {
+    let output = command(world, arguments).output().expect("it runs");
+    assert!(output.status.success(), "{output:?}\n{}", world.log_tail());
+    serde_json::from_slice(&output.stdout).expect("the answer is JSON")
+}
+
+fn command(world: &World, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+    without_test_variables(&mut command);
+    command.arg("readers").args(arguments);
+    command.args(["--admin", &world.address("admin").to_string()]);
+    command
+}

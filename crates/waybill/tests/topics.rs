@@ -1,0 +1,353 @@
+//! `waybill topics` as a process, on an embedded broker in another and, where `WAYBILL_TEST_BROKERS` names
+//! it (`HOST:PORT`), on Apache Kafka.
+
+#[path = "support/process.rs"]
+mod process;
+
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use serde_json::Value;
+use tempfile::TempDir;
+use uuid::Uuid;
+
+use process::{Process, log_tail, without_test_variables};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A broker, and a prefix of topics that are one test's own.
+struct World {
+    brokers: String,
+    prefix: String,
+    embedded: Option<(Process, TempDir)>,
+}
+
+impl World {
+    fn embedded() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+        command.args(["broker", "--broker-listen", "127.0.0.1:0"]);
+        command.args(["--admin", "127.0.0.1:0", "--data-dir"]);
+        command.arg(dir.path().join("data"));
+        let log = dir.path().join("log.txt");
+        let (process, addresses) = Process::start(command, &["broker"], &log);
+        Self::new(addresses["broker"].to_string(), Some((process, dir)))
+    }
+
+    fn apache_kafka_or_skip() -> Option<Self> {
+        match std::env::var("WAYBILL_TEST_BROKERS") {
+            Ok(brokers) => Some(Self::new(brokers, None)),
+            Err(_) => {
+                println!("SKIPPED: topics on Apache Kafka: WAYBILL_TEST_BROKERS names none");
+                None
+            }
+        }
+    }
+
+    fn new(brokers: String, embedded: Option<(Process, TempDir)>) -> Self {
+        Self {
+            brokers,
+            prefix: format!("test-{}", Uuid::new_v4().simple()),
+            embedded,
+        }
+    }
+
+    fn topic(&self, name: &str) -> String {
+        format!("{}.{name}.v1", self.prefix)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+        without_test_variables(&mut command);
+        command.args(arguments).args(["--brokers", &self.brokers]);
+        command.env("WAYBILL_KAFKA__TOPIC_PREFIX", &self.prefix);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs the program to its end.
+    fn run(&self, arguments: &[&str]) -> Ran {
+        Ran::new(self.command(arguments).output().unwrap())
+    }
+
+    fn client(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.brokers);
+        config
+    }
+
+    /// Makes a topic with settings of its own.
+    fn make(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
+        let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
+        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        for (key, value) in settings {
+            topic = topic.set(key, value);
+        }
+        let made = block_on(admin.create_topics([&topic], &AdminOptions::new())).unwrap();
+        assert!(made.iter().all(Result::is_ok), "{made:?}");
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while !self.topics().contains(&name.to_owned()) {
+            assert!(std::time::Instant::now() < deadline, "{name} is not known");
+        }
+    }
+
+    /// The topics of this test.
+    fn topics(&self) -> Vec<String> {
+        let consumer: BaseConsumer = self.client().create().unwrap();
+        let metadata = consumer.fetch_metadata(None, PATIENCE).unwrap();
+        let names = metadata.topics().iter().map(|topic| topic.name());
+        names
+            .filter(|name| name.contains(&self.prefix))
+            .map(str::to_owned)
+            .collect()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        match &self.embedded {
+            Some((_, dir)) if std::thread::panicking() => {
+                eprintln!("{}", log_tail(&dir.path().join("log.txt")));
+            }
+            Some(_) => {}
+            None => {
+                let topics = self.topics();
+                let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
+                let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
+                // What stays behind harms no other test.
+                _ = block_on(admin.delete_topics(&topics, &AdminOptions::new()));
+            }
+        }
+    }
+}
+
+/// What a command said.
+#[derive(Debug)]
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    fn new(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    /// The lines of JSON.
+    fn json(&self) -> Vec<Value> {
+        let lines = self.out.lines();
+        lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap()
+        .block_on(future)
+}
+
+/// Makes of each of these functions a test on the embedded broker and one on Apache Kafka.
+macro_rules! on_both_brokers {
+    ($($test:ident)+) => {
+        mod embedded {
+            $(#[test]
+            fn $test() {
+                super::$test(&super::World::embedded());
+            })+
+        }
+        mod apache_kafka {
+            $(#[test]
+            fn $test() {
+                if let Some(world) = super::World::apache_kafka_or_skip() {
+                    super::$test(&world);
+                }
+            })+
+        }
+    };
+}
+
+on_both_brokers! {
+    what_is_missing_is_found_and_made_once_and_then_nothing_is_found
+    two_that_make_topics_at_once_both_succeed
+    a_topic_that_is_not_as_it_must_be_is_found_with_what_mends_it
+    topics_are_described_with_offsets_and_settings
+}
+
+fn what_is_missing_is_found_and_made_once_and_then_nothing_is_found(world: &World) {
+    let requests = world.topic("operation-requests");
+    let missing = world.run(&["topics", "verify"]);
+    assert_eq!(missing.code, Some(1), "{missing:?}");
+    let line = format!(
+        "{requests}: exists is no, and must be a topic of 4 partitions and replication factor 1"
+    );
+    assert!(missing.out.contains(&line), "{missing:?}");
+    assert!(
+        missing.out.contains("\n  waybill topics create\n"),
+        "{missing:?}"
+    );
+    assert!(missing.err.contains("findings"), "{missing:?}");
+
+    let tried = world.run(&["topics", "create", "--dry-run"]);
+    assert_eq!(tried.code, Some(0), "{tried:?}");
+    assert!(tried.out.contains("would be made"), "{tried:?}");
+    assert_eq!(world.topics(), Vec::<String>::new());
+
+    let outcomes = |ran: &Ran| -> Vec<String> {
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let rows = ran.json();
+        let outcomes = rows.iter().map(|row| row["outcome"].as_str().unwrap());
+        outcomes.map(str::to_owned).collect()
+    };
+    let create = ["topics", "create", "--output", "json"];
+    let made = outcomes(&world.run(&create));
+    assert!(made.len() > 10, "{made:?}");
+    assert!(made.iter().all(|outcome| outcome == "made"), "{made:?}");
+    let again = outcomes(&world.run(&create));
+    assert_eq!(again.len(), made.len());
+    assert!(again.iter().all(|outcome| outcome == "stood"), "{again:?}");
+
+    let good = world.run(&["topics", "verify"]);
+    assert_eq!(good.code, Some(0), "{good:?}");
+    assert_eq!(
+        good.out,
+        format!("ok: {} topics are as they must be\n", made.len())
+    );
+    let good = world.run(&["topics", "verify", "--output", "json"]);
+    assert_eq!((good.code, good.out.as_str()), (Some(0), ""), "{good:?}");
+}
+
+fn two_that_make_topics_at_once_both_succeed(world: &World) {
+    let both = [(), ()].map(|()| {
+        world
+            .command(&["topics", "create", "--output", "json"])
+            .spawn()
+            .unwrap()
+    });
+    let mut made = 0;
+    let mut needed = 0;
+    for process in both {
+        let ran = Ran::new(process.wait_with_output().unwrap());
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let rows = ran.json();
+        needed = rows.len();
+        made += rows.iter().filter(|row| row["outcome"] == "made").count();
+    }
+    assert_eq!(made, needed, "each topic is made by one of them");
+    assert_eq!(world.run(&["topics", "verify"]).code, Some(0));
+}
+
+fn a_topic_that_is_not_as_it_must_be_is_found_with_what_mends_it(world: &World) {
+    let requests = world.topic("operation-requests");
+    world.make(
+        &requests,
+        3,
+        &[("retention.ms", "-1"), ("max.message.bytes", "1000")],
+    );
+    assert_eq!(world.run(&["topics", "create"]).code, Some(0));
+    let found = world.run(&["topics", "verify", "--output", "json"]);
+    assert_eq!(found.code, Some(1), "{found:?}");
+    let rows = found.json();
+    assert!(rows.iter().all(|row| row["topic"] == requests.as_str()));
+    let finding = |key: &str| {
+        let row = rows.iter().find(|row| row["key"] == key);
+        row.unwrap_or_else(|| panic!("{key} is not found: {rows:?}"))
+    };
+    let partitions = finding("partitions");
+    assert_eq!(
+        (&partitions["found"], &partitions["harm"]),
+        (&"3".into(), &true.into())
+    );
+    let retention = finding("retention.ms");
+    assert_eq!(
+        (&retention["found"], &retention["harm"]),
+        (&"-1".into(), &true.into())
+    );
+    let size = finding("max.message.bytes");
+    assert_eq!(size["harm"], false);
+    let mend = format!(
+        "kafka-configs.sh --bootstrap-server {} --alter --entity-type topics --entity-name {requests} \
+         --add-config max.message.bytes=1114112",
+        world.brokers
+    );
+    assert_eq!(size["mend"], mend.as_str());
+
+    // And no role starts with it.
+    let dir = tempfile::tempdir().unwrap();
+    let mut up = world.command(&["up"]);
+    for flag in ["--http", "--admin", "--services"] {
+        up.args([flag, "127.0.0.1:0"]);
+    }
+    let refused = Ran::new(up.arg("--data-dir").arg(dir.path()).output().unwrap());
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    let why = format!(
+        "topic {requests} has 3 partitions, not 4: `partitions` is fixed once data exists; set it to 3"
+    );
+    assert!(refused.err.contains(&why), "{refused:?}");
+    assert!(
+        refused.err.contains("a topic is not as it should be"),
+        "the size is a warning: {refused:?}"
+    );
+}
+
+fn topics_are_described_with_offsets_and_settings(world: &World) {
+    let missing = world.run(&["topics", "describe", "recovery", "--output", "json"]);
+    assert_eq!(missing.code, Some(0), "{missing:?}");
+    assert_eq!(missing.json()[0]["exists"], false);
+
+    assert_eq!(world.run(&["topics", "create"]).code, Some(0));
+    let all = world.run(&["topics", "describe", "--output", "json"]);
+    assert_eq!(all.code, Some(0), "{all:?}");
+    assert_eq!(all.json().len(), world.topics().len());
+
+    let one = world.run(&[
+        "topics",
+        "describe",
+        "operation-requests",
+        "--output",
+        "json",
+    ]);
+    let rows = one.json();
+    let [row] = &rows[..] else { panic!("{one:?}") };
+    assert_eq!(row["topic"], world.topic("operation-requests").as_str());
+    let partitions = row["partitions"].as_array().unwrap();
+    assert_eq!(partitions.len(), 4);
+    for (number, partition) in partitions.iter().enumerate() {
+        assert_eq!(partition["partition"], number);
+        assert_eq!(
+            (&partition["low"], &partition["high"]),
+            (&0.into(), &0.into())
+        );
+        assert_eq!(partition["replicas"], partition["inSync"]);
+        assert_eq!(partition["replicas"][0], partition["leader"]);
+    }
+    let settings = &row["settings"];
+    assert_eq!(settings["retention.ms"], "259200000");
+    assert_eq!(settings["cleanup.policy"], "delete");
+    // What makes an acknowledged request durable there, though it is reached like any other broker.
+    match world.embedded {
+        Some(_) => assert_eq!(settings["flush.messages"], "1"),
+        None => assert_eq!(settings["min.insync.replicas"], "1"),
+    }
+
+    let people = world.run(&["topics", "describe", "operation-requests"]);
+    assert!(
+        people.out.contains("\n  retention.ms=259200000\n"),
+        "{people:?}"
+    );
+    assert!(people.out.contains("PARTITION  LEADER"), "{people:?}");
+    let unknown = world.run(&["topics", "describe", "parcels"]);
+    assert_eq!(unknown.code, Some(1), "{unknown:?}");
+    assert!(unknown.err.contains("parcels is no topic"), "{unknown:?}");
+}
