@@ -53,17 +53,20 @@ pub async fn a_layout_is_replaced_only_from_what_was_seen_and_read_back(subject:
 
 pub async fn of_eight_contenders_exactly_one_replaces_the_layout(subject: &impl Subject) {
     let store = subject.open().await;
+    // All successors differ, and all are of the one layout that is seen before any contender begins.
     let (seen, _) = next(&*store, 1).await;
-    let mut contenders = Vec::new();
+    let mut layouts = Vec::new();
     for readers in 1..=8 {
-        // All successors differ.
-        let (seen, layout) = next(&*store, 4 * readers).await;
-        let store = Arc::clone(&store);
-        contenders.push(tokio::spawn(async move {
+        layouts.push(next(&*store, 4 * readers).await.1);
+    }
+    let contenders = layouts.into_iter().map(|layout| {
+        let (store, seen) = (Arc::clone(&store), seen.clone());
+        tokio::spawn(async move {
             let is_set = store.set_layout(seen, layout.clone()).await.unwrap();
             is_set.then_some(layout)
-        }));
-    }
+        })
+    });
+    let contenders = contenders.collect::<Vec<_>>();
     let mut winners = Vec::new();
     for contender in contenders {
         winners.extend(contender.await.unwrap());
