@@ -16,6 +16,7 @@ mod clock;
 pub mod config;
 pub mod contact;
 pub mod ingestion;
+mod letters;
 mod limits;
 mod readers;
 mod registry;

@@ -11,13 +11,16 @@
 //! * **Reading ahead is bounded**: `queueMax` and `foldedMax` together. Beyond it the topic is the
 //!   queue; the group is served all the same.
 //!
+//! A record that cannot be read goes to the topic's dead-letter topic, by the first of its followers, so that
+//! it lies there once.
+//!
 //! Two processes share a receiver's partitions. One that takes a partition over tells again of what
 //! the other was telling of; alerts have ids.
 
 mod partitions;
 mod reader;
 
-use std::sync::mpsc as std_mpsc;
+use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -26,7 +29,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use waybill_kafka::{GroupConsumer, GroupOptions, KafkaSettings};
+use waybill_kafka::{
+    GroupConsumer, GroupOptions, KafkaSettings, Producer, ProducerOptions, Settlement,
+};
 use waybill_messages::Topics;
 
 pub(super) use self::partitions::Place;
@@ -38,6 +43,7 @@ use super::notifier::{Notifier, Receipt, Undeliverable};
 use super::worker::Worker;
 use super::{ReceiverError, receivers};
 use crate::config::AlertsConfig;
+use crate::limits::DEAD_LETTER_BYTES_MAX;
 
 /// Alerts between the polling thread and the notifier: a batch, so that neither waits for the other
 /// at every single one.
@@ -68,6 +74,7 @@ pub struct Follower {
     source: AlertSource,
     max_age: Duration,
     ahead_max: usize,
+    keeps_letters: bool,
 }
 
 /// Makes a follower for every receiver of the configuration, in the order of their names.
@@ -79,14 +86,16 @@ pub fn followers(
     config: &AlertsConfig,
     source: &AlertSource,
 ) -> Result<Vec<Follower>, ReceiverError> {
-    let follower = |(notifier, worker)| Follower {
+    let follower = |(nth, (notifier, worker))| Follower {
+        keeps_letters: nth == 0,
         notifier,
         worker,
         source: source.clone(),
         max_age: config.max_age,
         ahead_max: config.queue_max.saturating_add(config.folded_max),
     };
-    Ok(receivers(config)?.into_iter().map(follower).collect())
+    let receivers = receivers(config)?.into_iter().enumerate();
+    Ok(receivers.map(follower).collect())
 }
 
 impl Follower {
@@ -109,6 +118,7 @@ impl Follower {
             source,
             max_age,
             ahead_max,
+            keeps_letters,
         } = self;
         let stop_within = source.stop_within;
         let reading = Reading {
@@ -119,6 +129,7 @@ impl Follower {
             source,
             max_age,
             ahead_max,
+            keeps_letters,
         };
         let may_go_on = stop.clone();
         read_with(reading, stop, |read, settled| async move {
@@ -145,6 +156,8 @@ pub(super) struct Reading {
     pub(super) max_age: Duration,
     /// How far to read ahead of what is settled, in records.
     pub(super) ahead_max: usize,
+    /// Whether what cannot be read is its to keep: of several that follow one topic, one does.
+    pub(super) keeps_letters: bool,
     pub(super) metrics: FollowerMetrics,
 }
 
@@ -160,7 +173,12 @@ impl Reading {
         consumer
             .subscribe(&[&self.topic])
             .with_context(|| format!("{} cannot be followed", self.topic))?;
+        let keeper = match self.keeps_letters {
+            true => Some(keeper(&self.source.kafka)?),
+            false => None,
+        };
         Ok(Reader {
+            keeper,
             receiver: self.name,
             topic: self.topic,
             consumer,
@@ -170,6 +188,14 @@ impl Reading {
             metrics: self.metrics,
         })
     }
+}
+
+fn keeper(kafka: &KafkaSettings) -> anyhow::Result<Producer<Arc<Settlement>>> {
+    let options = ProducerOptions {
+        message_bytes_max: DEAD_LETTER_BYTES_MAX,
+        ..ProducerOptions::new("waybill-alerts")
+    };
+    Producer::new(kafka, &options).context("the producer for dead letters cannot be made")
 }
 
 /// Reads on a thread of its own until it is stopped, with somebody who tells of what is read and says

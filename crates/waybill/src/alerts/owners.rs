@@ -61,7 +61,7 @@ pub fn owners_followers(
     config: &AlertsConfig,
     source: &AlertSource,
 ) -> Result<Vec<OwnersFollower>, ReceiverError> {
-    let follower = |teller: Teller| {
+    let follower = |(nth, teller): (usize, Teller)| {
         let way = teller.way.as_str();
         OwnersFollower {
             reading: Reading {
@@ -71,12 +71,14 @@ pub fn owners_followers(
                 source: source.clone(),
                 max_age: config.max_age,
                 ahead_max: config.queue_max,
+                keeps_letters: nth == 0,
                 metrics: FollowerMetrics::of_owners(way),
             },
             teller,
         }
     };
-    Ok(tellers(config)?.into_iter().map(follower).collect())
+    let tellers = tellers(config)?.into_iter().enumerate();
+    Ok(tellers.map(follower).collect())
 }
 
 /// Checks what owners are told with.

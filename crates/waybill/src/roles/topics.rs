@@ -40,7 +40,7 @@ const STEP_PARTITION_BYTES_MAX: u64 = 128 * 1024 * 1024;
 /// What a partition of status records, failed operations or dead letters keeps on it.
 const RESULT_PARTITION_BYTES_MAX: u64 = 512 * 1024 * 1024;
 
-/// How long the topic that holds personal data keeps it at most.
+/// How long the topics that hold personal data alone keep it at most.
 const CONTACTS_RETENTION_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// The bound of a topic's size on disk, which no broker but the embedded one has.
@@ -70,6 +70,8 @@ pub(crate) enum Kind {
     Notices,
     /// What could not be read.
     DeadLetters,
+    /// What could not be read of whom to tell: personal data, too.
+    NoticeLetters,
 }
 
 /// A topic that Waybill needs.
@@ -265,7 +267,8 @@ pub(crate) fn needed(config: &Config, workflows: &Workflows, broker: BrokerKind)
         },
         partitions_key: "partitions",
     };
-    let dead_letters = |name: &str| of(&Topics::dead_letter(name), Kind::DeadLetters);
+    let letters = |name: &str, kind| of(&Topics::dead_letter(name), kind);
+    let dead_letters = |name: &str| letters(name, Kind::DeadLetters);
     let mut needed = vec![
         of(names.requests(), Kind::Requests),
         of(names.step_replies(), Kind::Steps),
@@ -278,6 +281,8 @@ pub(crate) fn needed(config: &Config, workflows: &Workflows, broker: BrokerKind)
         dead_letters(names.step_replies()),
         dead_letters(names.recovery()),
         dead_letters(names.failed_operations()),
+        dead_letters(names.operator_alerts()),
+        letters(names.owner_notices(), Kind::NoticeLetters),
     ];
     for agent in workflows.agents() {
         let topic = names.step_requests(&agent);
@@ -293,16 +298,15 @@ pub(crate) fn needed(config: &Config, workflows: &Workflows, broker: BrokerKind)
 /// The settings that a topic is made with.
 fn settings(config: &Config, kind: Kind, broker: BrokerKind) -> Vec<(&'static str, String)> {
     let kafka = &config.kafka;
+    let contacts_retention = kafka.results_retention.min(CONTACTS_RETENTION_MAX);
     let (retention, bytes_max) = match kind {
         // What an operator asks for is answered once it is there: as durable as a request.
         Kind::Requests | Kind::Recoveries => (kafka.requests_retention, RECORD_BYTES_MAX),
         Kind::Steps => (kafka.steps_retention, RECORD_BYTES_MAX),
         Kind::Results => (kafka.results_retention, RECORD_BYTES_MAX),
-        Kind::Notices => (
-            kafka.results_retention.min(CONTACTS_RETENTION_MAX),
-            RECORD_BYTES_MAX,
-        ),
+        Kind::Notices => (contacts_retention, RECORD_BYTES_MAX),
         Kind::DeadLetters => (kafka.results_retention, DEAD_LETTER_BYTES_MAX),
+        Kind::NoticeLetters => (contacts_retention, DEAD_LETTER_BYTES_MAX),
     };
     let mut settings = vec![
         ("cleanup.policy", "delete".to_owned()),
@@ -330,7 +334,7 @@ fn on_kafka(settings: &mut Vec<(&'static str, String)>, kind: Kind, replication:
     match kind {
         // Whatever the brokers' default is: what was accepted does not go for want of space.
         Kind::Requests | Kind::Recoveries => settings.push(("retention.bytes", "-1".to_owned())),
-        Kind::Steps | Kind::Results | Kind::Notices | Kind::DeadLetters => {}
+        Kind::Steps | Kind::Results | Kind::Notices | Kind::DeadLetters | Kind::NoticeLetters => {}
     }
 }
 
@@ -356,7 +360,7 @@ fn on_the_embedded_broker(settings: &mut Vec<(&'static str, String)>, kind: Kind
         Kind::Steps => {
             settings.push(("retention.bytes", STEP_PARTITION_BYTES_MAX.to_string()));
         }
-        Kind::Results | Kind::Notices | Kind::DeadLetters => {
+        Kind::Results | Kind::Notices | Kind::DeadLetters | Kind::NoticeLetters => {
             settings.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
         }
     }

@@ -6,18 +6,16 @@ use std::time::{Duration, Instant};
 use waybill_engine::{PartitionId, Recovery, partition_for};
 use waybill_kafka::{
     ClientError, KafkaSettings, OutRecord, ProduceError, Producer, ProducerOptions, RawRecord,
-    SendError, Settlement,
+    Settlement,
 };
 use waybill_messages::{EncodeError, Topics};
 
-use super::aside::is_hopeless;
 use super::metrics::SupervisorMetrics;
+use crate::letters::{enqueue, keep};
 use crate::limits::DEAD_LETTER_BYTES_MAX;
 
 /// How many recoveries are under way at once.
 const CHUNK_MAX: usize = 500;
-/// How long to wait for room in a full producer queue.
-const FULL_PAUSE: Duration = Duration::from_millis(10);
 
 /// Why something could not be asked for.
 #[derive(Debug, thiserror::Error)]
@@ -82,35 +80,7 @@ impl Asker {
     /// Keeps records that cannot be read; returns once the broker has acknowledged each, or has refused
     /// it for good.
     pub(super) async fn put_aside(&self, letters: &[RawRecord]) -> Result<(), AskError> {
-        for letter in letters {
-            let record = OutRecord {
-                topic: &letter.topic,
-                partition: letter.partition,
-                key: letter.key.as_deref(),
-                value: letter.value.as_deref(),
-                headers: &letter.headers(),
-                timestamp_ms: letter.timestamp_ms,
-            };
-            let (settlement, settled) = Settlement::channel(1);
-            let sent = self.enqueue(&record, &settlement).await;
-            drop(settlement);
-            let kept = match sent {
-                Ok(()) => match settled.await {
-                    Ok(result) => result,
-                    Err(_) => unreachable!("a settlement says what became of its records"),
-                },
-                Err(error) => Err(error),
-            };
-            match kept {
-                Err(error) if is_hopeless(&error) => tracing::error!(
-                    topic = letter.topic,
-                    error = &error as &dyn std::error::Error,
-                    "a record that cannot be read is not kept as a dead letter"
-                ),
-                kept => kept?,
-            }
-        }
-        Ok(())
+        Ok(keep(&self.producer, letters).await?)
     }
 
     async fn send(
@@ -123,26 +93,7 @@ impl Asker {
         self.topics.framing().encode(recovery, &mut value)?;
         let partition: PartitionId = partition_for(recovery.operation, self.partitions);
         let record = OutRecord::new(self.topics.recovery(), partition, &key, &value);
-        Ok(self.enqueue(&record, settlement).await?)
-    }
-
-    /// Hands a record to the producer, once there is room for it.
-    async fn enqueue(
-        &self,
-        record: &OutRecord<'_>,
-        settlement: &Arc<Settlement>,
-    ) -> Result<(), ProduceError> {
-        let mut token = settlement.clone();
-        loop {
-            match self.producer.send(record, token) {
-                Ok(()) => return Ok(()),
-                Err(SendError::QueueFull(back)) => {
-                    token = back;
-                    tokio::time::sleep(FULL_PAUSE).await;
-                }
-                Err(SendError::Refused { error, .. }) => return Err(error),
-            }
-        }
+        Ok(enqueue(&self.producer, &record, settlement).await?)
     }
 
     async fn wait_for_turn(&self, recoveries: usize) {

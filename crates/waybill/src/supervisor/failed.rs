@@ -16,12 +16,12 @@ use waybill_kafka::{
 };
 use waybill_messages::{DecodeError, SchemaId};
 
-use super::aside::letter;
 use super::ask::Asker;
 use super::metrics::SupervisorMetrics;
 use super::{SupervisorParts, SupervisorSettings};
 use crate::chain::chain;
 use crate::clock::wall_clock;
+use crate::letters::letter;
 
 /// The consumer group of all supervisors of an installation, behind the topics' prefix.
 const GROUP: &str = "supervisors";
@@ -160,7 +160,7 @@ impl Following {
                         error = &error as &dyn std::error::Error,
                         "a record of failed-operations cannot be read and goes to the dead-letter topic; its operation is found by the deadline index"
                     );
-                    letters.push(letter(record.clone(), &chain(&error)));
+                    letters.push(letter(record.clone(), "supervisor", &chain(&error)));
                 }
             }
         }

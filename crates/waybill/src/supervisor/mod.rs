@@ -17,7 +17,6 @@
 //! Deliberately absent: a memory of what was asked. A recovery names the attempt that it saw, so
 //! that asking twice changes nothing.
 
-mod aside;
 mod ask;
 mod failed;
 mod lease;

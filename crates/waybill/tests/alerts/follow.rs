@@ -13,10 +13,11 @@ use waybill::alerts::{AlertSource, followers};
 use waybill::config::{AlertsConfig, ReceiverConfig};
 use waybill_broker::{Broker, BrokerConfig};
 use waybill_engine::{
-    AlertKind, OperationId, OperatorAlert, PartitionId, StepError, Timestamp, partition_for,
+    AlertKind, Offset, OperationId, OperatorAlert, PartitionId, StepError, Timestamp, partition_for,
 };
 use waybill_kafka::{
-    Admin, KafkaSettings, OutRecord, Producer, ProducerOptions, Settlement, TopicSpec,
+    Admin, ConsumerOptions, KafkaSettings, OutRecord, PartitionConsumer, PollLimits, Producer,
+    ProducerOptions, RawRecord, RecordRef, Settlement, TopicSpec,
 };
 use waybill_messages::{Record as _, Topics};
 
@@ -68,6 +69,47 @@ async fn what_lies_in_the_topic_before_the_first_start_is_told_of_unless_it_is_t
     .await;
     following.stop().await;
     assert_eq!(receiver.count(), 2);
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_kept_once_however_many_are_told() {
+    let log = Log::start().await;
+    let (one, other) = (Receiver::start([]).await, Receiver::start([]).await);
+    log.send_bytes(PartitionId(1), b"no alert").await;
+    let following = log.follow(
+        [("one", webhook(&one)), ("other", webhook(&other))],
+        quick(),
+    );
+    log.send(&[alert("behind it")]).await;
+    received(&one, 1).await;
+    received(&other, 1).await;
+    let letter = log.letter().await;
+    following.stop().await;
+
+    assert_eq!(
+        (letter.partition, letter.value.as_deref()),
+        (PartitionId(1), Some(&b"no alert"[..]))
+    );
+    let header = |wanted: &str| {
+        let mut headers = letter.headers.iter();
+        let (_, value) = headers.find(|(name, _)| name == wanted).unwrap();
+        String::from_utf8(value.clone().unwrap()).unwrap()
+    };
+    assert_eq!(
+        header("__connect.errors.topic"),
+        log.topics.operator_alerts()
+    );
+    assert_eq!(header("__connect.errors.offset"), "0");
+    // Both have passed it, and will not see it again.
+    let back = Receiver::start([]).await;
+    let following = log.follow(
+        [("one", webhook(&back)), ("other", webhook(&back))],
+        quick(),
+    );
+    log.send(&[alert("last")]).await;
+    received(&back, 2).await;
+    following.stop().await;
+    assert_eq!(log.letters(), 1);
 }
 
 #[tokio::test]
@@ -271,8 +313,11 @@ impl Log {
         let topics = Topics::default();
         let admin = Admin::new(&kafka, "test").unwrap();
         admin.wait_ready(PATIENCE).await.unwrap();
-        let specs = [topics.operator_alerts(), topics.owner_notices()]
-            .map(|topic| TopicSpec::new(topic, PARTITIONS));
+        let specs = [topics.operator_alerts(), topics.owner_notices()].map(|topic| {
+            [topic.to_owned(), Topics::dead_letter(topic)]
+                .map(|topic| TopicSpec::new(topic, PARTITIONS))
+        });
+        let specs = specs.concat();
         admin.create_topics(&specs).await.unwrap();
         let producer = Producer::new(&kafka, &ProducerOptions::new("test")).unwrap();
         Self {
@@ -304,6 +349,43 @@ impl Log {
         let record = OutRecord::new(topic, partition, b"key", value);
         assert!(self.producer.send(&record, settlement).is_ok());
         settled.await.unwrap().unwrap();
+    }
+
+    /// The first letter that keeps an alert.
+    async fn letter(&self) -> RawRecord {
+        let reader = self.letters_reader();
+        let topic = Topics::dead_letter(self.topics.operator_alerts());
+        let all =
+            (0..PARTITIONS).map(|partition| (topic.as_str(), PartitionId(partition), Offset(0)));
+        reader.assign(&all.collect::<Vec<_>>()).unwrap();
+        let limits = PollLimits {
+            records: 1,
+            bytes: 1 << 20,
+        };
+        let mut letter = None;
+        eventually("a letter comes", || {
+            let mut take = |record: RecordRef<'_>| letter = Some(record.to_raw());
+            reader.poll(limits, Duration::ZERO, &mut take).unwrap();
+            letter.is_some()
+        })
+        .await;
+        letter.unwrap()
+    }
+
+    /// How many letters keep alerts.
+    fn letters(&self) -> i64 {
+        let reader = self.letters_reader();
+        let topic = Topics::dead_letter(self.topics.operator_alerts());
+        let held = (0..PARTITIONS).map(|partition| {
+            let held = reader.watermarks(&topic, PartitionId(partition), PATIENCE);
+            let (start, end) = held.unwrap();
+            end.0 - start.0
+        });
+        held.sum()
+    }
+
+    fn letters_reader(&self) -> PartitionConsumer {
+        PartitionConsumer::new(&self.kafka, &ConsumerOptions::new("test")).unwrap()
     }
 
     fn follow<const N: usize>(

@@ -1,6 +1,6 @@
 //! The polling thread of one receiver: it reads as far ahead as it may, and commits what is settled.
 
-use std::sync::mpsc as std_mpsc;
+use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -9,13 +9,18 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{Offset, OperatorAlert, PartitionId, Timestamp};
-use waybill_kafka::{GroupConsumer, GroupHandler, PollLimits, RecordRef, TopicPartition};
+use waybill_kafka::{
+    GroupConsumer, GroupHandler, PollLimits, Producer, RawRecord, RecordRef, Settlement,
+    TopicPartition,
+};
 use waybill_messages::{DecodeError, Framing};
 
 use super::partitions::{Partitions, Place};
 use crate::alerts::alert::Alert;
 use crate::alerts::metrics::FollowerMetrics;
+use crate::chain::chain;
 use crate::clock::wall_clock;
+use crate::letters::{keep, letter};
 
 /// How long a poll waits, and how long room is waited for: together the longest that a stop, or an
 /// alert that is settled, goes unnoticed.
@@ -60,6 +65,8 @@ pub(super) struct Reader {
     pub(super) ahead_max: usize,
     pub(super) framing: Framing,
     pub(super) metrics: FollowerMetrics,
+    /// What keeps records that cannot be read; `None` where another follower of the topic keeps them.
+    pub(super) keeper: Option<Producer<Arc<Settlement>>>,
 }
 
 impl Reader {
@@ -78,6 +85,8 @@ impl Reader {
             oldest: Timestamp::default(),
             skipped: 0,
             waiting: Vec::new(),
+            letters: Vec::new(),
+            keeps_letters: self.keeper.is_some(),
             topic: &self.topic,
             framing: &self.framing,
             receiver: &self.receiver,
@@ -97,6 +106,7 @@ impl Reader {
             intake.oldest = wall_clock() - self.max_age;
             self.consumer.poll(limits, POLL_WAIT, &mut intake)?;
             intake.tell_of_skipped();
+            self.keep_letters(&mut intake, runtime, stop);
             for place in settled.try_iter() {
                 intake.partitions.done(place);
             }
@@ -114,7 +124,7 @@ impl Reader {
 
     /// How many records may be taken. Waits a little where there is no place for a single one.
     fn room<T: Followed>(&self, intake: &Intake<'_, T>, runtime: &Handle) -> usize {
-        if !intake.waiting.is_empty() {
+        if !intake.waiting.is_empty() || !intake.letters.is_empty() {
             return 0;
         }
         let reads = &intake.reads;
@@ -125,6 +135,36 @@ impl Reader {
         let ahead = intake.partitions.ahead();
         self.metrics.waiting.set(ahead as f64);
         self.ahead_max.saturating_sub(ahead).min(reads.capacity())
+    }
+
+    /// Keeps what could not be read. What cannot be kept now is tried again after the next poll, or read
+    /// again after the next start.
+    fn keep_letters<T>(
+        &self,
+        intake: &mut Intake<'_, T>,
+        runtime: &Handle,
+        stop: &CancellationToken,
+    ) {
+        let Some(keeper) = &self.keeper else { return };
+        if intake.letters.is_empty() {
+            return;
+        }
+        let letters = intake.letters.iter().map(|(_, letter)| letter.clone());
+        let letters: Vec<RawRecord> = letters.collect();
+        let kept = runtime.block_on(stop.run_until_cancelled(keep(keeper, &letters)));
+        match kept {
+            None => {}
+            Some(Ok(())) => {
+                for (place, _) in intake.letters.drain(..) {
+                    intake.partitions.done(place);
+                }
+            }
+            Some(Err(error)) => tracing::warn!(
+                receiver = self.receiver,
+                error = &error as &dyn std::error::Error,
+                "a record that cannot be read is not kept yet; trying again"
+            ),
+        }
     }
 
     fn commit(&self, partitions: &mut Partitions) {
@@ -151,7 +191,11 @@ struct Intake<'a, T> {
     oldest: Timestamp,
     skipped: u64,
     /// Records whose schema the registry has not told yet. While there are some, no more are polled.
-    waiting: Vec<(Place, Vec<u8>)>,
+    waiting: Vec<(Place, RawRecord)>,
+    /// Records that cannot be read, as they are to be kept. While there are some, no more are polled.
+    letters: Vec<(Place, RawRecord)>,
+    /// Whether they are this follower's to keep.
+    keeps_letters: bool,
     topic: &'a str,
     framing: &'a Framing,
     receiver: &'a str,
@@ -176,12 +220,13 @@ impl<T> Intake<'_, T> {
 impl<T: Followed> Intake<'_, T> {
     /// Reads again what could not be read yet.
     fn read_waiting(&mut self) {
-        for (place, value) in std::mem::take(&mut self.waiting) {
-            self.take(place, &value);
+        for (place, record) in std::mem::take(&mut self.waiting) {
+            let value = record.value.as_deref().unwrap_or_default();
+            self.take(place, value, || record.clone());
         }
     }
 
-    fn take(&mut self, place: Place, value: &[u8]) {
+    fn take(&mut self, place: Place, value: &[u8], record: impl FnOnce() -> RawRecord) {
         match T::read(value, self.framing) {
             Ok(item) if item.at() < self.oldest => {
                 self.skipped += 1;
@@ -193,7 +238,7 @@ impl<T: Followed> Intake<'_, T> {
                 _ = self.reads.try_send(Read { place, item });
             }
             Err(error) if error.waits_for().is_some() => {
-                self.waiting.push((place, value.to_vec()));
+                self.waiting.push((place, record()));
             }
             Err(error) => {
                 self.metrics.unreadable.increment(1);
@@ -204,7 +249,13 @@ impl<T: Followed> Intake<'_, T> {
                     error = &error as &dyn std::error::Error,
                     "a record cannot be read and is not told of"
                 );
-                self.partitions.done(place);
+                match self.keeps_letters {
+                    true => {
+                        let letter = letter(record(), "alerts", &chain(&error));
+                        self.letters.push((place, letter));
+                    }
+                    false => self.partitions.done(place),
+                }
             }
         }
     }
@@ -213,7 +264,8 @@ impl<T: Followed> Intake<'_, T> {
 impl<T: Followed> GroupHandler for Intake<'_, T> {
     fn record(&mut self, record: RecordRef<'_>) {
         if let Some(place) = self.partitions.begin(record.partition(), record.offset()) {
-            self.take(place, record.value().unwrap_or_default());
+            let value = record.value().unwrap_or_default();
+            self.take(place, value, || record.to_raw());
         }
     }
 

@@ -320,7 +320,9 @@ fn rules(config: &Config, broker: BrokerKind, topic: &Needed) -> Vec<Rule> {
     let (retention_max, too_high) = match topic.kind {
         // A request that is read again when its row is gone would be performed once more.
         Kind::Requests => (Some(millis(config.store.retention) - 1), Weight::Harm),
-        Kind::Notices => (Some(millis(CONTACTS_RETENTION_MAX)), Weight::Warning),
+        Kind::Notices | Kind::NoticeLetters => {
+            (Some(millis(CONTACTS_RETENTION_MAX)), Weight::Warning)
+        }
         Kind::Recoveries | Kind::Steps | Kind::Results | Kind::DeadLetters => {
             (None, Weight::Warning)
         }
