@@ -42,7 +42,7 @@ pub use delivery::{Delivered, DeliveredShared, Delivery, ProduceError};
 pub use error::{ClientError, RequestError};
 pub use group_consumer::{GroupConsumer, GroupHandler, GroupOptions, TopicPartition};
 pub use partition_consumer::{ConsumerOptions, PartitionConsumer};
-pub use poll::{PollError, PollLimits, Polled};
+pub use poll::{OutOfRange, PollError, PollLimits, Polled};
 pub use producer::{Producer, ProducerOptions, SendError};
 /// librdkafka's error codes, local and the broker's alike.
 pub use rdkafka::types::RDKafkaErrorCode as ErrorCode;

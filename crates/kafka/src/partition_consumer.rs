@@ -15,7 +15,7 @@ use waybill_engine::{Offset, PartitionId};
 
 use crate::client_log::ClientLog;
 use crate::error::{ClientError, RequestError};
-use crate::poll::{self, PollError, PollLimits, Polled, Severity};
+use crate::poll::{self, OutOfRange, PollError, PollLimits, Polled, Severity};
 use crate::record::{RecordRef, partition_id, partition_number};
 use crate::settings::KafkaSettings;
 
@@ -314,27 +314,34 @@ impl PartitionConsumer {
         }
     }
 
-    /// Finds out which partition's position does not exist. librdkafka's error does not say.
+    /// Finds out which partitions' positions do not exist. librdkafka's error does not say of which one it
+    /// tells, and each is told of once: so all of them are looked for.
     fn diagnose(&self, error: &KafkaError) -> PollError {
         let positions = self.consumer.position().unwrap_or_default();
+        let mut out_of_range = Vec::new();
+        let mut all_are_known = true;
         for element in positions.elements() {
             let (topic, partition) = (element.topic(), element.partition());
             let position = self.position_of(&element);
-            let Ok((low, high)) =
-                self.consumer
-                    .fetch_watermarks(topic, partition, DIAGNOSIS_TIMEOUT)
-            else {
-                continue;
+            let held = self
+                .consumer
+                .fetch_watermarks(topic, partition, DIAGNOSIS_TIMEOUT);
+            let Ok((low, high)) = held else {
+                all_are_known = false;
+                break;
             };
             if position < low || position > high {
-                return PollError::OffsetOutOfRange {
+                out_of_range.push(OutOfRange {
                     topic: topic.to_owned(),
                     partition: partition_id(partition),
                     offset: Offset(position),
                     low: Offset(low),
                     high: Offset(high),
-                };
+                });
             }
+        }
+        if all_are_known && !out_of_range.is_empty() {
+            return PollError::OffsetOutOfRange(out_of_range);
         }
         let reason = self
             .consumer

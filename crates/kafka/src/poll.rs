@@ -1,5 +1,6 @@
 //! Taking records from a consumer, a batch at a time.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, ConsumerContext};
@@ -33,24 +34,10 @@ pub struct Polled {
 /// Records that were handed to the callback before the error was met stay handed over.
 #[derive(Debug, thiserror::Error)]
 pub enum PollError {
-    /// The offset to read next is not in the partition: retention took it, the log lost its end,
-    /// or the topic was made anew. The partition is not read any further.
-    #[error(
-        "offset {offset} of {topic} partition {partition} does not exist: the partition holds \
-         {low} up to {high}"
-    )]
-    OffsetOutOfRange {
-        /// The topic.
-        topic: String,
-        /// The partition.
-        partition: PartitionId,
-        /// The offset that was to be read next.
-        offset: Offset,
-        /// The first offset that exists.
-        low: Offset,
-        /// The offset that the next record will get.
-        high: Offset,
-    },
+    /// The offsets to read next are not in their partitions: retention took them, the logs lost their
+    /// ends, or the topic was made anew. None of these partitions is read any further.
+    #[error("{}", said(.0))]
+    OffsetOutOfRange(Vec<OutOfRange>),
     /// An assigned partition's position became invalid, and it could not be found out which.
     #[error("the position in one of the assigned partitions is no longer valid: {reason}")]
     PositionLost {
@@ -66,6 +53,43 @@ pub enum PollError {
         #[source]
         source: KafkaError,
     },
+}
+
+/// A partition whose offset to read next does not exist.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OutOfRange {
+    /// The topic.
+    pub topic: String,
+    /// The partition.
+    pub partition: PartitionId,
+    /// The offset that was to be read next.
+    pub offset: Offset,
+    /// The first offset that exists.
+    pub low: Offset,
+    /// The offset that the next record will get.
+    pub high: Offset,
+}
+
+impl fmt::Display for OutOfRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            topic,
+            partition,
+            offset,
+            low,
+            high,
+        } = self;
+        write!(
+            f,
+            "offset {offset} of {topic} partition {partition} does not exist: the partition holds {low} up \
+             to {high}"
+        )
+    }
+}
+
+fn said(partitions: &[OutOfRange]) -> String {
+    let said: Vec<String> = partitions.iter().map(ToString::to_string).collect();
+    said.join("; ")
 }
 
 /// What an error met while polling asks for.

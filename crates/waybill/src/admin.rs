@@ -170,7 +170,7 @@ pub trait SchedulerControl: std::fmt::Debug + Send + Sync {
 }
 
 /// One reader's scheduler, as shown to an operator.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SchedulerView {
     /// The reader; where no partition is shared, it has the partition's number.
@@ -191,6 +191,9 @@ pub struct SchedulerView {
     pub in_flight: usize,
     /// The operation that the checkpoint on the requests waits for, if there is one.
     pub held_by: Option<HeldView>,
+    /// Why it is refused, and what mends that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// An operation that holds a checkpoint.
@@ -218,7 +221,7 @@ pub enum SchedulerState {
     /// Finishing what is under way before it lets go.
     Stopping,
     /// Its checkpoint does not fit the log: it does not run before a person has looked, since going
-    /// on would lose operations. The log says what is wrong.
+    /// on would lose operations. [`SchedulerView::reason`] says what is wrong.
     Refused,
 }
 

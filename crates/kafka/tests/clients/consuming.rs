@@ -14,6 +14,7 @@ on_both_brokers! {
     partitions_are_added_and_removed_without_disturbing_the_others
     a_start_beyond_the_end_is_an_error_that_names_the_partition
     a_start_below_what_was_deleted_is_an_error_that_names_what_is_left
+    of_several_partitions_without_their_offsets_each_is_told_of
     a_topic_made_anew_with_fewer_records_is_an_error_to_who_had_read_more
     a_partition_that_is_read_from_its_end_is_told_to_be_read_to_there
     a_copy_of_the_checkpoint_is_committed_for_lag_tools
@@ -85,6 +86,27 @@ fn a_start_beyond_the_end_is_an_error_that_names_the_partition(world: &World) {
     // The other partition, read from its very end, goes on.
     send_batch(&producer, &topic, 0, &[b"d"]);
     assert_eq!(values(&read(&consumer, 1)), [b"d"]);
+}
+
+fn of_several_partitions_without_their_offsets_each_is_told_of(world: &World) {
+    let topic = world.topic("t", 3);
+    send_batch(&world.producer(), &topic, 0, &[b"a"]);
+    let consumer = world.consumer(&topic, 0, 0);
+    let beyond = [
+        (&*topic, PartitionId(1), Offset(7)),
+        (&topic, PartitionId(2), Offset(9)),
+    ];
+    consumer.add(&beyond).unwrap();
+    let told = match read_to_error(&consumer) {
+        PollError::OffsetOutOfRange(partitions) => partitions,
+        other => panic!("{other:?}"),
+    };
+    let mut told: Vec<_> = told
+        .iter()
+        .map(|of| (of.partition.0, of.offset.0))
+        .collect();
+    told.sort_unstable();
+    assert_eq!(told, [(1, 7), (2, 9)]);
 }
 
 fn a_start_below_what_was_deleted_is_an_error_that_names_what_is_left(world: &World) {
@@ -162,15 +184,12 @@ fn assert_out_of_range(
     held: (i64, i64),
 ) {
     match error {
-        PollError::OffsetOutOfRange {
-            topic: of,
-            partition: number,
-            offset: wanted,
-            low,
-            high,
-        } => {
-            assert_eq!((of.as_str(), number.0), (topic, partition));
-            assert_eq!((wanted.0, (low.0, high.0)), (offset, held));
+        PollError::OffsetOutOfRange(partitions) => {
+            let [of] = partitions.as_slice() else {
+                panic!("{partitions:?}");
+            };
+            assert_eq!((of.topic.as_str(), of.partition.0), (topic, partition));
+            assert_eq!((of.offset.0, (of.low.0, of.high.0)), (offset, held));
         }
         other => panic!("{other:?}"),
     }

@@ -10,10 +10,12 @@ pub struct Readiness {
     conditions: Arc<Mutex<Vec<Stated>>>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Stated {
     what: String,
     holds: Arc<AtomicBool>,
+    /// Why it cannot come to hold by itself.
+    note: Arc<Mutex<Option<String>>>,
 }
 
 impl Readiness {
@@ -22,16 +24,19 @@ impl Readiness {
     /// never ready by mistake in between.
     #[must_use = "a condition that nobody sets never holds"]
     pub fn expect(&self, what: impl Into<String>) -> Condition {
-        let holds = Arc::new(AtomicBool::new(false));
         let stated = Stated {
             what: what.into(),
-            holds: Arc::clone(&holds),
+            holds: Arc::default(),
+            note: Arc::default(),
         };
         self.conditions
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(stated);
-        Condition { holds }
+            .push(stated.clone());
+        Condition {
+            stated,
+            among: self.clone(),
+        }
     }
 
     /// The conditions that do not hold, in the order in which they were stated.
@@ -44,7 +49,13 @@ impl Readiness {
         conditions
             .iter()
             .filter(|stated| !stated.holds.load(Ordering::Relaxed))
-            .map(|stated| stated.what.clone())
+            .map(|stated| {
+                let note = stated.note.lock().unwrap_or_else(PoisonError::into_inner);
+                match &*note {
+                    Some(note) => format!("{} ({note})", stated.what),
+                    None => stated.what.clone(),
+                }
+            })
             .collect()
     }
 }
@@ -52,13 +63,36 @@ impl Readiness {
 /// One condition of [`Readiness`]. It keeps its last value when it is dropped.
 #[derive(Clone, Debug)]
 pub struct Condition {
-    holds: Arc<AtomicBool>,
+    stated: Stated,
+    among: Readiness,
 }
 
 impl Condition {
     /// Says whether it holds now; it may cease to, as when a lease is lost.
     pub fn set(&self, holds: bool) {
-        self.holds.store(holds, Ordering::Relaxed);
+        self.stated.holds.store(holds, Ordering::Relaxed);
+    }
+
+    /// Says why it does not come to hold by itself, if it does not.
+    pub fn note(&self, why: Option<&str>) {
+        let mut note = self
+            .stated
+            .note
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if note.as_deref() != why {
+            *note = why.map(str::to_owned);
+        }
+    }
+
+    /// Takes it back: nobody waits for it any more.
+    pub fn withdraw(&self) {
+        let mut conditions = self
+            .among
+            .conditions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        conditions.retain(|stated| !Arc::ptr_eq(&stated.holds, &self.stated.holds));
     }
 }
 

@@ -27,9 +27,10 @@ impl SchedulerControl for Fake {
             consumed: Offset(12),
             in_flight: 2,
             held_by: None,
+            reason: None,
         };
         vec![
-            view,
+            view.clone(),
             SchedulerView {
                 reader: ReaderId(1),
                 partition: PartitionId(1),

@@ -208,7 +208,11 @@ impl Connection {
                     }
                     quiet_since = Instant::now();
                 }
-                Err(PollError::OffsetOutOfRange { low, .. }) if low.0 > range.start => {
+                Err(PollError::OffsetOutOfRange(of))
+                    if of.iter().all(|of| of.low.0 > range.start) =>
+                {
+                    // One partition is read.
+                    let low = of[0].low;
                     tracing::warn!(
                         topic,
                         partition = partition.0,

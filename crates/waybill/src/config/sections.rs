@@ -235,6 +235,9 @@ pub struct SchedulerConfig {
     /// Whether a partition that the store knows nothing of is begun though its log was run before: every
     /// request of the log is then run again.
     pub start_without_state: bool,
+    /// Whether a partition goes on behind requests that were not done and are gone from its log: retention
+    /// took them, or the topic was made anew.
+    pub skip_deleted_requests: bool,
 }
 
 impl Default for SchedulerConfig {
@@ -254,6 +257,7 @@ impl Default for SchedulerConfig {
             decide_within: Duration::from_secs(15),
             tell_steps: false,
             start_without_state: false,
+            skip_deleted_requests: false,
         }
     }
 }

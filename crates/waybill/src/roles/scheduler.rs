@@ -55,6 +55,7 @@ fn scheduler_settings(config: &Config, own: Own) -> SchedulerSettings {
         lease: settings.lease,
         lease_margin: settings.lease_margin,
         start_without_state: settings.start_without_state,
+        skip_deleted_requests: settings.skip_deleted_requests,
         drain: settings.drain,
         decide_within: settings.decide_within,
         tell_steps: settings.tell_steps,

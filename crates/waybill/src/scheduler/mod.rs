@@ -90,6 +90,8 @@ pub struct SchedulerSettings {
     pub lease_margin: Duration,
     /// Whether a partition that the store knows nothing of is begun though its log was run before.
     pub start_without_state: bool,
+    /// Whether a partition goes on behind requests that were not done and are gone from its log.
+    pub skip_deleted_requests: bool,
     /// How long a stop waits for operations in flight.
     pub drain: Duration,
     /// How long the supervisor may take to decide about an operation that failed for good, before

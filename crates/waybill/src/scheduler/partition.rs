@@ -9,6 +9,7 @@ use waybill_store::{Checkpoint, LayoutGeneration};
 use super::SchedulerSettings;
 use super::input::Generation;
 use super::ownership::HeldLease;
+use super::upkeep::Unfit;
 use crate::admin::ControlError;
 
 /// How long a reader that is being stopped waits for the commit under way.
@@ -24,6 +25,8 @@ pub(super) struct Slot {
     pub rest_until: Option<Instant>,
     /// Who waits for it to run or to stand still.
     pub answers: Vec<(bool, oneshot::Sender<Result<(), ControlError>>)>,
+    /// Its log is another one than its checkpoint was taken on, and it is to go on all the same.
+    pub differs: Option<Unfit>,
     /// What it is doing.
     pub state: SlotState,
 }
@@ -66,6 +69,7 @@ impl Slot {
             generation: Generation::default(),
             rest_until: None,
             answers: Vec::new(),
+            differs: None,
             state: SlotState::Idle,
         }
     }

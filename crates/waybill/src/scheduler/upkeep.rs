@@ -79,7 +79,7 @@ impl Shell {
             }
             return;
         };
-        let (lease, ends) = match result {
+        let (mut lease, ends) = match result {
             Ok(acquired) => acquired,
             Err(error @ AcquireError::StateElsewhere { .. }) => {
                 let reason = error.to_string();
@@ -96,9 +96,29 @@ impl Shell {
                 return slot.rest(RETRY_AFTER);
             }
         };
-        let start = match start_offsets(&lease, ends) {
+        // What is passed over stands in no row before the first renewal.
+        let mut row_is_known = true;
+        let found = match std::mem::take(&mut slot.differs) {
+            Some(unfit) => Err(unfit),
+            None => start_offsets(&lease.row, ends),
+        };
+        let start = match found {
             Ok(start) => start,
-            Err(reason) => {
+            Err(unfit) if self.settings.skip_deleted_requests => {
+                let (done, begins) = (lease.row.checkpoint.requests, ends.requests.0);
+                tracing::error!(
+                    %reader, %unfit, %done, %begins,
+                    "requests that were not done are gone and passed over, as scheduler.skipDeletedRequests says"
+                );
+                unfit.pass_over(&mut lease.row, begins);
+                row_is_known = false;
+                match start_offsets(&lease.row, ends) {
+                    Ok(start) => start,
+                    Err(unfit) => unreachable!("it begins where the log does: {unfit}"),
+                }
+            }
+            Err(unfit) => {
+                let reason = unfit.to_string();
                 tracing::error!(%reader, reason, "refusing to run the partition");
                 slot.state = SlotState::Refused(reason);
                 return;
@@ -139,7 +159,9 @@ impl Shell {
         );
         self.inlets
             .add(reader, partition, generation, &share, &start, ends);
-        slot.state = SlotState::Owned(Box::new(Owned::new(engine, lease)));
+        let mut owned = Owned::new(engine, lease);
+        owned.row_is_known = row_is_known;
+        slot.state = SlotState::Owned(Box::new(owned));
     }
 
     /// Gives back a lease that was taken though nobody waited for it any more.
@@ -170,10 +192,14 @@ impl Shell {
         }
         tracing::error!(%reader, ?source, %cause, "the partition cannot be read");
         self.give_up(reader, "the partition cannot be read");
-        if matches!(cause, LostCause::Fingerprint { .. })
+        if let LostCause::Fingerprint { .. } = cause
             && let Some(slot) = self.slots.get_mut(&reader)
         {
-            slot.state = SlotState::Refused(cause.to_string());
+            let differs = Unfit::Differs(cause.to_string());
+            match self.settings.skip_deleted_requests {
+                true => slot.differs = Some(differs),
+                false => slot.state = SlotState::Refused(differs.to_string()),
+            }
         }
     }
 
@@ -391,30 +417,78 @@ pub(super) struct StartOffsets {
     pub handover: Handover,
 }
 
+/// Why a log does not fit its checkpoint.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum Unfit {
+    /// It begins behind the checkpoint.
+    #[error(
+        "requests from offset {done} are not done, but the log begins at {begins}: its retention overtook \
+         the checkpoint, and what lay between is gone; to go on all the same, set \
+         scheduler.skipDeletedRequests: true"
+    )]
+    Overtaken {
+        /// The first request that is not done.
+        done: Offset,
+        /// The first one that is there.
+        begins: Offset,
+    },
+    /// It ends before the checkpoint.
+    #[error(
+        "requests are done up to {done}, but the log ends at {end}: this is another topic than the checkpoint \
+         was taken on; if it was made anew, and what was not done of the old one is to be lost, set \
+         scheduler.skipDeletedRequests: true"
+    )]
+    Shorter {
+        /// Below it everything was done.
+        done: Offset,
+        /// Where the log ends.
+        end: Offset,
+    },
+    /// A record below the checkpoint is not the one that was done.
+    #[error(
+        "{0}; if it was made anew, and what was not done of the old one is to be lost, set \
+         scheduler.skipDeletedRequests: true"
+    )]
+    Differs(String),
+}
+
+impl Unfit {
+    /// Has a reader begin where the log does.
+    fn pass_over(&self, row: &mut Lease, begins: Offset) {
+        row.checkpoint.requests = begins;
+        row.checkpoint.requests_fingerprint = None;
+        match self {
+            Self::Overtaken { .. } => row.consumed = row.consumed.max(begins),
+            // Offsets of another log say nothing of this one.
+            Self::Shorter { .. } | Self::Differs(_) => {
+                row.consumed = begins;
+                row.handover.distrust(Source::Requests);
+            }
+        }
+    }
+}
+
 /// Holds the checkpoint against the log. A log that lost requests which are not done, or that ends
 /// before the checkpoint, is refused: skipping silently would lose operations.
-fn start_offsets(lease: &HeldLease, ends: LogEnds) -> Result<StartOffsets, String> {
-    let checkpoint = lease.row.checkpoint;
+fn start_offsets(row: &Lease, ends: LogEnds) -> Result<StartOffsets, Unfit> {
+    let checkpoint = row.checkpoint;
     let (first, end) = ends.requests;
     // An owner that never got to a first renewal has done nothing that another must not do again.
-    let requests = if lost_state::never_owned(&lease.row) {
+    let requests = if lost_state::never_owned(row) {
         checkpoint.requests.max(first)
     } else {
         checkpoint.requests
     };
     if requests < first {
-        return Err(format!(
-            "requests from offset {requests} are not done, but the log begins at {first}: its \
-             retention overtook the checkpoint"
-        ));
+        return Err(Unfit::Overtaken {
+            done: requests,
+            begins: first,
+        });
     }
-    let mut handover = lease.row.handover.clone();
+    let mut handover = row.handover.clone();
     let done = requests.max(handover.furthest(Source::Requests));
     if done > end {
-        return Err(format!(
-            "requests are done up to {done}, but the log ends at {end}: this is another topic than \
-             the checkpoint was taken on"
-        ));
+        return Err(Unfit::Shorter { done, end });
     }
     // Replies can be derived again, for every running step of a live operation is asked for anew.
     let replies = checkpoint.replies.clamp(ends.replies.0, ends.replies.1);
@@ -492,39 +566,60 @@ mod tests {
 
     #[test]
     fn reading_begins_at_the_checkpoint_and_the_record_below_it_is_verified() {
-        let start = start_offsets(&held(3, 50, 200), logs((10, 60), (0, 300))).unwrap();
+        let start = start_offsets(&held(3, 50, 200).row, logs((10, 60), (0, 300))).unwrap();
         assert_eq!((start.requests, start.replies), (Offset(50), Offset(200)));
         assert_eq!(start.verify, Some((Offset(49), FINGERPRINT)));
     }
 
     #[test]
     fn a_record_below_the_checkpoint_that_was_deleted_is_not_verified() {
-        let start = start_offsets(&held(3, 50, 200), logs((50, 60), (0, 300))).unwrap();
+        let start = start_offsets(&held(3, 50, 200).row, logs((50, 60), (0, 300))).unwrap();
         assert_eq!((start.requests, start.verify), (Offset(50), None));
     }
 
     #[test]
     fn requests_that_are_not_done_and_gone_or_not_there_are_refused() {
-        let overtaken = start_offsets(&held(3, 50, 0), logs((51, 60), (0, 0))).unwrap_err();
-        assert!(overtaken.contains("retention overtook"), "{overtaken}");
-        let another = start_offsets(&held(3, 50, 0), logs((0, 49), (0, 0))).unwrap_err();
-        assert!(another.contains("another topic"), "{another}");
+        let overtaken = start_offsets(&held(3, 50, 0).row, logs((51, 60), (0, 0))).unwrap_err();
+        assert!(matches!(overtaken, Unfit::Overtaken { .. }), "{overtaken}");
+        let another = start_offsets(&held(3, 50, 0).row, logs((0, 49), (0, 0))).unwrap_err();
+        assert!(matches!(another, Unfit::Shorter { .. }), "{another}");
+    }
+
+    #[test]
+    fn what_is_gone_may_be_passed_over_and_the_rest_of_the_log_is_read() {
+        let passed = |checkpoint: i64, consumed: i64, ends: LogEnds| {
+            let mut row = held(3, checkpoint, 0).row;
+            row.consumed = Offset(consumed);
+            let unfit = start_offsets(&row, ends).unwrap_err();
+            unfit.pass_over(&mut row, ends.requests.0);
+            let start = start_offsets(&row, ends).unwrap();
+            (start.requests.0, start.verify, row.consumed.0)
+        };
+        assert_eq!(passed(50, 55, logs((52, 60), (0, 0))), (52, None, 55));
+        assert_eq!(passed(50, 50, logs((58, 60), (0, 0))), (58, None, 58));
+        assert_eq!(passed(50, 55, logs((0, 10), (0, 0))), (0, None, 0));
+
+        let mut row = held(3, 50, 0).row;
+        let ends = logs((0, 60), (0, 0));
+        Unfit::Differs(String::new()).pass_over(&mut row, ends.requests.0);
+        let start = start_offsets(&row, ends).unwrap();
+        assert_eq!((start.requests, start.verify), (Offset(0), None));
     }
 
     #[test]
     fn the_first_owner_of_all_begins_where_the_log_does() {
-        let start = start_offsets(&held(1, 0, 0), logs((40, 60), (5, 9))).unwrap();
+        let start = start_offsets(&held(1, 0, 0).row, logs((40, 60), (5, 9))).unwrap();
         assert_eq!((start.requests, start.replies), (Offset(40), Offset(5)));
         // Its predecessor never got to a first renewal.
         let mut second = held(2, 0, 0);
-        assert!(start_offsets(&second, logs((40, 60), (5, 9))).is_ok());
+        assert!(start_offsets(&second.row, logs((40, 60), (5, 9))).is_ok());
         second.row.consumed = Offset(1);
-        assert!(start_offsets(&second, logs((40, 60), (5, 9))).is_err());
+        assert!(start_offsets(&second.row, logs((40, 60), (5, 9))).is_err());
     }
 
     #[test]
     fn replies_that_were_lost_with_the_machine_do_not_stop_a_partition() {
-        let start = start_offsets(&held(3, 50, 900), logs((0, 60), (100, 300))).unwrap();
+        let start = start_offsets(&held(3, 50, 900).row, logs((0, 60), (100, 300))).unwrap();
         assert_eq!(start.replies, Offset(300));
     }
 
@@ -543,7 +638,7 @@ mod tests {
                 recoveries: Offset(0),
             };
             held.row.handover = Handover::new([stood], |_| Offset(0));
-            start_offsets(&held, ends)
+            start_offsets(&held.row, ends)
         };
         let start = merged(58, logs((0, 60), (0, 300))).unwrap();
         assert_eq!(start.handover.furthest(Source::Replies), Offset(280));
@@ -552,7 +647,9 @@ mod tests {
         assert_eq!(lost_replies.handover.furthest(Source::Replies), Offset(0));
         assert_eq!(lost_replies.handover.furthest(Source::Requests), Offset(58));
         let lost_requests = merged(58, logs((0, 55), (0, 300))).unwrap_err();
-        assert!(lost_requests.contains("done up to 58"), "{lost_requests}");
+        let done = Offset(58);
+        let end = Offset(55);
+        assert_eq!(lost_requests, Unfit::Shorter { done, end });
     }
 
     #[test]
@@ -562,7 +659,7 @@ mod tests {
             held.row.checkpoint.recoveries = Offset(checkpoint);
             let mut ends = logs((0, 60), (0, 0));
             ends.recoveries = (Offset(first), Offset(end));
-            start_offsets(&held, ends).unwrap().recoveries.0
+            start_offsets(&held.row, ends).unwrap().recoveries.0
         };
         assert_eq!(recoveries_from(7, 0, 9), 7);
         assert_eq!(recoveries_from(7, 8, 9), 8, "retention took what was done");

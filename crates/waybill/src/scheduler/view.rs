@@ -62,6 +62,7 @@ impl Views {
                     consumed: Offset(0),
                     in_flight: 0,
                     held_by: None,
+                    reason: None,
                 },
                 ready: self.readiness.expect(match division.readers_per_partition {
                     1 => format!("lease of partition {partition}"),
@@ -79,7 +80,7 @@ impl Views {
 
     pub(super) fn list(&self) -> Vec<SchedulerView> {
         let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        shown.values().map(|shown| shown.view).collect()
+        shown.values().map(|shown| shown.view.clone()).collect()
     }
 
     /// Copies the state of all readers, and answers those who waited for a change of it.
@@ -94,7 +95,7 @@ impl Views {
         shown.retain(|reader, shown| {
             let stays = slots.contains_key(reader);
             if !stays {
-                shown.ready.set(true);
+                shown.ready.withdraw();
                 shown.metrics.forget();
             }
             stays
@@ -119,6 +120,10 @@ impl Shown {
         self.view.epoch = None;
         self.view.in_flight = 0;
         self.view.held_by = None;
+        self.view.reason = match &slot.state {
+            SlotState::Refused(reason) => Some(reason.clone()),
+            SlotState::Idle | SlotState::Acquiring | SlotState::Owned(_) => None,
+        };
         if let SlotState::Owned(owned) = &mut slot.state {
             let reached = owned.engine.checkpoint();
             self.view.epoch = Some(owned.lease.row.epoch);
@@ -140,6 +145,7 @@ impl Shown {
             self.view.state,
             SchedulerState::Running | SchedulerState::Stopped | SchedulerState::Stopping
         ));
+        self.ready.note(self.view.reason.as_deref());
         self.metrics.show(&self.view);
     }
 }

@@ -17,6 +17,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 use crate::member::Member;
+use crate::servers::{Kind, Server};
 use crate::world::process::without_test_variables;
 use crate::world::{PATIENCE, World, delivery};
 use crate::{PARTITIONS, is_remote};
@@ -61,9 +62,25 @@ impl Cluster {
     /// The same, with a keyspace that roles can use.
     pub async fn migrated_or_skip() -> Option<Self> {
         let cluster = Self::new_or_skip().await?;
-        let output = cluster.run(&["store", "migrate"]);
-        assert!(output.status.success(), "{output:?}");
+        cluster.migrate();
         Some(cluster)
+    }
+
+    /// The same on servers of its own, which are gone with their data when they are dropped. Where there
+    /// are others, there are jars and a Java to start them from.
+    pub async fn with_servers_or_skip() -> Option<(Self, Server, Server)> {
+        let mut cluster = Self::new_or_skip().await?;
+        let kafka = Server::start(Kind::Kafka, cluster.dir());
+        let cassandra = Server::start(Kind::Cassandra, cluster.dir());
+        cluster.brokers.clone_from(&kafka.address);
+        cluster.scylla.clone_from(&cassandra.address);
+        cluster.migrate();
+        Some((cluster, kafka, cassandra))
+    }
+
+    fn migrate(&self) {
+        let output = self.run(&["store", "migrate"]);
+        assert!(output.status.success(), "{output:?}");
     }
 
     /// Where files lie that several processes read.
@@ -74,6 +91,11 @@ impl Cluster {
     /// The configuration of a process that drives `partitions`, if it is a scheduler. Leases are short,
     /// so that nobody waits for long.
     fn yaml(&self, partitions: &str, more: &str) -> String {
+        self.yaml_with(partitions, "", more)
+    }
+
+    /// The same, with something more of its scheduler's.
+    fn yaml_with(&self, partitions: &str, scheduler: &str, more: &str) -> String {
         let Self {
             brokers,
             scylla,
@@ -85,7 +107,7 @@ impl Cluster {
             "partitions: {PARTITIONS}\n\
              kafka: {{ brokers: ['{brokers}'], topicPrefix: {name} }}\n\
              store: {{ scylla: {{ nodes: ['{scylla}'], keyspace: {name}, replicationFactor: 1, requestTimeout: 2s, patience: {patience} }} }}\n\
-             scheduler: {{ partitions: {partitions}, lease: 4s, leaseMargin: 500ms, handOffAfter: 1s, timeoutGrace: 200ms }}\n\
+             scheduler: {{ partitions: {partitions}, lease: 4s, leaseMargin: 500ms, handOffAfter: 1s, timeoutGrace: 200ms, {scheduler} }}\n\
              supervisor: {{ lease: 4s, clockSkew: 500ms }}\n\
              {more}"
         )
@@ -130,6 +152,12 @@ impl Cluster {
     /// A scheduler of `partitions`.
     pub fn scheduler(&self, partitions: &str, more: &str) -> Member {
         let world = World::new(&self.yaml(partitions, more));
+        Member::start("scheduler", world, &[], None)
+    }
+
+    /// A scheduler of `partitions` with something more in its section.
+    pub fn scheduler_with(&self, partitions: &str, more: &str) -> Member {
+        let world = World::new(&self.yaml_with(partitions, more, ""));
         Member::start("scheduler", world, &[], None)
     }
 

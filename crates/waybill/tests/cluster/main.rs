@@ -14,12 +14,15 @@ mod faults;
 mod kills;
 mod leases;
 mod line;
+mod logs;
 mod member;
 mod outage;
 mod readers;
 mod refusals;
 mod secured;
+mod servers;
 mod statuses;
+mod stops;
 #[path = "../system/supervision"]
 mod supervision {
     pub mod balance;

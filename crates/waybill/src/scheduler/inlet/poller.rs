@@ -273,12 +273,12 @@ impl Poller {
         }
         match polled {
             Ok(_) => {}
-            Err(PollError::OffsetOutOfRange {
-                topic, partition, ..
-            }) => {
-                let mut feeds = self.feeds.iter();
-                if let Some(feed) = feeds.find(|feed| *feed.topic == *topic) {
-                    self.lost(feed.source, partition, &LostCause::OutOfRange);
+            Err(PollError::OffsetOutOfRange(partitions)) => {
+                for of in partitions {
+                    let mut feeds = self.feeds.iter();
+                    if let Some(feed) = feeds.find(|feed| *feed.topic == *of.topic) {
+                        self.lost(feed.source, of.partition, &LostCause::OutOfRange);
+                    }
                 }
             }
             Err(error) => {

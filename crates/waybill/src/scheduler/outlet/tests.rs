@@ -97,6 +97,7 @@ fn settings() -> SchedulerSettings {
         decide_within: second,
         tell_steps: false,
         start_without_state: false,
+        skip_deleted_requests: false,
         reply_to_prefixes: Vec::new(),
     }
 }

@@ -1,0 +1,181 @@
+//! Logs that are not what the checkpoints saw: requests that were not done are gone from them.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use rdkafka::TopicPartitionList;
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::{Offset, util::Timeout};
+use serde_json::Value;
+use waybill_engine::{OperationId, partition_for};
+
+use crate::cluster::{Cluster, deliver};
+use crate::member::Member;
+use crate::world::PATIENCE;
+use crate::{PARTITIONS, is_remote};
+
+const DELIVERIES: usize = 60;
+const SKIP: &str = "skipDeletedRequests: true";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_retention_took_before_they_were_done_are_never_skipped_silently() {
+    const OVERTAKEN: u32 = 2;
+    let Some(cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let services = cluster.services("");
+    let others = [cluster.supervisor(""), cluster.agents(&services, "")];
+    let ingestion = cluster.ingestion(&services, "");
+    let mut scheduler = cluster.scheduler("0-3", "");
+    scheduler.world.ready().await;
+    let mut ids = deliver(&ingestion, "done", DELIVERIES).await;
+    ingestion.world.all_reach(&ids, "Processed").await;
+    scheduler.terminate();
+
+    let waiting = deliver(&ingestion, "waiting", DELIVERIES).await;
+    delete_requests(&cluster, OVERTAKEN).await;
+    scheduler.start_again();
+    refused(&scheduler, &BTreeSet::from([OVERTAKEN])).await;
+    let readiness = scheduler.readiness().await.expect("it is alive");
+    assert!(readiness.contains("its retention overtook"), "{readiness}");
+    assert!(readiness.contains(SKIP), "{readiness}");
+    // Only that one partition waits for a person.
+    let (gone, there): (Vec<_>, Vec<_>) = waiting
+        .into_iter()
+        .partition(|id| partition_of(id) == OVERTAKEN);
+    assert!(!gone.is_empty() && !there.is_empty());
+    ingestion.world.all_reach(&there, "Processed").await;
+    scheduler.terminate();
+
+    let scheduler = cluster.scheduler_with("0-3", SKIP);
+    scheduler.world.ready().await;
+    let log = scheduler.world.log_tail();
+    assert!(log.contains("are gone and passed over"), "{log}");
+    ids.extend(deliver(&ingestion, "behind", DELIVERIES).await);
+    ingestion.world.all_reach(&ids, "Processed").await;
+    let world = &ingestion.world;
+    world
+        .assert_one_effect_per_step(&ids, |index| is_remote(index % DELIVERIES))
+        .await;
+    drop((services, others, ingestion, scheduler));
+    cluster.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_so() {
+    let Some(cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let services = cluster.services("");
+    let others = [cluster.supervisor(""), cluster.agents(&services, "")];
+    let ingestion = cluster.ingestion(&services, "");
+    let mut scheduler = cluster.scheduler("0-3", "");
+    scheduler.world.ready().await;
+    let mut ids = deliver(&ingestion, "before", DELIVERIES).await;
+    ingestion.world.all_reach(&ids, "Processed").await;
+    done_in_all(&cluster, &scheduler).await;
+
+    // Under everybody who reads and writes it.
+    make_anew(&cluster).await;
+    refused(&scheduler, &(0..PARTITIONS).collect()).await;
+    let readiness = scheduler.readiness().await.expect("it is alive");
+    assert!(readiness.contains("this is another topic"), "{readiness}");
+    // What is accepted now waits in the new topic.
+    ids.extend(deliver(&ingestion, "between", DELIVERIES).await);
+    scheduler.terminate();
+    let mut scheduler = cluster.scheduler_with("0-3", SKIP);
+    scheduler.world.ready().await;
+    ingestion.world.all_reach(&ids, "Processed").await;
+    done_in_all(&cluster, &scheduler).await;
+    scheduler.terminate();
+
+    // While nobody reads it, so that it holds more than was done of the old one.
+    make_anew(&cluster).await;
+    ids.extend(deliver(&ingestion, "more", 3 * DELIVERIES).await);
+    let mut scheduler = cluster.scheduler("0-3", "");
+    refused(&scheduler, &(0..PARTITIONS).collect()).await;
+    let readiness = scheduler.readiness().await.expect("it is alive");
+    assert!(readiness.contains("has fingerprint"), "{readiness}");
+    scheduler.terminate();
+    let scheduler = cluster.scheduler_with("0-3", SKIP);
+    scheduler.world.ready().await;
+    ids.extend(deliver(&ingestion, "after", DELIVERIES).await);
+    ingestion.world.all_reach(&ids, "Processed").await;
+    let world = &ingestion.world;
+    world
+        .assert_one_effect_per_step(&ids, |index| is_remote(index % DELIVERIES))
+        .await;
+    drop((services, others, ingestion, scheduler));
+    cluster.remove().await;
+}
+
+/// Deletes the topic of requests, and makes it as it was.
+async fn make_anew(cluster: &Cluster) {
+    let topic = requests(cluster);
+    let admin: AdminClient<DefaultClientContext> = cluster.kafka_client();
+    let deleted = admin.delete_topics(&[&topic], &AdminOptions::new()).await;
+    let deleted = deleted.expect("the broker answers");
+    assert!(deleted[0].is_ok(), "{deleted:?}");
+    let deadline = Instant::now() + PATIENCE;
+    while !cluster.run(&["topics", "create"]).status.success()
+        || !cluster.run(&["topics", "verify"]).status.success()
+    {
+        assert!(Instant::now() < deadline, "the topic cannot be made anew");
+    }
+}
+
+/// Waits until each partition has a request that is done, durably.
+async fn done_in_all(cluster: &Cluster, scheduler: &Member) {
+    let is_done = async || {
+        let shown = cluster.run(&["readers", "show", "--json"]);
+        let shown: Value = serde_json::from_slice(&shown.stdout).expect("readers are shown");
+        let readers = shown["readers"].as_array().expect("there are readers");
+        let is_done = |reader: &Value| reader["checkpoint"]["requests"].as_i64() > Some(0);
+        readers.iter().all(is_done)
+    };
+    let what = "each partition has a checkpoint";
+    scheduler.world.eventually(what, is_done).await;
+}
+
+fn requests(cluster: &Cluster) -> String {
+    format!("{}.operation-requests.v1", cluster.name)
+}
+
+fn partition_of(id: &str) -> u32 {
+    let id = OperationId(id.parse().expect("an id is a UUID"));
+    partition_for(id, PARTITIONS).0
+}
+
+/// Deletes all requests of a partition, as retention would.
+async fn delete_requests(cluster: &Cluster, partition: u32) {
+    let partition = i32::try_from(partition).expect("it is a small number");
+    let mut up_to = TopicPartitionList::new();
+    up_to
+        .add_partition_offset(&requests(cluster), partition, Offset::End)
+        .expect("the offset is one");
+    let admin: AdminClient<DefaultClientContext> = cluster.kafka_client();
+    let options = AdminOptions::new().request_timeout(Some(Timeout::After(PATIENCE)));
+    let deleted = admin.delete_records(&up_to, &options).await;
+    deleted.expect("records can be deleted");
+}
+
+/// Waits until a scheduler refuses exactly these partitions, and runs the others.
+async fn refused(scheduler: &Member, partitions: &BTreeSet<u32>) {
+    let is_refused = async || {
+        let views = scheduler.schedulers().await;
+        let in_state = |state: &str| -> BTreeSet<u32> {
+            let views = views.iter().filter(|view| view["state"] == state);
+            let numbers = views.filter_map(|view| view["partition"].as_u64());
+            numbers
+                .filter_map(|number| u32::try_from(number).ok())
+                .collect()
+        };
+        in_state("refused") == *partitions
+            && in_state("running").len() + partitions.len() == PARTITIONS as usize
+    };
+    scheduler
+        .world
+        .eventually("partitions are refused", is_refused)
+        .await;
+}

@@ -1,0 +1,149 @@
+//! Whatever there is, killed or made to stand still, one after the other in an order that looks random:
+//! the broker, the database and each role, while deliveries flow.
+
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::cluster::{Cluster, deliver_while};
+use crate::is_remote;
+use crate::supervision::ends::Ends;
+use crate::world::{Dice, World};
+
+/// Deliveries between two faults. A multiple of five, for one in five goes by others.
+const ROUND: usize = 60;
+/// How long somebody stands still: longer than leases, and than the sessions of consumer groups.
+const STILL: Duration = Duration::from_secs(8);
+/// Another order of the faults for each number.
+const SEED: u64 = 0x5eed;
+
+/// Whom something happens to.
+#[derive(Clone, Copy, Debug)]
+enum Victim {
+    Kafka,
+    Cassandra,
+    Ingestion,
+    Scheduler,
+    Supervisor,
+    Agents,
+}
+
+/// What happens.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Killed,
+    StandsStill,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn whatever_is_killed_or_stands_still_every_delivery_ends_and_the_ledger_balances() {
+    let Some((cluster, mut kafka, mut cassandra)) = Cluster::with_servers_or_skip().await else {
+        return;
+    };
+    let services = cluster.services("");
+    let ingestions = [
+        cluster.ingestion(&services, ""),
+        cluster.ingestion(&services, ""),
+    ];
+    let worlds: Vec<Arc<World>> = ingestions.iter().map(|one| one.world.clone()).collect();
+    let mut ingestion = ingestions.into_iter();
+    let (mut ingestion, other_ingestion) = (ingestion.next().unwrap(), ingestion.next().unwrap());
+    let mut scheduler = cluster.scheduler("0-1", "");
+    let mut supervisor = cluster.supervisor("");
+    let mut agents = cluster.agents(&services, "");
+    let others = [
+        cluster.scheduler("2-3", ""),
+        cluster.supervisor(""),
+        cluster.agents(&services, ""),
+    ];
+    for member in [&ingestion, &scheduler, &supervisor, &agents]
+        .into_iter()
+        .chain(&others)
+    {
+        member.world.ready().await;
+    }
+
+    let mut ids = Vec::new();
+    for (round, (victim, fault)) in shuffled().into_iter().enumerate() {
+        let began = Instant::now();
+        let strike = || {
+            let role = match victim {
+                Victim::Kafka => return strike_server(&mut kafka, fault),
+                Victim::Cassandra => return strike_server(&mut cassandra, fault),
+                Victim::Ingestion => &mut ingestion,
+                Victim::Scheduler => &mut scheduler,
+                Victim::Supervisor => &mut supervisor,
+                Victim::Agents => &mut agents,
+            };
+            match fault {
+                Fault::Killed => role.kill_and_start_again(),
+                Fault::StandsStill => {
+                    role.freeze();
+                    sleep(STILL);
+                    role.thaw();
+                }
+            }
+        };
+        ids.extend(deliver_while(&worlds, &format!("round-{round}"), ROUND, strike).await);
+        let took = began.elapsed().as_secs_f64();
+        println!("measured: {victim:?}, {fault:?}: {ROUND} deliveries accepted in {took:.1} s");
+    }
+    let ends = worlds[0].all_end_in_balance(&ids, is_remote).await;
+    println!("measured: {ends:?}");
+    let Ends {
+        processed,
+        compensated,
+        ..
+    } = ends;
+    assert_eq!(processed + compensated, ids.len(), "nobody is waited for");
+    // A few of them may have met more time-outs than a step may.
+    assert!(processed * 10 >= ids.len() * 9, "{processed}");
+    // Whoever was struck works again.
+    for mut member in [ingestion, other_ingestion, scheduler, supervisor, agents]
+        .into_iter()
+        .chain(others)
+    {
+        if member.has_ended() {
+            member.start_again();
+        }
+        member.world.ready().await;
+        member.terminate();
+    }
+    drop(services);
+}
+
+fn strike_server(server: &mut crate::servers::Server, fault: Fault) {
+    match fault {
+        Fault::Killed => {
+            server.kill();
+            server.start_again();
+        }
+        Fault::StandsStill => {
+            server.freeze();
+            sleep(STILL);
+            server.thaw();
+        }
+    }
+}
+
+/// Everything that happens, in an order that looks random and is the same each time.
+fn shuffled() -> Vec<(Victim, Fault)> {
+    let victims = [
+        Victim::Kafka,
+        Victim::Cassandra,
+        Victim::Ingestion,
+        Victim::Scheduler,
+        Victim::Supervisor,
+        Victim::Agents,
+    ];
+    let faults = victims
+        .into_iter()
+        .flat_map(|victim| [Fault::Killed, Fault::StandsStill].map(|fault| (victim, fault)));
+    let mut faults: Vec<_> = faults.collect();
+    let mut dice = Dice(SEED);
+    for last in (1..faults.len()).rev() {
+        let at = usize::try_from(dice.below(last as u64 + 1)).expect("it is a small number");
+        faults.swap(last, at);
+    }
+    faults
+}
