@@ -23,6 +23,7 @@ mod forward;
 mod recover;
 mod undo;
 
+pub use amend::INPUT_BYTES_MAX;
 pub use recover::Verdict;
 
 /// Most bytes that the outputs of all steps of an operation may take: they go into its row, and into

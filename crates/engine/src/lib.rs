@@ -26,7 +26,7 @@ mod time;
 mod tracker;
 mod workflow;
 
-pub use advance::OUTPUTS_BYTES_MAX;
+pub use advance::{INPUT_BYTES_MAX, OUTPUTS_BYTES_MAX};
 pub use contact::Contact;
 pub use definition::{
     Backoff, CancelPolicy, CompensationDefinition, Condition, DurationError, Exhausted,

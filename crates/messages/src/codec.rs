@@ -20,6 +20,7 @@ use apache_avro::Schema;
 use apache_avro::error::Details;
 use apache_avro::rabin::Rabin;
 use apache_avro::reader::datum::GenericDatumReader;
+use apache_avro::schema::Name;
 use apache_avro::writer::datum::GenericDatumWriter;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -57,6 +58,7 @@ impl WriterSchema {
             cause: cause_of(error),
         };
         let schema = Schema::parse_str(json).map_err(refused)?;
+        harmless(&schema, &mut Vec::new())?;
         let fingerprint = fingerprint_of(&schema).map_err(refused)?;
         Ok(Self {
             schema,
@@ -244,12 +246,12 @@ impl Codec {
     ) -> Result<T, DecodeError> {
         let value = reader
             .read_value(&mut datum)
-            .map_err(|error| self.malformed(error))?;
+            .map_err(|error| self.unresolved(error))?;
         self.at_end(datum)?;
         let mut current = Vec::new();
         self.writer
             .write_value_ref(&mut current, &value)
-            .map_err(|error| self.malformed(error))?;
+            .map_err(|error| self.unresolved(error))?;
         self.read_current(&current)
     }
 
@@ -268,6 +270,20 @@ impl Codec {
         DecodeError::Malformed {
             record: self.record,
             cause: cause_of(error),
+        }
+    }
+
+    /// The error of a generic value, which the library's text would show. Its name tells enough, and no
+    /// contact.
+    fn unresolved(&self, error: apache_avro::Error) -> DecodeError {
+        let details = format!("{:?}", error.into_details());
+        let name = details.split(|c: char| !c.is_alphanumeric()).next();
+        DecodeError::Malformed {
+            record: self.record,
+            cause: format!(
+                "it does not go with the current schema ({})",
+                name.unwrap_or_default()
+            ),
         }
     }
 }
@@ -306,6 +322,45 @@ fn fingerprint_of(schema: &Schema) -> Result<u64, apache_avro::Error> {
         .iter()
         .rev()
         .fold(0, |hash, byte| hash << 8 | u64::from(*byte)))
+}
+
+/// Refuses schemas by which a small datum could take all of the stack, or of the memory: those that contain
+/// themselves, and lists of nothing. None of ours does.
+fn harmless<'a>(schema: &'a Schema, around: &mut Vec<&'a Name>) -> Result<(), SchemaError> {
+    let refuse = |cause: String| Err(SchemaError { cause });
+    match schema {
+        Schema::Ref { name } if around.contains(&name) => refuse(format!("{name} contains itself")),
+        Schema::Record(record) => {
+            around.push(&record.name);
+            for field in &record.fields {
+                harmless(&field.schema, around)?;
+            }
+            around.pop();
+            Ok(())
+        }
+        Schema::Array(array) if is_nothing(&array.items) => {
+            refuse("it has lists of what takes no bytes".to_owned())
+        }
+        Schema::Array(array) => harmless(&array.items, around),
+        Schema::Map(map) => harmless(&map.types, around),
+        Schema::Union(union) => {
+            let mut variants = union.variants().iter();
+            variants.try_for_each(|variant| harmless(variant, around))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a datum of a schema may take no bytes at all.
+fn is_nothing(schema: &Schema) -> bool {
+    match schema {
+        Schema::Null => true,
+        Schema::Fixed(fixed) => fixed.size == 0,
+        Schema::Record(record) => record.fields.iter().all(|field| is_nothing(&field.schema)),
+        // Of what was defined elsewhere it is not known here.
+        Schema::Ref { .. } => true,
+        _ => false,
+    }
 }
 
 /// The library's reason without the schemas that it prints, and not longer than is useful.

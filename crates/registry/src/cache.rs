@@ -16,6 +16,11 @@ const SCHEMAS_MAX: usize = 1_000;
 const OTHERS_MAX: usize = 1_000;
 /// How long the registry's word that it does not have an id counts: somebody may register it.
 const UNKNOWN_FOR: Duration = Duration::from_secs(10);
+/// How long the registry has to say so before it counts: one of its nodes may not have heard yet of what
+/// another has just registered. Records behind garbage wait for so long.
+const UNKNOWN_AFTER: Duration = Duration::from_millis(500);
+/// How often a registry refuses an id before that counts: it may be set up wrongly for a while.
+const REFUSALS_MAX: u32 = 6;
 /// How long the registry is left alone after it did not answer: at first, and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -46,14 +51,23 @@ enum Known {
 }
 
 /// What an id is for now.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Other {
     /// It is being asked for.
     Asking,
-    /// The registry did not answer; it may be asked again from then on.
-    Away { failures: u32, until: Instant },
+    /// The registry gave no answer that counts; it may be asked again from then on.
+    Away { asked: Asked, until: Instant },
     /// The registry does not have it; until then that counts.
     Unknown { until: Instant },
+    /// The registry does not show it; until then that counts.
+    Refused { cause: Arc<str>, until: Instant },
+}
+
+/// How often an id was asked for in vain.
+#[derive(Clone, Copy)]
+struct Asked {
+    first: Instant,
+    times: u32,
 }
 
 impl SchemaCache {
@@ -87,19 +101,26 @@ impl Schemas for SchemaCache {
             };
         }
         let now = Instant::now();
-        let failures = match state.others.get(id) {
+        let first_time = Asked {
+            first: now,
+            times: 0,
+        };
+        let asked = match state.others.get(id) {
             Some(Other::Asking) => return Lookup::NotYet,
             Some(Other::Away { until, .. }) if now < until => return Lookup::NotYet,
             Some(Other::Unknown { until }) if now < until => return Lookup::Unknown,
-            Some(Other::Away { failures, .. }) => failures,
-            Some(Other::Unknown { .. }) | None => 0,
+            Some(Other::Refused { cause, until }) if now < until => {
+                return Lookup::Unusable { cause };
+            }
+            Some(Other::Away { asked, .. }) => asked,
+            Some(Other::Unknown { .. } | Other::Refused { .. }) | None => first_time,
         };
         state.others.set(id, Other::Asking);
         drop(state);
         let shared = Arc::clone(&self.shared);
         self.shared.runtime.spawn(async move {
             let answer = shared.registry.schema(id).await;
-            shared.keep(id, failures, answer);
+            shared.keep(id, asked, answer);
         });
         Lookup::NotYet
     }
@@ -109,7 +130,7 @@ impl Shared {
     fn keep(
         &self,
         id: SchemaId,
-        failures: u32,
+        asked: Asked,
         answer: Result<Option<StoredSchema>, RegistryError>,
     ) {
         let now = Instant::now();
@@ -120,27 +141,53 @@ impl Shared {
                 state.schemas.set(id, known);
                 state.others.remove(id);
             }
-            Ok(None) => {
+            Ok(None) if now - asked.first >= UNKNOWN_AFTER => {
                 let until = now + UNKNOWN_FOR;
                 self.state().others.set(id, Other::Unknown { until });
             }
+            Ok(None) => self.ask_again(id, asked, now),
+            // A registry that shows others and not this one will go on doing so. One that shows none at
+            // all is set up wrongly, and what was accepted waits for that to be mended.
+            Err(error)
+                if !error.is_temporary()
+                    && asked.times >= REFUSALS_MAX
+                    && !self.state().schemas.is_empty() =>
+            {
+                let cause = Arc::from(error.to_string());
+                let until = now + UNKNOWN_FOR;
+                self.state().others.set(id, Other::Refused { cause, until });
+            }
             Err(error) => {
-                let pause = PAUSE_MAX.min(PAUSE_MIN * 2_u32.pow(failures.min(16)));
+                let pause = asked.pause();
                 tracing::warn!(
                     %id,
                     error = &error as &dyn std::error::Error,
                     again_in = ?pause,
                     "records wait for a schema of the registry's"
                 );
-                let failures = failures.saturating_add(1);
-                let until = now + pause;
-                self.state().others.set(id, Other::Away { failures, until });
+                self.ask_again(id, asked, now);
             }
         }
     }
 
+    fn ask_again(&self, id: SchemaId, asked: Asked, now: Instant) {
+        let until = now + asked.pause();
+        let asked = Asked {
+            times: asked.times.saturating_add(1),
+            ..asked
+        };
+        self.state().others.set(id, Other::Away { asked, until });
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Asked {
+    /// How long to wait before it is asked for again.
+    fn pause(self) -> Duration {
+        PAUSE_MAX.min(PAUSE_MIN * 2_u32.pow(self.times.min(16)))
     }
 }
 
@@ -177,6 +224,10 @@ impl<V: Clone> Bounded<V> {
             order: VecDeque::new(),
             max,
         }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.values.is_empty()
     }
 
     fn get(&self, id: SchemaId) -> Option<V> {

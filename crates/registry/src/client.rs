@@ -454,7 +454,8 @@ fn base_url(text: &str) -> Result<Url, SettingsError> {
     let refused = |shown: &str| SettingsError::Url {
         url: shown.to_owned(),
     };
-    let url = Url::parse(text).map_err(|_| refused(text.rsplit('@').next().unwrap_or_default()))?;
+    // What is none may be a login all the same.
+    let url = Url::parse(text).map_err(|_| refused("(not shown)"))?;
     let is_plain = url.username().is_empty()
         && url.password().is_none()
         && url.query().is_none()

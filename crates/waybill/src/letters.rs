@@ -4,9 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use waybill_kafka::{
-    ErrorCode, OutRecord, ProduceError, Producer, RawRecord, SendError, Settlement,
-};
+use waybill_kafka::{OutRecord, ProduceError, Producer, RawRecord, SendError, Settlement};
 use waybill_messages::Topics;
 use waybill_messages::headers::{DeadLetter, Stage};
 
@@ -14,7 +12,8 @@ use waybill_messages::headers::{DeadLetter, Stage};
 const FULL_PAUSE: Duration = Duration::from_millis(10);
 
 /// The letter that keeps a record: the record itself, and behind its own headers why it is there and who
-/// could not read it.
+/// could not read it. Its age counts from now: by the record's own timestamp, which may be anything,
+/// retention might take it at once.
 pub(crate) fn letter(record: RawRecord, component: &str, cause: &str) -> RawRecord {
     let errors = DeadLetter {
         topic: &record.topic,
@@ -29,6 +28,7 @@ pub(crate) fn letter(record: RawRecord, component: &str, cause: &str) -> RawReco
     .headers();
     let mut letter = RawRecord {
         topic: Topics::dead_letter(&record.topic),
+        timestamp_ms: None,
         ..record
     };
     let errors = errors.into_iter();
@@ -49,7 +49,9 @@ pub(crate) async fn keep(
 ) -> Result<(), ProduceError> {
     for letter in letters {
         match produce(producer, letter).await {
-            Err(error) if is_hopeless(&error) => tracing::error!(
+            // Whoever waited for it would do nothing else any more; the record itself stays where it lay
+            // for as long as its topic keeps it.
+            Err(error) if error.is_permanent() => tracing::error!(
                 topic = letter.topic,
                 error = &error as &dyn std::error::Error,
                 "a record that cannot be read is not kept as a dead letter"
@@ -104,22 +106,6 @@ pub(crate) async fn enqueue(
     }
 }
 
-/// Whether a letter would be refused for ever. It is given up then, for whoever waited for it would do
-/// nothing else any more; the record itself stays where it lay for as long as its topic keeps it.
-fn is_hopeless(error: &ProduceError) -> bool {
-    match error {
-        ProduceError::OutcomeUnknown { .. } => false,
-        ProduceError::Refused { code } => matches!(
-            code,
-            ErrorCode::MessageSizeTooLarge
-                | ErrorCode::UnknownTopic
-                | ErrorCode::UnknownTopicOrPartition
-                | ErrorCode::UnknownPartition
-                | ErrorCode::TopicAuthorizationFailed
-        ),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use waybill_engine::{Offset, PartitionId};
@@ -146,7 +132,7 @@ mod tests {
                 &letter.key,
                 &letter.value
             ),
-            (record.partition, Some(5), &record.key, &record.value)
+            (record.partition, None, &record.key, &record.value)
         );
         assert_eq!(letter.headers[0], record.headers[0]);
         let header = |wanted: &str| {

@@ -9,8 +9,9 @@ use crate::record::Amendment;
 use crate::step::IllegalTransition;
 use crate::time::Timestamp;
 
-/// How large a reschedule may make the input: it has to fit into step requests beside the results.
-const INPUT_BYTES_MAX: usize = 512 * 1024;
+/// How large an operation's input may be, also by a reschedule, in bytes: it has to fit into step requests
+/// beside the results.
+pub const INPUT_BYTES_MAX: usize = 512 * 1024;
 
 impl Advance<'_> {
     /// Applies a cancel or a reschedule.

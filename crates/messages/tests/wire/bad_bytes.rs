@@ -11,6 +11,7 @@ use waybill_engine::{
 };
 use waybill_messages::{
     ASKED_BY_BYTES_MAX, DecodeError, REASON_BYTES_MAX, Record, SchemaId, VALUE_BYTES_MAX,
+    WriterSchema,
 };
 
 fn encoded(value: &impl Record) -> Vec<u8> {
@@ -366,4 +367,28 @@ fn a_name_that_occurs_twice_in_a_map_is_an_error() {
             "{names}: {error:?}"
         );
     }
+}
+
+#[test]
+fn a_schema_by_which_few_bytes_could_take_all_memory_or_stack_is_refused() {
+    let recursive = r#"{"type": "record", "name": "Node", "fields": [
+        {"name": "next", "type": ["null", "Node"]}]}"#;
+    let by_way_of_another = r#"{"type": "record", "name": "A", "fields": [
+        {"name": "b", "type": {"type": "record", "name": "B", "fields": [
+            {"name": "many", "type": {"type": "array", "items": "A"}},
+            {"name": "one", "type": "int"}]}}]}"#;
+    let nothing = r#"{"type": "array", "items": {"type": "array", "items": "null"}}"#;
+    for (bad, why) in [
+        (recursive, "Node contains itself"),
+        (by_way_of_another, "A contains itself"),
+        (nothing, "what takes no bytes"),
+    ] {
+        let error = WriterSchema::parse(bad).unwrap_err();
+        assert!(error.cause.contains(why), "{error:?}");
+    }
+    let twice = r#"{"type": "record", "name": "A", "fields": [
+        {"name": "one", "type": {"type": "record", "name": "B", "fields": [
+            {"name": "x", "type": "int"}]}},
+        {"name": "other", "type": "B"}]}"#;
+    assert!(WriterSchema::parse(twice).is_ok());
 }

@@ -213,8 +213,46 @@ async fn readers_are_told_what_is_there_and_each_id_is_asked_for_once() {
     for id in [good, json, 1] {
         assert!(!matches!(cache.writer_schema(SchemaId(id)), Lookup::NotYet));
     }
-    let asked = [good, json, 1].map(|id| format!("GET /schemas/ids/{id}"));
-    assert_eq!(stub.asked(), asked);
+    // What is there is asked for once. What is not might just have been registered.
+    let [good, json, nothing] = [good, json, 1].map(|id| format!("GET /schemas/ids/{id}"));
+    let asked = stub.asked();
+    assert_eq!(asked[..3], [good, json, nothing.clone()]);
+    assert!(
+        asked.len() > 3 && asked[3..].iter().all(|asked| *asked == nothing),
+        "{asked:?}"
+    );
+}
+
+#[tokio::test]
+async fn what_was_just_registered_is_waited_for_where_a_node_has_not_heard_of_it() {
+    let (stub, registry) = world().await;
+    let cache = SchemaCache::new(registry);
+    let next = stub.give("s", OTHER) + 1;
+    assert!(matches!(
+        cache.writer_schema(SchemaId(next)),
+        Lookup::NotYet
+    ));
+    while stub.asked().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(stub.store(r#""long""#, "AVRO"), next);
+    assert!(matches!(said(&cache, next).await, Lookup::Found(_)));
+}
+
+#[tokio::test]
+async fn an_id_that_is_refused_by_a_registry_which_shows_others_is_not_waited_for_for_ever() {
+    let (stub, registry) = world().await;
+    let good = stub.give("s", OTHER);
+    let cache = SchemaCache::new(registry);
+    assert!(matches!(said(&cache, good).await, Lookup::Found(_)));
+    stub.answers(
+        StatusCode::FORBIDDEN,
+        r#"{"error_code": 40301, "message": "not for you"}"#,
+    );
+    let Lookup::Unusable { cause } = said(&cache, 77).await else {
+        panic!("it is refused")
+    };
+    assert!(cause.contains("not for you"), "{cause}");
 }
 
 #[tokio::test]

@@ -201,8 +201,11 @@ fn set(config: &mut Config, levels: &[String], text: &str) -> Result<(), String>
             .map(|item| Value::from(item.trim()))
             .collect()
     };
-    let readings = serde_saphyr::from_str::<Value>(text)
-        .ok()
+    // A password is what it is, whatever YAML would make of it.
+    let is_password = levels.last().is_some_and(|level| level == "password");
+    let read = (!is_password).then(|| serde_saphyr::from_str::<Value>(text).ok());
+    let readings = read
+        .flatten()
         .into_iter()
         .chain(std::iter::once_with(|| Value::from(text)))
         .chain(std::iter::once_with(list));
@@ -389,6 +392,24 @@ mod tests {
         expected.services.faults.third_party.error_rate = 0.25;
         expected.telemetry.log_format = LogFormat::Json;
         assert_eq!(applied(&environment).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_password_is_taken_as_it_is_written() {
+        for password in ["abc #1", "'quoted'", "~", "!tag", "a, b", "007"] {
+            let environment = [
+                ("WAYBILL_STORE__SCYLLA__PASSWORD", password),
+                ("WAYBILL_SCHEMA_REGISTRY__PASSWORD", password),
+            ];
+            let config = applied(&environment).unwrap();
+            let passwords = [
+                config.store.scylla.password,
+                config.schema_registry.password,
+            ];
+            for taken in passwords {
+                assert_eq!(taken.unwrap().reveal(), password);
+            }
+        }
     }
 
     #[test]

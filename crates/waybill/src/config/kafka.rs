@@ -84,7 +84,7 @@ impl KafkaConfig {
         let mut settings = KafkaSettings::default();
         settings.properties.clone_from(&self.properties.0);
         let (property, problem) = match settings.check() {
-            Ok(()) => return Ok(()),
+            Ok(()) => return self.check_security(),
             Err(ClientError::Reserved { property }) => {
                 let problem = match property.as_str() {
                     "bootstrap.servers" | "metadata.broker.list" => "belongs into kafka.brokers",
@@ -105,6 +105,24 @@ impl KafkaConfig {
             key: format!("kafka.properties{dot}{property}"),
             problem,
         })
+    }
+
+    /// Refuses logins and certificates that librdkafka would leave aside.
+    fn check_security(&self) -> Result<(), ConfigError> {
+        let is_of_security =
+            |(name, _): &(&str, &str)| name.starts_with("sasl.") || name.starts_with("ssl.");
+        if let Some((name, _)) = self.properties.iter().find(is_of_security)
+            && !self.properties.0.contains_key("security.protocol")
+        {
+            return Err(ConfigError::Invalid {
+                key: format!("kafka.properties.{name}"),
+                problem:
+                    "is of no use without kafka.properties.security.protocol (SSL, SASL_SSL or \
+                          SASL_PLAINTEXT): everything would go in plain text, and without a login"
+                        .to_owned(),
+            });
+        }
+        Ok(())
     }
 }
 
@@ -206,11 +224,22 @@ mod tests {
             property_files: [("sasl.password".to_owned(), file.path().to_owned())].into(),
             ..KafkaConfig::default()
         };
+        let mut plain = kafka.clone();
+        let protocol = ("security.protocol".to_owned(), "SASL_SSL".to_owned());
+        kafka.properties.0.extend([protocol]);
         kafka.read_property_files().unwrap();
         assert_eq!(
             kafka.properties.iter().collect::<Vec<_>>(),
-            [("sasl.password", " pass word ")]
+            [
+                ("sasl.password", " pass word "),
+                ("security.protocol", "SASL_SSL")
+            ]
         );
+
+        // It would be of no use, and everybody could read along.
+        let error = plain.read_property_files().unwrap_err().to_string();
+        assert!(error.contains("security.protocol"), "{error}");
+        assert!(!error.contains("pass word"), "{error}");
     }
 
     #[test]

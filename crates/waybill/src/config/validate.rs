@@ -1,6 +1,6 @@
 //! What no type can say: ranges, and values that only work together.
 
-use waybill_engine::READERS_PER_PARTITION_MAX;
+use waybill_engine::{INPUT_BYTES_MAX, READERS_PER_PARTITION_MAX};
 
 use super::{ByteSize, Config, ConfigError, duration_to_text};
 use crate::ingestion::IngestionConfig;
@@ -13,6 +13,8 @@ const PARTITIONS_MAX: u32 = 1_024;
 /// of its margin and the next renewal.
 const MARGINS_PER_LEASE_MIN: u32 = 3;
 
+/// The largest input that HTTP may take: it grows a little on its way, and has to fit into step requests.
+const REQUEST_BYTES_MAX: usize = INPUT_BYTES_MAX - 32 * 1024;
 /// Deeper than this, reading a body could exhaust the stack.
 const JSON_DEPTH_MAX: usize = 100;
 
@@ -46,7 +48,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     );
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
-    let rules: [(bool, &str, String); 42] = [
+    let rules: [(bool, &str, String); 43] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -268,6 +270,17 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             workflows.built_in || !workflows.files.is_empty(),
             "workflows.files",
             "must name a workflow where workflows.builtIn is false".to_owned(),
+        ),
+        (
+            http.request_bytes_max
+                .max(http.batch_line_bytes_max)
+                .as_usize()
+                <= REQUEST_BYTES_MAX,
+            "http.requestBytesMax and http.batchLineBytesMax",
+            format!(
+                "must be at most {}KiB: an input has to fit into step requests beside the results",
+                REQUEST_BYTES_MAX / 1024
+            ),
         ),
     ];
     if let Some(problem) = log_filter_problem {

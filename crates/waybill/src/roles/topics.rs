@@ -286,11 +286,12 @@ pub(crate) fn needed(config: &Config, workflows: &Workflows, broker: BrokerKind)
     ];
     for agent in workflows.agents() {
         let topic = names.step_requests(&agent);
-        needed.push(dead_letters(&topic));
-        let mut requests = of(&topic, Kind::Steps);
-        requests.spec.partitions = config.kafka.step_partitions;
-        requests.partitions_key = "kafka.stepPartitions";
-        needed.push(requests);
+        // A letter goes to the partition of the record that it keeps.
+        for mut of_agent in [dead_letters(&topic), of(&topic, Kind::Steps)] {
+            of_agent.spec.partitions = config.kafka.step_partitions;
+            of_agent.partitions_key = "kafka.stepPartitions";
+            needed.push(of_agent);
+        }
     }
     needed
 }

@@ -12,8 +12,8 @@
 use serde_json::Value;
 use waybill_drone_delivery::request as drone_delivery;
 use waybill_engine::{
-    AmendRequest, Amendment, CreateRequest, IdOrigin, NAME_LENGTH_MAX, OperationId,
-    OperationRequest, RequestHash, Timestamp,
+    AmendRequest, Amendment, CreateRequest, INPUT_BYTES_MAX, IdOrigin, NAME_LENGTH_MAX,
+    OperationId, OperationRequest, RequestHash, Timestamp,
 };
 use waybill_messages::is_topic_name;
 
@@ -85,6 +85,11 @@ impl Faults {
         // promise that: a relay that died sends its record again.
         if !is_ours(create.operation, &create.tenant) {
             create.id_origin = IdOrigin::Caller;
+        }
+        if create.input.len() > INPUT_BYTES_MAX {
+            let detail = format!("must be at most {INPUT_BYTES_MAX} bytes long");
+            self.add("input", detail);
+            return create;
         }
         match json::parse(&create.input, json::DEPTH_LIMIT_MAX) {
             Ok(input) if create.workflow == DRONE_DELIVERY => self.delivery(&mut create, &input),

@@ -198,7 +198,7 @@ impl Outlet {
             buffer.clear();
             if let Err(error) = self.topics.framing().encode(status, buffer) {
                 let topic = status.reply_to.as_deref().unwrap_or_default();
-                return self.unsendable(topic, Some(status.operation), &error, settlement);
+                return Self::unsendable(topic, Some(status.operation), &error, settlement);
             }
             count_as_sent(settlement);
         }
@@ -292,7 +292,31 @@ impl Outlet {
             Source::Replies => &self.dead_replies,
             Source::Recoveries => &self.dead_recoveries,
         };
-        self.forward(dead_letters, from, record, &headers, settlement);
+        let kept = Self::unless_hopeless(dead_letters, settlement);
+        let letter = OutRecord {
+            topic: dead_letters,
+            partition: from,
+            key: record.key.as_deref(),
+            value: record.value.as_deref(),
+            headers: &headers,
+            // Its age counts from now: by its own, which may be anything, retention might take it at once.
+            timestamp_ms: None,
+        };
+        self.enqueue(&letter, &kept);
+    }
+
+    /// A settlement of one record that counts as sent where it would be refused for ever: a letter that
+    /// nobody takes must not hold up the partition. The record itself stays where it lay for as long as its
+    /// topic keeps it.
+    fn unless_hopeless(topic: &str, settlement: &Arc<Settlement>) -> Arc<Settlement> {
+        let (topic, settlement) = (topic.to_owned(), settlement.clone());
+        Settlement::new(1, move |settled| match settled {
+            Ok(()) => count_as_sent(&settlement),
+            Err(error) if error.is_permanent() => {
+                Self::unsendable(&topic, None, &error, &settlement);
+            }
+            Err(error) => settlement.fail(error),
+        })
     }
 
     fn topic_of(&self, source: Source) -> &str {
@@ -321,7 +345,7 @@ impl Outlet {
     ) {
         buffer.clear();
         if let Err(error) = self.topics.framing().encode(message, buffer) {
-            return self.unsendable(topic, Some(operation), &error, settlement);
+            return Self::unsendable(topic, Some(operation), &error, settlement);
         }
         self.send_value(
             (topic, partition),
@@ -385,7 +409,7 @@ impl Outlet {
             ProduceError::Refused {
                 code: code @ ErrorCode::MessageSizeTooLarge,
             } => {
-                self.unsendable(record.topic, None, &code, &settlement);
+                Self::unsendable(record.topic, None, &code, &settlement);
             }
             error => settlement.fail(error),
         }
@@ -395,7 +419,6 @@ impl Outlet {
     /// for ever. It counts as sent: a step request that nobody received times out, and its
     /// operation ends in `Error` where a person sees it.
     fn unsendable(
-        &self,
         topic: &str,
         operation: Option<OperationId>,
         error: &dyn std::fmt::Display,

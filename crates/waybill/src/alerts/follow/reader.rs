@@ -26,6 +26,10 @@ use crate::letters::{keep, letter};
 /// alert that is settled, goes unnoticed.
 const POLL_WAIT: Duration = Duration::from_millis(200);
 const POLL_BYTES_MAX: usize = 1024 * 1024;
+/// How many records that cannot be read may wait to be kept before no more are polled.
+const LETTERS_MAX: usize = 16;
+/// How long alerts may wait for such records to be kept, each time that is tried.
+const KEEP_PATIENCE: Duration = Duration::from_secs(1);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is followed, as it is handed on.
@@ -124,7 +128,7 @@ impl Reader {
 
     /// How many records may be taken. Waits a little where there is no place for a single one.
     fn room<T: Followed>(&self, intake: &Intake<'_, T>, runtime: &Handle) -> usize {
-        if !intake.waiting.is_empty() || !intake.letters.is_empty() {
+        if !intake.waiting.is_empty() || intake.letters.len() >= LETTERS_MAX {
             return 0;
         }
         let reads = &intake.reads;
@@ -151,18 +155,22 @@ impl Reader {
         }
         let letters = intake.letters.iter().map(|(_, letter)| letter.clone());
         let letters: Vec<RawRecord> = letters.collect();
-        let kept = runtime.block_on(stop.run_until_cancelled(keep(keeper, &letters)));
-        match kept {
+        let keeping = async { timeout(KEEP_PATIENCE, keep(keeper, &letters)).await };
+        match runtime.block_on(stop.run_until_cancelled(keeping)) {
             None => {}
-            Some(Ok(())) => {
+            Some(Ok(Ok(()))) => {
                 for (place, _) in intake.letters.drain(..) {
                     intake.partitions.done(place);
                 }
             }
-            Some(Err(error)) => tracing::warn!(
+            Some(Ok(Err(error))) => tracing::warn!(
                 receiver = self.receiver,
                 error = &error as &dyn std::error::Error,
                 "a record that cannot be read is not kept yet; trying again"
+            ),
+            Some(Err(_)) => tracing::warn!(
+                receiver = self.receiver,
+                "a record that cannot be read is not kept in time; trying again"
             ),
         }
     }
@@ -192,7 +200,7 @@ struct Intake<'a, T> {
     skipped: u64,
     /// Records whose schema the registry has not told yet. While there are some, no more are polled.
     waiting: Vec<(Place, RawRecord)>,
-    /// Records that cannot be read, as they are to be kept. While there are some, no more are polled.
+    /// Records that cannot be read, as they are to be kept. Once there are many, no more are polled.
     letters: Vec<(Place, RawRecord)>,
     /// Whether they are this follower's to keep.
     keeps_letters: bool,

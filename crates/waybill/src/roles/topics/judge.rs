@@ -143,7 +143,7 @@ impl Court<'_> {
         self.partitions(topic, found);
         self.copies(topic, found);
         match &found.settings {
-            Some(settings) => self.settings(topic, settings),
+            Some(settings) => self.settings(topic, found, settings),
             None => {
                 let mend = self.tools.allow_looking(&topic.spec.name);
                 let expected = "told to this user";
@@ -153,12 +153,19 @@ impl Court<'_> {
     }
 
     fn partitions(&mut self, topic: &Needed, found: &Found) {
-        let (has, wanted) = (found.partitions.len(), topic.spec.partitions);
-        if u32::try_from(has) != Ok(wanted) {
-            let key = topic.partitions_key;
-            let mend = format!("`{key}` is fixed once data exists; set it to {has}");
-            self.find(topic, PARTITIONS, has, wanted, mend, Weight::Harm);
-        }
+        let (name, wanted) = (&topic.spec.name, topic.spec.partitions);
+        let has = u32::try_from(found.partitions.len()).unwrap_or(u32::MAX);
+        let mend = match topic.kind {
+            // Letters lie where their records lay: each needs a place, and nobody looks where one is.
+            Kind::DeadLetters | Kind::NoticeLetters if has >= wanted => return,
+            Kind::DeadLetters | Kind::NoticeLetters => self.tools.add_partitions(name, wanted),
+            _ if has == wanted => return,
+            _ => {
+                let key = topic.partitions_key;
+                format!("`{key}` is fixed once data exists; set it to {has}")
+            }
+        };
+        self.find(topic, PARTITIONS, has, wanted, mend, Weight::Harm);
     }
 
     /// Whether there are copies enough, and enough of them are where they should be.
@@ -193,8 +200,10 @@ impl Court<'_> {
         }
     }
 
-    fn settings(&mut self, topic: &Needed, settings: &TopicSettings) {
-        for rule in rules(self.config, self.broker, topic) {
+    fn settings(&mut self, topic: &Needed, found: &Found, settings: &TopicSettings) {
+        let copies = found.partitions.iter().map(|state| state.replicas.len());
+        let copies = copies.min().unwrap_or(usize::from(topic.spec.replication));
+        for rule in rules(self.config, self.broker, topic, copies) {
             // What a broker does not have cannot be wrong there.
             let Some(found) = settings.get(rule.key) else {
                 continue;
@@ -267,11 +276,11 @@ impl Expected {
 
     /// The value that mends it: that with which the topic would be made, where this is in the table.
     fn remedy(&self, topic: &Needed, key: &str) -> String {
-        let made_with = topic.spec.config.iter().find(|(name, _)| name == key);
-        match (made_with, self) {
-            (Some((_, value)), _) => value.clone(),
-            (None, Self::Exactly(value, _)) => value.clone(),
-            (None, Self::Range { min, .. }) => min.to_string(),
+        let mut made_with = topic.spec.config.iter();
+        match (made_with.find(|(name, _)| name == key), self) {
+            (Some((_, value)), _) if self.broken_by(value).is_none() => value.clone(),
+            (_, Self::Exactly(value, _)) => value.clone(),
+            (_, Self::Range { min, .. }) => min.to_string(),
         }
     }
 }
@@ -296,7 +305,7 @@ impl fmt::Display for Expected {
 }
 
 /// What the settings of a topic have to be.
-fn rules(config: &Config, broker: BrokerKind, topic: &Needed) -> Vec<Rule> {
+fn rules(config: &Config, broker: BrokerKind, topic: &Needed, copies: usize) -> Vec<Rule> {
     let made_with = |key: &str| {
         let setting = topic.spec.config.iter().find(|(name, _)| name == key);
         setting.and_then(|(_, value)| value.parse::<u64>().ok())
@@ -346,9 +355,10 @@ fn rules(config: &Config, broker: BrokerKind, topic: &Needed) -> Vec<Rule> {
             if is_durable {
                 rules.push(exactly("retention.bytes", UNBOUNDED, Weight::Warning));
             }
-            let copies = u64::from(topic.spec.replication);
+            // Of the copies that there are: more than are configured are no fault.
+            let copies = copies as u64;
             let (min, max) = match copies {
-                ..=2 => (1, copies),
+                ..=2 => (1, copies.max(1)),
                 copies => (2, copies - 1),
             };
             rules.push(Rule {
@@ -396,6 +406,11 @@ impl Tools {
         format!(
             "{tool} --alter --entity-type topics --entity-name {topic} --add-config {key}={value}"
         )
+    }
+
+    fn add_partitions(&self, topic: &str, wanted: u32) -> String {
+        let tool = self.call("kafka-topics.sh");
+        format!("{tool} --alter --topic {topic} --partitions {wanted}")
     }
 
     fn reassign(&self, topic: &str) -> String {

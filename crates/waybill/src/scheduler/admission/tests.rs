@@ -258,6 +258,15 @@ fn every_wrong_field_of_a_create_is_named() {
 }
 
 #[test]
+fn an_input_that_would_fit_into_no_step_request_is_refused() {
+    let input = |bytes: usize| format!(r#"{{"a":"{}"}}"#, "x".repeat(bytes - r#"{"a":""}"#.len()));
+    let fits = written(&input(INPUT_BYTES_MAX));
+    assert!(admitted(fits).is_ok());
+    let faults = admitted(written(&input(INPUT_BYTES_MAX + 1))).unwrap_err();
+    assert_eq!(faults, ["input: must be at most 524288 bytes long"]);
+}
+
+#[test]
 fn a_refusal_is_short_and_tells_no_contact() {
     let unknown: serde_json::Map<String, Value> = (0..1_000)
         .map(|n| (format!("{n}{}", "x".repeat(1_000)), Value::Null))

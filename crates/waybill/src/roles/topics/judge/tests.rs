@@ -227,3 +227,44 @@ fn the_embedded_broker_is_held_to_its_disk() {
         assert_eq!(keys, [key]);
     }
 }
+
+#[test]
+fn letters_need_a_place_for_each_partition_of_their_source_and_may_have_more() {
+    let mut config = config();
+    config.kafka.step_partitions = 8;
+    let needed = all(&config, BrokerKind::Kafka);
+    let letters = "dlq.waybill.drone.requests.v1";
+    let judged = |partitions: usize| {
+        let mut found = as_made(&needed);
+        let letters = &mut found.get_mut(letters).unwrap().partitions;
+        assert_eq!(letters.len(), 8, "as many as their source");
+        let one = letters[0].clone();
+        letters.resize(partitions, one);
+        judge(&config, BrokerKind::Kafka, &needed, &found)
+    };
+    assert_eq!(judged(9), []);
+    let findings = judged(4);
+    let [finding] = &findings[..] else {
+        panic!("{findings:?}")
+    };
+    assert_eq!((finding.key, finding.weight), ("partitions", Weight::Harm));
+    let mend = format!("--alter --topic {letters} --partitions 8");
+    assert!(finding.mend.ends_with(&mend), "{finding}");
+}
+
+#[test]
+fn more_copies_than_are_configured_are_no_reason_to_wait_for_fewer() {
+    let mut config = config();
+    config.kafka.replication_factor = 1;
+    let needed = all(&config, BrokerKind::Kafka);
+    let mut found = as_made(&needed);
+    for found in found.values_mut() {
+        for state in &mut found.partitions {
+            state.replicas = vec![1, 2, 3];
+            state.in_sync = vec![1, 2, 3];
+        }
+        let settings = found.settings.as_mut().unwrap();
+        settings.insert("min.insync.replicas".to_owned(), "2".to_owned());
+    }
+    assert_eq!(judge(&config, BrokerKind::Kafka, &needed, &found), []);
+}
