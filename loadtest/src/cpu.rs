@@ -19,8 +19,21 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// Reads the figures of these processes, added up; `None` of none.
+    pub fn of(pids: &[u32]) -> anyhow::Result<Option<Self>> {
+        let mut sum = Self::default();
+        for &pid in pids {
+            let usage = Self::read(pid)?;
+            sum.resident_mib += usage.resident_mib;
+            for (name, seconds) in usage.threads {
+                *sum.threads.entry(name).or_default() += seconds;
+            }
+        }
+        Ok((!pids.is_empty()).then_some(sum))
+    }
+
     /// Reads a process's figures.
-    pub fn read(pid: u32) -> anyhow::Result<Self> {
+    fn read(pid: u32) -> anyhow::Result<Self> {
         let process = Path::new("/proc").join(pid.to_string());
         let mut usage = Self::default();
         let threads = fs::read_dir(process.join("task"))

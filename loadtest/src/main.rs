@@ -69,9 +69,9 @@ struct Arguments {
     /// twice, nothing half undone. What does not balance is looked at again until the wait is over.
     #[arg(long, value_name = "SERVICES")]
     judge: Option<SocketAddr>,
-    /// A process whose CPU and memory are reported, by thread.
-    #[arg(long)]
-    pid: Option<u32>,
+    /// Processes whose CPU and memory are reported, together and by thread.
+    #[arg(long, value_delimiter = ',')]
+    pid: Vec<u32>,
     /// Writes the report as JSON to this file.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -124,11 +124,11 @@ fn measure(arguments: &Arguments) -> anyhow::Result<()> {
             Completions::follow(&arguments.brokers, &topics).await
         })
         .context("the status topic cannot be followed")?;
-    let before = arguments.pid.map(Usage::read).transpose()?;
+    let before = Usage::of(&arguments.pid)?;
     let run = runtime.block_on(run::run(arguments, &completions))?;
     let deadline = Instant::now() + Duration::from_secs(arguments.wait_seconds);
     completions.wait_until(deadline);
-    let after = arguments.pid.map(Usage::read).transpose()?;
+    let after = Usage::of(&arguments.pid)?;
     let usage = before
         .zip(after)
         .map(|(before, after)| after.since(&before));

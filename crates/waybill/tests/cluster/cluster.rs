@@ -38,6 +38,8 @@ pub struct Cluster {
     pub name: String,
     /// How long the processes that are started from now on repeat what they ask of the database.
     pub patience: &'static str,
+    /// What the processes that are started from now on find in their environment.
+    pub env: Vec<(String, String)>,
     dir: TempDir,
     _turn: MutexGuard<'static, ()>,
 }
@@ -54,6 +56,7 @@ impl Cluster {
             scylla,
             name: format!("test_{}", Uuid::new_v4().simple()),
             patience: "30s",
+            env: Vec::new(),
             dir: tempfile::tempdir().expect("a temporary directory can be made"),
             _turn: TURN.lock().await,
         })
@@ -136,35 +139,41 @@ impl Cluster {
             .expect("the program was built")
     }
 
+    fn world(&self, yaml: &str) -> World {
+        let mut world = World::new(yaml);
+        world.env.clone_from(&self.env);
+        world
+    }
+
     /// The simulated services. `more` is what is configured beside the cluster.
     pub fn services(&self, more: &str) -> Member {
-        let world = World::new(&self.yaml("auto", more));
+        let world = self.world(&self.yaml("auto", more));
         Member::start("services", world, &[], Some("services"))
     }
 
     /// A process of agents.
     pub fn agents(&self, services: &Member, more: &str) -> Member {
-        let world = World::new(&self.yaml("auto", more));
+        let world = self.world(&self.yaml("auto", more));
         let address = services.world.address("services").to_string();
         Member::start("agents", world, &["--services", &address], None)
     }
 
     /// A scheduler of `partitions`.
     pub fn scheduler(&self, partitions: &str, more: &str) -> Member {
-        let world = World::new(&self.yaml(partitions, more));
+        let world = self.world(&self.yaml(partitions, more));
         Member::start("scheduler", world, &[], None)
     }
 
     /// A scheduler of `partitions` with something more in its section.
     pub fn scheduler_with(&self, partitions: &str, more: &str) -> Member {
-        let world = World::new(&self.yaml_with(partitions, more, ""));
+        let world = self.world(&self.yaml_with(partitions, more, ""));
         Member::start("scheduler", world, &[], None)
     }
 
     pub fn supervisor(&self, more: &str) -> Member {
         Member::start(
             "supervisor",
-            World::new(&self.yaml("auto", more)),
+            self.world(&self.yaml("auto", more)),
             &[],
             None,
         )
@@ -172,7 +181,7 @@ impl Cluster {
 
     /// Ingestion, whose world knows the services, too.
     pub fn ingestion(&self, services: &Member, more: &str) -> Member {
-        let mut world = World::new(&self.yaml("auto", more));
+        let mut world = self.world(&self.yaml("auto", more));
         let address = services.world.address("services");
         world.addresses.insert("services".to_owned(), address);
         Member::start("ingestion", world, &[], Some("http"))

@@ -24,6 +24,8 @@ pub struct World {
     /// Where its listeners are, and those of others that it asks, by name.
     pub addresses: HashMap<String, SocketAddr>,
     pub client: reqwest::Client,
+    /// What its processes find in their environment.
+    pub env: Vec<(String, String)>,
 }
 
 impl World {
@@ -39,6 +41,7 @@ impl World {
             dir,
             addresses: HashMap::new(),
             client,
+            env: Vec::new(),
         }
     }
 
@@ -76,6 +79,7 @@ impl World {
     ) -> (Process, HashMap<String, SocketAddr>) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
         command.arg(role).args(extra);
+        command.envs(self.env.iter().cloned());
         command.arg("--config").arg(self.path("waybill.yaml"));
         command.arg("--data-dir").arg(self.path("data"));
         if !announces.contains(&"admin") {

@@ -1,0 +1,119 @@
+//! Wall clocks that jump, each of another process and to and fro, while deliveries flow: libfaketime
+//! stands between the program and the system's clock. Clocks that only count go on as they are.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cluster::{Cluster, deliver_while};
+use crate::is_remote;
+use crate::supervision::ends::Ends;
+use crate::world::World;
+
+/// Deliveries between two jumps. A multiple of five, for one in five goes by others.
+const ROUND: usize = 100;
+/// Far beyond leases, and beyond what clocks are said to lie apart at most. Who is handed off while a clock
+/// is ahead is looked at when the others have got there.
+const AHEAD: &str = "+20";
+const BEHIND: &str = "-20";
+const AS_IT_IS: &str = "+0";
+/// How long the library believes what it has read of a file.
+const READ_EVERY: &str = "1";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whosever_clock_jumps_every_delivery_ends_and_the_ledger_balances() {
+    let Some(mut cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let Some(library) = library() else {
+        println!("SKIPPED: clocks that jump: libfaketime is not there (Debian: faketime)");
+        cluster.remove().await;
+        return;
+    };
+    let clocks = ["scheduler", "supervisor", "agents", "ingestion"];
+    let clocks = clocks.map(|of| Clock::new(&library, cluster.dir(), of));
+    let [of_scheduler, of_supervisor, of_agents, of_ingestion] = &clocks;
+    let services = cluster.services("");
+    let other = cluster.scheduler("2-3", "");
+    cluster.env.clone_from(&of_scheduler.env);
+    let scheduler = cluster.scheduler("0-1", "");
+    cluster.env.clone_from(&of_supervisor.env);
+    let supervisor = cluster.supervisor("");
+    cluster.env.clone_from(&of_agents.env);
+    let agents = cluster.agents(&services, "");
+    cluster.env.clone_from(&of_ingestion.env);
+    let ingestion = cluster.ingestion(&services, "");
+    for member in [&scheduler, &other, &supervisor, &agents, &ingestion] {
+        member.world.ready().await;
+    }
+
+    let worlds: [Arc<World>; 1] = [ingestion.world.clone()];
+    let mut ids = Vec::new();
+    for clock in &clocks {
+        for offset in [AHEAD, AS_IT_IS, BEHIND, AS_IT_IS] {
+            let prefix = format!("{}-{}", clock.of, ids.len());
+            let jump = || clock.set(offset);
+            ids.extend(deliver_while(&worlds, &prefix, ROUND, jump).await);
+            // So that the jump is seen while the round's deliveries are under way, and by the next.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    }
+    let ends = worlds[0].all_end_in_balance(&ids, is_remote).await;
+    println!("measured: {ends:?}");
+    let Ends {
+        processed,
+        compensated,
+        ..
+    } = ends;
+    assert_eq!(processed + compensated, ids.len(), "nobody is waited for");
+    for member in [&scheduler, &other, &supervisor, &agents, &ingestion] {
+        member.world.ready().await;
+    }
+    drop((services, scheduler, other, supervisor, agents, ingestion));
+    cluster.remove().await;
+}
+
+/// A clock of one process.
+struct Clock {
+    of: &'static str,
+    file: PathBuf,
+    /// What its process is started with.
+    env: Vec<(String, String)>,
+}
+
+impl Clock {
+    fn new(library: &Path, dir: &Path, of: &'static str) -> Self {
+        let file = dir.join(format!("clock-of-{of}"));
+        let env = [
+            ("LD_PRELOAD", library.display().to_string()),
+            ("FAKETIME_TIMESTAMP_FILE", file.display().to_string()),
+            ("FAKETIME_CACHE_DURATION", READ_EVERY.to_owned()),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+            ("DONT_FAKE_MONOTONIC", "1".to_owned()),
+        ];
+        let clock = Self {
+            of,
+            file,
+            env: env.map(|(name, value)| (name.to_owned(), value)).into(),
+        };
+        clock.set(AS_IT_IS);
+        clock
+    }
+
+    /// So many seconds ahead of the system's.
+    fn set(&self, offset: &str) {
+        // Never seen half written.
+        let fresh = self.file.with_extension("fresh");
+        std::fs::write(&fresh, offset).expect("the directory is writable");
+        std::fs::rename(&fresh, &self.file).expect("it is there");
+    }
+}
+
+/// The library, where Debian has it.
+fn library() -> Option<PathBuf> {
+    let machines = std::fs::read_dir("/usr/lib").ok()?;
+    let libraries = machines
+        .filter_map(Result::ok)
+        .map(|machine| machine.path().join("faketime/libfaketimeMT.so.1"));
+    libraries.into_iter().find(|library| library.exists())
+}
