@@ -82,7 +82,7 @@ fn secrets_are_in_neither_show_nor_debug_and_reach_the_client() {
     let [file, secret] = ["waybill.yaml", "password"].map(|name| dir.path().join(name));
     std::fs::write(&secret, "hunter2\n").unwrap();
     let text = format!(
-        "kafka:\n  properties:\n    sasl.username: alice\n    ssl.key.password: hunter3\n  \
+        "kafka:\n  properties:\n    security.protocol: SASL_SSL\n    sasl.username: alice\n    ssl.key.password: hunter3\n  \
          propertyFiles:\n    sasl.password: {}\n",
         secret.display()
     );
