@@ -58,7 +58,7 @@ impl WriterSchema {
             cause: cause_of(error),
         };
         let schema = Schema::parse_str(json).map_err(refused)?;
-        harmless(&schema, &mut Vec::new())?;
+        Walk::default().through(&schema)?;
         let fingerprint = fingerprint_of(&schema).map_err(refused)?;
         Ok(Self {
             schema,
@@ -324,42 +324,67 @@ fn fingerprint_of(schema: &Schema) -> Result<u64, apache_avro::Error> {
         .fold(0, |hash, byte| hash << 8 | u64::from(*byte)))
 }
 
-/// Refuses schemas by which a small datum could take all of the stack, or of the memory: those that contain
-/// themselves, and lists of nothing. None of ours does.
-fn harmless<'a>(schema: &'a Schema, around: &mut Vec<&'a Name>) -> Result<(), SchemaError> {
-    let refuse = |cause: String| Err(SchemaError { cause });
-    match schema {
-        Schema::Ref { name } if around.contains(&name) => refuse(format!("{name} contains itself")),
-        Schema::Record(record) => {
-            around.push(&record.name);
-            for field in &record.fields {
-                harmless(&field.schema, around)?;
-            }
-            around.pop();
-            Ok(())
-        }
-        Schema::Array(array) if is_nothing(&array.items) => {
-            refuse("it has lists of what takes no bytes".to_owned())
-        }
-        Schema::Array(array) => harmless(&array.items, around),
-        Schema::Map(map) => harmless(&map.types, around),
-        Schema::Union(union) => {
-            let mut variants = union.variants().iter();
-            variants.try_for_each(|variant| harmless(variant, around))
-        }
-        _ => Ok(()),
-    }
+/// A walk through a schema that refuses those by which a small datum could take all of the stack, or of the
+/// memory: those that contain themselves, and lists of nothing. None of ours does.
+#[derive(Default)]
+struct Walk<'a> {
+    /// The types that are around what is looked at.
+    around: Vec<&'a Name>,
+    /// Named types whose data take no bytes.
+    nothing: Vec<&'a Name>,
 }
 
-/// Whether a datum of a schema may take no bytes at all.
-fn is_nothing(schema: &Schema) -> bool {
-    match schema {
-        Schema::Null => true,
-        Schema::Fixed(fixed) => fixed.size == 0,
-        Schema::Record(record) => record.fields.iter().all(|field| is_nothing(&field.schema)),
-        // Of what was defined elsewhere it is not known here.
-        Schema::Ref { .. } => true,
-        _ => false,
+impl<'a> Walk<'a> {
+    fn through(&mut self, schema: &'a Schema) -> Result<(), SchemaError> {
+        match schema {
+            Schema::Ref { name } if self.around.contains(&name) => Err(SchemaError {
+                cause: format!("{name} contains itself"),
+            }),
+            Schema::Record(record) => {
+                self.around.push(&record.name);
+                for field in &record.fields {
+                    self.through(&field.schema)?;
+                }
+                self.around.pop();
+                if self.is_nothing(schema) {
+                    self.nothing.push(&record.name);
+                }
+                Ok(())
+            }
+            Schema::Fixed(fixed) if fixed.size == 0 => {
+                self.nothing.push(&fixed.name);
+                Ok(())
+            }
+            Schema::Array(array) => {
+                self.through(&array.items)?;
+                match self.is_nothing(&array.items) {
+                    true => Err(SchemaError {
+                        cause: "it has lists of what takes no bytes".to_owned(),
+                    }),
+                    false => Ok(()),
+                }
+            }
+            Schema::Map(map) => self.through(&map.types),
+            Schema::Union(union) => {
+                let mut variants = union.variants().iter();
+                variants.try_for_each(|variant| self.through(variant))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether data of a schema that was walked through take no bytes.
+    fn is_nothing(&self, schema: &Schema) -> bool {
+        match schema {
+            Schema::Null => true,
+            Schema::Ref { name } => self.nothing.contains(&name),
+            Schema::Fixed(fixed) => fixed.size == 0,
+            Schema::Record(record) => {
+                let mut fields = record.fields.iter();
+                fields.all(|field| self.is_nothing(&field.schema))
+            }
+            _ => false,
+        }
     }
 }
 

@@ -91,7 +91,7 @@ fn a_start_beyond_the_end_is_an_error_that_names_the_partition(world: &World) {
 fn of_several_partitions_without_their_offsets_each_is_told_of(world: &World) {
     let topic = world.topic("t", 3);
     send_batch(&world.producer(), &topic, 0, &[b"a"]);
-    let consumer = world.consumer(&topic, 0, 0);
+    let consumer = world.consumer(&topic, 0, 1);
     let beyond = [
         (&*topic, PartitionId(1), Offset(7)),
         (&topic, PartitionId(2), Offset(9)),

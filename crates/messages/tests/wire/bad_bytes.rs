@@ -378,7 +378,11 @@ fn a_schema_by_which_few_bytes_could_take_all_memory_or_stack_is_refused() {
             {"name": "many", "type": {"type": "array", "items": "A"}},
             {"name": "one", "type": "int"}]}}]}"#;
     let nothing = r#"{"type": "array", "items": {"type": "array", "items": "null"}}"#;
+    let of_nothing = r#"{"type": "record", "name": "A", "fields": [
+        {"name": "one", "type": {"type": "record", "name": "Empty", "fields": []}},
+        {"name": "many", "type": {"type": "array", "items": "Empty"}}]}"#;
     for (bad, why) in [
+        (of_nothing, "what takes no bytes"),
         (recursive, "Node contains itself"),
         (by_way_of_another, "A contains itself"),
         (nothing, "what takes no bytes"),
@@ -389,6 +393,6 @@ fn a_schema_by_which_few_bytes_could_take_all_memory_or_stack_is_refused() {
     let twice = r#"{"type": "record", "name": "A", "fields": [
         {"name": "one", "type": {"type": "record", "name": "B", "fields": [
             {"name": "x", "type": "int"}]}},
-        {"name": "other", "type": "B"}]}"#;
+        {"name": "others", "type": {"type": "array", "items": "B"}}]}"#;
     assert!(WriterSchema::parse(twice).is_ok());
 }
