@@ -1,7 +1,7 @@
 //! What a row write costs in the embedded store: CPU, latency, memory and disk.
 //!
 //! ```text
-//! cargo run --release -p waybill-store --example throughput -- [OPERATIONS] [MEMTABLE_MIB] [WORKERS] [GROUP]
+//! cargo run --release -p waybill-store --example store_throughput -- [OPERATIONS] [MEMTABLE_MIB] [WORKERS] [GROUP]
 //! ```
 //!
 //! Each operation is created (an immutable part of about 600 bytes) and gets six states of about

@@ -1,4 +1,4 @@
-//! What a record costs: `cargo run --release --example throughput -- [RECORDS] [BYTES]`.
+//! What a record costs: `cargo run --release --example broker_throughput -- [RECORDS] [BYTES]`.
 //!
 //! Produces through librdkafka and reads back, to a topic without and with `flush.messages=1`, and
 //! prints the CPU time of the whole process (clients and broker) per record, as the kernel counts
