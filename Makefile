@@ -1,5 +1,6 @@
 # The two commands of a fresh machine: `make run` and `make test`. Both install what is missing.
-# `make test-full` adds the tests on Apache Kafka and Apache Cassandra; `make kafka`, `make cassandra`
+# `make test-full` adds the tests on Apache Kafka and Apache Cassandra, and `make test-brokers` runs the one on
+# three brokers of which one after the other is killed; `make kafka`, `make cassandra`
 # and `make cluster` start these for a person, until Ctrl-C; `make run-cluster` puts two processes of
 # every role on them.
 
@@ -11,7 +12,7 @@ SERVERS_DIR ?=
 
 servers = .ci/servers/run --kafka-port $(KAFKA_PORT) --cql-port $(CQL_PORT) $(if $(SERVERS_DIR),--dir '$(SERVERS_DIR)')
 
-.PHONY: run test test-full build kafka cassandra cluster run-cluster
+.PHONY: run test test-full test-brokers build kafka cassandra cluster run-cluster
 
 run: build
 	target/release/waybill up --samples 1000
@@ -23,6 +24,11 @@ test:
 test-full:
 	.ci/setup full
 	.ci/test full
+
+test-brokers:
+	.ci/setup full
+	WAYBILL_TEST_THREE_BROKERS=yes .ci/servers/run kafka cassandra -- \
+		cargo test --release --locked -p waybill --test cluster brokers:: -- --show-output
 
 build:
 	.ci/setup

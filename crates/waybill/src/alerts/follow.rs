@@ -11,8 +11,9 @@
 //! * **Reading ahead is bounded**: `queueMax` and `foldedMax` together. Beyond it the topic is the
 //!   queue; the group is served all the same.
 //!
-//! A record that cannot be read goes to the topic's dead-letter topic, by the first of its followers, so that
-//! it lies there once.
+//! A record that cannot be read goes to the topic's dead-letter topic, by the first of its followers (in the
+//! order of their names), so that it lies there once. Where another becomes the first, it keeps what is
+//! before it, be it for the second time.
 //!
 //! Two processes share a receiver's partitions. One that takes a partition over tells again of what
 //! the other was telling of; alerts have ids.

@@ -38,6 +38,8 @@ pub struct Cluster {
     pub name: String,
     /// How long the processes that are started from now on repeat what they ask of the database.
     pub patience: &'static str,
+    /// How many copies each topic has.
+    pub copies: u16,
     /// What the processes that are started from now on find in their environment.
     pub env: Vec<(String, String)>,
     dir: TempDir,
@@ -56,6 +58,7 @@ impl Cluster {
             scylla,
             name: format!("test_{}", Uuid::new_v4().simple()),
             patience: "30s",
+            copies: 1,
             env: Vec::new(),
             dir: tempfile::tempdir().expect("a temporary directory can be made"),
             _turn: TURN.lock().await,
@@ -73,7 +76,7 @@ impl Cluster {
     /// are others, there are jars and a Java to start them from.
     pub async fn with_servers_or_skip() -> Option<(Self, Server, Server)> {
         let mut cluster = Self::new_or_skip().await?;
-        let kafka = Server::start(Kind::Kafka, cluster.dir());
+        let kafka = Server::start(Kind::KAFKA, cluster.dir());
         let cassandra = Server::start(Kind::Cassandra, cluster.dir());
         cluster.brokers.clone_from(&kafka.address);
         cluster.scylla.clone_from(&cassandra.address);
@@ -81,7 +84,7 @@ impl Cluster {
         Some((cluster, kafka, cassandra))
     }
 
-    fn migrate(&self) {
+    pub fn migrate(&self) {
         let output = self.run(&["store", "migrate"]);
         assert!(output.status.success(), "{output:?}");
     }
@@ -104,11 +107,13 @@ impl Cluster {
             scylla,
             name,
             patience,
+            copies,
             ..
         } = self;
+        let brokers = brokers.replace(',', "', '");
         format!(
             "partitions: {PARTITIONS}\n\
-             kafka: {{ brokers: ['{brokers}'], topicPrefix: {name} }}\n\
+             kafka: {{ brokers: ['{brokers}'], topicPrefix: {name}, replicationFactor: {copies} }}\n\
              store: {{ scylla: {{ nodes: ['{scylla}'], keyspace: {name}, replicationFactor: 1, requestTimeout: 2s, patience: {patience} }} }}\n\
              scheduler: {{ partitions: {partitions}, lease: 4s, leaseMargin: 500ms, handOffAfter: 1s, timeoutGrace: 200ms, {scheduler} }}\n\
              supervisor: {{ lease: 4s, clockSkew: 500ms }}\n\

@@ -9,6 +9,7 @@
 //! Kafka is not cut off here: its clients connect to the address that it advertises, past whatever
 //! stands before it. `crates/kafka/tests/clients` has clients whose broker is away.
 
+mod brokers;
 mod clocks;
 mod cluster;
 mod faults;

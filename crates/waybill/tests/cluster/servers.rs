@@ -11,17 +11,21 @@ use crate::world::PATIENCE;
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.ci/servers/run");
 
 /// Which server.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Kind {
-    Kafka,
+    /// A node of Kafka, with the flags that tell it of the other ones.
+    Kafka(Vec<String>),
     Cassandra,
 }
 
 impl Kind {
+    /// The one node of a Kafka.
+    pub const KAFKA: Self = Self::Kafka(Vec::new());
+
     /// Its name to the script, the flag of its port, and how the line begins that says that it is ready.
-    fn words(self) -> (&'static str, &'static str, &'static str) {
+    fn words(&self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Self::Kafka => ("kafka", "--kafka-port", "kafka "),
+            Self::Kafka(_) => ("kafka", "--kafka-port", "kafka "),
             Self::Cassandra => ("cassandra", "--cql-port", "cql "),
         }
     }
@@ -40,8 +44,8 @@ impl Server {
     /// Starts a server whose data lies under `dir`, and waits until it is ready.
     pub fn start(kind: Kind, dir: &Path) -> Self {
         let mut server = Self {
-            kind,
             dir: dir.join(kind.words().0),
+            kind,
             address: String::new(),
             script: None,
         };
@@ -54,6 +58,9 @@ impl Server {
         let (name, port_flag, ready) = self.kind.words();
         let mut command = Command::new(SCRIPT);
         command.arg("--dir").arg(&self.dir).arg(name);
+        if let Kind::Kafka(flags) = &self.kind {
+            command.args(flags);
+        }
         if let Some((_, port)) = self.address.rsplit_once(':') {
             command.args([port_flag, port]);
         }
