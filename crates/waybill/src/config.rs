@@ -137,6 +137,11 @@ impl Config {
         self.schema_registry.read_files()?;
         self.alerts.read_files()?;
         validate::check(&self)?;
+        let faults = self.services.faults.check();
+        faults.map_err(|error| ConfigError::Invalid {
+            key: "services.faults".to_owned(),
+            problem: format!("cannot be: {error}"),
+        })?;
         self.alerts.check()?;
         self.schema_registry.check()?;
         Ok(self)

@@ -200,6 +200,24 @@ impl Fate {
     };
 }
 
+impl FaultsByService {
+    /// Checks the faults of all services.
+    ///
+    /// # Errors
+    ///
+    /// [`StartError::Faults`] with the wrong fields of the first service that has some.
+    pub fn check(&self) -> Result<(), StartError> {
+        for service in Service::ALL {
+            let errors = self.of(service).wrong_fields();
+            if !errors.is_empty() {
+                let service = service.as_str();
+                return Err(StartError::Faults { service, errors });
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The faults in force, and the dice.
 pub(super) struct FaultBoard {
     configured: FaultsByService,
@@ -209,13 +227,7 @@ pub(super) struct FaultBoard {
 
 impl FaultBoard {
     pub(super) fn new(configured: FaultsByService) -> Result<Self, StartError> {
-        for service in Service::ALL {
-            let errors = configured.of(service).wrong_fields();
-            if !errors.is_empty() {
-                let service = service.as_str();
-                return Err(StartError::Faults { service, errors });
-            }
-        }
+        configured.check()?;
         Ok(Self {
             configured,
             current: RwLock::new(configured),

@@ -4,6 +4,7 @@ use waybill_engine::{INPUT_BYTES_MAX, READERS_PER_PARTITION_MAX};
 
 use super::{ByteSize, Config, ConfigError, duration_to_text};
 use crate::ingestion::IngestionConfig;
+use crate::roles::topics::requests_disk_bytes_min;
 use crate::telemetry::log_filter;
 
 /// More partitions than this are a slip of the keyboard: each costs a lease and files.
@@ -48,7 +49,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     );
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
-    let rules: [(bool, &str, String); 43] = [
+    let rules: [(bool, &str, String); 44] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -205,6 +206,14 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             http.producer_queue_bytes_max > http.request_bytes_max.max(http.batch_line_bytes_max),
             "http.producerQueueBytesMax",
             "must be more than http.requestBytesMax and http.batchLineBytesMax".to_owned(),
+        ),
+        (
+            broker.requests_disk_bytes_max.as_u64() >= requests_disk_bytes_min(config.partitions),
+            "broker.requestsDiskBytesMax",
+            format!(
+                "must be at least {}KiB with this number of partitions: the last file of each stays",
+                requests_disk_bytes_min(config.partitions) / 1024
+            ),
         ),
         (
             http.request_bytes_max.max(http.batch_line_bytes_max) < broker.request_bytes_max

@@ -85,7 +85,7 @@ impl Addresses {
              {{\"ownerId\":\"ada\",\"pickupLocation\":\"12 Harbour Street\",\
              \"dropOffLocation\":\"7 Hill Road\",\n   \
              \"packageInfo\":{{\"packageId\":\"p-1\",\"size\":\"Small\",\"weight\":1.5}}}}'\n\n\
-             and follow the Location of the answer with: curl -s http://{http}<Location>\n\n\
+             and follow the Location of the answer with: curl -s 'http://{http}<Location>'\n\n\
              The API, described:  http://{http}/docs\n\
              Metrics, partitions: http://{admin}/metrics  http://{admin}/schedulers\n\n\
              Ctrl-C stops in order; the next start finds everything."

@@ -33,7 +33,15 @@ const TOPIC_AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// Segments of topics whose records are derived and soon forgotten.
 const STEP_SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
 /// The smallest segment that the requests topic is given.
-const SEGMENT_BYTES_MIN: u64 = 1024 * 1024;
+const SEGMENT_BYTES_MIN: u64 = 64 * 1024;
+/// Into how many segments each partition's part of the bound on disk is cut, so that space is given back.
+const SEGMENTS: u64 = 4;
+
+/// The least bound on disk of the requests topic: one whose segments, each of which may lie there as the last
+/// of its partition, leave room for others.
+pub(crate) fn requests_disk_bytes_min(partitions: u32) -> u64 {
+    SEGMENTS * SEGMENT_BYTES_MIN * u64::from(partitions)
+}
 /// What a partition of step requests or replies keeps on the embedded broker. Far more than can be
 /// in flight.
 const STEP_PARTITION_BYTES_MAX: u64 = 128 * 1024 * 1024;
@@ -346,7 +354,7 @@ fn on_the_embedded_broker(settings: &mut Vec<(&'static str, String)>, kind: Kind
         Kind::Requests => {
             let bound = config.broker.requests_disk_bytes_max.as_u64();
             // Space is given back by whole segments: a few of them must fit below the bound.
-            let segment = (bound / (4 * u64::from(config.partitions))).clamp(
+            let segment = (bound / (SEGMENTS * u64::from(config.partitions))).clamp(
                 SEGMENT_BYTES_MIN,
                 config.broker.segment_bytes.as_u64().max(SEGMENT_BYTES_MIN),
             );

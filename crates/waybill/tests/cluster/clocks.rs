@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
+use serde_json::Value;
+
 use crate::cluster::{Cluster, deliver_while};
 use crate::is_remote;
 use crate::supervision::ends::Ends;
@@ -56,6 +59,20 @@ async fn whosever_clock_jumps_every_delivery_ends_and_the_ledger_balances() {
             ids.extend(deliver_while(&worlds, &prefix, ROUND, jump).await);
             // So that the jump is seen while the round's deliveries are under way, and by the next.
             tokio::time::sleep(Duration::from_millis(500)).await;
+            if clock.of == "scheduler" && offset == AHEAD {
+                let of_round = &ids[ids.len() - ROUND..];
+                let is_ahead = async || {
+                    for id in of_round {
+                        if is_of_the_future(&worlds[0], id).await {
+                            return true;
+                        }
+                    }
+                    false
+                };
+                worlds[0]
+                    .eventually("a row is of the future", is_ahead)
+                    .await;
+            }
         }
     }
     let ends = worlds[0].all_end_in_balance(&ids, is_remote).await;
@@ -71,6 +88,19 @@ async fn whosever_clock_jumps_every_delivery_ends_and_the_ledger_balances() {
     }
     drop((services, scheduler, other, supervisor, agents, ingestion));
     cluster.remove().await;
+}
+
+/// Whether an operation was changed by a clock that is ahead.
+async fn is_of_the_future(world: &World, id: &str) -> bool {
+    let url = world.url("http", &format!("/v1/operations/{id}"));
+    let Ok(answer) = world.client.get(url).send().await else {
+        return false;
+    };
+    let body: Value = answer.json().await.unwrap_or_default();
+    let changed = body["updatedAt"]
+        .as_str()
+        .and_then(|at| at.parse::<Timestamp>().ok());
+    changed.is_some_and(|changed| changed > Timestamp::now() + Duration::from_secs(5))
 }
 
 /// A clock of one process.

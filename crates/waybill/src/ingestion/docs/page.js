@@ -52,10 +52,11 @@ function contents(content) {
 function curl(method, path, operation) {
   const address = location.origin + path.replace("{id}", "order-17").replace("{kind}", "invalid-values");
   const body = Object.entries(operation.requestBody?.content ?? {})[0];
-  if (!body) return `curl -i '${address}'`;
+  const verb = ["delete", "patch", "put"].includes(method) ? `-X ${method.toUpperCase()} ` : "";
+  if (!body) return method === "post" ? `curl -i -X POST '${address}'` : `curl -i ${verb}'${address}'`;
   const [type, { example: shown }] = body;
   const text = typeof shown === "string" ? shown : JSON.stringify(shown);
-  return `curl -i '${address}' -H 'content-type: ${type}' --data-binary '${text}'`;
+  return `curl -i ${verb}'${address}' -H 'content-type: ${type}' --data-binary '${text}'`;
 }
 
 function operationView(path, method, operation) {

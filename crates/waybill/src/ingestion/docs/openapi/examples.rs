@@ -34,7 +34,6 @@ pub(super) fn operation_example() -> Value {
     json!({
         "workflow": "drone-delivery",
         "id": "order-17",
-        "tenant": "acme",
         "input": delivery_example(),
     })
 }
