@@ -59,23 +59,26 @@ pub(super) fn parse_config(name: &str, text: &str) -> Result<Config, FileError> 
     {
         return Ok(Config::default());
     }
-    serde_saphyr::from_str(text).map_err(|error| refusal(name, &error, &key_paths()))
+    serde_saphyr::from_str(text).map_err(|error| refusal(name, text, &error, &key_paths()))
 }
 
 /// Reads any other YAML document.
 pub(super) fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Result<T, FileError> {
-    serde_saphyr::from_str(text).map_err(|error| refusal(name, &error, &[]))
+    serde_saphyr::from_str(text).map_err(|error| refusal(name, text, &error, &[]))
 }
 
 /// The parser's error in our words. `key_paths` are those of the whole document, for a key that
-/// is right but in the wrong section. The line itself is not quoted: it may hold a secret.
-fn refusal(name: &str, error: &Error, key_paths: &[String]) -> FileError {
+/// is right but in the wrong section. Of the line itself only a key is quoted: it may hold a secret.
+fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileError {
     let mut error = error;
     while let Error::WithSnippet { error: inner, .. } | Error::AliasError { error: inner, .. } =
         error
     {
         error = inner;
     }
+    let position = error
+        .location()
+        .map(|location| (location.line(), location.column()));
     let problem = match error {
         Error::SerdeUnknownField {
             field, expected, ..
@@ -93,19 +96,49 @@ fn refusal(name: &str, error: &Error, key_paths: &[String]) -> FileError {
             format!("{variant} is none of {}", expected.join(", "))
         }
         Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key} stands twice"),
-        other => UserMessageFormatter
-            .format_message(other)
-            .escape_debug()
-            .to_string(),
+        other => {
+            let message = UserMessageFormatter.format_message(other);
+            let is_control = |c: char| c.is_control();
+            let message = in_our_words(&message).replace(is_control, " ");
+            match position.and_then(|position| key_before(text, position)) {
+                Some(key) => format!("{key}: {message}"),
+                None => message,
+            }
+        }
     };
-    let position = error
-        .location()
-        .map(|location| (location.line(), location.column()));
     FileError::Wrong {
         path: name.to_owned(),
         position,
         problem,
     }
+}
+
+/// What the parser says of a value of another type, as a person would.
+fn in_our_words(message: &str) -> &str {
+    match message {
+        "invalid u8" | "invalid u16" | "invalid u32" | "invalid u64" | "invalid usize" => {
+            "must be a whole number, not below 0"
+        }
+        "invalid i32" | "invalid i64" | "invalid isize" => "must be a whole number",
+        "invalid f32" | "invalid f64" => "must be a number",
+        "invalid bool" => "must be true or false",
+        "expected mapping start" => "must hold keys with values",
+        "expected sequence start" => "must be a list",
+        other => other,
+    }
+}
+
+/// The key whose value begins at a position, where both stand on one line.
+fn key_before(text: &str, (line, column): (u64, u64)) -> Option<&str> {
+    let line = text
+        .lines()
+        .nth(usize::try_from(line).ok()?.checked_sub(1)?)?;
+    let column = usize::try_from(column).ok()?.checked_sub(1)?;
+    let (end, _) = line.char_indices().nth(column)?;
+    let before = line[..end].trim_end().strip_suffix(':')?;
+    let is_of_key = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let start = before.rfind(|c| !is_of_key(c)).map_or(0, |at| at + 1);
+    Some(&before[start..]).filter(|key| !key.is_empty())
 }
 
 /// The candidate that is most like `wanted`, if one is at all.
@@ -182,8 +215,17 @@ mod tests {
     #[test]
     fn values_of_a_wrong_type_are_refused_with_their_line() {
         let cases = [
-            ("\npartitions: many\n", 2, "u32"),
-            ("partitions: -1\n", 1, "u32"),
+            (
+                "\npartitions: many\n",
+                2,
+                "partitions: must be a whole number",
+            ),
+            ("partitions: -1\n", 1, "must be a whole number"),
+            (
+                "scheduler: { lease: 5s, inFlightMax: many }\n",
+                1,
+                "inFlightMax: must be a whole number",
+            ),
             ("partitions: [1]\n", 1, ""),
             ("http:\n  listen: here\n", 2, "socket address"),
             ("http:\n  requestBytesMax: 64\n", 2, "a size with its unit"),
@@ -193,8 +235,12 @@ mod tests {
                 "a duration with its unit",
             ),
             ("scheduler:\n  partitions: 3-1\n", 2, "a range such as 0-3"),
-            ("workflows:\n  builtIn: perhaps\n", 2, "bool"),
-            ("kafka:\n  brokers: localhost:9092\n", 2, "sequence"),
+            (
+                "workflows:\n  builtIn: perhaps\n",
+                2,
+                "builtIn: must be true or false",
+            ),
+            ("kafka:\n  brokers: localhost:9092\n", 2, "must be a list"),
             ("http: 8080\n", 1, ""),
             ("partitions: 4\n]\n", 2, ""),
             ("a: 1\n---\nb: 2\n", 1, ""),

@@ -74,7 +74,7 @@ use self::service::Api;
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The address is taken, or is not this machine's.
-    #[error("cannot listen for HTTP on {address}")]
+    #[error("cannot listen for HTTP on {address} (--http)")]
     Listen {
         /// The address.
         address: SocketAddr,

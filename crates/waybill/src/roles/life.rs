@@ -49,7 +49,11 @@ async fn live(
     let start = async {
         let listen = config.admin.listen;
         let bound = admin.start(listen, &running).await;
-        bound.with_context(|| format!("the admin address {listen} cannot be bound"))?;
+        bound.with_context(|| {
+            format!(
+                "the admin address {listen} cannot be bound (--admin; does another Waybill run?)"
+            )
+        })?;
         start(role, config, environment, &admin, &running).await?;
         all_started.set(true);
         // The first thing that a stop ends, so that nobody is sent here any more.
