@@ -5,6 +5,7 @@
 //! ```
 
 use std::error::Error;
+use std::io::Write as _;
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
@@ -26,17 +27,25 @@ fn main() -> Result<(), Box<dyn Error>> {
         let Some(message) = consumer.poll(Duration::from_secs(1)) else {
             continue;
         };
-        let message = message?;
+        let message = match message {
+            Ok(message) => message,
+            // The client goes on by itself once it can.
+            Err(error) => {
+                eprintln!("nothing can be read for now: {error}");
+                continue;
+            }
+        };
         match FailedOperation::decode(message.payload().unwrap_or_default()) {
             // The event id is the same however often a record is sent: what was seen can be skipped.
-            Ok(failed) => println!(
+            Ok(failed) => writeln!(
+                std::io::stdout(),
                 "{} {} {} {}: {}",
                 failed.event_id,
                 failed.operation,
                 failed.failing_step.as_deref().unwrap_or("-"),
                 failed.error.code,
                 failed.error.message
-            ),
+            )?,
             Err(error) => eprintln!("offset {} cannot be read: {error}", message.offset()),
         }
         consumer.commit_message(&message, CommitMode::Async)?;
