@@ -4,7 +4,7 @@ use waybill_engine::{INPUT_BYTES_MAX, READERS_PER_PARTITION_MAX};
 
 use super::{ByteSize, Config, ConfigError, duration_to_text};
 use crate::ingestion::IngestionConfig;
-use crate::roles::topics::requests_disk_bytes_min;
+use crate::roles::topics::{RETENTION_MS_MIN, requests_disk_bytes_min};
 use crate::telemetry::log_filter;
 
 /// More partitions than this are a slip of the keyboard: each costs a lease and files.
@@ -140,9 +140,9 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             ),
         ),
         (
-            !kafka.requests_retention.is_zero(),
+            kafka.requests_retention.as_millis() >= u128::from(RETENTION_MS_MIN),
             "kafka.requestsRetention",
-            not_zero(),
+            at_least("1h"),
         ),
         (
             !kafka.steps_retention.is_zero(),

@@ -18,7 +18,7 @@ use waybill_engine::Workflows;
 use waybill_kafka::{Admin, AdminError, ErrorCode, KafkaSettings, TopicSpec};
 use waybill_messages::Topics;
 
-pub(crate) use judge::{Finding, SETTINGS_THAT_MATTER, Weight, judge};
+pub(crate) use judge::{Finding, RETENTION_MS_MIN, SETTINGS_THAT_MATTER, Weight, judge};
 pub(crate) use look::{Found, look};
 
 use crate::config::Config;

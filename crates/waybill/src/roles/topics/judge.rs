@@ -28,6 +28,9 @@ pub(crate) const SETTINGS_THAT_MATTER: [&str; 10] = [
     DISK_BOUND,
 ];
 
+/// For so long what was accepted is kept at least, in milliseconds: an hour. Whoever is away for less loses
+/// nothing.
+pub(crate) const RETENTION_MS_MIN: u64 = 60 * 60 * 1000;
 /// How Kafka says that a bound is none.
 const UNBOUNDED: &str = "-1";
 
@@ -249,6 +252,8 @@ enum Expected {
     /// A number in this range. `-1`, where it stands for no bound, is above every number.
     Range {
         min: u64,
+        /// Below this it is harm, and no longer a matter of taste.
+        harm_below: u64,
         max: Option<u64>,
         /// How much it weighs that it is too high.
         too_high: Weight,
@@ -260,12 +265,20 @@ impl Expected {
     fn broken_by(&self, found: &str) -> Option<Weight> {
         match self {
             Self::Exactly(expected, weight) => (found != expected).then_some(*weight),
-            Self::Range { min, max, too_high } => {
+            Self::Range {
+                min,
+                harm_below,
+                max,
+                too_high,
+            } => {
                 let number = match found {
                     UNBOUNDED => u64::MAX,
                     // What is no number is no value that a broker has for it.
                     number => number.parse().unwrap_or(0),
                 };
+                if number < *harm_below {
+                    return Some(Weight::Harm);
+                }
                 if number < *min {
                     return Some(Weight::Warning);
                 }
@@ -315,6 +328,7 @@ fn rules(config: &Config, broker: BrokerKind, topic: &Needed, copies: usize) -> 
             key,
             expected: Expected::Range {
                 min,
+                harm_below: 0,
                 max: None,
                 too_high: Weight::Warning,
             },
@@ -336,6 +350,7 @@ fn rules(config: &Config, broker: BrokerKind, topic: &Needed, copies: usize) -> 
             (None, Weight::Warning)
         }
     };
+    let is_durable = matches!(topic.kind, Kind::Requests | Kind::Recoveries);
     let mut rules = vec![
         // Compaction drops what was accepted: of the records of one operation it leaves the last.
         exactly("cleanup.policy", "delete", Weight::Harm),
@@ -343,13 +358,16 @@ fn rules(config: &Config, broker: BrokerKind, topic: &Needed, copies: usize) -> 
             key: "retention.ms",
             expected: Expected::Range {
                 min: made_with("retention.ms").unwrap_or(0),
+                harm_below: match is_durable {
+                    true => RETENTION_MS_MIN,
+                    false => 0,
+                },
                 max: retention_max,
                 too_high,
             },
         },
     ];
     rules.extend(at_least("max.message.bytes"));
-    let is_durable = matches!(topic.kind, Kind::Requests | Kind::Recoveries);
     match broker {
         BrokerKind::Kafka => {
             if is_durable {
@@ -365,6 +383,7 @@ fn rules(config: &Config, broker: BrokerKind, topic: &Needed, copies: usize) -> 
                 key: "min.insync.replicas",
                 expected: Expected::Range {
                     min,
+                    harm_below: 0,
                     max: Some(max),
                     too_high: Weight::Warning,
                 },

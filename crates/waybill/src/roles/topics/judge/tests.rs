@@ -120,6 +120,13 @@ fn each_setting_that_a_promise_rests_on_is_held_to_it() {
         ),
         // Shorter than configured, as long as rows are kept, and for ever.
         (REQUESTS, "retention.ms", (2 * day).to_string(), Warning),
+        (REQUESTS, "retention.ms", "3599999".to_owned(), Harm),
+        (
+            "waybill.recovery.v1",
+            "retention.ms",
+            "60000".to_owned(),
+            Harm,
+        ),
         (REQUESTS, "retention.ms", (7 * day).to_string(), Harm),
         (REQUESTS, "retention.ms", "-1".to_owned(), Harm),
         (REQUESTS, "retention.bytes", "1000000".to_owned(), Warning),
