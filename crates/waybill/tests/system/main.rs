@@ -1,5 +1,6 @@
-//! The whole system, as processes on the embedded broker and store: killed, stopped, cut off and
-//! fed with garbage, and held against the services' ledger.
+//! The whole system, as processes: killed, stopped, cut off and fed with garbage, and held against the
+//! services' ledger. On the embedded broker and store, or, with `WAYBILL_TEST_WORLD=servers`, on the servers
+//! that `WAYBILL_TEST_BROKERS` and `WAYBILL_TEST_SCYLLA` name.
 
 mod lost_state;
 mod readers;
@@ -24,9 +25,9 @@ use waybill_messages::Record as _;
 use world::{Dice, PATIENCE, Process, World, delivery};
 
 const PARTITIONS: u32 = 4;
-const REQUESTS: &str = "waybill.operation-requests.v1";
-const REPLIES: &str = "waybill.step-replies.v1";
-const FAILED: &str = "waybill.failed-operations.v1";
+const REQUESTS: &str = "operation-requests";
+const REPLIES: &str = "step-replies";
+const FAILED: &str = "failed-operations";
 
 /// Sends `count` deliveries, every fifth of them remote, from a few clients at once, and returns
 /// the operations' ids in order.
@@ -100,7 +101,7 @@ async fn deliver_while_killing(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_accepted_delivery_completes_once_however_often_up_is_killed() {
-    let mut world = World::new("partitions: 4\n");
+    let mut world = World::of_either_kind("partitions: 4\n");
     let up = world.up();
     let world = Arc::new(world);
     let up = deliver_while_killing(&world, "killed", 0x5eed_0001, up, restart).await;
@@ -114,7 +115,7 @@ fn restart(world: &Arc<World>) -> Process {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_accepted_delivery_completes_once_however_often_agents_are_killed() {
-    let mut world = World::new("partitions: 4\nagents: { instanceId: only }\n");
+    let mut world = World::of_either_kind("partitions: 4\nagents: { instanceId: only }\n");
     let up = world.start(
         "up",
         &["--no-agents"],
@@ -141,7 +142,7 @@ fn start_agents(world: &Arc<World>) -> Process {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_checkpoint_reaches_the_end_and_a_restart_finds_everything() {
     const DELIVERIES: usize = 500;
-    let mut world = World::new("partitions: 4\n");
+    let mut world = World::of_either_kind("partitions: 4\n");
     let process = world.up();
     world.ready().await;
     let world = Arc::new(world);
@@ -167,13 +168,14 @@ async fn the_checkpoint_reaches_the_end_and_a_restart_finds_everything() {
 
 /// The ends of all partitions of a topic added up.
 fn log_end(world: &World, topic: &str) -> u64 {
+    let topic = world.topic(topic);
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", world.address("broker").to_string())
         .create()
         .expect("a consumer can be made");
     let end = |partition| {
         let (_, high) = consumer
-            .fetch_watermarks(topic, partition, PATIENCE)
+            .fetch_watermarks(&topic, partition, PATIENCE)
             .expect("the broker tells where a partition ends");
         high as u64
     };
@@ -205,7 +207,7 @@ async fn schedulers(world: &World) -> Vec<Value> {
 async fn a_stopped_scheduler_holds_its_own_partition_only_and_catches_up_when_started() {
     const DELIVERIES: usize = 200;
     const STOPPED: u32 = 2;
-    let mut world = World::new("partitions: 4\n");
+    let mut world = World::of_either_kind("partitions: 4\n");
     let _process = world.up();
     world.ready().await;
     set_running(&world, STOPPED, false).await;
@@ -249,8 +251,9 @@ async fn set_running(world: &World, partition: u32, running: bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_window_full_of_slow_operations_neither_deadlocks_nor_holds_up_the_fast_ones() {
     const WINDOW: usize = 40;
-    let mut world =
-        World::new("partitions: 4\nscheduler: { inFlightMax: 40, handOffAfter: 500ms }\n");
+    let mut world = World::of_either_kind(
+        "partitions: 4\nscheduler: { inFlightMax: 40, handOffAfter: 500ms }\n",
+    );
     let _process = world.up();
     world.ready().await;
     // Only deliveries by drone are slow; remote ones go by the third party.
@@ -299,18 +302,12 @@ async fn a_window_full_of_slow_operations_neither_deadlocks_nor_holds_up_the_fas
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_on() {
-    let mut world = World::new("partitions: 4\n");
+    let mut world = World::of_either_kind("partitions: 4\n");
     let _process = world.up();
     world.ready().await;
     let poison = b"\xc3\x01this is no operation request";
     for partition in 0..PARTITIONS {
-        produce(
-            &world,
-            "waybill.operation-requests.v1",
-            partition,
-            b"some-key",
-            poison,
-        );
+        produce(&world, REQUESTS, partition, b"some-key", poison);
     }
     // The supervisor's own topic, too.
     produce(&world, FAILED, 0, b"some-key", poison);
@@ -327,7 +324,7 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_o
     consumer
         .subscribe(
             &[REQUESTS, FAILED]
-                .map(dead_letters)
+                .map(|topic| dead_letters(&world.topic(topic)))
                 .each_ref()
                 .map(String::as_str),
         )
@@ -367,13 +364,14 @@ fn dead_letters(topic: &str) -> String {
 }
 
 fn produce(world: &World, topic: &str, partition: u32, key: &[u8], value: &[u8]) {
+    let topic = world.topic(topic);
     let producer: BaseProducer = ClientConfig::new()
         .set("bootstrap.servers", world.address("broker").to_string())
         .create()
         .expect("a producer can be made");
     producer
         .send(
-            BaseRecord::to(topic)
+            BaseRecord::to(&topic)
                 .partition(partition as i32)
                 .key(key)
                 .payload(value),
@@ -387,7 +385,7 @@ fn produce(world: &World, topic: &str, partition: u32, key: &[u8], value: &[u8])
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_in_the_wrong_partition_is_sent_home_and_completes() {
-    let mut world = World::new("partitions: 4\n");
+    let mut world = World::of_either_kind("partitions: 4\n");
     let _process = world.up();
     world.ready().await;
     let mut ids = Vec::new();
@@ -414,13 +412,7 @@ async fn a_request_in_the_wrong_partition_is_sent_home_and_completes() {
             .encode(&mut value)
             .expect("the request fits a record");
         let astray = (partition_for(operation, PARTITIONS).0 + 1) % PARTITIONS;
-        produce(
-            &world,
-            "waybill.operation-requests.v1",
-            astray,
-            &operation.key(),
-            &value,
-        );
+        produce(&world, REQUESTS, astray, &operation.key(), &value);
         ids.push(operation.to_string());
     }
     world.all_reach(&ids, "Processed").await;
@@ -430,7 +422,7 @@ async fn a_request_in_the_wrong_partition_is_sent_home_and_completes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn services_that_are_down_for_ten_seconds_cost_no_delivery() {
     const DELIVERIES: usize = 300;
-    let mut world = World::new("partitions: 4\n");
+    let mut world = World::of_either_kind("partitions: 4\n");
     let services = world.start("services", &[], &["services"]);
     let address = world.address("services").to_string();
     let _up = world.start(

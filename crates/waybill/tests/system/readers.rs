@@ -19,7 +19,7 @@ const CLIENTS: usize = 8;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_of_a_partition_are_split_and_merged_while_deliveries_and_cancels_flow() {
     const DELIVERIES: usize = 2_000;
-    let mut world = World::new(CONFIG);
+    let mut world = World::of_either_kind(CONFIG);
     let mut process = world.up();
     world.ready().await;
     let world = Arc::new(world);
@@ -68,7 +68,7 @@ async fn readers_of_a_partition_are_split_and_merged_while_deliveries_and_cancel
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_store_begins_with_the_configured_readers_and_another_number_is_told() {
-    let mut world = World::new(CONFIG);
+    let mut world = World::of_either_kind(CONFIG);
     let flag = ["--readers-per-partition", "2"];
     let listeners = ["http", "admin", "broker", "services"];
     let process = world.start("up", &flag, &listeners);
@@ -178,6 +178,7 @@ fn readers(world: &World, arguments: &[&str]) -> Value {
 fn command(world: &World, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     without_test_variables(&mut command);
+    command.envs(world.env.iter().cloned());
     command.arg("readers").args(arguments);
     command.args(["--admin", &world.address("admin").to_string()]);
     command

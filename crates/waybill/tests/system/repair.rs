@@ -20,7 +20,7 @@ steps:
 
 /// Everything in one process, and ready.
 async fn up() -> (World, crate::world::Process) {
-    let mut world = World::new("");
+    let mut world = World::of_either_kind("");
     std::fs::write(world.path("parking.yaml"), PARKING).expect("the directory is writable");
     let file = world.path("parking.yaml");
     let yaml = format!(

@@ -18,7 +18,7 @@ use setting::{SERVICES, Setting, replaced};
 
 impl Setting {
     fn world(self) -> World {
-        let world = World::new("");
+        let world = World::of_either_kind("");
         let sections = self.sections(&world.path(""));
         let config = format!(
             "partitions: 4\n\

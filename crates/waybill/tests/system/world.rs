@@ -2,6 +2,8 @@
 
 #[path = "../support/process.rs"]
 pub mod process;
+#[path = "servers.rs"]
+mod servers;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,6 +16,7 @@ use tempfile::TempDir;
 
 pub use process::Process;
 use process::log_tail;
+use servers::Servers;
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -26,6 +29,8 @@ pub struct World {
     pub client: reqwest::Client,
     /// What its processes find in their environment.
     pub env: Vec<(String, String)>,
+    /// The servers that its processes use instead of what is embedded.
+    servers: Option<Servers>,
 }
 
 impl World {
@@ -42,7 +47,32 @@ impl World {
             addresses: HashMap::new(),
             client,
             env: Vec::new(),
+            servers: None,
         }
+    }
+
+    /// The same; its processes use Apache Kafka and a CQL database where the environment says so.
+    pub fn of_either_kind(yaml: &str) -> Self {
+        let mut world = Self::new(yaml);
+        if let Some(servers) = Servers::wanted() {
+            let brokers = servers.brokers.parse().expect("brokers are an address");
+            world.addresses.insert("broker".to_owned(), brokers);
+            world.env = servers.env();
+            world.servers = Some(servers);
+        }
+        world
+    }
+
+    /// Whether its processes use Apache Kafka and a CQL database.
+    pub fn is_on_servers(&self) -> bool {
+        self.servers.is_some()
+    }
+
+    /// The name of a topic.
+    pub fn topic(&self, name: &str) -> String {
+        let prefix = self.servers.as_ref();
+        let prefix = prefix.map_or("waybill", |servers| &servers.name);
+        format!("{prefix}.{name}.v1")
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -77,6 +107,10 @@ impl World {
         extra: &[&str],
         announces: &[&str],
     ) -> (Process, HashMap<String, SocketAddr>) {
+        // On servers nobody listens as a broker.
+        let mut announces = announces.to_vec();
+        announces.retain(|name| self.servers.is_none() || *name != "broker");
+        let announces = announces.as_slice();
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
         command.arg(role).args(extra);
         command.envs(self.env.iter().cloned());

@@ -1,0 +1,103 @@
+//! The other world: Apache Kafka and a CQL database instead of what is embedded. Each test has topics and a
+//! keyspace of its own on them, which are gone when it ends.
+
+use std::time::Duration;
+
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use scylla::client::session_builder::SessionBuilder;
+use uuid::Uuid;
+
+/// Whether the tests run on servers: then it is `servers`.
+const WORLD: &str = "WAYBILL_TEST_WORLD";
+/// How long the servers may take to answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Names of one test on the servers.
+#[derive(Debug)]
+pub struct Servers {
+    pub brokers: String,
+    scylla: String,
+    pub name: String,
+}
+
+impl Servers {
+    /// Those that the environment names, if tests are to run on them.
+    ///
+    /// # Panics
+    ///
+    /// If they are to, and there are none: then nothing would be tested.
+    pub fn wanted() -> Option<Self> {
+        (std::env::var(WORLD).ok()? == "servers").then(|| {
+            let named = |name: &str| std::env::var(name).expect("both servers are named");
+            Self {
+                brokers: named("WAYBILL_TEST_BROKERS"),
+                scylla: named("WAYBILL_TEST_SCYLLA"),
+                name: format!("test_{}", Uuid::new_v4().simple()),
+            }
+        })
+    }
+
+    /// What makes a process use them. Leases are short, so that nobody waits for long for those of a process
+    /// that was killed.
+    pub fn env(&self) -> Vec<(String, String)> {
+        let Self {
+            brokers,
+            scylla,
+            name,
+        } = self;
+        [
+            ("KAFKA__BROKERS", brokers.as_str()),
+            ("KAFKA__TOPIC_PREFIX", name),
+            ("STORE__SCYLLA__NODES", scylla),
+            ("STORE__SCYLLA__KEYSPACE", name),
+            ("STORE__SCYLLA__REPLICATION_FACTOR", "1"),
+            ("STORE__SCYLLA__REQUEST_TIMEOUT", "2s"),
+            ("SCHEDULER__LEASE", "4s"),
+            ("SCHEDULER__LEASE_MARGIN", "500ms"),
+            ("SUPERVISOR__LEASE", "4s"),
+            ("SUPERVISOR__CLOCK_SKEW", "500ms"),
+        ]
+        .map(|(key, value)| (format!("WAYBILL_{key}"), value.to_owned()))
+        .into()
+    }
+
+    async fn remove(brokers: &str, scylla: &str, name: &str) -> anyhow::Result<()> {
+        let mut client = ClientConfig::new();
+        client.set("bootstrap.servers", brokers);
+        let consumer: BaseConsumer = client.create()?;
+        let metadata = consumer.fetch_metadata(None, PATIENCE)?;
+        let own = metadata.topics().iter().map(|topic| topic.name());
+        let own: Vec<&str> = own.filter(|topic| topic.contains(name)).collect();
+        let admin: AdminClient<DefaultClientContext> = client.create()?;
+        admin.delete_topics(&own, &AdminOptions::new()).await?;
+        let session = SessionBuilder::new().known_node(scylla).build().await?;
+        let statement = format!("DROP KEYSPACE IF EXISTS {name}");
+        session.query_unpaged(statement, ()).await?;
+        Ok(())
+    }
+}
+
+/// Its processes are gone by then, or it is no matter any more.
+impl Drop for Servers {
+    fn drop(&mut self) {
+        let Self {
+            brokers,
+            scylla,
+            name,
+        } = self;
+        let (brokers, scylla, name) = (brokers.clone(), scylla.clone(), name.clone());
+        // A test may end inside of a runtime, which must not be blocked.
+        let removing = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = { runtime }.enable_all().build()?;
+            runtime.block_on(Self::remove(&brokers, &scylla, &name))
+        });
+        match removing.join() {
+            Ok(Ok(())) => {}
+            failed => eprintln!("{} stays on the servers: {failed:?}", self.name),
+        }
+    }
+}
