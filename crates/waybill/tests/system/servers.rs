@@ -71,8 +71,10 @@ impl Servers {
         let metadata = consumer.fetch_metadata(None, PATIENCE)?;
         let own = metadata.topics().iter().map(|topic| topic.name());
         let own: Vec<&str> = own.filter(|topic| topic.contains(name)).collect();
-        let admin: AdminClient<DefaultClientContext> = client.create()?;
-        admin.delete_topics(&own, &AdminOptions::new()).await?;
+        if !own.is_empty() {
+            let admin: AdminClient<DefaultClientContext> = client.create()?;
+            admin.delete_topics(&own, &AdminOptions::new()).await?;
+        }
         let session = SessionBuilder::new().known_node(scylla).build().await?;
         let statement = format!("DROP KEYSPACE IF EXISTS {name}");
         session.query_unpaged(statement, ()).await?;

@@ -118,8 +118,8 @@ async fn end_in_balance(world: &World, ids: &[String]) {
         error,
         compensation_failed,
     } = ends;
-    // Of five services, each refuses 3 % for good.
-    let refused = ids.len() / 20..ids.len() / 4;
+    // Of five services, each refuses 3 % for good, of those that reached it before the faults were cleared.
+    let refused = ids.len() / 100..ids.len() / 4;
     assert!(refused.contains(&compensated), "{ends:?}");
     assert!(processed > ids.len() / 2, "{ends:?}");
     assert_eq!(cancelled, 0, "nobody cancelled: {ends:?}");
