@@ -481,13 +481,31 @@ fn order(
                 return Err(WorkflowError::Cycle {
                     workflow: workflow.to_owned(),
                     steps: (0..steps.len())
-                        .filter(|&index| !placed.contains(index))
+                        .filter(|&index| waits_for_itself(index, after))
                         .map(|index| steps[index].name.clone())
                         .collect(),
                 });
             }
         }
     }
+}
+
+/// Whether a step waits for itself, be it by way of others.
+fn waits_for_itself(step: usize, after: &[StepSet]) -> bool {
+    let mut seen = StepSet::EMPTY;
+    let mut next = vec![step];
+    while let Some(index) = next.pop() {
+        for before in after[index].iter() {
+            if before == step {
+                return true;
+            }
+            if !seen.contains(before) {
+                seen.insert(before);
+                next.push(before);
+            }
+        }
+    }
+    false
 }
 
 fn condition(

@@ -103,6 +103,10 @@ fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
         ),
         (vec![after("a", &["a"])], "wait for each other: a"),
         (
+            vec![after("a", &["b"]), after("b", &["b"])],
+            "these steps wait for each other: b",
+        ),
+        (
             vec![when("a", "b"), step("b")],
             "step \"a\": when reads step \"b\", which does not come before it",
         ),
