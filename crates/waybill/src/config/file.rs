@@ -121,7 +121,7 @@ fn in_our_words(message: &str) -> &str {
         }
         "invalid i32" | "invalid i64" | "invalid isize" => "must be a whole number",
         "invalid f32" | "invalid f64" => "must be a number",
-        "invalid bool" => "must be true or false",
+        "invalid boolean" => "must be true or false",
         "expected mapping start" => "must hold keys with values",
         "expected sequence start" => "must be a list",
         other => other,

@@ -1,5 +1,6 @@
 //! A line to a server that can stand still: what is sent meanwhile arrives later, as when a network is
-//! cut for a while and packets are sent again.
+//! cut for a while and packets are sent again. Or lose the server's answers: what it was asked for is done,
+//! and nobody hears of it.
 
 use std::net::SocketAddr;
 
@@ -8,10 +9,29 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// A line. It is open at first.
+/// A line. It carries everything at first.
 pub struct Line {
     pub address: SocketAddr,
-    open: watch::Sender<bool>,
+    state: watch::Sender<State>,
+}
+
+/// What a line does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// It carries everything.
+    Open,
+    /// It carries nothing until it is open again.
+    Cut,
+    /// It loses the server's answers. A connection that has lost one is of no use any more, and closed
+    /// when the line is open again.
+    Deaf,
+}
+
+/// Which way something is carried.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    ToServer,
+    FromServer,
 }
 
 impl Line {
@@ -20,7 +40,7 @@ impl Line {
         let listener = TcpListener::bind("127.0.0.1:0").await;
         let listener = listener.expect("a port is free");
         let address = listener.local_addr().expect("it is bound");
-        let (open, is_open) = watch::channel(true);
+        let (state, of_line) = watch::channel(State::Open);
         let server = server.to_owned();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
@@ -29,28 +49,50 @@ impl Line {
                 };
                 let (from_client, to_client) = client.into_split();
                 let (from_server, to_server) = server.into_split();
-                tokio::spawn(carry(from_client, to_server, is_open.clone()));
-                tokio::spawn(carry(from_server, to_client, is_open.clone()));
+                tokio::spawn(carry(
+                    Way::ToServer,
+                    from_client,
+                    to_server,
+                    of_line.clone(),
+                ));
+                tokio::spawn(carry(
+                    Way::FromServer,
+                    from_server,
+                    to_client,
+                    of_line.clone(),
+                ));
             }
         });
-        Self { address, open }
+        Self { address, state }
     }
 
-    /// Lets nothing through, or everything.
-    pub fn set_open(&self, open: bool) {
-        self.open.send_replace(open);
+    /// What it does from now on.
+    pub fn set(&self, state: State) {
+        self.state.send_replace(state);
     }
 }
 
 async fn carry(
+    way: Way,
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    mut is_open: watch::Receiver<bool>,
+    mut state: watch::Receiver<State>,
 ) {
     let mut buffer = vec![0; 16 * 1024];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
-        let opened = is_open.wait_for(|open| *open).await.is_ok();
-        if !opened || to.write_all(&buffer[..read]).await.is_err() {
+        let Ok(now) = state
+            .wait_for(|state| *state != State::Cut)
+            .await
+            .map(|now| *now)
+        else {
+            break;
+        };
+        if now == State::Deaf && way == Way::FromServer {
+            // Behind a gap nothing can be understood.
+            let _ = state.wait_for(|state| *state == State::Open).await;
+            break;
+        }
+        if to.write_all(&buffer[..read]).await.is_err() {
             break;
         }
     }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::cluster::{Cluster, deliver, ready_after};
+use crate::cluster::{Cluster, deliver, deliver_while, ready_after};
 use crate::is_remote;
-use crate::line::Line;
+use crate::line::{Line, State};
 use crate::world::delivery;
 
 /// How long it is away: several leases.
@@ -33,7 +33,7 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
     }
     let mut ids = deliver(&ingestion, "before", DELIVERIES).await;
 
-    line.set_open(false);
+    line.set(State::Cut);
     let away_since = Instant::now();
     // An id of the caller's: it is looked up before anything is accepted.
     let looked_up = {
@@ -73,7 +73,7 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
         );
     }
 
-    line.set_open(true);
+    line.set(State::Open);
     let back_since = Instant::now();
     for scheduler in &schedulers {
         ready_after(
@@ -107,6 +107,45 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_that_applied_and_were_never_answered_cost_nothing_and_are_made_once() {
+    const TIMES: usize = 6;
+    const ROUND: usize = 50;
+    // Longer than a request may take, and shorter than a lease.
+    const DEAF: Duration = Duration::from_millis(2_500);
+    let Some(mut cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let server = cluster.scylla.clone();
+    let line = Line::to(&server).await;
+    cluster.scylla = line.address.to_string();
+    let services = cluster.services("");
+    let ingestion = cluster.ingestion(&services, "");
+    let schedulers = [cluster.scheduler("0-1", ""), cluster.scheduler("2-3", "")];
+    let others = [cluster.supervisor(""), cluster.agents(&services, "")];
+    for scheduler in &schedulers {
+        scheduler.world.ready().await;
+    }
+    let worlds = [ingestion.world.clone()];
+    let mut ids = Vec::new();
+    for round in 0..TIMES {
+        let lose = || {
+            line.set(State::Deaf);
+            std::thread::sleep(DEAF);
+            line.set(State::Open);
+        };
+        ids.extend(deliver_while(&worlds, &format!("deaf-{round}"), ROUND, lose).await);
+    }
+    worlds[0].all_reach(&ids, "Processed").await;
+    worlds[0].assert_one_effect_per_step(&ids, is_remote).await;
+    for scheduler in &schedulers {
+        scheduler.world.ready().await;
+    }
+    drop((services, ingestion, schedulers, others));
+    cluster.scylla = server;
+    cluster.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_is_away_for_longer_than_commits_are_repeated_ends_no_process() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
@@ -131,7 +170,7 @@ async fn a_database_that_is_away_for_longer_than_commits_are_repeated_ends_no_pr
     let mut ids = deliver(&ingestion, "before", DELIVERIES).await;
     ingestion.world.all_reach(&ids, "Processed").await;
 
-    line.set_open(false);
+    line.set(State::Cut);
     let mut accepted = 0;
     for scheduler in &patient[..2] {
         let what = "a commit was given up";
@@ -177,7 +216,7 @@ async fn a_database_that_is_away_for_longer_than_commits_are_repeated_ends_no_pr
     let what = "the supervisor says what it cannot reach";
     supervisor.world.eventually(what, is_told).await;
 
-    line.set_open(true);
+    line.set(State::Open);
     for member in &mut patient {
         member.world.ready().await;
         assert!(!member.has_ended(), "it stayed where it was");
