@@ -16,11 +16,15 @@
 //! [Avro single object]: https://avro.apache.org/docs/1.12.0/specification/#single-object-encoding
 //! [Confluent wire format]: https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 
+use std::collections::HashMap;
+
 use apache_avro::Schema;
 use apache_avro::error::Details;
 use apache_avro::rabin::Rabin;
 use apache_avro::reader::datum::GenericDatumReader;
-use apache_avro::schema::Name;
+use apache_avro::schema::{
+    ArraySchema, DecimalSchema, InnerDecimalSchema, MapSchema, Name, UuidSchema,
+};
 use apache_avro::writer::datum::GenericDatumWriter;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -58,7 +62,7 @@ impl WriterSchema {
             cause: cause_of(error),
         };
         let schema = Schema::parse_str(json).map_err(refused)?;
-        Walk::default().through(&schema)?;
+        Walk::default().weigh(&schema)?;
         let fingerprint = fingerprint_of(&schema).map_err(refused)?;
         Ok(Self {
             schema,
@@ -324,66 +328,128 @@ fn fingerprint_of(schema: &Schema) -> Result<u64, apache_avro::Error> {
         .fold(0, |hash, byte| hash << 8 | u64::from(*byte)))
 }
 
+/// What a datum of a type takes at least, its lists empty.
+#[derive(Clone, Copy)]
+struct Weight {
+    /// Bytes on the wire, at least.
+    bytes: u64,
+    /// Values in memory, at most.
+    values: u64,
+}
+
+/// The most values that a type may stand for, its lists empty: far beyond what anybody writes by hand.
+const VALUES_MAX: u64 = 10_000;
+/// The most values that a byte of a list may stand for: there may be as many as a record has bytes.
+const VALUES_PER_BYTE_MAX: u64 = 8;
+
 /// A walk through a schema that refuses those by which a small datum could take all of the stack, or of the
-/// memory: those that contain themselves, and lists of nothing. None of ours does.
+/// memory: those that contain themselves, huge values of a fixed size, lists of nothing, and types that
+/// stand for very many values. None of ours does.
 #[derive(Default)]
 struct Walk<'a> {
     /// The types that are around what is looked at.
     around: Vec<&'a Name>,
-    /// Named types whose data take no bytes.
-    nothing: Vec<&'a Name>,
+    /// Named types that were looked at.
+    known: HashMap<&'a Name, Weight>,
 }
 
 impl<'a> Walk<'a> {
-    fn through(&mut self, schema: &'a Schema) -> Result<(), SchemaError> {
-        match schema {
-            Schema::Ref { name } if self.around.contains(&name) => Err(SchemaError {
-                cause: format!("{name} contains itself"),
-            }),
+    fn weigh(&mut self, schema: &'a Schema) -> Result<Weight, SchemaError> {
+        let refuse = |cause: String| Err(SchemaError { cause });
+        let weight = match schema {
+            Schema::Ref { name } if self.around.contains(&name) => {
+                return refuse(format!("{name} contains itself"));
+            }
+            Schema::Ref { name } => match self.known.get(name) {
+                Some(&weight) => weight,
+                None => return refuse(format!("{name} is not defined before it is used")),
+            },
+            Schema::Null => Weight {
+                bytes: 0,
+                values: 1,
+            },
+            Schema::Fixed(fixed)
+            | Schema::Duration(fixed)
+            | Schema::Uuid(UuidSchema::Fixed(fixed))
+            | Schema::Decimal(DecimalSchema {
+                inner: InnerDecimalSchema::Fixed(fixed),
+                ..
+            }) => {
+                if fixed.size > VALUE_BYTES_MAX {
+                    return refuse(format!("{} is larger than a record may be", fixed.name));
+                }
+                let weight = Weight {
+                    bytes: fixed.size as u64,
+                    values: 1,
+                };
+                self.known.insert(&fixed.name, weight);
+                weight
+            }
+            Schema::Enum(symbols) => {
+                let weight = Weight {
+                    bytes: 1,
+                    values: 1,
+                };
+                self.known.insert(&symbols.name, weight);
+                weight
+            }
             Schema::Record(record) => {
                 self.around.push(&record.name);
+                let mut weight = Weight {
+                    bytes: 0,
+                    values: 1,
+                };
                 for field in &record.fields {
-                    self.through(&field.schema)?;
+                    let of_field = self.weigh(&field.schema)?;
+                    weight.bytes = weight.bytes.saturating_add(of_field.bytes);
+                    weight.values = weight.values.saturating_add(of_field.values);
                 }
                 self.around.pop();
-                if self.is_nothing(schema) {
-                    self.nothing.push(&record.name);
+                self.known.insert(&record.name, weight);
+                weight
+            }
+            Schema::Array(ArraySchema { items, .. })
+            | Schema::Map(MapSchema { types: items, .. }) => {
+                let of_item = self.weigh(items)?;
+                // A map's items have keys.
+                let key = u64::from(matches!(schema, Schema::Map(_)));
+                let bytes = of_item.bytes.saturating_add(key);
+                if of_item.values > bytes.saturating_mul(VALUES_PER_BYTE_MAX) {
+                    return refuse(
+                        "it has lists whose items take few bytes for what they are".to_owned(),
+                    );
                 }
-                Ok(())
-            }
-            Schema::Fixed(fixed) if fixed.size == 0 => {
-                self.nothing.push(&fixed.name);
-                Ok(())
-            }
-            Schema::Array(array) => {
-                self.through(&array.items)?;
-                match self.is_nothing(&array.items) {
-                    true => Err(SchemaError {
-                        cause: "it has lists of what takes no bytes".to_owned(),
-                    }),
-                    false => Ok(()),
+                Weight {
+                    bytes: 1,
+                    values: 1,
                 }
             }
-            Schema::Map(map) => self.through(&map.types),
             Schema::Union(union) => {
-                let mut variants = union.variants().iter();
-                variants.try_for_each(|variant| self.through(variant))
+                let mut weight = Weight {
+                    bytes: u64::MAX,
+                    values: 0,
+                };
+                for variant in union.variants() {
+                    let of_variant = self.weigh(variant)?;
+                    weight.bytes = weight.bytes.min(of_variant.bytes);
+                    weight.values = weight.values.max(of_variant.values);
+                }
+                // Which one it is.
+                Weight {
+                    bytes: weight.bytes.saturating_add(1),
+                    values: weight.values.saturating_add(1),
+                }
             }
-            _ => Ok(()),
-        }
-    }
-
-    /// Whether data of a schema that was walked through take no bytes.
-    fn is_nothing(&self, schema: &Schema) -> bool {
-        match schema {
-            Schema::Null => true,
-            Schema::Ref { name } => self.nothing.contains(&name),
-            Schema::Fixed(fixed) => fixed.size == 0,
-            Schema::Record(record) => {
-                let mut fields = record.fields.iter();
-                fields.all(|field| self.is_nothing(&field.schema))
-            }
-            _ => false,
+            _ => Weight {
+                bytes: 1,
+                values: 1,
+            },
+        };
+        match weight.values {
+            ..=VALUES_MAX => Ok(weight),
+            _ => refuse(format!(
+                "a type of it stands for more than {VALUES_MAX} values"
+            )),
         }
     }
 }

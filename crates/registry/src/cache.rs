@@ -19,7 +19,7 @@ const UNKNOWN_FOR: Duration = Duration::from_secs(10);
 /// How long the registry has to say so before it counts: one of its nodes may not have heard yet of what
 /// another has just registered. Records behind garbage wait for so long.
 const UNKNOWN_AFTER: Duration = Duration::from_millis(500);
-/// How often a registry refuses an id before that counts: it may be set up wrongly for a while.
+/// How often a registry forbids to see an id before that counts: it may be set up wrongly for a while.
 const REFUSALS_MAX: u32 = 6;
 /// How long the registry is left alone after it did not answer: at first, and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -63,11 +63,15 @@ enum Other {
     Refused { cause: Arc<str>, until: Instant },
 }
 
-/// How often an id was asked for in vain.
-#[derive(Clone, Copy)]
+/// How often an id was asked for in vain, and what was said. What says nothing of the id itself, as an
+/// outage, begins the counts of what does anew.
+#[derive(Clone, Copy, Default)]
 struct Asked {
-    first: Instant,
     times: u32,
+    /// Since when the registry says without interruption that it does not have it.
+    unknown_since: Option<Instant>,
+    /// How often it refused it without interruption.
+    refusals: u32,
 }
 
 impl SchemaCache {
@@ -101,10 +105,6 @@ impl Schemas for SchemaCache {
             };
         }
         let now = Instant::now();
-        let first_time = Asked {
-            first: now,
-            times: 0,
-        };
         let asked = match state.others.get(id) {
             Some(Other::Asking) => return Lookup::NotYet,
             Some(Other::Away { until, .. }) if now < until => return Lookup::NotYet,
@@ -113,7 +113,7 @@ impl Schemas for SchemaCache {
                 return Lookup::Unusable { cause };
             }
             Some(Other::Away { asked, .. }) => asked,
-            Some(Other::Unknown { .. } | Other::Refused { .. }) | None => first_time,
+            Some(Other::Unknown { .. } | Other::Refused { .. }) | None => Asked::default(),
         };
         state.others.set(id, Other::Asking);
         drop(state);
@@ -130,7 +130,7 @@ impl Shared {
     fn keep(
         &self,
         id: SchemaId,
-        asked: Asked,
+        mut asked: Asked,
         answer: Result<Option<StoredSchema>, RegistryError>,
     ) {
         let now = Instant::now();
@@ -141,23 +141,30 @@ impl Shared {
                 state.schemas.set(id, known);
                 state.others.remove(id);
             }
-            Ok(None) if now - asked.first >= UNKNOWN_AFTER => {
+            Ok(None) => {
+                let since = *asked.unknown_since.get_or_insert(now);
+                asked.refusals = 0;
+                if now - since < UNKNOWN_AFTER {
+                    return self.ask_again(id, asked, now);
+                }
                 let until = now + UNKNOWN_FOR;
                 self.state().others.set(id, Other::Unknown { until });
             }
-            Ok(None) => self.ask_again(id, asked, now),
             // A registry that shows others and not this one will go on doing so. One that shows none at
             // all is set up wrongly, and what was accepted waits for that to be mended.
-            Err(error)
-                if !error.is_temporary()
-                    && asked.times >= REFUSALS_MAX
-                    && !self.state().schemas.is_empty() =>
+            Err(error @ RegistryError::Forbidden { .. })
+                if asked.refusals >= REFUSALS_MAX && !self.state().schemas.is_empty() =>
             {
                 let cause = Arc::from(error.to_string());
                 let until = now + UNKNOWN_FOR;
                 self.state().others.set(id, Other::Refused { cause, until });
             }
             Err(error) => {
+                asked.unknown_since = None;
+                asked.refusals = match error {
+                    RegistryError::Forbidden { .. } => asked.refusals.saturating_add(1),
+                    _ => 0,
+                };
                 let pause = asked.pause();
                 tracing::warn!(
                     %id,

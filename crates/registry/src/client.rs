@@ -105,6 +105,16 @@ pub enum RegistryError {
         /// Its reason.
         reason: String,
     },
+    /// It does not let this user see it.
+    #[error("the schema registry at {url} forbids {what}: {reason}")]
+    Forbidden {
+        /// The registry.
+        url: String,
+        /// What was asked.
+        what: String,
+        /// Its reason.
+        reason: String,
+    },
     /// A schema does not go with earlier versions of its subject.
     #[error("the schema does not go with earlier versions of subject {subject}: {reason}")]
     Incompatible {
@@ -129,7 +139,10 @@ impl RegistryError {
     pub fn is_temporary(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Unavailable { .. } => true,
-            Self::Refused { .. } | Self::Incompatible { .. } | Self::NotARegistry { .. } => false,
+            Self::Refused { .. }
+            | Self::Forbidden { .. }
+            | Self::Incompatible { .. }
+            | Self::NotARegistry { .. } => false,
         }
     }
 }
@@ -391,10 +404,11 @@ impl Registry {
     }
 
     fn refused(&self, what: String, error: ApiError) -> RegistryError {
-        RegistryError::Refused {
-            url: self.url().to_owned(),
-            what,
-            reason: format!("{} ({})", error.message, error.status.as_u16()),
+        let url = self.url().to_owned();
+        let reason = format!("{} ({})", error.message, error.status.as_u16());
+        match error.status {
+            StatusCode::FORBIDDEN => RegistryError::Forbidden { url, what, reason },
+            _ => RegistryError::Refused { url, what, reason },
         }
     }
 

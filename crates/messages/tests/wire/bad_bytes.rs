@@ -381,11 +381,22 @@ fn a_schema_by_which_few_bytes_could_take_all_memory_or_stack_is_refused() {
     let of_nothing = r#"{"type": "record", "name": "A", "fields": [
         {"name": "one", "type": {"type": "record", "name": "Empty", "fields": []}},
         {"name": "many", "type": {"type": "array", "items": "Empty"}}]}"#;
+    let huge = r#"{"type": "fixed", "name": "Huge", "size": 35184372088832}"#;
+    let mut doubling = r#"{"type": "record", "name": "R0", "fields": []}"#.to_owned();
+    for nth in 1..40 {
+        let before = nth - 1;
+        doubling = format!(
+            r#"{{"type": "record", "name": "R{nth}", "fields": [
+                {{"name": "a", "type": {doubling}}}, {{"name": "b", "type": "R{before}"}}]}}"#
+        );
+    }
     for (bad, why) in [
-        (of_nothing, "what takes no bytes"),
+        (huge, "larger than a record may be"),
+        (doubling.as_str(), "more than 10000 values"),
+        (of_nothing, "lists whose items take few bytes"),
         (recursive, "Node contains itself"),
         (by_way_of_another, "A contains itself"),
-        (nothing, "what takes no bytes"),
+        (nothing, "lists whose items take few bytes"),
     ] {
         let error = WriterSchema::parse(bad).unwrap_err();
         assert!(error.cause.contains(why), "{error:?}");

@@ -120,7 +120,7 @@ fn in_our_words(message: &str) -> &str {
             "must be a whole number, not below 0"
         }
         "invalid i32" | "invalid i64" | "invalid isize" => "must be a whole number",
-        "invalid f32" | "invalid f64" => "must be a number",
+        "invalid floating point" => "must be a number",
         "invalid boolean" => "must be true or false",
         "expected mapping start" => "must hold keys with values",
         "expected sequence start" => "must be a list",
@@ -137,8 +137,8 @@ fn key_before(text: &str, (line, column): (u64, u64)) -> Option<&str> {
     let (end, _) = line.char_indices().nth(column)?;
     let before = line[..end].trim_end().strip_suffix(':')?;
     let is_of_key = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    let start = before.rfind(|c| !is_of_key(c)).map_or(0, |at| at + 1);
-    Some(&before[start..]).filter(|key| !key.is_empty())
+    let key = before.rsplit(|c| !is_of_key(c)).next();
+    key.filter(|key| !key.is_empty())
 }
 
 /// The candidate that is most like `wanted`, if one is at all.
@@ -241,6 +241,12 @@ mod tests {
                 "builtIn: must be true or false",
             ),
             ("kafka:\n  brokers: localhost:9092\n", 2, "must be a list"),
+            (
+                "services: { faults: { drone: { errorRate: often } } }\n",
+                1,
+                "errorRate: must be a number",
+            ),
+            ("kafka: { properties: { größe: [1] } }\n", 1, ""),
             ("http: 8080\n", 1, ""),
             ("partitions: 4\n]\n", 2, ""),
             ("a: 1\n---\nb: 2\n", 1, ""),

@@ -109,17 +109,23 @@ impl KafkaConfig {
 
     /// Refuses logins and certificates that librdkafka would leave aside.
     fn check_security(&self) -> Result<(), ConfigError> {
-        let is_of_security =
-            |(name, _): &(&str, &str)| name.starts_with("sasl.") || name.starts_with("ssl.");
-        if let Some((name, _)) = self.properties.iter().find(is_of_security)
-            && !self.properties.0.contains_key("security.protocol")
-        {
+        let protocol = self.properties.0.get("security.protocol");
+        let protocol = protocol.map(|protocol| protocol.to_ascii_uppercase());
+        let protocol = protocol.as_deref().unwrap_or("PLAINTEXT");
+        for (name, _) in self.properties.iter() {
+            let needed = match name.split_once('.') {
+                Some(("sasl", _)) if !protocol.starts_with("SASL_") => {
+                    "SASL_SSL (or SASL_PLAINTEXT)"
+                }
+                Some(("ssl", _)) if !protocol.ends_with("SSL") => "SASL_SSL (or SSL)",
+                _ => continue,
+            };
+            let problem = format!(
+                "is of no use where kafka.properties.security.protocol is {protocol}: set that to {needed}"
+            );
             return Err(ConfigError::Invalid {
                 key: format!("kafka.properties.{name}"),
-                problem:
-                    "is of no use without kafka.properties.security.protocol (SSL, SASL_SSL or \
-                          SASL_PLAINTEXT): everything would go in plain text, and without a login"
-                        .to_owned(),
+                problem,
             });
         }
         Ok(())

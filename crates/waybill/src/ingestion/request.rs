@@ -13,7 +13,8 @@ use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use waybill_drone_delivery::request::{self as drone_delivery, DeliveryRequest};
 use waybill_engine::{
-    Contact, CreateRequest, IdOrigin, OperationId, RequestHash, Timestamp, Workflows,
+    Contact, CreateRequest, INPUT_BYTES_MAX, IdOrigin, OperationId, RequestHash, Timestamp,
+    Workflows,
 };
 use waybill_messages::is_topic_name;
 
@@ -415,6 +416,14 @@ impl<'a> Draft<'a> {
             Input::Other(input) => (hash(&input), input),
             Input::Delivery(delivery) => named(*delivery, operation, caller_id.as_deref(), hash),
         };
+        // Written out again, numbers may be longer than they came.
+        if input.len() > INPUT_BYTES_MAX {
+            let detail = format!(
+                "The input has {} bytes; at most {INPUT_BYTES_MAX} are taken.",
+                input.len()
+            );
+            return Err(Problem::new(super::problem::Kind::BodyTooLarge, detail));
+        }
         Ok(Submission {
             record: CreateRequest {
                 operation,

@@ -25,8 +25,8 @@ pub(super) struct Slot {
     pub rest_until: Option<Instant>,
     /// Who waits for it to run or to stand still.
     pub answers: Vec<(bool, oneshot::Sender<Result<(), ControlError>>)>,
-    /// Its log is another one than its checkpoint was taken on, and it is to go on all the same.
-    pub differs: Option<Unfit>,
+    /// Its log is another one than this checkpoint was taken on, and it is to go on all the same.
+    pub differs: Option<(Unfit, Checkpoint)>,
     /// What it is doing.
     pub state: SlotState,
 }

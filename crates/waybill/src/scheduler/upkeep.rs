@@ -98,25 +98,28 @@ impl Shell {
         };
         // What is passed over stands in no row before the first renewal.
         let mut row_is_known = true;
-        let found = match std::mem::take(&mut slot.differs) {
-            Some(unfit) => Err(unfit),
+        // What was found out of a checkpoint says nothing of one that another owner has moved since.
+        let differs = std::mem::take(&mut slot.differs);
+        let differs = differs.filter(|(_, judged)| *judged == lease.row.checkpoint);
+        let mut found = match differs {
+            Some((unfit, _)) => Err(unfit),
             None => start_offsets(&lease.row, ends),
         };
+        if self.settings.skip_deleted_requests
+            && let Err(unfit) = &found
+        {
+            let (done, begins) = (lease.row.checkpoint.requests, ends.requests.0);
+            tracing::error!(
+                %reader, %unfit, %done, %begins,
+                "what is gone from the log is passed over, as scheduler.skipDeletedRequests says: it is read \
+                 from its beginning"
+            );
+            unfit.pass_over(&mut lease.row, begins);
+            row_is_known = false;
+            found = start_offsets(&lease.row, ends);
+        }
         let start = match found {
             Ok(start) => start,
-            Err(unfit) if self.settings.skip_deleted_requests => {
-                let (done, begins) = (lease.row.checkpoint.requests, ends.requests.0);
-                tracing::error!(
-                    %reader, %unfit, %done, %begins,
-                    "requests that were not done are gone and passed over, as scheduler.skipDeletedRequests says"
-                );
-                unfit.pass_over(&mut lease.row, begins);
-                row_is_known = false;
-                match start_offsets(&lease.row, ends) {
-                    Ok(start) => start,
-                    Err(unfit) => unreachable!("it begins where the log does: {unfit}"),
-                }
-            }
             Err(unfit) => {
                 let reason = unfit.to_string();
                 tracing::error!(%reader, reason, "refusing to run the partition");
@@ -187,9 +190,10 @@ impl Shell {
         reader: ReaderId,
         cause: &LostCause,
     ) {
-        if self.owned(reader, generation).is_none() {
+        let Some(owned) = self.owned(reader, generation) else {
             return;
-        }
+        };
+        let judged = owned.lease.row.checkpoint;
         tracing::error!(%reader, ?source, %cause, "the partition cannot be read");
         self.give_up(reader, "the partition cannot be read");
         if let LostCause::Fingerprint { .. } = cause
@@ -197,7 +201,7 @@ impl Shell {
         {
             let differs = Unfit::Differs(cause.to_string());
             match self.settings.skip_deleted_requests {
-                true => slot.differs = Some(differs),
+                true => slot.differs = Some((differs, judged)),
                 false => slot.state = SlotState::Refused(differs.to_string()),
             }
         }
@@ -457,14 +461,12 @@ impl Unfit {
     fn pass_over(&self, row: &mut Lease, begins: Offset) {
         row.checkpoint.requests = begins;
         row.checkpoint.requests_fingerprint = None;
-        match self {
-            Self::Overtaken { .. } => row.consumed = row.consumed.max(begins),
+        row.handover.distrust(Source::Requests);
+        row.consumed = match self {
+            Self::Overtaken { .. } => row.consumed.max(begins),
             // Offsets of another log say nothing of this one.
-            Self::Shorter { .. } | Self::Differs(_) => {
-                row.consumed = begins;
-                row.handover.distrust(Source::Requests);
-            }
-        }
+            Self::Shorter { .. } | Self::Differs(_) => begins,
+        };
     }
 }
 

@@ -109,8 +109,11 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(mut script) = self.script.take() {
-            // One that stands still would not end.
-            self.thaw();
+            // One that stands still would not end; one that is gone has no pid file any more.
+            let file = self.dir.join(format!("{}.pid", self.kind.words().0));
+            if let Ok(server) = std::fs::read_to_string(file) {
+                let _ = Command::new("kill").args(["-CONT", server.trim()]).status();
+            }
             let pid = script.id().to_string();
             let _ = Command::new("kill").args(["-TERM", &pid]).status();
             let _ = script.wait();

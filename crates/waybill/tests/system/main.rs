@@ -153,7 +153,8 @@ async fn the_checkpoint_reaches_the_end_and_a_restart_finds_everything() {
             "the checkpoint reaches the end of both topics",
             async || {
                 let ends = (log_end(&world, REQUESTS), log_end(&world, REPLIES));
-                ends.0 == DELIVERIES as u64 && checkpoint(&world).await == ends
+                // A request whose answer was late was sent again.
+                ends.0 >= DELIVERIES as u64 && checkpoint(&world).await == ends
             },
         )
         .await;
@@ -163,7 +164,7 @@ async fn the_checkpoint_reaches_the_end_and_a_restart_finds_everything() {
     world.ready().await;
     world.all_reach(&ids, "Processed").await;
     world.assert_one_effect_per_step(&ids, is_remote).await;
-    assert_eq!(checkpoint(&world).await.0, DELIVERIES as u64);
+    assert_eq!(checkpoint(&world).await.0, log_end(&world, REQUESTS));
 }
 
 /// The ends of all partitions of a topic added up.

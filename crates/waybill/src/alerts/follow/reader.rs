@@ -10,8 +10,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{Offset, OperatorAlert, PartitionId, Timestamp};
 use waybill_kafka::{
-    GroupConsumer, GroupHandler, PollLimits, Producer, RawRecord, RecordRef, Settlement,
-    TopicPartition,
+    GroupConsumer, GroupHandler, PollLimits, ProduceError, Producer, RawRecord, RecordRef,
+    Settlement, TopicPartition,
 };
 use waybill_messages::{DecodeError, Framing};
 
@@ -29,7 +29,7 @@ const POLL_BYTES_MAX: usize = 1024 * 1024;
 /// How many records that cannot be read may wait to be kept before no more are polled.
 const LETTERS_MAX: usize = 16;
 /// How long alerts may wait for such records to be kept, each time that is tried.
-const KEEP_PATIENCE: Duration = Duration::from_secs(1);
+const KEEP_PATIENCE: Duration = Duration::from_secs(5);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is followed, as it is handed on.
@@ -153,16 +153,22 @@ impl Reader {
         if intake.letters.is_empty() {
             return;
         }
-        let letters = intake.letters.iter().map(|(_, letter)| letter.clone());
-        let letters: Vec<RawRecord> = letters.collect();
-        let keeping = async { timeout(KEEP_PATIENCE, keep(keeper, &letters)).await };
-        match runtime.block_on(stop.run_until_cancelled(keeping)) {
-            None => {}
-            Some(Ok(Ok(()))) => {
-                for (place, _) in intake.letters.drain(..) {
-                    intake.partitions.done(place);
-                }
+        let Intake {
+            letters,
+            partitions,
+            ..
+        } = intake;
+        let keep_all = async {
+            while let Some((place, letter)) = letters.last() {
+                keep(keeper, std::slice::from_ref(letter)).await?;
+                partitions.done(*place);
+                letters.pop();
             }
+            Ok::<_, ProduceError>(())
+        };
+        let keeping = async { timeout(KEEP_PATIENCE, keep_all).await };
+        match runtime.block_on(stop.run_until_cancelled(keeping)) {
+            None | Some(Ok(Ok(()))) => {}
             Some(Ok(Err(error))) => tracing::warn!(
                 receiver = self.receiver,
                 error = &error as &dyn std::error::Error,

@@ -276,8 +276,17 @@ impl Poller {
             Err(PollError::OffsetOutOfRange(partitions)) => {
                 for of in partitions {
                     let mut feeds = self.feeds.iter();
-                    if let Some(feed) = feeds.find(|feed| *feed.topic == *of.topic) {
+                    let Some(feed) = feeds.find(|feed| *feed.topic == *of.topic) else {
+                        continue;
+                    };
+                    if of.offset <= of.high {
                         self.lost(feed.source, of.partition, &LostCause::OutOfRange);
+                        continue;
+                    }
+                    // The topic was made anew, or has lost its end: those of its partitions that have grown
+                    // beyond where they were read are other ones as well.
+                    for &partition in feed.assigned.keys() {
+                        self.lost(feed.source, partition, &LostCause::OutOfRange);
                     }
                 }
             }
