@@ -281,7 +281,6 @@ async fn a_role_that_is_not_let_in_ends_and_says_why_without_a_secret() {
     let wrong = site.secret("wrong-password");
     std::fs::write(&wrong, "hunter2").unwrap();
     let (wrong, other) = (json!(wrong), json!(site.secret("other-ca.pem")));
-    let plaintext = json!("PLAINTEXT");
     let no_tls = json!({
         "nodes": [site.scylla], "keyspace": site.name, "user": site.name,
         "passwordFile": site.secret("cql-password"), "requestTimeout": "2s",
@@ -292,7 +291,7 @@ async fn a_role_that_is_not_let_in_ends_and_says_why_without_a_secret() {
         &'a Value,
         &'static str,
     );
-    let cases: [Case<'_>; 7] = [
+    let cases: [Case<'_>; 6] = [
         (
             &["ingestion"],
             "/kafka/propertyFiles/sasl.password",
@@ -310,13 +309,6 @@ async fn a_role_that_is_not_let_in_ends_and_says_why_without_a_secret() {
             "/kafka/properties/ssl.ca.location",
             &other,
             "certificate verify failed",
-        ),
-        // A command has less patience than a role, which would wait for a minute.
-        (
-            &["topics", "verify"],
-            "/kafka/properties/security.protocol",
-            &plaintext,
-            "security.protocol",
         ),
         (
             &["ingestion"],
