@@ -21,8 +21,8 @@ pub(super) use self::ends::EndsReader;
 use self::poller::{Order, Poller};
 use super::credit::Credit;
 use super::decode::Decoder;
+use super::fit::StartOffsets;
 use super::input::{Generation, Inputs, LogEnds};
-use super::upkeep::StartOffsets;
 
 /// The longest that a fetch may wait for records. librdkafka takes a partition that was just added
 /// into its next fetch only.

@@ -15,6 +15,7 @@ mod clock;
 mod commit;
 mod credit;
 mod decode;
+mod fit;
 mod inlet;
 mod input;
 mod lost_state;

@@ -7,9 +7,9 @@ use waybill_engine::{Offset, PartitionEngine, PartitionId, ReaderId};
 use waybill_store::{Checkpoint, LayoutGeneration};
 
 use super::SchedulerSettings;
+use super::fit::Unfit;
 use super::input::Generation;
 use super::ownership::HeldLease;
-use super::upkeep::Unfit;
 use crate::admin::ControlError;
 
 /// How long a reader that is being stopped waits for the commit under way.

@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use crate::member::Member;
 use crate::servers::{Kind, Server};
+use crate::supervision::ends::Ends;
 use crate::world::process::without_test_variables;
 use crate::world::{PATIENCE, World, delivery};
 use crate::{PARTITIONS, is_remote};
@@ -263,6 +264,15 @@ pub async fn deliver_while(
 /// Sends so many deliveries.
 pub async fn deliver(ingestion: &Member, prefix: &str, count: usize) -> Vec<String> {
     deliver_while(std::slice::from_ref(&ingestion.world), prefix, count, || ()).await
+}
+
+/// Waits until all deliveries have ended, holds them against the ledger, and asserts that nobody has to look
+/// after one of them.
+pub async fn all_end_without_a_person(world: &World, ids: &[String]) -> Ends {
+    let ends = world.all_end_in_balance(ids, is_remote).await;
+    println!("measured: {ends:?}");
+    assert_eq!(ends.processed + ends.compensated, ids.len(), "{ends:?}");
+    ends
 }
 
 /// Waits until a member is ready, and says how long that took.

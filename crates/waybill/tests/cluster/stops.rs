@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::cluster::{Cluster, deliver_while};
-use crate::is_remote;
+use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
 use crate::supervision::ends::Ends;
 use crate::world::{Dice, World};
 
@@ -92,14 +91,7 @@ async fn whatever_is_killed_or_stands_still_every_delivery_ends_and_the_ledger_b
         let took = began.elapsed().as_secs_f64();
         println!("measured: {victim:?}, {fault:?}: {ROUND} deliveries accepted in {took:.1} s");
     }
-    let ends = worlds[0].all_end_in_balance(&ids, is_remote).await;
-    println!("measured: {ends:?}");
-    let Ends {
-        processed,
-        compensated,
-        ..
-    } = ends;
-    assert_eq!(processed + compensated, ids.len(), "nobody is waited for");
+    let Ends { processed, .. } = all_end_without_a_person(&worlds[0], &ids).await;
     // A few of them may have met more time-outs than a step may.
     assert!(processed * 10 >= ids.len() * 9, "{processed}");
     // Whoever was struck works again.
