@@ -180,7 +180,7 @@ macro_rules! on_both_brokers {
 
 on_both_brokers! {
     what_is_missing_is_found_and_made_once_and_then_nothing_is_found
-    two_that_make_topics_at_once_both_succeed
+    several_that_make_topics_at_once_all_succeed
     a_topic_that_is_not_as_it_must_be_is_found_with_what_mends_it
     topics_are_described_with_offsets_and_settings
 }
@@ -228,8 +228,8 @@ fn what_is_missing_is_found_and_made_once_and_then_nothing_is_found(world: &Worl
     assert_eq!((good.code, good.out.as_str()), (Some(0), ""), "{good:?}");
 }
 
-fn two_that_make_topics_at_once_both_succeed(world: &World) {
-    let both = [(), ()].map(|()| {
+fn several_that_make_topics_at_once_all_succeed(world: &World) {
+    let all = [(); 16].map(|()| {
         world
             .command(&["topics", "create", "--output", "json"])
             .spawn()
@@ -237,7 +237,7 @@ fn two_that_make_topics_at_once_both_succeed(world: &World) {
     });
     let mut made = 0;
     let mut needed = 0;
-    for process in both {
+    for process in all {
         let ran = Ran::new(process.wait_with_output().unwrap());
         assert_eq!(ran.code, Some(0), "{ran:?}");
         let rows = ran.json();

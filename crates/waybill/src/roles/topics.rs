@@ -28,6 +28,8 @@ use crate::limits::{DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX};
 const BROKER_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a topic that was made may be unknown to the broker that is asked.
 const TOPIC_PATIENCE: Duration = Duration::from_secs(30);
+/// For how long a topic that is there and says nothing of itself may have come into being just now.
+const KIND_PATIENCE: Duration = Duration::from_secs(2);
 /// How long after it was unknown a topic is asked for again.
 const TOPIC_AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// Segments of topics whose records are derived and soon forgotten.
@@ -160,28 +162,42 @@ pub(crate) async fn broker_kind(admin: &Admin, config: &Config) -> anyhow::Resul
         return Ok(BrokerKind::Embedded);
     }
     let names = Topics::new(&config.kafka.topic_prefix);
-    let requests = names.requests();
-    let settings = admin
-        .topic_settings(&[requests])
-        .await
-        .map_err(|error| explained(error, config))?;
-    let is_embedded = match settings.get(requests) {
-        Some(settings) => settings.contains_key(DISK_BOUND),
-        None => {
-            // It is not there, or not for us to see. Would it be made with this setting?
-            let mut spec = TopicSpec::new(requests, config.partitions);
-            spec.config.push((DISK_BOUND.to_owned(), "-1".to_owned()));
-            match admin.try_topics(&[spec]).await {
-                Ok(would_be_made) => !would_be_made.is_empty(),
-                Err(AdminError::Topic { .. }) => false,
-                Err(error) => return Err(explained(error, config)),
-            }
+    let deadline = Instant::now() + KIND_PATIENCE;
+    loop {
+        let told = kind_told(admin, names.requests(), config.partitions).await;
+        match told.map_err(|error| explained(error, config))? {
+            Some(kind) => return Ok(kind),
+            // Not for us to see.
+            None if Instant::now() >= deadline => return Ok(BrokerKind::Kafka),
+            None => tokio::time::sleep(TOPIC_AGAIN_AFTER).await,
         }
-    };
-    Ok(match is_embedded {
+    }
+}
+
+/// What the broker says of itself by the topic of requests; `None` where that topic came into being between
+/// two questions, or where it is there and not for us to see.
+async fn kind_told(
+    admin: &Admin,
+    requests: &str,
+    partitions: u32,
+) -> Result<Option<BrokerKind>, AdminError> {
+    let kind = |is_embedded| match is_embedded {
         true => BrokerKind::Embedded,
         false => BrokerKind::Kafka,
-    })
+    };
+    let settings = admin.topic_settings(&[requests]).await?;
+    if let Some(settings) = settings.get(requests) {
+        return Ok(Some(kind(settings.contains_key(DISK_BOUND))));
+    }
+    // Would it be made with this setting?
+    let mut spec = TopicSpec::new(requests, partitions);
+    spec.config.push((DISK_BOUND.to_owned(), "-1".to_owned()));
+    match admin.try_topics(&[spec]).await {
+        Ok(would_be_made) if would_be_made.is_empty() => Ok(None),
+        Ok(_) => Ok(Some(kind(true))),
+        Err(AdminError::Topic { .. }) => Ok(Some(kind(false))),
+        Err(error) => Err(error),
+    }
 }
 
 /// Makes what is missing, and says what became of each topic, in their order. May be repeated, and two
