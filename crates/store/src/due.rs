@@ -5,6 +5,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use waybill_engine::{OperationId, Timestamp};
 
+/// How many buckets behind a shard's cursor are looked at by whoever goes on from there; what lies before
+/// them may be forgotten.
+pub const DUE_BUCKETS_AGAIN: i64 = 30;
+
 /// An entry of the deadline index: a hint that something is due for an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct DueEntry {

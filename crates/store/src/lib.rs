@@ -46,7 +46,7 @@ pub use cql::{
     CqlCertificate, CqlConfig, CqlKeyspace, CqlLogin, CqlProblem, CqlReplication, CqlReport,
     CqlServer, CqlStore, CqlTls,
 };
-pub use due::{DueBucket, DueEntry};
+pub use due::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
 pub use embedded::{EmbeddedConfig, EmbeddedStore};
 pub use error::{CorruptRow, SchemaError, StoreError};
 pub use layout::{Layout, LayoutError, LayoutGeneration};
@@ -109,14 +109,15 @@ pub trait Store: fmt::Debug + Send + Sync {
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<DueEntry>, StoreError>>;
 
-    /// The first bucket of a shard that was not swept to its end; `None` before the first advance.
+    /// The first bucket of a shard that was not swept to its end; `None` before the first advance. An entry
+    /// before it may not be found, unless it was written before the cursor got there.
     fn due_cursor(
         &self,
         shard: PartitionId,
     ) -> BoxFuture<'_, Result<Option<DueBucket>, StoreError>>;
 
-    /// Moves the sweep cursor of a shard durably; entries before it may be forgotten. The cursor
-    /// never moves back: a lower one than the stored changes nothing.
+    /// Moves the sweep cursor of a shard durably; entries more than [`DUE_BUCKETS_AGAIN`] buckets before it
+    /// may be forgotten. The cursor never moves back: a lower one than the stored changes nothing.
     fn advance_due_cursor(
         &self,
         shard: PartitionId,

@@ -1,7 +1,7 @@
 //! The deadline index: a partition for each bucket of each shard.
 //!
-//! Entries are hints that are never deleted: each expires a while after its instant, and buckets
-//! that were swept are not read again, so that nobody meets what has expired. The cursor of a shard
+//! Entries are hints that are never deleted: each expires a while after its instant, and of the buckets
+//! that were swept only the last ones are read again, so that nobody meets what has expired. The cursor of a shard
 //! is written at the timestamp of its bucket, so that of two cursors the later one stands, without a
 //! transaction.
 

@@ -19,7 +19,7 @@ use super::attention::IndexKey;
 use super::tables::Tables;
 use super::writer::Command;
 use super::{EmbeddedConfig, wall_clock};
-use crate::{StoreError, keys};
+use crate::{DUE_BUCKETS_AGAIN, DueBucket, StoreError, keys};
 
 /// How many entries are removed at once.
 const PAGE: usize = 256;
@@ -121,7 +121,7 @@ impl Purger {
     fn pass(&mut self, now: Timestamp) -> Result<(), StoreError> {
         self.purge_rows(now)?;
         for (shard, cursor) in self.tables.cursors()? {
-            let (until, _) = cursor.bounds();
+            let (until, _) = DueBucket(cursor.0.saturating_sub(DUE_BUCKETS_AGAIN)).bounds();
             self.purge_due(shard, until)?;
         }
         self.purge_attention(now)

@@ -7,8 +7,7 @@ use waybill_engine::Timestamp;
 
 use crate::clock::wall_clock;
 
-/// Follows the wall clock. While that lies behind what was already told, because it was set back or an
-/// earlier owner's was ahead, time goes on a little slower than the monotonic clock does, until the
+/// Follows the wall clock. While that lies behind what was already told, because it was set back, time goes on a little slower than the monotonic clock does, until the
 /// wall clock has caught up.
 #[derive(Debug)]
 pub(super) struct Clock {
@@ -43,11 +42,6 @@ impl Clock {
         self.now
     }
 
-    /// Time is at least this: an earlier owner has seen it.
-    pub(super) fn reach(&mut self, seen: Timestamp) {
-        self.now = self.now.max(seen);
-    }
-
     fn advance(&mut self, wall: Timestamp, elapsed: std::time::Duration) {
         self.now = if wall >= self.now {
             wall
@@ -73,9 +67,8 @@ mod tests {
         assert_eq!(clock.last(), Timestamp(6_000_000));
         clock.advance(Timestamp(1_000_000), Duration::from_secs(8));
         assert_eq!(clock.last(), Timestamp(13_000_000));
-        clock.reach(Timestamp(20_000_000));
         clock.advance(Timestamp(9_000_000), Duration::from_secs(8));
-        assert_eq!(clock.last(), Timestamp(27_000_000));
+        assert_eq!(clock.last(), Timestamp(20_000_000));
         clock.advance(Timestamp(30_000_000), Duration::ZERO);
         assert_eq!(clock.last(), Timestamp(30_000_000));
     }
@@ -83,10 +76,9 @@ mod tests {
     #[test]
     fn the_wall_clock_catches_up() {
         let mut clock = Clock {
-            now: Timestamp(0),
+            now: Timestamp(1_000_000),
             read_at: Instant::now(),
         };
-        clock.reach(Timestamp(1_000_000));
         for second in 1..=8 {
             clock.advance(Timestamp(second * 1_000_000), Duration::from_secs(1));
         }

@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 use waybill_engine::{BatchNumber, Command, Event, Message, PartitionId, ReaderId, Timestamp};
 use waybill_store::{AttentionEntry, DueEntry, RowWrite, Store, StoreError, WriteBatch, Written};
 
+use super::index;
 use super::input::{Generation, Input, Inputs};
 use super::metrics::CommitMetrics;
 use super::outlet::Outlet;
@@ -23,13 +24,6 @@ use crate::chain::chain;
 /// A commit begins no sooner than this after the one before it. Under load this lets decisions gather
 /// that share the rows' sync and the messages' requests; after a pause nothing waits.
 const GATHER: Duration = Duration::from_millis(1);
-
-/// An entry of the deadline index that becomes durable so long after its instant may have been
-/// missed: well below the shortest grace of a sweep, which is a lease.
-const LATE_AFTER: Duration = Duration::from_secs(2);
-
-/// How far in the future an entry is written that was late.
-const INDEX_LEAD: Duration = Duration::from_secs(1);
 
 /// A batch of one engine that is on its way.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +38,6 @@ struct Part {
 struct UnderWay {
     began: Instant,
     parts: Vec<(Part, Vec<Message>)>,
-    due: Vec<(PartitionId, DueEntry)>,
 }
 
 /// Everything between the engines and the store and topics.
@@ -91,7 +84,6 @@ impl Commits {
         let mut under_way = UnderWay {
             began: Instant::now(),
             parts: Vec::new(),
-            due: Vec::new(),
         };
         for (&reader, slot) in slots.iter_mut() {
             let generation = slot.generation;
@@ -109,7 +101,7 @@ impl Commits {
             for command in batch.commands {
                 match command {
                     Command::Index { due, operation } => {
-                        under_way.due.push((partition, DueEntry { due, operation }));
+                        write.due.push((partition, DueEntry { due, operation }));
                     }
                     Command::Attention { at, operation } => {
                         write
@@ -140,20 +132,15 @@ impl Commits {
             return;
         }
         self.began = under_way.began;
-        write.due.clone_from(&under_way.due);
         if write == WriteBatch::default() {
             self.dispatch(under_way.parts, slots);
             return;
         }
         self.metrics.rows.record(write.rows.len() as f64);
-        self.write(write);
         self.under_way = Some(under_way);
-    }
-
-    fn write(&self, write: WriteBatch) {
         let (store, sender) = (self.store.clone(), self.sender.clone());
         self.runtime.spawn(async move {
-            let _ = sender.send(Input::Committed(store.write(write).await));
+            let _ = sender.send(Input::Committed(index::write(&*store, write, now).await));
         });
     }
 
@@ -174,7 +161,6 @@ impl Commits {
         &mut self,
         result: Result<Written, StoreError>,
         slots: &mut BTreeMap<ReaderId, Slot>,
-        now: Timestamp,
     ) -> anyhow::Result<Vec<(ReaderId, Generation)>> {
         let written = match result {
             Ok(written) => written,
@@ -191,21 +177,7 @@ impl Commits {
         for row in &written.replaced {
             self.replaced.met(row);
         }
-        if let Some(mut under_way) = self.under_way.take() {
-            let late = late_entries(&mut under_way.due, now);
-            if !late.is_empty() {
-                tracing::warn!(
-                    entries = late.len(),
-                    "a commit took so long that its index entries are written again, for later"
-                );
-                let due = late;
-                self.write(WriteBatch {
-                    due,
-                    ..WriteBatch::default()
-                });
-                self.under_way = Some(under_way);
-                return Ok(Vec::new());
-            }
+        if let Some(under_way) = self.under_way.take() {
             self.metrics
                 .duration
                 .record(under_way.began.elapsed().as_secs_f64());
@@ -284,21 +256,4 @@ fn may_come_back(store: &dyn Store, error: &StoreError) -> bool {
         | StoreError::Locked { .. } => false,
     };
     is_away && !store.is_exclusive()
-}
-
-/// The entries that became durable so late that a sweep may have passed their buckets, moved into
-/// the future. The operations' rows may say an earlier time: an entry that comes up too late for
-/// what is due is harmless.
-fn late_entries(
-    due: &mut [(PartitionId, DueEntry)],
-    now: Timestamp,
-) -> Vec<(PartitionId, DueEntry)> {
-    let mut late = Vec::new();
-    for (partition, entry) in due {
-        if entry.due + LATE_AFTER < now {
-            entry.due = now + INDEX_LEAD;
-            late.push((*partition, *entry));
-        }
-    }
-    late
 }

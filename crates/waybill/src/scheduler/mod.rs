@@ -16,6 +16,7 @@ mod commit;
 mod credit;
 mod decode;
 mod fit;
+mod index;
 mod inlet;
 mod input;
 mod lost_state;

@@ -43,8 +43,6 @@ pub(super) struct HeldLease {
     pub stamp_floor: Stamp,
     /// Until when this owner may act.
     pub valid_until: Instant,
-    /// The first bucket of the deadline index that was not swept to its end.
-    pub due_cursor: DueBucket,
 }
 
 /// Takes the lease of a reader of `layout`, waiting for a silent owner's to run out, and for the owners
@@ -71,16 +69,13 @@ pub(super) async fn acquire(
             Some(lease) => lease.clone(),
             None => readers::beginning(&*store, layout, generation, reader, owner, margin).await?,
         };
-        // The engine's time begins no earlier than where the index was swept to.
-        let swept_to = store.due_cursor(partition).await?;
-        let now = swept_to.map_or(wall_clock(), |cursor| wall_clock().max(cursor.start()));
         let limit_before = begun.stamp_limit;
         let row = Lease {
             owner: Some(owner),
             epoch: begun.epoch.next(),
             renewal: 0,
             duration: terms.duration,
-            stamp_limit: first_limit(limit_before, now.max(told), terms.duration),
+            stamp_limit: first_limit(limit_before, wall_clock().max(told), terms.duration),
             ..begun
         };
         let sent = Instant::now();
@@ -88,12 +83,11 @@ pub(super) async fn acquire(
             tracing::info!(%reader, "another owner took the lease first; watching it");
             continue;
         }
-        let due_cursor = first_due_bucket(&*store, partition).await?;
+        begin_index(&*store, partition).await?;
         return Ok(HeldLease {
             row,
             stamp_floor: limit_before,
             valid_until: sent + terms.duration.saturating_sub(terms.margin),
-            due_cursor,
         });
     }
 }
@@ -127,19 +121,15 @@ pub(crate) async fn takeable(
     }
 }
 
-/// Where the sweep of the deadline index begins. A partition that never had a cursor gets one now,
-/// durably, so that no entry written from here on can lie before it.
-async fn first_due_bucket(
-    store: &dyn Store,
-    partition: PartitionId,
-) -> Result<DueBucket, StoreError> {
+/// Sees to it that the sweep of a shard begins no later than now: one that never had a cursor gets one,
+/// durably, before anything is written that is to be found.
+async fn begin_index(store: &dyn Store, shard: PartitionId) -> Result<(), StoreError> {
     // The time from before it is looked: somebody else may set it, and write entries, meanwhile.
     let cursor = DueBucket::of(wall_clock());
-    if let Some(stands) = store.due_cursor(partition).await? {
-        return Ok(stands);
+    match store.due_cursor(shard).await? {
+        Some(_) => Ok(()),
+        None => store.advance_due_cursor(shard, cursor).await,
     }
-    store.advance_due_cursor(partition, cursor).await?;
-    Ok(cursor)
 }
 
 /// The stamp limit of a new ownership: two leases above the old limit, which is its floor, or above

@@ -166,13 +166,10 @@ impl Shell {
             } => {
                 self.renewed(reader, generation, renewal, result, copy);
             }
-            Input::Committed(result) => {
-                let now = self.clock.last();
-                match self.commits.committed(result, &mut self.slots, now) {
-                    Ok(unknown) => self.begin_again(unknown, "its rows could not be written"),
-                    Err(error) => self.failure = Some(error),
-                }
-            }
+            Input::Committed(result) => match self.commits.committed(result, &mut self.slots) {
+                Ok(unknown) => self.begin_again(unknown, "its rows could not be written"),
+                Err(error) => self.failure = Some(error),
+            },
             Input::Settled { number, result } => {
                 let now = self.clock.last();
                 let failed = self.commits.settled(number, result, &mut self.slots, now);

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use waybill_engine::{
     Division, Event, Handover, Ownership, PartitionEngine, PartitionId, ReaderId, Share, Source,
-    Timestamp,
 };
 use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store, StoreError};
 
@@ -128,9 +127,6 @@ impl Shell {
                 return;
             }
         };
-        // The cursor stands where an earlier owner's clock was, and nothing may be indexed below it.
-        self.clock
-            .reach(Timestamp(lease.due_cursor.start().as_micros()));
         let partition = lease.row.partition;
         let share = share_of(&self.layout, &lease, start.handover.clone());
         let ownership = Ownership {

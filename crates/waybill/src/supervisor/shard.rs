@@ -131,8 +131,9 @@ impl Shard {
             }
             sweep.was_read(bucket, began);
         }
-        if let Some(cursor) = sweep.advance() {
+        if let Some(cursor) = sweep.next_cursor().filter(|_| lease.is_valid()) {
             self.store.advance_due_cursor(self.shard, cursor).await?;
+            sweep.cursor_moved(cursor);
         }
         self.metrics.swept(self.shard);
         Ok(())

@@ -1,15 +1,21 @@
 //! Which buckets of a shard are read when, and how far the durable cursor may move.
 //!
-//! An entry is a hint. It becomes visible at the latest a scheduler's lease after it was decided on,
-//! for a commit that is acknowledged later does not count. So a bucket is read as soon as it begins
-//! and while it lasts, for speed, and once more after its end and that grace, for certainty; then
-//! the cursor may pass it. Entries that were dealt with are remembered until then.
+//! An entry is a hint. A bucket is read as soon as it begins and while it lasts, for speed, and once
+//! more after its end and a grace, when whatever was under way is there; then the cursor may pass it.
+//!
+//! Which entries are found does not hang on clocks, though. Once the cursor is durable, what it passed is
+//! looked at a last time; and whoever writes an entry reads the cursor afterwards, and writes it again
+//! further on where it lies behind (`scheduler/index.rs`). An entry that is there before the cursor is durable
+//! is met by the last look, and of one that comes later its writer sees the cursor. A sweep that begins
+//! looks at what the one before it may not have looked at again.
+//!
+//! Entries that were dealt with are remembered until the last look.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use waybill_engine::Timestamp;
-use waybill_store::{DueBucket, DueEntry};
+use waybill_store::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
 
 /// How many buckets one pass reads at most; the next goes on from there.
 const BUCKETS_MAX: i64 = 120;
@@ -21,12 +27,14 @@ const REMEMBERED_MAX: usize = 100_000;
 /// How far a shard is swept.
 #[derive(Debug)]
 pub(super) struct Sweep {
+    /// The first bucket that was not looked at again since the cursor passed it.
+    passed: DueBucket,
     cursor: DueBucket,
     grace: Duration,
     open: BTreeMap<DueBucket, OpenBucket>,
 }
 
-/// A bucket that was read and is not behind the cursor.
+/// A bucket that was read, and is to be read again.
 #[derive(Debug, Default)]
 struct OpenBucket {
     dealt_with: HashSet<DueEntry>,
@@ -37,8 +45,10 @@ struct OpenBucket {
 }
 
 impl Sweep {
+    /// Goes on at a durable cursor.
     pub(super) fn new(cursor: DueBucket, grace: Duration) -> Self {
         Self {
+            passed: DueBucket(cursor.0.saturating_sub(DUE_BUCKETS_AGAIN)),
             cursor,
             grace,
             open: BTreeMap::new(),
@@ -48,20 +58,21 @@ impl Sweep {
     /// The buckets to read now, in order.
     pub(super) fn to_read(&self, now: Timestamp) -> Vec<DueBucket> {
         let last = DueBucket::of(now).0.min(self.cursor.0 + BUCKETS_MAX);
-        (self.cursor.0..=last)
-            .map(DueBucket)
-            .filter(|bucket| match self.open.get(bucket) {
+        let again = self.passed.0..self.cursor.0;
+        let ahead =
+            (self.cursor.0..=last).filter(|&bucket| match self.open.get(&DueBucket(bucket)) {
                 None => true,
                 Some(open) if !open.ended => true,
-                Some(open) => !open.complete && now >= bucket.end() + self.grace,
-            })
-            .collect()
+                Some(open) => !open.complete && now >= DueBucket(bucket).end() + self.grace,
+            });
+        again.chain(ahead).map(DueBucket).collect()
     }
 
-    /// Whether an entry is due and was not dealt with.
+    /// Whether an entry was not dealt with, and is due or will not be met again.
     pub(super) fn is_new(&self, bucket: DueBucket, entry: &DueEntry, now: Timestamp) -> bool {
         let open = self.open.get(&bucket);
-        entry.due <= now && !open.is_some_and(|open| open.dealt_with.contains(entry))
+        let is_up = entry.due <= now || bucket < self.cursor;
+        is_up && !open.is_some_and(|open| open.dealt_with.contains(entry))
     }
 
     /// Entries of a bucket were dealt with: what was asked because of them is acknowledged.
@@ -73,22 +84,35 @@ impl Sweep {
 
     /// A bucket was read whole, beginning at `began`, and all its due entries were dealt with.
     pub(super) fn was_read(&mut self, bucket: DueBucket, began: Timestamp) {
+        if bucket < self.cursor {
+            if bucket == self.passed {
+                self.passed = DueBucket(bucket.0 + 1);
+            }
+            self.open.remove(&bucket);
+            return;
+        }
         let open = self.open.entry(bucket).or_default();
         open.ended = began >= bucket.end();
         open.complete = began >= bucket.end() + self.grace;
     }
 
-    /// Moves the cursor over complete buckets; returns it if it moved.
-    pub(super) fn advance(&mut self) -> Option<DueBucket> {
-        let before = self.cursor;
-        while let Some(first) = self.open.first_entry() {
-            if *first.key() != self.cursor || !first.get().complete {
-                break;
-            }
-            first.remove();
-            self.cursor = DueBucket(self.cursor.0 + 1);
-        }
-        (self.cursor > before).then_some(self.cursor)
+    /// Where the durable cursor may be moved to: over complete buckets, and not before what it passed was
+    /// looked at again.
+    pub(super) fn next_cursor(&self) -> Option<DueBucket> {
+        let is_complete = |bucket| {
+            self.open
+                .get(&DueBucket(bucket))
+                .is_some_and(|open| open.complete)
+        };
+        let last = self.passed.0.saturating_add(DUE_BUCKETS_AGAIN);
+        let next = (self.cursor.0..last).find(|&bucket| !is_complete(bucket));
+        let next = DueBucket(next.unwrap_or(last));
+        (self.passed == self.cursor && next > self.cursor).then_some(next)
+    }
+
+    /// The cursor is durable there.
+    pub(super) fn cursor_moved(&mut self, cursor: DueBucket) {
+        self.cursor = cursor;
     }
 
     /// How far the sweep lies behind.
@@ -123,9 +147,20 @@ mod tests {
         range.map(DueBucket).collect()
     }
 
+    /// A sweep whose predecessor's last buckets were looked at again.
+    fn sweep(cursor: i64) -> Sweep {
+        let mut sweep = Sweep::new(DueBucket(cursor), GRACE);
+        let again = buckets(cursor - DUE_BUCKETS_AGAIN..=cursor - 1);
+        assert_eq!(sweep.to_read(at(cursor - 1, 0)), again);
+        for bucket in again {
+            sweep.was_read(bucket, at(cursor, 0));
+        }
+        sweep
+    }
+
     #[test]
     fn a_bucket_is_read_while_it_lasts_and_once_more_after_the_grace() {
-        let mut sweep = Sweep::new(DueBucket(10), GRACE);
+        let mut sweep = sweep(10);
         assert_eq!(sweep.to_read(at(10, 0)), buckets(10..=10));
         sweep.was_read(DueBucket(10), at(10, 500));
         assert_eq!(sweep.to_read(at(10, 900)), buckets(10..=10));
@@ -142,18 +177,53 @@ mod tests {
 
     #[test]
     fn the_cursor_passes_a_bucket_only_after_it_was_read_past_the_grace() {
-        let mut sweep = Sweep::new(DueBucket(10), GRACE);
+        let mut sweep = sweep(10);
         sweep.was_read(DueBucket(10), at(13, 999));
-        assert_eq!(sweep.advance(), None);
+        assert_eq!(sweep.next_cursor(), None);
         sweep.was_read(DueBucket(11), at(20, 0));
-        assert_eq!(sweep.advance(), None, "bucket 10 comes first");
+        assert_eq!(sweep.next_cursor(), None, "bucket 10 comes first");
         sweep.was_read(DueBucket(10), at(14, 0));
-        assert_eq!(sweep.advance(), Some(DueBucket(12)));
+        assert_eq!(sweep.next_cursor(), Some(DueBucket(12)));
+    }
+
+    #[test]
+    fn what_the_cursor_passed_is_looked_at_once_more_before_it_moves_on() {
+        let mut sweep = sweep(10);
+        let (met, late) = (entry(10, 1), entry(10, 2));
+        sweep.dealt_with(DueBucket(10), &[met]);
+        for bucket in [10, 11, 12] {
+            sweep.was_read(DueBucket(bucket), at(20, 0));
+        }
+        let next = sweep.next_cursor().unwrap();
+        assert_eq!(next, DueBucket(13));
+        sweep.cursor_moved(next);
+        sweep.was_read(DueBucket(13), at(20, 0));
+        assert_eq!(sweep.next_cursor(), None, "it looks again first");
+        // Its clock was set back since.
+        assert_eq!(sweep.to_read(at(9, 0)), buckets(10..=12));
+        assert!(!sweep.is_new(DueBucket(10), &met, at(9, 0)));
+        assert!(sweep.is_new(DueBucket(10), &late, at(9, 0)));
+        for bucket in [10, 11, 12] {
+            sweep.was_read(DueBucket(bucket), at(9, 0));
+        }
+        assert_eq!(sweep.to_read(at(9, 0)), []);
+        assert_eq!(sweep.next_cursor(), Some(DueBucket(14)));
+    }
+
+    #[test]
+    fn the_cursor_never_moves_further_than_a_successor_looks_back() {
+        let mut sweep = sweep(10);
+        for bucket in 10..=10 + 2 * DUE_BUCKETS_AGAIN {
+            sweep.was_read(DueBucket(bucket), at(1_000, 0));
+        }
+        let next = DueBucket(10 + DUE_BUCKETS_AGAIN);
+        assert_eq!(sweep.next_cursor(), Some(next));
+        assert_eq!(Sweep::new(next, GRACE).passed, DueBucket(10));
     }
 
     #[test]
     fn an_entry_is_new_once_and_not_before_it_is_due() {
-        let mut sweep = Sweep::new(DueBucket(10), GRACE);
+        let mut sweep = sweep(10);
         let first = entry(10, 1);
         assert!(!sweep.is_new(DueBucket(10), &first, at(10, 99)));
         assert!(sweep.is_new(DueBucket(10), &first, at(10, 100)));
@@ -164,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_sweep_that_stands_still_falls_behind() {
-        let mut sweep = Sweep::new(DueBucket(10), GRACE);
+        let mut sweep = sweep(10);
         assert_eq!(sweep.behind(at(10, 500)), Duration::ZERO);
         assert_eq!(sweep.behind(at(15, 0)), Duration::from_secs(4));
         sweep.was_read(DueBucket(10), at(15, 0));

@@ -1,7 +1,5 @@
 //! Wall clocks that jump, each of another process and to and fro, while deliveries flow: libfaketime
 //! stands between the program and the system's clock. Clocks that only count go on as they are.
-//!
-//! A supervisor's is not among them: it has to be right within `supervisor.clockSkew`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,11 +31,12 @@ async fn whosever_clock_jumps_every_delivery_ends_and_the_ledger_balances() {
         cluster.remove().await;
         return;
     };
-    let clocks = ["scheduler", "agents", "ingestion"];
+    let clocks = ["supervisor", "scheduler", "agents", "ingestion"];
     let clocks = clocks.map(|of| Clock::new(&library, cluster.dir(), of));
-    let [of_scheduler, of_agents, of_ingestion] = &clocks;
+    let [of_supervisor, of_scheduler, of_agents, of_ingestion] = &clocks;
     let services = cluster.services("");
     let other = cluster.scheduler("2-3", "");
+    cluster.env.clone_from(&of_supervisor.env);
     let supervisor = cluster.supervisor("");
     cluster.env.clone_from(&of_scheduler.env);
     let scheduler = cluster.scheduler("0-1", "");
