@@ -116,7 +116,6 @@ fn engine() -> PartitionEngine {
         Arc::new(workflows),
         Ownership {
             partition: PartitionId(0),
-            partitions: 1,
             owner: OwnerId(Uuid::from_u128(1)),
             epoch: Epoch(1),
             requests_next: Offset(0),

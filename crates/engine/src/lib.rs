@@ -44,7 +44,8 @@ pub use partition::{
 pub use partitioner::{murmur2, partition_for};
 pub use preview::{Asked, refusal};
 pub use reader::{
-    Division, DivisionError, Handover, KeyHash, READERS_PER_PARTITION_MAX, Share, Stood,
+    Cut, Division, DivisionError, Handover, KeyHash, Places, READERS_PER_PARTITION_MAX, Share,
+    Stood,
 };
 pub use record::{
     Action, AlertKind, AmendRequest, Amendment, AttemptSeen, CreateRequest, FailedOperation,

@@ -154,9 +154,13 @@ impl PartitionEngine {
                 offset,
                 fingerprint,
                 home,
+                partitions,
                 already_rerouted,
                 record,
-            } => self.misplaced(source, offset, fingerprint, home, already_rerouted, record),
+            } => {
+                let home = (home, partitions);
+                self.misplaced(source, offset, fingerprint, home, already_rerouted, record);
+            }
             Event::Passed {
                 source,
                 offset,

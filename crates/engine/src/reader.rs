@@ -9,6 +9,12 @@
 //! are taken by that one. Where the number of readers changes, those of the new division follow those
 //! of the old one whole: one that splits follows one, one that merges follows several, which stood at
 //! different offsets. It begins at the lowest, and [`Handover`] says what of the rest was done.
+//!
+//! Where the number of *partitions* changes, from `P` to `kP`, the readers are as many before and after: `P`
+//! partitions with `kM` readers each, then `kP` with `M`. So each follows the one of its own number, and has
+//! the same operations. Those that have another partition from then on first read their old one to where it
+//! [ended](Places); below that, the old partition's records are still divided among all of them
+//! ([`Share`]), and beyond, what lies there and belongs elsewhere is sent home.
 
 use std::fmt;
 
@@ -33,8 +39,11 @@ pub enum DivisionError {
     /// There would be none, or too many.
     #[error("readers per partition must be 1 to {READERS_PER_PARTITION_MAX}, not {0}")]
     Readers(u32),
-    /// The number of partitions would change.
-    #[error("there are {before} partitions, and not {after}")]
+    /// The number of partitions would not become a whole multiple, with as many readers in all.
+    #[error(
+        "{before} partitions become a whole multiple of themselves, shared by as many readers in all, and \
+         {after} are none"
+    )]
     Partitions {
         /// How many there are.
         before: u32,
@@ -104,6 +113,13 @@ impl Division {
         ReaderId(partition.0 + nth * self.partitions)
     }
 
+    /// Which of the partitions that a partition became, when there were `before`, has a record of it with
+    /// this key. It is the operation's own wherever the record lay in its own partition.
+    #[must_use]
+    pub const fn heir(self, before: u32, partition: PartitionId, key: KeyHash) -> PartitionId {
+        PartitionId(partition.0 + key.0 % self.partitions / before * before)
+    }
+
     /// Whether readers of this division can follow those of `before`.
     ///
     /// # Errors
@@ -115,10 +131,14 @@ impl Division {
             return Err(DivisionError::Readers(is));
         }
         if self.partitions != before.partitions {
-            return Err(DivisionError::Partitions {
-                before: before.partitions,
-                after: self.partitions,
-            });
+            let is_multiple = self.partitions.is_multiple_of(before.partitions);
+            return match is_multiple && self.readers() == before.readers() {
+                true => Ok(()),
+                false => Err(DivisionError::Partitions {
+                    before: before.partitions,
+                    after: self.partitions,
+                }),
+            };
         }
         if !was.is_multiple_of(is) && !is.is_multiple_of(was) {
             return Err(DivisionError::NoMultiple {
@@ -273,12 +293,56 @@ impl Handover {
     }
 }
 
+/// An offset on each of a partition's three topics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Places {
+    /// On `operation-requests`.
+    pub requests: Offset,
+    /// On `step-replies`.
+    pub replies: Offset,
+    /// On `recovery`.
+    pub recoveries: Offset,
+}
+
+impl Places {
+    /// The offset on one of the topics.
+    #[must_use]
+    pub const fn on(&self, source: Source) -> Offset {
+        match source {
+            Source::Requests => self.requests,
+            Source::Replies => self.replies,
+            Source::Recoveries => self.recoveries,
+        }
+    }
+
+    /// Whether these lie nowhere before `others`.
+    #[must_use]
+    pub fn reach(&self, others: &Self) -> bool {
+        let sources = [Source::Requests, Source::Replies, Source::Recoveries];
+        sources
+            .into_iter()
+            .all(|source| self.on(source) >= others.on(source))
+    }
+}
+
+/// Where a partition ended when the operations were spread over more of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Cut {
+    /// How many partitions there were.
+    pub before: u32,
+    /// Where the partition ended: what lies below was put there by the old number.
+    pub ends: Places,
+}
+
 /// What one reader takes of the records of its partition.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Share {
     division: Division,
     reader: ReaderId,
     handover: Handover,
+    cut: Option<Cut>,
+    until: Option<Places>,
+    written: u32,
 }
 
 impl Share {
@@ -289,13 +353,66 @@ impl Share {
             division,
             reader,
             handover,
+            cut: None,
+            until: None,
+            written: division.partitions,
         }
+    }
+
+    /// The same while operations are spread over so many partitions by whoever writes.
+    #[must_use]
+    pub fn with_written(self, written: u32) -> Self {
+        Self { written, ..self }
+    }
+
+    /// The same once everything below `done` is done: what had to be taken care with there is forgotten.
+    #[must_use]
+    pub fn beyond(mut self, done: &Places) -> Self {
+        self.handover.forget_below(|source| done.on(source));
+        self.cut = self.cut.filter(|cut| !done.reach(&cut.ends));
+        self
+    }
+
+    /// Over how many partitions operations are spread by whoever writes now.
+    #[must_use]
+    pub fn partitions_written(&self) -> u32 {
+        self.written
+    }
+
+    /// The same in a partition that was cut.
+    #[must_use]
+    pub fn with_cut(self, cut: Option<Cut>) -> Self {
+        Self { cut, ..self }
+    }
+
+    /// The same of a reader that reads its partition to here and no further.
+    #[must_use]
+    pub fn with_end(self, until: Option<Places>) -> Self {
+        Self { until, ..self }
     }
 
     /// Whether every record of the partition is the reader's: then no key need be hashed.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.division.readers_per_partition == 1 && self.handover.is_empty()
+        self.division.readers_per_partition == 1
+            && self.handover.is_empty()
+            && self.cut.is_none()
+            && self.until.is_none()
+    }
+
+    /// Where the reader stops to read, if it does.
+    #[must_use]
+    pub fn end(&self, source: Source) -> Option<Offset> {
+        self.until.map(|until| until.on(source))
+    }
+
+    /// Over how many partitions the operations were spread by whoever put a record at this offset.
+    #[must_use]
+    pub fn partitions_at(&self, source: Source, offset: Offset) -> u32 {
+        match self.cut {
+            Some(cut) if offset < cut.ends.on(source) => cut.before,
+            Some(_) | None => self.division.partitions,
+        }
     }
 
     /// Whether a record of the reader's partition is the reader's to take, and was not done by whom it
@@ -303,7 +420,10 @@ impl Share {
     #[must_use]
     pub fn takes(&self, source: Source, offset: Offset, key: KeyHash) -> bool {
         let partition = self.division.partition_of(self.reader);
-        self.division.taker(partition, key) == self.reader && !self.had_done(source, offset, key)
+        let before = self.partitions_at(source, offset);
+        self.division.heir(before, partition, key) == partition
+            && self.division.taker(partition, key) == self.reader
+            && !self.had_done(source, offset, key)
     }
 
     /// Whether a record was done by whom the reader follows.

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdkafka::admin::{
-    AdminClient, AdminOptions, NewTopic, OwnedResourceSpecifier, ResourceSpecifier,
+    AdminClient, AdminOptions, NewPartitions, NewTopic, OwnedResourceSpecifier, ResourceSpecifier,
     TopicReplication,
 };
 use rdkafka::client::ClientContext;
@@ -271,6 +271,37 @@ impl Admin {
             }
         }
         Ok(made)
+    }
+
+    /// Gives topics more partitions: so many from then on. One that has as many is fine.
+    ///
+    /// # Errors
+    ///
+    /// If the broker does not answer, or refuses one of them; others may have got theirs.
+    pub async fn add_partitions(&self, topics: &[&str], partitions: u32) -> Result<(), AdminError> {
+        const ACTION: &str = "adding partitions to topic";
+        let count = usize::try_from(partitions).unwrap_or(usize::MAX);
+        let more: Vec<NewPartitions<'_>> = topics
+            .iter()
+            .map(|topic| NewPartitions::new(topic, count))
+            .collect();
+        let results = self.client.create_partitions(&more, &admin_options()).await;
+        let results = results.map_err(|source| AdminError::Request {
+            action: ACTION,
+            source,
+        })?;
+        for result in results {
+            if let Err((topic, code)) = result
+                && self.topic_partitions(&topic).await? != Some(partitions)
+            {
+                return Err(AdminError::Topic {
+                    action: ACTION,
+                    topic,
+                    code,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Deletes a topic. One that does not exist is fine.

@@ -97,6 +97,8 @@ const SHARED_DEFAULTS: &[(&str, &str)] = &[
     ("reconnect.backoff.ms", "50"),
     ("reconnect.backoff.max.ms", "1000"),
     ("statistics.interval.ms", "0"),
+    // Partitions that were added are known to everybody soon.
+    ("topic.metadata.refresh.interval.ms", "10000"),
 ];
 
 /// Properties that no client of this crate lets a configuration change, under all their names.

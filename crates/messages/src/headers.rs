@@ -7,8 +7,8 @@
 /// The W3C trace context that a record belongs to.
 pub const TRACEPARENT: &str = "traceparent";
 
-/// Marks a record that lay in another partition than its key's and was sent home; the value is the
-/// partition that it was found in, as text. Found astray once more, it is poison.
+/// Marks a record that lay in another partition than its operation's and was sent home; the value is over how
+/// many partitions operations were spread then, as text. Found astray once more by that number, it is poison.
 pub const REROUTED: &str = "waybill-rerouted";
 
 /// The topic that the poison record lay on.

@@ -11,7 +11,7 @@
 //! state    format u8 = 3 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState
 //! created  format u8 = 3 · stamp i64 · Created
 //! lease    format u8 = 4 · Lease              or 3, of before there were layouts
-//! layout   format u8 = 4 · Layout
+//! layout   format u8 = 5 · Layout             or 4, of one number of partitions
 //! cursor   format u8 = 3 · bucket i64
 //! ```
 //!
@@ -42,8 +42,15 @@ use crate::lease::{Checkpoint, Lease, LeaseKey, LeaseRole};
 /// The format that this program writes, and the only one that it reads, but for leases.
 const FORMAT: u8 = 3;
 
-/// The format of leases and layouts.
+/// The format of leases.
 const LEASE_FORMAT: u8 = 4;
+
+/// The format of layouts of before the number of partitions could change: those before, and the division in
+/// force.
+const FORMAT_4: u8 = 4;
+
+/// The format of layouts.
+const LAYOUT_FORMAT: u8 = 5;
 
 /// The expiry of a row that is kept for good.
 const NEVER: Timestamp = Timestamp(i64::MAX);
@@ -111,7 +118,7 @@ impl Encoder {
 
     /// A layout.
     pub(crate) fn layout(&mut self, layout: &Layout) -> &[u8] {
-        self.start_as(LEASE_FORMAT);
+        self.start_as(LAYOUT_FORMAT);
         self.body(layout)
     }
 
@@ -173,13 +180,20 @@ pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Malformed> {
     Ok(lease)
 }
 
-/// Reads a layout.
+/// Reads a layout, also one that was written when the number of partitions could not change.
 pub(crate) fn layout(bytes: &[u8]) -> Result<Layout, Malformed> {
-    let layout: Layout = Reader::of(LEASE_FORMAT, bytes)?.body()?;
+    let layout: Layout = match bytes.first() {
+        Some(&FORMAT_4) => {
+            let (past, division) = Reader::of(FORMAT_4, bytes)?.body()?;
+            Layout::of_one_number(past, division)
+        }
+        _ => Reader::of(LAYOUT_FORMAT, bytes)?.body()?,
+    };
     let generations = (0..=layout.generation().0).map(LayoutGeneration);
     for division in generations.filter_map(|generation| layout.of(generation)) {
         check_division(division)?;
     }
+    check_division(Division::one_each(layout.partitions_written()))?;
     Ok(layout)
 }
 

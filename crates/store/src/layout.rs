@@ -3,11 +3,17 @@
 //! What must hold: a layout is only ever replaced by its own [`successor`](Layout::successor), by a
 //! conditional write. So all processes agree on the division of every generation, and the leases of
 //! different generations have nothing to do with each other.
+//!
+//! To more partitions it goes in two generations. One [announces](Layout::announced) them: whoever writes
+//! spreads the operations over all of them from then on, and as many readers as will be needed share the old
+//! ones. When nobody can still write by the old number, the next one says where the old ones
+//! [ended](Layout::moved): readers that have another partition from then on read their old one to there, in the
+//! generation before, and then begin.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{Division, DivisionError};
+use waybill_engine::{Cut, Division, DivisionError, PartitionId, Places, ReaderId};
 
 /// The number of a layout, counted from 0: of the one that holds until another was ever chosen.
 #[derive(
@@ -39,6 +45,22 @@ pub enum LayoutError {
     /// Its readers could not follow.
     #[error(transparent)]
     Division(#[from] DivisionError),
+    /// More partitions were announced, and are not read yet.
+    #[error(
+        "the topics are becoming {0} partitions: `waybill topics grow --partitions {0}` ends that"
+    )]
+    Growing(u32),
+    /// There are not so many more.
+    #[error("{now} partitions become a whole multiple of themselves, and {wanted} is none")]
+    Partitions {
+        /// How many there are.
+        now: u32,
+        /// How many were asked for.
+        wanted: u32,
+    },
+    /// No partitions were announced.
+    #[error("no more partitions were announced")]
+    NotAnnounced,
     /// It was replaced too often.
     #[error("the layout was changed {GENERATIONS_MAX} times, and cannot be changed again")]
     Generations,
@@ -51,6 +73,19 @@ pub struct Layout {
     past: Vec<Division>,
     /// The one in force.
     division: Division,
+    /// Over how many partitions operations are spread by whoever writes.
+    written: u32,
+    /// When the number of partitions was last changed.
+    moved: Option<Moved>,
+}
+
+/// A change of the number of partitions.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Moved {
+    /// The first generation of the new number.
+    into: LayoutGeneration,
+    /// Where each of the old partitions ended, in order.
+    ends: Vec<Places>,
 }
 
 impl Layout {
@@ -60,22 +95,160 @@ impl Layout {
         Self {
             past: Vec::new(),
             division: Division::one_each(partitions),
+            written: partitions,
+            moved: None,
         }
     }
 
-    /// The layout after this one.
+    /// A layout of before the number of partitions could change.
+    pub(crate) fn of_one_number(past: Vec<Division>, division: Division) -> Self {
+        Self {
+            past,
+            division,
+            written: division.partitions,
+            moved: None,
+        }
+    }
+
+    /// The layout after this one, of as many partitions.
     ///
     /// # Errors
     ///
-    /// If the readers of `division` cannot follow those of this one.
+    /// If the readers of `division` cannot follow those of this one, or the partitions are becoming more.
     pub fn successor(&self, division: Division) -> Result<Self, LayoutError> {
+        if self.is_growing() {
+            return Err(LayoutError::Growing(self.written));
+        }
+        if division.partitions != self.division.partitions {
+            let (before, after) = (self.division.partitions, division.partitions);
+            return Err(DivisionError::Partitions { before, after }.into());
+        }
+        self.next(division)
+    }
+
+    /// The layout after this one, by which operations are spread over so many partitions, and which has as
+    /// many readers as will read them.
+    ///
+    /// # Errors
+    ///
+    /// If that is no multiple of what there is, or each partition would have too many readers meanwhile.
+    pub fn announced(&self, partitions: u32) -> Result<Self, LayoutError> {
+        if self.is_growing() {
+            return Err(LayoutError::Growing(self.written));
+        }
+        let now = self.division.partitions;
+        if partitions <= now || !partitions.is_multiple_of(now) {
+            let wanted = partitions;
+            return Err(LayoutError::Partitions { now, wanted });
+        }
+        let times = partitions / now;
+        let next = self.next(Division {
+            readers_per_partition: self.division.readers_per_partition.saturating_mul(times),
+            ..self.division
+        })?;
+        Ok(Self {
+            written: partitions,
+            ..next
+        })
+    }
+
+    /// The layout after this one, in which the partitions that were announced are read, and the old ones
+    /// ended at `ends`.
+    ///
+    /// # Errors
+    ///
+    /// If none were announced, or these are not the ends of all.
+    pub fn moved(&self, ends: Vec<Places>) -> Result<Self, LayoutError> {
+        if !self.is_growing() || ends.len() != self.division.partitions as usize {
+            return Err(LayoutError::NotAnnounced);
+        }
+        let next = self.next(Division {
+            partitions: self.written,
+            readers_per_partition: self.division.readers() / self.written,
+        })?;
+        let into = next.generation();
+        Ok(Self {
+            moved: Some(Moved { into, ends }),
+            ..next
+        })
+    }
+
+    fn next(&self, division: Division) -> Result<Self, LayoutError> {
         division.may_follow(self.division)?;
         if self.past.len() >= GENERATIONS_MAX {
             return Err(LayoutError::Generations);
         }
         let mut past = self.past.clone();
         past.push(self.division);
-        Ok(Self { past, division })
+        Ok(Self {
+            past,
+            division,
+            ..self.clone()
+        })
+    }
+
+    /// Over how many partitions operations are spread by whoever writes.
+    #[must_use]
+    pub fn partitions_written(&self) -> u32 {
+        self.written
+    }
+
+    /// Every number of partitions that operations were ever spread over, the newest first.
+    #[must_use]
+    pub fn partitions_ever(&self) -> Vec<u32> {
+        let past = self.past.iter().rev().map(|division| division.partitions);
+        let mut ever: Vec<u32> = [self.written, self.division.partitions].into();
+        ever.extend(past);
+        ever.dedup();
+        ever
+    }
+
+    /// Whether more partitions were announced, and are not read yet.
+    #[must_use]
+    pub fn is_growing(&self) -> bool {
+        self.written != self.division.partitions
+    }
+
+    /// To where a reader of a generation reads its partition, if the next one gives it another.
+    #[must_use]
+    pub fn end_of(&self, generation: LayoutGeneration, reader: ReaderId) -> Option<Places> {
+        let moved = self.moved.as_ref()?;
+        let is_before = moved.into.previous() == Some(generation);
+        let before = self
+            .of(generation)
+            .filter(|_| is_before)?
+            .partition_of(reader);
+        let after = self.of(moved.into)?.partition_of(reader);
+        let end = moved.ends.get(before.0 as usize).copied();
+        end.filter(|_| before != after)
+    }
+
+    /// Where a partition was cut that readers of this generation read.
+    #[must_use]
+    pub fn cut_of(&self, generation: LayoutGeneration, partition: PartitionId) -> Option<Cut> {
+        let moved = self
+            .moved
+            .as_ref()
+            .filter(|moved| moved.into <= generation)?;
+        let ends = *moved.ends.get(partition.0 as usize)?;
+        let before = u32::try_from(moved.ends.len()).unwrap_or(u32::MAX);
+        Some(Cut { before, ends })
+    }
+
+    /// Readers of the generation before the partitions became more which read `partition` to its end, and
+    /// then had another: each with its lease's generation.
+    #[must_use]
+    pub fn left(&self, partition: PartitionId) -> Vec<(LayoutGeneration, ReaderId)> {
+        let before = self.moved.as_ref().and_then(|moved| moved.into.previous());
+        let Some((generation, division)) = before.and_then(|of| Some((of, self.of(of)?))) else {
+            return Vec::new();
+        };
+        if partition.0 >= division.partitions {
+            return Vec::new();
+        }
+        let readers = division.of_partition(partition);
+        let left = readers.filter(|&reader| self.end_of(generation, reader).is_some());
+        left.map(|reader| (generation, reader)).collect()
     }
 
     /// Its number.
@@ -103,12 +276,18 @@ impl Layout {
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "layout {}: {}", self.generation(), self.division)
+        write!(f, "layout {}: {}", self.generation(), self.division)?;
+        match self.is_growing() {
+            true => write!(f, ", becoming {} partitions", self.written),
+            false => Ok(()),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use waybill_engine::Offset;
+
     use super::*;
 
     #[test]
@@ -126,5 +305,62 @@ mod tests {
             Layout::first(4).successor(of(2)).unwrap().successor(of(3)),
             Err(LayoutError::Division(DivisionError::NoMultiple { .. }))
         ));
+    }
+
+    fn places(requests: i64) -> Places {
+        Places {
+            requests: Offset(requests),
+            ..Places::default()
+        }
+    }
+
+    #[test]
+    fn more_partitions_are_announced_to_writers_before_they_are_read() {
+        let of = |partitions, readers_per_partition| Division {
+            partitions,
+            readers_per_partition,
+        };
+        let layout = Layout::first(2);
+        let announced = layout.announced(6).unwrap();
+        assert_eq!(announced.division(), of(2, 3));
+        assert_eq!(announced.partitions_written(), 6);
+        assert!(matches!(
+            announced.successor(of(2, 1)),
+            Err(LayoutError::Growing(6))
+        ));
+        assert!(matches!(
+            announced.announced(12),
+            Err(LayoutError::Growing(6))
+        ));
+        assert_eq!(announced.left(PartitionId(0)), []);
+
+        let ends = vec![places(10), places(20)];
+        assert_eq!(layout.moved(ends.clone()), Err(LayoutError::NotAnnounced));
+        let moved = announced.moved(ends).unwrap();
+        assert_eq!(moved.division(), of(6, 1));
+        assert_eq!(moved.partitions_ever(), [6, 2]);
+        let before = LayoutGeneration(1);
+        let ends = [0, 1, 2, 3].map(|reader| moved.end_of(before, ReaderId(reader)));
+        assert_eq!(ends, [None, None, Some(places(10)), Some(places(20))]);
+        assert_eq!(moved.end_of(LayoutGeneration(0), ReaderId(2)), None);
+        assert_eq!(
+            moved.left(PartitionId(1)),
+            [(before, ReaderId(3)), (before, ReaderId(5))]
+        );
+        assert_eq!(moved.left(PartitionId(2)), []);
+
+        let shared = moved.successor(of(6, 2)).unwrap();
+        let cut = |generation, partition| {
+            let cut = shared.cut_of(LayoutGeneration(generation), PartitionId(partition));
+            cut.map(|cut| (cut.before, cut.ends.requests.0))
+        };
+        assert_eq!(cut(1, 0), None);
+        assert_eq!(cut(2, 0), Some((2, 10)));
+        assert_eq!(cut(3, 1), Some((2, 20)));
+        assert_eq!(cut(3, 2), None);
+        for wanted in [0, 1, 2, 3, 5] {
+            assert!(layout.announced(wanted).is_err(), "{wanted}");
+        }
+        assert!(layout.announced(2 * 65).is_err(), "too many readers each");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use waybill_engine::{
-    Epoch, Handover, Offset, OwnerId, PartitionId, ReaderId, Source, Stamp, Stood,
+    Epoch, Handover, Offset, OwnerId, PartitionId, Places, ReaderId, Source, Stamp, Stood,
 };
 
 use crate::layout::LayoutGeneration;
@@ -99,6 +99,16 @@ impl Checkpoint {
         }
     }
 
+    /// The offsets alone.
+    #[must_use]
+    pub const fn places(&self) -> Places {
+        Places {
+            requests: self.requests,
+            replies: self.replies,
+            recoveries: self.recoveries,
+        }
+    }
+
     /// The lower one on each topic.
     #[must_use]
     pub fn lowest(self, other: Self) -> Self {
@@ -177,10 +187,22 @@ impl Lease {
     }
 
     /// What a reader goes on from that follows those of `parents`, all of which have ended: at the lowest
-    /// of their offsets, with stamps and epochs above all of theirs. Nobody has held it yet.
+    /// of their offsets, with stamps and epochs above all of theirs. Of a partition that none of them has
+    /// read it goes on from the beginning. Nobody has held it yet.
     #[must_use]
     pub fn following(key: LeaseKey, partition: PartitionId, parents: &[Followed]) -> Self {
         let leases = || parents.iter().map(|parent| &parent.lease);
+        let all = Self {
+            epoch: leases().map(|lease| lease.epoch).max().unwrap_or_default(),
+            stamp_limit: leases()
+                .map(|lease| lease.stamp_limit)
+                .max()
+                .unwrap_or_default(),
+            ..Self::new(key, partition)
+        };
+        if leases().all(|lease| lease.partition != partition) {
+            return all;
+        }
         let lowest = leases().map(|lease| lease.checkpoint);
         let checkpoint = lowest.reduce(Checkpoint::lowest).unwrap_or_default();
         let stood = parents.iter().flat_map(|parent| {
@@ -188,18 +210,13 @@ impl Lease {
             theirs.chain([parent.stood])
         });
         Self {
-            epoch: leases().map(|lease| lease.epoch).max().unwrap_or_default(),
-            stamp_limit: leases()
-                .map(|lease| lease.stamp_limit)
-                .max()
-                .unwrap_or_default(),
             consumed: leases()
                 .map(|lease| lease.consumed)
                 .min()
                 .unwrap_or_default(),
             handover: Handover::new(stood, |source| checkpoint.on(source)),
             checkpoint,
-            ..Self::new(key, partition)
+            ..all
         }
     }
 }
@@ -290,5 +307,18 @@ mod tests {
         let lease = Lease::following(key, PartitionId(0), std::slice::from_ref(&parent));
         assert_eq!(lease.checkpoint, parent.lease.checkpoint);
         assert!(lease.handover.is_empty());
+    }
+
+    #[test]
+    fn whoever_gets_another_partition_reads_it_from_its_beginning_with_stamps_above() {
+        let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(5));
+        let parent = ended(1, 40, 2);
+        let lease = Lease::following(key, PartitionId(5), std::slice::from_ref(&parent));
+        let expected = Lease {
+            epoch: parent.lease.epoch,
+            stamp_limit: parent.lease.stamp_limit,
+            ..Lease::new(key, PartitionId(5))
+        };
+        assert_eq!(lease, expected);
     }
 }

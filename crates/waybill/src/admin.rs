@@ -10,6 +10,8 @@
 //! | `PUT /schedulers/{reader}` | `{"running": false}` stops a reader in order, `true` starts it; a partition that is not shared has a reader of its own number |
 //! | `GET /readers` | how many readers share a partition, and where each stands |
 //! | `PUT /readers` | `{"perPartition": 2}` divides the work anew |
+//! | `PUT /partitions` | `{"partitions": 8}` begins to make more of them |
+//! | `GET /partitions` | how far that is |
 //!
 //! What is refused is answered as the API does: problem details (RFC 9457), whose `type` leads to a
 //! page of this listener, too.
@@ -22,6 +24,7 @@
 //! pod's network, never on a public address.
 
 mod health;
+mod partitions;
 mod readers;
 
 use std::future::IntoFuture as _;
@@ -45,6 +48,7 @@ use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ReaderId, Timestam
 
 pub use health::{Condition, Heartbeat, Liveness, Readiness};
 
+use crate::growing::Growing;
 use crate::ingestion::docs::problem_page;
 use crate::ingestion::json;
 use crate::ingestion::problem::{FieldProblem, Kind, Problem};
@@ -71,6 +75,7 @@ pub struct Admin {
     address: Arc<OnceLock<SocketAddr>>,
     schedulers: Arc<OnceLock<Arc<dyn SchedulerControl>>>,
     readers: Arc<OnceLock<Readers>>,
+    growing: Arc<OnceLock<Growing>>,
 }
 
 impl Admin {
@@ -84,6 +89,7 @@ impl Admin {
             address: Arc::default(),
             schedulers: Arc::default(),
             readers: Arc::default(),
+            growing: Arc::default(),
         }
     }
 
@@ -101,6 +107,15 @@ impl Admin {
         }
     }
 
+    /// Connects what makes more partitions, likewise.
+    pub fn set_growing(&self, growing: Growing) {
+        if self.growing.set(growing).is_err() {
+            tracing::warn!(
+                "a second scheduler's partitions are not made more on the admin listener"
+            );
+        }
+    }
+
     /// The routes, for a listener or for a test.
     pub fn router(&self) -> Router {
         Router::new()
@@ -110,6 +125,7 @@ impl Admin {
             .route("/schedulers", get(list_schedulers))
             .route("/schedulers/{partition}", put(put_scheduler))
             .route("/readers", get(readers::show).put(readers::set))
+            .route("/partitions", get(partitions::show).put(partitions::grow))
             .route("/problems/{kind}", get(show_problem))
             .fallback(nothing_here)
             .method_not_allowed_fallback(method_not_allowed)
@@ -376,7 +392,7 @@ async fn show_problem(Path(name): Path<String>) -> Result<Html<String>, Problem>
 }
 
 async fn nothing_here() -> Problem {
-    let detail = "Here are /livez, /readyz, /metrics, /schedulers and /readers.";
+    let detail = "Here are /livez, /readyz, /metrics, /schedulers, /readers and /partitions.";
     Problem::new(Kind::NotFound, detail)
 }
 

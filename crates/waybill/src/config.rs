@@ -53,7 +53,7 @@ pub use workflows::{WorkflowsError, load_workflows};
 pub struct Config {
     /// Where the embedded broker, the embedded store and the services' ledger keep their files.
     pub data_dir: PathBuf,
-    /// Partitions of the operation topics. Fixed once data exists.
+    /// Partitions of the operation topics of a new store; `waybill topics grow` makes more of them.
     pub partitions: u32,
     /// How long a drain may take after SIGTERM or Ctrl-C before what is left is cut off.
     #[serde(with = "units::duration")]
@@ -110,6 +110,15 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The same for so many partitions.
+    #[must_use]
+    pub fn with_partitions(&self, partitions: u32) -> Self {
+        Self {
+            partitions,
+            ..self.clone()
+        }
+    }
+
     /// The defaults, with the file and the environment over them. Flags come on top of it;
     /// [`Config::finish`] then checks the whole.
     ///

@@ -3,7 +3,8 @@
 //!
 //! What must hold: **readers follow one another whole**. A reader of a new layout begins only when all
 //! whom it follows were taken from their owners for good, by conditional writes, so that none of them can
-//! write, send or commit any more; and it begins where they stood then.
+//! write, send or commit any more; and it begins where they stood then. Where a reader gets another
+//! partition, whom it follows has read the old one to its end.
 
 pub(crate) mod show;
 
@@ -13,7 +14,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, try_join_all};
-use waybill_engine::{Division, Offset, OwnerId, PartitionId, ReaderId};
+use waybill_engine::{Division, Offset, OwnerId, PartitionId, Places, ReaderId};
 use waybill_store::{Followed, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError};
 
 use crate::config::Config;
@@ -30,7 +31,7 @@ pub(crate) async fn layout(store: &dyn Store, partitions: u32) -> Result<Layout,
 ///
 /// # Errors
 ///
-/// If the store fails, or has another number of partitions.
+/// If the store fails.
 pub(crate) async fn layout_at_start(store: &dyn Store, config: &Config) -> anyhow::Result<Layout> {
     let wanted = Division {
         partitions: config.partitions,
@@ -53,15 +54,8 @@ pub(crate) async fn layout_at_start(store: &dyn Store, config: &Config) -> anyho
     }
     let layout = layout(store, config.partitions).await?;
     let stands = layout.division();
-    anyhow::ensure!(
-        stands.partitions == config.partitions,
-        "the state store has the state of {} partitions, and {} are configured: set partitions to {}",
-        stands.partitions,
-        config.partitions,
-        stands.partitions
-    );
-    if stands != wanted {
-        let (is, configured) = (stands.readers_per_partition, wanted.readers_per_partition);
+    let (is, configured) = (stands.readers_per_partition, wanted.readers_per_partition);
+    if is != configured && !layout.is_growing() {
         tracing::warn!(
             readers_per_partition = is,
             configured,
@@ -70,6 +64,65 @@ pub(crate) async fn layout_at_start(store: &dyn Store, config: &Config) -> anyho
         );
     }
     Ok(layout)
+}
+
+/// Under which generation a reader is to run now: the layout's own, or the one before it, while the reader
+/// has not read a partition to its end that it is to leave.
+///
+/// # Errors
+///
+/// If the store fails.
+pub(crate) async fn generation_to_run(
+    store: &dyn Store,
+    layout: &Layout,
+    reader: ReaderId,
+) -> Result<LayoutGeneration, StoreError> {
+    let generation = layout.generation();
+    let Some(before) = generation.previous() else {
+        return Ok(generation);
+    };
+    let Some(end) = layout.end_of(before, reader) else {
+        return Ok(generation);
+    };
+    let key = LeaseKey::scheduler(generation, reader);
+    if store.lease(key).await?.is_some() {
+        return Ok(generation);
+    }
+    let stands = standing(store, layout, before, reader).await?;
+    Ok(match stands.checkpoint.places().reach(&end) {
+        true => generation,
+        false => before,
+    })
+}
+
+/// What is left of the last change of the number of partitions: of readers that have not begun, or still
+/// read what was there before it, one, and what it has yet to reach.
+///
+/// # Errors
+///
+/// If the store fails.
+pub(crate) async fn unmoved(
+    store: &dyn Store,
+    layout: &Layout,
+) -> Result<Option<(ReaderId, PartitionId, Places)>, StoreError> {
+    let generation = layout.generation();
+    for reader in layout.division().all() {
+        let partition = layout.division().partition_of(reader);
+        let Some(cut) = layout.cut_of(generation, partition) else {
+            continue;
+        };
+        for (before, left) in layout.left(partition) {
+            let lease = standing(store, layout, before, left).await?;
+            if !lease.is_ended && !lease.checkpoint.places().reach(&cut.ends) {
+                return Ok(Some((left, partition, cut.ends)));
+            }
+        }
+        let lease = standing(store, layout, generation, reader).await?;
+        if !lease.checkpoint.places().reach(&cut.ends) {
+            return Ok(Some((reader, partition, cut.ends)));
+        }
+    }
+    Ok(None)
 }
 
 /// Whether nobody has ever read a partition.
@@ -232,8 +285,14 @@ async fn lowest(
     offset: impl Fn(&Lease) -> Offset,
 ) -> Result<Offset, StoreError> {
     let mut lowest: Option<Offset> = None;
-    for reader in layout.division().of_partition(partition) {
-        let lease = standing(store, layout, layout.generation(), reader).await?;
+    let own = layout.division().of_partition(partition);
+    let own = own.map(|reader| (layout.generation(), reader));
+    for (generation, reader) in own.chain(layout.left(partition)) {
+        let lease = standing(store, layout, generation, reader).await?;
+        // Who has left has done its part of the partition.
+        if generation != layout.generation() && lease.is_ended {
+            continue;
+        }
         let offset = offset(&lease);
         lowest = Some(lowest.map_or(offset, |lowest| lowest.min(offset)));
     }

@@ -85,6 +85,8 @@ pub enum Message {
         source: Source,
         /// The partition that it belongs to.
         partition: PartitionId,
+        /// Over how many partitions operations are spread.
+        partitions: u32,
         /// The record as it came.
         record: Box<ForwardRecord>,
     },

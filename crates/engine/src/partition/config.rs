@@ -54,8 +54,6 @@ impl Default for EngineConfig {
 pub struct Ownership {
     /// The partition.
     pub partition: PartitionId,
-    /// How many partitions there are.
-    pub partitions: u32,
     /// The owner's name.
     pub owner: OwnerId,
     /// The number of this ownership. **One engine per epoch**: whatever a row of this epoch

@@ -63,7 +63,9 @@ pub enum Event {
         fingerprint: u64,
         /// The partition that its operation belongs to.
         home: PartitionId,
-        /// Whether it bears the mark of having been sent home before.
+        /// Over how many partitions operations are spread.
+        partitions: u32,
+        /// Whether it bears the mark of having been sent home before, by that number of partitions.
         already_rerouted: bool,
         /// The record as it came.
         record: Box<ForwardRecord>,

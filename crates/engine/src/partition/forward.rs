@@ -1,8 +1,8 @@
 //! Records that concern no operation here: passed on with their bytes as they came.
 //!
 //! What must hold: such a record is done once whoever gets it has acknowledged it, and it holds up
-//! nothing but the checkpoint until then. A misplaced record is sent home once only: two
-//! schedulers that disagree about where it belongs would send it to and fro for ever.
+//! nothing but the checkpoint until then. A misplaced record is sent home once only, by one number of
+//! partitions: two schedulers that disagree about where it belongs would send it to and fro for ever.
 
 use crate::id::{Offset, PartitionId};
 use crate::partition::PartitionEngine;
@@ -30,7 +30,7 @@ impl PartitionEngine {
         source: Source,
         offset: Offset,
         fingerprint: u64,
-        home: PartitionId,
+        (home, partitions): (PartitionId, u32),
         already_rerouted: bool,
         record: Box<ForwardRecord>,
     ) {
@@ -40,15 +40,16 @@ impl PartitionEngine {
         self.stats.misplaced += 1;
         if already_rerouted {
             let cause = format!(
-                "its operation belongs to partition {home} of {}, not to {}, and it was sent home \
+                "its operation belongs to partition {home} of {partitions}, not to {}, and it was sent home \
                  before",
-                self.ownership.partitions, self.ownership.partition,
+                self.ownership.partition,
             );
             self.dead_letter(source, offset, cause, record);
         } else {
             self.open.sends.push(Message::Home {
                 source,
                 partition: home,
+                partitions,
                 record,
             });
         }

@@ -95,7 +95,7 @@ fn what_is_no_whole_multiple_is_refused() {
     assert!(refused(division(4, 3)).contains("go by way of 1"));
     assert!(refused(division(4, 0)).contains("1 to 64, not 0"));
     assert!(refused(division(4, 128)).contains("not 128"));
-    assert!(refused(division(8, 2)).contains("4 partitions, and not 8"));
+    assert!(refused(division(8, 2)).contains("4 partitions become a whole multiple"));
     assert_eq!(division(4, 64).may_follow(division(4, 2)), Ok(()));
 }
 
@@ -187,4 +187,87 @@ fn nothing_counts_as_done_on_a_log_that_is_not_trusted() {
     let any = KeyHash::of(b"any");
     let had_done = SOURCES.map(|source| handover.had_done(source, Offset(7), any));
     assert_eq!(had_done, [true, true, false]);
+}
+
+#[test]
+fn readers_of_more_partitions_follow_those_of_their_number_who_had_the_same_operations() {
+    let (before, after) = (division(3, 4), division(6, 2));
+    after.may_follow(before).unwrap();
+    for id in ids() {
+        assert_eq!(before.reader_of(id), after.reader_of(id));
+    }
+    for reader in after.all() {
+        assert_eq!(after.follows(before, reader), [reader]);
+    }
+    for (before, after) in [((3, 4), (6, 4)), ((3, 4), (4, 3)), ((6, 2), (3, 4))] {
+        let [before, after] = [before, after].map(|(of, each)| division(of, each));
+        assert!(after.may_follow(before).is_err(), "{before} to {after}");
+    }
+}
+
+/// Who takes a record of a partition that was cut, of those who stay there and of those who read it to its
+/// end before they go.
+#[test]
+fn every_record_of_a_partition_that_was_cut_is_taken_once_also_where_it_does_not_belong() {
+    let end = Places {
+        requests: Offset(10),
+        replies: Offset(20),
+        recoveries: Offset(0),
+    };
+    for (partitions, times, readers) in [(4, 2, 1), (3, 4, 1), (2, 2, 3), (1, 8, 1)] {
+        let before = division(partitions, times * readers);
+        let after = division(partitions * times, readers);
+        let cut = Cut {
+            before: partitions,
+            ends: end,
+        };
+        for partition in (0..partitions).map(PartitionId) {
+            let stay = after.of_partition(partition);
+            let stay = stay.map(|reader| {
+                let share = Share::new(after, reader, Handover::default());
+                (reader, share.with_cut(Some(cut)))
+            });
+            let leave = before.of_partition(partition);
+            let leave = leave.filter(|&reader| after.partition_of(reader) != partition);
+            let leave = leave.map(|reader| {
+                let share = Share::new(before, reader, Handover::default());
+                (reader, share.with_end(Some(end)))
+            });
+            let shares: Vec<(ReaderId, Share)> = stay.chain(leave).collect();
+            assert_eq!(shares.len(), before.readers_per_partition as usize);
+            for (source, id) in SOURCES
+                .into_iter()
+                .flat_map(|of| ids().map(move |id| (of, id)))
+            {
+                for offset in [Offset(0), Offset(9), Offset(10), Offset(20), Offset(99)] {
+                    let takers = shares.iter().filter(|(_, share)| {
+                        share.end(source).is_none_or(|end| offset < end)
+                            && share.takes(source, offset, key(id))
+                    });
+                    let takers: Vec<ReaderId> = takers.map(|(reader, _)| *reader).collect();
+                    assert_eq!(takers.len(), 1, "{source:?} {offset} {takers:?}");
+                    let is_at_home = partition_for(id, partitions) == partition;
+                    if is_at_home && offset < end.on(source) {
+                        assert_eq!(takers, [after.reader_of(id)]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_record_is_judged_by_the_number_of_partitions_that_it_was_put_there_by() {
+    let ends = Places {
+        requests: Offset(10),
+        ..Places::default()
+    };
+    let share = Share::new(division(8, 1), ReaderId(1), Handover::default());
+    assert!(share.is_whole());
+    let share = share.with_cut(Some(Cut { before: 4, ends }));
+    assert!(!share.is_whole());
+    let at = |source, offset| share.partitions_at(source, Offset(offset));
+    assert_eq!(at(Source::Requests, 9), 4);
+    assert_eq!(at(Source::Requests, 10), 8);
+    assert_eq!(at(Source::Replies, 0), 8);
 }

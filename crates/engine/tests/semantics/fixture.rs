@@ -78,7 +78,6 @@ pub fn workflows() -> Workflows {
 pub fn ownership(epoch: Epoch) -> Ownership {
     Ownership {
         partition: PARTITION,
-        partitions: 8,
         owner: owner(epoch),
         epoch,
         requests_next: Offset(0),

@@ -184,6 +184,7 @@ fn a_misplaced_record_is_sent_home_once_and_then_to_the_dead_letters() {
             offset: Offset(offset),
             fingerprint: 9,
             home: PartitionId(6),
+            partitions: 8,
             already_rerouted,
             record: record(),
         });
@@ -201,6 +202,7 @@ fn a_misplaced_record_is_sent_home_once_and_then_to_the_dead_letters() {
         Message::Home {
             source: Source::Requests,
             partition: PartitionId(6),
+            partitions: 8,
             record: record(),
         }
     );

@@ -396,6 +396,7 @@ impl Run {
             Message::Home {
                 source,
                 partition,
+                partitions: _,
                 record,
             } => {
                 let (from, at) = position_of(&record);

@@ -161,7 +161,6 @@ impl Run {
         owner.replies_end = owner.inbox_end;
         let ownership = Ownership {
             partition: PartitionId(u32::try_from(owner.partition).unwrap()),
-            partitions: self.plan.partitions,
             owner: name,
             epoch: owner.epoch,
             requests_next: offset(owner.next[0]),
@@ -387,6 +386,7 @@ impl Run {
                 offset,
                 fingerprint,
                 home,
+                partitions: self.plan.partitions,
                 already_rerouted: *is_rerouted,
                 record: Box::new(ForwardRecord {
                     key: Some(key),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, Contact, Handover, OperationError, Position, ProcessState, RequestHash, StepError,
-    StepProgress, StepState, Stood,
+    Attempt, Contact, Handover, OperationError, Places, Position, ProcessState, RequestHash,
+    StepError, StepProgress, StepState, Stood,
 };
 
 use super::*;
@@ -213,8 +213,34 @@ fn a_layout_reads_back() {
     };
     let sample = Layout::first(4).successor(of(2)).unwrap();
     let bytes = encoder.layout(&sample);
-    assert_eq!(hex(bytes), "040104010402");
+    // format, those before, the division, partitions written, no move
+    assert_eq!(hex(bytes), "0501040104020400");
     assert_eq!(layout(bytes), Ok(sample));
+
+    let place = |offset| Places {
+        requests: Offset(offset),
+        replies: Offset(1),
+        recoveries: Offset(2),
+    };
+    let sample = Layout::first(2).announced(4).unwrap();
+    let sample = sample.moved(vec![place(7), place(8)]).unwrap();
+    let bytes = encoder.layout(&sample);
+    // format, those before, the division, partitions written, moved into, ends
+    assert_eq!(hex(bytes), "0502020102020401040102020e0204100204");
+    assert_eq!(layout(bytes), Ok(sample));
+}
+
+#[test]
+fn a_layout_of_when_the_number_of_partitions_could_not_change_reads_on() {
+    let of = |readers_per_partition| Division {
+        partitions: 4,
+        readers_per_partition,
+    };
+    let bytes = postcard::to_extend(&(vec![of(1)], of(2)), vec![FORMAT_4]).unwrap();
+    assert_eq!(
+        layout(&bytes),
+        Ok(Layout::first(4).successor(of(2)).unwrap())
+    );
 }
 
 /// Divisions that would make whoever counts with them panic.
@@ -248,12 +274,27 @@ fn a_layout_that_is_or_was_impossible_is_refused() {
             (vec![possible, impossible], possible),
             (vec![possible], impossible),
         ] {
-            let bytes = postcard::to_extend(&divisions, vec![LEASE_FORMAT]).unwrap();
+            let bytes = postcard::to_extend(&divisions, vec![FORMAT_4]).unwrap();
             assert_eq!(layout(&bytes), refused, "{divisions:?}");
+            let (past, division) = divisions;
+            let now = (&past, division, 4_u32, None::<()>);
+            let bytes = postcard::to_extend(&now, vec![LAYOUT_FORMAT]).unwrap();
+            assert_eq!(layout(&bytes), refused, "{past:?} {division}");
         }
-        let bytes = postcard::to_extend(&(vec![possible], possible), vec![LEASE_FORMAT]).unwrap();
+        let bytes = postcard::to_extend(&(vec![possible], possible), vec![FORMAT_4]).unwrap();
         assert!(layout(&bytes).is_ok());
     }
+    let written = (
+        Vec::<Division>::new(),
+        Division::one_each(4),
+        0_u32,
+        None::<()>,
+    );
+    let bytes = postcard::to_extend(&written, vec![LAYOUT_FORMAT]).unwrap();
+    assert_eq!(
+        layout(&bytes),
+        Err(Malformed::Division(Division::one_each(0)))
+    );
 }
 
 #[test]

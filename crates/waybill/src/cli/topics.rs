@@ -4,6 +4,7 @@
 
 mod create;
 mod describe;
+mod grow;
 mod verify;
 
 use std::time::Duration;
@@ -27,6 +28,8 @@ pub enum TopicsCommand {
     Verify(verify::VerifyArgs),
     /// Show their partitions, copies, offsets and settings
     Describe(describe::DescribeArgs),
+    /// Make more partitions of the operation topics, while everything goes on; safe to repeat
+    Grow(grow::GrowArgs),
 }
 
 impl TopicsCommand {
@@ -40,6 +43,7 @@ impl TopicsCommand {
             Self::Create(arguments) => until_reader_leaves(arguments.run(config)),
             Self::Verify(arguments) => until_reader_leaves(arguments.run(config)),
             Self::Describe(arguments) => until_reader_leaves(arguments.run(config)),
+            Self::Grow(arguments) => until_reader_leaves(arguments.run(config)),
         }
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use waybill_engine::{
-    IdOrigin, Offset, OperationId, OperationRow, PartitionId, RequestHash, Timestamp, partition_for,
+    IdOrigin, Offset, OperationId, OperationRow, PartitionId, RequestHash, Timestamp,
 };
 use waybill_kafka::{
     ClientError, Delivered, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
@@ -32,6 +32,7 @@ use super::reads::Reads;
 use super::recent::{Accepted, Claim, Meeting, Recent, Settled};
 use super::reply_topics::ReplyTopics;
 use super::request::Submission;
+use crate::spread::Spread;
 
 /// How a request was answered that was not refused.
 #[derive(Debug)]
@@ -52,7 +53,7 @@ pub struct Intake {
     flow: Arc<Flow>,
     peek: Peek,
     topics: Topics,
-    partitions: u32,
+    spread: Spread,
     accept_timeout: Duration,
 }
 
@@ -67,7 +68,7 @@ impl Intake {
         reads: Arc<Reads>,
         kafka: KafkaSettings,
         topics: Topics,
-        partitions: u32,
+        spread: Spread,
     ) -> Result<Self, ClientError> {
         let mut options = ProducerOptions::new("waybill-ingestion");
         options.queue_records_max = saturating(config.producer_queue_records_max);
@@ -88,7 +89,7 @@ impl Intake {
             recent: Arc::new(Recent::new(config.recent_accepted_max)),
             flow: Arc::new(Flow::new(config.accept_timeout)),
             topics,
-            partitions,
+            spread,
             accept_timeout: config.accept_timeout,
         })
     }
@@ -113,9 +114,9 @@ impl Intake {
         &self.topics
     }
 
-    /// How many partitions requests are spread over.
-    pub fn partitions(&self) -> u32 {
-        self.partitions
+    /// How operations are spread over partitions.
+    pub fn spread(&self) -> &Spread {
+        &self.spread
     }
 
     /// Takes one request in.
@@ -201,7 +202,7 @@ impl Intake {
             key: headers::TRACEPARENT,
             value: Some(trace.as_bytes()),
         });
-        let partition = partition_for(record.operation, self.partitions);
+        let partition = self.spread.partition_of(record.operation);
         let record = OutRecord {
             headers: trace.as_slice(),
             ..OutRecord::new(self.topics.requests(), partition, &key, &value)
@@ -235,7 +236,7 @@ impl Intake {
             tell,
         }));
         let key = operation.key();
-        let partition = partition_for(operation, self.partitions);
+        let partition = self.spread.partition_of(operation);
         let record = OutRecord::new(topic, partition, &key, value);
         let unknown = || outcome_unknown(repeat_with.to_owned());
         if let Err(error) = self.producer.send(&record, ticket) {

@@ -69,6 +69,7 @@ use self::reads::Reads;
 use self::request::Rules;
 use self::server::Server;
 use self::service::Api;
+use crate::spread::Spread;
 
 /// Why ingestion could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -110,7 +111,7 @@ impl Ingestion {
         store: Arc<dyn Store>,
         kafka: KafkaSettings,
         topics: Topics,
-        partitions: u32,
+        spread: Spread,
         workflows: Arc<Workflows>,
     ) -> Result<Self, StartError> {
         let listen = |source| StartError::Listen {
@@ -119,13 +120,13 @@ impl Ingestion {
         };
         let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
-        let reads = Arc::new(Reads::new(store, partitions, config.accept_timeout));
+        let reads = Arc::new(Reads::new(store, spread.clone(), config.accept_timeout));
         let events = Arc::new(Events::new(
             Arc::clone(&reads),
             config.event_streams_max,
             config.heartbeat(),
         ));
-        let intake = Arc::new(Intake::new(&config, reads, kafka, topics, partitions)?);
+        let intake = Arc::new(Intake::new(&config, reads, kafka, topics, spread)?);
         let batches = TaskTracker::new();
         let batches_stop = CancellationToken::new();
         batches.spawn(Arc::clone(&events).run(batches_stop.clone()));

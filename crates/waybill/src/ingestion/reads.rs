@@ -4,9 +4,10 @@
 //! requests for much longer, for schedulers, who can wait. That it is away is told to the log once, and
 //! once that it is back, however many ask meanwhile.
 
+use std::collections::HashMap;
 use std::error::Error;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
@@ -15,6 +16,7 @@ use waybill_store::{AttentionCursor, AttentionPage, RowRead, Store, StoreError};
 
 use super::problem::{Kind, Problem};
 use crate::readers;
+use crate::spread::Spread;
 
 /// How long an answer of a lease serves.
 const FRESH_FOR: Duration = Duration::from_millis(200);
@@ -25,17 +27,22 @@ pub struct Reads {
     store: Arc<dyn Store>,
     within: Duration,
     is_away: AtomicBool,
-    consumed: Vec<Mutex<Option<(Instant, Offset)>>>,
+    spread: Spread,
+    consumed: std::sync::Mutex<HashMap<PartitionId, Arc<Mutex<Known>>>>,
 }
 
+/// When a partition's leases were read last, and what they said.
+type Known = Option<(Instant, Offset)>;
+
 impl Reads {
-    /// Reads of a store with so many partitions that end within this time.
-    pub fn new(store: Arc<dyn Store>, partitions: u32, within: Duration) -> Self {
+    /// Reads of a store that end within this time.
+    pub fn new(store: Arc<dyn Store>, spread: Spread, within: Duration) -> Self {
         Self {
             store,
             within,
             is_away: AtomicBool::new(false),
-            consumed: (0..partitions).map(|_| Mutex::default()).collect(),
+            spread,
+            consumed: std::sync::Mutex::default(),
         }
     }
 
@@ -75,8 +82,13 @@ impl Reads {
     ///
     /// As [`rows`](Self::rows).
     pub async fn consumed(&self, partition: PartitionId) -> Result<Offset, Problem> {
-        let Some(known) = self.consumed.get(partition.0 as usize) else {
+        let partitions = self.spread.partitions();
+        if partition.0 >= partitions {
             return Ok(Offset(0));
+        }
+        let known = {
+            let mut of = self.consumed.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(of.entry(partition).or_default())
         };
         // The wait for whoever reads it now counts, too.
         self.answered(async {
@@ -87,7 +99,6 @@ impl Reads {
                 return Ok(offset);
             }
             let read_at = Instant::now();
-            let partitions = u32::try_from(self.consumed.len()).unwrap_or(u32::MAX);
             let layout = readers::layout(&*self.store, partitions).await?;
             let offset = readers::consumed(&*self.store, &layout, partition).await?;
             *known = Some((read_at, offset));

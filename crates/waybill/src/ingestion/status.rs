@@ -8,9 +8,7 @@
 use std::sync::Arc;
 
 use serde_json::value::RawValue;
-use waybill_engine::{
-    CreateRequest, OperationId, OperationRow, PartitionId, Position, Workflows, partition_for,
-};
+use waybill_engine::{CreateRequest, OperationId, OperationRow, PartitionId, Position, Workflows};
 
 use super::id::{self, CallerId};
 use super::intake::Intake;
@@ -111,7 +109,7 @@ async fn request_at(
     token: Option<StatusToken>,
 ) -> Option<CreateRequest> {
     // A token that was made up is not worth a read.
-    if partition_for(id, intake.partitions()) != position.partition {
+    if !intake.spread().was_ever_of(position.partition, id) {
         return None;
     }
     let request = intake.peek().read(position).await?;
@@ -239,7 +237,7 @@ fn at_partition(
 ) -> Option<OperationId> {
     ids.iter()
         .copied()
-        .find(|id| partition_for(*id, intake.partitions()) == partition)
+        .find(|id| intake.spread().was_ever_of(partition, *id))
 }
 
 /// There is no such operation.

@@ -19,7 +19,7 @@ pub(super) async fn start(
         world.store.clone(),
         world.kafka.clone(),
         world.topics.clone(),
-        config.partitions,
+        world.spread.clone(),
         world.workflows.clone(),
     )
     .await?;

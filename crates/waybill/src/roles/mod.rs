@@ -20,6 +20,7 @@ mod trim;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
@@ -27,9 +28,11 @@ use waybill_store::Store;
 
 use crate::admin::Admin;
 use crate::cli::Role;
-use crate::config::{Config, Environment, load_workflows};
+use crate::config::{Config, Environment, load_workflows, readers_of_this_process};
 use crate::registry;
+use crate::scheduler::Own;
 use crate::shutdown::{Running, Stage};
+use crate::spread::Spread;
 
 pub(crate) use agents::load_file as load_agents_file;
 pub use life::run;
@@ -40,6 +43,7 @@ struct World {
     topics: Topics,
     workflows: Arc<Workflows>,
     store: Arc<dyn Store>,
+    spread: Spread,
 }
 
 /// Starts the parts of a role. What is started is pushed to `running`, also when a later part
@@ -68,14 +72,18 @@ async fn start(
         }
         Role::Ingestion => {
             let world = world(role, config, None, admin, running).await?;
+            let config = &config.with_partitions(world.spread.partitions());
             ingestion::start(config, &world, running).await.map(drop)
         }
         Role::Scheduler => {
             let world = world(role, config, None, admin, running).await?;
-            scheduler::start(config, environment, &world, admin, running).await
+            let own = readers_here(config, environment, &world.spread)?;
+            let config = &config.with_partitions(world.spread.partitions());
+            scheduler::start(config, own, &world, admin, running).await
         }
         Role::Supervisor => {
             let world = world(role, config, None, admin, running).await?;
+            let config = &config.with_partitions(world.spread.partitions());
             reach::brokers(&world.kafka, world.topics.recovery(), admin, running)?;
             reach::store(&world, admin, running);
             supervisor::start(config, &world, running);
@@ -91,6 +99,8 @@ async fn start(
                 None => Some(embedded::broker(config, running).await?),
             };
             let world = world(role, config, broker, admin, running).await?;
+            let own = readers_here(config, environment, &world.spread)?;
+            let config = &config.with_partitions(world.spread.partitions());
             let services = match services {
                 true => embedded::services(config, running).await?.to_string(),
                 false => config.services.elsewhere(),
@@ -101,18 +111,21 @@ async fn start(
                 agents::start(config, kafka, topics, &services, workflows, admin, running).await?;
             }
             alerts::start(config, &world, running)?;
-            scheduler::start(config, environment, &world, admin, running).await?;
+            scheduler::start(config, own, &world, admin, running).await?;
             if config.supervisor.enabled {
                 supervisor::start(config, &world, running);
             }
             if broker.is_some() {
-                let (kafka, store, partitions) =
-                    (world.kafka.clone(), world.store.clone(), config.partitions);
+                let (kafka, store, spread) = (
+                    world.kafka.clone(),
+                    world.store.clone(),
+                    world.spread.clone(),
+                );
                 let requests = world.topics.requests().to_owned();
                 running.spawn(
                     Stage::Scheduler,
                     "trimming of finished requests",
-                    move |stop| trim::run(kafka, requests, partitions, store, stop),
+                    move |stop| trim::run(kafka, requests, spread, store, stop),
                 );
             }
             let http = ingestion::start(config, &world, running).await?;
@@ -122,6 +135,19 @@ async fn start(
             Ok(())
         }
     }
+}
+
+/// Which readers this process runs: their numbers may be those of the store's layout, or of what it is to become.
+fn readers_here(
+    config: &Config,
+    environment: &Environment,
+    spread: &Spread,
+) -> anyhow::Result<Own> {
+    let most = config.partitions.max(spread.partitions());
+    Ok(readers_of_this_process(
+        &config.with_partitions(most),
+        environment,
+    )?)
 }
 
 /// Finds the workflows, makes what is missing of the topics, asks the schema registry for what
@@ -135,12 +161,31 @@ async fn world(
 ) -> anyhow::Result<World> {
     let workflows = load_workflows(&config.workflows)?;
     let kafka = kafka_settings(config, broker);
+    let store = store::open(role, config, running).await?;
+    let (spread, follower) = Spread::follow(store.clone(), config.partitions)
+        .await
+        .context("how operations are spread over partitions cannot be read")?;
+    let partitions = spread.partitions();
+    if partitions != config.partitions {
+        let configured = config.partitions;
+        tracing::warn!(
+            partitions,
+            configured,
+            "the state store says how many partitions there are, and not the configuration: set partitions \
+             to {partitions}"
+        );
+    }
+    let config = &config.with_partitions(partitions);
     topics::create(config, &kafka, &workflows).await?;
+    running.spawn(Stage::Scheduler, "watch over the layout", |stop| {
+        follower.run(stop)
+    });
     Ok(World {
         kafka,
         topics: registry::topics(config, &workflows, &admin.readiness).await?,
         workflows: Arc::new(workflows),
-        store: store::open(role, config, running).await?,
+        store,
+        spread,
     })
 }
 

@@ -2,7 +2,8 @@
 
 use super::World;
 use crate::admin::Admin;
-use crate::config::{Config, Environment, readers_of_this_process};
+use crate::config::Config;
+use crate::growing::Growing;
 use crate::readers::{self, show::Readers};
 use crate::scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings};
 use crate::shutdown::{Running, Stage};
@@ -10,12 +11,11 @@ use crate::shutdown::{Running, Stage};
 /// Starts the scheduler of the readers of this process.
 pub(super) async fn start(
     config: &Config,
-    environment: &Environment,
+    own: Own,
     world: &World,
     admin: &Admin,
     running: &Running,
 ) -> anyhow::Result<()> {
-    let own = readers_of_this_process(config, environment)?;
     let layout = readers::layout_at_start(&*world.store, config).await?;
     let parts = SchedulerParts {
         store: world.store.clone(),
@@ -27,6 +27,13 @@ pub(super) async fn start(
     let scheduler = Scheduler::start(scheduler_settings(config, own), parts, admin)?;
     admin.set_schedulers(scheduler.control());
     admin.set_readers(Readers::new(world.store.clone(), config.partitions));
+    admin.set_growing(Growing::new(
+        config,
+        world.store.clone(),
+        world.kafka.clone(),
+        world.topics.clone(),
+        &world.workflows,
+    ));
     let stop = scheduler.stopper();
     running.push(
         Stage::Scheduler,
@@ -40,7 +47,6 @@ pub(super) async fn start(
 fn scheduler_settings(config: &Config, own: Own) -> SchedulerSettings {
     let settings = &config.scheduler;
     SchedulerSettings {
-        partitions: config.partitions,
         step_partitions: config.kafka.step_partitions,
         own,
         in_flight_max: settings.in_flight_max,

@@ -15,6 +15,7 @@ pub(super) fn start(config: &Config, world: &World, running: &Running) {
         kafka: world.kafka.clone(),
         topics: world.topics.clone(),
         workflows: world.workflows.clone(),
+        spread: world.spread.clone(),
     };
     let place = instance::place(config, INSTANCES_DIR);
     let settings = SupervisorSettings {
@@ -31,7 +32,6 @@ pub(super) fn start(config: &Config, world: &World, running: &Running) {
 fn supervisor_settings(config: &Config) -> SupervisorSettings {
     let settings = &config.supervisor;
     SupervisorSettings {
-        partitions: config.partitions,
         interval: settings.interval,
         timeout_grace: config.scheduler.timeout_grace,
         recoveries_per_second_max: settings.recoveries_per_second_max,

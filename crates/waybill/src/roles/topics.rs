@@ -24,6 +24,8 @@ pub(crate) use look::{Found, look};
 use crate::config::Config;
 use crate::limits::{DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX};
 
+/// The key that says over how many partitions operations are spread.
+const PARTITIONS_KEY: &str = "partitions";
 /// How long a broker may take to come up.
 const BROKER_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a topic that was made may be unknown to the broker that is asked.
@@ -289,7 +291,7 @@ pub(crate) fn needed(config: &Config, workflows: &Workflows, broker: BrokerKind)
                 .map(|(key, value)| (key.to_owned(), value))
                 .collect(),
         },
-        partitions_key: "partitions",
+        partitions_key: PARTITIONS_KEY,
     };
     let letters = |name: &str, kind| of(&Topics::dead_letter(name), kind);
     let dead_letters = |name: &str| letters(name, Kind::DeadLetters);
@@ -318,6 +320,16 @@ pub(crate) fn needed(config: &Config, workflows: &Workflows, broker: BrokerKind)
         }
     }
     needed
+}
+
+/// The names of the topics that have as many partitions as operations are spread over.
+pub(crate) fn names_with_partitions_of_operations(
+    config: &Config,
+    workflows: &Workflows,
+) -> Vec<String> {
+    let needed = needed(config, workflows, BrokerKind::Kafka).into_iter();
+    let of_operations = needed.filter(|topic| topic.partitions_key == PARTITIONS_KEY);
+    of_operations.map(|topic| topic.spec.name).collect()
 }
 
 /// The settings that a topic is made with.

@@ -4,6 +4,7 @@
 //! count against it: records below the checkpoint are deleted, all but the last, whose fingerprint
 //! the next owner of the partition checks. On Kafka retention does this.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use waybill_kafka::{Admin, KafkaSettings};
 use waybill_store::Store;
 
 use crate::readers;
+use crate::spread::Spread;
 
 /// How often the checkpoints are looked at.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -21,20 +23,21 @@ const INTERVAL: Duration = Duration::from_secs(10);
 pub(super) async fn run(
     kafka: KafkaSettings,
     requests: String,
-    partitions: u32,
+    spread: Spread,
     store: Arc<dyn Store>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let admin = Admin::new(&kafka, "waybill-trim")?;
-    let mut trimmed: Vec<Offset> = vec![Offset(0); partitions as usize];
+    let mut trimmed: BTreeMap<PartitionId, Offset> = BTreeMap::new();
     loop {
         tokio::select! {
             () = tokio::time::sleep(INTERVAL) => {}
             () = stop.cancelled() => return Ok(()),
         }
-        let layout = readers::layout(&*store, partitions).await?;
+        let layout = readers::layout(&*store, spread.partitions()).await?;
         let mut below = Vec::new();
-        for (partition, trimmed) in (0..).map(PartitionId).zip(&mut trimmed) {
+        for partition in (0..layout.division().partitions).map(PartitionId) {
+            let trimmed = trimmed.entry(partition).or_default();
             let done = readers::requests_done(&*store, &layout, partition).await?;
             let keep_from = Offset(done.0 - 1);
             if keep_from > *trimmed {
@@ -47,7 +50,7 @@ pub(super) async fn run(
         }
         if let Err(error) = admin.delete_records(&requests, &below).await {
             tracing::warn!(%error, "finished requests could not be deleted; trying again later");
-            trimmed.fill(Offset(0));
+            trimmed.clear();
         }
     }
 }

@@ -238,6 +238,11 @@ impl Commits {
         written.chain(sent).any(|part| part.reader == reader)
     }
 
+    /// Operations are spread over so many partitions from now on.
+    pub(super) fn written(&mut self, partitions: u32) {
+        self.outlet.written(partitions);
+    }
+
     /// Lets what was sent leave, and ends the producer.
     pub(super) fn close(self) {
         self.outlet.close();

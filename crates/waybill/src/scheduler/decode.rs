@@ -19,17 +19,12 @@ use crate::scheduler::admission::admit;
 /// Decodes the records of one topic.
 pub(super) struct Decoder {
     source: Source,
-    partitions: u32,
     framing: Framing,
 }
 
 impl Decoder {
-    pub(super) fn new(source: Source, partitions: u32, framing: Framing) -> Self {
-        Self {
-            source,
-            partitions,
-            framing,
-        }
+    pub(super) fn new(source: Source, framing: Framing) -> Self {
+        Self { source, framing }
     }
 
     /// What the engine is told of `record`, which is in its reader's share by its key.
@@ -42,7 +37,7 @@ impl Decoder {
             return Ok(self.unreadable(record, "the record has no value".to_owned()));
         };
         let decoded = match self.source {
-            Source::Requests => return self.request(record, value),
+            Source::Requests => return self.request(record, value, share),
             Source::Replies => self.framing.decode(value).map(|reply: StepReply| {
                 (
                     reply.operation,
@@ -64,10 +59,10 @@ impl Decoder {
         };
         match decoded {
             Ok((operation, _)) if !is_in_share(share, operation, record) => {
-                Ok(self.mislaid(record, operation))
+                Ok(self.mislaid(record, operation, share))
             }
-            Ok((operation, event)) if self.is_home(operation, record) => Ok(event),
-            Ok((operation, _)) => Ok(self.misplaced(record, operation)),
+            Ok((operation, event)) if self.is_home(operation, record, share) => Ok(event),
+            Ok((operation, _)) => Ok(self.misplaced(record, operation, share)),
             Err(error) => self.undecoded(record, &error),
         }
     }
@@ -79,14 +74,19 @@ impl Decoder {
 
     /// A request, which anybody may have written: its key must be that of its operation, and what it
     /// asks for what ingestion would have let through.
-    fn request(&self, record: &RecordRef<'_>, value: &[u8]) -> Result<Event, SchemaId> {
+    fn request(
+        &self,
+        record: &RecordRef<'_>,
+        value: &[u8],
+        share: &Share,
+    ) -> Result<Event, SchemaId> {
         let request: OperationRequest = match self.framing.decode(value) {
             Ok(request) => request,
             Err(error) => return self.undecoded(record, &error),
         };
         let operation = request.operation();
-        if !self.is_home(operation, record) {
-            return Ok(self.misplaced(record, operation));
+        if !self.is_home(operation, record, share) {
+            return Ok(self.misplaced(record, operation, share));
         }
         if record.key() != Some(&operation.key()[..]) {
             let cause = format!("the record's key is not that of its operation, {operation}");
@@ -103,13 +103,15 @@ impl Decoder {
             offset: record.offset(),
             fingerprint: self.fingerprint(record),
             bytes: record.bytes(),
-            rerouted: is_rerouted(record),
+            rerouted: rerouted_by(record).is_some(),
             request,
         })
     }
 
-    fn is_home(&self, operation: OperationId, record: &RecordRef<'_>) -> bool {
-        partition_for(operation, self.partitions) == record.partition()
+    /// Whether a record lies where it belongs, by as many partitions as there were for whoever put it there.
+    fn is_home(&self, operation: OperationId, record: &RecordRef<'_>, share: &Share) -> bool {
+        let partitions = share.partitions_at(self.source, record.offset());
+        partition_for(operation, partitions) == record.partition()
     }
 
     /// A record that cannot be decoded: poison, unless its schema is still waited for.
@@ -130,21 +132,23 @@ impl Decoder {
         }
     }
 
-    fn misplaced(&self, record: &RecordRef<'_>, operation: OperationId) -> Event {
+    fn misplaced(&self, record: &RecordRef<'_>, operation: OperationId, share: &Share) -> Event {
+        let partitions = share.partitions_written();
         Event::Misplaced {
             source: self.source,
             offset: record.offset(),
             fingerprint: self.fingerprint(record),
-            home: partition_for(operation, self.partitions),
-            already_rerouted: is_rerouted(record),
+            home: partition_for(operation, partitions),
+            partitions,
+            already_rerouted: rerouted_by(record) == Some(partitions),
             record: Box::new(forwarded(record.to_raw())),
         }
     }
 
     /// One that is another reader's, too, though its key says otherwise: readers go by the key, so it is
     /// sent home under that of its operation.
-    fn mislaid(&self, record: &RecordRef<'_>, operation: OperationId) -> Event {
-        let mut event = self.misplaced(record, operation);
+    fn mislaid(&self, record: &RecordRef<'_>, operation: OperationId, share: &Share) -> Event {
+        let mut event = self.misplaced(record, operation, share);
         if let Event::Misplaced { record, .. } = &mut event {
             record.key = Some(operation.key().to_vec());
         }
@@ -174,11 +178,15 @@ fn is_in_share(share: &Share, operation: OperationId, record: &RecordRef<'_>) ->
     share.is_whole() || record.key() == Some(&operation.key()[..]) || share.has(operation)
 }
 
-/// Whether another partition's scheduler sent the record here.
-fn is_rerouted(record: &RecordRef<'_>) -> bool {
-    record
+/// Over how many partitions operations were spread when another scheduler sent the record here; `None` if none
+/// did. What cannot be read there counts as 0. Of several the last one counts.
+fn rerouted_by(record: &RecordRef<'_>) -> Option<u32> {
+    let marks = record
         .headers()
-        .any(|header| header.key == headers::REROUTED)
+        .filter(|header| header.key == headers::REROUTED);
+    let mark = marks.last()?.value.unwrap_or_default();
+    let partitions = std::str::from_utf8(mark).ok();
+    Some(partitions.and_then(|text| text.parse().ok()).unwrap_or(0))
 }
 
 /// The trace context that a record came with. A malformed one is left out: it is no reason to refuse

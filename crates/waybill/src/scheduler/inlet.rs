@@ -54,11 +54,10 @@ impl Inlets {
     pub(super) fn start(
         kafka: &KafkaSettings,
         topics: &Topics,
-        partitions: u32,
         sender: &Inputs,
     ) -> anyhow::Result<Self> {
         let framing = topics.framing().clone();
-        let decoder = |source| Decoder::new(source, partitions, framing.clone());
+        let decoder = |source| Decoder::new(source, framing.clone());
         let start = |topics: &[(Source, &str)], client_id: &str| {
             Inlet::start(kafka, topics, client_id, &decoder, sender.clone())
         };

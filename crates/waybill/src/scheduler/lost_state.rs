@@ -7,7 +7,7 @@
 //! taken from them.
 
 use waybill_engine::{Offset, ReaderId, Source};
-use waybill_store::{Layout, Lease, Store};
+use waybill_store::{Layout, LayoutGeneration, Lease, Store};
 
 use super::inlet::EndsReader;
 use super::input::AcquireError;
@@ -22,9 +22,10 @@ pub(super) async fn refuse(
     store: &dyn Store,
     logs: &EndsReader,
     layout: &Layout,
+    generation: LayoutGeneration,
     reader: ReaderId,
 ) -> Result<(), AcquireError> {
-    let lease = readers::standing(store, layout, layout.generation(), reader).await?;
+    let lease = readers::standing(store, layout, generation, reader).await?;
     if !never_owned(&lease) {
         return Ok(());
     }

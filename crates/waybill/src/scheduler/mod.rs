@@ -64,8 +64,6 @@ use crate::admin::{Admin, ControlError, SchedulerControl, SchedulerView};
 /// What the scheduler needs to know.
 #[derive(Clone, Debug)]
 pub struct SchedulerSettings {
-    /// The number of partitions of the operation topics.
-    pub partitions: u32,
     /// The number of partitions of each agent's topic.
     pub step_partitions: u32,
     /// The readers that this process is to run.
@@ -166,9 +164,10 @@ impl Scheduler {
             workflows,
             layout,
         } = parts;
-        let inlets = Inlets::start(&kafka, &topics, settings.partitions, &sender)
+        let inlets = Inlets::start(&kafka, &topics, &sender)
             .context("the scheduler's consumers cannot be started")?;
-        let outlet = Outlet::start(&kafka, &topics, &workflows, &settings, &sender)
+        let written = layout.partitions_written();
+        let outlet = Outlet::start(&kafka, &topics, &workflows, &settings, written, &sender)
             .context("the scheduler's producer cannot be started")?;
         let views = Views::new(admin);
         views.relay(settings.own, &layout);

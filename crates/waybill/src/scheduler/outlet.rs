@@ -56,6 +56,7 @@ impl Outlet {
         topics: &Topics,
         workflows: &Workflows,
         settings: &SchedulerSettings,
+        partitions: u32,
         sender: &Inputs,
     ) -> anyhow::Result<Self> {
         let options = ProducerOptions {
@@ -75,13 +76,18 @@ impl Outlet {
             dead_requests: Topics::dead_letter(topics.requests()),
             dead_replies: Topics::dead_letter(topics.step_replies()),
             dead_recoveries: Topics::dead_letter(topics.recovery()),
-            partitions: settings.partitions,
+            partitions,
             step_partitions: settings.step_partitions,
             tell_steps: settings.tell_steps,
             sender: sender.clone(),
             buffer: Vec::new(),
             wait_until: Instant::now(),
         })
+    }
+
+    /// Operations are spread over so many partitions from now on.
+    pub(super) fn written(&mut self, partitions: u32) {
+        self.partitions = partitions;
     }
 
     /// Sends the messages of a partition; the loop hears of `number` when all are acknowledged.
@@ -123,11 +129,13 @@ impl Outlet {
             Message::Home {
                 source,
                 partition,
+                partitions,
                 record,
             } => {
+                let partitions = partitions.to_string();
                 let mark = Header {
                     key: headers::REROUTED,
-                    value: Some(b"1"),
+                    value: Some(partitions.as_bytes()),
                 };
                 let headers: Vec<Header<'_>> =
                     borrowed(record).chain(std::iter::once(mark)).collect();

@@ -16,7 +16,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use waybill_engine::{Offset, OwnerId, PartitionId, ReaderId, Stamp, Timestamp};
-use waybill_store::{Checkpoint, DueBucket, Layout, Lease, LeaseKey, Store, StoreError};
+use waybill_store::{
+    Checkpoint, DueBucket, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError,
+};
 
 use super::input::AcquireError;
 use crate::clock::wall_clock;
@@ -45,30 +47,33 @@ pub(super) struct HeldLease {
     pub valid_until: Instant,
 }
 
-/// Takes the lease of a reader of `layout`, waiting for a silent owner's to run out, and for the owners
-/// of those whom it follows. Gives up only when the store fails, or has another layout by then. `told` is
+/// Takes the lease of a reader of a generation of `layout`, waiting for a silent owner's to run out, and for
+/// the owners of those whom it follows. Gives up only when the store fails, or has another layout by then. `told` is
 /// the time that engines of this process were told last: it never goes back, though the wall clock may.
 pub(super) async fn acquire(
     store: Arc<dyn Store>,
     layout: &Layout,
+    generation: LayoutGeneration,
     reader: ReaderId,
     owner: OwnerId,
     terms: LeaseTerms,
     told: Timestamp,
 ) -> Result<HeldLease, AcquireError> {
-    let (generation, margin) = (layout.generation(), terms.margin);
-    let partition = layout.division().partition_of(reader);
+    let margin = terms.margin;
     let key = LeaseKey::scheduler(generation, reader);
     loop {
         let seen = takeable(&*store, key, margin, None).await?;
         let stands = readers::layout(&*store, layout.division().partitions).await?;
-        if stands.generation() != generation || seen.as_ref().is_some_and(|lease| lease.is_ended) {
+        if stands.generation() != layout.generation()
+            || seen.as_ref().is_some_and(|lease| lease.is_ended)
+        {
             return Err(AcquireError::LayoutChanged);
         }
         let begun = match &seen {
             Some(lease) => lease.clone(),
             None => readers::beginning(&*store, layout, generation, reader, owner, margin).await?,
         };
+        let partition = begun.partition;
         let limit_before = begun.stamp_limit;
         let row = Lease {
             owner: Some(owner),

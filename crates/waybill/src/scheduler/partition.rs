@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
-use waybill_engine::{Offset, PartitionEngine, PartitionId, ReaderId};
-use waybill_store::{Checkpoint, LayoutGeneration};
+use waybill_engine::{Offset, PartitionEngine, PartitionId, ReaderId, Share};
+use waybill_store::{Checkpoint, Layout};
 
 use super::SchedulerSettings;
 use super::fit::Unfit;
@@ -47,6 +47,8 @@ pub(super) enum SlotState {
 pub(super) struct Owned {
     pub engine: PartitionEngine,
     pub lease: HeldLease,
+    /// What it takes of its partition.
+    pub share: Share,
     /// Whether a read of rows is under way.
     pub loading: bool,
     /// Whether a renewal is under way.
@@ -94,9 +96,16 @@ impl Slot {
         self.rest_until = None;
     }
 
-    /// Whether it runs under another layout than this one.
-    pub(super) fn is_of_before(&self, layout: LayoutGeneration) -> bool {
-        matches!(&self.state, SlotState::Owned(owned) if owned.lease.row.key.generation != layout)
+    /// Whether it runs under another layout than this one, and has nothing left to read there.
+    pub(super) fn is_to_follow(&self, layout: &Layout) -> bool {
+        let SlotState::Owned(owned) = &self.state else {
+            return false;
+        };
+        let row = &owned.lease.row;
+        let (generation, reader) = (row.key.generation, ReaderId(row.key.number));
+        let end = layout.end_of(generation, reader);
+        generation != layout.generation()
+            && end.is_none_or(|end| row.checkpoint.places().reach(&end))
     }
 
     /// Begins anew under a layout, if it was not running: what was being taken, or stood in the way, was
@@ -138,11 +147,12 @@ impl Slot {
 }
 
 impl Owned {
-    pub(super) fn new(engine: PartitionEngine, lease: HeldLease) -> Self {
+    pub(super) fn new(engine: PartitionEngine, lease: HeldLease, share: Share) -> Self {
         let owned_at = Instant::now();
         Self {
             engine,
             lease,
+            share,
             loading: false,
             renewing: false,
             row_is_known: true,

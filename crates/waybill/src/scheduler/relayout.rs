@@ -3,7 +3,8 @@
 //!
 //! What must hold: the readers of a layout that has ended take no new batch, finish the commit that is
 //! under way, and give their leases back; those of the new one begin when all whom they follow were taken
-//! (`ownership`), wherever those ran.
+//! (`ownership`), wherever those ran. Readers whose partition is another in the new layout go on until they have
+//! read the one that they leave to its end.
 
 use std::time::Instant;
 
@@ -70,19 +71,21 @@ impl Shell {
                 return;
             }
         };
-        let partitions = layout.division().partitions;
-        if partitions != self.settings.partitions {
-            let configured = self.settings.partitions;
-            if !std::mem::replace(&mut self.layout_unread, true) {
-                tracing::error!(%layout, configured, "a layout for other partitions is not followed");
-            }
-            return;
-        }
         self.layout_unread = false;
         tracing::info!(%layout, "the layout of readers was changed");
         self.layout = layout;
-        for slot in self.slots.values_mut() {
+        self.commits.written(self.layout.partitions_written());
+        for (&reader, slot) in &mut self.slots {
             slot.look_again(self.assigned.next());
+            if let SlotState::Owned(owned) = &mut slot.state {
+                let generation = owned.lease.row.key.generation;
+                let end = self.layout.end_of(generation, reader);
+                let share = owned.share.clone().with_end(end);
+                if share != owned.share {
+                    self.inlets.share(reader, &share);
+                    owned.share = share;
+                }
+            }
         }
         for reader in self.settings.own.of(self.layout.division()) {
             self.slots.entry(reader).or_insert_with(Slot::new);

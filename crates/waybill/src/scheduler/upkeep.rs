@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use waybill_engine::{
-    Division, Event, Handover, Ownership, PartitionEngine, PartitionId, ReaderId, Share, Source,
+    Event, Handover, Ownership, PartitionEngine, PartitionId, ReaderId, Share, Source,
 };
 use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store, StoreError};
 
@@ -16,6 +16,7 @@ use super::ownership::{self, HeldLease, Renewal};
 use super::partition::{Owned, Slot, SlotState};
 use super::shell::Shell;
 use crate::chain::chain;
+use crate::readers;
 
 /// How long a reader rests after it failed, before its lease is taken again.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -40,17 +41,18 @@ impl Shell {
             let generation = slot.generation;
             let (store, owner, terms) = (self.store.clone(), self.owner, self.settings.terms());
             let (told, layout) = (self.clock.last(), self.layout.clone());
-            let partition = layout.division().partition_of(reader);
             let (sender, ends) = (self.sender.clone(), self.inlets.ends_reader());
             let may_lack_state = self.settings.start_without_state;
             self.runtime.spawn(async move {
                 let acquiring = async {
+                    let of = readers::generation_to_run(&*store, &layout, reader).await?;
                     if !may_lack_state {
-                        lost_state::refuse(&*store, &ends, &layout, reader).await?;
+                        lost_state::refuse(&*store, &ends, &layout, of, reader).await?;
                     }
-                    let acquiring = ownership::acquire(store, &layout, reader, owner, terms, told);
+                    let acquiring =
+                        ownership::acquire(store, &layout, of, reader, owner, terms, told);
                     let lease = acquiring.await?;
-                    let ends = read_ends(&ends, partition, &lease).await?;
+                    let ends = read_ends(&ends, lease.row.partition, &lease).await?;
                     Ok::<_, AcquireError>((lease, ends))
                 };
                 let result = acquiring.await;
@@ -131,7 +133,6 @@ impl Shell {
         let share = share_of(&self.layout, &lease, start.handover.clone());
         let ownership = Ownership {
             partition,
-            partitions: self.settings.partitions,
             owner: self.owner,
             epoch: lease.row.epoch,
             requests_next: start.requests,
@@ -145,7 +146,7 @@ impl Shell {
         tracing::info!(
             %partition,
             %reader,
-            layout = %self.layout.generation(),
+            layout = %lease.row.key.generation,
             epoch = %lease.row.epoch,
             requests_from = %start.requests,
             requests_end = %ends.requests.1,
@@ -159,7 +160,7 @@ impl Shell {
         );
         self.inlets
             .add(reader, partition, generation, &share, &start, ends);
-        let mut owned = Owned::new(engine, lease);
+        let mut owned = Owned::new(engine, lease, share);
         owned.row_is_known = row_is_known;
         slot.state = SlotState::Owned(Box::new(owned));
     }
@@ -243,7 +244,7 @@ impl Shell {
             .is_some_and(|by| self.in_flight().records == 0 || Instant::now() >= by);
         for (&reader, slot) in &mut self.slots {
             let generation = slot.generation;
-            let is_followed = slot.is_of_before(self.layout.generation());
+            let is_followed = slot.is_to_follow(&self.layout);
             let wanted = slot.wanted && !drained && !is_followed;
             let SlotState::Owned(owned) = &mut slot.state else {
                 continue;
@@ -277,7 +278,7 @@ impl Shell {
             owned.renewal_sent_at = Instant::now();
             let held = owned.lease.row.clone();
             let (store, sender) = (self.store.clone(), self.sender.clone());
-            let division = division_of(&self.layout, &held);
+            let layout = self.layout.clone();
             self.runtime.spawn(async move {
                 let result = match renewal.row.owner {
                     Some(_) => store.renew_lease(renewal.row.clone()).await,
@@ -289,7 +290,7 @@ impl Shell {
                 };
                 let copy = match result {
                     Ok(true) if held.checkpoint != renewal.row.checkpoint => {
-                        of_partition(&*store, division, &renewal.row).await
+                        of_partition(&*store, &layout, &renewal.row).await
                     }
                     Ok(_) | Err(_) => None,
                 };
@@ -314,7 +315,6 @@ impl Shell {
     ) {
         let now = self.clock.last();
         let released = renewal.row.owner.is_none();
-        let layout = &self.layout;
         let owned = self.slots.get_mut(&reader);
         let Some(owned) = owned.and_then(|slot| slot.owned(generation)) else {
             return;
@@ -332,13 +332,13 @@ impl Shell {
             Ok(true) => {
                 let stamp_limit = renewal.row.stamp_limit;
                 let partition = renewal.row.partition;
-                let is_caught_up =
-                    renewal.row.handover.is_empty() && !owned.lease.row.handover.is_empty();
+                let share = owned.share.clone();
+                let share = share.beyond(&renewal.row.checkpoint.places());
                 owned.lease.renewed(renewal);
                 owned.engine.apply(Event::StampLimit(stamp_limit), now);
-                if is_caught_up {
-                    let share = share_of(layout, &owned.lease, Handover::default());
+                if share != owned.share {
                     self.inlets.share(reader, &share);
+                    owned.share = share;
                 }
                 if let Some(checkpoint) = copy {
                     self.inlets.copy_checkpoint(partition, &checkpoint);
@@ -354,32 +354,36 @@ impl Shell {
     }
 }
 
-/// What a reader takes of its partition. (Its layout may have ended since the lease was taken, but then
-/// the lease's own generation says so, and it is handed back.)
+/// What a reader takes of its partition, from where its lease says that it is. (Its layout may have ended since
+/// the lease was taken, but then the lease's own generation says so, and it is handed back.)
 fn share_of(layout: &Layout, lease: &HeldLease, handover: Handover) -> Share {
-    let reader = ReaderId(lease.row.key.number);
-    Share::new(division_of(layout, &lease.row), reader, handover)
-}
-
-/// The division that the reader of a lease is one of.
-fn division_of(layout: &Layout, lease: &Lease) -> Division {
-    let of = layout.of(lease.key.generation);
-    of.unwrap_or(layout.division())
+    let (row, generation) = (&lease.row, lease.row.key.generation);
+    let reader = ReaderId(row.key.number);
+    let division = layout.of(generation).unwrap_or(layout.division());
+    Share::new(division, reader, handover)
+        .with_cut(layout.cut_of(generation, row.partition))
+        .with_end(layout.end_of(generation, reader))
+        .with_written(layout.partitions_written())
+        .beyond(&row.checkpoint.places())
 }
 
 /// How far a whole partition is done, as the lease that was just written and those of the other readers
-/// say; `None` while one of them has not begun, or cannot be read.
-async fn of_partition(
-    store: &dyn Store,
-    division: Division,
-    written: &Lease,
-) -> Option<Checkpoint> {
+/// say; `None` while one of them has not begun, or cannot be read, or where the lease is of a reader that will leave.
+async fn of_partition(store: &dyn Store, layout: &Layout, written: &Lease) -> Option<Checkpoint> {
+    let (generation, partition) = (written.key.generation, written.partition);
+    if layout.generation() != generation {
+        return None;
+    }
     let mut lowest = written.checkpoint;
-    for reader in division.of_partition(written.partition) {
-        let key = LeaseKey::scheduler(written.key.generation, reader);
+    let own = layout.division().of_partition(partition);
+    let own = own.map(|reader| (generation, reader));
+    for (generation, reader) in own.chain(layout.left(partition)) {
+        let key = LeaseKey::scheduler(generation, reader);
         if key != written.key {
             let lease = store.lease(key).await.ok().flatten()?;
-            lowest = lowest.lowest(lease.checkpoint);
+            if !(lease.is_ended && generation != written.key.generation) {
+                lowest = lowest.lowest(lease.checkpoint);
+            }
         }
     }
     Some(lowest)

@@ -110,6 +110,15 @@ impl Views {
 impl Shown {
     fn update(&mut self, slot: &mut Slot) {
         let wanted = slot.wanted;
+        if let SlotState::Owned(owned) = &slot.state {
+            let (key, partition) = (owned.lease.row.key, owned.partition());
+            self.view.layout = key.generation.0;
+            if self.view.partition != partition {
+                self.view.partition = partition;
+                self.metrics.forget();
+                self.metrics = PartitionMetrics::new(self.view.reader, partition);
+            }
+        }
         self.view.state = match &slot.state {
             SlotState::Owned(_) if !wanted => SchedulerState::Stopping,
             SlotState::Owned(_) => SchedulerState::Running,

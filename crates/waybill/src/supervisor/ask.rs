@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use waybill_engine::{PartitionId, Recovery, partition_for};
+use waybill_engine::Recovery;
 use waybill_kafka::{
     ClientError, KafkaSettings, OutRecord, ProduceError, Producer, ProducerOptions, RawRecord,
     Settlement,
@@ -13,6 +13,7 @@ use waybill_messages::{EncodeError, Topics};
 use super::metrics::SupervisorMetrics;
 use crate::letters::{enqueue, keep};
 use crate::limits::DEAD_LETTER_BYTES_MAX;
+use crate::spread::Spread;
 
 /// How many recoveries are under way at once.
 const CHUNK_MAX: usize = 500;
@@ -33,7 +34,7 @@ pub(super) enum AskError {
 pub(super) struct Asker {
     producer: Producer<Arc<Settlement>>,
     topics: Topics,
-    partitions: u32,
+    spread: Spread,
     pace: Mutex<Pace>,
     metrics: Arc<SupervisorMetrics>,
 }
@@ -42,7 +43,7 @@ impl Asker {
     pub(super) fn new(
         kafka: &KafkaSettings,
         topics: &Topics,
-        partitions: u32,
+        spread: Spread,
         per_second_max: u32,
         metrics: Arc<SupervisorMetrics>,
     ) -> Result<Self, ClientError> {
@@ -53,7 +54,7 @@ impl Asker {
         Ok(Self {
             producer: Producer::new(kafka, &options)?,
             topics: topics.clone(),
-            partitions,
+            spread,
             pace: Mutex::new(Pace::new(per_second_max)),
             metrics,
         })
@@ -91,7 +92,7 @@ impl Asker {
         let key = recovery.operation.key();
         let mut value = Vec::with_capacity(256);
         self.topics.framing().encode(recovery, &mut value)?;
-        let partition: PartitionId = partition_for(recovery.operation, self.partitions);
+        let partition = self.spread.partition_of(recovery.operation);
         let record = OutRecord::new(self.topics.recovery(), partition, &key, &value);
         Ok(enqueue(&self.producer, &record, settlement).await?)
     }

@@ -39,12 +39,11 @@ use waybill_store::Store;
 use self::ask::Asker;
 use self::metrics::SupervisorMetrics;
 use self::shard::Shard;
+use crate::spread::Spread;
 
 /// What the supervisor needs to know.
 #[derive(Clone, Debug)]
 pub struct SupervisorSettings {
-    /// The number of partitions of the operation topics, which is that of the index's shards.
-    pub partitions: u32,
     /// How often the index is looked at.
     pub interval: Duration,
     /// How long after its complete-by an attempt counts as timed out.
@@ -76,6 +75,8 @@ pub struct SupervisorParts {
     pub topics: Topics,
     /// The workflows, for their policies.
     pub workflows: Arc<Workflows>,
+    /// How operations are spread over partitions, which are the index's shards.
+    pub spread: Spread,
 }
 
 /// Supervises until it is stopped.
@@ -94,7 +95,7 @@ pub async fn run(
     let asker = Asker::new(
         &parts.kafka,
         &parts.topics,
-        settings.partitions,
+        parts.spread.clone(),
         settings.recoveries_per_second_max,
         metrics.clone(),
     )
@@ -102,19 +103,17 @@ pub async fn run(
     let asker = Arc::new(asker);
 
     let mut tasks = JoinSet::new();
-    for shard in (0..settings.partitions).map(PartitionId) {
-        let shard = Shard {
-            shard,
-            owner,
-            name: name.clone(),
-            settings: settings.clone(),
-            store: parts.store.clone(),
-            workflows: parts.workflows.clone(),
-            asker: asker.clone(),
-            metrics: metrics.clone(),
-        };
-        tasks.spawn(shard.run(stop.clone()));
-    }
+    let mut spread = parts.spread.clone();
+    let shard = Shard {
+        shard: PartitionId(0),
+        owner,
+        name: name.clone(),
+        settings: settings.clone(),
+        store: parts.store.clone(),
+        workflows: parts.workflows.clone(),
+        asker: asker.clone(),
+        metrics: metrics.clone(),
+    };
     let following = failed::Following {
         name,
         settings: settings.clone(),
@@ -123,8 +122,23 @@ pub async fn run(
         metrics,
     };
     tasks.spawn(following.run(stop.clone()));
-    while let Some(ended) = tasks.join_next().await {
-        ended.context("a part of the supervisor panicked")??;
+    let mut shards = 0;
+    loop {
+        let all = spread.all_ever();
+        for &of in &all[shards..] {
+            let shard = Shard {
+                shard: of,
+                ..shard.clone()
+            };
+            tasks.spawn(shard.run(stop.clone()));
+        }
+        shards = all.len();
+        tokio::select! {
+            ended = tasks.join_next() => match ended {
+                Some(ended) => ended.context("a part of the supervisor panicked")??,
+                None => return Ok(()),
+            },
+            () = spread.changed() => {}
+        }
     }
-    Ok(())
 }

@@ -31,7 +31,7 @@ enum PassError {
 }
 
 /// One shard, looked after by whoever has its lease.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Shard {
     pub(super) shard: PartitionId,
     pub(super) owner: OwnerId,

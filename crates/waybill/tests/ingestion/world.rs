@@ -17,6 +17,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use uuid::Uuid;
 use waybill::ingestion::{Ingestion, IngestionConfig};
+use waybill::spread::Spread;
 use waybill_broker::{Broker, BrokerConfig};
 use waybill_engine::{
     CreateRequest, Created, Epoch, Offset, OperationId, OperationRequest, OwnerId, PartitionId,
@@ -113,7 +114,7 @@ impl<C> World<C> {
             Arc::clone(&store) as Arc<dyn Store>,
             kafka.clone(),
             topics.clone(),
-            PARTITIONS,
+            Spread::fixed(PARTITIONS),
             workflows(),
         )
         .await

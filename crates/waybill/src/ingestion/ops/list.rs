@@ -17,7 +17,7 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use utoipa::ToSchema;
 use waybill_engine::{
-    OperationId, OperationRow, PartitionId, ProcessState, StepProgress, Timestamp, parse_duration,
+    OperationId, OperationRow, ProcessState, StepProgress, Timestamp, parse_duration,
 };
 use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder};
 
@@ -107,7 +107,7 @@ impl Api {
             listed: HashSet::new(),
             now,
         };
-        let shards: Vec<PartitionId> = (0..self.intake.partitions()).map(PartitionId).collect();
+        let shards = self.intake.spread().all_ever();
         let mut looked_at = 0;
         let next = 'page: loop {
             let entries = self

@@ -11,7 +11,7 @@ use std::fmt;
 
 use waybill_kafka::TopicSettings;
 
-use super::{BrokerKind, CONTACTS_RETENTION_MAX, DISK_BOUND, Found, Kind, Needed};
+use super::{BrokerKind, CONTACTS_RETENTION_MAX, DISK_BOUND, Found, Kind, Needed, PARTITIONS_KEY};
 use crate::config::Config;
 
 /// The settings of a topic that are worth showing.
@@ -163,9 +163,16 @@ impl Court<'_> {
             Kind::DeadLetters | Kind::NoticeLetters if has >= wanted => return,
             Kind::DeadLetters | Kind::NoticeLetters => self.tools.add_partitions(name, wanted),
             _ if has == wanted => return,
+            _ if topic.partitions_key == PARTITIONS_KEY && wanted.is_multiple_of(has.max(1)) => {
+                format!("waybill topics grow --partitions {wanted}")
+            }
+            _ if topic.partitions_key == PARTITIONS_KEY && has.is_multiple_of(wanted) => format!(
+                "set `partitions` to {has}; where they were not made by `waybill topics grow`: waybill topics \
+                 grow --partitions {has}"
+            ),
             _ => {
                 let key = topic.partitions_key;
-                format!("`{key}` is fixed once data exists; set it to {has}")
+                format!("`{key}` is what a new topic gets; set it to {has}")
             }
         };
         self.find(topic, PARTITIONS, has, wanted, mend, Weight::Harm);

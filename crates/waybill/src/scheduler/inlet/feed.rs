@@ -44,6 +44,12 @@ impl Reading {
         }
     }
 
+    /// The last record that it is to read before it leaves the partition, if that has not come.
+    pub(super) fn last_unseen(&self, source: Source) -> Option<Offset> {
+        let end = self.share.end(source).filter(|end| self.next < *end)?;
+        Some(Offset(end.0 - 1))
+    }
+
     /// What tells of the records that it has passed over since it was last asked.
     pub(super) fn tell_passed(&mut self, source: Source) -> Option<Arrived> {
         let (offset, fingerprint) = self.passed.take()?;
@@ -96,6 +102,31 @@ impl Feed {
     pub(super) fn reading(&mut self, reader: ReaderId) -> Option<&mut Reading> {
         let mut readings = self.assigned.values_mut().flat_map(|of| &mut of.readers);
         readings.find(|reading| reading.reader == reader)
+    }
+
+    /// Gives a reader another share.
+    pub(super) fn share(
+        &mut self,
+        reader: ReaderId,
+        share: &Share,
+        consumer: &PartitionConsumer,
+    ) -> Result<(), (PartitionId, RequestError)> {
+        let source = self.source;
+        for (&partition, assigned) in &mut self.assigned {
+            let mut readings = assigned.readers.iter_mut();
+            let Some(reading) = readings.find(|reading| reading.reader == reader) else {
+                continue;
+            };
+            reading.share = share.clone();
+            if reading.last_unseen(source).is_some() && assigned.waits_at.is_none() {
+                // Read on from where it stands, so that its end is told again.
+                let at = (&*self.topic, partition);
+                let from = [(at.0, at.1, assigned.next)];
+                let again = consumer.remove(&[at]).and_then(|()| consumer.add(&from));
+                again.map_err(|error| (partition, error))?;
+            }
+        }
+        Ok(())
     }
 
     /// Reads a partition for one more reader. One that is read already is read on from where the reader

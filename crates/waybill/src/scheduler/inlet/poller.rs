@@ -112,10 +112,15 @@ impl Poller {
                 }
             }
             Order::Share { reader, share } => {
+                let mut unreadable = Vec::new();
                 for feed in &mut self.feeds {
-                    if let Some(reading) = feed.reading(reader) {
-                        reading.share = share.clone();
+                    if let Err((partition, error)) = feed.share(reader, &share, &self.consumer) {
+                        let cause = LostCause::Client(error.to_string());
+                        unreadable.push((feed.source, partition, cause));
                     }
+                }
+                for (source, partition, cause) in unreadable {
+                    self.lost(source, partition, &cause);
                 }
             }
             Order::Remove(reader) => {
@@ -185,6 +190,10 @@ impl Poller {
             for reading in &mut assigned.readers {
                 // Another reader may have had the partition read again from further back.
                 if offset < reading.next {
+                    continue;
+                }
+                // What lies beyond is for those who stay.
+                if reading.share.end(source).is_some_and(|end| offset >= end) {
                     continue;
                 }
                 match reading.verified(&feed.decoder, &record) {
@@ -259,7 +268,7 @@ impl Poller {
             self.wait(source, partition);
         }
         for (topic, partition, end) in ends {
-            self.inbox_read(&topic, partition, end, &mut records);
+            self.read_to(&topic, partition, end, &mut records);
         }
         if !records.is_empty() {
             self.send(Input::Records {
@@ -301,20 +310,20 @@ impl Poller {
         }
     }
 
-    /// Whether an engine waits for replies to be read to an end. To ask for positions has its price,
+    /// Whether an engine waits for a topic to be read to an end. To ask for positions has its price,
     /// and records tell how far was read, unless the last ones are none that are delivered.
     fn waits_for_end(&self) -> bool {
-        let mut assigned = self.feeds.iter().flat_map(|feed| feed.assigned.values());
-        assigned.any(|of| {
-            of.readers
-                .iter()
-                .any(|reading| reading.unread_end.is_some())
+        self.feeds.iter().any(|feed| {
+            let mut readings = feed.assigned.values().flat_map(|of| &of.readers);
+            readings.any(|reading| {
+                reading.unread_end.is_some() || reading.last_unseen(feed.source).is_some()
+            })
         })
     }
 
-    /// The engines are told that replies were read to the end that they wait for, for records that are
+    /// The engines are told that a topic was read to the end that they wait for, for records that are
     /// never delivered (those of transactions' ends) may be the last ones.
-    fn inbox_read(
+    fn read_to(
         &mut self,
         topic: &str,
         partition: PartitionId,
@@ -322,14 +331,28 @@ impl Poller {
         records: &mut Vec<Arrived>,
     ) {
         let mut feeds = self.feeds.iter_mut();
-        let feed = feeds.find(|feed| feed.source == Source::Replies && *feed.topic == *topic);
-        let Some(assigned) = feed.and_then(|feed| feed.assigned.get_mut(&partition)) else {
+        let Some(feed) = feeds.find(|feed| *feed.topic == *topic) else {
+            return;
+        };
+        let source = feed.source;
+        let Some(assigned) = feed.assigned.get_mut(&partition) else {
             return;
         };
         if assigned.waits_at.is_some() {
             return;
         }
         for reading in &mut assigned.readers {
+            if let Some(last) = reading.last_unseen(source)
+                && last < end
+            {
+                reading.next = last.next();
+                let fingerprint = 0;
+                records.push(reading.arrived(Event::Passed {
+                    source,
+                    offset: last,
+                    fingerprint,
+                }));
+            }
             if reading.unread_end.is_some_and(|unread| unread <= end) {
                 reading.unread_end = None;
                 records.push(reading.arrived(Event::InboxRead(end)));

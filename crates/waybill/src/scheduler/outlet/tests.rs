@@ -35,6 +35,7 @@ impl World {
             &topics,
             &Workflows::new(Vec::new()).unwrap(),
             &settings(),
+            1,
             &sender,
         );
         Self {
@@ -80,7 +81,6 @@ impl World {
 fn settings() -> SchedulerSettings {
     let second = Duration::from_secs(1);
     SchedulerSettings {
-        partitions: 1,
         step_partitions: 1,
         own: Own::All,
         in_flight_max: 1,

@@ -1,0 +1,51 @@
+//! `/partitions`: making more partitions of the operation topics of a process that has everything to itself.
+
+use axum::Json;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::StatusCode;
+use bytes::Bytes;
+use serde_json::Value;
+
+use super::{Admin, only_field, unread};
+use crate::growing::{Growing, GrowthView};
+use crate::ingestion::problem::{Kind, Problem};
+
+/// The one field of what is asked.
+const PARTITIONS: &str = "partitions";
+
+pub(super) async fn show(State(admin): State<Admin>) -> Result<Json<GrowthView>, Problem> {
+    let view = here(&admin)?.view();
+    let never = || Problem::new(Kind::NotFound, "This process has not been asked for more.");
+    view.map(Json).ok_or_else(never)
+}
+
+pub(super) async fn grow(
+    State(admin): State<Admin>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<GrowthView>), Problem> {
+    let body = body.map_err(|rejection| unread(&rejection))?;
+    let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+    let partitions = only_field(&body, PARTITIONS, number, "a number from 1")?;
+    let growing = here(&admin)?;
+    if growing.is_shared() {
+        let detail = "Other processes share these partitions: \
+                      `waybill topics grow --partitions P --scylla` makes more of them.";
+        return Err(Problem::new(Kind::VerbRefused, detail));
+    }
+    match growing.begin(partitions) {
+        Ok(view) => Ok((StatusCode::ACCEPTED, Json(view))),
+        Err(under_way) => Err(Problem::new(
+            Kind::VerbRefused,
+            format!(
+                "The topics are becoming {} partitions: {}.",
+                under_way.partitions, under_way.step
+            ),
+        )),
+    }
+}
+
+fn here(admin: &Admin) -> Result<&Growing, Problem> {
+    let growing = admin.growing.get();
+    growing.ok_or_else(|| Problem::new(Kind::NotFound, "No scheduler is in this process."))
+}

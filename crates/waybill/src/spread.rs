@@ -1,0 +1,127 @@
+//! Over how many partitions operations are spread by whoever writes to the operation topics, as the state
+//! store says.
+//!
+//! What must hold: a number that was announced is gone by within [`LOOK_EVERY`] and the time of one read,
+//! wherever the store can be read. Whoever cannot read it goes on by the old number: what it writes is sent
+//! home by schedulers, and nothing waits for a store that is away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use waybill_engine::{OperationId, PartitionId, partition_for};
+use waybill_store::{Layout, Store, StoreError};
+
+use crate::chain::chain;
+use crate::readers;
+
+/// How often the layout is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How operations are spread over partitions, now. Clones see the same.
+#[derive(Clone, Debug)]
+pub struct Spread(watch::Receiver<Arc<Layout>>);
+
+impl Spread {
+    /// Over so many partitions, for good.
+    #[must_use]
+    pub fn fixed(partitions: u32) -> Self {
+        Self(watch::channel(Arc::new(Layout::first(partitions))).1)
+    }
+
+    /// As the store says, or over so many partitions where it says nothing yet; and what keeps that true
+    /// until it is stopped.
+    ///
+    /// # Errors
+    ///
+    /// If the store cannot be read.
+    pub(crate) async fn follow(
+        store: Arc<dyn Store>,
+        partitions: u32,
+    ) -> Result<(Self, Follower), StoreError> {
+        let layout = readers::layout(&*store, partitions).await?;
+        let (told, spread) = watch::channel(Arc::new(layout));
+        Ok((Self(spread), Follower { store, told }))
+    }
+
+    /// How many partitions there are.
+    #[must_use]
+    pub fn partitions(&self) -> u32 {
+        self.0.borrow().partitions_written()
+    }
+
+    /// The partition of an operation.
+    #[must_use]
+    pub fn partition_of(&self, operation: OperationId) -> PartitionId {
+        partition_for(operation, self.partitions())
+    }
+
+    /// Whether a partition is, or ever was, that of an operation.
+    #[must_use]
+    pub fn was_ever_of(&self, partition: PartitionId, operation: OperationId) -> bool {
+        let ever = self.0.borrow().partitions_ever();
+        let mut ever = ever.into_iter();
+        ever.any(|partitions| partition_for(operation, partitions) == partition)
+    }
+
+    /// Every partition that anything of operations was ever kept under.
+    #[must_use]
+    pub fn all_ever(&self) -> Vec<PartitionId> {
+        let ever = self.0.borrow().partitions_ever();
+        let partitions = ever.into_iter().max().unwrap_or_default();
+        (0..partitions).map(PartitionId).collect()
+    }
+
+    /// Waits until the layout is another. Never returns if nobody follows it any more.
+    pub async fn changed(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Keeps a [`Spread`] true.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    store: Arc<dyn Store>,
+    told: watch::Sender<Arc<Layout>>,
+}
+
+impl Follower {
+    /// Follows the store's layout until it is stopped.
+    pub(crate) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        let mut is_away = false;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = stop.cancelled() => return Ok(()),
+            }
+            match self.store.layout().await {
+                Ok(Some(layout)) => {
+                    is_away = false;
+                    self.told.send_if_modified(|known| {
+                        let is_newer = layout.generation() > known.generation();
+                        let partitions = layout.partitions_written();
+                        if is_newer && partitions != known.partitions_written() {
+                            tracing::info!(
+                                partitions,
+                                "operations are spread over more partitions"
+                            );
+                        }
+                        if is_newer {
+                            *known = Arc::new(layout);
+                        }
+                        is_newer
+                    });
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    if !std::mem::replace(&mut is_away, true) {
+                        tracing::warn!(error = %chain(&error), "how operations are spread cannot be read");
+                    }
+                }
+            }
+        }
+    }
+}
