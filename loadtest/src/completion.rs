@@ -1,14 +1,14 @@
 //! The final states, as the status topic tells them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use hdrhistogram::Histogram;
-use waybill_engine::{OperationId, OperationStatus, PartitionId, ProcessState, StatusKind};
+use waybill_engine::{Offset, OperationId, OperationStatus, PartitionId, ProcessState, StatusKind};
 use waybill_kafka::{Admin, ConsumerOptions, KafkaSettings, PartitionConsumer, PollLimits};
 use waybill_messages::{Framing, Topics};
 
@@ -20,6 +20,8 @@ const POLL: PollLimits = PollLimits {
     bytes: 16 * 1024 * 1024,
 };
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How often it is looked how many partitions the topic has.
+const COUNT_EVERY: Duration = Duration::from_secs(2);
 
 /// Follows the status topic from where it ended when this was made.
 #[derive(Clone)]
@@ -30,6 +32,8 @@ pub struct Completions {
 struct Shared {
     known: Mutex<Known>,
     framing: Framing,
+    /// How many partitions the topic has.
+    partitions: AtomicU32,
     stop: AtomicBool,
     follower: Mutex<Option<JoinHandle<anyhow::Result<()>>>>,
 }
@@ -101,17 +105,23 @@ impl Completions {
             let (_, end) = consumer.watermarks(&topic, partition, TIMEOUT)?;
             ends.push((topic.as_str(), partition, end));
         }
-        consumer.assign(&ends)?;
+        consumer.add(&ends)?;
         let shared = Arc::new(Shared {
             known: Mutex::new(Known::new()?),
             framing: topics.framing().clone(),
+            partitions: AtomicU32::new(partitions),
             stop: AtomicBool::new(false),
             follower: Mutex::default(),
         });
+        tokio::spawn(count_partitions(
+            Arc::downgrade(&shared),
+            admin,
+            topic.clone(),
+        ));
         let following = shared.clone();
         let follower = std::thread::Builder::new()
             .name("status".to_owned())
-            .spawn(move || following.follow(&consumer))?;
+            .spawn(move || following.follow(&consumer, &topic, partitions))?;
         *shared
             .follower
             .lock()
@@ -174,9 +184,36 @@ impl Completions {
     }
 }
 
+/// Looks whether the topic has got more partitions, for as long as anybody follows it.
+async fn count_partitions(shared: Weak<Shared>, admin: Admin, topic: String) {
+    loop {
+        tokio::time::sleep(COUNT_EVERY).await;
+        let found = admin.topic_partitions(&topic).await;
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        if let Ok(Some(partitions)) = found {
+            shared.partitions.fetch_max(partitions, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Shared {
-    fn follow(&self, consumer: &PartitionConsumer) -> anyhow::Result<()> {
+    /// Reads the first `partitions` of the topic, and those that come later from their beginning.
+    fn follow(
+        &self,
+        consumer: &PartitionConsumer,
+        topic: &str,
+        mut partitions: u32,
+    ) -> anyhow::Result<()> {
         while !self.stop.load(Ordering::Relaxed) {
+            let now = self.partitions.load(Ordering::Relaxed);
+            let new = (partitions..now).map(|new| (topic, PartitionId(new), Offset(0)));
+            let new: Vec<_> = new.collect();
+            if !new.is_empty() {
+                consumer.add(&new)?;
+                partitions = now;
+            }
             let mut arrived = Vec::new();
             consumer.poll(POLL, Duration::from_millis(100), &mut |record| {
                 let decoded = record.value().map(|value| self.framing.decode(value));

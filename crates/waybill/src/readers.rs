@@ -108,6 +108,16 @@ pub(crate) async fn unmoved(
     let generation = layout.generation();
     for reader in layout.division().all() {
         let partition = layout.division().partition_of(reader);
+        if let Some(before) = generation.previous()
+            && let Some(end) = layout.end_of(before, reader)
+            && store
+                .lease(LeaseKey::scheduler(generation, reader))
+                .await?
+                .is_none()
+        {
+            let left = layout.of(before).map(|before| before.partition_of(reader));
+            return Ok(Some((reader, left.unwrap_or(partition), end)));
+        }
         let Some(cut) = layout.cut_of(generation, partition) else {
             continue;
         };

@@ -114,7 +114,7 @@ impl Cluster {
         let brokers = brokers.replace(',', "', '");
         format!(
             "partitions: {PARTITIONS}\n\
-             kafka: {{ brokers: ['{brokers}'], topicPrefix: {name}, replicationFactor: {copies} }}\n\
+             kafka: {{ brokers: ['{brokers}'], topicPrefix: {name}, replicationFactor: {copies}, growSettle: 2s, properties: {{ topic.metadata.refresh.interval.ms: '1000' }} }}\n\
              store: {{ scylla: {{ nodes: ['{scylla}'], keyspace: {name}, replicationFactor: 1, requestTimeout: 2s, patience: {patience} }} }}\n\
              scheduler: {{ partitions: {partitions}, lease: 4s, leaseMargin: 500ms, handOffAfter: 1s, timeoutGrace: 200ms, {scheduler} }}\n\
              supervisor: {{ lease: 4s, clockSkew: 500ms }}\n\

@@ -13,6 +13,7 @@ mod brokers;
 mod clocks;
 mod cluster;
 mod faults;
+mod growing;
 mod kills;
 mod leases;
 mod line;

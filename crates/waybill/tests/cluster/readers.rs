@@ -66,7 +66,7 @@ async fn partitions_are_shared_by_more_schedulers_and_by_fewer_while_deliveries_
 }
 
 /// Waits until so many readers run, over all schedulers: each at one of them.
-async fn running(world: &Arc<World>, schedulers: &[Member], wanted: u64) {
+pub async fn running(world: &Arc<World>, schedulers: &[Member], wanted: u64) {
     world
         .eventually("every reader runs at one scheduler", async || {
             let mut running = Vec::new();

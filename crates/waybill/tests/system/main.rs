@@ -2,6 +2,7 @@
 //! services' ledger. On the embedded broker and store, or, with `WAYBILL_TEST_WORLD=servers`, on the servers
 //! that `WAYBILL_TEST_BROKERS` and `WAYBILL_TEST_SCYLLA` name.
 
+mod growing;
 mod lost_state;
 mod readers;
 mod repair;
@@ -389,35 +390,46 @@ async fn a_request_in_the_wrong_partition_is_sent_home_and_completes() {
     let mut world = World::of_either_kind("partitions: 4\n");
     let _process = world.up();
     world.ready().await;
-    let mut ids = Vec::new();
-    for index in 0..8 {
-        let operation = OperationId::of_caller("", &format!("astray-{index}"));
-        let request = CreateRequest {
-            operation,
-            id_origin: IdOrigin::Caller,
-            workflow: "drone-delivery".to_owned(),
-            tenant: String::new(),
-            caller_id: Some(format!("astray-{index}")),
-            input: serde_json::to_vec(&delivery(&format!("astray-{index}"), false))
-                .expect("it is JSON"),
-            deadline: None,
-            reply_to: None,
-            request_hash: RequestHash::default(),
-            requested_at: Timestamp::from_millis(1_700_000_000_000),
-            traceparent: None,
-            resubmission_of: None,
-            notify: Vec::new(),
-        };
-        let mut value = Vec::new();
-        OperationRequest::Create(request)
-            .encode(&mut value)
-            .expect("the request fits a record");
-        let astray = (partition_for(operation, PARTITIONS).0 + 1) % PARTITIONS;
-        produce(&world, REQUESTS, astray, &operation.key(), &value);
-        ids.push(operation.to_string());
-    }
+    let ids = (0..8).map(|index| {
+        put_to(&world, &format!("astray-{index}"), |operation| {
+            (partition_for(operation, PARTITIONS).0 + 1) % PARTITIONS
+        })
+    });
+    let ids: Vec<String> = ids.collect();
     world.all_reach(&ids, "Processed").await;
     world.assert_one_effect_per_step(&ids, |_| false).await;
+}
+
+/// Writes a request straight to a partition of its topic, as any client could. Returns its operation.
+fn put_to(world: &World, name: &str, partition: impl Fn(OperationId) -> u32) -> String {
+    let operation = OperationId::of_caller("", name);
+    let request = CreateRequest {
+        operation,
+        id_origin: IdOrigin::Caller,
+        workflow: "drone-delivery".to_owned(),
+        tenant: String::new(),
+        caller_id: Some(name.to_owned()),
+        input: serde_json::to_vec(&delivery(name, false)).expect("it is JSON"),
+        deadline: None,
+        reply_to: None,
+        request_hash: RequestHash::default(),
+        requested_at: Timestamp::from_millis(1_700_000_000_000),
+        traceparent: None,
+        resubmission_of: None,
+        notify: Vec::new(),
+    };
+    let mut value = Vec::new();
+    OperationRequest::Create(request)
+        .encode(&mut value)
+        .expect("the request fits a record");
+    produce(
+        world,
+        REQUESTS,
+        partition(operation),
+        &operation.key(),
+        &value,
+    );
+    operation.to_string()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

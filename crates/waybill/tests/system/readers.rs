@@ -98,7 +98,7 @@ async fn a_new_store_begins_with_the_configured_readers_and_another_number_is_to
 }
 
 /// Deliveries that are cancelled as soon as they are accepted, and now and then before.
-async fn deliver_and_cancel(world: &World, progress: &AtomicUsize) -> Vec<String> {
+pub async fn deliver_and_cancel(world: &World, progress: &AtomicUsize) -> Vec<String> {
     const CANCELLED: usize = 200;
     let sent = (0..CANCELLED).map(async |index: usize| {
         // Spread over the time in which the others flow.

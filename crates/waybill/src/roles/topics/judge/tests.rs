@@ -90,19 +90,34 @@ fn a_missing_topic_is_found_with_the_command_that_makes_it() {
 }
 
 #[test]
-fn another_number_of_partitions_names_the_key_that_has_to_say_it() {
-    for (topic, key) in [
-        (REQUESTS, "partitions"),
-        ("waybill.drone.requests.v1", "kafka.stepPartitions"),
-    ] {
-        let findings = findings(topic, |found| found.partitions.truncate(1));
+fn another_number_of_partitions_names_what_mends_it() {
+    let steps = "waybill.drone.requests.v1";
+    let doubled = |found: &mut Found| found.partitions.extend(found.partitions.clone());
+    let less = |found: &mut Found| found.partitions.truncate(3);
+    let one = |found: &mut Found| found.partitions.truncate(1);
+    type Change<'a> = &'a dyn Fn(&mut Found);
+    let found: [(&str, Change<'_>, &str); 4] = [
+        (REQUESTS, &one, ": waybill topics grow --partitions 4"),
+        (REQUESTS, &doubled, ": waybill topics grow --partitions 8"),
+        (
+            REQUESTS,
+            &less,
+            ": `partitions` is what a new topic gets; set it to 3",
+        ),
+        (
+            steps,
+            &one,
+            ": `kafka.stepPartitions` is what a new topic gets; set it to 1",
+        ),
+    ];
+    for (topic, change, mend) in found {
+        let findings = findings(topic, change);
         let [finding] = &findings[..] else {
             panic!("{findings:?}")
         };
         assert_eq!((finding.key, finding.weight), ("partitions", Weight::Harm));
         let said = finding.to_string();
-        let mend = format!(": `{key}` is fixed once data exists; set it to 1");
-        assert!(said.ends_with(&mend), "{said}");
+        assert!(said.ends_with(mend), "{said}");
     }
 }
 

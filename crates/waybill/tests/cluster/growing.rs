@@ -1,0 +1,66 @@
+//! The operation topics get more partitions while deliveries and cancels flow through several of every role.
+
+use crate::cluster::{Cluster, deliver_while};
+use crate::is_remote;
+use crate::readers::running;
+use crate::world::delivery;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partitions_become_more_under_several_schedulers_while_deliveries_flow() {
+    const ROUND: usize = 300;
+    const CANCELLED: usize = 20;
+    let Some(cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let services = cluster.services("");
+    let mut schedulers = vec![cluster.scheduler("0-3", ""), cluster.scheduler("all", "")];
+    let supervisors = [cluster.supervisor(""), cluster.supervisor("")];
+    let agents = cluster.agents(&services, "");
+    let ingestions = [
+        cluster.ingestion(&services, ""),
+        cluster.ingestion(&services, ""),
+    ];
+    let worlds = ingestions.each_ref().map(|member| member.world.clone());
+    for member in ingestions.iter().chain(&supervisors).chain([&agents]) {
+        member.world.ready().await;
+    }
+    running(&worlds[0], &schedulers, 4).await;
+
+    let mut ids = Vec::new();
+    for (partitions, is_killed) in [(8, true), (16, false)] {
+        let prefix = format!("to-{partitions}");
+        let change = || {
+            let growing =
+                cluster.command(&["topics", "grow", "--partitions", &partitions.to_string()]);
+            let growing = { growing }.spawn();
+            let mut growing = growing.expect("the program was built");
+            if is_killed {
+                // While more are announced, or a moment before or after.
+                std::thread::sleep(std::time::Duration::from_secs(3));
+                schedulers[1].kill_and_start_again();
+            }
+            let status = growing.wait().expect("it runs");
+            assert!(status.success(), "{status}");
+        };
+        ids.extend(deliver_while(&worlds, &prefix, ROUND, change).await);
+        // Each of these was just accepted.
+        for index in 0..CANCELLED {
+            let name = format!("{prefix}-cancelled-{index}");
+            let id = worlds[0].deliver(&delivery(&name, false)).await;
+            let url = worlds[0].url("http", &format!("/api/deliveryrequests/{name}"));
+            let answer = worlds[0].client.delete(&url).send().await;
+            let status = answer.expect("ingestion answers").status();
+            assert!(status.is_success() || status == 409, "{status}");
+            ids.push(id);
+        }
+        running(&worlds[0], &schedulers, partitions).await;
+    }
+    let is_remote = |index| index % (ROUND + CANCELLED) < ROUND && is_remote(index);
+    let ends = worlds[0].all_end_in_balance(&ids, is_remote).await;
+    assert_eq!(ends.processed + ends.cancelled, ids.len(), "{ends:?}");
+    let verified = cluster.run(&["topics", "verify"]);
+    let found = String::from_utf8_lossy(&verified.stdout).into_owned();
+    assert!(found.contains("set `partitions` to 16"), "{found}");
+    drop((schedulers, supervisors, ingestions, agents, services));
+    cluster.remove().await;
+}
