@@ -45,6 +45,7 @@ pub use sections::{
     ServicesConfig, StoreConfig, SupervisorConfig, TelemetryConfig, WorkflowsConfig,
 };
 pub use units::{ByteSize, UnitError, duration_from_text, duration_to_text};
+pub(crate) use validate::PARTITIONS_MAX;
 pub use workflows::{WorkflowsError, load_workflows};
 
 /// Everything that can be configured.

@@ -19,7 +19,7 @@ use waybill_messages::Topics;
 use waybill_store::{Layout, LayoutError, Store, StoreError};
 
 use crate::chain::chain;
-use crate::config::Config;
+use crate::config::{Config, PARTITIONS_MAX};
 use crate::readers;
 use crate::roles::topics::names_with_partitions_of_operations;
 
@@ -43,6 +43,9 @@ pub enum GrowError {
     /// There cannot be so many.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// There would be too many.
+    #[error("{PARTITIONS_MAX} partitions are the most, and {0} are asked for")]
+    TooMany(u32),
     /// Nobody has begun to read, so that there is nothing to change.
     #[error(
         "no scheduler has begun on this store: the first one begins with the `partitions` of its configuration"
@@ -184,6 +187,9 @@ impl Growing {
         partitions: u32,
         tell: &(dyn Fn(String) + Sync),
     ) -> Result<(), GrowError> {
+        if partitions > PARTITIONS_MAX {
+            return Err(GrowError::TooMany(partitions));
+        }
         let mut layout = self.store.layout().await?.ok_or(GrowError::NotBegun)?;
         let admin = Admin::new(&self.kafka, "waybill-growing")?;
         if layout.partitions_written() != partitions {

@@ -8,7 +8,7 @@ use crate::roles::topics::{RETENTION_MS_MIN, requests_disk_bytes_min};
 use crate::telemetry::log_filter;
 
 /// More partitions than this are a slip of the keyboard: each costs a lease and files.
-const PARTITIONS_MAX: u32 = 1_024;
+pub(crate) const PARTITIONS_MAX: u32 = 1_024;
 
 /// A lease is at least this many margins long, so that an owner has time to act between the end
 /// of its margin and the next renewal.

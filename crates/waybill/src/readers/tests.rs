@@ -150,9 +150,75 @@ async fn only_what_a_scheduler_has_begun_is_divided_anew_and_its_partitions_stay
     assert_eq!((view.partitions, view.per_partition), (3, 2));
 
     config.partitions = 9;
-    let refused = layout_at_start(&*site.store, &config).await.unwrap_err();
-    assert!(
-        refused.to_string().contains("set partitions to 3"),
-        "{refused}"
+    let layout = layout_at_start(&*site.store, &config).await.unwrap();
+    assert_eq!(layout.division().partitions, 3, "the store says how many");
+}
+
+/// One partition that becomes two, and ended at request 40.
+fn growing() -> Layout {
+    let end = Places {
+        requests: Offset(40),
+        ..Places::default()
+    };
+    Layout::first(1)
+        .announced(2)
+        .unwrap()
+        .moved(vec![end])
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_reader_that_gets_another_partition_reads_the_old_one_to_its_end_first() {
+    let site = Site::new();
+    let layout = growing();
+    let (stays, leaves) = (ReaderId(0), ReaderId(1));
+    let to_run = async |reader| {
+        let generation = generation_to_run(&*site.store, &layout, reader).await;
+        generation.unwrap().0
+    };
+    site.lease(0, 0, None, 30).await;
+    assert_eq!((to_run(stays).await, to_run(leaves).await), (2, 1));
+    site.lease(1, 0, None, 30).await;
+    site.lease(1, 1, None, 39).await;
+    assert_eq!((to_run(stays).await, to_run(leaves).await), (2, 1));
+
+    let key = LeaseKey::scheduler(LayoutGeneration(1), leaves);
+    let held = site.store.lease(key).await.unwrap().unwrap();
+    let mut read = held.clone();
+    read.checkpoint.requests = Offset(40);
+    assert!(site.store.take_lease(Some(held), read).await.unwrap());
+    assert_eq!(to_run(leaves).await, 2);
+    let begun = site.begin(&layout, 1).await;
+    assert_eq!(begun.partition, PartitionId(1));
+    assert_eq!(begun.checkpoint, Checkpoint::default());
+    assert_eq!((begun.epoch, begun.stamp_limit), (Epoch(5), Stamp(101)));
+    let stays = site.begin(&layout, 0).await;
+    assert_eq!(
+        stays.checkpoint.requests,
+        Offset(30),
+        "it goes on where it was"
     );
+}
+
+#[tokio::test]
+async fn a_partition_is_done_as_far_as_those_who_will_leave_it_are_too() {
+    let site = Site::new();
+    let layout = growing();
+    site.lease(1, 0, None, 60).await;
+    site.lease(1, 1, None, 35).await;
+    let done = async || {
+        let done = requests_done(&*site.store, &layout, PartitionId(0)).await;
+        done.unwrap().0
+    };
+    let unmoved = async || {
+        let unmoved = unmoved(&*site.store, &layout).await.unwrap();
+        unmoved.map(|(reader, partition, _)| (reader.0, partition.0))
+    };
+    assert_eq!((done().await, unmoved().await), (35, Some((1, 0))));
+    let key = LeaseKey::scheduler(LayoutGeneration(1), ReaderId(1));
+    let begun = site.begin(&layout, 1).await;
+    assert!(site.store.take_lease(None, begun).await.unwrap());
+    let ended = site.store.lease(key).await.unwrap().unwrap();
+    assert!(ended.is_ended, "{ended:?}");
+    assert_eq!((done().await, unmoved().await), (60, None));
 }
