@@ -191,7 +191,7 @@ async fn a_reader_that_gets_another_partition_reads_the_old_one_to_its_end_first
     let begun = site.begin(&layout, 1).await;
     assert_eq!(begun.partition, PartitionId(1));
     assert_eq!(begun.checkpoint, Checkpoint::default());
-    assert_eq!((begun.epoch, begun.stamp_limit), (Epoch(5), Stamp(101)));
+    assert_eq!((begun.epoch, begun.stamp_limit), (Epoch(6), Stamp(101)));
     let stays = site.begin(&layout, 0).await;
     assert_eq!(
         stays.checkpoint.requests,

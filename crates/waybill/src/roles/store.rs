@@ -1,16 +1,22 @@
 //! The state store: the embedded one of this process, or the cluster that the configuration names.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use waybill_store::{CqlStore, EmbeddedConfig, EmbeddedStore, Store};
+use waybill_store::{CqlStore, EmbeddedConfig, EmbeddedStore, Store, StoreError};
 
+use crate::chain::chain;
 use crate::cli::Role;
 use crate::config::Config;
 use crate::shutdown::{Running, Stage};
 
+/// How long a database may take to come up.
+const DATABASE_PATIENCE: Duration = Duration::from_secs(60);
+/// How long after it was not there it is asked again.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How often one supervisor looks whether old attention entries still lead anywhere.
-const ATTENTION_WALK: std::time::Duration = std::time::Duration::from_secs(60 * 60);
+const ATTENTION_WALK: Duration = Duration::from_secs(60 * 60);
 
 /// Opens the store. A process with all roles prepares a cluster for itself; one with a single role
 /// leaves that to whoever deploys it.
@@ -26,14 +32,36 @@ pub(super) async fn open(
         cql.attention_walk_interval = Some(ATTENTION_WALK);
     }
     if let Role::Up { .. } = role {
-        CqlStore::migrate(&cql)
+        once_there(|| CqlStore::migrate(&cql))
             .await
             .context("the state store cannot be prepared")?;
     }
-    let store = CqlStore::connect(cql)
+    let store = once_there(|| CqlStore::connect(cql.clone()))
         .await
         .context("the state store cannot be opened")?;
     Ok(Arc::new(store))
+}
+
+/// Asks again and again for as long as a database may take to come up.
+async fn once_there<T, F>(ask: impl Fn() -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let deadline = Instant::now() + DATABASE_PATIENCE;
+    let mut is_told = false;
+    loop {
+        match ask().await {
+            Err(error @ (StoreError::Unavailable { .. } | StoreError::Unknown { .. }))
+                if Instant::now() < deadline =>
+            {
+                if !std::mem::replace(&mut is_told, true) {
+                    tracing::warn!(error = %chain(&error), "waiting for the database");
+                }
+                tokio::time::sleep(ASK_AGAIN_AFTER).await;
+            }
+            answer => return answer,
+        }
+    }
 }
 
 async fn embedded(config: &Config, running: &Running) -> anyhow::Result<Arc<dyn Store>> {

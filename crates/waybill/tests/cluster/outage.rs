@@ -107,6 +107,49 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn roles_that_start_before_the_database_wait_for_it() {
+    let Some(mut cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let server = cluster.scylla.clone();
+    let line = Line::to(&server).await;
+    cluster.scylla = line.address.to_string();
+    line.set(State::Cut);
+    let services = cluster.services("");
+    let mut waiting = [cluster.scheduler("all", ""), cluster.supervisor("")];
+    for member in &waiting {
+        member
+            .world
+            .eventually("it says what it waits for", async || {
+                let log = std::fs::read_to_string(member.world.path("log.txt")).unwrap_or_default();
+                log.contains("waiting for the database")
+            })
+            .await;
+        let readiness = member.readiness().await.expect("it is alive");
+        assert!(
+            readiness.starts_with("waiting for: every role"),
+            "{readiness}"
+        );
+    }
+    // A third one is to end while it waits.
+    cluster.supervisor("").terminate();
+    line.set(State::Open);
+    for member in &waiting {
+        member.world.ready().await;
+    }
+    let agents = cluster.agents(&services, "");
+    let ingestion = cluster.ingestion(&services, "");
+    let ids = deliver(&ingestion, "after", 10).await;
+    ingestion.world.all_reach(&ids, "Processed").await;
+    for member in &mut waiting {
+        member.terminate();
+    }
+    drop((services, agents, ingestion, waiting));
+    cluster.scylla = server;
+    cluster.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writes_that_applied_and_were_never_answered_cost_nothing_and_are_made_once() {
     const TIMES: usize = 6;
     const ROUND: usize = 50;
