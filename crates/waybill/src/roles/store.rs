@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use waybill_store::{CqlStore, EmbeddedConfig, EmbeddedStore, Store, StoreError};
+use waybill_store::{CqlConfig, CqlStore, EmbeddedConfig, EmbeddedStore, Store, StoreError};
 
 use crate::chain::chain;
 use crate::cli::Role;
@@ -13,6 +13,8 @@ use crate::shutdown::{Running, Stage};
 
 /// How long a database may take to come up.
 const DATABASE_PATIENCE: Duration = Duration::from_secs(60);
+/// How long it may take to connect to one.
+const CONNECT_MAX: Duration = Duration::from_secs(15);
 /// How long after it was not there it is asked again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How often one supervisor looks whether old attention entries still lead anywhere.
@@ -36,10 +38,22 @@ pub(super) async fn open(
             .await
             .context("the state store cannot be prepared")?;
     }
-    let store = once_there(|| CqlStore::connect(cql.clone()))
+    let store = once_there(|| connected(cql.clone()))
         .await
         .context("the state store cannot be opened")?;
     Ok(Arc::new(store))
+}
+
+/// A store, or that the database does not answer: by itself the driver would wait for a minute for servers that
+/// take connections and say nothing.
+async fn connected(cql: CqlConfig) -> Result<CqlStore, StoreError> {
+    let connecting = tokio::time::timeout(CONNECT_MAX, CqlStore::connect(cql));
+    connecting.await.unwrap_or_else(|late| {
+        Err(StoreError::Unavailable {
+            action: "connecting",
+            source: late.into(),
+        })
+    })
 }
 
 /// Asks again and again for as long as a database may take to come up.

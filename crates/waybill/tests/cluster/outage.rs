@@ -122,7 +122,7 @@ async fn roles_that_start_before_the_database_wait_for_it() {
             .world
             .eventually("it says what it waits for", async || {
                 let log = std::fs::read_to_string(member.world.path("log.txt")).unwrap_or_default();
-                log.contains("waiting for the database")
+                log.contains("waiting for the database") && log.contains("connecting failed")
             })
             .await;
         let readiness = member.readiness().await.expect("it is alive");
