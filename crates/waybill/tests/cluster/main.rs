@@ -22,6 +22,7 @@ mod member;
 mod outage;
 mod readers;
 mod refusals;
+mod refusing;
 mod secured;
 mod servers;
 mod statuses;

@@ -2,26 +2,54 @@
 
 use std::process::{Output, Stdio};
 
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions};
+use rdkafka::client::DefaultClientContext;
+use serde_json::Value;
+
 use crate::PARTITIONS;
 use crate::cluster::Cluster;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_number_of_partitions_that_the_topics_do_not_have_is_refused_and_the_key_named() {
+async fn topics_that_others_gave_more_partitions_are_refused_with_the_command_that_mends_it() {
     let Some(cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
     // Topics as they are configured.
-    let mut scheduler = cluster.scheduler("0-3", "");
+    let mut scheduler = cluster.scheduler("all", "");
     scheduler.world.ready().await;
     scheduler.terminate();
-    let wanted = (PARTITIONS * 2).to_string();
+    let wanted = (PARTITIONS * 2) as usize;
+    let topic = format!("{}.operation-requests.v1", cluster.name);
+    let admin: AdminClient<DefaultClientContext> = cluster.kafka_client();
+    let more = [NewPartitions::new(&topic, wanted)];
+    let added = admin.create_partitions(&more, &AdminOptions::new()).await;
+    assert_eq!(added.expect("the broker answers"), [Ok(topic)]);
     for role in ["scheduler", "ingestion", "supervisor"] {
-        let refused = cluster.run(&[role, "--partitions", &wanted, "--http", "127.0.0.1:0"]);
+        let refused = cluster.run(&[role, "--http", "127.0.0.1:0"]);
         assert!(!refused.status.success(), "{role}: {refused:?}");
         let said = text(&refused);
-        let what = format!("has {PARTITIONS} partitions, not {wanted}: `partitions`");
-        assert!(said.contains(&what), "{role}: {said}");
+        let what = format!("has {wanted} partitions, not {PARTITIONS}");
+        let mend = format!("waybill topics grow --partitions {wanted}");
+        assert!(
+            said.contains(&what) && said.contains(&mend),
+            "{role}: {said}"
+        );
     }
+
+    let mut growing = cluster.command(&["topics", "grow", "--partitions", &wanted.to_string()]);
+    let mut growing = growing.spawn().expect("the program was built");
+    scheduler
+        .world
+        .eventually("more are announced", async || {
+            let shown = cluster.run(&["readers", "show", "--json"]);
+            let shown: Value = serde_json::from_slice(&shown.stdout).unwrap_or_default();
+            shown["generation"].as_u64() > Some(0)
+        })
+        .await;
+    scheduler.start_again();
+    scheduler.world.ready().await;
+    let status = growing.wait().expect("it can be waited for");
+    assert!(status.success(), "{status}");
     drop(scheduler);
     cluster.remove().await;
 }
