@@ -201,10 +201,12 @@ impl Cluster {
             .expect("the broker answers");
         let own = metadata.topics().iter().map(|topic| topic.name());
         let own: Vec<&str> = own.filter(|name| name.contains(&self.name)).collect();
-        let admin: AdminClient<DefaultClientContext> = self.kafka_client();
-        let deleted = admin.delete_topics(&own, &AdminOptions::new()).await;
-        for result in deleted.expect("topics can be deleted") {
-            result.expect("a topic of its own can be deleted");
+        if !own.is_empty() {
+            let admin: AdminClient<DefaultClientContext> = self.kafka_client();
+            let deleted = admin.delete_topics(&own, &AdminOptions::new()).await;
+            for result in deleted.expect("topics can be deleted") {
+                result.expect("a topic of its own can be deleted");
+            }
         }
         let session = SessionBuilder::new().known_node(&self.scylla).build().await;
         let session = session.expect("the server answers");

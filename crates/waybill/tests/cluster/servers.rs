@@ -88,6 +88,19 @@ impl Server {
         script.wait().expect("it can be waited for");
     }
 
+    /// No byte more may be written into its files, as on a disk that is full. Waits until it has ended of that.
+    pub fn fill_the_disk(&mut self) {
+        let pid = self.pid();
+        let limits = ["--pid", &pid, "--fsize=1:1"];
+        let limited = Command::new("prlimit").args(limits).status();
+        assert!(
+            limited.is_ok_and(|status| status.success()),
+            "prlimit {pid}"
+        );
+        let mut script = self.script.take().expect("it runs");
+        script.wait().expect("it can be waited for");
+    }
+
     /// SIGSTOP.
     pub fn freeze(&self) {
         self.signal("-STOP");
@@ -99,10 +112,15 @@ impl Server {
     }
 
     fn signal(&self, signal: &str) {
+        let pid = self.pid();
+        let sent = Command::new("kill").args([signal, &pid]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "{signal} {pid}");
+    }
+
+    fn pid(&self) -> String {
         let file = self.dir.join(format!("{}.pid", self.kind.words().0));
         let pid = std::fs::read_to_string(file).expect("a server that runs has a pid file");
-        let sent = Command::new("kill").args([signal, pid.trim()]).status();
-        assert!(sent.is_ok_and(|status| status.success()), "{signal} {pid}");
+        pid.trim().to_owned()
     }
 }
 

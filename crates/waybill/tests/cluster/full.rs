@@ -1,0 +1,36 @@
+//! A broker whose disk is full: it takes nothing more, and ends.
+
+use std::time::Duration;
+
+use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
+use crate::world::delivery;
+
+const ROUND: usize = 200;
+/// Longer than a request is waited for, and than a lease.
+const AWAY: Duration = Duration::from_secs(8);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_whose_disk_is_full_costs_no_delivery() {
+    let Some((cluster, mut kafka, cassandra)) = Cluster::with_servers_or_skip().await else {
+        return;
+    };
+    let services = cluster.services("");
+    let ingestion = cluster.ingestion(&services, "");
+    let schedulers = [cluster.scheduler("0-1", ""), cluster.scheduler("2-3", "")];
+    let others = [cluster.supervisor(""), cluster.agents(&services, "")];
+    for member in schedulers.iter().chain(&others) {
+        member.world.ready().await;
+    }
+    let worlds = [ingestion.world.clone()];
+    let fill = || {
+        kafka.fill_the_disk();
+        std::thread::sleep(AWAY);
+        kafka.start_again();
+    };
+    let mut ids = deliver_while(&worlds, "full", ROUND, fill).await;
+    ids.push(worlds[0].deliver(&delivery("after", false)).await);
+    all_end_without_a_person(&worlds[0], &ids).await;
+    drop((services, ingestion, schedulers, others));
+    cluster.remove().await;
+    drop((kafka, cassandra));
+}
