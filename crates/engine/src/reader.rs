@@ -400,10 +400,19 @@ impl Share {
             && self.until.is_none()
     }
 
-    /// Where the reader stops to read, if it does.
+    /// Whether the reader looks at a record at this offset at all. Replies are read on beyond the end, for they
+    /// are to what it has just asked for.
     #[must_use]
-    pub fn end(&self, source: Source) -> Option<Offset> {
-        self.until.map(|until| until.on(source))
+    pub fn reads(&self, source: Source, offset: Offset) -> bool {
+        let is_within = |until: Places| offset < until.on(source);
+        source == Source::Replies || self.until.is_none_or(is_within)
+    }
+
+    /// To where the reader has to get, whether there are records or not, before it counts as having gone over.
+    #[must_use]
+    pub fn awaited_end(&self, source: Source) -> Option<Offset> {
+        let cut = self.cut.map(|cut| cut.ends);
+        Some(self.until.or(cut)?.on(source))
     }
 
     /// Over how many partitions the operations were spread by whoever put a record at this offset.

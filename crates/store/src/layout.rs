@@ -4,11 +4,12 @@
 //! conditional write. So all processes agree on the division of every generation, and the leases of
 //! different generations have nothing to do with each other.
 //!
-//! To more partitions it goes in two generations. One [announces](Layout::announced) them: whoever writes
-//! spreads the operations over all of them from then on, and as many readers as will be needed share the old
-//! ones. When nobody can still write by the old number, the next one says where the old ones
-//! [ended](Layout::moved): readers that have another partition from then on read their old one to there, in the
-//! generation before, and then begin.
+//! To more partitions it goes in four generations. The first says that the topics [are to get](Layout::intended)
+//! them. The second [announces](Layout::announced) them: whoever writes spreads the operations over all of them from
+//! then on, and as many readers as will be needed share the old ones. When nobody can still write by the old
+//! number, the third says where the old ones [ended](Layout::moved): readers that have another partition from then on
+//! read their old one to there, in the generation before, and then begin. When all have, the fourth
+//! [forgets](Layout::settled) how it came.
 
 use std::fmt;
 
@@ -58,6 +59,9 @@ pub enum LayoutError {
         /// How many were asked for.
         wanted: u32,
     },
+    /// No partitions were intended.
+    #[error("no more partitions are intended")]
+    NotIntended,
     /// No partitions were announced.
     #[error("no more partitions were announced")]
     NotAnnounced,
@@ -75,7 +79,9 @@ pub struct Layout {
     division: Division,
     /// Over how many partitions operations are spread by whoever writes.
     written: u32,
-    /// When the number of partitions was last changed.
+    /// How many partitions the topics are to get.
+    intended: Option<u32>,
+    /// Set while not every reader has gone over to the number of partitions that is written.
     moved: Option<Moved>,
 }
 
@@ -96,6 +102,7 @@ impl Layout {
             past: Vec::new(),
             division: Division::one_each(partitions),
             written: partitions,
+            intended: None,
             moved: None,
         }
     }
@@ -106,6 +113,7 @@ impl Layout {
             past,
             division,
             written: division.partitions,
+            intended: None,
             moved: None,
         }
     }
@@ -116,8 +124,8 @@ impl Layout {
     ///
     /// If the readers of `division` cannot follow those of this one, or the partitions are becoming more.
     pub fn successor(&self, division: Division) -> Result<Self, LayoutError> {
-        if self.is_growing() {
-            return Err(LayoutError::Growing(self.written));
+        if let Some(partitions) = self.becomes() {
+            return Err(LayoutError::Growing(partitions));
         }
         if division.partitions != self.division.partitions {
             let (before, after) = (self.division.partitions, division.partitions);
@@ -126,14 +134,15 @@ impl Layout {
         self.next(division)
     }
 
-    /// The layout after this one, by which operations are spread over so many partitions, and which has as
-    /// many readers as will read them.
+    /// The layout after this one, by which the topics are to get so many partitions. Another number may be
+    /// intended as long as it was not announced.
     ///
     /// # Errors
     ///
-    /// If that is no multiple of what there is, or each partition would have too many readers meanwhile.
-    pub fn announced(&self, partitions: u32) -> Result<Self, LayoutError> {
-        if self.is_growing() {
+    /// If that is no multiple of what there is, each partition would have too many readers meanwhile, or others are
+    /// on their way.
+    pub fn intended(&self, partitions: u32) -> Result<Self, LayoutError> {
+        if self.written != self.division.partitions || self.moved.is_some() {
             return Err(LayoutError::Growing(self.written));
         }
         let now = self.division.partitions;
@@ -141,15 +150,37 @@ impl Layout {
             let wanted = partitions;
             return Err(LayoutError::Partitions { now, wanted });
         }
-        let times = partitions / now;
-        let next = self.next(Division {
-            readers_per_partition: self.division.readers_per_partition.saturating_mul(times),
-            ..self.division
-        })?;
+        self.shared_by_as_many_as(partitions)
+            .may_follow(self.division)?;
         Ok(Self {
-            written: partitions,
+            intended: Some(partitions),
+            ..self.next(self.division)?
+        })
+    }
+
+    /// The layout after this one, by which operations are spread over the partitions that were intended, and which
+    /// has as many readers as will read them.
+    ///
+    /// # Errors
+    ///
+    /// If none were intended.
+    pub fn announced(&self) -> Result<Self, LayoutError> {
+        let written = self.intended.ok_or(LayoutError::NotIntended)?;
+        let next = self.next(self.shared_by_as_many_as(written))?;
+        Ok(Self {
+            written,
+            intended: None,
             ..next
         })
+    }
+
+    /// The partitions that there are, with as many readers as there will be of so many.
+    fn shared_by_as_many_as(&self, partitions: u32) -> Division {
+        let readers = self.division.readers_per_partition;
+        Division {
+            readers_per_partition: readers.saturating_mul(partitions / self.division.partitions),
+            ..self.division
+        }
     }
 
     /// The layout after this one, in which the partitions that were announced are read, and the old ones
@@ -159,7 +190,7 @@ impl Layout {
     ///
     /// If none were announced, or these are not the ends of all.
     pub fn moved(&self, ends: Vec<Places>) -> Result<Self, LayoutError> {
-        if !self.is_growing() || ends.len() != self.division.partitions as usize {
+        if !self.is_announced() || ends.len() != self.division.partitions as usize {
             return Err(LayoutError::NotAnnounced);
         }
         let next = self.next(Division {
@@ -170,6 +201,18 @@ impl Layout {
         Ok(Self {
             moved: Some(Moved { into, ends }),
             ..next
+        })
+    }
+
+    /// The layout after this one, once all readers have gone over: how they came there is forgotten.
+    ///
+    /// # Errors
+    ///
+    /// If the layout was replaced too often.
+    pub fn settled(&self) -> Result<Self, LayoutError> {
+        Ok(Self {
+            moved: None,
+            ..self.next(self.division)?
         })
     }
 
@@ -203,10 +246,29 @@ impl Layout {
         ever
     }
 
+    /// How many partitions the topics may have, beside those that are written.
+    #[must_use]
+    pub fn partitions_intended(&self) -> Option<u32> {
+        self.intended
+    }
+
+    /// How many partitions there will be, while there are becoming more.
+    #[must_use]
+    pub fn becomes(&self) -> Option<u32> {
+        let is_on_its_way = self.is_announced() || self.is_moving();
+        self.intended.or(is_on_its_way.then_some(self.written))
+    }
+
     /// Whether more partitions were announced, and are not read yet.
     #[must_use]
-    pub fn is_growing(&self) -> bool {
+    pub fn is_announced(&self) -> bool {
         self.written != self.division.partitions
+    }
+
+    /// Whether more partitions are read, and not all readers have gone over.
+    #[must_use]
+    pub fn is_moving(&self) -> bool {
+        self.moved.is_some()
     }
 
     /// To where a reader of a generation reads its partition, if the next one gives it another.
@@ -277,9 +339,9 @@ impl Layout {
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "layout {}: {}", self.generation(), self.division)?;
-        match self.is_growing() {
-            true => write!(f, ", becoming {} partitions", self.written),
-            false => Ok(()),
+        match self.becomes() {
+            Some(partitions) => write!(f, ", becoming {partitions} partitions"),
+            None => Ok(()),
         }
     }
 }
@@ -321,17 +383,18 @@ mod tests {
             readers_per_partition,
         };
         let layout = Layout::first(2);
-        let announced = layout.announced(6).unwrap();
+        assert_eq!(layout.announced(), Err(LayoutError::NotIntended));
+        let intended = layout.intended(4).unwrap().intended(6).unwrap();
+        assert_eq!(
+            (intended.division(), intended.partitions_written()),
+            (of(2, 1), 2)
+        );
+        assert_eq!(intended.successor(of(2, 2)), Err(LayoutError::Growing(6)));
+        let announced = intended.announced().unwrap();
         assert_eq!(announced.division(), of(2, 3));
         assert_eq!(announced.partitions_written(), 6);
-        assert!(matches!(
-            announced.successor(of(2, 1)),
-            Err(LayoutError::Growing(6))
-        ));
-        assert!(matches!(
-            announced.announced(12),
-            Err(LayoutError::Growing(6))
-        ));
+        assert_eq!(announced.successor(of(2, 1)), Err(LayoutError::Growing(6)));
+        assert_eq!(announced.intended(12), Err(LayoutError::Growing(6)));
         assert_eq!(announced.left(PartitionId(0)), []);
 
         let ends = vec![places(10), places(20)];
@@ -339,7 +402,8 @@ mod tests {
         let moved = announced.moved(ends).unwrap();
         assert_eq!(moved.division(), of(6, 1));
         assert_eq!(moved.partitions_ever(), [6, 2]);
-        let before = LayoutGeneration(1);
+        assert_eq!(moved.successor(of(6, 2)), Err(LayoutError::Growing(6)));
+        let before = LayoutGeneration(3);
         let ends = [0, 1, 2, 3].map(|reader| moved.end_of(before, ReaderId(reader)));
         assert_eq!(ends, [None, None, Some(places(10)), Some(places(20))]);
         assert_eq!(moved.end_of(LayoutGeneration(0), ReaderId(2)), None);
@@ -349,18 +413,21 @@ mod tests {
         );
         assert_eq!(moved.left(PartitionId(2)), []);
 
-        let shared = moved.successor(of(6, 2)).unwrap();
         let cut = |generation, partition| {
-            let cut = shared.cut_of(LayoutGeneration(generation), PartitionId(partition));
+            let cut = moved.cut_of(LayoutGeneration(generation), PartitionId(partition));
             cut.map(|cut| (cut.before, cut.ends.requests.0))
         };
-        assert_eq!(cut(1, 0), None);
-        assert_eq!(cut(2, 0), Some((2, 10)));
-        assert_eq!(cut(3, 1), Some((2, 20)));
-        assert_eq!(cut(3, 2), None);
+        assert_eq!(cut(3, 0), None);
+        assert_eq!(cut(4, 0), Some((2, 10)));
+        assert_eq!(cut(4, 1), Some((2, 20)));
+        assert_eq!(cut(4, 2), None);
+        let settled = moved.settled().unwrap();
+        assert_eq!(settled.becomes(), None);
+        assert_eq!(settled.cut_of(settled.generation(), PartitionId(0)), None);
+        assert_eq!(settled.successor(of(6, 2)).unwrap().division(), of(6, 2));
         for wanted in [0, 1, 2, 3, 5] {
-            assert!(layout.announced(wanted).is_err(), "{wanted}");
+            assert!(layout.intended(wanted).is_err(), "{wanted}");
         }
-        assert!(layout.announced(2 * 65).is_err(), "too many readers each");
+        assert!(layout.intended(2 * 65).is_err(), "too many readers each");
     }
 }

@@ -255,7 +255,7 @@ pub struct Flags {
     /// elsewhere [default: 127.0.0.1:8082]
     #[arg(long, global = true, value_name = "ADDR")]
     pub services: Option<String>,
-    /// Partitions of the operation topics; fixed once data exists [default: 4]
+    /// Partitions of the operation topics of a new store; see `waybill topics grow` for others [default: 4]
     #[arg(long, global = true, value_name = "P")]
     pub partitions: Option<u32>,
     /// Readers that share each partition in a new store; see `waybill readers` for others [default: 1]

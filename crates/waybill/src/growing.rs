@@ -1,18 +1,22 @@
 //! Going over to more partitions while everything goes on.
 //!
-//! 1. The topics get the partitions, and clients the time to hear of them.
-//! 2. The layout announces them: whoever writes spreads operations over all of them from then on. There are
+//! 1. The layout says that it is intended: from then on roles start on topics that have the old number or the new.
+//! 2. The topics get the partitions, and clients the time to hear of them.
+//! 3. The layout announces them: whoever writes spreads operations over all of them from then on. There are
 //!    already as many readers as will be needed, and they share the old partitions.
-//! 3. When no writer can still go by the old number, the layout says where the old partitions ended. Readers that
+//! 4. When no writer can still go by the old number, the layout says where the old partitions ended. Readers that
 //!    have a new one read their old one to there, and then begin.
+//! 5. When all have, the layout forgets it.
 //!
 //! What must hold: each step is durable before the next begins, and may be repeated; who stops in the middle
-//! leaves everything going, and asking again goes on from there.
+//! leaves everything going, and asking again goes on from there. What was announced is gone on with by
+//! schedulers ([`finish`]), for operations wait in the new partitions.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 use waybill_engine::{PartitionId, Places, ReaderId, Workflows};
 use waybill_kafka::{Admin, AdminError, ClientError, KafkaSettings};
 use waybill_messages::Topics;
@@ -21,10 +25,13 @@ use waybill_store::{Layout, LayoutError, Store, StoreError};
 use crate::chain::chain;
 use crate::config::{Config, PARTITIONS_MAX};
 use crate::readers;
-use crate::roles::topics::names_with_partitions_of_operations;
+use crate::roles::topics::{DISK_BOUND, names_with_partitions_of_operations};
+use crate::spread::Spread;
 
 /// How often it is looked whether readers have begun.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often it is looked whether somebody has left something to be finished.
+const FINISH_EVERY: Duration = Duration::from_secs(2);
 /// How long readers are waited for. They begin without anybody who waits.
 const READERS_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -51,10 +58,10 @@ pub enum GrowError {
         "no scheduler has begun on this store: the first one begins with the `partitions` of its configuration"
     )]
     NotBegun,
-    /// The last growing has not come to its end.
+    /// There are more, and not every reader has gone over yet.
     #[error(
-        "reader {reader} has yet to read partition {partition} to where it ended when there were made more \
-         (requests {}, replies {}, recoveries {}): ask again when it has",
+        "more partitions are read; reader {reader} has yet to read partition {partition} to where it ended \
+         (requests {}, replies {}, recoveries {}). That goes on by itself",
         .end.requests, .end.replies, .end.recoveries
     )]
     Unmoved {
@@ -71,6 +78,21 @@ pub enum GrowError {
     /// A topic is not there.
     #[error("there is no topic {0}: `waybill topics create` makes it")]
     NoTopic(String),
+    /// The bound on disk of the embedded broker is too small for so many.
+    #[error(
+        "topic {topic} was made with segments of {segment} bytes and a bound of {bound} bytes on disk: of {partitions} \
+         partitions, those alone that are being written would fill half of it"
+    )]
+    Disk {
+        /// The topic.
+        topic: String,
+        /// How many partitions were asked for.
+        partitions: u32,
+        /// The size of its segments, in bytes.
+        segment: u64,
+        /// The bound on disk of all its partitions, in bytes.
+        bound: u64,
+    },
     /// A topic has more than is asked for.
     #[error("topic {topic} has {has} partitions already: ask for as many")]
     TooFew {
@@ -139,15 +161,18 @@ impl Growing {
         self.stands().clone()
     }
 
-    /// Begins in the background, unless one is under way.
+    /// Begins in the background, or follows one to the same number that is under way.
     ///
     /// # Errors
     ///
-    /// The one that is under way.
+    /// One to another number that is under way.
     pub fn begin(&self, partitions: u32) -> Result<GrowthView, GrowthView> {
         let mut stands = self.stands();
         if let Some(under_way) = stands.as_ref().filter(|view| view.is_under_way) {
-            return Err(under_way.clone());
+            return match under_way.partitions == partitions {
+                true => Ok(under_way.clone()),
+                false => Err(under_way.clone()),
+            };
         }
         let view = GrowthView {
             partitions,
@@ -159,16 +184,17 @@ impl Growing {
         drop(stands);
         let growing = self.clone();
         tokio::spawn(async move {
+            let mut ending = Ending {
+                growing: &growing,
+                error: Some("it stopped in the middle".to_owned()),
+            };
             let tell = |step: String| {
                 if let Some(view) = growing.stands().as_mut() {
                     view.step = step;
                 }
             };
             let ended = growing.run(partitions, &tell).await;
-            if let Some(view) = growing.stands().as_mut() {
-                view.is_under_way = false;
-                view.error = ended.err().map(|error| chain(&error));
-            }
+            ending.error = ended.err().map(|error| chain(&error));
         });
         Ok(view)
     }
@@ -192,17 +218,22 @@ impl Growing {
         }
         let mut layout = self.store.layout().await?.ok_or(GrowError::NotBegun)?;
         let admin = Admin::new(&self.kafka, "waybill-growing")?;
-        if layout.partitions_written() != partitions {
-            // Refuses what cannot be before anything is done.
-            let announced = layout.announced(partitions)?;
-            self.refuse_unmoved(&layout).await?;
+        if layout.partitions_written() == partitions {
             self.add_partitions(&admin, partitions, tell).await?;
+        } else {
+            // Refuses what cannot be before anything is done.
+            let intended = layout.intended(partitions)?;
+            self.lacking(&admin, partitions).await?;
+            self.refuse_full_disk(&admin, partitions).await?;
+            if layout.partitions_intended() != Some(partitions) {
+                layout = self.replace(layout, intended).await?;
+            }
+            self.add_partitions(&admin, partitions, tell).await?;
+            let announced = layout.announced()?;
             layout = self.replace(layout, announced).await?;
             tracing::info!(%layout, "operations are spread over more partitions");
-        } else {
-            self.add_partitions(&admin, partitions, tell).await?;
         }
-        if layout.is_growing() {
+        if layout.is_announced() {
             let settle = self.settle;
             tell(format!(
                 "announced; waiting {settle:?} for what is being written"
@@ -213,16 +244,18 @@ impl Growing {
             layout = self.replace(layout, moved).await?;
             tracing::info!(%layout, "more partitions are read");
         }
-        self.wait_for_readers(&layout, tell).await
+        if layout.is_moving() {
+            self.wait_for_readers(&layout, tell).await?;
+            let settled = layout.settled()?;
+            layout = self.replace(layout, settled).await?;
+            tracing::info!(%layout, "every reader has gone over");
+        }
+        tell(format!("{partitions} partitions are read"));
+        Ok(())
     }
 
-    /// Gives the topics what they lack, and clients the time to hear of it.
-    async fn add_partitions(
-        &self,
-        admin: &Admin,
-        partitions: u32,
-        tell: &(dyn Fn(String) + Sync),
-    ) -> Result<(), GrowError> {
+    /// The topics that have fewer.
+    async fn lacking(&self, admin: &Admin, partitions: u32) -> Result<Vec<&str>, GrowError> {
         let mut lacking = Vec::new();
         for topic in &self.names {
             let no_topic = || GrowError::NoTopic(topic.clone());
@@ -235,6 +268,35 @@ impl Growing {
                 lacking.push(topic.as_str());
             }
         }
+        Ok(lacking)
+    }
+
+    /// The embedded broker bounds what requests take on disk, and gives space back by whole segments.
+    async fn refuse_full_disk(&self, admin: &Admin, partitions: u32) -> Result<(), GrowError> {
+        let topic = self.topics.requests();
+        let settings = admin.topic_settings(&[topic]).await?;
+        let number = |key: &str| settings.get(topic)?.get(key)?.parse::<u64>().ok();
+        match (number(DISK_BOUND), number("segment.bytes")) {
+            (Some(bound), Some(segment)) if segment * u64::from(partitions) > bound / 2 => {
+                Err(GrowError::Disk {
+                    topic: topic.to_owned(),
+                    partitions,
+                    segment,
+                    bound,
+                })
+            }
+            (Some(_) | None, Some(_) | None) => Ok(()),
+        }
+    }
+
+    /// Gives the topics what they lack, and clients the time to hear of it.
+    async fn add_partitions(
+        &self,
+        admin: &Admin,
+        partitions: u32,
+        tell: &(dyn Fn(String) + Sync),
+    ) -> Result<(), GrowError> {
+        let lacking = self.lacking(admin, partitions).await?;
         if lacking.is_empty() {
             return Ok(());
         }
@@ -273,35 +335,78 @@ impl Growing {
         Ok(ends.collect())
     }
 
-    async fn refuse_unmoved(&self, layout: &Layout) -> Result<(), GrowError> {
-        match readers::unmoved(&*self.store, layout).await? {
-            Some((reader, partition, end)) => Err(GrowError::Unmoved {
-                reader,
-                partition,
-                end,
-            }),
-            None => Ok(()),
-        }
-    }
-
     async fn wait_for_readers(
         &self,
         layout: &Layout,
         tell: &(dyn Fn(String) + Sync),
     ) -> Result<(), GrowError> {
-        let partitions = layout.partitions_written();
         let began = Instant::now();
-        loop {
-            match self.refuse_unmoved(layout).await {
-                Ok(()) => {
-                    tell(format!("{partitions} partitions are read"));
-                    return Ok(());
+        while let Some((reader, partition, end)) = readers::unmoved(&*self.store, layout).await? {
+            if began.elapsed() >= READERS_PATIENCE {
+                return Err(GrowError::Unmoved {
+                    reader,
+                    partition,
+                    end,
+                });
+            }
+            tell(format!("waiting for reader {reader}"));
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+}
+
+/// Says how one ended that was begun in the background, also if it panics.
+struct Ending<'a> {
+    growing: &'a Growing,
+    error: Option<String>,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if let Some(view) = self.growing.stands().as_mut() {
+            view.is_under_way = false;
+            view.error = self.error.take();
+        }
+    }
+}
+
+/// Goes on with what was announced and stands still, because whoever began it has gone.
+pub(crate) async fn finish(
+    growing: Growing,
+    spread: Spread,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let patience = growing.settle * 2 + READERS_PATIENCE;
+    let mut seen = (spread.layout().generation(), Instant::now());
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(FINISH_EVERY) => {}
+            () = stop.cancelled() => return Ok(()),
+        }
+        let layout = spread.layout();
+        if layout.generation() != seen.0 {
+            seen = (layout.generation(), Instant::now());
+        }
+        let is_left = layout.is_announced() || layout.is_moving();
+        if is_left && seen.1.elapsed() >= patience {
+            let partitions = layout.partitions_written();
+            tracing::warn!(
+                partitions,
+                "going on to more partitions, which somebody has begun"
+            );
+            let tell = |step: String| tracing::info!(step, "going on to more partitions");
+            let going_on = growing.run(partitions, &tell);
+            let ended = tokio::select! {
+                ended = going_on => ended,
+                () = stop.cancelled() => return Ok(()),
+            };
+            match ended {
+                // Somebody else goes on with it, or readers do.
+                Ok(()) | Err(GrowError::Changed | GrowError::Unmoved { .. }) => {}
+                Err(error) => {
+                    tracing::warn!(error = %chain(&error), "there are not more partitions yet");
                 }
-                Err(GrowError::Unmoved { reader, .. }) if began.elapsed() < READERS_PATIENCE => {
-                    tell(format!("waiting for reader {reader}"));
-                    tokio::time::sleep(LOOK_EVERY).await;
-                }
-                Err(error) => return Err(error),
             }
         }
     }

@@ -55,7 +55,7 @@ pub(crate) async fn layout_at_start(store: &dyn Store, config: &Config) -> anyho
     let layout = layout(store, config.partitions).await?;
     let stands = layout.division();
     let (is, configured) = (stands.readers_per_partition, wanted.readers_per_partition);
-    if is != configured && !layout.is_growing() {
+    if is != configured && layout.becomes().is_none() {
         tracing::warn!(
             readers_per_partition = is,
             configured,
@@ -294,6 +294,10 @@ async fn lowest(
     partition: PartitionId,
     offset: impl Fn(&Lease) -> Offset,
 ) -> Result<Offset, StoreError> {
+    // One that was announced, and that nobody reads yet.
+    if partition.0 >= layout.division().partitions {
+        return Ok(Offset(0));
+    }
     let mut lowest: Option<Offset> = None;
     let own = layout.division().of_partition(partition);
     let own = own.map(|reader| (layout.generation(), reader));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use waybill_engine::{OperationId, PartitionId, partition_for};
+use waybill_engine::{Offset, OperationId, PartitionId, partition_for};
 use waybill_store::{Layout, Store, StoreError};
 
 use crate::chain::chain;
@@ -45,6 +45,11 @@ impl Spread {
         Ok((Self(spread), Follower { store, told }))
     }
 
+    /// The layout that says it.
+    pub(crate) fn layout(&self) -> Arc<Layout> {
+        Arc::clone(&self.0.borrow())
+    }
+
     /// How many partitions there are.
     #[must_use]
     pub fn partitions(&self) -> u32 {
@@ -63,6 +68,21 @@ impl Spread {
         let ever = self.0.borrow().partitions_ever();
         let mut ever = ever.into_iter();
         ever.any(|partitions| partition_for(operation, partitions) == partition)
+    }
+
+    /// Whether a request at this place came when its partition was already cut, so that it is sent on to its
+    /// operation's own: that nobody knows of it there says nothing yet.
+    #[must_use]
+    pub fn is_sent_on(
+        &self,
+        partition: PartitionId,
+        offset: Offset,
+        operation: OperationId,
+    ) -> bool {
+        let layout = self.layout();
+        let cut = layout.cut_of(layout.generation(), partition);
+        let is_beyond = cut.is_some_and(|cut| offset >= cut.ends.requests);
+        is_beyond && self.partition_of(operation) != partition
     }
 
     /// Every partition that anything of operations was ever kept under.

@@ -213,8 +213,8 @@ fn a_layout_reads_back() {
     };
     let sample = Layout::first(4).successor(of(2)).unwrap();
     let bytes = encoder.layout(&sample);
-    // format, those before, the division, partitions written, no move
-    assert_eq!(hex(bytes), "0501040104020400");
+    // format, those before, the division, partitions written, none intended, no move
+    assert_eq!(hex(bytes), "050104010402040000");
     assert_eq!(layout(bytes), Ok(sample));
 
     let place = |offset| Places {
@@ -222,10 +222,10 @@ fn a_layout_reads_back() {
         replies: Offset(1),
         recoveries: Offset(2),
     };
-    let sample = Layout::first(2).announced(4).unwrap();
+    let sample = Layout::first(2).intended(4).unwrap().announced().unwrap();
     let sample = sample.moved(vec![place(7), place(8)]).unwrap();
     let bytes = encoder.layout(&sample);
-    // format, those before, the division, partitions written, moved into, ends
+    // format, those before, the division, partitions written, none intended, moved into, ends
     assert_eq!(hex(bytes), "0502020102020401040102020e0204100204");
     assert_eq!(layout(bytes), Ok(sample));
 }
@@ -277,7 +277,7 @@ fn a_layout_that_is_or_was_impossible_is_refused() {
             let bytes = postcard::to_extend(&divisions, vec![FORMAT_4]).unwrap();
             assert_eq!(layout(&bytes), refused, "{divisions:?}");
             let (past, division) = divisions;
-            let now = (&past, division, 4_u32, None::<()>);
+            let now = (&past, division, 4_u32, None::<u32>, None::<()>);
             let bytes = postcard::to_extend(&now, vec![LAYOUT_FORMAT]).unwrap();
             assert_eq!(layout(&bytes), refused, "{past:?} {division}");
         }

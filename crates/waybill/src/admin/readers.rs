@@ -40,7 +40,7 @@ pub(super) async fn set(
             format!("/{PER_PARTITION}"),
             refused.to_string(),
         )]),
-        SetError::NotBegun | SetError::Unmoved(..) | SetError::Changed => {
+        SetError::NotBegun | SetError::Changed => {
             Problem::new(Kind::VerbRefused, error.to_string())
         }
     })

@@ -83,7 +83,8 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
     if let Some(status) = read(intake, &ids, query.token).await? {
         return Ok(status);
     }
-    if offset.is_some_and(|offset| offset < consumed) {
+    let is_sent_on = |offset| intake.spread().is_sent_on(partition, offset, id);
+    if offset.is_some_and(|offset| offset < consumed && !is_sent_on(offset)) {
         return Err(unknown());
     }
     let request = match offset {
@@ -95,7 +96,7 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
     };
     Ok(Status::Pending(Box::new(Pending {
         id,
-        ahead: offset.map(|offset| offset.0 - consumed.0),
+        ahead: offset.map(|offset| (offset.0 - consumed.0).max(0)),
         accepted,
         request,
     })))

@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{Division, Offset, PartitionId, ReaderId};
+use waybill_engine::{Division, Offset, ReaderId};
 use waybill_store::{Layout, LayoutError, LayoutGeneration, Lease, LeaseKey, Store, StoreError};
 
 /// The layout and its readers.
@@ -68,12 +68,6 @@ pub enum SetError {
         "no scheduler has begun on this store: the first one begins with scheduler.readersPerPartition"
     )]
     NotBegun,
-    /// The partitions became more, and not all readers have gone over.
-    #[error(
-        "reader {0} has yet to read partition {1} to where it ended when there were made more: ask again when \
-         it has"
-    )]
-    Unmoved(ReaderId, PartitionId),
     /// Somebody else changed it at the same moment.
     #[error("somebody else has changed the layout meanwhile: look at it, and ask again")]
     Changed,
@@ -142,9 +136,6 @@ impl Readers {
         };
         if wanted != stands.division() {
             let next = stands.successor(wanted)?;
-            if let Some((reader, partition, _)) = super::unmoved(&*self.store, &stands).await? {
-                return Err(SetError::Unmoved(reader, partition));
-            }
             if !self.store.set_layout(Some(stands), next.clone()).await? {
                 return Err(SetError::Changed);
             }

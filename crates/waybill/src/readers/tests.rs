@@ -161,7 +161,9 @@ fn growing() -> Layout {
         ..Places::default()
     };
     Layout::first(1)
-        .announced(2)
+        .intended(2)
+        .unwrap()
+        .announced()
         .unwrap()
         .moved(vec![end])
         .unwrap()
@@ -177,17 +179,17 @@ async fn a_reader_that_gets_another_partition_reads_the_old_one_to_its_end_first
         generation.unwrap().0
     };
     site.lease(0, 0, None, 30).await;
-    assert_eq!((to_run(stays).await, to_run(leaves).await), (2, 1));
-    site.lease(1, 0, None, 30).await;
-    site.lease(1, 1, None, 39).await;
-    assert_eq!((to_run(stays).await, to_run(leaves).await), (2, 1));
+    assert_eq!((to_run(stays).await, to_run(leaves).await), (3, 2));
+    site.lease(2, 0, None, 30).await;
+    site.lease(2, 1, None, 39).await;
+    assert_eq!((to_run(stays).await, to_run(leaves).await), (3, 2));
 
-    let key = LeaseKey::scheduler(LayoutGeneration(1), leaves);
+    let key = LeaseKey::scheduler(LayoutGeneration(2), leaves);
     let held = site.store.lease(key).await.unwrap().unwrap();
     let mut read = held.clone();
     read.checkpoint.requests = Offset(40);
     assert!(site.store.take_lease(Some(held), read).await.unwrap());
-    assert_eq!(to_run(leaves).await, 2);
+    assert_eq!(to_run(leaves).await, 3);
     let begun = site.begin(&layout, 1).await;
     assert_eq!(begun.partition, PartitionId(1));
     assert_eq!(begun.checkpoint, Checkpoint::default());
@@ -204,8 +206,8 @@ async fn a_reader_that_gets_another_partition_reads_the_old_one_to_its_end_first
 async fn a_partition_is_done_as_far_as_those_who_will_leave_it_are_too() {
     let site = Site::new();
     let layout = growing();
-    site.lease(1, 0, None, 60).await;
-    site.lease(1, 1, None, 35).await;
+    site.lease(2, 0, None, 60).await;
+    site.lease(2, 1, None, 35).await;
     let done = async || {
         let done = requests_done(&*site.store, &layout, PartitionId(0)).await;
         done.unwrap().0
@@ -215,10 +217,21 @@ async fn a_partition_is_done_as_far_as_those_who_will_leave_it_are_too() {
         unmoved.map(|(reader, partition, _)| (reader.0, partition.0))
     };
     assert_eq!((done().await, unmoved().await), (35, Some((1, 0))));
-    let key = LeaseKey::scheduler(LayoutGeneration(1), ReaderId(1));
+    let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(1));
     let begun = site.begin(&layout, 1).await;
     assert!(site.store.take_lease(None, begun).await.unwrap());
     let ended = site.store.lease(key).await.unwrap().unwrap();
     assert!(ended.is_ended, "{ended:?}");
     assert_eq!((done().await, unmoved().await), (60, None));
+}
+
+#[tokio::test]
+async fn what_lies_in_partitions_that_nobody_reads_yet_was_not_consumed() {
+    let site = Site::new();
+    site.lease(0, 0, None, 90).await;
+    let layout = Layout::first(1).intended(2).unwrap().announced().unwrap();
+    for (partition, until) in [(0, 91), (1, 0)] {
+        let consumed = consumed(&*site.store, &layout, PartitionId(partition)).await;
+        assert_eq!(consumed.unwrap(), Offset(until), "{partition}");
+    }
 }

@@ -176,7 +176,10 @@ async fn world(
         );
     }
     let config = &config.with_partitions(partitions);
-    topics::create(config, &kafka, &workflows).await?;
+    // Nobody but this process has an embedded store, so nobody else could mend what stops it.
+    let (intended, is_own) = (spread.layout().partitions_intended(), store.is_exclusive());
+    let may_have = |has: u32| intended == Some(has) || (is_own && has.is_multiple_of(partitions));
+    topics::create(config, &kafka, &workflows, may_have).await?;
     running.spawn(Stage::Scheduler, "watch over the layout", |stop| {
         follower.run(stop)
     });

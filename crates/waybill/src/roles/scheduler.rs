@@ -3,7 +3,7 @@
 use super::World;
 use crate::admin::Admin;
 use crate::config::Config;
-use crate::growing::Growing;
+use crate::growing::{self, Growing};
 use crate::readers::{self, show::Readers};
 use crate::scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings};
 use crate::shutdown::{Running, Stage};
@@ -27,13 +27,18 @@ pub(super) async fn start(
     let scheduler = Scheduler::start(scheduler_settings(config, own), parts, admin)?;
     admin.set_schedulers(scheduler.control());
     admin.set_readers(Readers::new(world.store.clone(), config.partitions));
-    admin.set_growing(Growing::new(
+    let growing = Growing::new(
         config,
         world.store.clone(),
         world.kafka.clone(),
         world.topics.clone(),
         &world.workflows,
-    ));
+    );
+    admin.set_growing(growing.clone());
+    let spread = world.spread.clone();
+    running.spawn(Stage::Scheduler, "partitions", move |stop| {
+        growing::finish(growing, spread, stop)
+    });
     let stop = scheduler.stopper();
     running.push(
         Stage::Scheduler,

@@ -56,7 +56,7 @@ const RESULT_PARTITION_BYTES_MAX: u64 = 512 * 1024 * 1024;
 const CONTACTS_RETENTION_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// The bound of a topic's size on disk, which no broker but the embedded one has.
-const DISK_BOUND: &str = "waybill.disk.bytes.max";
+pub(crate) const DISK_BOUND: &str = "waybill.disk.bytes.max";
 
 /// Which broker it is, as far as the topics differ by that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,11 +104,13 @@ pub(crate) enum Outcome {
     Stood,
 }
 
-/// Creates what is missing, and looks whether what is there would do harm.
+/// Creates what is missing, and looks whether what is there would do harm. Operation topics `may_have` other
+/// numbers of partitions than the configured one.
 pub(super) async fn create(
     config: &Config,
     kafka: &KafkaSettings,
     workflows: &Workflows,
+    may_have: impl Fn(u32) -> bool,
 ) -> anyhow::Result<()> {
     let admin = Admin::new(kafka, "waybill-admin")?;
     admin.wait_ready(BROKER_PATIENCE).await?;
@@ -118,7 +120,14 @@ pub(super) async fn create(
     let found = look_at_all(&admin, &needed)
         .await
         .map_err(|error| explained(error, config))?;
-    let findings = judge(config, broker, &needed, &found);
+    let mut findings = judge(config, broker, &needed, &found);
+    let of_operations = names_with_partitions_of_operations(config, workflows);
+    for finding in &mut findings {
+        let is_number = finding.key == PARTITIONS_KEY && of_operations.contains(&finding.topic);
+        if is_number && finding.found.parse().is_ok_and(&may_have) {
+            finding.weight = Weight::Warning;
+        }
+    }
     for finding in &findings {
         match finding.weight {
             Weight::Harm => {}

@@ -96,16 +96,19 @@ impl Slot {
         self.rest_until = None;
     }
 
-    /// Whether it runs under another layout than this one, and has nothing left to read there.
+    /// Whether it runs under another layout than this one, and has nothing left to do there.
     pub(super) fn is_to_follow(&self, layout: &Layout) -> bool {
         let SlotState::Owned(owned) = &self.state else {
             return false;
         };
         let row = &owned.lease.row;
         let (generation, reader) = (row.key.generation, ReaderId(row.key.number));
-        let end = layout.end_of(generation, reader);
-        generation != layout.generation()
-            && end.is_none_or(|end| row.checkpoint.places().reach(&end))
+        let Some(end) = layout.end_of(generation, reader) else {
+            return generation != layout.generation();
+        };
+        // What it had begun before it knew of the end, it finishes.
+        let reached = owned.engine.checkpoint();
+        reached.requests >= reached.consumed && row.checkpoint.places().reach(&end)
     }
 
     /// Begins anew under a layout, if it was not running: what was being taken, or stood in the way, was

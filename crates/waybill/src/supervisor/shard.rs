@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use waybill_engine::{
     OperationId, OwnerId, PartitionId, Recovery, RecoveryVerb, Supervision, Timestamp, Workflows,
 };
-use waybill_store::{DueBucket, DueEntry, Store, StoreError};
+use waybill_store::{DueEntry, Store, StoreError};
 
 use super::SupervisorSettings;
 use super::ask::{AskError, Asker};
@@ -79,21 +79,36 @@ impl Shard {
         mut lease: ShardLease,
         stop: &CancellationToken,
     ) -> Result<(), StoreError> {
-        let cursor = match self.store.due_cursor(self.shard).await? {
-            Some(cursor) => cursor,
-            None => DueBucket::of(wall_clock()),
+        // Before a shard has a cursor nobody has written an entry.
+        let cursor = loop {
+            if let Some(cursor) = self.store.due_cursor(self.shard).await? {
+                break cursor;
+            }
+            self.metrics.swept(self.shard);
+            tokio::select! {
+                () = tokio::time::sleep(REST.min(self.settings.lease / 4)) => {}
+                () = stop.cancelled() => return lease.release().await,
+            }
+            if !lease.keep().await? {
+                return Ok(());
+            }
         };
         tracing::info!(shard = %self.shard, "looking after the shard");
         let grace =
             self.settings.scheduler_lease + self.settings.lease_margin + self.settings.clock_skew;
         let mut sweep = Sweep::new(cursor, grace);
         while lease.keep().await? {
-            if let Err(error) = self.pass(&mut sweep, &mut lease).await {
-                self.metrics.failed_passes.increment(1);
-                tracing::warn!(shard = %self.shard, error = &error as &dyn std::error::Error, "a sweep ended early and is repeated");
-                tokio::time::sleep(REST).await;
-            }
+            let passed = self.pass(&mut sweep, &mut lease).await;
             self.metrics.behind(self.shard, sweep.behind(wall_clock()));
+            match passed {
+                Ok(true) if !stop.is_cancelled() => continue,
+                Ok(_) => {}
+                Err(error) => {
+                    self.metrics.failed_passes.increment(1);
+                    tracing::warn!(shard = %self.shard, error = &error as &dyn std::error::Error, "a sweep ended early and is repeated");
+                    tokio::time::sleep(REST).await;
+                }
+            }
             tokio::select! {
                 () = tokio::time::sleep(self.settings.interval) => {}
                 () = stop.cancelled() => return lease.release().await,
@@ -103,14 +118,15 @@ impl Shard {
         Ok(())
     }
 
-    /// Reads what is to be read, asks for what is due, and moves the cursor.
-    async fn pass(&self, sweep: &mut Sweep, lease: &mut ShardLease) -> Result<(), PassError> {
+    /// Reads what is to be read, asks for what is due, and moves the cursor. Returns whether the next pass
+    /// should follow at once, because the cursor might have moved further.
+    async fn pass(&self, sweep: &mut Sweep, lease: &mut ShardLease) -> Result<bool, PassError> {
         for bucket in sweep.to_read(wall_clock()) {
             let began = wall_clock();
             let mut after = None;
             loop {
                 if !lease.keep().await? || !lease.is_valid() {
-                    return Ok(());
+                    return Ok(false);
                 }
                 let page = self
                     .store
@@ -131,12 +147,13 @@ impl Shard {
             }
             sweep.was_read(bucket, began);
         }
+        let mut is_behind = false;
         if let Some(cursor) = sweep.next_cursor().filter(|_| lease.is_valid()) {
             self.store.advance_due_cursor(self.shard, cursor).await?;
-            sweep.cursor_moved(cursor);
+            is_behind = sweep.cursor_moved(cursor);
         }
         self.metrics.swept(self.shard);
-        Ok(())
+        Ok(is_behind)
     }
 
     async fn deal_with(&self, due: &[DueEntry], now: Timestamp) -> Result<(), PassError> {

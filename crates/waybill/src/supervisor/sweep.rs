@@ -110,9 +110,10 @@ impl Sweep {
         (self.passed == self.cursor && next > self.cursor).then_some(next)
     }
 
-    /// The cursor is durable there.
-    pub(super) fn cursor_moved(&mut self, cursor: DueBucket) {
+    /// The cursor is durable there. Returns whether it has moved as far as it may at once.
+    pub(super) fn cursor_moved(&mut self, cursor: DueBucket) -> bool {
         self.cursor = cursor;
+        cursor.0 - self.passed.0 >= DUE_BUCKETS_AGAIN
     }
 
     /// How far the sweep lies behind.
@@ -196,7 +197,7 @@ mod tests {
         }
         let next = sweep.next_cursor().unwrap();
         assert_eq!(next, DueBucket(13));
-        sweep.cursor_moved(next);
+        assert!(!sweep.cursor_moved(next), "it is not behind");
         sweep.was_read(DueBucket(13), at(20, 0));
         assert_eq!(sweep.next_cursor(), None, "it looks again first");
         // Its clock was set back since.
@@ -218,6 +219,7 @@ mod tests {
         }
         let next = DueBucket(10 + DUE_BUCKETS_AGAIN);
         assert_eq!(sweep.next_cursor(), Some(next));
+        assert!(sweep.cursor_moved(next), "it goes on at once");
         assert_eq!(Sweep::new(next, GRACE).passed, DueBucket(10));
     }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
+use crate::is_remote;
 use crate::world::delivery;
 
 const ROUND: usize = 200;
@@ -28,7 +29,8 @@ async fn a_broker_whose_disk_is_full_costs_no_delivery() {
         kafka.start_again();
     };
     let mut ids = deliver_while(&worlds, "full", ROUND, fill).await;
-    ids.push(worlds[0].deliver(&delivery("after", false)).await);
+    let after = delivery("after", is_remote(ROUND));
+    ids.push(worlds[0].deliver(&after).await);
     all_end_without_a_person(&worlds[0], &ids).await;
     drop((services, ingestion, schedulers, others));
     cluster.remove().await;

@@ -150,9 +150,12 @@ impl Live {
             }
             return Ok(());
         }
-        // Read again, it gets the answer that it got when the operation was not there yet.
+        // Read again, it gets the answer that it got when the operation was not there yet. (Of another partition,
+        // since there are more of them, it came later.)
+        let created_at = self.created.request;
         let came_too_early = matches!(request.amendment, Amendment::Reschedule { .. })
-            && position.offset < self.created.request.offset;
+            && position.partition == created_at.partition
+            && position.offset < created_at.offset;
         let verdict = if came_too_early || *request.tenant != *self.created.tenant {
             Verdict::Refused("unknown-operation")
         } else if let Some(mut advance) = self.advance(desk) {

@@ -44,9 +44,11 @@ impl Reading {
         }
     }
 
-    /// The last record that it is to read before it leaves the partition, if that has not come.
+    /// The last record that it has to get to before it counts as having gone over to another number of
+    /// partitions, if that has not come.
     pub(super) fn last_unseen(&self, source: Source) -> Option<Offset> {
-        let end = self.share.end(source).filter(|end| self.next < *end)?;
+        let end = self.share.awaited_end(source);
+        let end = end.filter(|end| self.next < *end)?;
         Some(Offset(end.0 - 1))
     }
 

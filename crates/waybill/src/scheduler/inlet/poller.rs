@@ -193,7 +193,7 @@ impl Poller {
                     continue;
                 }
                 // What lies beyond is for those who stay.
-                if reading.share.end(source).is_some_and(|end| offset >= end) {
+                if !reading.share.reads(source, offset) {
                     continue;
                 }
                 match reading.verified(&feed.decoder, &record) {
