@@ -33,7 +33,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How often it is looked whether somebody has left something to be finished.
 const FINISH_EVERY: Duration = Duration::from_secs(2);
 /// How long readers are waited for. They begin without anybody who waits.
-const READERS_PATIENCE: Duration = Duration::from_secs(30);
+const READERS_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Why there are not more partitions.
 #[derive(Debug, thiserror::Error)]

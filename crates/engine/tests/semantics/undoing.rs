@@ -1,12 +1,15 @@
 //! Failing for good: what the supervisor makes of it, undoing, parking, and what people ask for.
 
+use std::sync::Arc;
+
 use waybill_engine::{
-    Action, Amendment, Attempt, AttemptSeen, Exhausted, Message, Outcome, ProcessState,
-    RecoveryVerb, StepDefinition, StepKind,
+    Action, Amendment, Attempt, AttemptSeen, Exhausted, Message, Offset, Outcome, PartitionId,
+    Position, ProcessState, RecoveryVerb, StepDefinition, StepKind,
 };
 
 use crate::fixture::{
-    Fixture, OTHER_HASH, T0, error, id, ms, reply, request, step, success, told, with_steps,
+    Fixture, OTHER_HASH, PARTITION, T0, error, id, ms, reply, request, step, success, told,
+    with_steps,
 };
 
 fn refused() -> Outcome {
@@ -421,6 +424,36 @@ fn a_reschedule_changes_what_later_steps_are_given_until_a_step_uses_it() {
         told.last().unwrap(),
         "status 0 RescheduleRefused Processing step-sent"
     );
+}
+
+#[test]
+fn a_reschedule_came_too_early_by_its_place_in_the_partition_of_its_request_alone() {
+    // Of the request's own partition, and of another one, since there are more of them.
+    for (partition, answer) in [
+        (
+            PARTITION,
+            "status 0 RescheduleRefused Processing unknown-operation",
+        ),
+        (PartitionId(1), "status 0 Rescheduled Processing"),
+    ] {
+        let mut fixture = with_steps(vec![step("a")]);
+        fixture.request(request(id(1)));
+        fixture.round();
+        let row = fixture.rows.get_mut(&id(1)).unwrap();
+        let offset = Offset(1_000);
+        Arc::make_mut(&mut row.created).request = Position { partition, offset };
+        fixture.restart(1, 0);
+        fixture.amend(
+            1,
+            Amendment::Reschedule {
+                fields: br#"{"weight":4}"#.to_vec(),
+                deadline: None,
+            },
+        );
+        fixture.load();
+        let told = told(&fixture.round());
+        assert!(told.iter().any(|line| line == answer), "{told:?}");
+    }
 }
 
 #[test]

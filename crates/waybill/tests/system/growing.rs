@@ -4,12 +4,14 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use waybill_engine::partition_for;
 
 use crate::readers::deliver_and_cancel;
-use crate::world::World;
 use crate::world::process::without_test_variables;
-use crate::{deliver_all, is_remote, put_to, restart, schedulers};
+use crate::world::{PATIENCE, World, delivery};
+use crate::{REQUESTS, deliver_all, is_remote, put_to, restart, schedulers};
 
 const CONFIG: &str = "partitions: 2\n\
     kafka: { growSettle: 2s, properties: { topic.metadata.refresh.interval.ms: '500' } }\n\
@@ -28,6 +30,7 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
         tokio::spawn(async move { deliver_all(&world, "growing", DELIVERIES, &progress).await })
     };
     let changing = async {
+        let mut ids = Vec::new();
         let is_at = async |share: usize| {
             world
                 .eventually("the next share is accepted", async || {
@@ -40,14 +43,13 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
         assert!(grown.status.success(), "{grown:?}\n{}", world.log_tail());
         all_run(&world, 4).await;
 
-        // Whoever drives it is killed in the middle, and asked again.
+        // Whoever drives it is killed when the topics have grown, and asked again; and once more when it is
+        // announced. That is gone on with.
         is_at(3).await;
         let mut growing = begin(&world, 8);
         world
-            .eventually("more partitions are announced", async || {
-                let log = std::fs::read_to_string(world.path("log.txt")).unwrap_or_default();
-                world.is_on_servers()
-                    || log.contains("operations are spread over more partitions partitions=8")
+            .eventually("the topic has more partitions", async || {
+                partitions_of(&world, REQUESTS) == 8
             })
             .await;
         let _ = growing.kill();
@@ -55,15 +57,35 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
         process.kill();
         process = restart(&world);
         world.ready().await;
-        let grown = grow(&world, 8).await;
-        assert!(grown.status.success(), "{grown:?}\n{}", world.log_tail());
+
+        let mut growing = begin(&world, 8);
+        world
+            .eventually("more partitions are announced", async || {
+                let log = std::fs::read_to_string(world.path("log.txt")).unwrap_or_default();
+                log.contains("operations are spread over more partitions partitions=8")
+            })
+            .await;
+        let _ = growing.kill();
+        let _ = growing.wait();
+        for index in 0..20 {
+            // Its partition may be one that nobody reads yet.
+            let id = world
+                .deliver(&delivery(&format!("announced-{index}"), false))
+                .await;
+            assert!(world.state(&id).await.is_some(), "{id} is not known");
+            ids.push(id);
+        }
+        process.kill();
+        process = restart(&world);
         all_run(&world, 8).await;
-        process
+        (process, ids)
     };
-    let (process, cancelled) = tokio::join!(changing, deliver_and_cancel(&world, &progress));
+    let ((process, announced), cancelled) =
+        tokio::join!(changing, deliver_and_cancel(&world, &progress));
 
     let mut ids = sending.await.expect("the clients do not fail");
     ids.extend(cancelled);
+    ids.extend(announced);
     // Some clients hear of it late.
     let late = [2, 4].map(|partitions| {
         (0..8).map(move |index| (partitions, format!("late-by-{partitions}-{index}")))
@@ -108,6 +130,22 @@ async fn all_run(world: &World, partitions: u64) {
         })
         .await;
     world.ready().await;
+}
+
+/// How many partitions a topic has.
+fn partitions_of(world: &World, topic: &str) -> usize {
+    let topic = world.topic(topic);
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", world.address("broker").to_string())
+        .create()
+        .expect("a consumer can be made");
+    let metadata = consumer.fetch_metadata(Some(&topic), PATIENCE);
+    let metadata = metadata.expect("the broker answers");
+    metadata
+        .topics()
+        .iter()
+        .map(|topic| topic.partitions().len())
+        .sum()
 }
 
 /// Makes so many partitions, and waits until that is done.
