@@ -334,7 +334,15 @@ impl PartitionEngine {
             self.open.done.requests.push(offset);
         } else if live.created.request != position {
             self.stats.duplicates += 1;
-            self.open.done.requests.push(offset);
+            // Sent here from a partition that has lost its reader to this one, it may be all that leads to the
+            // operation if this owner dies.
+            let is_from_elsewhere = live.created.request.partition != position.partition;
+            let is_safe = live.state.state.is_final() || live.state.handed_off;
+            if is_from_elsewhere && !is_safe && live.held.is_none() {
+                live.held = Some(offset);
+            } else {
+                self.open.done.requests.push(offset);
+            }
         } else if live.state.state.is_final() {
             self.open.done.requests.push(offset);
         } else {

@@ -408,6 +408,12 @@ impl Share {
         source == Source::Replies || self.until.is_none_or(is_within)
     }
 
+    /// Whether the reader is to leave its partition.
+    #[must_use]
+    pub fn leaves(&self) -> bool {
+        self.until.is_some()
+    }
+
     /// To where the reader has to get, whether there are records or not, before it counts as having gone over.
     #[must_use]
     pub fn awaited_end(&self, source: Source) -> Option<Offset> {

@@ -65,6 +65,9 @@ pub enum LayoutError {
     /// No partitions were announced.
     #[error("no more partitions were announced")]
     NotAnnounced,
+    /// No reader is going over to more partitions.
+    #[error("no reader is going over to more partitions")]
+    NotMoving,
     /// It was replaced too often.
     #[error("the layout was changed {GENERATIONS_MAX} times, and cannot be changed again")]
     Generations,
@@ -81,7 +84,7 @@ pub struct Layout {
     written: u32,
     /// How many partitions the topics are to get.
     intended: Option<u32>,
-    /// Set while not every reader has gone over to the number of partitions that is written.
+    /// How the number of partitions was changed last.
     moved: Option<Moved>,
 }
 
@@ -92,6 +95,8 @@ struct Moved {
     into: LayoutGeneration,
     /// Where each of the old partitions ended, in order.
     ends: Vec<Places>,
+    /// Every reader has gone over.
+    is_settled: bool,
 }
 
 impl Layout {
@@ -142,7 +147,7 @@ impl Layout {
     /// If that is no multiple of what there is, each partition would have too many readers meanwhile, or others are
     /// on their way.
     pub fn intended(&self, partitions: u32) -> Result<Self, LayoutError> {
-        if self.written != self.division.partitions || self.moved.is_some() {
+        if self.is_announced() || self.is_moving() {
             return Err(LayoutError::Growing(self.written));
         }
         let now = self.division.partitions;
@@ -199,21 +204,46 @@ impl Layout {
         })?;
         let into = next.generation();
         Ok(Self {
-            moved: Some(Moved { into, ends }),
+            moved: Some(Moved {
+                into,
+                ends,
+                is_settled: false,
+            }),
             ..next
         })
     }
 
-    /// The layout after this one, once all readers have gone over: how they came there is forgotten.
+    /// The layout after this one, once all readers have gone over: they need not know any more how they came there.
     ///
     /// # Errors
     ///
-    /// If the layout was replaced too often.
+    /// If they are not going over.
     pub fn settled(&self) -> Result<Self, LayoutError> {
+        let moved = self.going_over().ok_or(LayoutError::NotMoving)?;
         Ok(Self {
-            moved: None,
+            moved: Some(Moved {
+                is_settled: true,
+                ..moved.clone()
+            }),
             ..self.next(self.division)?
         })
+    }
+
+    /// The layout after this one, in which no more partitions are intended than there are.
+    ///
+    /// # Errors
+    ///
+    /// If none are.
+    pub fn withdrawn(&self) -> Result<Self, LayoutError> {
+        self.intended.ok_or(LayoutError::NotIntended)?;
+        Ok(Self {
+            intended: None,
+            ..self.next(self.division)?
+        })
+    }
+
+    fn going_over(&self) -> Option<&Moved> {
+        self.moved.as_ref().filter(|moved| !moved.is_settled)
     }
 
     fn next(&self, division: Division) -> Result<Self, LayoutError> {
@@ -268,13 +298,13 @@ impl Layout {
     /// Whether more partitions are read, and not all readers have gone over.
     #[must_use]
     pub fn is_moving(&self) -> bool {
-        self.moved.is_some()
+        self.going_over().is_some()
     }
 
     /// To where a reader of a generation reads its partition, if the next one gives it another.
     #[must_use]
     pub fn end_of(&self, generation: LayoutGeneration, reader: ReaderId) -> Option<Places> {
-        let moved = self.moved.as_ref()?;
+        let moved = self.going_over()?;
         let is_before = moved.into.previous() == Some(generation);
         let before = self
             .of(generation)
@@ -288,20 +318,34 @@ impl Layout {
     /// Where a partition was cut that readers of this generation read.
     #[must_use]
     pub fn cut_of(&self, generation: LayoutGeneration, partition: PartitionId) -> Option<Cut> {
-        let moved = self
-            .moved
-            .as_ref()
-            .filter(|moved| moved.into <= generation)?;
+        let moved = self.going_over().filter(|moved| moved.into <= generation)?;
         let ends = *moved.ends.get(partition.0 as usize)?;
         let before = u32::try_from(moved.ends.len()).unwrap_or(u32::MAX);
         Some(Cut { before, ends })
+    }
+
+    /// Where a partition was cut, for those who begin to read it in the first generation after that.
+    #[must_use]
+    pub fn cut_into(&self, generation: LayoutGeneration, partition: PartitionId) -> Option<Places> {
+        let moved = self
+            .moved
+            .as_ref()
+            .filter(|moved| moved.into == generation)?;
+        moved.ends.get(partition.0 as usize).copied()
+    }
+
+    /// Where a partition was cut when the number of partitions was changed last, also when that is long over.
+    #[must_use]
+    pub fn last_cut(&self, partition: PartitionId) -> Option<Places> {
+        let ends = &self.moved.as_ref()?.ends;
+        ends.get(partition.0 as usize).copied()
     }
 
     /// Readers of the generation before the partitions became more which read `partition` to its end, and
     /// then had another: each with its lease's generation.
     #[must_use]
     pub fn left(&self, partition: PartitionId) -> Vec<(LayoutGeneration, ReaderId)> {
-        let before = self.moved.as_ref().and_then(|moved| moved.into.previous());
+        let before = self.going_over().and_then(|moved| moved.into.previous());
         let Some((generation, division)) = before.and_then(|of| Some((of, self.of(of)?))) else {
             return Vec::new();
         };
@@ -390,6 +434,8 @@ mod tests {
             (of(2, 1), 2)
         );
         assert_eq!(intended.successor(of(2, 2)), Err(LayoutError::Growing(6)));
+        assert_eq!(layout.withdrawn(), Err(LayoutError::NotIntended));
+        assert_eq!(intended.withdrawn().unwrap().becomes(), None);
         let announced = intended.announced().unwrap();
         assert_eq!(announced.division(), of(2, 3));
         assert_eq!(announced.partitions_written(), 6);
@@ -421,8 +467,11 @@ mod tests {
         assert_eq!(cut(4, 0), Some((2, 10)));
         assert_eq!(cut(4, 1), Some((2, 20)));
         assert_eq!(cut(4, 2), None);
+        assert_eq!(announced.settled(), Err(LayoutError::NotMoving));
         let settled = moved.settled().unwrap();
         assert_eq!(settled.becomes(), None);
+        assert_eq!(settled.left(PartitionId(1)), []);
+        assert_eq!(settled.last_cut(PartitionId(1)), Some(places(20)));
         assert_eq!(settled.cut_of(settled.generation(), PartitionId(0)), None);
         assert_eq!(settled.successor(of(6, 2)).unwrap().division(), of(6, 2));
         for wanted in [0, 1, 2, 3, 5] {

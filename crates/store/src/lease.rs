@@ -188,9 +188,15 @@ impl Lease {
 
     /// What a reader goes on from that follows those of `parents`, all of which have ended: at the lowest
     /// of their offsets, with stamps and epochs above all of theirs. Of a partition that none of them has
-    /// read it goes on from the beginning. Nobody has held it yet.
+    /// read it goes on from the beginning. Of one that was cut it begins no later than there: what they passed
+    /// over beyond it, others have left for it. Nobody has held it yet.
     #[must_use]
-    pub fn following(key: LeaseKey, partition: PartitionId, parents: &[Followed]) -> Self {
+    pub fn following(
+        key: LeaseKey,
+        partition: PartitionId,
+        cut: Option<Places>,
+        parents: &[Followed],
+    ) -> Self {
         let leases = || parents.iter().map(|parent| &parent.lease);
         let all = Self {
             epoch: leases().map(|lease| lease.epoch).max().unwrap_or_default(),
@@ -205,6 +211,15 @@ impl Lease {
         }
         let lowest = leases().map(|lease| lease.checkpoint);
         let checkpoint = lowest.reduce(Checkpoint::lowest).unwrap_or_default();
+        let checkpoint = match cut {
+            Some(cut) => checkpoint.lowest(Checkpoint {
+                requests: cut.requests,
+                replies: cut.replies,
+                recoveries: cut.recoveries,
+                requests_fingerprint: None,
+            }),
+            None => checkpoint,
+        };
         let stood = parents.iter().flat_map(|parent| {
             let theirs = parent.lease.handover.stood().iter().copied();
             theirs.chain([parent.stood])
@@ -212,6 +227,7 @@ impl Lease {
         Self {
             consumed: leases()
                 .map(|lease| lease.consumed)
+                .chain(cut.map(|cut| cut.requests))
                 .min()
                 .unwrap_or_default(),
             handover: Handover::new(stood, |source| checkpoint.on(source)),
@@ -281,7 +297,7 @@ mod tests {
     fn whoever_merges_begins_at_the_lowest_with_stamps_and_epochs_above_all() {
         let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(0));
         let parents = [ended(0, 50, 1), ended(1, 40, 2)];
-        let lease = Lease::following(key, PartitionId(0), &parents);
+        let lease = Lease::following(key, PartitionId(0), None, &parents);
         let expected = Lease {
             epoch: Epoch(5),
             stamp_limit: Stamp(1_000),
@@ -304,7 +320,7 @@ mod tests {
     fn whoever_splits_stands_where_the_one_stood_that_it_follows() {
         let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(3));
         let parent = ended(1, 40, 2);
-        let lease = Lease::following(key, PartitionId(0), std::slice::from_ref(&parent));
+        let lease = Lease::following(key, PartitionId(0), None, std::slice::from_ref(&parent));
         assert_eq!(lease.checkpoint, parent.lease.checkpoint);
         assert!(lease.handover.is_empty());
     }
@@ -313,12 +329,34 @@ mod tests {
     fn whoever_gets_another_partition_reads_it_from_its_beginning_with_stamps_above() {
         let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(5));
         let parent = ended(1, 40, 2);
-        let lease = Lease::following(key, PartitionId(5), std::slice::from_ref(&parent));
+        let lease = Lease::following(key, PartitionId(5), None, std::slice::from_ref(&parent));
         let expected = Lease {
             epoch: parent.lease.epoch,
             stamp_limit: parent.lease.stamp_limit,
             ..Lease::new(key, PartitionId(5))
         };
         assert_eq!(lease, expected);
+    }
+
+    #[test]
+    fn whoever_stays_with_a_partition_that_was_cut_begins_no_later_than_there() {
+        let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(1));
+        let parent = ended(1, 40, 2);
+        let cut = Places {
+            requests: Offset(30),
+            replies: Offset(170),
+            recoveries: Offset(7),
+        };
+        let parents = std::slice::from_ref(&parent);
+        let lease = Lease::following(key, PartitionId(0), Some(cut), parents);
+        let expected = Checkpoint {
+            requests: Offset(30),
+            replies: Offset(160),
+            recoveries: Offset(7),
+            requests_fingerprint: None,
+        };
+        assert_eq!((lease.checkpoint, lease.consumed), (expected, Offset(30)));
+        // What it had done itself beyond is not done again.
+        assert_eq!(lease.handover.stood(), [parent.stood]);
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! The commands that look at topics and operations, and end by themselves, lie below this module.
 
+mod admin_port;
 mod agent_check;
 mod avro;
 mod connection;

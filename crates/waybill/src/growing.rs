@@ -9,8 +9,8 @@
 //! 5. When all have, the layout forgets it.
 //!
 //! What must hold: each step is durable before the next begins, and may be repeated; who stops in the middle
-//! leaves everything going, and asking again goes on from there. What was announced is gone on with by
-//! schedulers ([`finish`]), for operations wait in the new partitions.
+//! leaves everything going, and asking again goes on from there. Schedulers go on with it, too ([`finish`]), for
+//! operations may wait in the new partitions.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -72,9 +72,6 @@ pub enum GrowError {
         /// To where it has to.
         end: Places,
     },
-    /// Somebody else changed the layout at the same moment.
-    #[error("somebody else has changed the layout meanwhile: look at it, and ask again")]
-    Changed,
     /// A topic is not there.
     #[error("there is no topic {0}: `waybill topics create` makes it")]
     NoTopic(String),
@@ -204,6 +201,7 @@ impl Growing {
     }
 
     /// Makes so many partitions of the operation topics, and has them read. `tell` hears what is being done.
+    /// Somebody else may do the same.
     ///
     /// # Errors
     ///
@@ -216,42 +214,60 @@ impl Growing {
         if partitions > PARTITIONS_MAX {
             return Err(GrowError::TooMany(partitions));
         }
-        let mut layout = self.store.layout().await?.ok_or(GrowError::NotBegun)?;
         let admin = Admin::new(&self.kafka, "waybill-growing")?;
-        if layout.partitions_written() == partitions {
-            self.add_partitions(&admin, partitions, tell).await?;
-        } else {
-            // Refuses what cannot be before anything is done.
-            let intended = layout.intended(partitions)?;
-            self.lacking(&admin, partitions).await?;
-            self.refuse_full_disk(&admin, partitions).await?;
-            if layout.partitions_intended() != Some(partitions) {
-                layout = self.replace(layout, intended).await?;
+        loop {
+            let layout = self.store.layout().await?.ok_or(GrowError::NotBegun)?;
+            match self.next_step(&layout, partitions, &admin, tell).await? {
+                None => break,
+                // If somebody else was quicker, it is looked what is next now.
+                Some(next) => {
+                    let seen = Some(layout);
+                    if self.store.set_layout(seen, next.clone()).await? {
+                        tracing::info!(layout = %next, "the layout of readers was changed");
+                    }
+                }
             }
-            self.add_partitions(&admin, partitions, tell).await?;
-            let announced = layout.announced()?;
-            layout = self.replace(layout, announced).await?;
-            tracing::info!(%layout, "operations are spread over more partitions");
         }
-        if layout.is_announced() {
-            let settle = self.settle;
+        tell(format!("{partitions} partitions are read"));
+        Ok(())
+    }
+
+    /// Does what leads to the next layout, and returns that; `None` where there is nothing more to do.
+    async fn next_step(
+        &self,
+        layout: &Layout,
+        partitions: u32,
+        admin: &Admin,
+        tell: &(dyn Fn(String) + Sync),
+    ) -> Result<Option<Layout>, GrowError> {
+        let settle = self.settle;
+        if layout.is_announced() && layout.partitions_written() == partitions {
             tell(format!(
                 "announced; waiting {settle:?} for what is being written"
             ));
             tokio::time::sleep(settle).await;
-            let ends = self.ends(&admin, layout.division().partitions).await?;
-            let moved = layout.moved(ends)?;
-            layout = self.replace(layout, moved).await?;
-            tracing::info!(%layout, "more partitions are read");
+            let ends = self.ends(admin, layout.division().partitions).await?;
+            return Ok(Some(layout.moved(ends)?));
         }
-        if layout.is_moving() {
-            self.wait_for_readers(&layout, tell).await?;
-            let settled = layout.settled()?;
-            layout = self.replace(layout, settled).await?;
-            tracing::info!(%layout, "every reader has gone over");
+        if layout.is_moving() && layout.partitions_written() == partitions {
+            self.wait_for_readers(layout, tell).await?;
+            return Ok(Some(layout.settled()?));
         }
-        tell(format!("{partitions} partitions are read"));
-        Ok(())
+        if layout.partitions_written() == partitions {
+            self.add_partitions(admin, partitions, tell).await?;
+            // What was intended beyond is taken back, for no topic has more.
+            let is_more_intended = layout.partitions_intended().is_some();
+            return Ok(is_more_intended.then(|| layout.withdrawn()).transpose()?);
+        }
+        if layout.partitions_intended() == Some(partitions) {
+            self.add_partitions(admin, partitions, tell).await?;
+            return Ok(Some(layout.announced()?));
+        }
+        // Refuses what cannot be before anything is done.
+        let intended = layout.intended(partitions)?;
+        self.lacking(admin, partitions).await?;
+        self.refuse_full_disk(admin, partitions).await?;
+        Ok(Some(intended))
     }
 
     /// The topics that have fewer.
@@ -309,13 +325,6 @@ impl Growing {
         Ok(())
     }
 
-    async fn replace(&self, seen: Layout, next: Layout) -> Result<Layout, GrowError> {
-        match self.store.set_layout(Some(seen), next.clone()).await? {
-            true => Ok(next),
-            false => Err(GrowError::Changed),
-        }
-    }
-
     /// Where each of the first partitions ends.
     async fn ends(&self, admin: &Admin, partitions: u32) -> Result<Vec<Places>, GrowError> {
         let partitions: Vec<PartitionId> = (0..partitions).map(PartitionId).collect();
@@ -371,7 +380,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Goes on with what was announced and stands still, because whoever began it has gone.
+/// Goes on with what was begun and stands still, because whoever began it has gone.
 pub(crate) async fn finish(
     growing: Growing,
     spread: Spread,
@@ -402,12 +411,13 @@ pub(crate) async fn finish(
                 () = stop.cancelled() => return Ok(()),
             };
             match ended {
-                // Somebody else goes on with it, or readers do.
-                Ok(()) | Err(GrowError::Changed | GrowError::Unmoved { .. }) => {}
+                // Readers go on by themselves.
+                Ok(()) | Err(GrowError::Unmoved { .. }) => {}
                 Err(error) => {
                     tracing::warn!(error = %chain(&error), "there are not more partitions yet");
                 }
             }
+            seen.1 = Instant::now();
         }
     }
 }

@@ -95,8 +95,8 @@ pub(crate) async fn generation_to_run(
     })
 }
 
-/// What is left of the last change of the number of partitions: of readers that have not begun, or still
-/// read what was there before it, one, and what it has yet to reach.
+/// What is left of going over to more partitions: of readers that have not begun, or still read what was there
+/// before it, one, and what it has yet to reach.
 ///
 /// # Errors
 ///
@@ -108,28 +108,23 @@ pub(crate) async fn unmoved(
     let generation = layout.generation();
     for reader in layout.division().all() {
         let partition = layout.division().partition_of(reader);
-        if let Some(before) = generation.previous()
-            && let Some(end) = layout.end_of(before, reader)
-            && store
-                .lease(LeaseKey::scheduler(generation, reader))
-                .await?
-                .is_none()
-        {
-            let left = layout.of(before).map(|before| before.partition_of(reader));
-            return Ok(Some((reader, left.unwrap_or(partition), end)));
-        }
-        let Some(cut) = layout.cut_of(generation, partition) else {
-            continue;
-        };
-        for (before, left) in layout.left(partition) {
-            let lease = standing(store, layout, before, left).await?;
-            if !lease.is_ended && !lease.checkpoint.places().reach(&cut.ends) {
-                return Ok(Some((left, partition, cut.ends)));
+        let key = LeaseKey::scheduler(generation, reader);
+        let cut = layout.cut_of(generation, partition).map(|cut| cut.ends);
+        match (store.lease(key).await?, cut) {
+            (Some(lease), Some(cut)) if !lease.checkpoint.places().reach(&cut) => {
+                return Ok(Some((reader, partition, cut)));
             }
-        }
-        let lease = standing(store, layout, generation, reader).await?;
-        if !lease.checkpoint.places().reach(&cut.ends) {
-            return Ok(Some((reader, partition, cut.ends)));
+            (Some(_), _) => {}
+            // Who has not begun waits for whom it follows.
+            (None, _) => {
+                let before = generation.previous();
+                let left = before.and_then(|before| {
+                    let partition = layout.of(before)?.partition_of(reader);
+                    Some((partition, layout.end_of(before, reader)?))
+                });
+                let (partition, end) = left.unwrap_or((partition, cut.unwrap_or_default()));
+                return Ok(Some((reader, partition, end)));
+            }
         }
     }
     Ok(None)
@@ -241,6 +236,8 @@ struct Step {
     key: LeaseKey,
     reader: ReaderId,
     division: Division,
+    /// Where its partition was cut, if this generation is the first after that.
+    cut: Option<Places>,
     before: Option<(LayoutGeneration, Division)>,
 }
 
@@ -251,6 +248,7 @@ impl Step {
             key: LeaseKey::scheduler(generation, reader),
             reader,
             division: of(generation),
+            cut: layout.cut_into(generation, of(generation).partition_of(reader)),
             before: generation.previous().map(|before| (before, of(before))),
         }
     }
@@ -266,7 +264,8 @@ impl Step {
     }
 
     fn following(&self, followed: &[Followed]) -> Lease {
-        Lease::following(self.key, self.division.partition_of(self.reader), followed)
+        let partition = self.division.partition_of(self.reader);
+        Lease::following(self.key, partition, self.cut, followed)
     }
 }
 

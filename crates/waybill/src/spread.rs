@@ -79,9 +79,8 @@ impl Spread {
         offset: Offset,
         operation: OperationId,
     ) -> bool {
-        let layout = self.layout();
-        let cut = layout.cut_of(layout.generation(), partition);
-        let is_beyond = cut.is_some_and(|cut| offset >= cut.ends.requests);
+        let cut = self.layout().last_cut(partition);
+        let is_beyond = cut.is_some_and(|cut| offset >= cut.requests);
         is_beyond && self.partition_of(operation) != partition
     }
 

@@ -2,7 +2,7 @@
 
 use waybill_engine::{
     Command, EngineConfig, Event, ForwardRecord, InFlight, Message, Offset, Outcome, Ownership,
-    PartitionId, Source, Stamp,
+    PartitionId, Position, Source, Stamp,
 };
 
 use crate::fixture::{EPOCH, Fixture, T0, error, id, ms, ownership, request, success, told};
@@ -173,6 +173,34 @@ fn an_unreadable_record_goes_to_the_dead_letters_as_it_came() {
     );
     assert_eq!(checkpoint.requests_fingerprint, Some(9));
     assert_eq!(checkpoint.consumed, Offset(1));
+}
+
+#[test]
+fn a_request_that_was_sent_on_from_the_partition_that_had_it_leads_to_its_operation_until_that_is_safe()
+ {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    let row = fixture.rows.get_mut(&id(1)).unwrap();
+    let elsewhere = Position {
+        partition: PartitionId(1),
+        offset: Offset(90),
+    };
+    std::sync::Arc::make_mut(&mut row.created).request = elsewhere;
+    fixture.restart(5, 0);
+    fixture.request(request(id(1)));
+    fixture.load();
+    fixture.round();
+    assert_eq!(
+        fixture.requests_checkpoint(),
+        5,
+        "its operation is under way"
+    );
+    for step in ["a", "b"] {
+        fixture.reply(id(1), success(step, 1));
+        fixture.round();
+    }
+    assert_eq!(fixture.requests_checkpoint(), 6);
 }
 
 #[test]

@@ -4,18 +4,14 @@
 //! on its admin port.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::Subcommand;
-use serde_json::{Value, json};
+use serde_json::json;
 use waybill_store::CqlStore;
 
+use super::admin_port;
 use crate::config::Config;
 use crate::readers::show::{LayoutView, Readers};
-
-/// How long the admin port may take to answer.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What to do with readers.
 #[derive(Clone, Debug, Subcommand)]
@@ -79,25 +75,12 @@ impl ReadersCommand {
 /// Asks the process that has the embedded store.
 async fn ask(config: &Config, wanted: Option<u32>) -> anyhow::Result<LayoutView> {
     let url = format!("http://{}/readers", config.admin.listen);
-    let client = reqwest::Client::builder().timeout(PATIENCE).build()?;
+    let client = admin_port::client()?;
     let request = match wanted {
         Some(per_partition) => client
             .put(&url)
             .json(&json!({ "perPartition": per_partition })),
         None => client.get(&url),
     };
-    let answer = request.send().await.with_context(|| {
-        format!("{url} does not answer: name the admin port of `up` with --admin, or a cluster with --scylla")
-    })?;
-    let status = answer.status();
-    let body = answer.bytes().await?;
-    if !status.is_success() {
-        let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let of_field = problem["errors"][0]["detail"].as_str();
-        let detail = of_field
-            .or(problem["detail"].as_str())
-            .unwrap_or("no detail");
-        anyhow::bail!("{url} answers {status}: {detail}");
-    }
-    serde_json::from_slice(&body).with_context(|| format!("{url} answers something else"))
+    admin_port::answered(&url, request).await
 }

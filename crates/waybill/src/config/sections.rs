@@ -277,7 +277,8 @@ pub struct SupervisorConfig {
     /// How long the lease of a shard of the index lasts after each renewal.
     #[serde(with = "units::duration")]
     pub lease: Duration,
-    /// How far the clocks of schedulers and supervisors may lie apart.
+    /// How far the clocks of schedulers and supervisors may lie apart before entries of the deadline index are
+    /// written twice.
     #[serde(with = "units::duration")]
     pub clock_skew: Duration,
 }

@@ -18,6 +18,9 @@ pub struct LayoutView {
     pub partitions: u32,
     /// Readers that share each of them.
     pub per_partition: u32,
+    /// How many partitions there will be, while there are becoming more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub becomes: Option<u32>,
     /// The readers, in order.
     pub readers: Vec<ReaderView>,
 }
@@ -118,6 +121,7 @@ impl Readers {
             generation: generation.0,
             partitions: division.partitions,
             per_partition: division.readers_per_partition,
+            becomes: layout.becomes(),
             readers,
         })
     }
@@ -198,11 +202,14 @@ impl fmt::Display for LayoutView {
             generation,
             partitions,
             per_partition,
+            becomes,
             readers,
         } = self;
+        let becoming = becomes.map(|partitions| format!(", becoming {partitions} partitions"));
         writeln!(
             f,
-            "layout {generation}: {partitions} partitions, readers of each: {per_partition}"
+            "layout {generation}: {partitions} partitions, readers of each: {per_partition}{}",
+            becoming.unwrap_or_default()
         )?;
         writeln!(
             f,

@@ -2,7 +2,7 @@
 
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -28,6 +28,19 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
     let sending = {
         let (world, progress) = (world.clone(), progress.clone());
         tokio::spawn(async move { deliver_all(&world, "growing", DELIVERIES, &progress).await })
+    };
+    // A client that never hears of it.
+    let is_over = Arc::new(AtomicBool::new(false));
+    let late = {
+        let (world, is_over) = (world.clone(), is_over.clone());
+        tokio::task::spawn_blocking(move || {
+            let mut ids = Vec::new();
+            while !is_over.load(Ordering::Relaxed) {
+                let name = format!("late-{}", ids.len());
+                ids.push(put_to(&world, &name, |id| partition_for(id, 2).0));
+            }
+            ids
+        })
     };
     let changing = async {
         let mut ids = Vec::new();
@@ -86,13 +99,16 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
     let mut ids = sending.await.expect("the clients do not fail");
     ids.extend(cancelled);
     ids.extend(announced);
-    // Some clients hear of it late.
-    let late = [2, 4].map(|partitions| {
-        (0..8).map(move |index| (partitions, format!("late-by-{partitions}-{index}")))
-    });
-    for (partitions, name) in late.into_iter().flatten() {
-        ids.push(put_to(&world, &name, |id| partition_for(id, partitions).0));
-    }
+    is_over.store(true, Ordering::Relaxed);
+    let late = late.await.expect("the broker takes them");
+    println!("measured: {} requests by the old number", late.len());
+    ids.extend(late);
+    let by_four = |index| {
+        put_to(&world, &format!("by-four-{index}"), |id| {
+            partition_for(id, 4).0
+        })
+    };
+    ids.extend((0..8).map(by_four));
     let ends = world
         .all_end_in_balance(&ids, |index| index < DELIVERIES && is_remote(index))
         .await;

@@ -6,18 +6,15 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::json;
 use waybill_messages::Topics;
 use waybill_store::CqlStore;
 
-use crate::cli::connection;
+use crate::cli::{admin_port, connection};
 use crate::config::{Config, load_workflows};
 use crate::growing::{Growing, GrowthView};
 
-/// How long the admin port may take to answer.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// How often it is asked how far it is.
 const ASK_EVERY: Duration = Duration::from_millis(300);
 
@@ -55,13 +52,13 @@ impl GrowArgs {
     /// Asks the process that has the embedded store, and follows what it does.
     async fn ask(&self, config: &Config, told: &Told) -> anyhow::Result<()> {
         let url = format!("http://{}/partitions", config.admin.listen);
-        let client = reqwest::Client::builder().timeout(PATIENCE).build()?;
+        let client = admin_port::client()?;
         let asked = client
             .put(&url)
             .json(&json!({ "partitions": self.partitions }));
-        answered(&url, asked).await?;
+        let _: GrowthView = admin_port::answered(&url, asked).await?;
         loop {
-            let view = answered(&url, client.get(&url)).await?;
+            let view: GrowthView = admin_port::answered(&url, client.get(&url)).await?;
             told.tell(&view.step);
             match (view.is_under_way, view.error) {
                 (true, _) => tokio::time::sleep(ASK_EVERY).await,
@@ -70,21 +67,6 @@ impl GrowArgs {
             }
         }
     }
-}
-
-async fn answered(url: &str, request: reqwest::RequestBuilder) -> anyhow::Result<GrowthView> {
-    let answer = request.send().await.with_context(|| {
-        format!("{url} does not answer: name the admin port of `up` with --admin, or a cluster with --scylla")
-    })?;
-    let status = answer.status();
-    let body = answer.bytes().await?;
-    if !status.is_success() {
-        let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let of_field = problem["errors"][0]["detail"].as_str();
-        let detail = of_field.or(problem["detail"].as_str());
-        anyhow::bail!("{url} answers {status}: {}", detail.unwrap_or("no detail"));
-    }
-    serde_json::from_slice(&body).with_context(|| format!("{url} answers something else"))
 }
 
 /// What was told last: each step once.

@@ -1,0 +1,41 @@
+//! Asking the process that has an embedded store, on its admin port.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use reqwest::{Client, RequestBuilder};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// How long it may take to answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A client for it.
+pub(super) fn client() -> anyhow::Result<Client> {
+    Ok(Client::builder().timeout(PATIENCE).build()?)
+}
+
+/// What it answers to a request to `url`.
+///
+/// # Errors
+///
+/// If it does not answer, refuses it, or answers something else.
+pub(super) async fn answered<T: DeserializeOwned>(
+    url: &str,
+    request: RequestBuilder,
+) -> anyhow::Result<T> {
+    let answer = request.send().await.with_context(|| {
+        format!(
+            "{url} does not answer: name the admin port of `up` with --admin, or a cluster with --scylla"
+        )
+    })?;
+    let status = answer.status();
+    let body = answer.bytes().await?;
+    if !status.is_success() {
+        let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let of_field = problem["errors"][0]["detail"].as_str();
+        let detail = of_field.or(problem["detail"].as_str());
+        anyhow::bail!("{url} answers {status}: {}", detail.unwrap_or("no detail"));
+    }
+    serde_json::from_slice(&body).with_context(|| format!("{url} answers something else"))
+}
