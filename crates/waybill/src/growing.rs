@@ -32,6 +32,8 @@ use crate::spread::Spread;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How often it is looked whether somebody has left something to be finished.
 const FINISH_EVERY: Duration = Duration::from_secs(2);
+/// How long a step may stand still, besides the time that two of them wait, before others go on with it.
+const STANDS_STILL_AFTER: Duration = Duration::from_secs(10);
 /// How long readers are waited for. They begin without anybody who waits.
 const READERS_PATIENCE: Duration = Duration::from_secs(20);
 
@@ -386,7 +388,7 @@ pub(crate) async fn finish(
     spread: Spread,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let patience = growing.settle * 2 + READERS_PATIENCE;
+    let patience = growing.settle * 2 + STANDS_STILL_AFTER;
     let mut seen = (spread.layout().generation(), Instant::now());
     loop {
         tokio::select! {
