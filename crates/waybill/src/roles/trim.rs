@@ -35,6 +35,10 @@ pub(super) async fn run(
             () = stop.cancelled() => return Ok(()),
         }
         let layout = readers::layout(&*store, spread.partitions()).await?;
+        // Readers may have to begin again further back than those stand whom they follow.
+        if layout.becomes().is_some() {
+            continue;
+        }
         let mut below = Vec::new();
         for partition in (0..layout.division().partitions).map(PartitionId) {
             let trimmed = trimmed.entry(partition).or_default();
@@ -46,6 +50,11 @@ pub(super) async fn run(
             }
         }
         if below.is_empty() {
+            continue;
+        }
+        let stands = readers::layout(&*store, spread.partitions()).await?;
+        if stands.generation() != layout.generation() {
+            trimmed.clear();
             continue;
         }
         if let Err(error) = admin.delete_records(&requests, &below).await {
