@@ -23,6 +23,7 @@
 //! written. They have to stop before the first process of this version starts.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use scylla::client::session::Session;
 use scylla::deserialize::row::DeserializeRow;
@@ -45,6 +46,12 @@ const MIGRATING: &str = "migrating the schema";
 
 /// What else is attempted here.
 const ASKING: &str = "asking the servers about themselves";
+
+/// How often it is asked at most.
+const ASKED_MAX: u32 = 5;
+
+/// How long after the first try that failed it is asked again; after others, so much longer each time.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// The name of the schema in its table of versions.
 const NAME: &str = "waybill";
@@ -311,7 +318,7 @@ fn first(version: Vec<(String,)>) -> String {
 /// Cassandra from 4.0 on says its settings in a virtual table.
 async fn commitlog_sync(session: &Session) -> Result<Option<String>, StoreError> {
     let setting = "SELECT value FROM system_views.settings WHERE name = 'commitlog_sync'";
-    let value: Vec<(String,)> = match session.query_unpaged(setting, ()).await {
+    let value: Vec<(String,)> = match ask(session, setting).await {
         Ok(answer) => decode(answer)?,
         Err(error) if failure(&error) == Failure::Refused => return Ok(None),
         Err(error) => return Err(StoreError::unavailable(ASKING, error)),
@@ -366,7 +373,7 @@ async fn schema_version(session: &Session, keyspace: &str) -> Result<Option<u32>
         "SELECT version FROM {keyspace}.schema_versions WHERE name = '{NAME}'"
     ));
     statement.set_consistency(Consistency::LocalSerial);
-    let answer = match session.query_unpaged(statement, ()).await {
+    let answer = match ask(session, statement).await {
         Ok(answer) => answer,
         // Who may not read it is told so, and not that there is none.
         Err(error) if is_unauthorized(&error) => {
@@ -394,8 +401,26 @@ async fn rows<R>(session: &Session, statement: impl Into<Statement>) -> Result<V
 where
     R: for<'frame> DeserializeRow<'frame, 'frame>,
 {
-    let answer = session.query_unpaged(statement, ()).await;
+    let answer = ask(session, statement).await;
     decode(answer.map_err(|error| StoreError::unavailable(ASKING, error))?)
+}
+
+/// Asks a few times, unless it is refused: a server that is changing its tables may not answer at once.
+async fn ask(
+    session: &Session,
+    statement: impl Into<Statement>,
+) -> Result<QueryResult, ExecutionError> {
+    let statement = statement.into();
+    let mut tries = 1;
+    loop {
+        match session.query_unpaged(statement.clone(), ()).await {
+            Err(error) if tries < ASKED_MAX && failure(&error) != Failure::Refused => {
+                tokio::time::sleep(ASK_AGAIN_AFTER * tries).await;
+                tries += 1;
+            }
+            answer => return answer,
+        }
+    }
 }
 
 fn decode<R>(answer: QueryResult) -> Result<Vec<R>, StoreError>
