@@ -1,7 +1,7 @@
 //! Over how many partitions operations are spread by whoever writes to the operation topics, as the state
 //! store says.
 //!
-//! What must hold: a number that was announced is gone by within [`LOOK_EVERY`] and the time of one read,
+//! What must hold: a number that was announced is gone by within a second and the time of one read,
 //! wherever the store can be read. Whoever cannot read it goes on by the old number: what it writes is sent
 //! home by schedulers, and nothing waits for a store that is away.
 
