@@ -25,16 +25,22 @@ pub(super) async fn refuse(
     generation: LayoutGeneration,
     reader: ReaderId,
 ) -> Result<(), AcquireError> {
-    let lease = readers::standing(store, layout, generation, reader).await?;
+    let standing = || readers::standing(store, layout, generation, reader);
+    let lease = standing().await?;
     if !never_owned(&lease) {
         return Ok(());
     }
     let partition = lease.partition;
     let (first, end) = logs.read(partition).await?.requests;
     let committed = logs.committed(Source::Requests, partition).await?;
-    match sign(first, end, committed) {
-        Some(sign) => Err(AcquireError::StateElsewhere { sign }),
-        None => Ok(()),
+    let Some(sign) = sign(first, end, committed) else {
+        return Ok(());
+    };
+    // An owner whom the reader follows may have left the sign since, with its first renewal. It writes its
+    // lease before.
+    match never_owned(&standing().await?) {
+        true => Err(AcquireError::StateElsewhere { sign }),
+        false => Ok(()),
     }
 }
 
