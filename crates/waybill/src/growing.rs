@@ -6,7 +6,7 @@
 //!    already as many readers as will be needed, and they share the old partitions.
 //! 4. When no writer can still go by the old number, the layout says where the old partitions ended. Readers that
 //!    have a new one read their old one to there, and then begin.
-//! 5. When all have, the layout forgets it.
+//! 5. When all have, the layout says that they need not know any more.
 //!
 //! What must hold: each step is durable before the next begins, and may be repeated; who stops in the middle
 //! leaves everything going, and asking again goes on from there. Schedulers go on with it, too ([`finish`]), for

@@ -120,7 +120,9 @@ impl Follower {
                 Ok(Some(layout)) => {
                     is_away = false;
                     self.told.send_if_modified(|known| {
-                        let is_newer = layout.generation() > known.generation();
+                        // The first one that is stored may differ from what holds where none is.
+                        let is_newer =
+                            layout.generation() >= known.generation() && layout != **known;
                         let partitions = layout.partitions_written();
                         if is_newer && partitions != known.partitions_written() {
                             tracing::info!(

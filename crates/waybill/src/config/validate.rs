@@ -49,7 +49,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     );
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
-    let rules: [(bool, &str, String); 44] = [
+    let rules: [(bool, &str, String); 45] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -148,6 +148,14 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             !kafka.steps_retention.is_zero(),
             "kafka.stepsRetention",
             not_zero(),
+        ),
+        (
+            kafka.grow_settle > config.http.accept_timeout,
+            "kafka.growSettle",
+            format!(
+                "is {}, and must be more than http.acceptTimeout",
+                duration_to_text(kafka.grow_settle)
+            ),
         ),
         (
             !kafka.results_retention.is_zero(),
@@ -345,9 +353,12 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 31] = [
+        let cases: [(&str, Change); 32] = [
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
+            ("kafka.growSettle", |c| {
+                c.kafka.grow_settle = c.http.accept_timeout
+            }),
             ("scheduler.readersPerPartition", |c| {
                 c.scheduler.readers_per_partition = 0
             }),

@@ -7,8 +7,8 @@ use waybill_engine::Timestamp;
 
 use crate::clock::wall_clock;
 
-/// Follows the wall clock. While that lies behind what was already told, because it was set back, time goes on a little slower than the monotonic clock does, until the
-/// wall clock has caught up.
+/// Follows the wall clock. While that lies behind what was already told, because it was set back, time
+/// goes on a little slower than the monotonic clock does, until the wall clock has caught up.
 #[derive(Debug)]
 pub(super) struct Clock {
     now: Timestamp,

@@ -85,6 +85,16 @@ impl Cluster {
         Some((cluster, kafka, cassandra))
     }
 
+    /// Whoever is started from now on waits for no longer than a test can.
+    pub fn grows_soon(&mut self) {
+        let short = [
+            ("WAYBILL_KAFKA__GROW_SETTLE", "2s"),
+            ("WAYBILL_HTTP__ACCEPT_TIMEOUT", "1900ms"),
+        ];
+        let short = short.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        self.env.extend(short);
+    }
+
     pub fn migrate(&self) {
         let output = self.run(&["store", "migrate"]);
         assert!(output.status.success(), "{output:?}");
@@ -114,7 +124,7 @@ impl Cluster {
         let brokers = brokers.replace(',', "', '");
         format!(
             "partitions: {PARTITIONS}\n\
-             kafka: {{ brokers: ['{brokers}'], topicPrefix: {name}, replicationFactor: {copies}, growSettle: 2s, properties: {{ topic.metadata.refresh.interval.ms: '1000' }} }}\n\
+             kafka: {{ brokers: ['{brokers}'], topicPrefix: {name}, replicationFactor: {copies}, properties: {{ topic.metadata.refresh.interval.ms: '1000' }} }}\n\
              store: {{ scylla: {{ nodes: ['{scylla}'], keyspace: {name}, replicationFactor: 1, requestTimeout: 2s, patience: {patience} }} }}\n\
              scheduler: {{ partitions: {partitions}, lease: 4s, leaseMargin: 500ms, handOffAfter: 1s, timeoutGrace: 200ms, {scheduler} }}\n\
              supervisor: {{ lease: 4s, clockSkew: 500ms }}\n\
@@ -127,6 +137,7 @@ impl Cluster {
         let config = self.write_config();
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
         without_test_variables(&mut command);
+        command.envs(self.env.iter().cloned());
         command.args(arguments).arg("--config").arg(config);
         command.args(["--admin", "127.0.0.1:0"]);
         command

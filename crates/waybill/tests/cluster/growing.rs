@@ -9,9 +9,10 @@ use crate::world::delivery;
 async fn partitions_become_more_under_several_schedulers_while_deliveries_flow() {
     const ROUND: usize = 300;
     const CANCELLED: usize = 20;
-    let Some(cluster) = Cluster::migrated_or_skip().await else {
+    let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
+    cluster.grows_soon();
     let services = cluster.services("");
     let mut schedulers = vec![cluster.scheduler("0-3", ""), cluster.scheduler("all", "")];
     let supervisors = [cluster.supervisor(""), cluster.supervisor("")];

@@ -11,9 +11,10 @@ use crate::cluster::Cluster;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn topics_that_others_gave_more_partitions_are_refused_with_the_command_that_mends_it() {
-    let Some(cluster) = Cluster::migrated_or_skip().await else {
+    let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
+    cluster.grows_soon();
     // Topics as they are configured.
     let mut scheduler = cluster.scheduler("all", "");
     scheduler.world.ready().await;

@@ -4,16 +4,16 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use rdkafka::config::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::consumer::Consumer as _;
 use waybill_engine::partition_for;
 
 use crate::readers::deliver_and_cancel;
 use crate::world::process::without_test_variables;
 use crate::world::{PATIENCE, World, delivery};
-use crate::{REQUESTS, deliver_all, is_remote, put_to, restart, schedulers};
+use crate::{REQUESTS, deliver_all, is_remote, looker, put_to, restart, schedulers};
 
 const CONFIG: &str = "partitions: 2\n\
+    http: { acceptTimeout: 1900ms }\n\
     kafka: { growSettle: 2s, properties: { topic.metadata.refresh.interval.ms: '500' } }\n\
     scheduler: { lease: 3s, leaseMargin: 300ms }\n";
 
@@ -151,10 +151,7 @@ async fn all_run(world: &World, partitions: u64) {
 /// How many partitions a topic has.
 fn partitions_of(world: &World, topic: &str) -> usize {
     let topic = world.topic(topic);
-    let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", world.address("broker").to_string())
-        .create()
-        .expect("a consumer can be made");
+    let consumer = looker(world);
     let metadata = consumer.fetch_metadata(Some(&topic), PATIENCE);
     let metadata = metadata.expect("the broker answers");
     metadata

@@ -168,13 +168,18 @@ async fn the_checkpoint_reaches_the_end_and_a_restart_finds_everything() {
     assert_eq!(checkpoint(&world).await.0, log_end(&world, REQUESTS));
 }
 
+/// A client of the broker that only looks.
+fn looker(world: &World) -> BaseConsumer {
+    ClientConfig::new()
+        .set("bootstrap.servers", world.address("broker").to_string())
+        .create()
+        .expect("a consumer can be made")
+}
+
 /// The ends of all partitions of a topic added up.
 fn log_end(world: &World, topic: &str) -> u64 {
     let topic = world.topic(topic);
-    let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", world.address("broker").to_string())
-        .create()
-        .expect("a consumer can be made");
+    let consumer = looker(world);
     let end = |partition| {
         let (_, high) = consumer
             .fetch_watermarks(&topic, partition, PATIENCE)
