@@ -63,6 +63,9 @@ pub enum DivisionError {
     },
 }
 
+/// The topics of a partition.
+const SOURCES: [Source; 3] = [Source::Requests, Source::Replies, Source::Recoveries];
+
 /// The most readers that a partition may have.
 pub const READERS_PER_PARTITION_MAX: u32 = 64;
 
@@ -185,13 +188,9 @@ impl KeyHash {
     }
 }
 
-/// Where a reader stood when it was taken from its owner: everything of it below is done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Stood {
-    /// The division that it was a reader of.
-    pub division: Division,
-    /// Which one it was.
-    pub reader: ReaderId,
+/// An offset on each of a partition's three topics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Places {
     /// On `operation-requests`.
     pub requests: Offset,
     /// On `step-replies`.
@@ -200,8 +199,8 @@ pub struct Stood {
     pub recoveries: Offset,
 }
 
-impl Stood {
-    /// Where it stood on one of the topics.
+impl Places {
+    /// The offset on one of the topics.
     #[must_use]
     pub const fn on(&self, source: Source) -> Offset {
         match source {
@@ -211,10 +210,41 @@ impl Stood {
         }
     }
 
+    /// The offset on one of the topics, to be changed.
+    fn on_mut(&mut self, source: Source) -> &mut Offset {
+        match source {
+            Source::Requests => &mut self.requests,
+            Source::Replies => &mut self.replies,
+            Source::Recoveries => &mut self.recoveries,
+        }
+    }
+
+    /// Whether these lie nowhere before `others`.
+    #[must_use]
+    pub fn reach(&self, others: &Self) -> bool {
+        SOURCES
+            .into_iter()
+            .all(|source| self.on(source) >= others.on(source))
+    }
+}
+
+/// Where a reader stood when it was taken from its owner: everything of it below is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Stood {
+    /// The division that it was a reader of.
+    pub division: Division,
+    /// Which one it was.
+    pub reader: ReaderId,
+    /// Where on each of the topics.
+    pub at: Places,
+}
+
+impl Stood {
     fn reach(&mut self, other: &Self) {
-        self.requests = self.requests.max(other.requests);
-        self.replies = self.replies.max(other.replies);
-        self.recoveries = self.recoveries.max(other.recoveries);
+        for source in SOURCES {
+            let at = self.at.on_mut(source);
+            *at = other.at.on(source).max(*at);
+        }
     }
 }
 
@@ -259,14 +289,14 @@ impl Handover {
     pub fn had_done(&self, source: Source, offset: Offset, key: KeyHash) -> bool {
         self.stood.iter().any(|stood| {
             let partition = stood.division.partition_of(stood.reader);
-            offset < stood.on(source) && stood.division.taker(partition, key) == stood.reader
+            offset < stood.at.on(source) && stood.division.taker(partition, key) == stood.reader
         })
     }
 
     /// How far those who are followed had got on one of the topics.
     #[must_use]
     pub fn furthest(&self, source: Source) -> Offset {
-        let stood = self.stood.iter().map(|stood| stood.on(source));
+        let stood = self.stood.iter().map(|stood| stood.at.on(source));
         stood.max().unwrap_or_default()
     }
 
@@ -274,54 +304,14 @@ impl Handover {
     /// who are followed had read, or has lost its end.
     pub fn distrust(&mut self, source: Source) {
         for stood in &mut self.stood {
-            match source {
-                Source::Requests => stood.requests = Offset(0),
-                Source::Replies => stood.replies = Offset(0),
-                Source::Recoveries => stood.recoveries = Offset(0),
-            }
+            *stood.at.on_mut(source) = Offset(0);
         }
     }
 
     /// Forgets what nobody asks for any more: the follower is done below these offsets.
     pub fn forget_below(&mut self, done: impl Fn(Source) -> Offset) {
-        self.stood.retain(|stood| {
-            let sources = [Source::Requests, Source::Replies, Source::Recoveries];
-            sources
-                .into_iter()
-                .any(|source| stood.on(source) > done(source))
-        });
-    }
-}
-
-/// An offset on each of a partition's three topics.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Places {
-    /// On `operation-requests`.
-    pub requests: Offset,
-    /// On `step-replies`.
-    pub replies: Offset,
-    /// On `recovery`.
-    pub recoveries: Offset,
-}
-
-impl Places {
-    /// The offset on one of the topics.
-    #[must_use]
-    pub const fn on(&self, source: Source) -> Offset {
-        match source {
-            Source::Requests => self.requests,
-            Source::Replies => self.replies,
-            Source::Recoveries => self.recoveries,
-        }
-    }
-
-    /// Whether these lie nowhere before `others`.
-    #[must_use]
-    pub fn reach(&self, others: &Self) -> bool {
-        let sources = [Source::Requests, Source::Replies, Source::Recoveries];
-        sources
-            .into_iter()
-            .all(|source| self.on(source) >= others.on(source))
+        self.stood
+            .retain(|stood| SOURCES.into_iter().any(|of| stood.at.on(of) > done(of)));
     }
 }
 

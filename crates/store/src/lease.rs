@@ -92,10 +92,22 @@ impl Checkpoint {
     /// The offset on one of the topics.
     #[must_use]
     pub const fn on(&self, source: Source) -> Offset {
-        match source {
-            Source::Requests => self.requests,
-            Source::Replies => self.replies,
-            Source::Recoveries => self.recoveries,
+        self.places().on(source)
+    }
+
+    /// At these offsets, with nothing known of what lies below.
+    #[must_use]
+    pub const fn at(places: Places) -> Self {
+        let Places {
+            requests,
+            replies,
+            recoveries,
+        } = places;
+        Self {
+            requests,
+            replies,
+            recoveries,
+            requests_fingerprint: None,
         }
     }
 
@@ -212,12 +224,7 @@ impl Lease {
         let lowest = leases().map(|lease| lease.checkpoint);
         let checkpoint = lowest.reduce(Checkpoint::lowest).unwrap_or_default();
         let checkpoint = match cut {
-            Some(cut) => checkpoint.lowest(Checkpoint {
-                requests: cut.requests,
-                replies: cut.replies,
-                recoveries: cut.recoveries,
-                requests_fingerprint: None,
-            }),
+            Some(cut) => checkpoint.lowest(Checkpoint::at(cut)),
             None => checkpoint,
         };
         let stood = parents.iter().flat_map(|parent| {
@@ -249,18 +256,10 @@ impl Followed {
     /// The reader of an ended lease.
     #[must_use]
     pub fn new(lease: Lease, division: waybill_engine::Division) -> Self {
-        let Checkpoint {
-            requests,
-            replies,
-            recoveries,
-            requests_fingerprint: _,
-        } = lease.checkpoint;
         let stood = Stood {
             division,
             reader: ReaderId(lease.key.number),
-            requests,
-            replies,
-            recoveries,
+            at: lease.checkpoint.places(),
         };
         Self { lease, stood }
     }

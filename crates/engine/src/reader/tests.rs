@@ -5,8 +5,6 @@ use uuid::Uuid;
 use super::*;
 use crate::partitioner::partition_for;
 
-const SOURCES: [Source; 3] = [Source::Requests, Source::Replies, Source::Recoveries];
-
 fn division(partitions: u32, readers_per_partition: u32) -> Division {
     Division {
         partitions,
@@ -105,9 +103,11 @@ fn a_merging_reader_passes_what_those_it_follows_had_done_and_nothing_else() {
     let stood = |reader, requests, replies, recoveries| Stood {
         division: before,
         reader: ReaderId(reader),
-        requests: Offset(requests),
-        replies: Offset(replies),
-        recoveries: Offset(recoveries),
+        at: Places {
+            requests: Offset(requests),
+            replies: Offset(replies),
+            recoveries: Offset(recoveries),
+        },
     };
     let begins = |source| Offset(if source == Source::Replies { 5 } else { 10 });
     let handover = Handover::new([stood(0, 20, 5, 10), stood(1, 10, 9, 10)], begins);
@@ -148,11 +148,13 @@ fn one_who_splits_has_nothing_to_pass_over() {
     let stood = Stood {
         division: division(1, 1),
         reader: ReaderId(0),
-        requests: Offset(7),
-        replies: Offset(8),
-        recoveries: Offset(9),
+        at: Places {
+            requests: Offset(7),
+            replies: Offset(8),
+            recoveries: Offset(9),
+        },
     };
-    let handover = Handover::new([stood], |source| stood.on(source));
+    let handover = Handover::new([stood], |source| stood.at.on(source));
     assert!(handover.is_empty());
     for source in SOURCES {
         assert!(!handover.had_done(source, Offset(0), KeyHash::of(b"any")));
@@ -164,9 +166,11 @@ fn a_reader_that_was_followed_again_and_again_counts_once() {
     let stood = |requests, replies| Stood {
         division: division(1, 2),
         reader: ReaderId(1),
-        requests: Offset(requests),
-        replies: Offset(replies),
-        recoveries: Offset(0),
+        at: Places {
+            requests: Offset(requests),
+            replies: Offset(replies),
+            recoveries: Offset(0),
+        },
     };
     let handover = Handover::new([stood(50, 9), stood(40, 12), stood(50, 9)], |_| Offset(5));
     assert_eq!(handover.stood(), [stood(50, 12)]);
@@ -178,9 +182,11 @@ fn nothing_counts_as_done_on_a_log_that_is_not_trusted() {
     let stood = Stood {
         division: division(1, 1),
         reader: ReaderId(0),
-        requests: Offset(50),
-        replies: Offset(50),
-        recoveries: Offset(50),
+        at: Places {
+            requests: Offset(50),
+            replies: Offset(50),
+            recoveries: Offset(50),
+        },
     };
     let mut handover = Handover::new([stood], |_| Offset(5));
     handover.distrust(Source::Recoveries);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use waybill_engine::{
-    Division, Event, Handover, Offset, ReaderId, Source, Stamp, Stood, Timestamp,
+    Division, Event, Handover, Offset, Places, ReaderId, Source, Stamp, Stood, Timestamp,
 };
 
 use crate::bugs::Bug;
@@ -107,9 +107,11 @@ impl Run {
             let own = Stood {
                 division: of_before,
                 reader: *parent,
-                requests: offset(lease.checkpoint.requests),
-                replies: offset(lease.checkpoint.replies),
-                recoveries: offset(lease.checkpoint.recoveries),
+                at: Places {
+                    requests: offset(lease.checkpoint.requests),
+                    replies: offset(lease.checkpoint.replies),
+                    recoveries: offset(lease.checkpoint.recoveries),
+                },
             };
             lease.handover.stood().iter().copied().chain([own])
         });

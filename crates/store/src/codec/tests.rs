@@ -305,9 +305,11 @@ fn a_lease_that_was_handed_over_by_an_impossible_reader_is_refused() {
         let stood = divisions.iter().map(|division| Stood {
             division: *division,
             reader: ReaderId(0),
-            requests: Offset(9),
-            replies: Offset(0),
-            recoveries: Offset(0),
+            at: Places {
+                requests: Offset(9),
+                replies: Offset(0),
+                recoveries: Offset(0),
+            },
         });
         let sample = Lease {
             handover: Handover::new(stood, |_| Offset(0)),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Division, Epoch, Handover, Offset, OwnerId, PartitionId, ReaderId, Source, Stamp, Stood,
+    Division, Epoch, Handover, Offset, OwnerId, PartitionId, Places, ReaderId, Source, Stamp, Stood,
 };
 use waybill_store::{LayoutGeneration, Lease, LeaseKey};
 
@@ -289,9 +289,11 @@ pub async fn an_ended_lease_is_kept_with_its_handover_and_renewed_by_nobody(
             readers_per_partition: 2,
         },
         reader: ReaderId(5),
-        requests: Offset(100),
-        replies: Offset(0),
-        recoveries: Offset(7),
+        at: Places {
+            requests: Offset(100),
+            replies: Offset(0),
+            recoveries: Offset(7),
+        },
     };
     let held = Lease {
         handover: Handover::new([stood], |_: Source| Offset(50)),

@@ -130,7 +130,7 @@ pub(super) fn start_offsets(row: &Lease, ends: LogEnds) -> Result<StartOffsets, 
 mod tests {
     use std::time::Duration;
 
-    use waybill_engine::{Division, Epoch, OwnerId, PartitionId, ReaderId, Stood};
+    use waybill_engine::{Division, Epoch, OwnerId, PartitionId, Places, ReaderId, Stood};
     use waybill_store::{Checkpoint, LayoutGeneration, LeaseKey};
 
     use super::*;
@@ -235,9 +235,11 @@ mod tests {
                     readers_per_partition: 2,
                 },
                 reader: ReaderId(1),
-                requests: Offset(stood),
-                replies: Offset(280),
-                recoveries: Offset(0),
+                at: Places {
+                    requests: Offset(stood),
+                    replies: Offset(280),
+                    recoveries: Offset(0),
+                },
             };
             held.handover = Handover::new([stood], |_| Offset(0));
             start_offsets(&held, ends)

@@ -4,9 +4,10 @@
 //! last time. So an entry behind the cursor is met only if it was there before the cursor was: whoever wrote
 //! one reads the cursor *afterwards*, and writes an entry that lies behind it once more, further on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use futures_util::future::try_join_all;
 use waybill_engine::{PartitionId, Timestamp};
 use waybill_store::{DueBucket, DueEntry, Store, StoreError, WriteBatch, Written};
 
@@ -47,15 +48,12 @@ async fn cursors(
     store: &dyn Store,
     due: &[(PartitionId, DueEntry)],
 ) -> Result<BTreeMap<PartitionId, DueBucket>, StoreError> {
-    let mut cursors = BTreeMap::new();
-    for (shard, _) in due {
-        if !cursors.contains_key(shard)
-            && let Some(cursor) = store.due_cursor(*shard).await?
-        {
-            cursors.insert(*shard, cursor);
-        }
-    }
-    Ok(cursors)
+    let shards: BTreeSet<PartitionId> = due.iter().map(|(shard, _)| *shard).collect();
+    let reads = shards.into_iter().map(async |shard| {
+        let cursor = store.due_cursor(shard).await?;
+        Ok::<_, StoreError>(cursor.map(|cursor| (shard, cursor)))
+    });
+    Ok(try_join_all(reads).await?.into_iter().flatten().collect())
 }
 
 /// The entries behind the cursors, as they are to be written once more. The operations' rows may say an
