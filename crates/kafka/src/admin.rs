@@ -23,6 +23,7 @@ use crate::error::ClientError;
 use crate::probe::Probe;
 use crate::record::{partition_id, partition_number};
 use crate::settings::KafkaSettings;
+use crate::watermarks::watermarks;
 
 /// How long one request may take, unless the caller says.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -474,10 +475,9 @@ impl Admin {
         let client = Arc::clone(&self.client);
         let (topic, partitions) = (topic.to_owned(), partitions.to_vec());
         let answer = tokio::task::spawn_blocking(move || {
-            let asked = partitions.into_iter().map(|partition| {
-                let found = watermarks(&client, &topic, partition);
-                found.map(|(low, high)| (Offset(low), Offset(high)))
-            });
+            let asked = partitions
+                .into_iter()
+                .map(|partition| offsets_of(&client, &topic, partition));
             asked.collect()
         });
         let found: Result<_, KafkaError> = answer.await.map_err(|_| AdminError::Stopped)?;
@@ -538,16 +538,15 @@ fn partitions_of(topic: &MetadataTopic) -> Result<Option<u32>, AdminError> {
 }
 
 /// The offsets of a partition. One that was made, or whose leader changed, a moment ago is asked for again.
-fn watermarks(
+fn offsets_of(
     client: &AdminClient<Quiet>,
     topic: &str,
     partition: PartitionId,
-) -> Result<(i64, i64), KafkaError> {
+) -> Result<(Offset, Offset), KafkaError> {
     let deadline = Instant::now() + REQUEST_TIMEOUT;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let number = partition_number(partition);
-        let found = client.inner().fetch_watermarks(topic, number, left);
+        let found = watermarks(client.inner(), topic, partition, left);
         let code = found
             .as_ref()
             .err()

@@ -87,6 +87,23 @@ impl ProduceError {
         )
     }
 
+    /// Whether it is the record itself that was refused, and neither the topic nor the permission: nothing that
+    /// anybody sets right lets it through.
+    #[must_use]
+    pub const fn is_of_record(self) -> bool {
+        matches!(
+            self,
+            Self::Refused {
+                code: RDKafkaErrorCode::MessageSizeTooLarge
+                    | RDKafkaErrorCode::MessageBatchTooLarge
+                    | RDKafkaErrorCode::InvalidMessage
+                    | RDKafkaErrorCode::InvalidMessageSize
+                    | RDKafkaErrorCode::InvalidRecord
+                    | RDKafkaErrorCode::InvalidTimestamp
+            }
+        )
+    }
+
     /// What a failed delivery means, given what librdkafka knows of the message's fate. A message
     /// that was in flight when the producer was dropped is never called refused.
     pub(crate) fn of_delivery(code: RDKafkaErrorCode, persisted: Persisted) -> Self {

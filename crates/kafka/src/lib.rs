@@ -36,6 +36,7 @@ mod producer;
 mod record;
 mod settings;
 mod settlement;
+mod watermarks;
 
 pub use admin::{Admin, AdminError, PartitionState, TopicSettings, TopicSpec};
 pub use delivery::{Delivered, DeliveredShared, Delivery, ProduceError};

@@ -18,6 +18,7 @@ use crate::error::{ClientError, RequestError};
 use crate::poll::{self, OutOfRange, PollError, PollLimits, Polled, Severity};
 use crate::record::{RecordRef, partition_id, partition_number};
 use crate::settings::KafkaSettings;
+use crate::watermarks::watermarks;
 
 /// How long a poll that met an invalid position may ask the broker which partition it is.
 const DIAGNOSIS_TIMEOUT: Duration = Duration::from_secs(2);
@@ -233,11 +234,8 @@ impl PartitionConsumer {
         partition: PartitionId,
         timeout: Duration,
     ) -> Result<(Offset, Offset), RequestError> {
-        let (low, high) = self
-            .consumer
-            .fetch_watermarks(topic, partition_number(partition), timeout)
-            .map_err(RequestError::new("asking for a partition's offsets"))?;
-        Ok((Offset(low), Offset(high)))
+        watermarks(self.consumer.client(), topic, partition, timeout)
+            .map_err(RequestError::new("asking for a partition's offsets"))
     }
 
     /// Commits offsets (of the next record to read) to the group that lag tools look at. Best

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
@@ -29,6 +30,15 @@ impl KafkaSettings {
             brokers: brokers.into(),
             properties: BTreeMap::new(),
         }
+    }
+
+    /// How often clients ask which partitions there are; `None` if they do not.
+    #[must_use]
+    pub fn metadata_refresh(&self) -> Option<Duration> {
+        let shared = || SHARED_DEFAULTS.iter().find(|of| of.0 == METADATA_REFRESH);
+        let set = self.properties.get(METADATA_REFRESH).map(String::as_str);
+        let millis = set.or(shared().map(|of| of.1))?;
+        millis.parse().ok().map(Duration::from_millis)
     }
 
     /// Refuses properties that no client would take: those that are reserved, that librdkafka does not
@@ -98,8 +108,11 @@ const SHARED_DEFAULTS: &[(&str, &str)] = &[
     ("reconnect.backoff.max.ms", "1000"),
     ("statistics.interval.ms", "0"),
     // Partitions that were added are known to everybody soon.
-    ("topic.metadata.refresh.interval.ms", "10000"),
+    (METADATA_REFRESH, "10000"),
 ];
+
+/// How often a client asks which partitions there are, in milliseconds.
+const METADATA_REFRESH: &str = "topic.metadata.refresh.interval.ms";
 
 /// Properties that no client of this crate lets a configuration change, under all their names.
 const RESERVED: &[&str] = &[

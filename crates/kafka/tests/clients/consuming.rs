@@ -12,6 +12,7 @@ use crate::world::World;
 on_both_brokers! {
     a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there
     partitions_are_added_and_removed_without_disturbing_the_others
+    a_partition_that_the_client_has_not_heard_of_is_read_from_when_it_has
     a_start_beyond_the_end_is_an_error_that_names_the_partition
     a_start_below_what_was_deleted_is_an_error_that_names_what_is_left
     of_several_partitions_without_their_offsets_each_is_told_of
@@ -48,6 +49,22 @@ fn a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there(world: &World) {
     let quiet = consumer.poll(ALL, wait, &mut |_| panic!());
     assert_eq!(quiet.unwrap(), Polled::default());
     assert!(started.elapsed() >= wait);
+}
+
+fn a_partition_that_the_client_has_not_heard_of_is_read_from_when_it_has(world: &World) {
+    let topic = world.topic("t", 1);
+    send_batch(&world.producer(), &topic, 0, &[b"a"]);
+    let consumer = world.consumer(&topic, 0, 0);
+    assert_eq!(values(&read(&consumer, 1)), [b"a"]);
+
+    world.more_partitions(&topic, 2);
+    let ends = consumer.watermarks(&topic, PartitionId(1), PATIENCE);
+    assert_eq!(ends.unwrap(), (Offset(0), Offset(0)));
+    consumer
+        .add(&[(&topic, PartitionId(1), Offset(0))])
+        .unwrap();
+    send_batch(&world.producer(), &topic, 1, &[b"b"]);
+    assert_eq!(values(&read(&consumer, 1)), [b"b"]);
 }
 
 fn partitions_are_added_and_removed_without_disturbing_the_others(world: &World) {

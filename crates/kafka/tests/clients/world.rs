@@ -123,6 +123,14 @@ impl World {
         name
     }
 
+    /// Gives a topic more partitions.
+    pub(crate) fn more_partitions(&self, topic: &str, partitions: u32) {
+        self.runtime
+            .block_on(self.admin.add_partitions(&[topic], partitions))
+            .unwrap();
+        self.await_partitions(topic, Some(partitions));
+    }
+
     /// Deletes a topic, and waits until it is gone.
     pub(crate) fn delete(&self, topic: &str) {
         self.runtime

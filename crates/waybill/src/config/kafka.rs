@@ -85,10 +85,16 @@ impl KafkaConfig {
         self.check_properties()
     }
 
+    /// What clients get beside the brokers.
+    pub(super) fn clients(&self) -> KafkaSettings {
+        KafkaSettings {
+            properties: self.properties.0.clone(),
+            ..KafkaSettings::default()
+        }
+    }
+
     fn check_properties(&self) -> Result<(), ConfigError> {
-        let mut settings = KafkaSettings::default();
-        settings.properties.clone_from(&self.properties.0);
-        let (property, problem) = match settings.check() {
+        let (property, problem) = match self.clients().check() {
             Ok(()) => return self.check_security(),
             Err(ClientError::Reserved { property }) => {
                 let problem = match property.as_str() {

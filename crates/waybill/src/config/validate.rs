@@ -49,7 +49,8 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     );
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
-    let rules: [(bool, &str, String); 45] = [
+    let heard_after = kafka.clients().metadata_refresh();
+    let rules: [(bool, &str, String); 46] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -155,6 +156,16 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             format!(
                 "is {}, and must be more than http.acceptTimeout",
                 duration_to_text(kafka.grow_settle)
+            ),
+        ),
+        (
+            heard_after.is_none_or(|after| kafka.grow_settle > after),
+            "kafka.growSettle",
+            format!(
+                "is {}, and must be more than the {} after which clients ask again which partitions there are \
+                 (topic.metadata.refresh.interval.ms of kafka.properties)",
+                duration_to_text(kafka.grow_settle),
+                duration_to_text(heard_after.unwrap_or_default())
             ),
         ),
         (
@@ -353,11 +364,14 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 32] = [
+        let cases: [(&str, Change); 33] = [
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
             ("kafka.growSettle", |c| {
                 c.kafka.grow_settle = c.http.accept_timeout
+            }),
+            ("kafka.growSettle", |c| {
+                c.kafka.grow_settle = Duration::from_secs(10)
             }),
             ("scheduler.readersPerPartition", |c| {
                 c.scheduler.readers_per_partition = 0
