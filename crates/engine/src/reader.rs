@@ -41,8 +41,8 @@ pub enum DivisionError {
     Readers(u32),
     /// The number of partitions would not become a whole multiple, with as many readers in all.
     #[error(
-        "{before} partitions become a whole multiple of themselves, shared by as many readers in all, and \
-         {after} are none"
+        "{before} partitions become a whole multiple of themselves, or a whole part, shared by as many readers \
+         in all, and {after} are neither"
     )]
     Partitions {
         /// How many there are.
@@ -90,9 +90,11 @@ impl Division {
         (0..self.readers()).map(ReaderId)
     }
 
-    /// The readers of a partition, in order.
+    /// The readers of a partition, in order; none of one that there is not.
     pub fn of_partition(self, partition: PartitionId) -> impl Iterator<Item = ReaderId> {
+        let is_there = partition.0 < self.partitions;
         (0..self.readers_per_partition)
+            .filter(move |_| is_there)
             .map(move |nth| ReaderId(partition.0 + nth * self.partitions))
     }
 
@@ -134,7 +136,8 @@ impl Division {
             return Err(DivisionError::Readers(is));
         }
         if self.partitions != before.partitions {
-            let is_multiple = self.partitions.is_multiple_of(before.partitions);
+            let (was, is) = (before.partitions, self.partitions);
+            let is_multiple = is.is_multiple_of(was) || was.is_multiple_of(is);
             return match is_multiple && self.readers() == before.readers() {
                 true => Ok(()),
                 false => Err(DivisionError::Partitions {
@@ -185,6 +188,12 @@ impl KeyHash {
     #[must_use]
     pub fn of(key: &[u8]) -> Self {
         Self(murmur2(key) & 0x7fff_ffff)
+    }
+
+    /// The partition of records with this key, of so many.
+    #[must_use]
+    pub const fn partition(self, partitions: u32) -> PartitionId {
+        PartitionId(self.0 % partitions)
     }
 }
 
@@ -315,12 +324,12 @@ impl Handover {
     }
 }
 
-/// Where a partition ended when the operations were spread over more of them.
+/// Where a partition was cut when the number of partitions changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Cut {
     /// How many partitions there were.
     pub before: u32,
-    /// Where the partition ended: what lies below was put there by the old number.
+    /// What lies below was put there by the old number.
     pub ends: Places,
 }
 
@@ -426,9 +435,18 @@ impl Share {
     pub fn takes(&self, source: Source, offset: Offset, key: KeyHash) -> bool {
         let partition = self.division.partition_of(self.reader);
         let before = self.partitions_at(source, offset);
-        self.division.heir(before, partition, key) == partition
-            && self.division.taker(partition, key) == self.reader
-            && !self.had_done(source, offset, key)
+        let is_own = if before > self.division.partitions {
+            // Those who read it by the old number, of which some now read others' partitions.
+            let by_then = Division {
+                partitions: before,
+                readers_per_partition: self.division.readers() / before,
+            };
+            by_then.taker(partition, key) == self.reader
+        } else {
+            self.division.heir(before, partition, key) == partition
+                && self.division.taker(partition, key) == self.reader
+        };
+        is_own && !self.had_done(source, offset, key)
     }
 
     /// Whether a record was done by whom the reader follows.

@@ -11,7 +11,7 @@
 //! state    format u8 = 3 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState
 //! created  format u8 = 3 · stamp i64 · Created
 //! lease    format u8 = 4 · Lease              or 3, of before there were layouts
-//! layout   format u8 = 5 · Layout             or 4, of one number of partitions
+//! layout   format u8 = 6 · Layout             or 4, of one number of partitions
 //! cursor   format u8 = 3 · bucket i64
 //! ```
 //!
@@ -50,7 +50,7 @@ const LEASE_FORMAT: u8 = 4;
 const FORMAT_4: u8 = 4;
 
 /// The format of layouts.
-const LAYOUT_FORMAT: u8 = 5;
+const LAYOUT_FORMAT: u8 = 6;
 
 /// The expiry of a row that is kept for good.
 const NEVER: Timestamp = Timestamp(i64::MAX);
@@ -193,7 +193,9 @@ pub(crate) fn layout(bytes: &[u8]) -> Result<Layout, Malformed> {
     for division in generations.filter_map(|generation| layout.of(generation)) {
         check_division(division)?;
     }
-    check_division(Division::one_each(layout.partitions_written()))?;
+    for partitions in layout.numbers() {
+        check_division(Division::one_each(partitions))?;
+    }
     Ok(layout)
 }
 

@@ -4,17 +4,29 @@
 //! conditional write. So all processes agree on the division of every generation, and the leases of
 //! different generations have nothing to do with each other.
 //!
-//! To more partitions it goes in four generations. The first says that the topics [are to get](Layout::intended)
-//! them. The second [announces](Layout::announced) them: whoever writes spreads the operations over all of them from
-//! then on, and as many readers as will be needed share the old ones. When nobody can still write by the old
-//! number, the third says where the old ones [ended](Layout::moved): readers that have another partition from then on
-//! read their old one to there, in the generation before, and then begin. When all have, the fourth
-//! [forgets](Layout::settled) how it came.
+//! To another number of partitions it goes in several generations. The first says what is
+//! [intended](Layout::intended), which nobody goes by yet. If there are to be fewer, the next says where those that
+//! stay are [cut](Layout::cut): their readers leave what lies beyond to those who will come. Then it is
+//! [announced](Layout::announced): whoever writes spreads the operations by the new number, and there are as many
+//! readers as will be needed. When nobody can still write by the old number, the next says where the old partitions
+//! [ended](Layout::moved): readers that have another partition from then on read their old one to there, in the
+//! generation before, and then begin. When all have, the last [forgets](Layout::settled) how it came.
+//!
+//! Partitions that are left over stay on the topics: what anybody still writes there is sent home, from the place
+//! that the layout [keeps](Layout::retired).
+
+mod change;
+mod error;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use waybill_engine::{Cut, Division, DivisionError, PartitionId, Places, ReaderId};
+
+use self::change::{Begins, Change, Step};
+
+pub use self::change::Retired;
+pub use self::error::LayoutError;
 
 /// The number of a layout, counted from 0: of the one that holds until another was ever chosen.
 #[derive(
@@ -40,39 +52,6 @@ impl fmt::Display for LayoutGeneration {
 /// How often a layout may be replaced. Each division takes a few bytes, and all are kept.
 const GENERATIONS_MAX: usize = 10_000;
 
-/// Why a layout has no such successor.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum LayoutError {
-    /// Its readers could not follow.
-    #[error(transparent)]
-    Division(#[from] DivisionError),
-    /// More partitions were announced, and are not read yet.
-    #[error(
-        "the topics are becoming {0} partitions: `waybill topics grow --partitions {0}` ends that"
-    )]
-    Growing(u32),
-    /// There are not so many more.
-    #[error("{now} partitions become a whole multiple of themselves, and {wanted} is none")]
-    Partitions {
-        /// How many there are.
-        now: u32,
-        /// How many were asked for.
-        wanted: u32,
-    },
-    /// No partitions were intended.
-    #[error("no more partitions are intended")]
-    NotIntended,
-    /// No partitions were announced.
-    #[error("no more partitions were announced")]
-    NotAnnounced,
-    /// No reader is going over to more partitions.
-    #[error("no reader is going over to more partitions")]
-    NotMoving,
-    /// It was replaced too often.
-    #[error("the layout was changed {GENERATIONS_MAX} times, and cannot be changed again")]
-    Generations,
-}
-
 /// The division that is in force, and those that were before it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Layout {
@@ -80,46 +59,29 @@ pub struct Layout {
     past: Vec<Division>,
     /// The one in force.
     division: Division,
-    /// Over how many partitions operations are spread by whoever writes.
-    written: u32,
-    /// How many partitions the topics are to get.
-    intended: Option<u32>,
-    /// How the number of partitions was changed last.
-    moved: Option<Moved>,
-}
-
-/// A change of the number of partitions.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct Moved {
-    /// The first generation of the new number.
-    into: LayoutGeneration,
-    /// Where each of the old partitions ended, in order.
-    ends: Vec<Places>,
-    /// Every reader has gone over.
-    is_settled: bool,
+    /// How the number of partitions is being changed.
+    change: Option<Change>,
+    /// Where partitions were cut when their number was changed last, in order.
+    cuts: Vec<Places>,
+    /// Partitions that nobody reads any more, or that were once so: for each time, in their order.
+    retired: Vec<Retired>,
 }
 
 impl Layout {
     /// What holds where no layout is stored: one reader for each partition.
     #[must_use]
     pub const fn first(partitions: u32) -> Self {
-        Self {
-            past: Vec::new(),
-            division: Division::one_each(partitions),
-            written: partitions,
-            intended: None,
-            moved: None,
-        }
+        Self::of_one_number(Vec::new(), Division::one_each(partitions))
     }
 
     /// A layout of before the number of partitions could change.
-    pub(crate) fn of_one_number(past: Vec<Division>, division: Division) -> Self {
+    pub(crate) const fn of_one_number(past: Vec<Division>, division: Division) -> Self {
         Self {
             past,
             division,
-            written: division.partitions,
-            intended: None,
-            moved: None,
+            change: None,
+            cuts: Vec::new(),
+            retired: Vec::new(),
         }
     }
 
@@ -127,10 +89,10 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// If the readers of `division` cannot follow those of this one, or the partitions are becoming more.
+    /// If the readers of `division` cannot follow those of this one, or the number of partitions is being changed.
     pub fn successor(&self, division: Division) -> Result<Self, LayoutError> {
         if let Some(partitions) = self.becomes() {
-            return Err(LayoutError::Growing(partitions));
+            return Err(LayoutError::Changing(partitions));
         }
         if division.partitions != self.division.partitions {
             let (before, after) = (self.division.partitions, division.partitions);
@@ -139,51 +101,121 @@ impl Layout {
         self.next(division)
     }
 
-    /// The layout after this one, by which the topics are to get so many partitions. Another number may be
-    /// intended as long as it was not announced.
+    /// The layout after this one, by which so many partitions are intended. Another number may be intended as long
+    /// as nobody goes by it.
     ///
     /// # Errors
     ///
-    /// If that is no multiple of what there is, each partition would have too many readers meanwhile, or others are
-    /// on their way.
+    /// If that is neither a multiple nor a part of what there is, each partition would have too many readers
+    /// meanwhile, or another is on its way.
     pub fn intended(&self, partitions: u32) -> Result<Self, LayoutError> {
-        if self.is_announced() || self.is_moving() {
-            return Err(LayoutError::Growing(self.written));
-        }
-        let now = self.division.partitions;
-        if partitions <= now || !partitions.is_multiple_of(now) {
-            let wanted = partitions;
+        self.is_gone_by_none()?;
+        let (now, wanted) = (self.division.partitions, partitions);
+        let is_multiple = wanted.is_multiple_of(now) || now.is_multiple_of(wanted.max(1));
+        if wanted == now || wanted == 0 || !is_multiple {
             return Err(LayoutError::Partitions { now, wanted });
         }
-        self.shared_by_as_many_as(partitions)
-            .may_follow(self.division)?;
+        let shared = self.shared_by_as_many_as(wanted);
+        shared.may_follow(self.division)?;
+        among(wanted, shared.readers()).may_follow(shared)?;
+        let change = Change {
+            from: now,
+            to: wanted,
+            step: Step::Intended,
+            begins: None,
+        };
         Ok(Self {
-            intended: Some(partitions),
+            change: Some(change),
             ..self.next(self.division)?
         })
     }
 
-    /// The layout after this one, by which operations are spread over the partitions that were intended, and which
-    /// has as many readers as will read them.
+    /// The layout after this one, in which no other number of partitions is intended.
     ///
     /// # Errors
     ///
-    /// If none were intended.
-    pub fn announced(&self) -> Result<Self, LayoutError> {
-        let written = self.intended.ok_or(LayoutError::NotIntended)?;
-        let next = self.next(self.shared_by_as_many_as(written))?;
+    /// If none is, or somebody goes by it.
+    pub fn withdrawn(&self) -> Result<Self, LayoutError> {
+        self.is_gone_by_none()?;
+        self.change.as_ref().ok_or(LayoutError::Step)?;
         Ok(Self {
-            written,
-            intended: None,
-            ..next
+            change: None,
+            ..self.next(self.division)?
         })
     }
 
-    /// The partitions that there are, with as many readers as there will be of so many.
+    /// The layout after this one, in which readers know that each of the fewer partitions that were intended is cut
+    /// at `begins`.
+    ///
+    /// # Errors
+    ///
+    /// If no fewer were intended, or these are not the places of all that stay.
+    pub fn cut(&self, begins: Vec<Places>) -> Result<Self, LayoutError> {
+        let change = self.at(&Step::Intended)?;
+        if !change.is_to_fewer() || begins.len() != change.begun() as usize {
+            return Err(LayoutError::Step);
+        }
+        let mut next = self.next(self.division)?;
+        let cuts = next.cuts.iter().skip(begins.len()).copied();
+        next.cuts = begins.iter().copied().chain(cuts).collect();
+        let since = next.generation();
+        next.change = Some(Change {
+            step: Step::Cut,
+            begins: Some(Begins { since, at: begins }),
+            ..change.clone()
+        });
+        Ok(next)
+    }
+
+    /// The layout after this one, by which operations are spread over as many partitions as were intended, and which
+    /// has as many readers as will read them. Of more, those that come are read from `begins` on.
+    ///
+    /// # Errors
+    ///
+    /// If none were intended, or fewer that are not cut, or these are not the places of all that come.
+    pub fn announced(&self, begins: Vec<Places>) -> Result<Self, LayoutError> {
+        if let Ok(change) = self.at(&Step::Cut) {
+            if !begins.is_empty() {
+                return Err(LayoutError::Step);
+            }
+            return Ok(Self {
+                change: Some(Change {
+                    step: Step::Announced,
+                    ..change.clone()
+                }),
+                ..self.next(self.shared_by_as_many_as(change.to))?
+            });
+        }
+        let change = self.at(&Step::Intended)?;
+        if change.is_to_fewer() || begins.len() != change.begun() as usize {
+            return Err(LayoutError::Step);
+        }
+        let mut next = self.next(self.shared_by_as_many_as(change.to))?;
+        let since = next.generation();
+        let change = Change {
+            step: Step::Announced,
+            begins: Some(Begins { since, at: begins }),
+            ..change.clone()
+        };
+        // What comes to a partition from there on is read again.
+        for retired in &mut next.retired {
+            retired.until = retired.until.or(change.begin(retired.partition));
+        }
+        next.change = Some(change);
+        Ok(next)
+    }
+
+    /// The partitions that there are, with as many readers as there will be of so many: the least multiple of what
+    /// there are of which each partition gets as many.
     fn shared_by_as_many_as(&self, partitions: u32) -> Division {
         let readers = self.division.readers_per_partition;
+        let times = (partitions / self.division.partitions).max(1);
+        let (mut common, mut rest) = (readers, times);
+        while rest != 0 {
+            (common, rest) = (rest, common % rest);
+        }
         Division {
-            readers_per_partition: readers.saturating_mul(partitions / self.division.partitions),
+            readers_per_partition: readers.saturating_mul(times / common),
             ..self.division
         }
     }
@@ -195,55 +227,41 @@ impl Layout {
     ///
     /// If none were announced, or these are not the ends of all.
     pub fn moved(&self, ends: Vec<Places>) -> Result<Self, LayoutError> {
-        if !self.is_announced() || ends.len() != self.division.partitions as usize {
-            return Err(LayoutError::NotAnnounced);
+        let change = self.at(&Step::Announced)?;
+        if ends.len() != change.from as usize {
+            return Err(LayoutError::Step);
         }
-        let next = self.next(Division {
-            partitions: self.written,
-            readers_per_partition: self.division.readers() / self.written,
-        })?;
+        let mut next = self.next(among(change.to, self.division.readers()))?;
         let into = next.generation();
-        Ok(Self {
-            moved: Some(Moved {
-                into,
-                ends,
-                is_settled: false,
-            }),
-            ..next
-        })
+        if !change.is_to_fewer() {
+            next.cuts.clone_from(&ends);
+        }
+        let left_over = (0..).map(PartitionId).zip(&ends).skip(change.to as usize);
+        next.retired
+            .extend(left_over.map(|(partition, from)| Retired {
+                partition,
+                from: *from,
+                until: None,
+            }));
+        next.change = Some(Change {
+            step: Step::Moved { into, ends },
+            ..change.clone()
+        });
+        Ok(next)
     }
 
-    /// The layout after this one, once all readers have gone over: they need not know any more how they came there.
+    /// The layout after this one, once all readers have gone over: how they came there is forgotten, and so are the
+    /// times in which partitions were left over that are `through`.
     ///
     /// # Errors
     ///
     /// If they are not going over.
-    pub fn settled(&self) -> Result<Self, LayoutError> {
-        let moved = self.going_over().ok_or(LayoutError::NotMoving)?;
-        Ok(Self {
-            moved: Some(Moved {
-                is_settled: true,
-                ..moved.clone()
-            }),
-            ..self.next(self.division)?
-        })
-    }
-
-    /// The layout after this one, in which no more partitions are intended than there are.
-    ///
-    /// # Errors
-    ///
-    /// If none are.
-    pub fn withdrawn(&self) -> Result<Self, LayoutError> {
-        self.intended.ok_or(LayoutError::NotIntended)?;
-        Ok(Self {
-            intended: None,
-            ..self.next(self.division)?
-        })
-    }
-
-    fn going_over(&self) -> Option<&Moved> {
-        self.moved.as_ref().filter(|moved| !moved.is_settled)
+    pub fn settled(&self, through: &[Retired]) -> Result<Self, LayoutError> {
+        self.going_over().ok_or(LayoutError::Step)?;
+        let mut next = self.next(self.division)?;
+        next.change = None;
+        next.retired.retain(|retired| !through.contains(retired));
+        Ok(next)
     }
 
     fn next(&self, division: Division) -> Result<Self, LayoutError> {
@@ -260,92 +278,175 @@ impl Layout {
         })
     }
 
+    /// Whether nobody reads or writes by another number yet.
+    fn is_gone_by_none(&self) -> Result<(), LayoutError> {
+        match &self.change {
+            Some(change) if change.step != Step::Intended => Err(LayoutError::Changing(change.to)),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// The change, if it is at this step.
+    fn at(&self, step: &Step) -> Result<&Change, LayoutError> {
+        let change = self.change.as_ref();
+        let change = change.filter(|change| change.step == *step);
+        change.ok_or(LayoutError::Step)
+    }
+
+    fn going_over(&self) -> Option<(&Change, LayoutGeneration, &[Places])> {
+        let change = self.change.as_ref()?;
+        match &change.step {
+            Step::Moved { into, ends } => Some((change, *into, ends)),
+            Step::Intended | Step::Cut | Step::Announced => None,
+        }
+    }
+
     /// Over how many partitions operations are spread by whoever writes.
     #[must_use]
     pub fn partitions_written(&self) -> u32 {
-        self.written
+        match &self.change {
+            Some(change) if !matches!(change.step, Step::Intended | Step::Cut) => change.to,
+            Some(_) | None => self.division.partitions,
+        }
     }
 
     /// Every number of partitions that operations were ever spread over, the newest first.
     #[must_use]
     pub fn partitions_ever(&self) -> Vec<u32> {
         let past = self.past.iter().rev().map(|division| division.partitions);
-        let mut ever: Vec<u32> = [self.written, self.division.partitions].into();
+        let mut ever: Vec<u32> = [self.partitions_written(), self.division.partitions].into();
         ever.extend(past);
         ever.dedup();
         ever
     }
 
-    /// How many partitions the topics may have, beside those that are written.
+    /// How many partitions the topics may have: as many as operations are spread over, or more, that are left over
+    /// or intended.
+    #[must_use]
+    pub fn topics_may_have(&self) -> Vec<u32> {
+        let written = self.partitions_written();
+        let mut numbers = self.partitions_ever();
+        numbers.extend(self.partitions_intended());
+        numbers.retain(|&number| number >= written);
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+    }
+
+    /// How many partitions are intended, while nobody goes by them yet.
     #[must_use]
     pub fn partitions_intended(&self) -> Option<u32> {
-        self.intended
+        self.at(&Step::Intended).ok().map(|change| change.to)
     }
 
-    /// How many partitions there will be, while there are becoming more.
+    /// How many partitions there will be, while their number is being changed.
     #[must_use]
     pub fn becomes(&self) -> Option<u32> {
-        let is_on_its_way = self.is_announced() || self.is_moving();
-        self.intended.or(is_on_its_way.then_some(self.written))
+        self.change.as_ref().map(|change| change.to)
     }
 
-    /// Whether more partitions were announced, and are not read yet.
+    /// Whether readers know that there will be fewer partitions, and nobody writes by it yet.
+    #[must_use]
+    pub fn is_cut(&self) -> bool {
+        self.at(&Step::Cut).is_ok()
+    }
+
+    /// Whether another number of partitions was announced, and is not read yet.
     #[must_use]
     pub fn is_announced(&self) -> bool {
-        self.written != self.division.partitions
+        self.at(&Step::Announced).is_ok()
     }
 
-    /// Whether more partitions are read, and not all readers have gone over.
+    /// Whether another number of partitions is read, and not all readers have gone over.
     #[must_use]
     pub fn is_moving(&self) -> bool {
         self.going_over().is_some()
     }
 
+    /// Times in which operations were not spread over a partition, and what came to it is to be sent home, in their
+    /// order.
+    #[must_use]
+    pub fn retired(&self) -> &[Retired] {
+        &self.retired
+    }
+
+    /// The numbers of partitions that somebody divides by, besides those of the divisions.
+    pub(crate) fn numbers(&self) -> Vec<u32> {
+        let change = self.change.iter();
+        change.flat_map(|change| [change.from, change.to]).collect()
+    }
+
     /// To where a reader of a generation reads its partition, if the next one gives it another.
     #[must_use]
     pub fn end_of(&self, generation: LayoutGeneration, reader: ReaderId) -> Option<Places> {
-        let moved = self.going_over()?;
-        let is_before = moved.into.previous() == Some(generation);
-        let before = self
-            .of(generation)
-            .filter(|_| is_before)?
-            .partition_of(reader);
-        let after = self.of(moved.into)?.partition_of(reader);
-        let end = moved.ends.get(before.0 as usize).copied();
+        let (_, into, ends) = self.going_over()?;
+        let is_before = into.previous() == Some(generation);
+        let before = self.of(generation).filter(|_| is_before)?;
+        let (before, after) = (
+            before.partition_of(reader),
+            self.of(into)?.partition_of(reader),
+        );
+        let end = ends.get(before.0 as usize).copied();
         end.filter(|_| before != after)
+    }
+
+    /// Where a reader begins that this generation gives a partition that it did not read before.
+    #[must_use]
+    pub fn begin_of(&self, generation: LayoutGeneration, partition: PartitionId) -> Places {
+        let change = self.going_over().filter(|(_, into, _)| *into == generation);
+        let begin = change.and_then(|(change, _, _)| change.begin(partition));
+        begin.unwrap_or_default()
+    }
+
+    /// Where readers will begin that are still to come to a partition which others read: those pass over what
+    /// lies beyond.
+    #[must_use]
+    pub fn to_begin(&self, partition: PartitionId) -> Option<Places> {
+        let change = self.at(&Step::Cut).or(self.at(&Step::Announced)).ok()?;
+        let begin = change.begin(partition);
+        begin.filter(|_| change.is_to_fewer())
     }
 
     /// Where a partition was cut that readers of this generation read.
     #[must_use]
     pub fn cut_of(&self, generation: LayoutGeneration, partition: PartitionId) -> Option<Cut> {
-        let moved = self.going_over().filter(|moved| moved.into <= generation)?;
-        let ends = *moved.ends.get(partition.0 as usize)?;
-        let before = u32::try_from(moved.ends.len()).unwrap_or(u32::MAX);
-        Some(Cut { before, ends })
+        let (since, cut) = self.change.as_ref()?.cut(partition)?;
+        (since <= generation).then_some(cut)
     }
 
     /// Where a partition was cut, for those who begin to read it in the first generation after that.
     #[must_use]
     pub fn cut_into(&self, generation: LayoutGeneration, partition: PartitionId) -> Option<Places> {
-        let moved = self
-            .moved
-            .as_ref()
-            .filter(|moved| moved.into == generation)?;
-        moved.ends.get(partition.0 as usize).copied()
+        let (since, cut) = self.change.as_ref()?.cut(partition)?;
+        (since == generation).then_some(cut.ends)
     }
 
     /// Where a partition was cut when the number of partitions was changed last, also when that is long over.
     #[must_use]
     pub fn last_cut(&self, partition: PartitionId) -> Option<Places> {
-        let ends = &self.moved.as_ref()?.ends;
-        ends.get(partition.0 as usize).copied()
+        self.cuts.get(partition.0 as usize).copied()
     }
 
-    /// Readers of the generation before the partitions became more which read `partition` to its end, and
+    /// By which division readers of a generation take the records of a partition. Of fewer partitions, those that
+    /// stay are divided among as many readers as they will have as soon as they are cut.
+    #[must_use]
+    pub fn taken_by(&self, generation: LayoutGeneration, partition: PartitionId) -> Division {
+        let of = self.of(generation).unwrap_or(self.division);
+        match &self.change {
+            Some(change)
+                if change.is_to_fewer() && self.cut_of(generation, partition).is_some() =>
+            {
+                among(change.to, of.readers())
+            }
+            Some(_) | None => of,
+        }
+    }
+
+    /// Readers of the generation before the number of partitions changed which read `partition` to its end, and
     /// then had another: each with its lease's generation.
     #[must_use]
     pub fn left(&self, partition: PartitionId) -> Vec<(LayoutGeneration, ReaderId)> {
-        let before = self.going_over().and_then(|moved| moved.into.previous());
+        let before = self.going_over().and_then(|(_, into, _)| into.previous());
         let Some((generation, division)) = before.and_then(|of| Some((of, self.of(of)?))) else {
             return Vec::new();
         };
@@ -380,6 +481,14 @@ impl Layout {
     }
 }
 
+/// So many partitions with so many readers in all.
+fn among(partitions: u32, readers: u32) -> Division {
+    Division {
+        partitions,
+        readers_per_partition: readers / partitions,
+    }
+}
+
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "layout {}: {}", self.generation(), self.division)?;
@@ -391,92 +500,4 @@ impl fmt::Display for Layout {
 }
 
 #[cfg(test)]
-mod tests {
-    use waybill_engine::Offset;
-
-    use super::*;
-
-    #[test]
-    fn a_layout_remembers_the_division_of_every_generation() {
-        let of = |readers_per_partition| Division {
-            partitions: 4,
-            readers_per_partition,
-        };
-        let layout = Layout::first(4).successor(of(2)).unwrap();
-        let layout = layout.successor(of(1)).unwrap();
-        assert_eq!(layout.generation(), LayoutGeneration(2));
-        let divisions = [0, 1, 2, 3].map(|generation| layout.of(LayoutGeneration(generation)));
-        assert_eq!(divisions, [Some(of(1)), Some(of(2)), Some(of(1)), None]);
-        assert!(matches!(
-            Layout::first(4).successor(of(2)).unwrap().successor(of(3)),
-            Err(LayoutError::Division(DivisionError::NoMultiple { .. }))
-        ));
-    }
-
-    fn places(requests: i64) -> Places {
-        Places {
-            requests: Offset(requests),
-            ..Places::default()
-        }
-    }
-
-    #[test]
-    fn more_partitions_are_announced_to_writers_before_they_are_read() {
-        let of = |partitions, readers_per_partition| Division {
-            partitions,
-            readers_per_partition,
-        };
-        let layout = Layout::first(2);
-        assert_eq!(layout.announced(), Err(LayoutError::NotIntended));
-        let intended = layout.intended(4).unwrap().intended(6).unwrap();
-        assert_eq!(
-            (intended.division(), intended.partitions_written()),
-            (of(2, 1), 2)
-        );
-        assert_eq!(intended.successor(of(2, 2)), Err(LayoutError::Growing(6)));
-        assert_eq!(layout.withdrawn(), Err(LayoutError::NotIntended));
-        assert_eq!(intended.withdrawn().unwrap().becomes(), None);
-        let announced = intended.announced().unwrap();
-        assert_eq!(announced.division(), of(2, 3));
-        assert_eq!(announced.partitions_written(), 6);
-        assert_eq!(announced.successor(of(2, 1)), Err(LayoutError::Growing(6)));
-        assert_eq!(announced.intended(12), Err(LayoutError::Growing(6)));
-        assert_eq!(announced.left(PartitionId(0)), []);
-
-        let ends = vec![places(10), places(20)];
-        assert_eq!(layout.moved(ends.clone()), Err(LayoutError::NotAnnounced));
-        let moved = announced.moved(ends).unwrap();
-        assert_eq!(moved.division(), of(6, 1));
-        assert_eq!(moved.partitions_ever(), [6, 2]);
-        assert_eq!(moved.successor(of(6, 2)), Err(LayoutError::Growing(6)));
-        let before = LayoutGeneration(3);
-        let ends = [0, 1, 2, 3].map(|reader| moved.end_of(before, ReaderId(reader)));
-        assert_eq!(ends, [None, None, Some(places(10)), Some(places(20))]);
-        assert_eq!(moved.end_of(LayoutGeneration(0), ReaderId(2)), None);
-        assert_eq!(
-            moved.left(PartitionId(1)),
-            [(before, ReaderId(3)), (before, ReaderId(5))]
-        );
-        assert_eq!(moved.left(PartitionId(2)), []);
-
-        let cut = |generation, partition| {
-            let cut = moved.cut_of(LayoutGeneration(generation), PartitionId(partition));
-            cut.map(|cut| (cut.before, cut.ends.requests.0))
-        };
-        assert_eq!(cut(3, 0), None);
-        assert_eq!(cut(4, 0), Some((2, 10)));
-        assert_eq!(cut(4, 1), Some((2, 20)));
-        assert_eq!(cut(4, 2), None);
-        assert_eq!(announced.settled(), Err(LayoutError::NotMoving));
-        let settled = moved.settled().unwrap();
-        assert_eq!(settled.becomes(), None);
-        assert_eq!(settled.left(PartitionId(1)), []);
-        assert_eq!(settled.last_cut(PartitionId(1)), Some(places(20)));
-        assert_eq!(settled.cut_of(settled.generation(), PartitionId(0)), None);
-        assert_eq!(settled.successor(of(6, 2)).unwrap().division(), of(6, 2));
-        for wanted in [0, 1, 2, 3, 5] {
-            assert!(layout.intended(wanted).is_err(), "{wanted}");
-        }
-        assert!(layout.intended(2 * 65).is_err(), "too many readers each");
-    }
-}
+mod tests;

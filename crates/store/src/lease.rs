@@ -199,14 +199,13 @@ impl Lease {
     }
 
     /// What a reader goes on from that follows those of `parents`, all of which have ended: at the lowest
-    /// of their offsets, with stamps and epochs above all of theirs. Of a partition that none of them has
-    /// read it goes on from the beginning. Of one that was cut it begins no later than there: what they passed
-    /// over beyond it, others have left for it. Nobody has held it yet.
+    /// of their offsets, with stamps and epochs above all of theirs, or where `begins` says. Nobody has held it
+    /// yet.
     #[must_use]
     pub fn following(
         key: LeaseKey,
         partition: PartitionId,
-        cut: Option<Places>,
+        begins: Begins,
         parents: &[Followed],
     ) -> Self {
         let leases = || parents.iter().map(|parent| &parent.lease);
@@ -219,11 +218,15 @@ impl Lease {
             ..Self::new(key, partition)
         };
         if leases().all(|lease| lease.partition != partition) {
-            return all;
+            return Self {
+                consumed: begins.unread.requests,
+                checkpoint: Checkpoint::at(begins.unread),
+                ..all
+            };
         }
         let lowest = leases().map(|lease| lease.checkpoint);
         let checkpoint = lowest.reduce(Checkpoint::lowest).unwrap_or_default();
-        let checkpoint = match cut {
+        let checkpoint = match begins.cut {
             Some(cut) => checkpoint.lowest(Checkpoint::at(cut)),
             None => checkpoint,
         };
@@ -234,7 +237,7 @@ impl Lease {
         Self {
             consumed: leases()
                 .map(|lease| lease.consumed)
-                .chain(cut.map(|cut| cut.requests))
+                .chain(begins.cut.map(|cut| cut.requests))
                 .min()
                 .unwrap_or_default(),
             handover: Handover::new(stood, |source| checkpoint.on(source)),
@@ -242,6 +245,15 @@ impl Lease {
             ..all
         }
     }
+}
+
+/// Where a reader begins that follows others, other than where they stood.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Begins {
+    /// Where its partition was cut: it begins no later, for what they passed over beyond, others have left to it.
+    pub cut: Option<Places>,
+    /// If none of them has read its partition.
+    pub unread: Places,
 }
 
 /// One of those whom a reader follows.
@@ -296,7 +308,7 @@ mod tests {
     fn whoever_merges_begins_at_the_lowest_with_stamps_and_epochs_above_all() {
         let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(0));
         let parents = [ended(0, 50, 1), ended(1, 40, 2)];
-        let lease = Lease::following(key, PartitionId(0), None, &parents);
+        let lease = Lease::following(key, PartitionId(0), Begins::default(), &parents);
         let expected = Lease {
             epoch: Epoch(5),
             stamp_limit: Stamp(1_000),
@@ -319,19 +331,36 @@ mod tests {
     fn whoever_splits_stands_where_the_one_stood_that_it_follows() {
         let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(3));
         let parent = ended(1, 40, 2);
-        let lease = Lease::following(key, PartitionId(0), None, std::slice::from_ref(&parent));
+        let lease = Lease::following(
+            key,
+            PartitionId(0),
+            Begins::default(),
+            std::slice::from_ref(&parent),
+        );
         assert_eq!(lease.checkpoint, parent.lease.checkpoint);
         assert!(lease.handover.is_empty());
     }
 
     #[test]
-    fn whoever_gets_another_partition_reads_it_from_its_beginning_with_stamps_above() {
+    fn whoever_gets_another_partition_begins_where_that_is_said_with_stamps_above() {
         let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(5));
         let parent = ended(1, 40, 2);
-        let lease = Lease::following(key, PartitionId(5), None, std::slice::from_ref(&parent));
+        let begins = Begins {
+            unread: Places {
+                requests: Offset(3),
+                ..Places::default()
+            },
+            cut: None,
+        };
+        let lease = Lease::following(key, PartitionId(5), begins, std::slice::from_ref(&parent));
         let expected = Lease {
             epoch: parent.lease.epoch,
             stamp_limit: parent.lease.stamp_limit,
+            consumed: Offset(3),
+            checkpoint: Checkpoint {
+                requests: Offset(3),
+                ..Checkpoint::default()
+            },
             ..Lease::new(key, PartitionId(5))
         };
         assert_eq!(lease, expected);
@@ -346,8 +375,12 @@ mod tests {
             replies: Offset(170),
             recoveries: Offset(7),
         };
+        let begins = Begins {
+            cut: Some(cut),
+            ..Begins::default()
+        };
         let parents = std::slice::from_ref(&parent);
-        let lease = Lease::following(key, PartitionId(0), Some(cut), parents);
+        let lease = Lease::following(key, PartitionId(0), begins, parents);
         let expected = Checkpoint {
             requests: Offset(30),
             replies: Offset(160),

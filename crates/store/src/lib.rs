@@ -49,8 +49,8 @@ pub use cql::{
 pub use due::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
 pub use embedded::{EmbeddedConfig, EmbeddedStore};
 pub use error::{CorruptRow, SchemaError, StoreError};
-pub use layout::{Layout, LayoutError, LayoutGeneration};
-pub use lease::{Checkpoint, Followed, Lease, LeaseKey, LeaseRole};
+pub use layout::{Layout, LayoutError, LayoutGeneration, Retired};
+pub use lease::{Begins, Checkpoint, Followed, Lease, LeaseKey, LeaseRole};
 pub use row::{RowRead, RowWrite, WriteBatch, Written};
 
 /// The state store.

@@ -1,7 +1,9 @@
-//! Going over to more partitions while everything goes on.
+//! Going over to more partitions, or to fewer, while everything goes on.
 //!
-//! 1. The layout says that it is intended: from then on roles start on topics that have the old number or the new.
-//! 2. The topics get the partitions, and clients the time to hear of them.
+//! 1. The layout says what is intended: from then on roles start on topics that have the old number or the new.
+//! 2. If there are to be more, the topics get the partitions, and clients the time to hear of them. If there are to be
+//!    fewer, the layout says where those that stay are cut, and every reader gets to know: what lies beyond will be
+//!    read by more of them.
 //! 3. The layout announces them: whoever writes spreads operations over all of them from then on. There are
 //!    already as many readers as will be needed, and they share the old partitions.
 //! 4. When no writer can still go by the old number, the layout says where the old partitions ended. Readers that
@@ -17,10 +19,10 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use waybill_engine::{PartitionId, Places, ReaderId, Workflows};
+use waybill_engine::{Offset, PartitionId, Places, ReaderId, Workflows};
 use waybill_kafka::{Admin, AdminError, ClientError, KafkaSettings};
 use waybill_messages::Topics;
-use waybill_store::{Layout, LayoutError, Store, StoreError};
+use waybill_store::{Layout, LayoutError, Lease, LeaseKey, Retired, Store, StoreError};
 
 use crate::chain::chain;
 use crate::config::{Config, PARTITIONS_MAX};
@@ -37,14 +39,14 @@ const STANDS_STILL_AFTER: Duration = Duration::from_secs(10);
 /// How long readers are waited for. They begin without anybody who waits.
 const READERS_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Why there are not more partitions.
+/// Why the number of partitions was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum GrowError {
     /// The store failed.
     #[error("the state store cannot be asked")]
     Store(#[from] StoreError),
     /// The brokers failed, or refused it.
-    #[error("the brokers cannot be asked for more partitions")]
+    #[error("the brokers cannot be asked")]
     Brokers(#[from] AdminError),
     /// No client can be made.
     #[error("the brokers cannot be reached")]
@@ -60,9 +62,9 @@ pub enum GrowError {
         "no scheduler has begun on this store: the first one begins with the `partitions` of its configuration"
     )]
     NotBegun,
-    /// There are more, and not every reader has gone over yet.
+    /// Another number is read, and not every reader has gone over yet.
     #[error(
-        "more partitions are read; reader {reader} has yet to read partition {partition} to where it ended \
+        "the new number of partitions is read; reader {reader} has yet to read partition {partition} to where it ended \
          (requests {}, replies {}, recoveries {}). That goes on by itself",
         .end.requests, .end.replies, .end.recoveries
     )]
@@ -74,9 +76,26 @@ pub enum GrowError {
         /// To where it has to.
         end: Places,
     },
+    /// There are to be fewer, and not every reader has begun to go by that.
+    #[error(
+        "reader {0} does not run yet: every reader has to know before fewer partitions are written"
+    )]
+    Unbegun(ReaderId),
     /// A topic is not there.
     #[error("there is no topic {0}: `waybill topics create` makes it")]
     NoTopic(String),
+    /// A broker does not know of all its partitions.
+    #[error(
+        "the broker that was asked knows {has} partitions of topic {topic}, and there are {expected}: ask again"
+    )]
+    Unknown {
+        /// The topic.
+        topic: String,
+        /// How many it knows.
+        has: u32,
+        /// How many there are at least.
+        expected: u32,
+    },
     /// The bound on disk of the embedded broker is too small for so many.
     #[error(
         "topic {topic} was made with segments of {segment} bytes and a bound of {bound} bytes on disk: of {partitions} \
@@ -102,7 +121,7 @@ pub enum GrowError {
     },
 }
 
-/// What makes more partitions of the operation topics.
+/// What goes over to another number of partitions of the operation topics.
 #[derive(Clone, Debug)]
 pub struct Growing {
     store: Arc<dyn Store>,
@@ -230,7 +249,7 @@ impl Growing {
                 }
             }
         }
-        tell(format!("{partitions} partitions are read"));
+        tell(format!("partitions that are read: {partitions}"));
         Ok(())
     }
 
@@ -248,37 +267,110 @@ impl Growing {
                 "announced; waiting {settle:?} for what is being written"
             ));
             tokio::time::sleep(settle).await;
-            let ends = self.ends(admin, layout.division().partitions).await?;
+            let bounds = self.bounds(admin, layout, layout.division().partitions);
+            let bounds = bounds.await?;
+            let ends = bounds.into_iter().map(|(_, end)| end).collect();
             return Ok(Some(layout.moved(ends)?));
         }
         if layout.is_moving() && layout.partitions_written() == partitions {
             self.wait_for_readers(layout, tell).await?;
-            return Ok(Some(layout.settled()?));
+            return Ok(Some(layout.settled(&self.through(layout).await?)?));
         }
-        if layout.partitions_written() == partitions {
-            self.add_partitions(admin, partitions, tell).await?;
-            // What was intended beyond is taken back, for no topic has more.
-            let is_more_intended = layout.partitions_intended().is_some();
-            return Ok(is_more_intended.then(|| layout.withdrawn()).transpose()?);
+        let most = layout.partitions_ever().into_iter().max();
+        let most = most.unwrap_or_default().max(partitions);
+        if layout.is_cut() && layout.becomes() == Some(partitions) {
+            self.wait_until_all_know(layout, tell).await?;
+            return Ok(Some(layout.announced(Vec::new())?));
         }
         if layout.partitions_intended() == Some(partitions) {
-            self.add_partitions(admin, partitions, tell).await?;
-            return Ok(Some(layout.announced()?));
+            self.add_partitions(admin, partitions, most, tell).await?;
+            let begins = self.begins(admin, layout, partitions).await?;
+            let is_more = partitions > layout.division().partitions;
+            return Ok(Some(match is_more {
+                true => layout.announced(begins)?,
+                false => layout.cut(begins)?,
+            }));
+        }
+        if layout.partitions_written() == partitions {
+            self.add_partitions(admin, partitions, most, tell).await?;
+            // What was intended is taken back.
+            let is_intended = layout.becomes().is_some();
+            return Ok(is_intended.then(|| layout.withdrawn()).transpose()?);
         }
         // Refuses what cannot be before anything is done.
         let intended = layout.intended(partitions)?;
-        self.lacking(admin, partitions).await?;
+        self.lacking(admin, partitions, most).await?;
         self.refuse_full_disk(admin, partitions).await?;
         Ok(Some(intended))
     }
 
+    /// Where readers begin that come to a partition: of more to those that come, of fewer to those that stay.
+    async fn begins(
+        &self,
+        admin: &Admin,
+        layout: &Layout,
+        partitions: u32,
+    ) -> Result<Vec<Places>, GrowError> {
+        let now = layout.division().partitions;
+        let bounds = self.bounds(admin, layout, now.max(partitions)).await?;
+        if partitions < now {
+            let stay = bounds.into_iter().take(partitions as usize);
+            return Ok(stay.map(|(_, end)| end).collect());
+        }
+        let come = (0..).map(PartitionId).zip(bounds).skip(now as usize);
+        let begins = come.map(|(partition, (begin, end))| {
+            // One that was once left over is read, or sent home, to its end; others have never been read.
+            let mut retired = layout.retired().iter();
+            match retired.any(|of| of.partition == partition) {
+                true => end,
+                false => begin,
+            }
+        });
+        Ok(begins.collect())
+    }
+
+    /// The times in which partitions were left over of which everything was sent home.
+    async fn through(&self, layout: &Layout) -> Result<Vec<Retired>, GrowError> {
+        let mut through = Vec::new();
+        for retired in layout.retired() {
+            let key = LeaseKey::supervisor(retired.partition);
+            let sent_home = self.store.lease(key).await?;
+            let sent_home = sent_home.unwrap_or(Lease::new(key, retired.partition));
+            if retired.is_over_below(&sent_home.checkpoint.places()) {
+                through.push(*retired);
+            }
+        }
+        Ok(through)
+    }
+
+    /// Waits until every reader runs under this layout.
+    async fn wait_until_all_know(
+        &self,
+        layout: &Layout,
+        tell: &(dyn Fn(String) + Sync),
+    ) -> Result<(), GrowError> {
+        let began = Instant::now();
+        while let Some(reader) = readers::unbegun(&*self.store, layout).await? {
+            if began.elapsed() >= READERS_PATIENCE {
+                return Err(GrowError::Unbegun(reader));
+            }
+            tell(format!("waiting until reader {reader} knows"));
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+
     /// The topics that have fewer.
-    async fn lacking(&self, admin: &Admin, partitions: u32) -> Result<Vec<&str>, GrowError> {
+    async fn lacking(
+        &self,
+        admin: &Admin,
+        partitions: u32,
+        most: u32,
+    ) -> Result<Vec<&str>, GrowError> {
         let mut lacking = Vec::new();
         for topic in &self.names {
-            let no_topic = || GrowError::NoTopic(topic.clone());
-            let has = admin.topic_partitions(topic).await?.ok_or_else(no_topic)?;
-            if has > partitions {
+            let has = self.has(admin, topic).await?;
+            if has > most {
                 let topic = topic.clone();
                 return Err(GrowError::TooFew { topic, has });
             }
@@ -312,9 +404,10 @@ impl Growing {
         &self,
         admin: &Admin,
         partitions: u32,
+        most: u32,
         tell: &(dyn Fn(String) + Sync),
     ) -> Result<(), GrowError> {
-        let lacking = self.lacking(admin, partitions).await?;
+        let lacking = self.lacking(admin, partitions, most).await?;
         if lacking.is_empty() {
             return Ok(());
         }
@@ -327,23 +420,50 @@ impl Growing {
         Ok(())
     }
 
-    /// Where each of the first partitions ends.
-    async fn ends(&self, admin: &Admin, partitions: u32) -> Result<Vec<Places>, GrowError> {
-        let partitions: Vec<PartitionId> = (0..partitions).map(PartitionId).collect();
-        let [requests, replies, recoveries] = [
-            admin.offsets(self.topics.requests(), &partitions).await?,
-            admin
-                .offsets(self.topics.step_replies(), &partitions)
-                .await?,
-            admin.offsets(self.topics.recovery(), &partitions).await?,
-        ];
-        let ends = requests.into_iter().zip(replies).zip(recoveries);
-        let ends = ends.map(|(((_, requests), (_, replies)), (_, recoveries))| Places {
-            requests,
-            replies,
-            recoveries,
+    /// Where each of so many partitions begins, and where it ends: at 0 if the topics have never had it.
+    async fn bounds(
+        &self,
+        admin: &Admin,
+        layout: &Layout,
+        partitions: u32,
+    ) -> Result<Vec<(Places, Places)>, GrowError> {
+        let of = async |topic| {
+            let had = layout.partitions_ever().into_iter().max();
+            let has = self.has(admin, topic).await?;
+            // A broker that does not know all of them says nothing of where they end.
+            let expected = had.unwrap_or_default().min(partitions);
+            if has < expected {
+                let topic = topic.to_owned();
+                return Err(GrowError::Unknown {
+                    topic,
+                    has,
+                    expected,
+                });
+            }
+            let there: Vec<PartitionId> = (0..has.min(partitions)).map(PartitionId).collect();
+            let mut bounds = admin.offsets(topic, &there).await?;
+            bounds.resize(partitions as usize, <(Offset, Offset)>::default());
+            Ok(bounds)
+        };
+        let requests = of(self.topics.requests()).await?;
+        let replies = of(self.topics.step_replies()).await?;
+        let recoveries = of(self.topics.recovery()).await?;
+        let all = requests.into_iter().zip(replies).zip(recoveries);
+        let bounds = all.map(|((requests, replies), recoveries)| {
+            let places = |of: fn((Offset, Offset)) -> Offset| Places {
+                requests: of(requests),
+                replies: of(replies),
+                recoveries: of(recoveries),
+            };
+            (places(|(begin, _)| begin), places(|(_, end)| end))
         });
-        Ok(ends.collect())
+        Ok(bounds.collect())
+    }
+
+    /// How many partitions a topic has.
+    async fn has(&self, admin: &Admin, topic: &str) -> Result<u32, GrowError> {
+        let has = admin.topic_partitions(topic).await?;
+        has.ok_or_else(|| GrowError::NoTopic(topic.to_owned()))
     }
 
     async fn wait_for_readers(
@@ -399,14 +519,17 @@ pub(crate) async fn finish(
         if layout.generation() != seen.0 {
             seen = (layout.generation(), Instant::now());
         }
-        let is_left = layout.is_announced() || layout.is_moving();
-        if is_left && seen.1.elapsed() >= patience {
-            let partitions = layout.partitions_written();
+        let is_left = layout.is_cut() || layout.is_announced() || layout.is_moving();
+        if let Some(partitions) = layout.becomes()
+            && is_left
+            && seen.1.elapsed() >= patience
+        {
             tracing::warn!(
                 partitions,
-                "going on to more partitions, which somebody has begun"
+                "going on to another number of partitions, which somebody has begun"
             );
-            let tell = |step: String| tracing::info!(step, "going on to more partitions");
+            let tell =
+                |step: String| tracing::info!(step, "going on to another number of partitions");
             let going_on = growing.run(partitions, &tell);
             let ended = tokio::select! {
                 ended = going_on => ended,
@@ -414,9 +537,9 @@ pub(crate) async fn finish(
             };
             match ended {
                 // Readers go on by themselves.
-                Ok(()) | Err(GrowError::Unmoved { .. }) => {}
+                Ok(()) | Err(GrowError::Unmoved { .. } | GrowError::Unbegun(_)) => {}
                 Err(error) => {
-                    tracing::warn!(error = %chain(&error), "there are not more partitions yet");
+                    tracing::warn!(error = %chain(&error), "the number of partitions is not changed yet");
                 }
             }
             seen.1 = Instant::now();

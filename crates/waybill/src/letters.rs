@@ -48,7 +48,7 @@ pub(crate) async fn keep(
     letters: &[RawRecord],
 ) -> Result<(), ProduceError> {
     for letter in letters {
-        match produce(producer, letter).await {
+        match send(producer, std::slice::from_ref(letter)).await {
             // Whoever waited for it would do nothing else any more; the record itself stays where it lay
             // for as long as its topic keeps it.
             Err(error) if error.is_permanent() => tracing::error!(
@@ -62,20 +62,30 @@ pub(crate) async fn keep(
     Ok(())
 }
 
-async fn produce(
+/// Sends records as they are; returns once the broker has acknowledged each.
+///
+/// # Errors
+///
+/// If one was not acknowledged.
+pub(crate) async fn send(
     producer: &Producer<Arc<Settlement>>,
-    letter: &RawRecord,
+    records: &[RawRecord],
 ) -> Result<(), ProduceError> {
-    let record = OutRecord {
-        topic: &letter.topic,
-        partition: letter.partition,
-        key: letter.key.as_deref(),
-        value: letter.value.as_deref(),
-        headers: &letter.headers(),
-        timestamp_ms: letter.timestamp_ms,
-    };
-    let (settlement, settled) = Settlement::channel(1);
-    enqueue(producer, &record, &settlement).await?;
+    if records.is_empty() {
+        return Ok(());
+    }
+    let (settlement, settled) = Settlement::channel(records.len());
+    for record in records {
+        let record = OutRecord {
+            topic: &record.topic,
+            partition: record.partition,
+            key: record.key.as_deref(),
+            value: record.value.as_deref(),
+            headers: &record.headers(),
+            timestamp_ms: record.timestamp_ms,
+        };
+        enqueue(producer, &record, &settlement).await?;
+    }
     drop(settlement);
     match settled.await {
         Ok(result) => result,

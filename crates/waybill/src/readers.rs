@@ -15,7 +15,9 @@ use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, try_join_all};
 use waybill_engine::{Division, Offset, OwnerId, PartitionId, Places, ReaderId};
-use waybill_store::{Followed, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError};
+use waybill_store::{
+    Begins, Followed, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError,
+};
 
 use crate::config::Config;
 use crate::scheduler::takeable;
@@ -95,7 +97,25 @@ pub(crate) async fn generation_to_run(
     })
 }
 
-/// What is left of going over to more partitions: of readers that have not begun, or still read what was there
+/// A reader that nobody has begun under this layout, if there is one.
+///
+/// # Errors
+///
+/// If the store fails.
+pub(crate) async fn unbegun(
+    store: &dyn Store,
+    layout: &Layout,
+) -> Result<Option<ReaderId>, StoreError> {
+    for reader in layout.division().all() {
+        let key = LeaseKey::scheduler(layout.generation(), reader);
+        if store.lease(key).await?.is_none() {
+            return Ok(Some(reader));
+        }
+    }
+    Ok(None)
+}
+
+/// What is left of going over to another number of partitions: of readers that have not begun, or still read what was there
 /// before it, one, and what it has yet to reach.
 ///
 /// # Errors
@@ -236,19 +256,22 @@ struct Step {
     key: LeaseKey,
     reader: ReaderId,
     division: Division,
-    /// Where its partition was cut, if this generation is the first after that.
-    cut: Option<Places>,
+    begins: Begins,
     before: Option<(LayoutGeneration, Division)>,
 }
 
 impl Step {
     fn of(layout: &Layout, generation: LayoutGeneration, reader: ReaderId) -> Self {
         let of = |generation| layout.of(generation).unwrap_or(layout.division());
+        let partition = of(generation).partition_of(reader);
         Self {
             key: LeaseKey::scheduler(generation, reader),
             reader,
             division: of(generation),
-            cut: layout.cut_into(generation, of(generation).partition_of(reader)),
+            begins: Begins {
+                cut: layout.cut_into(generation, partition),
+                unread: layout.begin_of(generation, partition),
+            },
             before: generation.previous().map(|before| (before, of(before))),
         }
     }
@@ -265,7 +288,7 @@ impl Step {
 
     fn following(&self, followed: &[Followed]) -> Lease {
         let partition = self.division.partition_of(self.reader);
-        Lease::following(self.key, partition, self.cut, followed)
+        Lease::following(self.key, partition, self.begins, followed)
     }
 }
 
@@ -294,7 +317,7 @@ async fn lowest(
     offset: impl Fn(&Lease) -> Offset,
 ) -> Result<Offset, StoreError> {
     // One that was announced, and that nobody reads yet.
-    if partition.0 >= layout.division().partitions {
+    if (layout.division().partitions..layout.partitions_written()).contains(&partition.0) {
         return Ok(Offset(0));
     }
     let mut lowest: Option<Offset> = None;
@@ -309,7 +332,12 @@ async fn lowest(
         let offset = offset(&lease);
         lowest = Some(lowest.map_or(offset, |lowest| lowest.min(offset)));
     }
-    Ok(lowest.unwrap_or_default())
+    // Beyond there they leave things to others, who have not begun.
+    if let (Some(lowest), Some(begin)) = (&mut lowest, layout.to_begin(partition)) {
+        *lowest = begin.requests.min(*lowest);
+    }
+    // Nobody waits for what lies in one that all have left.
+    Ok(lowest.unwrap_or(Offset(i64::MAX)))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use waybill_engine::{Offset, OperationId, PartitionId, partition_for};
+use waybill_engine::{Offset, OperationId, PartitionId, Source, partition_for};
 use waybill_store::{Layout, Store, StoreError};
 
 use crate::chain::chain;
@@ -27,7 +27,12 @@ impl Spread {
     /// Over so many partitions, for good.
     #[must_use]
     pub fn fixed(partitions: u32) -> Self {
-        Self(watch::channel(Arc::new(Layout::first(partitions))).1)
+        Self::of(Layout::first(partitions))
+    }
+
+    /// As a layout says, for good.
+    pub(crate) fn of(layout: Layout) -> Self {
+        Self(watch::channel(Arc::new(layout)).1)
     }
 
     /// As the store says, or over so many partitions where it says nothing yet; and what keeps that true
@@ -79,9 +84,13 @@ impl Spread {
         offset: Offset,
         operation: OperationId,
     ) -> bool {
-        let cut = self.layout().last_cut(partition);
+        let layout = self.layout();
+        let cut = layout.last_cut(partition);
         let is_beyond = cut.is_some_and(|cut| offset >= cut.requests);
-        is_beyond && self.partition_of(operation) != partition
+        let mut retired = layout.retired().iter();
+        let is_left_over =
+            retired.any(|of| of.partition == partition && of.has(Source::Requests, offset));
+        (is_beyond || is_left_over) && self.partition_of(operation) != partition
     }
 
     /// Every partition that anything of operations was ever kept under.
@@ -127,7 +136,7 @@ impl Follower {
                         if is_newer && partitions != known.partitions_written() {
                             tracing::info!(
                                 partitions,
-                                "operations are spread over more partitions"
+                                "operations are spread over another number of partitions"
                             );
                         }
                         if is_newer {

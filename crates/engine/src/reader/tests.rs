@@ -205,9 +205,53 @@ fn readers_of_more_partitions_follow_those_of_their_number_who_had_the_same_oper
     for reader in after.all() {
         assert_eq!(after.follows(before, reader), [reader]);
     }
-    for (before, after) in [((3, 4), (6, 4)), ((3, 4), (4, 3)), ((6, 2), (3, 4))] {
+    assert_eq!(before.may_follow(after), Ok(()), "and back");
+    for (before, after) in [((3, 4), (6, 4)), ((3, 4), (4, 3)), ((6, 2), (4, 3))] {
         let [before, after] = [before, after].map(|(of, each)| division(of, each));
         assert!(after.may_follow(before).is_err(), "{before} to {after}");
+    }
+}
+
+/// Of fewer partitions: those who stay read on, and others come to them.
+#[test]
+fn every_record_of_a_partition_that_others_come_to_is_taken_once_also_where_it_does_not_belong() {
+    let begins = Places {
+        requests: Offset(10),
+        replies: Offset(20),
+        recoveries: Offset(0),
+    };
+    for (from, to, readers) in [(8, 4, 1), (12, 3, 1), (4, 2, 3), (8, 1, 1)] {
+        let (before, after) = (division(from, readers), division(to, from / to * readers));
+        let cut = Cut {
+            before: from,
+            ends: begins,
+        };
+        for partition in (0..to).map(PartitionId) {
+            let shares = after.of_partition(partition).map(|reader| {
+                let share = Share::new(after, reader, Handover::default());
+                (reader, share.with_cut(Some(cut)))
+            });
+            let shares: Vec<(ReaderId, Share)> = shares.collect();
+            for (source, id) in SOURCES
+                .into_iter()
+                .flat_map(|of| ids().map(move |id| (of, id)))
+            {
+                for offset in [Offset(0), Offset(9), Offset(10), Offset(20), Offset(99)] {
+                    let is_old = offset < begins.on(source);
+                    let takers = shares.iter().filter(|(reader, share)| {
+                        // Who comes begins where the cut is.
+                        let reads = !is_old || before.partition_of(*reader) == partition;
+                        reads && share.takes(source, offset, key(id))
+                    });
+                    let takers: Vec<ReaderId> = takers.map(|(reader, _)| *reader).collect();
+                    assert_eq!(takers.len(), 1, "{source:?} {offset} {takers:?}");
+                    let home = partition_for(id, if is_old { from } else { to });
+                    if home == partition {
+                        assert_eq!(takers, [after.reader_of(id)]);
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -213,8 +213,8 @@ fn a_layout_reads_back() {
     };
     let sample = Layout::first(4).successor(of(2)).unwrap();
     let bytes = encoder.layout(&sample);
-    // format, those before, the division, partitions written, none intended, no move
-    assert_eq!(hex(bytes), "050104010402040000");
+    // format, those before, the division, no change, no cuts, none retired
+    assert_eq!(hex(bytes), "060104010402000000");
     assert_eq!(layout(bytes), Ok(sample));
 
     let place = |offset| Places {
@@ -222,11 +222,16 @@ fn a_layout_reads_back() {
         replies: Offset(1),
         recoveries: Offset(2),
     };
-    let sample = Layout::first(2).intended(4).unwrap().announced().unwrap();
+    let begins = vec![place(0), place(5)];
+    let sample = Layout::first(2).intended(4).unwrap();
+    let sample = sample.announced(begins).unwrap();
     let sample = sample.moved(vec![place(7), place(8)]).unwrap();
     let bytes = encoder.layout(&sample);
-    // format, those before, the division, partitions written, none intended, moved into, ends, not settled
-    assert_eq!(hex(bytes), "0503020102010202040104000103020e020410020400");
+    // format, those before, the division, the change: from, to, moved into, ends, since, begins; cuts; none retired
+    assert_eq!(
+        hex(bytes),
+        "0603020102010202040101020401020002040a02040203020e020410020400"
+    );
     assert_eq!(layout(bytes), Ok(sample));
 }
 
@@ -277,21 +282,19 @@ fn a_layout_that_is_or_was_impossible_is_refused() {
             let bytes = postcard::to_extend(&divisions, vec![FORMAT_4]).unwrap();
             assert_eq!(layout(&bytes), refused, "{divisions:?}");
             let (past, division) = divisions;
-            let now = (&past, division, 4_u32, None::<u32>, None::<()>);
+            let nothing = Vec::<()>::new();
+            let now = (&past, division, None::<()>, &nothing, &nothing);
             let bytes = postcard::to_extend(&now, vec![LAYOUT_FORMAT]).unwrap();
             assert_eq!(layout(&bytes), refused, "{past:?} {division}");
         }
         let bytes = postcard::to_extend(&(vec![possible], possible), vec![FORMAT_4]).unwrap();
         assert!(layout(&bytes).is_ok());
     }
-    let written = (
-        Vec::<Division>::new(),
-        Division::one_each(4),
-        0_u32,
-        None::<u32>,
-        None::<()>,
-    );
-    let bytes = postcard::to_extend(&written, vec![LAYOUT_FORMAT]).unwrap();
+    // From none to two, intended, with no beginnings.
+    let change = Some((0_u32, 2_u32, 0_u32, None::<()>));
+    let nothing = Vec::<()>::new();
+    let changing = (&nothing, Division::one_each(4), change, &nothing, &nothing);
+    let bytes = postcard::to_extend(&changing, vec![LAYOUT_FORMAT]).unwrap();
     assert_eq!(
         layout(&bytes),
         Err(Malformed::Division(Division::one_each(0)))

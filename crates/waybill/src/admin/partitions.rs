@@ -1,4 +1,4 @@
-//! `/partitions`: making more partitions of the operation topics of a process that has everything to itself.
+//! `/partitions`: another number of partitions of the operation topics of a process that has everything to itself.
 
 use axum::Json;
 use axum::extract::State;
@@ -16,7 +16,12 @@ const PARTITIONS: &str = "partitions";
 
 pub(super) async fn show(State(admin): State<Admin>) -> Result<Json<GrowthView>, Problem> {
     let view = here(&admin)?.view();
-    let never = || Problem::new(Kind::NotFound, "This process has not been asked for more.");
+    let never = || {
+        Problem::new(
+            Kind::NotFound,
+            "This process has not been asked for another number.",
+        )
+    };
     view.map(Json).ok_or_else(never)
 }
 
@@ -30,7 +35,7 @@ pub(super) async fn grow(
     let growing = here(&admin)?;
     if growing.is_shared() {
         let detail = "Other processes share these partitions: \
-                      `waybill topics grow --partitions P --scylla` makes more of them.";
+                      `waybill topics grow` (or `shrink`) `--partitions P --scylla` changes how many there are.";
         return Err(Problem::new(Kind::VerbRefused, detail));
     }
     match growing.begin(partitions) {
@@ -38,7 +43,7 @@ pub(super) async fn grow(
         Err(under_way) => Err(Problem::new(
             Kind::VerbRefused,
             format!(
-                "The topics are becoming {} partitions: {}.",
+                "The topics are going over to {} partitions: {}.",
                 under_way.partitions, under_way.step
             ),
         )),

@@ -51,24 +51,29 @@ impl ReadersCommand {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let view = runtime.block_on(async {
-            match config.store.scylla.cql() {
-                Some(cql) => {
-                    let store = CqlStore::connect(cql).await?;
-                    let readers = Readers::new(Arc::new(store), config.partitions);
-                    match wanted {
-                        Some(per_partition) => Ok(readers.set(per_partition).await?),
-                        None => Ok(readers.show().await?),
-                    }
-                }
-                None => ask(config, wanted).await,
-            }
-        })?;
+        let view = runtime.block_on(readers(config, wanted))?;
         Ok(if as_json {
             serde_json::to_string_pretty(&view)?
         } else {
             view.to_string().trim_end().to_owned()
         })
+    }
+}
+
+/// The readers as they stand, or after `wanted` of them share each partition.
+///
+/// # Errors
+///
+/// As [`ReadersCommand::run`].
+pub(super) async fn readers(config: &Config, wanted: Option<u32>) -> anyhow::Result<LayoutView> {
+    let Some(cql) = config.store.scylla.cql() else {
+        return ask(config, wanted).await;
+    };
+    let store = CqlStore::connect(cql).await?;
+    let readers = Readers::new(Arc::new(store), config.partitions);
+    match wanted {
+        Some(per_partition) => Ok(readers.set(per_partition).await?),
+        None => Ok(readers.show().await?),
     }
 }
 

@@ -30,6 +30,9 @@ pub enum TopicsCommand {
     Describe(describe::DescribeArgs),
     /// Make more partitions of the operation topics, while everything goes on; safe to repeat
     Grow(grow::GrowArgs),
+    /// Go back to fewer partitions; those that are left over stay on the topics, and what is written there is
+    /// sent home
+    Shrink(grow::GrowArgs),
 }
 
 impl TopicsCommand {
@@ -43,7 +46,8 @@ impl TopicsCommand {
             Self::Create(arguments) => until_reader_leaves(arguments.run(config)),
             Self::Verify(arguments) => until_reader_leaves(arguments.run(config)),
             Self::Describe(arguments) => until_reader_leaves(arguments.run(config)),
-            Self::Grow(arguments) => until_reader_leaves(arguments.run(config)),
+            Self::Grow(arguments) => until_reader_leaves(arguments.run(config, grow::Way::More)),
+            Self::Shrink(arguments) => until_reader_leaves(arguments.run(config, grow::Way::Fewer)),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use waybill_engine::ReaderId;
+use waybill_engine::{Division, ReaderId};
 
 use super::{Config, Environment};
 use crate::scheduler::Own;
@@ -66,7 +66,7 @@ pub enum IdentityError {
 
 /// The readers that this process runs: those that the configuration names, else that of `POD_INDEX`, else
 /// that of the number at the end of `POD_NAME`, else all. Where no partition is shared, readers have the
-/// numbers of their partitions.
+/// numbers of their partitions. They may be those of the configuration, or of how the work `stands` divided.
 ///
 /// # Errors
 ///
@@ -74,8 +74,10 @@ pub enum IdentityError {
 pub fn readers_of_this_process(
     config: &Config,
     environment: &Environment,
+    stands: Division,
 ) -> Result<Own, IdentityError> {
-    let readers = config.partitions * config.scheduler.readers_per_partition;
+    let configured = config.partitions * config.scheduler.readers_per_partition;
+    let readers = configured.max(stands.readers());
     let (source_name, first, last) = match config.scheduler.partitions {
         PartitionChoice::Range { first, last } => ("scheduler.partitions", first, last),
         PartitionChoice::All => return Ok(Own::All),
@@ -172,8 +174,6 @@ impl<'de> Deserialize<'de> for PartitionChoice {
 
 #[cfg(test)]
 mod tests {
-    use waybill_engine::Division;
-
     use super::*;
 
     type Variables = &'static [(&'static str, &'static str)];
@@ -258,7 +258,8 @@ mod tests {
         let environment = [("POD_INDEX", "8")].into_iter().collect();
         let mut config = Config::default();
         config.scheduler.readers_per_partition = 2;
-        let refused = readers_of_this_process(&config, &environment).unwrap_err();
+        let stands = Division::one_each(4);
+        let refused = readers_of_this_process(&config, &environment, stands).unwrap_err();
         let text = refused.to_string();
         let expected = "POD_INDEX asks for reader 8, but there are 8: 0 to 7; ";
         assert!(text.starts_with(expected), "{text}");
@@ -280,9 +281,16 @@ mod tests {
         let environment = [("POD_INDEX", "7")].into_iter().collect();
         let mut config = Config::default();
         config.scheduler.readers_per_partition = 2;
-        let own = readers_of_this_process(&config, &environment).unwrap();
         let (first, last) = (ReaderId(7), ReaderId(7));
-        assert_eq!(own, Own::Range { first, last });
+        let own = Own::Range { first, last };
+        let of = |config: &Config, stands| readers_of_this_process(config, &environment, stands);
+        assert_eq!(of(&config, Division::one_each(4)), Ok(own));
+        // That there are so many may be the layout's doing.
+        let stands = Division {
+            partitions: 2,
+            readers_per_partition: 4,
+        };
+        assert_eq!(of(&Config::default(), stands), Ok(own));
         // Of a layout that does not have it, it runs none.
         assert_eq!(own.of(Division::one_each(4)).count(), 0);
     }
@@ -290,7 +298,9 @@ mod tests {
     fn partitions(choice: &str, environment: Variables) -> Result<Vec<ReaderId>, IdentityError> {
         let mut config = Config::default();
         config.scheduler.partitions = choice.parse().unwrap();
-        let own = readers_of_this_process(&config, &environment.iter().copied().collect())?;
+        let environment = environment.iter().copied().collect();
+        let stands = Division::one_each(config.partitions);
+        let own = readers_of_this_process(&config, &environment, stands)?;
         Ok(own.of(Division::one_each(config.partitions)).collect())
     }
 }

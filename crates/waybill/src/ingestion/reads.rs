@@ -83,7 +83,7 @@ impl Reads {
     /// As [`rows`](Self::rows).
     pub async fn consumed(&self, partition: PartitionId) -> Result<Offset, Problem> {
         let partitions = self.spread.partitions();
-        if partition.0 >= partitions {
+        if !self.spread.all_ever().contains(&partition) {
             return Ok(Offset(0));
         }
         let known = {

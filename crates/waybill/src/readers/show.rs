@@ -18,9 +18,11 @@ pub struct LayoutView {
     pub partitions: u32,
     /// Readers that share each of them.
     pub per_partition: u32,
-    /// How many partitions there will be, while there are becoming more.
+    /// How many partitions there will be, while their number is being changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub becomes: Option<u32>,
+    /// How many partitions the operation topics may have: as many, or more, that are left over or intended.
+    pub topics_may_have: Vec<u32>,
     /// The readers, in order.
     pub readers: Vec<ReaderView>,
 }
@@ -122,6 +124,7 @@ impl Readers {
             partitions: division.partitions,
             per_partition: division.readers_per_partition,
             becomes: layout.becomes(),
+            topics_may_have: layout.topics_may_have(),
             readers,
         })
     }
@@ -203,6 +206,7 @@ impl fmt::Display for LayoutView {
             partitions,
             per_partition,
             becomes,
+            topics_may_have: _,
             readers,
         } = self;
         let becoming = becomes.map(|partitions| format!(", becoming {partitions} partitions"));

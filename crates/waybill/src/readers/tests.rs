@@ -29,8 +29,21 @@ impl Site {
         }
     }
 
-    /// A lease of a reader of one partition.
+    /// A lease of a reader of the first partition.
     async fn lease(&self, generation: u64, reader: u32, owner: Option<OwnerId>, requests: i64) {
+        let first = PartitionId(0);
+        self.lease_in(generation, reader, owner, requests, first)
+            .await;
+    }
+
+    async fn lease_in(
+        &self,
+        generation: u64,
+        reader: u32,
+        owner: Option<OwnerId>,
+        requests: i64,
+        partition: PartitionId,
+    ) {
         let key = LeaseKey::scheduler(LayoutGeneration(generation), ReaderId(reader));
         let lease = Lease {
             owner,
@@ -42,7 +55,7 @@ impl Site {
                 requests: Offset(requests),
                 ..Checkpoint::default()
             },
-            ..Lease::new(key, PartitionId(0))
+            ..Lease::new(key, partition)
         };
         assert!(self.store.take_lease(None, lease).await.unwrap());
     }
@@ -163,7 +176,7 @@ fn growing() -> Layout {
     Layout::first(1)
         .intended(2)
         .unwrap()
-        .announced()
+        .announced(vec![Places::default()])
         .unwrap()
         .moved(vec![end])
         .unwrap()
@@ -235,9 +248,73 @@ async fn a_partition_is_done_as_far_as_those_who_will_leave_it_are_too() {
 async fn what_lies_in_partitions_that_nobody_reads_yet_was_not_consumed() {
     let site = Site::new();
     site.lease(0, 0, None, 90).await;
-    let layout = Layout::first(1).intended(2).unwrap().announced().unwrap();
+    let layout = Layout::first(1).intended(2).unwrap();
+    let layout = layout.announced(vec![Places::default()]).unwrap();
     for (partition, until) in [(0, 91), (1, 0)] {
         let consumed = consumed(&*site.store, &layout, PartitionId(partition)).await;
         assert_eq!(consumed.unwrap(), Offset(until), "{partition}");
+    }
+}
+
+fn at(requests: i64) -> Places {
+    Places {
+        requests: Offset(requests),
+        ..Places::default()
+    }
+}
+
+/// Two partitions of which one stays, cut at this request.
+fn cut(requests: i64) -> Layout {
+    let intended = Layout::first(2).intended(1).unwrap();
+    intended.cut(vec![at(requests)]).unwrap()
+}
+
+#[tokio::test]
+async fn of_fewer_partitions_whoever_comes_to_one_begins_where_it_was_cut() {
+    let site = Site::new();
+    let announced = cut(20).announced(Vec::new()).unwrap();
+    let layout = announced.moved(vec![at(30), at(40)]).unwrap();
+    let (stays, comes) = (ReaderId(0), ReaderId(1));
+    site.lease(3, 0, None, 29).await;
+    site.lease_in(3, 1, None, 39, PartitionId(1)).await;
+    let to_run = generation_to_run(&*site.store, &layout, comes).await;
+    assert_eq!(to_run.unwrap(), LayoutGeneration(3), "it has one to read");
+    let to_run = generation_to_run(&*site.store, &layout, stays).await;
+    assert_eq!(to_run.unwrap(), layout.generation());
+
+    let begun = site.begin(&layout, 1).await;
+    assert_eq!(begun.partition, PartitionId(0));
+    assert_eq!(
+        (begun.checkpoint.requests, begun.consumed),
+        (Offset(20), Offset(20))
+    );
+    assert_eq!((begun.epoch, begun.stamp_limit), (Epoch(6), Stamp(101)));
+    let stays = site.begin(&layout, 0).await;
+    assert_eq!(stays.checkpoint.requests, Offset(29));
+    // What is left in the other one nobody waits for any more, once its last reader has left.
+    let done = requests_done(&*site.store, &layout, PartitionId(1)).await;
+    assert_eq!(done.unwrap(), Offset(i64::MAX));
+}
+
+#[tokio::test]
+async fn who_has_not_begun_under_a_layout_is_named() {
+    let site = Site::new();
+    let layout = cut(0);
+    site.lease(2, 0, None, 0).await;
+    let named = unbegun(&*site.store, &layout).await;
+    assert_eq!(named.unwrap(), Some(ReaderId(1)));
+    site.lease_in(2, 1, None, 0, PartitionId(1)).await;
+    assert_eq!(unbegun(&*site.store, &layout).await.unwrap(), None);
+}
+
+/// Its readers pass over what others will come for.
+#[tokio::test]
+async fn what_lies_beyond_a_cut_was_not_consumed_before_others_have_come() {
+    let site = Site::new();
+    let layout = cut(20);
+    site.lease(2, 0, None, 29).await;
+    for layout in [layout.clone(), layout.announced(Vec::new()).unwrap()] {
+        let consumed = consumed(&*site.store, &layout, PartitionId(0)).await;
+        assert_eq!(consumed.unwrap(), Offset(20));
     }
 }

@@ -30,7 +30,6 @@ use crate::admin::Admin;
 use crate::cli::Role;
 use crate::config::{Config, Environment, load_workflows, readers_of_this_process};
 use crate::registry;
-use crate::scheduler::Own;
 use crate::shutdown::{Running, Stage};
 use crate::spread::Spread;
 
@@ -77,7 +76,8 @@ async fn start(
         }
         Role::Scheduler => {
             let world = world(role, config, None, admin, running).await?;
-            let own = readers_here(config, environment, &world.spread)?;
+            let stands = world.spread.layout().division();
+            let own = readers_of_this_process(config, environment, stands)?;
             let config = &config.with_partitions(world.spread.partitions());
             scheduler::start(config, own, &world, admin, running).await
         }
@@ -99,7 +99,8 @@ async fn start(
                 None => Some(embedded::broker(config, running).await?),
             };
             let world = world(role, config, broker, admin, running).await?;
-            let own = readers_here(config, environment, &world.spread)?;
+            let stands = world.spread.layout().division();
+            let own = readers_of_this_process(config, environment, stands)?;
             let config = &config.with_partitions(world.spread.partitions());
             let services = match services {
                 true => embedded::services(config, running).await?.to_string(),
@@ -137,19 +138,6 @@ async fn start(
     }
 }
 
-/// Which readers this process runs: their numbers may be those of the store's layout, or of what it is to become.
-fn readers_here(
-    config: &Config,
-    environment: &Environment,
-    spread: &Spread,
-) -> anyhow::Result<Own> {
-    let most = config.partitions.max(spread.partitions());
-    Ok(readers_of_this_process(
-        &config.with_partitions(most),
-        environment,
-    )?)
-}
-
 /// Finds the workflows, makes what is missing of the topics, asks the schema registry for what
 /// writers need, and opens the store.
 async fn world(
@@ -176,10 +164,8 @@ async fn world(
         );
     }
     let config = &config.with_partitions(partitions);
-    // Nobody but this process has an embedded store, so nobody else could mend what stops it.
-    let (intended, is_own) = (spread.layout().partitions_intended(), store.is_exclusive());
-    let may_have = |has: u32| intended == Some(has) || (is_own && has.is_multiple_of(partitions));
-    topics::create(config, &kafka, &workflows, may_have).await?;
+    let (may_have, is_alone) = (spread.layout().topics_may_have(), store.is_exclusive());
+    topics::create(config, &kafka, &workflows, &may_have, is_alone).await?;
     running.spawn(Stage::Scheduler, "watch over the layout", |stop| {
         follower.run(stop)
     });

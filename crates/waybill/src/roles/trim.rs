@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use waybill_engine::{Offset, PartitionId};
+use waybill_engine::{Offset, PartitionId, Source};
 use waybill_kafka::{Admin, KafkaSettings};
-use waybill_store::Store;
+use waybill_store::{Layout, LeaseKey, Store, StoreError};
 
 use crate::readers;
 use crate::spread::Spread;
@@ -40,10 +40,9 @@ pub(super) async fn run(
             continue;
         }
         let mut below = Vec::new();
-        for partition in (0..layout.division().partitions).map(PartitionId) {
+        for partition in spread.all_ever() {
             let trimmed = trimmed.entry(partition).or_default();
-            let done = readers::requests_done(&*store, &layout, partition).await?;
-            let keep_from = Offset(done.0 - 1);
+            let keep_from = keep_from(&*store, &layout, partition).await?;
             if keep_from > *trimmed {
                 *trimmed = keep_from;
                 below.push((partition, keep_from));
@@ -61,5 +60,57 @@ pub(super) async fn run(
             tracing::warn!(%error, "finished requests could not be deleted; trying again later");
             trimmed.clear();
         }
+    }
+}
+
+/// Below what nobody needs a partition's requests any more.
+async fn keep_from(
+    store: &dyn Store,
+    layout: &Layout,
+    partition: PartitionId,
+) -> Result<Offset, StoreError> {
+    let done = readers::requests_done(store, layout, partition).await?;
+    let read = Offset(done.0 - 1);
+    let mut retired = layout.retired().iter().rev();
+    let Some(last) = retired.find(|of| of.partition == partition) else {
+        return Ok(read);
+    };
+    // What was written while it was left over is sent home by whoever looks after its shard.
+    let shard = store.lease(LeaseKey::supervisor(partition)).await?;
+    let sent_home = shard.map_or(Offset(0), |lease| lease.checkpoint.requests);
+    Ok(match last.is_over(Source::Requests, sent_home) {
+        true => read,
+        false => read.min(sent_home),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use waybill_engine::Places;
+    use waybill_store::{Checkpoint, EmbeddedConfig, EmbeddedStore, Lease};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn of_a_partition_that_is_left_over_what_was_not_sent_home_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
+        let at = |requests| Places {
+            requests: Offset(requests),
+            ..Places::default()
+        };
+        let layout = Layout::first(2).intended(1).unwrap().cut(vec![at(0)]);
+        let layout = layout.unwrap().announced(Vec::new()).unwrap();
+        let layout = layout.moved(vec![at(30), at(40)]).unwrap();
+        let layout = layout.settled(&[]).unwrap();
+        let left_over = PartitionId(1);
+        let kept = async || keep_from(&store, &layout, left_over).await.unwrap();
+        assert_eq!(kept().await, Offset(0), "nobody has looked after it yet");
+        let shard = Lease {
+            checkpoint: Checkpoint::at(at(45)),
+            ..Lease::new(LeaseKey::supervisor(left_over), left_over)
+        };
+        assert!(store.take_lease(None, shard).await.unwrap());
+        assert_eq!(kept().await, Offset(45));
     }
 }

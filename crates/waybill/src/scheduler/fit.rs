@@ -7,7 +7,6 @@ use waybill_engine::{Handover, Offset, Source};
 use waybill_store::Lease;
 
 use super::input::LogEnds;
-use super::lost_state;
 
 /// Where the consumers begin.
 #[derive(Clone, Debug)]
@@ -79,7 +78,8 @@ pub(super) fn start_offsets(row: &Lease, ends: LogEnds) -> Result<StartOffsets, 
     let checkpoint = row.checkpoint;
     let (first, end) = ends.requests;
     // An owner that never got to a first renewal has done nothing that another must not do again.
-    let requests = if lost_state::never_owned(row) {
+    let has_done_none = row.checkpoint.requests == Offset(0) && row.consumed == Offset(0);
+    let requests = if has_done_none {
         checkpoint.requests.max(first)
     } else {
         checkpoint.requests

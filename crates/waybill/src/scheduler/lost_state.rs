@@ -6,8 +6,8 @@
 //! tools see, and a log whose beginning is gone. They are signs and nothing more: no position is ever
 //! taken from them.
 
-use waybill_engine::{Offset, ReaderId, Source};
-use waybill_store::{Layout, LayoutGeneration, Lease, Store};
+use waybill_engine::{Epoch, Offset, ReaderId, Source};
+use waybill_store::{Layout, LayoutGeneration, Store};
 
 use super::inlet::EndsReader;
 use super::input::AcquireError;
@@ -25,28 +25,18 @@ pub(super) async fn refuse(
     generation: LayoutGeneration,
     reader: ReaderId,
 ) -> Result<(), AcquireError> {
-    let standing = || readers::standing(store, layout, generation, reader);
-    let lease = standing().await?;
-    if !never_owned(&lease) {
+    let lease = readers::standing(store, layout, generation, reader).await?;
+    // Somebody owned it before, or those whom it follows, and said so here.
+    if lease.epoch > Epoch(0) {
         return Ok(());
     }
     let partition = lease.partition;
     let (first, end) = logs.read(partition).await?.requests;
     let committed = logs.committed(Source::Requests, partition).await?;
-    let Some(sign) = sign(first, end, committed) else {
-        return Ok(());
-    };
-    // An owner whom the reader follows may have left the sign since, with its first renewal. It writes its
-    // lease before.
-    match never_owned(&standing().await?) {
-        true => Err(AcquireError::StateElsewhere { sign }),
-        false => Ok(()),
+    match sign(first, end, committed) {
+        Some(sign) => Err(AcquireError::StateElsewhere { sign }),
+        None => Ok(()),
     }
-}
-
-/// Whether no owner has done anything, as far as the store knows.
-pub(super) fn never_owned(lease: &Lease) -> bool {
-    lease.checkpoint.requests == Offset(0) && lease.consumed == Offset(0)
 }
 
 /// What says that a log of requests was run before. A copy that lies beyond the end was made of another

@@ -359,8 +359,7 @@ impl Shell {
 fn share_of(layout: &Layout, lease: &HeldLease, handover: Handover) -> Share {
     let (row, generation) = (&lease.row, lease.row.key.generation);
     let reader = ReaderId(row.key.number);
-    let division = layout.of(generation).unwrap_or(layout.division());
-    Share::new(division, reader, handover)
+    Share::new(layout.taken_by(generation, row.partition), reader, handover)
         .with_cut(layout.cut_of(generation, row.partition))
         .with_end(layout.end_of(generation, reader))
         .with_written(layout.partitions_written())
@@ -375,6 +374,9 @@ async fn of_partition(store: &dyn Store, layout: &Layout, written: &Lease) -> Op
         return None;
     }
     let mut lowest = written.checkpoint;
+    if let Some(begin) = layout.to_begin(partition) {
+        lowest = lowest.lowest(Checkpoint::at(begin));
+    }
     let own = layout.division().of_partition(partition);
     let own = own.map(|reader| (generation, reader));
     for (generation, reader) in own.chain(layout.left(partition)) {

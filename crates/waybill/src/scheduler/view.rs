@@ -50,8 +50,16 @@ impl Views {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         for reader in own.of(division) {
             let partition = division.partition_of(reader);
-            let is_new = !shown.contains_key(&reader);
-            let shown = shown.entry(reader).or_insert_with(|| Shown {
+            let ready = self.readiness.expect(match division.readers_per_partition {
+                1 => format!("lease of partition {partition}"),
+                _ => format!("lease of reader {reader} of partition {partition}"),
+            });
+            if let Some(shown) = shown.get_mut(&reader) {
+                shown.view.layout = layout.generation().0;
+                std::mem::replace(&mut shown.ready, ready).withdraw();
+                continue;
+            }
+            let new = Shown {
                 view: SchedulerView {
                     reader,
                     partition,
@@ -64,16 +72,10 @@ impl Views {
                     held_by: None,
                     reason: None,
                 },
-                ready: self.readiness.expect(match division.readers_per_partition {
-                    1 => format!("lease of partition {partition}"),
-                    _ => format!("lease of reader {reader} of partition {partition}"),
-                }),
+                ready,
                 metrics: PartitionMetrics::new(reader, partition),
-            });
-            shown.view.layout = layout.generation().0;
-            if !is_new {
-                shown.ready.set(false);
-            }
+            };
+            shown.insert(reader, new);
         }
         self.has_any.set(own.of(division).next().is_some());
     }

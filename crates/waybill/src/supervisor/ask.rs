@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use waybill_engine::Recovery;
+use waybill_engine::{PartitionId, Recovery};
 use waybill_kafka::{
     ClientError, KafkaSettings, OutRecord, ProduceError, Producer, ProducerOptions, RawRecord,
     Settlement,
@@ -11,7 +11,7 @@ use waybill_kafka::{
 use waybill_messages::{EncodeError, Topics};
 
 use super::metrics::SupervisorMetrics;
-use crate::letters::{enqueue, keep};
+use crate::letters::{enqueue, keep, letter, send};
 use crate::limits::DEAD_LETTER_BYTES_MAX;
 use crate::spread::Spread;
 
@@ -82,6 +82,34 @@ impl Asker {
     /// it for good.
     pub(super) async fn put_aside(&self, letters: &[RawRecord]) -> Result<(), AskError> {
         Ok(keep(&self.producer, letters).await?)
+    }
+
+    /// Sends records on, as they are; returns once the broker has acknowledged each. One that no topic would take
+    /// goes to the dead letters of where it `came_from`, the partition before it was sent on.
+    pub(super) async fn send_on(
+        &self,
+        records: &[RawRecord],
+        came_from: PartitionId,
+    ) -> Result<(), AskError> {
+        match send(&self.producer, records).await {
+            Err(error) if error.is_of_record() => {}
+            sent => return Ok(sent?),
+        }
+        for record in records {
+            match send(&self.producer, std::slice::from_ref(record)).await {
+                Err(error) if error.is_of_record() => {
+                    let record = RawRecord {
+                        partition: came_from,
+                        ..record.clone()
+                    };
+                    let cause = format!("it cannot be sent on: {error}");
+                    self.put_aside(&[letter(record, "supervisor", &cause)])
+                        .await?;
+                }
+                sent => sent?,
+            }
+        }
+        Ok(())
     }
 
     async fn send(

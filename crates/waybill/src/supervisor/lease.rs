@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use waybill_engine::{Epoch, OwnerId, PartitionId};
-use waybill_store::{Lease, LeaseKey, Store, StoreError};
+use waybill_engine::{OwnerId, PartitionId, Places};
+use waybill_store::{Checkpoint, Lease, LeaseKey, Store, StoreError};
 
 use crate::scheduler::takeable;
 
@@ -29,11 +29,13 @@ impl ShardLease {
         let key = LeaseKey::supervisor(shard);
         loop {
             let seen = takeable(&*store, key, margin, None).await?;
+            let before = seen.clone().unwrap_or(Lease::new(key, shard));
             let row = Lease {
                 owner: Some(owner),
-                epoch: seen.as_ref().map_or(Epoch(1), |lease| lease.epoch.next()),
+                epoch: before.epoch.next(),
+                renewal: 0,
                 duration,
-                ..Lease::new(key, shard)
+                ..before
             };
             let sent = Instant::now();
             if store.take_lease(seen, row.clone()).await? {
@@ -45,6 +47,17 @@ impl ShardLease {
                 });
             }
         }
+    }
+
+    /// To where the partition of the shard was sent home.
+    pub(super) fn sent_home(&self) -> Places {
+        self.row.checkpoint.places()
+    }
+
+    /// Keeps to where it was, with a renewal. Returns whether the lease is still held.
+    pub(super) async fn keep_sent_home(&mut self, to: Places) -> Result<bool, StoreError> {
+        self.row.checkpoint = Checkpoint::at(to);
+        self.renew(self.row.owner).await
     }
 
     /// Whether its owner may act.

@@ -19,6 +19,8 @@ pub(super) struct SupervisorMetrics {
     pub(super) failed_passes: Counter,
     /// Failed operations that were decided on.
     pub(super) decided: Counter,
+    /// Records that were written to partitions that are left over.
+    pub(super) sent_home: Counter,
     overdue: Histogram,
     shards: Mutex<HashMap<PartitionId, ShardGauges>>,
 }
@@ -51,6 +53,11 @@ impl SupervisorMetrics {
             Unit::Count,
             "Failed operations of which it was decided what becomes of them"
         );
+        describe_counter!(
+            "waybill_supervisor_sent_home_total",
+            Unit::Count,
+            "Records that were written to partitions that are left over, and sent on to their own"
+        );
         describe_histogram!(
             "waybill_supervisor_overdue_seconds",
             Unit::Seconds,
@@ -70,6 +77,7 @@ impl SupervisorMetrics {
             unreadable: counter!("waybill_supervisor_unreadable_rows_total"),
             failed_passes: counter!("waybill_supervisor_failed_passes_total"),
             decided: counter!("waybill_supervisor_decided_total"),
+            sent_home: counter!("waybill_supervisor_sent_home_total"),
             overdue: histogram!("waybill_supervisor_overdue_seconds"),
             shards: Mutex::default(),
         }

@@ -4,7 +4,8 @@
 //! Two sources: the deadline index, whose shards are divided between supervisors by lease
 //! (`shard`), and the failed-operations topic, whose partitions are divided by a consumer group
 //! (`failed`). What is asked is decided by the engine's [`Supervision`](waybill_engine::Supervision)
-//! alone, and travels through the recovery topic (`ask`).
+//! alone, and travels through the recovery topic (`ask`). Who looks after a shard also sends home what is written
+//! to a partition that is left over (`strays`).
 //!
 //! What must hold here:
 //!
@@ -22,6 +23,7 @@ mod failed;
 mod lease;
 mod metrics;
 mod shard;
+mod strays;
 mod sweep;
 
 use std::sync::Arc;
@@ -39,6 +41,7 @@ use waybill_store::Store;
 use self::ask::Asker;
 use self::metrics::SupervisorMetrics;
 use self::shard::Shard;
+use self::strays::Strays;
 use crate::spread::Spread;
 
 /// What the supervisor needs to know.
@@ -102,6 +105,14 @@ pub async fn run(
     .context("the supervisor's producer cannot be made")?;
     let asker = Arc::new(asker);
 
+    let strays = Strays::new(
+        &parts.kafka,
+        &parts.topics,
+        parts.spread.clone(),
+        asker.clone(),
+        metrics.clone(),
+    );
+    let strays = Arc::new(strays.context("the supervisor's admin client cannot be made")?);
     let mut tasks = JoinSet::new();
     let mut spread = parts.spread.clone();
     let shard = Shard {
@@ -112,6 +123,7 @@ pub async fn run(
         store: parts.store.clone(),
         workflows: parts.workflows.clone(),
         asker: asker.clone(),
+        strays,
         metrics: metrics.clone(),
     };
     let following = failed::Following {

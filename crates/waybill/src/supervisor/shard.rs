@@ -1,7 +1,7 @@
 //! Sweeping one shard of the deadline index while its lease is held.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{
@@ -13,11 +13,14 @@ use super::SupervisorSettings;
 use super::ask::{AskError, Asker};
 use super::lease::ShardLease;
 use super::metrics::SupervisorMetrics;
+use super::strays::Strays;
 use super::sweep::Sweep;
 use crate::clock::wall_clock;
 
 /// How many entries one read takes, and so how many rows are held at once.
 const PAGE_ENTRIES: usize = 500;
+/// How often it is looked for what lies in a partition that is left over.
+const STRAYS_EVERY: Duration = Duration::from_secs(3);
 /// How long to rest after something failed.
 const REST: Duration = Duration::from_secs(1);
 
@@ -40,6 +43,7 @@ pub(super) struct Shard {
     pub(super) store: Arc<dyn Store>,
     pub(super) workflows: Arc<Workflows>,
     pub(super) asker: Arc<Asker>,
+    pub(super) strays: Arc<Strays>,
     pub(super) metrics: Arc<SupervisorMetrics>,
 }
 
@@ -97,7 +101,14 @@ impl Shard {
         let grace =
             self.settings.scheduler_lease + self.settings.lease_margin + self.settings.clock_skew;
         let mut sweep = Sweep::new(cursor, grace);
+        let mut looked_for_strays = Instant::now();
         while lease.keep().await? {
+            if looked_for_strays.elapsed() >= STRAYS_EVERY {
+                looked_for_strays = Instant::now();
+                if !self.send_strays_home(&mut lease).await? {
+                    break;
+                }
+            }
             let passed = self.pass(&mut sweep, &mut lease).await;
             self.metrics.behind(self.shard, sweep.behind(wall_clock()));
             match passed {
@@ -116,6 +127,20 @@ impl Shard {
         }
         tracing::warn!(shard = %self.shard, "another supervisor has the shard");
         Ok(())
+    }
+
+    /// Sends home what lies in the shard's partition, if it is left over. Returns whether the lease is still held.
+    async fn send_strays_home(&self, lease: &mut ShardLease) -> Result<bool, StoreError> {
+        let done = lease.sent_home();
+        let (now, sent) = self.strays.send_home(self.shard, done).await;
+        if let Err(error) = sent {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(shard = %self.shard, error, "what lies in a partition that is left over was not sent home");
+        }
+        match now == done {
+            true => Ok(true),
+            false => lease.keep_sent_home(now).await,
+        }
     }
 
     /// Reads what is to be read, asks for what is due, and moves the cursor. Returns whether the next pass

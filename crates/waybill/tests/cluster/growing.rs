@@ -1,4 +1,4 @@
-//! The operation topics get more partitions while deliveries and cancels flow through several of every role.
+//! The operation topics get more partitions, and go back to fewer, while deliveries and cancels flow through several of every role.
 
 use crate::cluster::{Cluster, deliver_while};
 use crate::is_remote;
@@ -6,7 +6,7 @@ use crate::readers::running;
 use crate::world::delivery;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn partitions_become_more_under_several_schedulers_while_deliveries_flow() {
+async fn partitions_become_more_and_fewer_under_several_schedulers_while_deliveries_flow() {
     const ROUND: usize = 300;
     const CANCELLED: usize = 20;
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
@@ -28,15 +28,20 @@ async fn partitions_become_more_under_several_schedulers_while_deliveries_flow()
     running(&worlds[0], &schedulers, 4).await;
 
     let mut ids = Vec::new();
-    for (partitions, is_killed) in [(8, true), (16, false)] {
+    // As many readers are left as there were, who share what there is.
+    for (verb, partitions, readers, is_killed) in [
+        ("grow", 8, 8, true),
+        ("grow", 16, 16, false),
+        ("shrink", 4, 16, true),
+    ] {
         let prefix = format!("to-{partitions}");
         let change = || {
             let wanted = partitions.to_string();
-            let grow = ["topics", "grow", "--partitions", &wanted];
+            let grow = ["topics", verb, "--partitions", &wanted];
             let growing = cluster.command(&grow).spawn();
             let mut growing = growing.expect("the program was built");
             if is_killed {
-                // While more are announced, or a moment before or after.
+                // While it is announced, or a moment before or after.
                 std::thread::sleep(std::time::Duration::from_secs(3));
                 schedulers[1].kill_and_start_again();
             }
@@ -62,14 +67,16 @@ async fn partitions_become_more_under_several_schedulers_while_deliveries_flow()
             assert!(status.is_success() || status == 409, "{status}");
             ids.push(id);
         }
-        running(&worlds[0], &schedulers, partitions).await;
+        running(&worlds[0], &schedulers, readers).await;
     }
     let is_remote = |index| index % (ROUND + CANCELLED) < ROUND && is_remote(index);
     let ends = worlds[0].all_end_in_balance(&ids, is_remote).await;
     assert_eq!(ends.processed + ends.cancelled, ids.len(), "{ends:?}");
     let verified = cluster.run(&["topics", "verify"]);
-    let found = String::from_utf8_lossy(&verified.stdout).into_owned();
-    assert!(found.contains("set `partitions` to 16"), "{found}");
+    assert!(verified.status.success(), "{verified:?}");
+    let slip = cluster.run(&["topics", "grow", "--partitions", "2"]);
+    let why = String::from_utf8_lossy(&slip.stderr).into_owned();
+    assert!(why.contains("topics shrink --partitions 2"), "{why}");
     drop((schedulers, supervisors, ingestions, agents, services));
     cluster.remove().await;
 }

@@ -1,10 +1,12 @@
-//! The operation topics get more partitions while everything goes on.
+//! The operation topics get more partitions, or go back to fewer, while everything goes on.
 
+use std::collections::BTreeSet;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rdkafka::consumer::Consumer as _;
+use tokio::task::JoinHandle;
 use waybill_engine::partition_for;
 
 use crate::readers::deliver_and_cancel;
@@ -29,19 +31,7 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
         let (world, progress) = (world.clone(), progress.clone());
         tokio::spawn(async move { deliver_all(&world, "growing", DELIVERIES, &progress).await })
     };
-    // A client that never hears of it.
-    let is_over = Arc::new(AtomicBool::new(false));
-    let late = {
-        let (world, is_over) = (world.clone(), is_over.clone());
-        tokio::task::spawn_blocking(move || {
-            let mut ids = Vec::new();
-            while !is_over.load(Ordering::Relaxed) {
-                let name = format!("late-{}", ids.len());
-                ids.push(put_to(&world, &name, |id| partition_for(id, 2).0));
-            }
-            ids
-        })
-    };
+    let late = Deaf::of(&world, "late", 2);
     let changing = async {
         let mut ids = Vec::new();
         let is_at = async |share: usize| {
@@ -54,12 +44,12 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
         is_at(1).await;
         let grown = grow(&world, 4).await;
         assert!(grown.status.success(), "{grown:?}\n{}", world.log_tail());
-        all_run(&world, 4).await;
+        all_run(&world, 4, 4).await;
 
         // Whoever drives it is killed when the topics have grown, and asked again; and once more when it is
         // announced. That is gone on with.
         is_at(3).await;
-        let mut growing = begin(&world, 8);
+        let mut growing = begin(&world, "grow", 8);
         world
             .eventually("the topic has more partitions", async || {
                 partitions_of(&world, REQUESTS) == 8
@@ -71,11 +61,10 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
         process = restart(&world);
         world.ready().await;
 
-        let mut growing = begin(&world, 8);
+        let mut growing = begin(&world, "grow", 8);
         world
             .eventually("more partitions are announced", async || {
-                let log = std::fs::read_to_string(world.path("log.txt")).unwrap_or_default();
-                log.contains("operations are spread over more partitions partitions=8")
+                announced(&world, 8) > 0
             })
             .await;
         let _ = growing.kill();
@@ -90,7 +79,7 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
         }
         process.kill();
         process = restart(&world);
-        all_run(&world, 8).await;
+        all_run(&world, 8, 8).await;
         (process, ids)
     };
     let ((process, announced), cancelled) =
@@ -99,8 +88,7 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
     let mut ids = sending.await.expect("the clients do not fail");
     ids.extend(cancelled);
     ids.extend(announced);
-    is_over.store(true, Ordering::Relaxed);
-    let late = late.await.expect("the broker takes them");
+    let late = late.stop().await;
     println!("measured: {} requests by the old number", late.len());
     ids.extend(late);
     let by_four = |index| {
@@ -126,7 +114,7 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
 
     // The configuration still says 2.
     let process = restart(&world);
-    all_run(&world, 8).await;
+    all_run(&world, 8, 8).await;
     let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
     assert!(log.contains("set partitions to 8"), "{log}");
     world
@@ -135,17 +123,140 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 }
 
-/// Waits until the process runs so many readers, each of a partition of its own.
-async fn all_run(world: &World, partitions: u64) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partitions_become_fewer_and_more_again_while_deliveries_flow() {
+    const DELIVERIES: usize = 400;
+    const CONFIGURED: u32 = 8;
+    let config = CONFIG.replace("partitions: 2", &format!("partitions: {CONFIGURED}"));
+    let mut world = World::of_either_kind(&config);
+    let mut process = world.up();
+    world.ready().await;
+    let world = Arc::new(world);
+    // By what Kafka says of the topic, whatever is in use.
+    let deaf = Deaf::of(&world, "by-kafka", CONFIGURED);
+    let (mut ids, mut between) = (Vec::new(), Vec::new());
+    for (round, (way, partitions, is_killed)) in [
+        ("shrink", 2, false),
+        ("grow", 4, false),
+        ("shrink", 1, true),
+        ("grow", CONFIGURED, false),
+        ("shrink", 4, true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let prefix = format!("round-{round}");
+        let progress = Arc::new(AtomicUsize::new(0));
+        let sending = {
+            let (world, progress) = (world.clone(), progress.clone());
+            tokio::spawn(async move { deliver_all(&world, &prefix, DELIVERIES, &progress).await })
+        };
+        world
+            .eventually("a part is accepted", async || {
+                progress.load(Ordering::Relaxed) >= DELIVERIES / 8
+            })
+            .await;
+        if is_killed {
+            let before = announced(&world, partitions);
+            let mut changing = begin(&world, way, partitions);
+            world
+                .eventually("fewer are announced", async || {
+                    announced(&world, partitions) > before
+                })
+                .await;
+            let _ = changing.kill();
+            let _ = changing.wait();
+            for index in 0..20 {
+                // Who reads its partition leaves it to others, who have yet to come.
+                let name = format!("announced-{round}-{index}");
+                let id = world.deliver(&delivery(&name, false)).await;
+                assert!(world.state(&id).await.is_some(), "{id} is not known");
+                between.push(id);
+            }
+            process.kill();
+            process = restart(&world);
+            world.ready().await;
+        }
+        let changed = change(&world, way, partitions).await;
+        let log = world.log_tail();
+        assert!(changed.status.success(), "{changed:?}\n{log}");
+        // As many as there were from the start, whatever they share.
+        all_run(&world, CONFIGURED, partitions).await;
+        ids.extend(sending.await.expect("the clients do not fail"));
+    }
+    let mut strays = deaf.stop().await;
+    strays.extend(between);
+    println!("measured: {} requests by Kafka's number", strays.len());
+    let delivered = ids.len();
+    ids.extend(strays);
+    let is_remote = |index: usize| index < delivered && is_remote(index % DELIVERIES);
+    let ends = world.all_end_in_balance(&ids, is_remote).await;
+    assert_eq!(ends.processed, ids.len(), "{ends:?}");
+
+    // What lies in the other way is a slip.
+    let slip = change(&world, "grow", 2).await;
+    let why = String::from_utf8_lossy(&slip.stderr).into_owned();
+    assert!(
+        why.contains("`waybill topics shrink --partitions 2`"),
+        "{why}"
+    );
+    let verified = command(&world, &["verify"]).output().expect("it runs");
+    let found = String::from_utf8_lossy(&verified.stdout).into_owned();
+    assert!(!found.contains(": partitions is"), "{found}");
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+}
+
+/// Waits until the process runs so many readers, of so many partitions.
+async fn all_run(world: &World, readers: u32, partitions: u32) {
     world
         .eventually("all readers run", async || {
             let views = schedulers(world).await;
             let running = views.iter().filter(|view| view["state"] == "running");
-            let of = running.filter_map(|view| view["partition"].as_u64());
-            views.len() as u64 == partitions && of.eq(0..partitions)
+            let of: BTreeSet<u64> = running
+                .clone()
+                .filter_map(|view| view["partition"].as_u64())
+                .collect();
+            let all = of.into_iter().eq(0..u64::from(partitions));
+            views.len() == readers as usize && running.count() == readers as usize && all
         })
         .await;
     world.ready().await;
+}
+
+/// How often it was announced that there are so many.
+fn announced(world: &World, partitions: u32) -> usize {
+    let log = std::fs::read_to_string(world.path("log.txt")).unwrap_or_default();
+    let told = "operations are spread over another number of partitions";
+    log.matches(&format!("{told} partitions={partitions}\n"))
+        .count()
+}
+
+/// A client that writes requests to the partitions of one number, whatever the others go by.
+struct Deaf {
+    is_over: Arc<AtomicBool>,
+    ids: JoinHandle<Vec<String>>,
+}
+
+impl Deaf {
+    fn of(world: &Arc<World>, prefix: &'static str, partitions: u32) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (world, until) = (world.clone(), is_over.clone());
+        let ids = tokio::task::spawn_blocking(move || {
+            let mut ids = Vec::new();
+            while !until.load(Ordering::Relaxed) {
+                let name = format!("{prefix}-{}", ids.len());
+                let by = |id| partition_for(id, partitions).0;
+                ids.push(put_to(&world, &name, by));
+            }
+            ids
+        });
+        Self { is_over, ids }
+    }
+
+    async fn stop(self) -> Vec<String> {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.ids.await.expect("the broker takes them")
+    }
 }
 
 /// How many partitions a topic has.
@@ -163,20 +274,32 @@ fn partitions_of(world: &World, topic: &str) -> usize {
 
 /// Makes so many partitions, and waits until that is done.
 async fn grow(world: &Arc<World>, partitions: u32) -> Output {
-    let growing = begin(world, partitions);
-    tokio::task::spawn_blocking(|| growing.wait_with_output())
+    change(world, "grow", partitions).await
+}
+
+/// Goes over to so many partitions, and waits until that is done.
+async fn change(world: &Arc<World>, way: &str, partitions: u32) -> Output {
+    let changing = begin(world, way, partitions);
+    tokio::task::spawn_blocking(|| changing.wait_with_output())
         .await
         .expect("it is waited for")
         .expect("it runs")
 }
 
-fn begin(world: &World, partitions: u32) -> Child {
+fn begin(world: &World, way: &str, partitions: u32) -> Child {
+    let partitions = partitions.to_string();
+    let mut command = command(world, &[way, "--partitions", &partitions]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().expect("the program was built")
+}
+
+/// `waybill topics …`.
+fn command(world: &World, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     without_test_variables(&mut command);
     command.envs(world.env.iter().cloned());
-    command.args(["topics", "grow", "--partitions", &partitions.to_string()]);
+    command.arg("topics").args(arguments);
     command.arg("--config").arg(world.path("waybill.yaml"));
     command.args(["--admin", &world.address("admin").to_string()]);
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.spawn().expect("the program was built")
+    command
 }

@@ -1,4 +1,4 @@
-//! `waybill topics grow`: more partitions of the operation topics, while everything goes on.
+//! `waybill topics grow` and `shrink`: more partitions of the operation topics, or fewer, while everything goes on.
 //!
 //! On a cluster this process does it itself. The embedded store belongs to the process of `up`, which is
 //! asked on its admin port.
@@ -11,28 +11,61 @@ use serde_json::json;
 use waybill_messages::Topics;
 use waybill_store::CqlStore;
 
+use crate::cli::readers::readers;
 use crate::cli::{admin_port, connection};
 use crate::config::{Config, load_workflows};
 use crate::growing::{Growing, GrowthView};
+use crate::readers::show::LayoutView;
 
 /// How often it is asked how far it is.
 const ASK_EVERY: Duration = Duration::from_millis(300);
 
-/// The arguments of `waybill topics grow`.
+/// The arguments of `waybill topics grow` and `shrink`.
 #[derive(Clone, Debug, Args)]
 pub struct GrowArgs {
-    /// How many there are to be: a whole multiple of what there are
+    /// How many there are to be: a whole multiple of what there are, or a whole part
     #[arg(long = "partitions", id = "wanted", value_name = "P")]
     partitions: u32,
 }
 
+/// Which way the number is to be changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    More,
+    Fewer,
+}
+
+impl Way {
+    /// Refuses a number that lies the other way, which would be a slip.
+    fn allows(self, wanted: u32, stands: &LayoutView) -> anyhow::Result<()> {
+        let now = stands.partitions;
+        let is_right = match self {
+            Self::More => wanted >= now,
+            Self::Fewer => wanted <= now,
+        };
+        // What was begun is gone on with by either.
+        if is_right || stands.becomes == Some(wanted) {
+            return Ok(());
+        }
+        let (verb, what) = match self {
+            Self::More => ("shrink", "fewer"),
+            Self::Fewer => ("grow", "more"),
+        };
+        anyhow::bail!(
+            "there are {now} partitions, and {wanted} are {what}: \
+             `waybill topics {verb} --partitions {wanted}` goes over to those"
+        )
+    }
+}
+
 impl GrowArgs {
-    pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
+    pub(super) fn run(&self, config: &Config, way: Way) -> anyhow::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let told = Told::default();
         runtime.block_on(async {
+            way.allows(self.partitions, &readers(config, None).await?)?;
             match config.store.scylla.cql() {
                 Some(cql) => {
                     let workflows = load_workflows(&config.workflows)?;
@@ -80,5 +113,33 @@ impl Told {
             println!("{step}");
             step.clone_into(&mut last);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_lies_the_other_way_is_a_slip() {
+        let stands = |becomes| LayoutView {
+            generation: 0,
+            partitions: 4,
+            per_partition: 1,
+            becomes,
+            topics_may_have: vec![4],
+            readers: Vec::new(),
+        };
+        let allows = |way: Way, wanted, becomes| way.allows(wanted, &stands(becomes)).is_ok();
+        for (wanted, more, fewer) in [(8, true, false), (4, true, true), (2, false, true)] {
+            assert_eq!(allows(Way::More, wanted, None), more, "{wanted}");
+            assert_eq!(allows(Way::Fewer, wanted, None), fewer, "{wanted}");
+        }
+        assert!(allows(Way::More, 2, Some(2)), "it is gone on with");
+        let refused = Way::More.allows(2, &stands(None)).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "there are 4 partitions, and 2 are fewer: `waybill topics shrink --partitions 2` goes over to those"
+        );
     }
 }

@@ -6,9 +6,10 @@ use clap::Args;
 use serde::Serialize;
 
 use super::Site;
+use crate::cli::readers::readers;
 use crate::cli::shown::Output;
 use crate::config::Config;
-use crate::roles::topics::{Finding, Weight, explained, judge, look};
+use crate::roles::topics::{Finding, Needed, Weight, explained, judge, look};
 
 /// The arguments of `waybill topics verify`.
 #[derive(Clone, Debug, Args)]
@@ -25,7 +26,9 @@ impl VerifyArgs {
             .runtime
             .block_on(look(&site.admin, &site.needed))
             .map_err(|error| explained(error, config))?;
-        let findings = judge(config, site.broker, &site.needed, &found);
+        let mut findings = judge(config, site.broker, &site.needed, &found);
+        let known = leave_out_known_numbers(config, &site.needed, &mut findings);
+        site.runtime.block_on(known);
         let mut out = io::stdout().lock();
         for finding in &findings {
             match self.output {
@@ -42,6 +45,23 @@ impl VerifyArgs {
             (1, _) => anyhow::bail!("1 finding"),
             (count, _) => anyhow::bail!("{count} findings"),
         }
+    }
+}
+
+/// Leaves out numbers of partitions that are as the state store says, which stands above the configuration.
+async fn leave_out_known_numbers(config: &Config, needed: &[Needed], findings: &mut Vec<Finding>) {
+    let number = |finding: &Finding| finding.number_of_operations(needed);
+    if !findings.iter().any(|finding| number(finding).is_some()) {
+        return;
+    }
+    match readers(config, None).await {
+        Ok(stands) => findings.retain(|finding| {
+            !number(finding).is_some_and(|has| stands.topics_may_have.contains(&has))
+        }),
+        Err(error) => eprintln!(
+            "how many partitions there are is judged by the configuration, for the state store does not tell: \
+             {error:#}"
+        ),
     }
 }
 

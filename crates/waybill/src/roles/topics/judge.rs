@@ -56,6 +56,17 @@ pub(crate) struct Finding {
     pub(crate) weight: Weight,
 }
 
+impl Finding {
+    /// How many partitions the topic has, if that is at fault, and operations are spread over them.
+    pub(crate) fn number_of_operations(&self, needed: &[Needed]) -> Option<u32> {
+        let is_of_operations = |topic: &Needed| {
+            topic.spec.name == self.topic && topic.partitions_key == PARTITIONS_KEY
+        };
+        let is_it = self.key == PARTITIONS && needed.iter().any(is_of_operations);
+        self.found.parse().ok().filter(|_| is_it)
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {

@@ -290,3 +290,22 @@ fn more_copies_than_are_configured_are_no_reason_to_wait_for_fewer() {
     }
     assert_eq!(judge(&config, BrokerKind::Kafka, &needed, &found), []);
 }
+
+#[test]
+fn a_number_of_partitions_is_the_operations_or_a_topics_own() {
+    let config = config();
+    let needed = all(&config, BrokerKind::Kafka);
+    let number_of = |topic: &str| {
+        let mut found = as_made(&needed);
+        let partitions = &mut found.get_mut(topic).unwrap().partitions;
+        let one = partitions[0].clone();
+        partitions.resize(24, one);
+        let findings = judge(&config, BrokerKind::Kafka, &needed, &found);
+        let [finding] = &findings[..] else {
+            panic!("{findings:?}")
+        };
+        finding.number_of_operations(&needed)
+    };
+    assert_eq!(number_of(REQUESTS), Some(24));
+    assert_eq!(number_of("waybill.drone.requests.v1"), None);
+}

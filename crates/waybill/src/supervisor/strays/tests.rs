@@ -1,0 +1,165 @@
+//! Strays, on librdkafka's mock cluster.
+
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::DefaultProducerContext;
+use uuid::Uuid;
+use waybill_engine::partition_for;
+use waybill_kafka::{OutRecord, Producer, ProducerOptions, Settlement};
+use waybill_store::Layout;
+
+use super::*;
+
+#[test]
+fn a_stray_goes_to_the_partition_of_its_operation_and_is_marked_unless_it_names_none() {
+    let operation = OperationId(Uuid::from_u128(0xabc));
+    let record = RawRecord {
+        topic: "waybill.recovery.v1".to_owned(),
+        partition: PartitionId(11),
+        offset: Offset(17),
+        timestamp_ms: Some(5),
+        key: Some(operation.key().to_vec()),
+        value: Some(b"value".to_vec()),
+        headers: vec![("own".to_owned(), None)],
+    };
+    let mark = ("waybill-rerouted".to_owned(), Some(b"4".to_vec()));
+    let expected = RawRecord {
+        partition: partition_for(operation, 4),
+        headers: vec![("own".to_owned(), None), mark],
+        ..record.clone()
+    };
+    assert_eq!(homeward_of(record.clone(), 4), expected);
+    let upper_case = operation.to_string().to_uppercase().into_bytes();
+    for key in [None, Some(b"no id".to_vec()), Some(upper_case)] {
+        let sent = homeward_of(
+            RawRecord {
+                key,
+                ..record.clone()
+            },
+            4,
+        );
+        assert!(sent.partition < PartitionId(4), "{sent:?}");
+        assert_eq!(sent.headers, record.headers, "its scheduler looks at it");
+    }
+}
+
+struct World {
+    cluster: MockCluster<'static, DefaultProducerContext>,
+    topics: Topics,
+    strays: Strays,
+    /// What was put into the partition that is left over.
+    put: usize,
+}
+
+const LEFT_OVER: PartitionId = PartitionId(1);
+
+impl World {
+    fn new(layout: Layout) -> Self {
+        let cluster = MockCluster::new(1).unwrap();
+        let topics = Topics::default();
+        for topic in [topics.requests(), topics.step_replies(), topics.recovery()] {
+            cluster.create_topic(topic, 2, 1).unwrap();
+        }
+        let kafka = KafkaSettings::new(cluster.bootstrap_servers());
+        let spread = Spread::of(layout);
+        let metrics = Arc::new(SupervisorMetrics::new());
+        let asker = Asker::new(&kafka, &topics, spread.clone(), 1_000, metrics.clone());
+        let asker = Arc::new(asker.unwrap());
+        let strays = Strays::new(&kafka, &topics, spread, asker, metrics);
+        Self {
+            cluster,
+            topics,
+            strays: strays.unwrap(),
+            put: 0,
+        }
+    }
+
+    fn kafka(&self) -> KafkaSettings {
+        KafkaSettings::new(self.cluster.bootstrap_servers())
+    }
+
+    /// Puts requests into the partition that is left over, each with its offset as its value.
+    async fn put(&mut self, count: usize) {
+        let options = ProducerOptions::new("deaf");
+        let producer: Producer<Arc<Settlement>> = Producer::new(&self.kafka(), &options).unwrap();
+        for _ in 0..count {
+            let key = OperationId(Uuid::from_u128(self.put as u128)).key();
+            let value = self.put.to_string().into_bytes();
+            let record = OutRecord::new(self.topics.requests(), LEFT_OVER, &key, &value);
+            let (settlement, settled) = Settlement::channel(1);
+            producer.send(&record, settlement).unwrap();
+            settled.await.unwrap().unwrap();
+            self.put += 1;
+        }
+    }
+
+    /// Sends home, turn after turn, until requests are done to there.
+    async fn send_home(&self, mut done: Places, until: i64) -> Places {
+        while done.requests < Offset(until) {
+            let (now, sent) = self.strays.send_home(LEFT_OVER, done).await;
+            sent.unwrap();
+            done = now;
+        }
+        done
+    }
+
+    /// The requests that came home, in order, by where they had lain.
+    async fn home(&self, count: usize) -> Vec<usize> {
+        let options = ConsumerOptions::new("home");
+        let consumer = PartitionConsumer::new(&self.kafka(), &options).unwrap();
+        let home = (self.topics.requests(), PartitionId(0), Offset(0));
+        consumer.add(&[home]).unwrap();
+        let mut values = Vec::new();
+        while values.len() < count {
+            let polled = consumer.poll(LIMITS, PATIENCE, &mut |record| {
+                let raw = record.to_raw();
+                let value = String::from_utf8(raw.value.unwrap()).unwrap();
+                values.push(value.parse().unwrap());
+                assert_eq!(raw.headers[0].0, headers::REROUTED);
+            });
+            polled.unwrap();
+        }
+        values
+    }
+}
+
+fn at(requests: i64) -> Places {
+    Places {
+        requests: Offset(requests),
+        ..Places::default()
+    }
+}
+
+/// From two partitions to one; the other one ended there.
+fn shrunk(layout: &Layout, end: i64) -> Layout {
+    let layout = layout.intended(1).unwrap().cut(vec![at(0)]).unwrap();
+    let layout = layout.announced(Vec::new()).unwrap();
+    layout.moved(vec![at(0), at(end)]).unwrap()
+}
+
+#[tokio::test]
+async fn what_was_written_after_a_partition_ended_is_sent_home_once_and_in_order() {
+    let mut world = World::new(shrunk(&Layout::first(2), 2));
+    world.put(5).await;
+    let done = world.send_home(Places::default(), 5).await;
+    assert_eq!(done, at(5));
+    assert_eq!(world.home(3).await, [2, 3, 4]);
+    assert_eq!(world.send_home(done, 5).await, done);
+    world.put(2).await;
+    assert_eq!(world.send_home(done, 7).await, at(7));
+    assert_eq!(world.home(5).await, [2, 3, 4, 5, 6]);
+    let (of_another, sent) = world.strays.send_home(PartitionId(0), at(0)).await;
+    sent.unwrap();
+    assert_eq!(of_another, at(0), "that one is read");
+}
+
+#[tokio::test]
+async fn of_a_partition_that_was_read_in_between_each_time_is_sent_home_alone() {
+    let first = shrunk(&Layout::first(2), 2).settled(&[]).unwrap();
+    let read = first.intended(2).unwrap().announced(vec![at(4)]).unwrap();
+    let read = read.moved(vec![at(0)]).unwrap().settled(&[]).unwrap();
+    let mut world = World::new(shrunk(&read, 6));
+    world.put(8).await;
+    let done = world.send_home(Places::default(), 8).await;
+    assert_eq!(done, at(8));
+    assert_eq!(world.home(4).await, [2, 3, 6, 7]);
+}
