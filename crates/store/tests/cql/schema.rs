@@ -2,13 +2,19 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use waybill_store::{CqlProblem, CqlServer, CqlStore, SchemaError, StoreError};
+use uuid::Uuid;
+use waybill_engine::{Epoch, Offset, OwnerId, PartitionId, ReaderId};
+use waybill_store::{
+    Checkpoint, CqlProblem, CqlServer, CqlStore, Layout, LayoutGeneration, Lease, LeaseKey,
+    SchemaError, Store as _, StoreError,
+};
 
 use super::Cql;
-use super::contract::Subject;
+use super::contract::{Subject, fresh_id, row, rows, write};
 
 /// What an error says is unfit.
 fn problem(error: StoreError) -> CqlProblem {
@@ -156,6 +162,74 @@ async fn a_schema_that_is_newer_than_the_program_is_refused_and_left_alone() {
     assert_eq!(problem(refused), wanted);
     let report = CqlStore::check(&subject.config()).await.unwrap();
     assert_eq!(report.schema_version, Some(newer));
+    subject.clean_up().await;
+}
+
+/// As the first version left it: no layouts, and leases of format 3, which end before the partition.
+#[tokio::test]
+async fn a_keyspace_of_the_first_version_is_migrated_with_what_it_holds() {
+    let Some(subject) = Cql::new_or_skip() else {
+        return;
+    };
+    let (id, key) = (
+        fresh_id(),
+        LeaseKey::scheduler(LayoutGeneration(0), ReaderId(3)),
+    );
+    let lease = Lease {
+        owner: Some(OwnerId(Uuid::from_u128(5))),
+        epoch: Epoch(6),
+        renewal: 7,
+        duration: Duration::from_secs(10),
+        checkpoint: Checkpoint {
+            requests: Offset(40),
+            replies: Offset(200),
+            recoveries: Offset(1),
+            requests_fingerprint: Some(9),
+        },
+        consumed: Offset(41),
+        ..Lease::new(key, PartitionId(3))
+    };
+    let store = subject.store().await;
+    store.write(rows([write(id, 5, true)])).await.unwrap();
+    assert!(store.take_lease(None, lease.clone()).await.unwrap());
+    drop(store);
+
+    let session = subject.session().await;
+    let of_lease = "WHERE role = 'scheduler' AND partition = 3";
+    let select = format!("SELECT body FROM {}.leases {of_lease}", subject.keyspace);
+    let read = session.query_unpaged(select, ()).await.unwrap();
+    let read = read.into_rows_result().unwrap();
+    let (body,): (Vec<u8>,) = read.single_row().unwrap();
+    let (format, role, generation, reader) = (body[0], body[1], body[2], body[3]);
+    assert_eq!((format, generation, reader), (4, 0, 3));
+    let (middle, rest) = body[4..].split_at(body.len() - 4 - 3);
+    assert_eq!(rest, [3, 0, 0], "its partition, no handover, not ended");
+    let old = [&[3, role, reader], middle].concat();
+    let update = format!("UPDATE {{ks}}.leases SET body = ? {of_lease} IF EXISTS");
+    subject.run(&update, (old,)).await;
+    subject.run("DROP TABLE {ks}.layouts", ()).await;
+    let version = "UPDATE {ks}.schema_versions SET version = 1 WHERE name = 'waybill' IF EXISTS";
+    subject.run(version, ()).await;
+
+    let refused = CqlStore::connect(subject.config()).await.unwrap_err();
+    let refused = problem(refused);
+    assert!(matches!(refused, CqlProblem::OldSchema { .. }), "{refused}");
+    let store = subject.store().await;
+    let found = store.get_many(vec![id]).await.unwrap();
+    assert_eq!(found, [Ok(Some(row(id, 5, 5)))]);
+    assert_eq!(store.lease(key).await.unwrap(), Some(lease.clone()));
+    assert_eq!(store.layout().await.unwrap(), None);
+    // It is taken over, and the work divided anew.
+    let next = Lease {
+        epoch: Epoch(7),
+        renewal: 0,
+        ..lease.clone()
+    };
+    assert!(store.take_lease(Some(lease), next.clone()).await.unwrap());
+    assert_eq!(store.lease(key).await.unwrap(), Some(next));
+    let layout = Layout::first(4).intended(8).unwrap();
+    assert!(store.set_layout(None, layout.clone()).await.unwrap());
+    assert_eq!(store.layout().await.unwrap(), Some(layout));
     subject.clean_up().await;
 }
 
