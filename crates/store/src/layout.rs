@@ -51,6 +51,8 @@ impl fmt::Display for LayoutGeneration {
 
 /// How often a layout may be replaced. Each division takes a few bytes, and all are kept.
 const GENERATIONS_MAX: usize = 10_000;
+/// How many generations another number of partitions takes at most.
+const GENERATIONS_OF_CHANGE: usize = 5;
 
 /// The division that is in force, and those that were before it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -61,7 +63,7 @@ pub struct Layout {
     division: Division,
     /// How the number of partitions is being changed.
     change: Option<Change>,
-    /// Where partitions were cut when their number was changed last, in order.
+    /// Where partitions were cut when their number was changed for the first time, in order.
     cuts: Vec<Places>,
     /// Partitions that nobody reads any more, or that were once so: for each time, in their order.
     retired: Vec<Retired>,
@@ -110,6 +112,10 @@ impl Layout {
     /// meanwhile, or another is on its way.
     pub fn intended(&self, partitions: u32) -> Result<Self, LayoutError> {
         self.is_gone_by_none()?;
+        // A change that was begun can be ended.
+        if self.past.len() + GENERATIONS_OF_CHANGE > GENERATIONS_MAX {
+            return Err(LayoutError::Generations);
+        }
         let (now, wanted) = (self.division.partitions, partitions);
         let is_multiple = wanted.is_multiple_of(now) || now.is_multiple_of(wanted.max(1));
         if wanted == now || wanted == 0 || !is_multiple {
@@ -156,8 +162,7 @@ impl Layout {
             return Err(LayoutError::Step);
         }
         let mut next = self.next(self.division)?;
-        let cuts = next.cuts.iter().skip(begins.len()).copied();
-        next.cuts = begins.iter().copied().chain(cuts).collect();
+        next.cut_at(&begins);
         let since = next.generation();
         next.change = Some(Change {
             step: Step::Cut,
@@ -234,7 +239,7 @@ impl Layout {
         let mut next = self.next(among(change.to, self.division.readers()))?;
         let into = next.generation();
         if !change.is_to_fewer() {
-            next.cuts.clone_from(&ends);
+            next.cut_at(&ends);
         }
         let left_over = (0..).map(PartitionId).zip(&ends).skip(change.to as usize);
         next.retired
@@ -262,6 +267,12 @@ impl Layout {
         next.change = None;
         next.retired.retain(|retired| !through.contains(retired));
         Ok(next)
+    }
+
+    /// Remembers where the first partitions are cut, unless they were before.
+    fn cut_at(&mut self, places: &[Places]) {
+        let new = places.iter().skip(self.cuts.len());
+        self.cuts.extend(new);
     }
 
     fn next(&self, division: Division) -> Result<Self, LayoutError> {
@@ -421,9 +432,10 @@ impl Layout {
         (since == generation).then_some(cut.ends)
     }
 
-    /// Where a partition was cut when the number of partitions was changed last, also when that is long over.
+    /// Where a partition was cut when the number of partitions was changed for the first time: beyond may lie what
+    /// belongs elsewhere, and is, or was, sent there.
     #[must_use]
-    pub fn last_cut(&self, partition: PartitionId) -> Option<Places> {
+    pub fn first_cut(&self, partition: PartitionId) -> Option<Places> {
         self.cuts.get(partition.0 as usize).copied()
     }
 

@@ -81,6 +81,9 @@ pub enum GrowError {
         "reader {0} does not run yet: every reader has to know before fewer partitions are written"
     )]
     Unbegun(ReaderId),
+    /// Somebody has changed it to another number meanwhile.
+    #[error("somebody has gone over to another number of partitions meanwhile")]
+    Replaced,
     /// A topic is not there.
     #[error("there is no topic {0}: `waybill topics create` makes it")]
     NoTopic(String),
@@ -235,21 +238,38 @@ impl Growing {
         if partitions > PARTITIONS_MAX {
             return Err(GrowError::TooMany(partitions));
         }
+        self.drive(partitions, false, tell).await
+    }
+
+    /// Goes on, or begins if nobody has `begun`. What was begun is never begun again: somebody may have ended it,
+    /// and want another number since.
+    async fn drive(
+        &self,
+        partitions: u32,
+        mut begun: bool,
+        tell: &(dyn Fn(String) + Sync),
+    ) -> Result<(), GrowError> {
         let admin = Admin::new(&self.kafka, "waybill-growing")?;
         loop {
             let layout = self.store.layout().await?.ok_or(GrowError::NotBegun)?;
-            match self.next_step(&layout, partitions, &admin, tell).await? {
-                None => break,
-                // If somebody else was quicker, it is looked what is next now.
-                Some(next) => {
-                    let seen = Some(layout);
-                    if self.store.set_layout(seen, next.clone()).await? {
-                        tracing::info!(layout = %next, "the layout of readers was changed");
-                    }
-                }
+            let is_under_way = layout.becomes() == Some(partitions);
+            if begun && !is_under_way {
+                break match layout.division().partitions == partitions {
+                    true => tell(format!("partitions that are read: {partitions}")),
+                    false => return Err(GrowError::Replaced),
+                };
+            }
+            begun |= is_under_way;
+            let Some(next) = self.next_step(&layout, partitions, &admin, tell).await? else {
+                begun = true;
+                continue;
+            };
+            // If somebody else was quicker, it is looked what is next now.
+            if self.store.set_layout(Some(layout), next.clone()).await? {
+                tracing::info!(layout = %next, "the layout of readers was changed");
+                begun = true;
             }
         }
-        tell(format!("partitions that are read: {partitions}"));
         Ok(())
     }
 
@@ -279,13 +299,17 @@ impl Growing {
         let most = layout.partitions_ever().into_iter().max();
         let most = most.unwrap_or_default().max(partitions);
         if layout.is_cut() && layout.becomes() == Some(partitions) {
-            self.wait_until_all_know(layout, tell).await?;
+            self.wait_until_all_run(layout, tell).await?;
             return Ok(Some(layout.announced(Vec::new())?));
         }
         if layout.partitions_intended() == Some(partitions) {
-            self.add_partitions(admin, partitions, most, tell).await?;
-            let begins = self.begins(admin, layout, partitions).await?;
             let is_more = partitions > layout.division().partitions;
+            self.add_partitions(admin, partitions, most, tell).await?;
+            if !is_more {
+                // As long as it can be taken back.
+                self.wait_until_all_run(layout, tell).await?;
+            }
+            let begins = self.begins(admin, layout, partitions).await?;
             return Ok(Some(match is_more {
                 true => layout.announced(begins)?,
                 false => layout.cut(begins)?,
@@ -336,7 +360,10 @@ impl Growing {
             let key = LeaseKey::supervisor(retired.partition);
             let sent_home = self.store.lease(key).await?;
             let sent_home = sent_home.unwrap_or(Lease::new(key, retired.partition));
-            if retired.is_over_below(&sent_home.checkpoint.places()) {
+            // Those that this change has ended are remembered until what was sent home is done there.
+            let begin = layout.begin_of(layout.generation(), retired.partition);
+            if retired.until != Some(begin) && retired.is_over_below(&sent_home.checkpoint.places())
+            {
                 through.push(*retired);
             }
         }
@@ -344,7 +371,7 @@ impl Growing {
     }
 
     /// Waits until every reader runs under this layout.
-    async fn wait_until_all_know(
+    async fn wait_until_all_run(
         &self,
         layout: &Layout,
         tell: &(dyn Fn(String) + Sync),
@@ -354,7 +381,7 @@ impl Growing {
             if began.elapsed() >= READERS_PATIENCE {
                 return Err(GrowError::Unbegun(reader));
             }
-            tell(format!("waiting until reader {reader} knows"));
+            tell(format!("waiting until reader {reader} runs by it"));
             tokio::time::sleep(LOOK_EVERY).await;
         }
         Ok(())
@@ -519,9 +546,7 @@ pub(crate) async fn finish(
         if layout.generation() != seen.0 {
             seen = (layout.generation(), Instant::now());
         }
-        let is_left = layout.is_cut() || layout.is_announced() || layout.is_moving();
         if let Some(partitions) = layout.becomes()
-            && is_left
             && seen.1.elapsed() >= patience
         {
             tracing::warn!(
@@ -530,14 +555,14 @@ pub(crate) async fn finish(
             );
             let tell =
                 |step: String| tracing::info!(step, "going on to another number of partitions");
-            let going_on = growing.run(partitions, &tell);
+            let going_on = growing.drive(partitions, true, &tell);
             let ended = tokio::select! {
                 ended = going_on => ended,
                 () = stop.cancelled() => return Ok(()),
             };
             match ended {
-                // Readers go on by themselves.
-                Ok(()) | Err(GrowError::Unmoved { .. } | GrowError::Unbegun(_)) => {}
+                // Readers go on by themselves, or others have gone on with it.
+                Ok(()) | Err(GrowError::Unmoved { .. } | GrowError::Replaced) => {}
                 Err(error) => {
                     tracing::warn!(error = %chain(&error), "the number of partitions is not changed yet");
                 }

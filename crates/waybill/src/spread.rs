@@ -85,12 +85,12 @@ impl Spread {
         operation: OperationId,
     ) -> bool {
         let layout = self.layout();
-        let cut = layout.last_cut(partition);
+        let cut = layout.first_cut(partition);
         let is_beyond = cut.is_some_and(|cut| offset >= cut.requests);
         let mut retired = layout.retired().iter();
         let is_left_over =
             retired.any(|of| of.partition == partition && of.has(Source::Requests, offset));
-        (is_beyond || is_left_over) && self.partition_of(operation) != partition
+        is_left_over || is_beyond && self.partition_of(operation) != partition
     }
 
     /// Every partition that anything of operations was ever kept under.
@@ -153,5 +153,56 @@ impl Follower {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+    use waybill_engine::Places;
+
+    use super::*;
+
+    fn at(requests: i64) -> Places {
+        Places {
+            requests: Offset(requests),
+            ..Places::default()
+        }
+    }
+
+    /// An operation of this partition of two.
+    fn of(partition: u32) -> OperationId {
+        let mut ids = (0..).map(|number| OperationId(Uuid::from_u128(number)));
+        let id = ids.find(|&id| partition_for(id, 2) == PartitionId(partition));
+        id.expect("half of them are")
+    }
+
+    #[test]
+    fn what_came_to_a_partition_after_it_was_cut_is_sent_to_its_own() {
+        let more = Layout::first(1).intended(2).unwrap();
+        let more = more.announced(vec![at(0)]).unwrap();
+        let more = more.moved(vec![at(10)]).unwrap().settled(&[]).unwrap();
+        let is_sent_on = |layout: &Layout, partition, offset, operation| {
+            let spread = Spread::of(layout.clone());
+            spread.is_sent_on(PartitionId(partition), Offset(offset), operation)
+        };
+        assert!(is_sent_on(&more, 0, 10, of(1)), "late by the old number");
+        assert!(!is_sent_on(&more, 0, 9, of(1)), "before");
+        assert!(!is_sent_on(&more, 0, 10, of(0)), "its own");
+
+        let fewer = more.intended(1).unwrap().cut(vec![at(90)]).unwrap();
+        let fewer = fewer.announced(Vec::new()).unwrap();
+        let fewer = fewer.moved(vec![at(95), at(40)]).unwrap();
+        let fewer = fewer.settled(&[]).unwrap();
+        assert!(is_sent_on(&fewer, 1, 40, of(1)));
+        assert!(!is_sent_on(&fewer, 1, 39, of(1)), "it was read to there");
+
+        // Used again, its strays may still be on their way; and what was late the first time, too.
+        let again = fewer.intended(2).unwrap();
+        let again = again.announced(vec![at(50)]).unwrap();
+        let again = again.moved(vec![at(99)]).unwrap();
+        assert!(is_sent_on(&again, 1, 49, of(1)));
+        assert!(!is_sent_on(&again, 1, 50, of(1)));
+        assert!(is_sent_on(&again, 0, 60, of(1)));
     }
 }

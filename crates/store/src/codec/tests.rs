@@ -230,7 +230,7 @@ fn a_layout_reads_back() {
     // format, those before, the division, the change: from, to, moved into, ends, since, begins; cuts; none retired
     assert_eq!(
         hex(bytes),
-        "0603020102010202040101020401020002040a02040203020e020410020400"
+        "060302010201020204010102040303020e02041002040102020002040a0204020e020410020400"
     );
     assert_eq!(layout(bytes), Ok(sample));
 }

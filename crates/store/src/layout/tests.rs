@@ -84,12 +84,12 @@ fn more_partitions_are_announced_to_writers_before_they_are_read() {
     let settled = moved.settled(&[]).unwrap();
     assert_eq!(settled.becomes(), None);
     assert_eq!(settled.left(PartitionId(1)), []);
-    assert_eq!(settled.last_cut(PartitionId(1)), Some(places(20)));
+    assert_eq!(settled.first_cut(PartitionId(1)), Some(places(20)));
     assert_eq!(intended.withdrawn().unwrap().becomes(), None);
     assert_eq!(settled.cut_of(settled.generation(), PartitionId(0)), None);
     assert_eq!(settled.successor(of(6, 2)).unwrap().division(), of(6, 2));
     let again = settled.intended(12).unwrap();
-    assert_eq!(again.last_cut(PartitionId(1)), Some(places(20)), "still");
+    assert_eq!(again.first_cut(PartitionId(1)), Some(places(20)), "still");
     for wanted in [0, 2, 3, 5] {
         assert!(layout.intended(wanted).is_err(), "{wanted}");
     }
@@ -153,7 +153,7 @@ fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_th
     assert_eq!(moved.to_begin(PartitionId(1)), None, "they have begun");
     let settled = moved.settled(&[]).unwrap();
     assert_eq!(settled.partitions_ever(), [2, 6]);
-    assert_eq!(settled.last_cut(PartitionId(1)), Some(places(6)));
+    assert_eq!(settled.first_cut(PartitionId(1)), Some(places(6)));
     let retired: Vec<_> = settled
         .retired()
         .iter()

@@ -76,7 +76,7 @@ impl Reads {
     /// Whoever waits for a delivery asks again and again, and on a cluster every read of a lease stands
     /// in the way of its renewals. So a partition's is read by one at a time, and what was read serves
     /// all who ask shortly after. It only grows: an older answer says that a request may still be
-    /// pending, and never that it is gone.
+    /// pending, and never that it is gone. (Where a partition is cut, it goes back for those who come.)
     ///
     /// # Errors
     ///

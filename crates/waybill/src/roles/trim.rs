@@ -71,16 +71,20 @@ async fn keep_from(
 ) -> Result<Offset, StoreError> {
     let done = readers::requests_done(store, layout, partition).await?;
     let read = Offset(done.0 - 1);
-    let mut retired = layout.retired().iter().rev();
-    let Some(last) = retired.find(|of| of.partition == partition) else {
+    let retired = layout.retired().iter();
+    let times: Vec<_> = retired.filter(|of| of.partition == partition).collect();
+    if times.is_empty() {
         return Ok(read);
-    };
+    }
     // What was written while it was left over is sent home by whoever looks after its shard.
     let shard = store.lease(LeaseKey::supervisor(partition)).await?;
     let sent_home = shard.map_or(Offset(0), |lease| lease.checkpoint.requests);
-    Ok(match last.is_over(Source::Requests, sent_home) {
-        true => read,
-        false => read.min(sent_home),
+    let mut left = times
+        .iter()
+        .filter(|of| !of.is_over(Source::Requests, sent_home));
+    Ok(match left.next() {
+        Some(oldest) => read.min(oldest.from.requests.max(sent_home)),
+        None => read,
     })
 }
 
@@ -105,7 +109,7 @@ mod tests {
         let layout = layout.settled(&[]).unwrap();
         let left_over = PartitionId(1);
         let kept = async || keep_from(&store, &layout, left_over).await.unwrap();
-        assert_eq!(kept().await, Offset(0), "nobody has looked after it yet");
+        assert_eq!(kept().await, Offset(40), "what was read there is done");
         let shard = Lease {
             checkpoint: Checkpoint::at(at(45)),
             ..Lease::new(LeaseKey::supervisor(left_over), left_over)

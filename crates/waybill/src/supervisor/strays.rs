@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
-use waybill_engine::{KeyHash, Offset, OperationId, PartitionId, Places, Source};
+use waybill_engine::{KeyHash, Offset, PartitionId, Places, Source};
 use waybill_kafka::{
     Admin, AdminError, ClientError, ConsumerOptions, KafkaSettings, PartitionConsumer, PollError,
     PollLimits, RawRecord, RequestError,
 };
-use waybill_messages::{Topics, headers};
+use waybill_messages::Topics;
 use waybill_store::Retired;
 
 use super::ask::{AskError, Asker};
@@ -193,22 +193,14 @@ fn read(consumer: &PartitionConsumer, end: Offset) -> Result<(Vec<RawRecord>, Of
     Ok((records, position.max(at_end).min(end)))
 }
 
-/// The record on its way to the partition of its key, marked as sent by this number of partitions. One whose key
-/// names no operation goes to some partition without a mark, where it is dealt with as what it is.
+/// The record on its way to the partition of its key. It has no mark: its scheduler may have to send it on once
+/// more, because its key is not that of its operation or there is another number of partitions by then.
 fn homeward_of(record: RawRecord, partitions: u32) -> RawRecord {
-    let key = record.key.as_deref().unwrap_or_default();
-    let operation = str::from_utf8(key).ok().and_then(|key| key.parse().ok());
-    let is_of_operation = operation.is_some_and(|of: OperationId| of.key() == *key);
-    let mut record = RawRecord {
-        partition: KeyHash::of(key).partition(partitions),
+    let hash = KeyHash::of(record.key.as_deref().unwrap_or_default());
+    RawRecord {
+        partition: hash.partition(partitions),
         ..record
-    };
-    if is_of_operation {
-        let mark = partitions.to_string().into_bytes();
-        let mark = (headers::REROUTED.to_owned(), Some(mark));
-        record.headers.push(mark);
     }
-    record
 }
 
 #[cfg(test)]
