@@ -21,7 +21,9 @@ mod error;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{Cut, Division, DivisionError, PartitionId, Places, ReaderId};
+use waybill_engine::{
+    Cut, Division, DivisionError, PartitionId, Places, READERS_PER_PARTITION_MAX, ReaderId,
+};
 
 use self::change::{Begins, Change, Step};
 
@@ -93,8 +95,8 @@ impl Layout {
     ///
     /// If the readers of `division` cannot follow those of this one, or the number of partitions is being changed.
     pub fn successor(&self, division: Division) -> Result<Self, LayoutError> {
-        if let Some(partitions) = self.becomes() {
-            return Err(LayoutError::Changing(partitions));
+        if let Some(Change { from, to, .. }) = self.change {
+            return Err(LayoutError::Changing { from, to });
         }
         if division.partitions != self.division.partitions {
             let (before, after) = (self.division.partitions, division.partitions);
@@ -122,6 +124,14 @@ impl Layout {
             return Err(LayoutError::Partitions { now, wanted });
         }
         let shared = self.shared_by_as_many_as(wanted);
+        let readers = shared.readers_per_partition;
+        if readers > READERS_PER_PARTITION_MAX {
+            return Err(LayoutError::TooFar {
+                now,
+                wanted,
+                readers,
+            });
+        }
         shared.may_follow(self.division)?;
         among(wanted, shared.readers()).may_follow(shared)?;
         let change = Change {
@@ -292,7 +302,10 @@ impl Layout {
     /// Whether nobody reads or writes by another number yet.
     fn is_gone_by_none(&self) -> Result<(), LayoutError> {
         match &self.change {
-            Some(change) if change.step != Step::Intended => Err(LayoutError::Changing(change.to)),
+            Some(Change { from, to, step, .. }) if *step != Step::Intended => {
+                let (from, to) = (*from, *to);
+                Err(LayoutError::Changing { from, to })
+            }
             Some(_) | None => Ok(()),
         }
     }
@@ -505,7 +518,7 @@ impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "layout {}: {}", self.generation(), self.division)?;
         match self.becomes() {
-            Some(partitions) => write!(f, ", becoming {partitions} partitions"),
+            Some(partitions) => write!(f, ", going over to {partitions} partitions"),
             None => Ok(()),
         }
     }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use waybill_engine::{Offset, PartitionId, Places, ReaderId, Workflows};
+use waybill_engine::{Division, Offset, PartitionId, Places, ReaderId, Workflows};
 use waybill_kafka::{Admin, AdminError, ClientError, KafkaSettings};
 use waybill_messages::Topics;
 use waybill_store::{Layout, LayoutError, Lease, LeaseKey, Retired, Store, StoreError};
@@ -78,7 +78,8 @@ pub enum GrowError {
     },
     /// There are to be fewer, and not every reader has begun to go by that.
     #[error(
-        "reader {0} does not run yet: every reader has to know before fewer partitions are written"
+        "reader {0} does not run, and every reader has to before there are fewer partitions: start a scheduler that \
+         has it, or start it where it was stopped (`PUT /schedulers/{0}` on the admin port)"
     )]
     Unbegun(ReaderId),
     /// Somebody has changed it to another number meanwhile.
@@ -115,7 +116,7 @@ pub enum GrowError {
         bound: u64,
     },
     /// A topic has more than is asked for.
-    #[error("topic {topic} has {has} partitions already: ask for as many")]
+    #[error("topic {topic} has {has} partitions: `waybill topics grow --partitions {has}`")]
     TooFew {
         /// The topic.
         topic: String,
@@ -254,10 +255,17 @@ impl Growing {
             let layout = self.store.layout().await?.ok_or(GrowError::NotBegun)?;
             let is_under_way = layout.becomes() == Some(partitions);
             if begun && !is_under_way {
-                break match layout.division().partitions == partitions {
-                    true => tell(format!("partitions that are read: {partitions}")),
-                    false => return Err(GrowError::Replaced),
-                };
+                let Division {
+                    partitions: read,
+                    readers_per_partition: readers,
+                } = layout.division();
+                if read != partitions {
+                    return Err(GrowError::Replaced);
+                }
+                tell(format!(
+                    "through: set `partitions` to {read} and `scheduler.readersPerPartition` to {readers}"
+                ));
+                return Ok(());
             }
             begun |= is_under_way;
             let Some(next) = self.next_step(&layout, partitions, &admin, tell).await? else {
@@ -270,7 +278,6 @@ impl Growing {
                 begun = true;
             }
         }
-        Ok(())
     }
 
     /// Does what leads to the next layout, and returns that; `None` where there is nothing more to do.
@@ -376,12 +383,14 @@ impl Growing {
         layout: &Layout,
         tell: &(dyn Fn(String) + Sync),
     ) -> Result<(), GrowError> {
-        let began = Instant::now();
+        let (began, mut told) = (Instant::now(), None);
         while let Some(reader) = readers::unbegun(&*self.store, layout).await? {
             if began.elapsed() >= READERS_PATIENCE {
                 return Err(GrowError::Unbegun(reader));
             }
-            tell(format!("waiting until reader {reader} runs by it"));
+            if told.replace(reader) != Some(reader) {
+                tell(format!("waiting until reader {reader} runs by it"));
+            }
             tokio::time::sleep(LOOK_EVERY).await;
         }
         Ok(())
@@ -498,7 +507,7 @@ impl Growing {
         layout: &Layout,
         tell: &(dyn Fn(String) + Sync),
     ) -> Result<(), GrowError> {
-        let began = Instant::now();
+        let (began, mut told) = (Instant::now(), None);
         while let Some((reader, partition, end)) = readers::unmoved(&*self.store, layout).await? {
             if began.elapsed() >= READERS_PATIENCE {
                 return Err(GrowError::Unmoved {
@@ -507,7 +516,9 @@ impl Growing {
                     end,
                 });
             }
-            tell(format!("waiting for reader {reader}"));
+            if told.replace(reader) != Some(reader) {
+                tell(format!("waiting for reader {reader}"));
+            }
             tokio::time::sleep(LOOK_EVERY).await;
         }
         Ok(())
@@ -535,7 +546,11 @@ pub(crate) async fn finish(
     spread: Spread,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let patience = growing.settle * 2 + STANDS_STILL_AFTER;
+    // Nobody else could drive it where the store is this process's alone.
+    let patience = match growing.is_shared() {
+        true => growing.settle * 2 + STANDS_STILL_AFTER,
+        false => Duration::ZERO,
+    };
     let mut seen = (spread.layout().generation(), Instant::now());
     loop {
         tokio::select! {
@@ -546,7 +561,9 @@ pub(crate) async fn finish(
         if layout.generation() != seen.0 {
             seen = (layout.generation(), Instant::now());
         }
+        let is_driven_here = growing.view().is_some_and(|view| view.is_under_way);
         if let Some(partitions) = layout.becomes()
+            && !is_driven_here
             && seen.1.elapsed() >= patience
         {
             tracing::warn!(

@@ -1,6 +1,6 @@
 //! Why a layout has no such successor.
 
-use waybill_engine::DivisionError;
+use waybill_engine::{DivisionError, READERS_PER_PARTITION_MAX};
 
 use super::GENERATIONS_MAX;
 
@@ -12,10 +12,28 @@ pub enum LayoutError {
     Division(#[from] DivisionError),
     /// The number of partitions is being changed.
     #[error(
-        "the topics are going over to {0} partitions; `waybill topics grow` (or `shrink`) `--partitions {0}` \
-         goes on with that"
+        "the topics are going over from {from} to {to} partitions: `waybill topics {verb} --partitions {to}` goes \
+         on with that", verb = if to > from { "grow" } else { "shrink" }
     )]
-    Changing(u32),
+    Changing {
+        /// From how many.
+        from: u32,
+        /// To how many.
+        to: u32,
+    },
+    /// Each partition would have too many readers meanwhile.
+    #[error(
+        "while {now} partitions become {wanted}, {readers} readers would share each, and \
+         {READERS_PER_PARTITION_MAX} are the most: go by way of a number between them"
+    )]
+    TooFar {
+        /// How many there are.
+        now: u32,
+        /// How many were asked for.
+        wanted: u32,
+        /// How many readers each would have.
+        readers: u32,
+    },
     /// That is neither a multiple nor a part of what there is.
     #[error(
         "{now} partitions become a whole multiple of themselves, or a whole part, and {wanted} is neither"

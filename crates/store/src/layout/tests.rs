@@ -28,6 +28,11 @@ fn places(requests: i64) -> Places {
     }
 }
 
+/// Why nothing else is done meanwhile.
+fn to(from: u32, to: u32) -> LayoutError {
+    LayoutError::Changing { from, to }
+}
+
 #[test]
 fn more_partitions_are_announced_to_writers_before_they_are_read() {
     let of = |partitions, readers_per_partition| Division {
@@ -43,16 +48,16 @@ fn more_partitions_are_announced_to_writers_before_they_are_read() {
         (intended.division(), intended.partitions_written()),
         (of(2, 1), 2)
     );
-    assert_eq!(intended.successor(of(2, 2)), Err(LayoutError::Changing(6)));
+    assert_eq!(intended.successor(of(2, 2)), Err(to(2, 6)));
     let of_more = intended.cut(vec![places(0); 2]);
     assert_eq!(of_more, Err(LayoutError::Step), "those that stay go on");
     assert_eq!(intended.announced(Vec::new()), Err(LayoutError::Step));
     let announced = intended.announced(begins()).unwrap();
     assert_eq!(announced.division(), of(2, 3));
     assert_eq!(announced.partitions_written(), 6);
-    assert_eq!(announced.successor(of(2, 1)), Err(LayoutError::Changing(6)));
-    assert_eq!(announced.intended(12), Err(LayoutError::Changing(6)));
-    assert_eq!(announced.withdrawn(), Err(LayoutError::Changing(6)));
+    assert_eq!(announced.successor(of(2, 1)), Err(to(2, 6)));
+    assert_eq!(announced.intended(12), Err(to(2, 6)));
+    assert_eq!(announced.withdrawn(), Err(to(2, 6)));
     assert_eq!(announced.to_begin(PartitionId(0)), None);
     assert_eq!(announced.left(PartitionId(0)), []);
 
@@ -61,7 +66,7 @@ fn more_partitions_are_announced_to_writers_before_they_are_read() {
     let moved = announced.moved(ends).unwrap();
     assert_eq!(moved.division(), of(6, 1));
     assert_eq!(moved.partitions_ever(), [6, 2]);
-    assert_eq!(moved.successor(of(6, 2)), Err(LayoutError::Changing(6)));
+    assert_eq!(moved.successor(of(6, 2)), Err(to(2, 6)));
     let before = LayoutGeneration(3);
     let ends = [0, 1, 2, 3].map(|reader| moved.end_of(before, ReaderId(reader)));
     assert_eq!(ends, [None, None, Some(places(10)), Some(places(20))]);
@@ -93,7 +98,13 @@ fn more_partitions_are_announced_to_writers_before_they_are_read() {
     for wanted in [0, 2, 3, 5] {
         assert!(layout.intended(wanted).is_err(), "{wanted}");
     }
-    assert!(layout.intended(2 * 65).is_err(), "too many readers each");
+    let (now, wanted, readers) = (2, 2 * 65, 65);
+    let too_far = LayoutError::TooFar {
+        now,
+        wanted,
+        readers,
+    };
+    assert_eq!(layout.intended(wanted), Err(too_far));
 }
 
 #[test]
@@ -112,8 +123,8 @@ fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_th
         (of(6, 1), 6)
     );
     // Whoever reads leaves something to others from then on: nobody can take that back.
-    assert_eq!(known.withdrawn(), Err(LayoutError::Changing(2)));
-    assert_eq!(known.intended(3), Err(LayoutError::Changing(2)));
+    assert_eq!(known.withdrawn(), Err(to(6, 2)));
+    assert_eq!(known.intended(3), Err(to(6, 2)));
     let since = known.generation();
     let cut = |layout: &Layout, partition| {
         let cut = layout.cut_of(since, PartitionId(partition));

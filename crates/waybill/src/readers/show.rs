@@ -209,7 +209,7 @@ impl fmt::Display for LayoutView {
             topics_may_have: _,
             readers,
         } = self;
-        let becoming = becomes.map(|partitions| format!(", becoming {partitions} partitions"));
+        let becoming = becomes.map(|partitions| format!(", going over to {partitions} partitions"));
         writeln!(
             f,
             "layout {generation}: {partitions} partitions, readers of each: {per_partition}{}",

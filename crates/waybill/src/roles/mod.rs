@@ -163,6 +163,14 @@ async fn world(
              to {partitions}"
         );
     }
+    if let Some(becomes) = spread.layout().becomes() {
+        tracing::warn!(
+            partitions,
+            becomes,
+            "the number of partitions is being changed: schedulers go on with it, and so does `waybill topics \
+             grow` (or `shrink`) `--partitions {becomes}`"
+        );
+    }
     let config = &config.with_partitions(partitions);
     let (may_have, is_alone) = (spread.layout().topics_may_have(), store.is_exclusive());
     topics::create(config, &kafka, &workflows, &may_have, is_alone).await?;

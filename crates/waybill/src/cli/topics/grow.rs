@@ -23,7 +23,7 @@ const ASK_EVERY: Duration = Duration::from_millis(300);
 /// The arguments of `waybill topics grow` and `shrink`.
 #[derive(Clone, Debug, Args)]
 pub struct GrowArgs {
-    /// How many there are to be: a whole multiple of what there are, or a whole part
+    /// How many there are to be: to grow a whole multiple of what there are, to shrink a whole part
     #[arg(long = "partitions", id = "wanted", value_name = "P")]
     partitions: u32,
 }
@@ -43,8 +43,9 @@ impl Way {
             Self::More => wanted >= now,
             Self::Fewer => wanted <= now,
         };
-        // What was begun is gone on with by either.
-        if is_right || stands.becomes == Some(wanted) {
+        let is_possible = wanted > 0 && (now.is_multiple_of(wanted) || wanted.is_multiple_of(now));
+        // What was begun is gone on with by either; and what cannot be is refused with the reason.
+        if is_right || !is_possible || stands.becomes.is_some() {
             return Ok(());
         }
         let (verb, what) = match self {
@@ -136,6 +137,7 @@ mod tests {
             assert_eq!(allows(Way::Fewer, wanted, None), fewer, "{wanted}");
         }
         assert!(allows(Way::More, 2, Some(2)), "it is gone on with");
+        assert!(allows(Way::More, 3, None), "that is refused by the layout");
         let refused = Way::More.allows(2, &stands(None)).unwrap_err();
         assert_eq!(
             refused.to_string(),

@@ -55,9 +55,17 @@ async fn leave_out_known_numbers(config: &Config, needed: &[Needed], findings: &
         return;
     }
     match readers(config, None).await {
-        Ok(stands) => findings.retain(|finding| {
-            !number(finding).is_some_and(|has| stands.topics_may_have.contains(&has))
-        }),
+        Ok(stands) => {
+            findings.retain(|finding| {
+                !number(finding).is_some_and(|has| stands.topics_may_have.contains(&has))
+            });
+            let becomes = stands.becomes.map(|to| format!(", going over to {to}"));
+            eprintln!(
+                "operations are spread over {} partitions{}, as the state store says",
+                stands.partitions,
+                becomes.unwrap_or_default()
+            );
+        }
         Err(error) => eprintln!(
             "how many partitions there are is judged by the configuration, for the state store does not tell: \
              {error:#}"
