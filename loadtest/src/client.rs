@@ -1,27 +1,49 @@
-//! One HTTP/1.1 connection at a time, opened again when it breaks.
+//! Connections to the API or the services, opened again when they break.
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
+use std::rc::Rc;
 
 use anyhow::Context as _;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::{Request, StatusCode, header};
-use hyper_util::rt::TokioIo;
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper::{Request, Response, StatusCode, header};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
-/// A connection to the API or the services.
+type Body = Full<Bytes>;
+
+/// Who sends one request after the other.
 pub struct Client {
     address: SocketAddr,
-    connection: Option<SendRequest<Full<Bytes>>>,
+    line: Line,
 }
 
+/// On what.
+enum Line {
+    /// A connection of its own, which carries one request at a time.
+    Http1(Option<http1::SendRequest<Body>>),
+    /// One that it shares with others.
+    Http2(Http2),
+}
+
+/// A connection that carries many requests at a time. Clones share it.
+#[derive(Clone, Default)]
+pub struct Http2(Rc<RefCell<Option<http2::SendRequest<Body>>>>);
+
 impl Client {
+    /// With an HTTP/1.1 connection of its own.
     pub fn new(address: SocketAddr) -> Self {
-        Self {
-            address,
-            connection: None,
-        }
+        let line = Line::Http1(None);
+        Self { address, line }
+    }
+
+    /// On an HTTP/2 connection that it shares.
+    pub fn sharing(address: SocketAddr, connection: Http2) -> Self {
+        let line = Line::Http2(connection);
+        Self { address, line }
     }
 
     /// Posts `body` and returns the status and the answer.
@@ -31,8 +53,7 @@ impl Client {
         content_type: &'static str,
         body: Bytes,
     ) -> anyhow::Result<(StatusCode, Bytes)> {
-        let request = Request::post(path)
-            .header(header::HOST, self.address.to_string())
+        let request = Request::post(format!("http://{}{path}", self.address))
             .header(header::CONTENT_TYPE, content_type)
             .body(Full::new(body))?;
         self.send(request).await
@@ -40,44 +61,84 @@ impl Client {
 
     /// Gets what is there and returns the status and the answer.
     pub async fn get(&mut self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
-        let request = Request::get(path)
-            .header(header::HOST, self.address.to_string())
-            .body(Full::default())?;
-        self.send(request).await
+        let request = Request::get(format!("http://{}{path}", self.address));
+        self.send(request.body(Full::default())?).await
     }
 
-    async fn send(&mut self, request: Request<Full<Bytes>>) -> anyhow::Result<(StatusCode, Bytes)> {
-        let answer = self.try_send(request).await;
-        if answer.is_err() {
-            self.connection = None;
-        }
-        answer
-    }
-
-    async fn try_send(
-        &mut self,
-        request: Request<Full<Bytes>>,
-    ) -> anyhow::Result<(StatusCode, Bytes)> {
-        let address = self.address;
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            none => none.insert(connect(address).await?),
+    async fn send(&mut self, request: Request<Body>) -> anyhow::Result<(StatusCode, Bytes)> {
+        let answer = match &mut self.line {
+            Line::Http1(connection) => {
+                let answer = send_http1(self.address, connection, request).await;
+                if answer.is_err() {
+                    *connection = None;
+                }
+                answer
+            }
+            Line::Http2(shared) => shared.send(self.address, request).await,
         };
-        connection.ready().await.context("the connection is gone")?;
-        let answer = connection.send_request(request).await?;
+        let answer = answer?;
         let status = answer.status();
-        let body = answer.into_body().collect().await?.to_bytes();
-        Ok((status, body))
+        let body = answer.into_body().collect().await;
+        if body.is_err()
+            && let Line::Http1(connection) = &mut self.line
+        {
+            *connection = None;
+        }
+        Ok((status, body?.to_bytes()))
     }
 }
 
-async fn connect(address: SocketAddr) -> anyhow::Result<SendRequest<Full<Bytes>>> {
+/// HTTP/1.1 has the host in a header, and the path alone in the request.
+async fn send_http1(
+    address: SocketAddr,
+    connection: &mut Option<http1::SendRequest<Body>>,
+    mut request: Request<Body>,
+) -> anyhow::Result<Response<Incoming>> {
+    let host = address.to_string().parse()?;
+    request.headers_mut().insert(header::HOST, host);
+    if let Some(path) = request.uri().path_and_query() {
+        *request.uri_mut() = path.as_str().parse()?;
+    }
+    let connection = match connection {
+        Some(connection) => connection,
+        none => {
+            let (sender, served) = http1::handshake(TokioIo::new(connect(address).await?)).await?;
+            // Ends with the connection; an error shows up as a failed request.
+            tokio::spawn(served);
+            none.insert(sender)
+        }
+    };
+    connection.ready().await.context("the connection is gone")?;
+    Ok(connection.send_request(request).await?)
+}
+
+impl Http2 {
+    async fn send(
+        &self,
+        address: SocketAddr,
+        request: Request<Body>,
+    ) -> anyhow::Result<Response<Incoming>> {
+        let open = self.0.borrow().clone();
+        let mut connection = match open.filter(|connection| !connection.is_closed()) {
+            Some(connection) => connection,
+            None => {
+                let stream = TokioIo::new(connect(address).await?);
+                let (sender, served) = http2::handshake(TokioExecutor::new(), stream).await?;
+                tokio::spawn(served);
+                // Of several that open it at once the last stays; the others end with their requests.
+                *self.0.borrow_mut() = Some(sender.clone());
+                sender
+            }
+        };
+        connection.ready().await.context("the connection is gone")?;
+        Ok(connection.send_request(request).await?)
+    }
+}
+
+async fn connect(address: SocketAddr) -> anyhow::Result<TcpStream> {
     let stream = TcpStream::connect(address)
         .await
         .with_context(|| format!("{address} cannot be reached"))?;
     stream.set_nodelay(true)?;
-    let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-    // Ends with the connection; an error shows up as a failed request.
-    tokio::spawn(connection);
-    Ok(sender)
+    Ok(stream)
 }

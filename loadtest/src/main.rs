@@ -12,6 +12,7 @@ mod delivery;
 mod judge;
 mod report;
 mod run;
+mod topic;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -53,7 +54,8 @@ struct Arguments {
     /// How requests travel.
     #[arg(long, value_enum, default_value_t = Transport::Single)]
     transport: Transport,
-    /// Connections. With `single`, the number of requests that can be under way.
+    /// Connections. With `single`, the number of requests that can be under way; with `http2`, a hundred times as
+    /// many can.
     #[arg(long, default_value_t = 64)]
     connections: usize,
     /// Requests in one batch, with `batch`.
@@ -82,8 +84,12 @@ struct Arguments {
 enum Transport {
     /// One HTTP/1.1 request a delivery.
     Single,
+    /// One HTTP/2 request a delivery, many at a time on each connection.
+    Http2,
     /// NDJSON batches.
     Batch,
+    /// Straight to the topic of requests, as any Kafka client can; accepted is what the broker has acknowledged.
+    Topic,
 }
 
 /// How deliveries have to end.
@@ -118,14 +124,12 @@ fn measure(arguments: &Arguments) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
+    let topics = runtime.block_on(topics(arguments))?;
     let completions = runtime
-        .block_on(async {
-            let topics = topics(arguments).await?;
-            Completions::follow(&arguments.brokers, &topics).await
-        })
+        .block_on(Completions::follow(&arguments.brokers, &topics))
         .context("the status topic cannot be followed")?;
     let before = Usage::of(&arguments.pid)?;
-    let run = runtime.block_on(run::run(arguments, &completions))?;
+    let run = runtime.block_on(run::run(arguments, &topics, &completions))?;
     let deadline = Instant::now() + Duration::from_secs(arguments.wait_seconds);
     completions.wait_until(deadline);
     let after = Usage::of(&arguments.pid)?;

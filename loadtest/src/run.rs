@@ -11,10 +11,13 @@ use hdrhistogram::Histogram;
 use hyper::StatusCode;
 use serde::Deserialize;
 use tokio::task::LocalSet;
+use waybill_engine::OperationId;
+use waybill_messages::Topics;
 
-use crate::client::Client;
+use crate::client::{Client, Http2};
 use crate::completion::Completions;
 use crate::delivery::Delivery;
+use crate::topic::Topic;
 use crate::{Arguments, Transport};
 
 /// What became of the requests.
@@ -31,17 +34,34 @@ pub struct Run {
     pub elapsed: Duration,
 }
 
-struct Shared {
+/// How many requests are under way on an HTTP/2 connection at most.
+const STREAMS_PER_CONNECTION: usize = 100;
+
+/// What all who send share.
+pub struct Shared {
     began: Instant,
+    rate: f64,
+    count: usize,
     next: Cell<usize>,
     run: RefCell<Run>,
+    completions: Completions,
 }
 
 /// Sends all requests.
-pub async fn run(arguments: &Arguments, completions: &Completions) -> anyhow::Result<Run> {
+pub async fn run(
+    arguments: &Arguments,
+    topics: &Topics,
+    completions: &Completions,
+) -> anyhow::Result<Run> {
+    let topic = match arguments.transport {
+        Transport::Topic => Some(Topic::open(&arguments.brokers, topics).await?),
+        Transport::Single | Transport::Http2 | Transport::Batch => None,
+    };
     let began = Instant::now() + Duration::from_millis(100);
     let shared = Rc::new(Shared {
         began,
+        rate: arguments.rate,
+        count: arguments.count,
         next: Cell::new(0),
         run: RefCell::new(Run {
             accepted: 0,
@@ -50,20 +70,15 @@ pub async fn run(arguments: &Arguments, completions: &Completions) -> anyhow::Re
             began,
             elapsed: Duration::ZERO,
         }),
+        completions: completions.clone(),
     });
     let local = LocalSet::new();
-    for _ in 0..arguments.connections {
-        let worker = Worker {
-            client: Client::new(arguments.http),
-            shared: shared.clone(),
-            completions: completions.clone(),
-            rate: arguments.rate,
-            count: arguments.count,
-        };
-        match arguments.transport {
-            Transport::Single => local.spawn_local(worker.singles()),
-            Transport::Batch => local.spawn_local(worker.batches(arguments.batch)),
-        };
+    if let Some(topic) = topic {
+        local.spawn_local(topic.send_all(shared.clone()));
+    } else {
+        for _ in 0..arguments.connections {
+            spawn_workers(arguments, &shared, &local);
+        }
     }
     local.await;
     let shared = Rc::into_inner(shared).ok_or_else(|| anyhow::anyhow!("a worker is left"))?;
@@ -72,12 +87,30 @@ pub async fn run(arguments: &Arguments, completions: &Completions) -> anyhow::Re
     Ok(run)
 }
 
+/// Those who send on one connection.
+fn spawn_workers(arguments: &Arguments, shared: &Rc<Shared>, local: &LocalSet) {
+    let worker = |client| Worker {
+        client,
+        shared: shared.clone(),
+    };
+    let own = || worker(Client::new(arguments.http));
+    match arguments.transport {
+        Transport::Single => drop(local.spawn_local(own().singles())),
+        Transport::Batch => drop(local.spawn_local(own().batches(arguments.batch))),
+        Transport::Http2 => {
+            let connection = Http2::default();
+            for _ in 0..STREAMS_PER_CONNECTION {
+                let client = Client::sharing(arguments.http, connection.clone());
+                local.spawn_local(worker(client).singles());
+            }
+        }
+        Transport::Topic => {}
+    }
+}
+
 struct Worker {
     client: Client,
     shared: Rc<Shared>,
-    completions: Completions,
-    rate: f64,
-    count: usize,
 }
 
 #[derive(Deserialize)]
@@ -95,7 +128,7 @@ struct Line<'a> {
 
 impl Worker {
     async fn singles(mut self) {
-        while let Some((index, intended)) = self.claim(1) {
+        while let Some((index, intended)) = self.shared.claim(1) {
             tokio::time::sleep_until(intended.into()).await;
             let body = Bytes::from(Delivery::new(index).body());
             let answer = self
@@ -105,19 +138,20 @@ impl Worker {
             match answer {
                 Ok((StatusCode::ACCEPTED, body)) => {
                     let accepted: Option<Accepted<'_>> = serde_json::from_slice(&body).ok();
-                    self.accepted(accepted.and_then(|a| a.id).as_deref(), index, intended);
+                    let id = accepted.and_then(|accepted| accepted.id);
+                    self.shared.answered(id.as_deref(), index);
                 }
-                Ok((status, _)) => self.refused(status.as_u16()),
-                Err(_) => self.refused(0),
+                Ok((status, _)) => self.shared.refused(status.as_u16()),
+                Err(_) => self.shared.refused(0),
             }
         }
     }
 
     async fn batches(mut self, size: usize) {
-        while let Some((index, _)) = self.claim(size) {
+        while let Some((index, _)) = self.shared.claim(size) {
             // A batch leaves when its last request is meant to; the earlier ones wait for it.
-            let last = (index + size).min(self.count) - 1;
-            tokio::time::sleep_until(self.intended(last).into()).await;
+            let last = (index + size).min(self.shared.count) - 1;
+            tokio::time::sleep_until(self.shared.intended(last).into()).await;
             let mut body = String::new();
             for index in index..=last {
                 body.push_str(r#"{"workflow":"drone-delivery","input":"#);
@@ -142,57 +176,65 @@ impl Worker {
                         answered += 1;
                         match serde_json::from_slice::<Line<'_>>(line) {
                             Ok(line) if line.status == 202 => {
-                                let index = index + offset;
-                                self.accepted(line.id.as_deref(), index, self.intended(index));
+                                self.shared.answered(line.id.as_deref(), index + offset);
                             }
-                            Ok(line) => self.refused(line.status),
-                            Err(_) => self.refused(0),
+                            Ok(line) => self.shared.refused(line.status),
+                            Err(_) => self.shared.refused(0),
                         }
                     }
-                    (answered..=last - index).for_each(|_| self.refused(0));
+                    (answered..=last - index).for_each(|_| self.shared.refused(0));
                 }
-                Ok((status, _)) => (index..=last).for_each(|_| self.refused(status.as_u16())),
-                Err(_) => (index..=last).for_each(|_| self.refused(0)),
+                Ok((status, _)) => {
+                    (index..=last).for_each(|_| self.shared.refused(status.as_u16()))
+                }
+                Err(_) => (index..=last).for_each(|_| self.shared.refused(0)),
             }
         }
     }
+}
 
+impl Shared {
     /// The next request to send, and when.
-    fn claim(&self, size: usize) -> Option<(usize, Instant)> {
-        let index = self.shared.next.get();
+    pub fn claim(&self, size: usize) -> Option<(usize, Instant)> {
+        let index = self.next.get();
         if index >= self.count {
             return None;
         }
-        self.shared.next.set(index + size);
+        self.next.set(index + size);
         Some((index, self.intended(index)))
     }
 
     fn intended(&self, index: usize) -> Instant {
-        self.shared.began + Duration::from_secs_f64(index as f64 / self.rate)
+        self.began + Duration::from_secs_f64(index as f64 / self.rate)
     }
 
     /// An answer without an id counts as none: what became of the delivery could not be followed.
-    fn accepted(&self, id: Option<&str>, index: usize, intended: Instant) {
-        let Some(id) = id.and_then(|id| id.parse().ok()) else {
-            return self.refused(0);
-        };
-        let mut run = self.shared.run.borrow_mut();
+    fn answered(&self, id: Option<&str>, index: usize) {
+        match id.and_then(|id| id.parse().ok()) {
+            Some(id) => self.accepted(id, index, Instant::now()),
+            None => self.refused(0),
+        }
+    }
+
+    /// A request was accepted `at` this time.
+    pub fn accepted(&self, id: OperationId, index: usize, at: Instant) {
+        let intended = self.intended(index);
+        let mut run = self.run.borrow_mut();
         run.accepted += 1;
-        let micros = u64::try_from(intended.elapsed().as_micros()).unwrap_or(u64::MAX);
-        record(&mut run.acceptance_us, micros);
+        let micros = at.saturating_duration_since(intended).as_micros();
+        record(
+            &mut run.acceptance_us,
+            u64::try_from(micros).unwrap_or(u64::MAX),
+        );
         drop(run);
         self.completions
             .accepted(id, Delivery::new(index), intended);
     }
 
-    fn refused(&self, status: u16) {
-        *self
-            .shared
-            .run
-            .borrow_mut()
-            .refused
-            .entry(status)
-            .or_default() += 1;
+    /// A request was answered otherwise; 0 stands for no answer.
+    pub fn refused(&self, status: u16) {
+        let mut run = self.run.borrow_mut();
+        *run.refused.entry(status).or_default() += 1;
     }
 }
 
