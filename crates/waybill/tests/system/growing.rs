@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 use waybill_engine::partition_for;
 
-use crate::readers::deliver_and_cancel;
+use crate::readers::{cancel, deliver_and_cancel};
 use crate::world::process::without_test_variables;
 use crate::world::{PATIENCE, World, delivery};
 use crate::{REQUESTS, deliver_all, is_remote, looker, put_to, restart, schedulers};
@@ -125,7 +125,7 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn partitions_become_fewer_and_more_again_while_deliveries_flow() {
+async fn partitions_become_fewer_and_more_again_while_deliveries_and_cancels_flow() {
     const DELIVERIES: usize = 400;
     const CONFIGURED: u32 = 8;
     let config = CONFIG.replace("partitions: 2", &format!("partitions: {CONFIGURED}"));
@@ -183,7 +183,17 @@ async fn partitions_become_fewer_and_more_again_while_deliveries_flow() {
             }
             world.ready().await;
         }
-        let changed = change(&world, way, partitions).await;
+        let cancelling = async {
+            let mut cancelled = Vec::new();
+            for index in 0..20 {
+                let name = format!("cancelled-{round}-{index}");
+                cancelled.push(world.deliver(&delivery(&name, false)).await);
+                cancel(&world, &name).await;
+            }
+            cancelled
+        };
+        let (changed, cancelled) = tokio::join!(change(&world, way, partitions), cancelling);
+        between.extend(cancelled);
         let log = world.log_tail();
         assert!(changed.status.success(), "{changed:?}\n{log}");
         // As many as there were from the start, whatever they share.
@@ -197,7 +207,8 @@ async fn partitions_become_fewer_and_more_again_while_deliveries_flow() {
     ids.extend(strays);
     let is_remote = |index: usize| index < delivered && is_remote(index % DELIVERIES);
     let ends = world.all_end_in_balance(&ids, is_remote).await;
-    assert_eq!(ends.processed, ids.len(), "{ends:?}");
+    assert_eq!(ends.processed + ends.cancelled, ids.len(), "{ends:?}");
+    assert!(ends.cancelled > 0, "{ends:?}");
 
     // What lies in the other way is a slip.
     let slip = change(&world, "grow", 2).await;

@@ -120,7 +120,7 @@ pub async fn deliver_and_cancel(world: &World, progress: &AtomicUsize) -> Vec<St
 }
 
 /// Asks for it until it is taken, or comes too late.
-async fn cancel(world: &World, name: &str) {
+pub async fn cancel(world: &World, name: &str) {
     let url = world.url("http", &format!("/api/deliveryrequests/{name}"));
     world
         .eventually("the cancel is answered", async || {
