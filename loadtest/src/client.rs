@@ -66,25 +66,22 @@ impl Client {
     }
 
     async fn send(&mut self, request: Request<Body>) -> anyhow::Result<(StatusCode, Bytes)> {
-        let answer = match &mut self.line {
-            Line::Http1(connection) => {
-                let answer = send_http1(self.address, connection, request).await;
-                if answer.is_err() {
-                    *connection = None;
-                }
-                answer
-            }
-            Line::Http2(shared) => shared.send(self.address, request).await,
-        };
-        let answer = answer?;
-        let status = answer.status();
-        let body = answer.into_body().collect().await;
-        if body.is_err()
+        let answer = self.try_send(request).await;
+        if answer.is_err()
             && let Line::Http1(connection) = &mut self.line
         {
             *connection = None;
         }
-        Ok((status, body?.to_bytes()))
+        answer
+    }
+
+    async fn try_send(&mut self, request: Request<Body>) -> anyhow::Result<(StatusCode, Bytes)> {
+        let answer = match &mut self.line {
+            Line::Http1(connection) => send_http1(self.address, connection, request).await?,
+            Line::Http2(shared) => shared.send(self.address, request).await?,
+        };
+        let status = answer.status();
+        Ok((status, answer.into_body().collect().await?.to_bytes()))
     }
 }
 

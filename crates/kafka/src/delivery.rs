@@ -64,16 +64,10 @@ impl ProduceError {
     /// permission that is wrong.
     #[must_use]
     pub const fn is_permanent(self) -> bool {
-        matches!(
+        let is_of_place = matches!(
             self,
             Self::Refused {
-                code: RDKafkaErrorCode::MessageSizeTooLarge
-                    | RDKafkaErrorCode::MessageBatchTooLarge
-                    | RDKafkaErrorCode::InvalidMessage
-                    | RDKafkaErrorCode::InvalidMessageSize
-                    | RDKafkaErrorCode::InvalidRecord
-                    | RDKafkaErrorCode::InvalidTimestamp
-                    | RDKafkaErrorCode::InvalidTopic
+                code: RDKafkaErrorCode::InvalidTopic
                     | RDKafkaErrorCode::InvalidArgument
                     | RDKafkaErrorCode::UnknownTopic
                     | RDKafkaErrorCode::UnknownPartition
@@ -84,7 +78,8 @@ impl ProduceError {
                     | RDKafkaErrorCode::UnsupportedCompressionType
                     | RDKafkaErrorCode::UnsupportedForMessageFormat
             }
-        )
+        );
+        is_of_place || self.is_of_record()
     }
 
     /// Whether it is the record itself that was refused, and neither the topic nor the permission: nothing that

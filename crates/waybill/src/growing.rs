@@ -566,6 +566,11 @@ pub(crate) async fn finish(
             && !is_driven_here
             && seen.1.elapsed() >= patience
         {
+            // What is followed is a moment old: somebody may have ended it just now.
+            let stands = growing.store.layout().await.ok().flatten();
+            if stands.is_none_or(|stands| stands.generation() != layout.generation()) {
+                continue;
+            }
             tracing::warn!(
                 partitions,
                 "going on to another number of partitions, which somebody has begun"

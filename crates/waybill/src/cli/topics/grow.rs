@@ -15,7 +15,7 @@ use crate::cli::readers::readers;
 use crate::cli::{admin_port, connection};
 use crate::config::{Config, load_workflows};
 use crate::growing::{Growing, GrowthView};
-use crate::readers::show::LayoutView;
+use crate::readers::show::{LayoutView, Readers};
 
 /// How often it is asked how far it is.
 const ASK_EVERY: Duration = Duration::from_millis(300);
@@ -66,11 +66,14 @@ impl GrowArgs {
             .build()?;
         let told = Told::default();
         runtime.block_on(async {
-            way.allows(self.partitions, &readers(config, None).await?)?;
             match config.store.scylla.cql() {
                 Some(cql) => {
                     let workflows = load_workflows(&config.workflows)?;
                     let store = Arc::new(CqlStore::connect(cql).await?);
+                    let stands = Readers::new(store.clone(), config.partitions)
+                        .show()
+                        .await?;
+                    way.allows(self.partitions, &stands)?;
                     let topics = Topics::new(&config.kafka.topic_prefix);
                     let kafka = connection::settings(config);
                     let growing = Growing::new(config, store, kafka, topics, &workflows);
@@ -78,7 +81,10 @@ impl GrowArgs {
                         .run(self.partitions, &|step| told.tell(&step))
                         .await?)
                 }
-                None => self.ask(config, &told).await,
+                None => {
+                    way.allows(self.partitions, &readers(config, None).await?)?;
+                    self.ask(config, &told).await
+                }
             }
         })
     }

@@ -61,7 +61,7 @@ async fn leave_out_known_numbers(config: &Config, needed: &[Needed], findings: &
             });
             let becomes = stands.becomes.map(|to| format!(", going over to {to}"));
             eprintln!(
-                "operations are spread over {} partitions{}, as the state store says",
+                "partitions of operations that are read: {}{}, as the state store says",
                 stands.partitions,
                 becomes.unwrap_or_default()
             );
