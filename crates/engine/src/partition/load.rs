@@ -41,7 +41,8 @@ pub(super) enum Waiting {
         request: Box<OperationRequest>,
     },
     Reply {
-        offset: Offset,
+        /// Where it lies; nowhere, if it came directly.
+        offset: Option<Offset>,
         reply: StepReply,
     },
     Recovery {
@@ -162,7 +163,7 @@ impl PartitionEngine {
                     self.open.done.consumed.push(offset);
                     self.open.done.requests.push(offset);
                 }
-                Waiting::Reply { offset, .. } => self.open.done.replies.push(offset),
+                Waiting::Reply { offset, .. } => self.open.done.replies.extend(offset),
                 Waiting::Recovery { offset, .. } => self.open.done.recoveries.push(offset),
             }
         }
@@ -186,12 +187,12 @@ impl PartitionEngine {
         let was_left_cleanly = is_final || row.state.locked_by.is_none();
         let is_own = row.state.epoch == self.ownership.epoch && was_left_cleanly;
         let mut live = Live::load(row, &self.workflows, now);
+        // Under this owner's stamp, the immutable columns too, so that no late write of a predecessor stands after
+        // what is told here: another's create of the same operation has another hour.
+        live.pending.write_created = !is_own;
         if is_final {
             if !is_own {
-                // Under this owner's stamp, so that no late write of a predecessor stands after
-                // what is announced here.
                 live.pending.write = true;
-                live.pending.write_created = true;
                 live.state.epoch = self.ownership.epoch;
             }
             live.pending.announce = !is_own;

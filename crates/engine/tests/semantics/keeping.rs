@@ -341,7 +341,7 @@ fn an_owner_whose_clock_is_behind_takes_no_time_from_an_attempt() {
     assert_eq!(
         told(&fixture.round()),
         [
-            "row Processing locked due 10500 a:Running#1 b:NotStarted",
+            "row Processing created locked due 10500 a:Running#1 b:NotStarted",
             "ask a#1 by 10000",
         ],
         "its agent may work until then, as it was told before"
@@ -363,7 +363,7 @@ fn a_new_owner_rewrites_what_runs_and_asks_for_it_again_under_the_same_attempt()
     assert_eq!(
         told(&fixture.round()),
         [
-            "row Processing locked due 13500 a:Running#1 b:NotStarted",
+            "row Processing created locked due 13500 a:Running#1 b:NotStarted",
             "ask a#1 by 13000",
         ]
     );
@@ -391,7 +391,7 @@ fn a_reply_that_waits_for_its_row_spares_the_new_owner_to_ask_again() {
     assert_eq!(
         told(&fixture.round()),
         [
-            "row Processing locked due 10500 a:Completed#1 b:Running#1",
+            "row Processing created locked due 10500 a:Completed#1 b:Running#1",
             "ask b#1 by 10000",
         ]
     );

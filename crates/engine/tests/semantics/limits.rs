@@ -265,7 +265,10 @@ fn a_panic_parks_its_operation_and_the_partition_goes_on() {
     let told = told(&fixture.round());
     assert_eq!(told[0], "attention 0");
     assert!(told[1].starts_with("row Error created free"), "{told:?}");
-    assert!(told[2].starts_with("row Processing locked"), "{told:?}");
+    assert!(
+        told[2].starts_with("row Processing created locked"),
+        "{told:?}"
+    );
     assert_eq!(
         told[3..],
         [
