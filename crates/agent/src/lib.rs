@@ -7,7 +7,8 @@
 //! * **In Rust**: implement [`Handler`] and hand it to [`Agents::start`].
 //! * **In any other language**: keep the topic contract, which `docs/agents.md` describes.
 //!
-//! [`Agents`] is the run loop that serves the first two; [`testing`] runs a handler without Kafka, and
+//! [`Agents`] is the run loop that serves the first two over their topics, [`DirectAgents`] the one in a
+//! scheduler's own process; [`testing`] runs a handler without Kafka, and
 //! [`check`] plays against an agent of any of the three.
 //!
 //! What must hold of every agent: it may be asked for the same attempt more than once, and makes
@@ -31,6 +32,6 @@ pub mod testing;
 pub use futures_util::future::BoxFuture;
 pub use handler::{Handler, StepCall, not_attempted, permanent, success, transient, unknown};
 pub use instance::{InstanceError, InstancePlace};
-pub use run::{Agents, AgentsConfig, AgentsError, StartError};
+pub use run::{Agents, AgentsConfig, AgentsError, DirectAgents, DirectConfig, StartError};
 pub use template::{RenderError, TemplateError};
 pub use waybill_engine::{Action, Outcome, Outputs, StepError, StepRequest};

@@ -26,9 +26,9 @@ pub(crate) struct AgentMetrics {
     /// How long attempts took, in seconds.
     pub(crate) duration: Histogram,
     /// Attempts that run now.
-    pub(crate) in_flight: Gauge,
+    in_flight: Gauge,
     /// Attempts that wait for their turn.
-    pub(crate) queued: Gauge,
+    queued: Gauge,
 }
 
 impl AgentMetrics {
@@ -46,6 +46,12 @@ impl AgentMetrics {
             in_flight: gauge!("waybill_agent_in_flight", "agent" => agent.to_owned()),
             queued: gauge!("waybill_agent_queued", "agent" => agent.to_owned()),
         }
+    }
+
+    /// Shows how much waits, and how much runs.
+    pub(crate) fn show_depth(&self, (waiting, running): (usize, usize)) {
+        self.queued.set(waiting as f64);
+        self.in_flight.set(running as f64);
     }
 
     /// Counts an attempt by how it ended.

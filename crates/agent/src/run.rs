@@ -20,6 +20,7 @@
 //! by the idempotency key.
 
 mod attempt;
+mod direct;
 mod intake;
 mod offsets;
 mod outbox;
@@ -40,6 +41,7 @@ use crate::metrics;
 use poller::{Poller, Signal};
 
 pub(crate) use attempt::{call_of, perform, wall_clock};
+pub use direct::{DirectAgents, DirectConfig};
 
 /// Settings of the run loop.
 #[derive(Clone, Debug)]
@@ -146,16 +148,7 @@ impl Agents {
         config: AgentsConfig,
         agents: Vec<(String, Arc<dyn Handler>)>,
     ) -> Result<Self, StartError> {
-        if agents.is_empty() {
-            return Err(StartError::NoAgent);
-        }
-        for (index, (agent, _)) in agents.iter().enumerate() {
-            if agents[..index].iter().any(|(other, _)| other == agent) {
-                return Err(StartError::Twice {
-                    agent: agent.clone(),
-                });
-            }
-        }
+        check_names(&agents)?;
         metrics::describe();
         let runtime = Handle::current();
         let signal = Arc::new(Signal::default());
@@ -216,6 +209,21 @@ impl Agents {
         self.signal.drain();
         self.ended().await
     }
+}
+
+/// Refuses agents that cannot be told apart, or none.
+fn check_names(agents: &[(String, Arc<dyn Handler>)]) -> Result<(), StartError> {
+    if agents.is_empty() {
+        return Err(StartError::NoAgent);
+    }
+    for (index, (agent, _)) in agents.iter().enumerate() {
+        if agents[..index].iter().any(|(other, _)| other == agent) {
+            return Err(StartError::Twice {
+                agent: agent.clone(),
+            });
+        }
+    }
+    Ok(())
 }
 
 impl Drop for Agents {

@@ -39,6 +39,7 @@
 
 mod answer;
 mod api;
+mod caller;
 mod control;
 mod faults;
 mod key;
@@ -55,6 +56,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+pub use caller::{Answered, CallError, Caller, Request, Unanswered};
 pub use control::PAGE_OPERATIONS_MAX;
 pub use faults::{DELAY_MS_MAX, Faults, FaultsByService};
 pub use ledger::{Action, Entry, LedgerError, SLOTS_MAX, StepCounts, Summary};
@@ -178,6 +180,7 @@ fn list(errors: &[FieldError]) -> String {
 #[derive(Debug)]
 pub struct Services {
     address: SocketAddr,
+    caller: Caller,
     stopping: CancellationToken,
     aborting: CancellationToken,
     listening: Option<JoinHandle<()>>,
@@ -210,6 +213,7 @@ impl Services {
             delayed: Arc::new(Semaphore::new(DELAYED_MAX)),
             stopping: stopping.clone(),
         });
+        let caller = Caller::new(site.clone());
         let listening = tokio::spawn(listener::listen(
             listener,
             site,
@@ -218,6 +222,7 @@ impl Services {
         ));
         Ok(Self {
             address,
+            caller,
             stopping,
             aborting,
             listening: Some(listening),
@@ -228,6 +233,12 @@ impl Services {
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// What calls them without HTTP, from the same process.
+    #[must_use]
+    pub fn caller(&self) -> Caller {
+        self.caller.clone()
     }
 
     /// Takes no more connections, lets requests that are under way be answered for a few seconds,

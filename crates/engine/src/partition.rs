@@ -140,7 +140,12 @@ impl PartitionEngine {
                 rerouted,
                 request,
             } => self.request(offset, fingerprint, bytes, rerouted, request, now),
-            Event::Reply { offset, reply } => self.reply(offset, reply, now),
+            Event::Reply { offset, reply } => {
+                if self.replies.begin(offset) {
+                    self.reply(Some(offset), reply, now);
+                }
+            }
+            Event::DirectReply(reply) => self.reply(None, reply, now),
             Event::Recovery { offset, recovery } => self.recovery(offset, recovery, now),
             Event::Unreadable {
                 source,
@@ -397,10 +402,7 @@ impl PartitionEngine {
         self.with_live(id, now, |live, desk| live.start(desk));
     }
 
-    fn reply(&mut self, offset: Offset, reply: StepReply, now: Timestamp) {
-        if !self.replies.begin(offset) {
-            return;
-        }
+    fn reply(&mut self, offset: Option<Offset>, reply: StepReply, now: Timestamp) {
         if let Some(Slot::Live(_)) = self.slots.get(&reply.operation) {
             self.reply_known_row(offset, reply, now);
         } else {
@@ -410,8 +412,8 @@ impl PartitionEngine {
     }
 
     /// A reply to an operation that is in memory if it has a row.
-    fn reply_known_row(&mut self, offset: Offset, reply: StepReply, now: Timestamp) {
-        self.open.done.replies.push(offset);
+    fn reply_known_row(&mut self, offset: Option<Offset>, reply: StepReply, now: Timestamp) {
+        self.open.done.replies.extend(offset);
         let id = reply.operation;
         if self.slots.contains_key(&id) {
             self.with_live(id, now, |live, desk| live.reply(reply, desk));

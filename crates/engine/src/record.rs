@@ -346,6 +346,21 @@ pub struct StepReply {
     pub outcome: Outcome,
 }
 
+impl StepReply {
+    /// The answer to a request.
+    #[must_use]
+    pub fn to(request: &StepRequest, outcome: Outcome) -> Self {
+        Self {
+            operation: request.operation,
+            step: request.step.to_string(),
+            attempt: request.attempt,
+            epoch: request.epoch,
+            action: request.action,
+            outcome,
+        }
+    }
+}
+
 /// What a status record tells.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum StatusKind {

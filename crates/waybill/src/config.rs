@@ -41,8 +41,9 @@ pub use owners::{OwnerEmailConfig, OwnersConfig};
 pub use registry::{FramingChoice, RegistryConfig};
 pub use scylla::ScyllaConfig;
 pub use sections::{
-    AdminConfig, AgentsConfig, BrokerConfig, HttpConfig, LogFormat, SchedulerConfig,
-    ServicesConfig, StoreConfig, SupervisorConfig, TelemetryConfig, WorkflowsConfig,
+    AdminConfig, AgentReach, AgentsConfig, BrokerConfig, BuiltInCalls, HttpConfig, LogFormat,
+    SchedulerConfig, ServicesConfig, StoreConfig, SupervisorConfig, TelemetryConfig,
+    WorkflowsConfig,
 };
 pub use units::{ByteSize, UnitError, duration_from_text, duration_to_text};
 pub(crate) use validate::PARTITIONS_MAX;

@@ -1,9 +1,8 @@
 //! From a record to an agent's work, on the polling thread.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use waybill_engine::{Offset, StepRequest, murmur2};
+use waybill_engine::{Offset, StepRequest};
 use waybill_kafka::{GroupHandler, RawRecord, RecordRef, TopicPartition};
 use waybill_messages::headers::{DeadLetter, Stage, TRACEPARENT};
 use waybill_messages::{DecodeError, Topics};
@@ -11,12 +10,8 @@ use waybill_messages::{DecodeError, Topics};
 use super::attempt::call_of;
 use super::offsets::Source;
 use super::outbox::Outgoing;
-use super::poller::{RETRY_AFTER_MIN, Shared};
+use super::poller::Shared;
 use super::queue::{NoRoom, Work};
-use crate::handler::not_attempted;
-
-/// Work that was turned away is asked for again after this long at most.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
 
 /// Takes records in, on the polling thread.
 pub(super) struct Intake {
@@ -81,10 +76,8 @@ impl Intake {
         match agent.queue.push(work, now) {
             Ok(()) => self.touched[index] = true,
             Err(no_room) => {
-                let NoRoom { work, retry_after } = *no_room;
-                let retry_after = spread(&work.call.request, retry_after);
-                let outcome =
-                    not_attempted("no-room", "the agent cannot start it in time", retry_after);
+                let outcome = no_room.outcome();
+                let NoRoom { work, .. } = *no_room;
                 shared.answer(agent, &work.call, outcome, work.source);
             }
         }
@@ -155,14 +148,6 @@ impl Intake {
             source,
         });
     }
-}
-
-/// Stretches a wait by up to half, by operation, so that what was turned away together does not
-/// come back together.
-fn spread(request: &StepRequest, wait: Duration) -> Duration {
-    let share = f64::from(murmur2(&request.operation.key())) / f64::from(u32::MAX);
-    wait.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
-        .mul_f64(1.0 + share / 2.0)
 }
 
 impl GroupHandler for Intake {

@@ -15,7 +15,7 @@ use super::attempt::perform;
 use super::intake::Intake;
 use super::offsets::{Offsets, Source};
 use super::outbox::{Outbox, Outgoing};
-use super::queue::{Queue, Work};
+use super::queue::{Queue, RETRY_AFTER_MIN, Work};
 use super::{AgentsConfig, AgentsError, StartError};
 use crate::handler::{Handler, StepCall, not_attempted, unknown};
 use crate::metrics::AgentMetrics;
@@ -31,8 +31,6 @@ const POLL_WAIT: Duration = Duration::from_millis(100);
 const BLOCKED_PAUSE: Duration = Duration::from_millis(20);
 /// How long leaving the group may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Work that was handed back is asked for again after this long at least.
-pub(super) const RETRY_AFTER_MIN: Duration = Duration::from_millis(100);
 
 /// How the owner tells the polling thread to stop.
 #[derive(Debug, Default)]
@@ -76,7 +74,7 @@ pub(super) struct Shared {
 pub(super) struct Agent {
     pub(super) topic: String,
     handler: Arc<dyn Handler>,
-    pub(super) queue: Queue,
+    pub(super) queue: Queue<Source>,
     pub(super) metrics: AgentMetrics,
 }
 
@@ -312,14 +310,7 @@ impl Shared {
     pub(super) fn answer(&self, agent: &Agent, call: &StepCall, outcome: Outcome, source: Source) {
         agent.metrics.count(&outcome);
         let request = &call.request;
-        let mut reply = StepReply {
-            operation: request.operation,
-            step: request.step.to_string(),
-            attempt: request.attempt,
-            epoch: request.epoch,
-            action: request.action,
-            outcome,
-        };
+        let mut reply = StepReply::to(request, outcome);
         let mut value = Vec::with_capacity(192);
         if let Err(error) = self.framing.encode(&reply, &mut value) {
             // Its outputs are too large for a record. The step may be done all the same.
@@ -352,9 +343,7 @@ impl Shared {
 
     fn show_depths(&self) {
         for agent in &self.agents {
-            let (waiting, running) = agent.queue.depth();
-            agent.metrics.queued.set(waiting as f64);
-            agent.metrics.in_flight.set(running as f64);
+            agent.metrics.show_depth(agent.queue.depth());
         }
     }
 }

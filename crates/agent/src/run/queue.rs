@@ -7,15 +7,21 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use waybill_engine::{Outcome, murmur2};
 
-use super::offsets::Source;
-use crate::handler::StepCall;
+use crate::handler::{StepCall, not_attempted};
+
+/// Work that was handed back, or turned away, is asked for again after this long at least.
+pub(super) const RETRY_AFTER_MIN: Duration = Duration::from_millis(100);
+/// Work that was turned away is asked for again after this long at most.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
 
 /// A step call that waits or runs.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(super) struct Work<S> {
     pub(super) call: StepCall,
-    pub(super) source: Source,
+    /// Where it came from.
+    pub(super) source: S,
     pub(super) bytes: usize,
 }
 
@@ -24,8 +30,8 @@ pub(super) struct Work {
 /// A push wakes nobody: the poller wakes one worker per agent and batch, and each worker that finds
 /// more than it takes wakes the next, from inside the runtime.
 #[derive(Debug)]
-pub(super) struct Queue {
-    state: Mutex<State>,
+pub(super) struct Queue<S> {
+    state: Mutex<State<S>>,
     wake: Notify,
     workers: usize,
     in_flight_max: usize,
@@ -34,9 +40,9 @@ pub(super) struct Queue {
     average_us: AtomicU64,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    waiting: VecDeque<Work>,
+#[derive(Debug)]
+struct State<S> {
+    waiting: VecDeque<Work<S>>,
     in_flight: usize,
     in_flight_bytes: usize,
     closed: bool,
@@ -44,16 +50,33 @@ struct State {
 
 /// There is no room, or no time, for a step call.
 #[derive(Debug)]
-pub(super) struct NoRoom {
-    pub(super) work: Work,
+pub(super) struct NoRoom<S> {
+    pub(super) work: Work<S>,
     /// When it may be worth asking again.
     pub(super) retry_after: Duration,
 }
 
-impl Queue {
+impl<S> NoRoom<S> {
+    /// The answer to whoever asked.
+    pub(super) fn outcome(&self) -> Outcome {
+        // Those that are turned away together come back spread over half the time.
+        let key = self.work.call.request.operation.key();
+        let share = f64::from(murmur2(&key)) / f64::from(u32::MAX);
+        let wait = self.retry_after.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX);
+        let wait = wait.mul_f64(1.0 + share / 2.0);
+        not_attempted("no-room", "the agent cannot start it in time", wait)
+    }
+}
+
+impl<S> Queue<S> {
     pub(super) fn new(workers: usize, in_flight_max: usize, in_flight_bytes_max: usize) -> Self {
         Self {
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                waiting: VecDeque::new(),
+                in_flight: 0,
+                in_flight_bytes: 0,
+                closed: false,
+            }),
             wake: Notify::new(),
             workers: workers.max(1),
             in_flight_max: in_flight_max.max(1),
@@ -68,7 +91,7 @@ impl Queue {
     }
 
     /// Takes work in, unless the bounds are reached or it could not start before its deadline.
-    pub(super) fn push(&self, work: Work, now: Instant) -> Result<(), Box<NoRoom>> {
+    pub(super) fn push(&self, work: Work<S>, now: Instant) -> Result<(), Box<NoRoom<S>>> {
         let mut state = self.state();
         let full = state.in_flight >= self.in_flight_max
             || (state.in_flight > 0
@@ -92,7 +115,7 @@ impl Queue {
     }
 
     /// The next work; `None` once the queue is closed.
-    pub(super) async fn next(&self) -> Option<Work> {
+    pub(super) async fn next(&self) -> Option<Work<S>> {
         loop {
             {
                 let mut state = self.state();
@@ -127,7 +150,7 @@ impl Queue {
     }
 
     /// Takes nothing more in, and returns what waits.
-    pub(super) fn close(&self) -> Vec<Work> {
+    pub(super) fn close(&self) -> Vec<Work<S>> {
         let mut state = self.state();
         state.closed = true;
         self.wake.notify_one();
@@ -148,7 +171,7 @@ impl Queue {
         Duration::from_secs_f64(rounds * average_us as f64 / 1e6)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State<S>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

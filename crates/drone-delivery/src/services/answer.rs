@@ -21,9 +21,9 @@ pub(super) const BODY_BYTES_MAX: usize = 64 * 1024;
 pub(super) type Answer = Response<AnswerBody>;
 
 /// A request that gets no answer: its connection (HTTP/1.1) or stream (HTTP/2) is closed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the request was left without an answer")]
-pub(super) struct Unanswered;
+pub struct Unanswered;
 
 /// The body of an answer.
 pub(super) enum AnswerBody {

@@ -79,12 +79,12 @@ fn route(resource: &str) -> Option<(Service, &str)> {
 }
 
 /// A well-formed request to a service.
-struct Call {
-    service: Service,
-    action: CallAction,
+pub(super) struct Call {
+    pub(super) service: Service,
+    pub(super) action: CallAction,
 }
 
-enum CallAction {
+pub(super) enum CallAction {
     /// Asks for an account.
     Check { owner: String },
     /// Makes an effect.
@@ -141,7 +141,8 @@ impl Call {
         }
     }
 
-    async fn meet_its_fate(self, site: &Arc<Site>) -> Result<Answer, Unanswered> {
+    /// Performs it, or what the faults make of it.
+    pub(super) async fn meet_its_fate(self, site: &Arc<Site>) -> Result<Answer, Unanswered> {
         let fate = site
             .faults
             .fate(self.service, self.refusal(), || self.number());

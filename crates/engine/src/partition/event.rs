@@ -32,6 +32,9 @@ pub enum Event {
         /// What it says.
         reply: StepReply,
     },
+    /// A reply of an agent that was asked without a topic, by the shell of this engine: it lies nowhere, and
+    /// comes once or never.
+    DirectReply(StepReply),
     /// A record of `recovery` that belongs to this partition.
     Recovery {
         /// Where it lies.

@@ -225,19 +225,18 @@ impl Fixture {
     ) -> Offset {
         let offset = self.next_reply;
         self.next_reply = offset.next();
-        let (step, attempt, outcome) = reply;
-        self.apply(Event::Reply {
-            offset,
-            reply: StepReply {
-                operation,
-                step,
-                attempt: Attempt(attempt),
-                epoch: EPOCH,
-                action,
-                outcome,
-            },
-        });
+        let reply = step_reply(operation, action, reply);
+        self.apply(Event::Reply { offset, reply });
         offset
+    }
+
+    /// Answers an attempt at performing a step without a record.
+    pub fn reply_directly(&mut self, operation: OperationId, reply: (String, u32, Outcome)) {
+        self.apply(Event::DirectReply(step_reply(
+            operation,
+            Action::Run,
+            reply,
+        )));
     }
 
     /// A supervisor sees an entry of the index come up.
@@ -433,6 +432,21 @@ fn tell_row(state: &OperationState, with_created: bool) -> String {
 fn at(time: Timestamp) -> String {
     let millis = time.as_micros() - T0.as_micros();
     format!("{}", millis / 1_000)
+}
+
+fn step_reply(
+    operation: OperationId,
+    action: Action,
+    (step, attempt, outcome): (String, u32, Outcome),
+) -> StepReply {
+    StepReply {
+        operation,
+        step,
+        attempt: Attempt(attempt),
+        epoch: EPOCH,
+        action,
+        outcome,
+    }
 }
 
 /// A reply in a word.

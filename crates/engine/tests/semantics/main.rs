@@ -1,6 +1,7 @@
 //! What the partition engine promises, sentence by sentence.
 
 mod creating;
+mod direct;
 mod fixture;
 mod keeping;
 mod limits;

@@ -12,6 +12,7 @@ use crate::bugs::Bug;
 use crate::clock::Clock;
 use crate::queue::What;
 use crate::run::Run;
+use crate::scheduler::Life;
 use crate::seen::Sight;
 use crate::services::{Deed, error};
 use crate::workload::{CALL_LATE_MICROS, Protection};
@@ -32,6 +33,8 @@ pub struct Agents {
 struct Task {
     request: Rc<StepRequest>,
     step: usize,
+    /// The owner in whose process it runs, if no topic lies between them.
+    asked_by: Option<usize>,
     retries_left: u32,
     /// A try of it may have taken effect without saying so.
     is_unknown: bool,
@@ -73,8 +76,8 @@ impl Run {
         index.expect("requests are about steps of known workflows")
     }
 
-    /// A request reaches an agent's topic.
-    pub fn receive(&mut self, request: StepRequest) {
+    /// A request reaches an agent's topic, or an agent in the process of the owner who asks.
+    pub fn receive(&mut self, request: StepRequest, asked_by: Option<usize>) {
         let step = self.step_of(&request);
         let effect = self.services.effect(request.operation, step);
         effect.requested(request.attempt.0);
@@ -82,6 +85,7 @@ impl Run {
         self.agents.tasks.push(Task {
             request: Rc::new(request),
             step,
+            asked_by,
             retries_left,
             is_unknown: false,
             gave_up: false,
@@ -95,7 +99,7 @@ impl Run {
 
     /// A process of agents reads a request.
     pub fn deliver(&mut self, task: usize, incarnation: u32) {
-        if !self.agent_lives(incarnation) {
+        if !self.agent_lives(incarnation) || self.died_with_its_asker(task) {
             return;
         }
         let request = Rc::clone(&self.agents.tasks[task].request);
@@ -221,7 +225,7 @@ impl Run {
     pub fn answered(&mut self, task: usize, incarnation: u32, outcome: Outcome) {
         let state = &self.agents.tasks[task];
         let is_awaited = !state.gave_up && !state.is_answered;
-        if !is_awaited || !self.agent_lives(incarnation) {
+        if !is_awaited || !self.agent_lives(incarnation) || self.died_with_its_asker(task) {
             return;
         }
         let local = self.agents.clock.read(self.now);
@@ -246,7 +250,10 @@ impl Run {
 
     /// The service did not answer in time.
     pub fn give_up_call(&mut self, task: usize, incarnation: u32) {
-        if self.agents.tasks[task].is_answered || !self.agent_lives(incarnation) {
+        if self.agents.tasks[task].is_answered
+            || !self.agent_lives(incarnation)
+            || self.died_with_its_asker(task)
+        {
             return;
         }
         let local = self.agents.clock.read(self.now);
@@ -292,7 +299,8 @@ impl Run {
             outcome,
         };
         let incarnation = self.agents.incarnation;
-        let is_twice = self.fault(self.plan.copies);
+        let is_direct = self.agents.tasks[task].asked_by.is_some();
+        let is_twice = !is_direct && self.fault(self.plan.copies);
         for is_copy in [true, false] {
             if is_copy && !is_twice {
                 continue;
@@ -318,12 +326,25 @@ impl Run {
         reply: StepReply,
         is_copy: bool,
     ) {
+        if let Some(at) = self.asker_sleeps_until(task) {
+            let reply = Box::new(reply);
+            let what = What::Reply {
+                task,
+                incarnation,
+                reply,
+                is_copy,
+            };
+            return self.queue.push(at, what);
+        }
+        if self.answers_directly(task, &reply) {
+            return;
+        }
         let is_orphan = incarnation != self.agents.incarnation;
         if is_orphan && self.rng.chance(50) {
             return;
         }
         let partition = self.home_of(reply.operation);
-        self.judge_reply(partition, &reply);
+        self.judge_reply(Some(partition), &reply);
         let replies = &mut self.store.shards[partition].replies;
         replies.push(Some(Rc::new(reply)));
         if self.plan.transactions {
@@ -334,6 +355,40 @@ impl Run {
         if !is_orphan && !is_copy {
             self.agents.tasks[task].is_done = true;
         }
+    }
+
+    /// Whether a task ran in the process of an owner that is dead: then nothing comes of it any more.
+    fn died_with_its_asker(&mut self, task: usize) -> bool {
+        let asked_by = self.agents.tasks.get(task).and_then(|task| task.asked_by);
+        let is_dead = asked_by.is_some_and(|owner| self.owners[owner].life == Life::Crashed);
+        if is_dead && !std::mem::replace(&mut self.agents.tasks[task].is_done, true) {
+            self.seen.count(Sight::DiedWithItsAsker);
+        }
+        is_dead
+    }
+
+    /// Until when the process stands still that a task runs in.
+    fn asker_sleeps_until(&self, task: usize) -> Option<Timestamp> {
+        let asked_by = self.agents.tasks.get(task)?.asked_by?;
+        let until = self.owners[asked_by].stands_still_until;
+        (until > self.now).then_some(until)
+    }
+
+    /// Whether a reply needs no topic: the owner who asked is told, or was dead before it could be. One that
+    /// lives and has lost its lease puts it on the topic.
+    fn answers_directly(&mut self, task: usize, reply: &StepReply) -> bool {
+        if self.died_with_its_asker(task) {
+            return true;
+        }
+        let asked_by = self.agents.tasks.get(task).and_then(|task| task.asked_by);
+        let Some(owner) = asked_by.filter(|owner| self.is_served(*owner)) else {
+            return false;
+        };
+        self.seen.count(Sight::AnsweredDirectly);
+        self.agents.tasks[task].is_done = true;
+        self.judge_reply(None, reply);
+        self.tell_directly(owner, reply.clone());
+        true
     }
 
     /// The partition that an operation belongs to.
@@ -357,6 +412,10 @@ impl Run {
         for task in 0..self.agents.tasks.len() {
             let state = &mut self.agents.tasks[task];
             if state.is_done {
+                continue;
+            }
+            if state.asked_by.is_some() {
+                state.is_done = true;
                 continue;
             }
             state.is_unknown = false;

@@ -387,7 +387,8 @@ impl Run {
         match message {
             Message::Step(request) => {
                 self.check_request(index, &request);
-                self.receive(request);
+                let asked_by = self.plan.direct.then_some(index);
+                self.receive(request, asked_by);
             }
             Message::Status(status) => self.take_status(*status),
             Message::Failed(failed) => self.take_failed(partition, *failed),

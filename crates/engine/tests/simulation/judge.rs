@@ -31,9 +31,13 @@ struct Accepted {
     create: Option<RequestHash>,
 }
 
+/// Where a reply lies that came without a log: no checkpoint ever passes it.
+const NOWHERE: usize = usize::MAX;
+
 /// A reply, as far as the judge remembers it.
 #[derive(Clone, Copy, Debug)]
 struct Reply {
+    /// Where it lies, or [`NOWHERE`].
     at: usize,
     step: usize,
     attempt: Attempt,
@@ -160,8 +164,9 @@ impl Run {
         accepted.create = accepted.create.or(hash);
     }
 
-    pub fn judge_reply(&mut self, partition: usize, reply: &StepReply) {
-        let at = self.store.shards[partition].replies.len();
+    /// A reply was given: on the log that it is about to be put on, or without one.
+    pub fn judge_reply(&mut self, partition: Option<usize>, reply: &StepReply) {
+        let at = partition.map_or(NOWHERE, |log| self.store.shards[log].replies.len());
         let row = self.store.row(reply.operation);
         let names = row.map(|row| &row.created.step_names);
         let mut names = names.into_iter().flatten();

@@ -34,6 +34,8 @@ pub struct Plan {
     pub spoilt_rows: u32,
     /// Whether agents write their replies in transactions, whose markers take offsets.
     pub transactions: bool,
+    /// Whether agents run in the processes of the owners, and are asked without a topic.
+    pub direct: bool,
     pub supervisor_crashes: u32,
     pub agent_crashes: u32,
     pub interventions: u64,
@@ -107,6 +109,8 @@ impl Plan {
             interventions: rng.below(7),
             copies: if is_settling { 0 } else { rng.below(12) },
             faults: [8, 25, 50][rng.index(3)],
+            // Evidence of what was done late dies with the process, and so would what is to protect.
+            direct: rng.chance(30) && protection == Protection::Tombstones,
         }
     }
 }

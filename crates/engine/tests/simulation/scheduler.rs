@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use waybill_engine::{
     Division, Epoch, Event, ForwardRecord, KeyHash, Offset, OperationId, OwnerId, Ownership,
-    PartitionEngine, PartitionId, Recovery, RecoveryVerb, Share, Source, Stamp, Timestamp,
-    partition_for,
+    PartitionEngine, PartitionId, Recovery, RecoveryVerb, Share, Source, Stamp, StepReply,
+    Timestamp, partition_for,
 };
 
 use crate::bugs::Bug;
@@ -417,6 +417,18 @@ impl Run {
     pub fn apply(&mut self, index: usize, event: Event) {
         let now = self.owners[index].clock.read(self.now);
         self.apply_at(index, event, now);
+    }
+
+    /// Whether an owner takes what agents of its process answer.
+    pub fn is_served(&self, index: usize) -> bool {
+        let owner = &self.owners[index];
+        owner.life == Life::Runs && owner.engine.is_some() && owner.releasing_since.is_none()
+    }
+
+    /// An agent in an owner's process answers it.
+    pub fn tell_directly(&mut self, index: usize, reply: StepReply) {
+        let now = self.owners[index].clock.read(self.now);
+        self.apply_at(index, Event::DirectReply(reply), now);
     }
 
     fn apply_at(&mut self, index: usize, event: Event, now: Timestamp) {

@@ -28,6 +28,8 @@ pub enum Sight {
     WindowWasFull,
     ClocksSet,
     AgentCrashes,
+    AnsweredDirectly,
+    DiedWithItsAsker,
     SupervisorCrashes,
     SupervisorTakeOvers,
     IndexEntriesSeen,
@@ -61,7 +63,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 53] = [
+    pub const ALL: [Self; 55] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -85,6 +87,8 @@ impl Sight {
         Self::WindowWasFull,
         Self::ClocksSet,
         Self::AgentCrashes,
+        Self::AnsweredDirectly,
+        Self::DiedWithItsAsker,
         Self::SupervisorCrashes,
         Self::SupervisorTakeOvers,
         Self::IndexEntriesSeen,

@@ -299,8 +299,12 @@ impl Default for SupervisorConfig {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AgentsConfig {
+    /// How the scheduler reaches those of this process.
+    pub reach: AgentReach,
     /// Whether the five agents of the drone-delivery application run.
     pub built_in: bool,
+    /// How those call the simulated services.
+    pub built_in_calls: BuiltInCalls,
     /// Files of further declarative HTTP agents.
     pub files: Vec<PathBuf>,
     /// Step requests that one agent holds at once, running and waiting.
@@ -317,13 +321,35 @@ pub struct AgentsConfig {
 impl Default for AgentsConfig {
     fn default() -> Self {
         Self {
+            reach: AgentReach::Topics,
             built_in: true,
+            built_in_calls: BuiltInCalls::Http,
             files: Vec::new(),
             in_flight_max: 2_048,
             instance_id: None,
             session_timeout: Duration::from_secs(6),
         }
     }
+}
+
+/// How a scheduler reaches agents.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum AgentReach {
+    /// Over their topics, wherever they run.
+    Topics,
+    /// In its own process, without a record.
+    Direct,
+}
+
+/// How the agents of the drone-delivery application call the simulated services.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum BuiltInCalls {
+    /// As any service.
+    Http,
+    /// As functions of the same process.
+    Function,
 }
 
 /// The `workflows` section.

@@ -1,18 +1,21 @@
 //! The agents' role.
 
+mod function;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context as _;
 use waybill_agent::http::{AgentsFile, NamedHandler};
 use waybill_agent::{Agents, AgentsConfig};
+use waybill_drone_delivery::services::Caller;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
 
 use super::instance;
 use crate::admin::Admin;
-use crate::config::{Config, read_document};
+use crate::config::{BuiltInCalls, Config, read_document};
 use crate::shutdown::{Running, Stage};
 
 /// Where in the data directory the processes find their names.
@@ -21,18 +24,34 @@ const INSTANCES_DIR: &str = "agents";
 /// What stands for the file of the agents that are part of the binary.
 const BUILT_IN: &str = "the built-in drone-delivery agents";
 
-/// Starts all configured agents against the services at `services` (`host:port`).
+/// The simulated services, as agents reach them.
+pub(super) struct Reached {
+    /// Their `host:port`.
+    pub address: String,
+    /// What calls them as functions, where they run in this process.
+    pub caller: Option<Caller>,
+}
+
+impl Reached {
+    /// Services of another process.
+    pub(super) fn elsewhere(config: &Config) -> Self {
+        Self {
+            address: config.services.elsewhere(),
+            caller: None,
+        }
+    }
+}
+
+/// Starts agents to be asked over their topics.
 pub(super) async fn start(
     config: &Config,
     kafka: KafkaSettings,
     topics: Topics,
-    services: &str,
-    workflows: &Workflows,
+    handlers: Vec<NamedHandler>,
     admin: &Admin,
     running: &Running,
 ) -> anyhow::Result<()> {
     let settings = &config.agents;
-    let handlers = load(config, services, workflows)?;
     let mut agents_config = AgentsConfig::new(kafka, topics);
     agents_config.group = format!("{}-agents", config.kafka.topic_prefix);
     let place = match &settings.instance_id {
@@ -69,18 +88,42 @@ pub(super) async fn start(
 /// Every agent of the configuration, by name, checked against the workflows.
 pub(super) fn load(
     config: &Config,
-    services: &str,
+    services: &Reached,
     workflows: &Workflows,
 ) -> anyhow::Result<Vec<NamedHandler>> {
     let mut handlers = Vec::new();
     if config.agents.built_in {
-        let file = AgentsFile::from_yaml(waybill_drone_delivery::AGENTS_YAML).context(BUILT_IN)?;
-        handlers.extend(load_from(&file, services, workflows).context(BUILT_IN)?);
+        match config.agents.built_in_calls {
+            BuiltInCalls::Http => {
+                let file =
+                    AgentsFile::from_yaml(waybill_drone_delivery::AGENTS_YAML).context(BUILT_IN)?;
+                let loaded = load_from(&file, &services.address, workflows);
+                handlers.extend(loaded.context(BUILT_IN)?);
+            }
+            BuiltInCalls::Function => {
+                let caller = services.caller.as_ref().context(
+                    "agents.builtInCalls is function, and the services do not run in this process",
+                )?;
+                handlers.extend(function::agents(caller));
+            }
+        }
     }
     for path in &config.agents.files {
-        handlers.extend(load_file(path, services, workflows)?);
+        handlers.extend(load_file(path, &services.address, workflows)?);
     }
     Ok(handlers)
+}
+
+/// Checks every agent of the configuration, alone and against the workflows.
+///
+/// # Errors
+///
+/// If a file cannot be read, or its agents cannot work or do not fit a workflow.
+pub(super) fn check(config: &Config, workflows: &Workflows) -> anyhow::Result<()> {
+    let mut config = config.clone();
+    // Whether the services run in this process is not known before it starts.
+    config.agents.built_in_calls = BuiltInCalls::Http;
+    load(&config, &Reached::elsewhere(&config), workflows).map(drop)
 }
 
 /// The agents of a file, by name, checked against the workflows.

@@ -6,6 +6,7 @@ use anyhow::Context as _;
 use waybill_broker::{Broker, BrokerConfig};
 use waybill_drone_delivery::services::{Services, ServicesConfig};
 
+use super::agents::Reached;
 use crate::config::Config;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::announce;
@@ -35,8 +36,8 @@ pub(super) async fn broker(config: &Config, running: &Running) -> anyhow::Result
     Ok(address)
 }
 
-/// Starts the simulated services and returns their address.
-pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Result<SocketAddr> {
+/// Starts the simulated services and returns how they are reached.
+pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Result<Reached> {
     let settings = &config.services;
     let mut services_config =
         ServicesConfig::new(settings.listen, config.data_dir.join("services"));
@@ -44,12 +45,15 @@ pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Resu
     services_config.remote_marker = settings.remote_marker.clone();
     services_config.faults = settings.faults;
     let services = Services::start(services_config).await?;
-    let address = services.address();
+    let (address, caller) = (services.address(), services.caller());
     running.spawn(Stage::Services, "services", |stop| async move {
         stop.cancelled().await;
         services.shutdown().await;
         Ok(())
     });
     announce("services", address);
-    Ok(address)
+    Ok(Reached {
+        address: address.to_string(),
+        caller: Some(caller),
+    })
 }

@@ -26,9 +26,10 @@ use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
 use waybill_store::Store;
 
+use self::agents::Reached;
 use crate::admin::Admin;
 use crate::cli::Role;
-use crate::config::{Config, Environment, load_workflows, readers_of_this_process};
+use crate::config::{AgentReach, Config, Environment, load_workflows, readers_of_this_process};
 use crate::registry;
 use crate::shutdown::{Running, Stage};
 use crate::spread::Spread;
@@ -65,9 +66,9 @@ async fn start(
             let workflows = load_workflows(&config.workflows)?;
             let kafka = kafka_settings(config, None);
             let topics = registry::topics(config, &workflows, &admin.readiness).await?;
-            let services = config.services.elsewhere();
+            let handlers = agents::load(config, &Reached::elsewhere(config), &workflows)?;
             reach::brokers(&kafka, topics.step_replies(), admin, running)?;
-            agents::start(config, kafka, topics, &services, &workflows, admin, running).await
+            agents::start(config, kafka, topics, handlers, admin, running).await
         }
         Role::Ingestion => {
             let world = world(role, config, None, admin, running).await?;
@@ -79,7 +80,13 @@ async fn start(
             let stands = world.spread.layout().division();
             let own = readers_of_this_process(config, environment, stands)?;
             let config = &config.with_partitions(world.spread.partitions());
-            scheduler::start(config, own, &world, admin, running).await
+            let direct = match config.agents.reach {
+                AgentReach::Direct => {
+                    agents::load(config, &Reached::elsewhere(config), &world.workflows)?
+                }
+                AgentReach::Topics => Vec::new(),
+            };
+            scheduler::start(config, own, direct, &world, admin, running).await
         }
         Role::Supervisor => {
             let world = world(role, config, None, admin, running).await?;
@@ -103,16 +110,22 @@ async fn start(
             let own = readers_of_this_process(config, environment, stands)?;
             let config = &config.with_partitions(world.spread.partitions());
             let services = match services {
-                true => embedded::services(config, running).await?.to_string(),
-                false => config.services.elsewhere(),
+                true => embedded::services(config, running).await?,
+                false => Reached::elsewhere(config),
             };
+            let mut direct = Vec::new();
             if agents {
-                let (kafka, topics) = (world.kafka.clone(), world.topics.clone());
-                let workflows = &world.workflows;
-                agents::start(config, kafka, topics, &services, workflows, admin, running).await?;
+                let handlers = agents::load(config, &services, &world.workflows)?;
+                match config.agents.reach {
+                    AgentReach::Direct => direct = handlers,
+                    AgentReach::Topics => {
+                        let (kafka, topics) = (world.kafka.clone(), world.topics.clone());
+                        agents::start(config, kafka, topics, handlers, admin, running).await?;
+                    }
+                }
             }
             alerts::start(config, &world, running)?;
-            scheduler::start(config, own, &world, admin, running).await?;
+            scheduler::start(config, own, direct, &world, admin, running).await?;
             if config.supervisor.enabled {
                 supervisor::start(config, &world, running);
             }
@@ -193,8 +206,7 @@ async fn world(
 /// If a file cannot be read, or what it says cannot work.
 pub fn check(config: &Config) -> anyhow::Result<()> {
     let workflows = load_workflows(&config.workflows)?;
-    agents::load(config, &config.services.elsewhere(), &workflows)?;
-    Ok(())
+    agents::check(config, &workflows)
 }
 
 /// How to reach the brokers: the configured ones, else the embedded one.

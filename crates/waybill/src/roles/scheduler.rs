@@ -1,5 +1,8 @@
 //! The scheduler: what turns requests into finished operations.
 
+use waybill_agent::DirectConfig;
+use waybill_agent::http::NamedHandler;
+
 use super::World;
 use crate::admin::Admin;
 use crate::config::Config;
@@ -8,10 +11,14 @@ use crate::readers::{self, show::Readers};
 use crate::scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings};
 use crate::shutdown::{Running, Stage};
 
-/// Starts the scheduler of the readers of this process.
+/// About how many bytes of requests each agent that is asked directly may hold.
+const DIRECT_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Starts the scheduler of the readers of this process, and the `agents` that it asks directly.
 pub(super) async fn start(
     config: &Config,
     own: Own,
+    agents: Vec<NamedHandler>,
     world: &World,
     admin: &Admin,
     running: &Running,
@@ -23,6 +30,11 @@ pub(super) async fn start(
         topics: world.topics.clone(),
         workflows: world.workflows.clone(),
         layout,
+        agents,
+        agents_hold: DirectConfig {
+            in_flight_max: config.agents.in_flight_max,
+            in_flight_bytes_max: DIRECT_BYTES_MAX,
+        },
     };
     let scheduler = Scheduler::start(scheduler_settings(config, own), parts, admin)?;
     admin.set_schedulers(scheduler.control());

@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use tokio::runtime::Handle;
-use waybill_engine::{BatchNumber, Command, Event, Message, PartitionId, ReaderId, Timestamp};
+use waybill_engine::{
+    BatchNumber, Command, Event, Message, PartitionId, ReaderId, StepReply, Timestamp,
+};
 use waybill_store::{AttentionEntry, DueEntry, RowWrite, Store, StoreError, WriteBatch, Written};
 
 use super::index;
 use super::input::{Generation, Input, Inputs};
 use super::metrics::CommitMetrics;
-use super::outlet::Outlet;
+use super::outlet::{Asker, Outlet};
 use super::partition::{Slot, SlotState};
 use super::unreadable::UnreadableRows;
 use crate::chain::chain;
@@ -32,6 +34,16 @@ struct Part {
     partition: PartitionId,
     generation: Generation,
     batch: BatchNumber,
+}
+
+impl Part {
+    fn asker(self) -> Asker {
+        Asker {
+            reader: self.reader,
+            generation: self.generation,
+            partition: self.partition,
+        }
+    }
 }
 
 /// The commit whose rows are being written.
@@ -198,7 +210,7 @@ impl Commits {
                     let number = self.next_number;
                     self.next_number += 1;
                     self.unsettled.insert(number, part);
-                    self.outlet.send(number, part.partition, &messages);
+                    self.outlet.send(number, part.asker(), messages);
                 }
                 _ => self.metrics.fenced.increment(1),
             }
@@ -236,6 +248,21 @@ impl Commits {
             .map(|(part, _)| part);
         let sent = self.unsettled.values();
         written.chain(sent).any(|part| part.reader == reader)
+    }
+
+    /// What agents of this process have answered, and to whom.
+    pub(super) fn answers(&self) -> Vec<(Asker, StepReply)> {
+        self.outlet.answers()
+    }
+
+    /// Sends an answer where whoever has the operation by now reads it.
+    pub(super) fn pass_on(&mut self, asker: &Asker, reply: &StepReply) {
+        self.outlet.pass_on(asker, reply);
+    }
+
+    /// Shows how busy the agents of this process are.
+    pub(super) fn show(&self) {
+        self.outlet.show();
     }
 
     /// Operations are spread over so many partitions from now on.

@@ -65,6 +65,8 @@ pub(super) enum Input {
         amount: Amount,
         records: Vec<Arrived>,
     },
+    /// Agents that were asked directly have answered.
+    Answered,
     /// The consumer of `source` cannot go on with the partition of a reader.
     Lost {
         source: Source,

@@ -40,6 +40,8 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 use uuid::Uuid;
+use waybill_agent::http::NamedHandler;
+use waybill_agent::{DirectAgents, DirectConfig};
 use waybill_engine::{EngineConfig, OwnerId, ReaderId, Workflows};
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
@@ -134,6 +136,11 @@ pub struct SchedulerParts {
     pub workflows: Arc<Workflows>,
     /// The layout of readers that the store has.
     pub layout: Layout,
+    /// Agents that run in this process and are asked without a record; those that are none of these are asked
+    /// over their topics.
+    pub agents: Vec<NamedHandler>,
+    /// How much each of them may hold.
+    pub agents_hold: DirectConfig,
 }
 
 /// A running scheduler. Dropping it does not stop it; see [`Scheduler::stopper`].
@@ -163,12 +170,27 @@ impl Scheduler {
             topics,
             workflows,
             layout,
+            agents,
+            agents_hold,
         } = parts;
+        let direct = match agents.is_empty() {
+            true => None,
+            false => {
+                let answered = sender.clone();
+                let tell = move || {
+                    let _ = answered.send(Input::Answered);
+                };
+                let agents = DirectAgents::start(agents, agents_hold, tell);
+                Some(agents.context("the agents cannot be started")?)
+            }
+        };
         let inlets = Inlets::start(&kafka, &topics, &sender)
             .context("the scheduler's consumers cannot be started")?;
         let written = layout.partitions_written();
-        let outlet = Outlet::start(&kafka, &topics, &workflows, &settings, written, &sender)
-            .context("the scheduler's producer cannot be started")?;
+        let outlet = Outlet::start(
+            &kafka, &topics, &workflows, &settings, written, direct, &sender,
+        )
+        .context("the scheduler's producer cannot be started")?;
         let views = Views::new(admin);
         views.relay(settings.own, &layout);
         let engine_config = EngineConfig {

@@ -1,12 +1,13 @@
-//! The one producer: from the engine's messages to records on topics.
+//! Where the engine's messages go: to records on topics, by the one producer, and to agents of this process.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use waybill_agent::DirectAgents;
 use waybill_engine::{
     FailedOperation, ForwardRecord, Message, Offset, OperationId, OperationStatus, PartitionId,
-    Source, StatusKind, StepRequest, Workflows, partition_for,
+    ReaderId, Source, StatusKind, StepReply, StepRequest, Workflows, partition_for,
 };
 use waybill_kafka::{
     DeliveredShared as _, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
@@ -16,7 +17,7 @@ use waybill_messages::headers::{self, DeadLetter, Stage};
 use waybill_messages::{Record, Topics, is_topic_name};
 
 use super::SchedulerSettings;
-use super::input::{Input, Inputs};
+use super::input::{Generation, Input, Inputs};
 use crate::chain::chain;
 use crate::limits::DEAD_LETTER_BYTES_MAX;
 
@@ -26,9 +27,20 @@ const QUEUE_PATIENCE: Duration = Duration::from_secs(1);
 /// How long an orderly end waits for what was sent.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Which reader an agent of this process is asked by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asker {
+    pub reader: ReaderId,
+    pub generation: Generation,
+    /// The partition that it reads.
+    pub partition: PartitionId,
+}
+
 /// The producer and the names of everything that it writes to.
 pub(super) struct Outlet {
     producer: Producer<Arc<Settlement>>,
+    /// Agents that are asked without a record, if there are some.
+    direct: Option<DirectAgents<Asker>>,
     topics: Topics,
     reply_to_prefixes: Vec<String>,
     /// Topic of each agent's step requests.
@@ -57,6 +69,7 @@ impl Outlet {
         workflows: &Workflows,
         settings: &SchedulerSettings,
         partitions: u32,
+        direct: Option<DirectAgents<Asker>>,
         sender: &Inputs,
     ) -> anyhow::Result<Self> {
         let options = ProducerOptions {
@@ -70,6 +83,7 @@ impl Outlet {
             .collect();
         Ok(Self {
             producer: Producer::new(kafka, &options)?,
+            direct,
             reply_to_prefixes: settings.reply_to_prefixes.clone(),
             topics: topics.clone(),
             of_agent,
@@ -90,8 +104,12 @@ impl Outlet {
         self.partitions = partitions;
     }
 
-    /// Sends the messages of a partition; the loop hears of `number` when all are acknowledged.
-    pub(super) fn send(&mut self, number: u64, from: PartitionId, messages: &[Message]) {
+    /// Sends the messages of a reader; the loop hears of `number` when all records are acknowledged. What agents
+    /// of this process are asked needs no acknowledgement: it is lost with the engine, which then asks again.
+    pub(super) fn send(&mut self, number: u64, from: Asker, mut messages: Vec<Message>) {
+        if let Some(direct) = &self.direct {
+            direct.ask(asked_directly(direct, from, &mut messages));
+        }
         let sender = self.sender.clone();
         let settlement = Settlement::new(messages.len(), move |settled| {
             let result = settled.map_err(|error: ProduceError| chain(&error));
@@ -99,10 +117,38 @@ impl Outlet {
         });
         self.wait_until = Instant::now() + QUEUE_PATIENCE;
         let mut buffer = std::mem::take(&mut self.buffer);
-        for message in messages {
-            self.send_one(from, message, &mut buffer, &settlement);
+        for message in &messages {
+            self.send_one(from.partition, message, &mut buffer, &settlement);
         }
         self.buffer = buffer;
+    }
+
+    /// What agents of this process have answered, and to whom.
+    pub(super) fn answers(&self) -> Vec<(Asker, StepReply)> {
+        let direct = self.direct.as_ref();
+        direct.map_or_else(Vec::new, DirectAgents::take_answers)
+    }
+
+    /// Puts an answer among the replies of its partition, where whoever has the operation by now reads it.
+    pub(super) fn pass_on(&mut self, asker: &Asker, reply: &StepReply) {
+        let operation = reply.operation;
+        let settlement = Settlement::new(1, move |settled| {
+            if let Err(error) = settled {
+                tracing::warn!(%operation, %error, "an answer was not passed on; the step is asked for again");
+            }
+        });
+        self.wait_until = Instant::now();
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let address = (self.topics.step_replies(), asker.partition);
+        self.keyed(address, operation, reply, None, &mut buffer, &settlement);
+        self.buffer = buffer;
+    }
+
+    /// Shows how busy the agents of this process are.
+    pub(super) fn show(&self) {
+        if let Some(direct) = &self.direct {
+            direct.show_depths();
+        }
     }
 
     fn send_one(
@@ -444,6 +490,22 @@ impl Outlet {
             tracing::warn!(%error, "messages were left unacknowledged; they are sent again");
         }
     }
+}
+
+/// Takes out of `messages` what agents of this process are asked.
+fn asked_directly(
+    direct: &DirectAgents<Asker>,
+    from: Asker,
+    messages: &mut Vec<Message>,
+) -> Vec<(Asker, StepRequest)> {
+    let is_direct =
+        |message: &mut Message| matches!(message, Message::Step(step) if direct.has(&step.agent));
+    let taken = messages.extract_if(.., is_direct);
+    let steps = taken.filter_map(|message| match message {
+        Message::Step(request) => Some((from, request)),
+        _ => None,
+    });
+    steps.collect()
 }
 
 /// Copies of status records that their callers did not get.

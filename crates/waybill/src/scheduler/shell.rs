@@ -96,6 +96,7 @@ impl Shell {
             if viewed.elapsed() >= VIEW_INTERVAL {
                 viewed = Instant::now();
                 self.views.show(&mut self.slots);
+                self.commits.show();
             }
             if self.failure.is_some() || self.is_stopped() {
                 break;
@@ -142,6 +143,7 @@ impl Shell {
                 amount,
                 records,
             } => self.records(source, amount, records),
+            Input::Answered => self.answered(),
             Input::Lost {
                 source,
                 generation,
@@ -237,6 +239,20 @@ impl Shell {
         {
             if let Some(owned) = self.owned(reader, generation) {
                 owned.engine.apply(event, now);
+            }
+        }
+    }
+
+    /// Takes what agents of this process have answered. What is for a reader that does not run any more, or
+    /// takes no further batch, goes where its successor finds it.
+    fn answered(&mut self) {
+        let now = self.clock.read();
+        for (asker, reply) in self.commits.answers() {
+            match self.owned(asker.reader, asker.generation) {
+                Some(owned) if owned.releasing_since.is_none() => {
+                    owned.engine.apply(Event::DirectReply(reply), now);
+                }
+                _ => self.commits.pass_on(&asker, &reply),
             }
         }
     }

@@ -109,6 +109,16 @@ async fn every_accepted_delivery_completes_once_however_often_up_is_killed() {
     assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_accepted_delivery_completes_once_with_agents_in_the_process_that_is_killed() {
+    let yaml = "partitions: 4\nagents: { reach: direct, builtInCalls: function }\n";
+    let mut world = World::of_either_kind(yaml);
+    let up = world.up();
+    let world = Arc::new(world);
+    let up = deliver_while_killing(&world, "direct", 0x5eed_00d1, up, restart).await;
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+}
+
 /// Starts `up` again where it was, through a shared world.
 fn restart(world: &Arc<World>) -> Process {
     world.again("up", &[], &["http", "admin", "broker", "services"])

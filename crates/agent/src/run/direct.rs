@@ -1,0 +1,218 @@
+//! Agents that are asked directly, by a scheduler in their own process: no record carries the request or the
+//! reply.
+//!
+//! What the run loop over topics keeps holds here too: no agent blocks another, what there is no room for is
+//! answered `not attempted` at once, past complete-by there is silence, and a panic ends one attempt. What is
+//! under way is lost with the process, as everything that the scheduler has in memory: whoever has the
+//! operations next asks again, for the same attempts.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+use waybill_engine::{Outcome, StepReply, StepRequest};
+
+use super::attempt::{call_of, perform};
+use super::queue::{NoRoom, Queue, Work};
+use super::{StartError, check_names};
+use crate::handler::{Handler, StepCall};
+use crate::metrics::{self, AgentMetrics};
+
+/// About how much memory a request takes beside its input.
+const REQUEST_BYTES: usize = 512;
+
+/// Bounds of each agent that is asked directly.
+#[derive(Clone, Copy, Debug)]
+pub struct DirectConfig {
+    /// How many requests an agent holds at once, running and waiting.
+    pub in_flight_max: usize,
+    /// How many bytes of requests an agent holds at once.
+    pub in_flight_bytes_max: usize,
+}
+
+/// Running agents of the process of whoever asks. Each request carries a `T`, which comes back with its answer.
+/// Dropped, they stop at once; nothing more is answered.
+pub struct DirectAgents<T> {
+    shared: Arc<Shared<T>>,
+    by_name: HashMap<String, usize>,
+    workers: Vec<AbortHandle>,
+}
+
+struct Shared<T> {
+    agents: Vec<Agent<T>>,
+    answers: Mutex<Vec<(T, StepReply)>>,
+    /// Says that there are answers, once until they are taken.
+    tell: Box<dyn Fn() + Send + Sync>,
+}
+
+struct Agent<T> {
+    handler: Arc<dyn Handler>,
+    queue: Queue<T>,
+    metrics: AgentMetrics,
+}
+
+impl<T: Send + 'static> DirectAgents<T> {
+    /// Starts agents: names and handlers, which run on the current tokio runtime. `tell` is called from there
+    /// when there are answers to [take](Self::take_answers), and must not block.
+    ///
+    /// # Errors
+    ///
+    /// If there is no agent, or two have one name.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    pub fn start(
+        agents: Vec<(String, Arc<dyn Handler>)>,
+        config: DirectConfig,
+        tell: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Self, StartError> {
+        check_names(&agents)?;
+        metrics::describe();
+        let names = agents.iter().map(|(name, _)| name.clone());
+        let by_name = names.zip(0..).collect();
+        let agents: Vec<Agent<T>> = agents
+            .into_iter()
+            .map(|(name, handler)| Agent {
+                queue: Queue::new(
+                    handler.concurrency_max(),
+                    config.in_flight_max,
+                    config.in_flight_bytes_max,
+                ),
+                metrics: AgentMetrics::new(&name),
+                handler,
+            })
+            .collect();
+        let shared = Arc::new(Shared {
+            agents,
+            answers: Mutex::default(),
+            tell: Box::new(tell),
+        });
+        let runtime = Handle::current();
+        let mut workers = Vec::new();
+        for (index, agent) in shared.agents.iter().enumerate() {
+            for _ in 0..agent.queue.workers() {
+                let worker = work(Arc::clone(&shared), index);
+                workers.push(runtime.spawn(worker).abort_handle());
+            }
+        }
+        Ok(Self {
+            shared,
+            by_name,
+            workers,
+        })
+    }
+
+    /// Whether there is an agent of this name.
+    #[must_use]
+    pub fn has(&self, agent: &str) -> bool {
+        self.by_name.contains_key(agent)
+    }
+
+    /// Asks for attempts. Those of agents that there are not are left out.
+    pub fn ask(&self, requests: impl IntoIterator<Item = (T, StepRequest)>) {
+        let shared = &self.shared;
+        let mut touched = vec![false; shared.agents.len()];
+        let now = Instant::now();
+        for (from, request) in requests {
+            let Some(&index) = self.by_name.get(&*request.agent) else {
+                continue;
+            };
+            let agent = &shared.agents[index];
+            let bytes = REQUEST_BYTES + request.input.len();
+            let call = call_of(request);
+            if call.deadline <= now {
+                agent.metrics.late.increment(1);
+                continue;
+            }
+            let work = Work {
+                call,
+                source: from,
+                bytes,
+            };
+            match agent.queue.push(work, now) {
+                Ok(()) => touched[index] = true,
+                Err(no_room) => {
+                    let outcome = no_room.outcome();
+                    let NoRoom { work, .. } = *no_room;
+                    shared.answer(agent, &work.call, outcome, work.source);
+                }
+            }
+        }
+        for (agent, touched) in shared.agents.iter().zip(touched) {
+            if touched {
+                agent.queue.wake();
+            }
+        }
+    }
+
+    /// The answers since they were last taken.
+    #[must_use]
+    pub fn take_answers(&self) -> Vec<(T, StepReply)> {
+        std::mem::take(&mut *self.shared.answers())
+    }
+
+    /// Shows how much waits and runs, as metrics.
+    pub fn show_depths(&self) {
+        for agent in &self.shared.agents {
+            agent.metrics.show_depth(agent.queue.depth());
+        }
+    }
+}
+
+impl<T> Drop for DirectAgents<T> {
+    fn drop(&mut self) {
+        for worker in &self.workers {
+            worker.abort();
+        }
+    }
+}
+
+impl<T> fmt::Debug for DirectAgents<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.by_name.keys();
+        f.debug_set().entries(names).finish()
+    }
+}
+
+/// Performs one agent's work.
+async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
+    let agent = &shared.agents[agent];
+    while let Some(Work {
+        call,
+        source,
+        bytes,
+    }) = agent.queue.next().await
+    {
+        let start = Instant::now();
+        let outcome = perform(&*agent.handler, &call).await;
+        let took = start.elapsed();
+        agent.metrics.duration.record(took);
+        agent.queue.finished(bytes, Some(took));
+        match outcome {
+            Some(outcome) => shared.answer(agent, &call, outcome, source),
+            None => agent.metrics.late.increment(1),
+        }
+    }
+}
+
+impl<T> Shared<T> {
+    fn answer(&self, agent: &Agent<T>, call: &StepCall, outcome: Outcome, from: T) {
+        agent.metrics.count(&outcome);
+        let reply = StepReply::to(&call.request, outcome);
+        let mut answers = self.answers();
+        let is_first = answers.is_empty();
+        answers.push((from, reply));
+        drop(answers);
+        if is_first {
+            (self.tell)();
+        }
+    }
+
+    fn answers(&self) -> MutexGuard<'_, Vec<(T, StepReply)>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

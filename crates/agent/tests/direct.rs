@@ -1,0 +1,208 @@
+//! Agents that are asked directly: what they answer, to whom, and when they are silent.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use tokio::sync::{Notify, Semaphore};
+use waybill_agent::testing::StepRequestBuilder;
+use waybill_agent::{
+    BoxFuture, DirectAgents, DirectConfig, Handler, Outcome, StartError, StepCall, StepRequest,
+    success,
+};
+use waybill_engine::StepReply;
+
+const ROOMY: DirectConfig = DirectConfig {
+    in_flight_max: 1_000,
+    in_flight_bytes_max: 1 << 20,
+};
+
+/// Performs each step once a permit is there; panics where the step is called `panic`.
+struct Gated {
+    gate: Semaphore,
+    workers: usize,
+}
+
+impl Gated {
+    fn new(permits: usize) -> Arc<Self> {
+        Arc::new(Self {
+            gate: Semaphore::new(permits),
+            workers: 4,
+        })
+    }
+}
+
+impl Handler for Gated {
+    fn run<'a>(&'a self, call: &'a StepCall) -> BoxFuture<'a, Outcome> {
+        async {
+            assert!(&*call.request.step != "panic", "as it was asked to");
+            self.gate.acquire().await.expect("it stays open").forget();
+            success(vec![("did".to_owned(), call.request.step.to_string())])
+        }
+        .boxed()
+    }
+
+    fn concurrency_max(&self) -> usize {
+        self.workers
+    }
+}
+
+/// Agents, and what tells of their answers.
+struct Stage {
+    agents: DirectAgents<usize>,
+    told: Arc<(Notify, AtomicUsize)>,
+}
+
+impl Stage {
+    fn new(handlers: Vec<(&str, Arc<dyn Handler>)>, config: DirectConfig) -> Self {
+        let told = Arc::new((Notify::new(), AtomicUsize::new(0)));
+        let tell = told.clone();
+        let handlers = handlers
+            .into_iter()
+            .map(|(name, handler)| (name.to_owned(), handler))
+            .collect();
+        let agents = DirectAgents::start(handlers, config, move || {
+            tell.1.fetch_add(1, Ordering::Relaxed);
+            tell.0.notify_one();
+        });
+        Self {
+            agents: agents.expect("the agents can be started"),
+            told,
+        }
+    }
+
+    /// Waits for this many answers.
+    async fn answers(&self, count: usize) -> Vec<(usize, StepReply)> {
+        let mut answers = Vec::new();
+        while answers.len() < count {
+            self.told.0.notified().await;
+            answers.extend(self.agents.take_answers());
+        }
+        assert_eq!(answers.len(), count);
+        answers.sort_by_key(|(from, _)| *from);
+        answers
+    }
+}
+
+fn request(agent: &str, step: &str) -> StepRequest {
+    StepRequestBuilder::new(agent, step).build()
+}
+
+#[tokio::test]
+async fn each_answer_comes_back_to_whoever_asked_for_its_attempt() {
+    let stage = Stage::new(
+        vec![
+            ("one", Gated::new(1_000) as Arc<dyn Handler>),
+            ("two", Gated::new(1_000)),
+        ],
+        ROOMY,
+    );
+    assert!(stage.agents.has("two") && !stage.agents.has("three"));
+    let requests: Vec<StepRequest> = (0..100)
+        .map(|index| {
+            request(
+                if index % 2 == 0 { "one" } else { "two" },
+                &format!("step-{index}"),
+            )
+        })
+        .collect();
+    stage.agents.ask(requests.iter().cloned().enumerate());
+    let answers = stage.answers(100).await;
+    for (index, (request, (from, reply))) in requests.iter().zip(answers).enumerate() {
+        assert_eq!(from, index);
+        let outputs = vec![("did".to_owned(), format!("step-{index}"))];
+        assert_eq!(reply, StepReply::to(request, Outcome::Success { outputs }));
+    }
+}
+
+#[tokio::test]
+async fn an_agent_without_room_turns_work_away_and_holds_up_no_other() {
+    let (stuck, free) = (Gated::new(0), Gated::new(1_000));
+    let narrow = DirectConfig {
+        in_flight_max: 3,
+        ..ROOMY
+    };
+    let stage = Stage::new(
+        vec![("stuck", stuck.clone() as Arc<dyn Handler>), ("free", free)],
+        narrow,
+    );
+    stage
+        .agents
+        .ask((0..5).map(|from| (from, request("stuck", "wait"))));
+    stage.agents.ask([(9, request("free", "go"))]);
+    let answers = stage.answers(3).await;
+    for (from, reply) in &answers[..2] {
+        assert!(*from >= 3, "those that came first are held");
+        match &reply.outcome {
+            Outcome::NotAttempted {
+                error,
+                retry_after_ms,
+            } => {
+                assert_eq!(error.code, "no-room");
+                assert!(*retry_after_ms >= 100, "{retry_after_ms}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(matches!(answers[2].1.outcome, Outcome::Success { .. }));
+    stuck.gate.add_permits(3);
+    assert_eq!(stage.answers(3).await.len(), 3);
+}
+
+#[tokio::test]
+async fn past_complete_by_there_is_silence_and_a_panic_ends_one_attempt() {
+    let stuck = Gated::new(0);
+    let stage = Stage::new(
+        vec![
+            ("stuck", stuck as Arc<dyn Handler>),
+            ("free", Gated::new(1_000)),
+        ],
+        ROOMY,
+    );
+    let hurried = |within| {
+        StepRequestBuilder::new("stuck", "wait")
+            .complete_within(within)
+            .build()
+    };
+    stage.agents.ask([
+        (0, hurried(Duration::ZERO)),
+        (1, hurried(Duration::from_millis(20))),
+    ]);
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    stage
+        .agents
+        .ask([(2, request("free", "panic")), (3, request("free", "go"))]);
+    let answers = stage.answers(2).await;
+    let Outcome::Unknown { error } = &answers[0].1.outcome else {
+        panic!("{:?}", answers[0]);
+    };
+    assert_eq!((answers[0].0, error.code.as_str()), (2, "agent-panicked"));
+    assert_eq!(answers[1].0, 3);
+}
+
+#[tokio::test]
+async fn answers_are_told_once_until_they_are_taken() {
+    let stage = Stage::new(
+        vec![("one", Gated::new(1_000) as Arc<dyn Handler>)],
+        DirectConfig {
+            in_flight_max: 0,
+            ..ROOMY
+        },
+    );
+    // Each agent has room for one; who is turned away is answered at once.
+    stage
+        .agents
+        .ask((0..10).map(|from| (from, request("one", "go"))));
+    assert_eq!(stage.told.1.load(Ordering::Relaxed), 1);
+    assert_eq!(stage.agents.take_answers().len(), 9);
+}
+
+#[tokio::test]
+async fn agents_that_cannot_be_told_apart_are_refused() {
+    let handler = || ("one".to_owned(), Gated::new(0) as Arc<dyn Handler>);
+    let start = |handlers| DirectAgents::<usize>::start(handlers, ROOMY, || {});
+    assert!(matches!(start(Vec::new()), Err(StartError::NoAgent)));
+    let twice = start(vec![handler(), handler()]);
+    assert!(matches!(twice, Err(StartError::Twice { agent }) if agent == "one"));
+}

@@ -1,0 +1,55 @@
+//! Agents that are asked without a topic: their answers lie nowhere, and are good for what they say alone.
+
+use waybill_engine::{Offset, ProcessState};
+
+use crate::fixture::{Fixture, id, ms, request, success, told};
+
+#[test]
+fn a_direct_answer_goes_on_with_its_operation_and_moves_no_checkpoint_of_replies() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.reply_directly(id(1), success("a", 1));
+    let asked = told(&fixture.round());
+    assert!(asked.last().unwrap().starts_with("ask b#1"), "{asked:?}");
+    fixture.reply_directly(id(1), success("b", 1));
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Processed);
+    let checkpoint = fixture.engine.checkpoint();
+    assert_eq!(
+        (checkpoint.requests, checkpoint.replies),
+        (Offset(1), Offset(0))
+    );
+}
+
+#[test]
+fn a_direct_answer_that_comes_twice_counts_once() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.reply_directly(id(1), success("a", 1));
+    fixture.reply_directly(id(1), success("a", 1));
+    let asked = told(&fixture.round());
+    let asks = asked.iter().filter(|line| line.starts_with("ask"));
+    assert_eq!(asks.count(), 1, "{asked:?}");
+    assert!(fixture.take().is_none());
+}
+
+#[test]
+fn a_direct_answer_to_an_operation_that_was_handed_off_waits_for_its_row() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.pass(ms(9_000));
+    fixture.round();
+    assert_eq!(
+        fixture.engine.in_flight().operations,
+        0,
+        "it was handed off"
+    );
+    fixture.reply_directly(id(1), success("a", 1));
+    assert_eq!(fixture.engine.in_flight().loading, 1);
+    fixture.load();
+    let asked = told(&fixture.round());
+    assert!(asked.last().unwrap().starts_with("ask b#1"), "{asked:?}");
+}
