@@ -1,0 +1,5 @@
+//! The subcommands, a module for each.
+
+pub mod run;
+pub mod scenarios;
+pub mod world;

@@ -1,0 +1,6 @@
+//! What becomes of requests, and what it costs: everything that is looked at while a run lasts.
+
+pub mod book;
+pub mod proc;
+pub mod sampler;
+pub mod status;
