@@ -13,6 +13,8 @@ mod load;
 mod measure;
 mod report;
 mod scenario;
+mod schedulers;
+mod suite;
 mod watch;
 mod world;
 
@@ -20,7 +22,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{run, scenarios};
+use crate::commands::{run, scenarios, suite as suite_command};
 use crate::interrupt::{Interrupt, Interrupted};
 
 /// Load tests of Waybill: open loop, judged from outside
@@ -36,6 +38,8 @@ struct Cli {
 enum Command {
     /// Run one scenario, or one phase of deliveries
     Run(Box<run::Arguments>),
+    /// Measure everything that the goals name, in worlds of its own, beside baselines and peers
+    Suite(suite_command::Arguments),
     /// List the scenarios that are built in
     Scenarios(scenarios::Arguments),
 }
@@ -65,6 +69,9 @@ fn act(command: Command) -> anyhow::Result<bool> {
     runtime.block_on(async {
         match command {
             Command::Run(arguments) => run::act(&arguments, &Interrupt::listen()?).await,
+            Command::Suite(arguments) => {
+                suite_command::act(&arguments, &Interrupt::listen()?).await
+            }
             Command::Scenarios(arguments) => scenarios::act(&arguments),
         }
     })

@@ -4,6 +4,7 @@
 //! something could not be found out, which is one of the run's failures then.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use crate::load::{self, Target};
 use crate::report::model::{KindOutcome, Percentiles, Phase, Process, Run, Sample, Tenant};
 use crate::scenario::kind::Kind;
 use crate::scenario::{Expect, Scenario};
+use crate::schedulers::Schedulers;
 use crate::watch::book::{Book, Outcome};
 use crate::watch::proc::{Usage, Watched};
 use crate::watch::sampler::Sampler;
@@ -37,6 +39,9 @@ pub struct Options {
     pub is_quiet: bool,
     /// Whether a person wants it to end.
     pub interrupt: Interrupt,
+    /// The admin port of the process whose schedulers stand still while requests are sent, so that accepting is
+    /// measured alone: CPU then counts to the last answer, for each accepted request.
+    pub hold: Option<SocketAddr>,
 }
 
 /// What was seen of a run, before it is written up.
@@ -98,6 +103,10 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
     let garbage = Garbage::of(scenario, &world.brokers, &topics).await?;
     let mut processes = world.processes.clone();
     processes.push(Watched::this_one());
+    let held = match options.hold {
+        Some(admin) => Some(Schedulers::stop(admin).await?),
+        None => None,
+    };
     let before = usages(&processes)?;
 
     let began = Instant::now() + LEAD;
@@ -121,10 +130,16 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
         topics: &topics,
     };
     load::send(scenario, &target, &book, garbage.clone(), (began, deadline)).await?;
+    let mut after = usages(&processes);
+    if let Some(held) = held {
+        held.start().await?;
+    }
     if let Some(statuses) = &statuses {
         statuses.wait_until(deadline).await;
     }
-    let after = usages(&processes);
+    if options.hold.is_none() {
+        after = usages(&processes);
+    }
     let samples = sampler.stop();
 
     let mut failures = Vec::new();
@@ -185,7 +200,7 @@ fn write_up(scenario: &Scenario, options: &Options, seen: Seen) -> Run {
         })
     };
     let is_followed = !scenario.drain.is_zero();
-    let deliveries = match is_followed {
+    let deliveries = match is_followed && options.hold.is_none() {
         true => outcome.tally.ended,
         false => outcome.tally.accepted,
     };

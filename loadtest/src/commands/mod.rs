@@ -2,4 +2,5 @@
 
 pub mod run;
 pub mod scenarios;
+pub mod suite;
 pub mod world;

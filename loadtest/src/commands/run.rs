@@ -77,6 +77,7 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
         system: "waybill".to_owned(),
         is_quiet: false,
         interrupt: interrupt.clone(),
+        hold: None,
     };
     let run = match arguments.start {
         false => measure::run(&scenario, &arguments.running.world(), &options).await?,

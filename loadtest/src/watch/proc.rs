@@ -123,8 +123,8 @@ impl Usage {
     }
 }
 
-/// CPU seconds of a process and all that it started and that are still there.
-pub fn tree_seconds(root: u32) -> f64 {
+/// What a process and all that it started and that are still there have used so far. Threads are left out.
+pub fn tree_usage(root: u32) -> Usage {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let found: HashMap<u32, (u32, f64)> = processes
         .filter_map(|entry| {
@@ -146,8 +146,13 @@ pub fn tree_seconds(root: u32) -> f64 {
         }
         false
     };
-    let below = found.iter().filter(|(pid, _)| is_below(**pid));
-    below.map(|(_, (_, seconds))| seconds).sum()
+    let mut sum = Usage::default();
+    for (pid, (_, seconds)) in found.iter().filter(|(pid, _)| is_below(**pid)) {
+        sum.cpu_seconds += seconds;
+        let status = fs::read_to_string(directory(*pid).join("status"));
+        sum.resident_mib += resident_mib(&status.unwrap_or_default());
+    }
+    sum
 }
 
 /// CPU seconds of the processes that this one started and has waited for, and of those that they have waited for:
@@ -245,6 +250,7 @@ mod tests {
     fn this_process_has_used_something_and_is_the_root_of_its_tree() {
         let usage = Watched::this_one().usage().unwrap();
         assert!(usage.resident_mib > 0.0 && !usage.threads.is_empty());
-        assert!(tree_seconds(std::process::id()) >= usage.since(&usage).cpu_seconds);
+        let tree = tree_usage(std::process::id());
+        assert!(tree.cpu_seconds >= usage.cpu_seconds && tree.resident_mib > 0.0);
     }
 }
