@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use crate::faults;
 use crate::interrupt::Interrupt;
 use crate::judge::{self, Verdict};
-use crate::load::garbage::{Found, Garbage};
+use crate::load::garbage::Garbage;
 use crate::load::{self, Target};
 use crate::report::model::{KindOutcome, Percentiles, Phase, Process, Run, Sample, Tenant};
 use crate::scenario::kind::Kind;
@@ -51,7 +51,8 @@ struct Seen {
     /// Of each process, before and after.
     usages: Vec<(Watched, Usage, Usage)>,
     samples: Vec<Sample>,
-    garbage: Option<(u64, Found)>,
+    /// Records that nobody can read: how many there were, and how many lie among the dead letters.
+    garbage: Option<(u64, u64)>,
     verdict: Option<Verdict>,
     failures: Vec<String>,
 }
@@ -366,7 +367,7 @@ fn kinds(scenario: &Scenario, seen: &Seen) -> Vec<KindOutcome> {
         kinds.push(KindOutcome {
             name: "garbage".to_owned(),
             held_to: *sent,
-            as_meant: found.found,
+            as_meant: *found,
             is_bad: true,
         });
     }

@@ -99,9 +99,7 @@ pub struct Services {
 /// `waybill up` without services.
 pub struct Up {
     process: Started,
-    /// When it was asked to start until it said that it was ready.
-    pub start_seconds: f64,
-    data: tempfile::TempDir,
+    _data: tempfile::TempDir,
 }
 
 impl Services {
@@ -149,7 +147,6 @@ impl Up {
     ///
     /// If it does not come up; the end of its log is in the error.
     pub async fn start(options: &StartOptions, services: SocketAddr) -> anyhow::Result<Self> {
-        let began = Instant::now();
         let data = temporary_directory()?;
         let mut flags = vec!["up".to_owned(), "--no-services".to_owned()];
         flags.extend(["--services".to_owned(), services.to_string()]);
@@ -162,8 +159,7 @@ impl Up {
         process.ready().await?;
         Ok(Self {
             process,
-            start_seconds: began.elapsed().as_secs_f64(),
-            data,
+            _data: data,
         })
     }
 
@@ -175,11 +171,6 @@ impl Up {
     /// The admin port.
     pub fn admin(&self) -> SocketAddr {
         self.process.addresses["admin"]
-    }
-
-    /// What its data takes on disk, in MiB.
-    pub fn data_mib(&self) -> f64 {
-        directory_bytes(self.data.path()) as f64 / (1024.0 * 1024.0)
     }
 
     /// The world that it makes together with the services.
@@ -334,14 +325,4 @@ fn temporary_directory() -> std::io::Result<tempfile::TempDir> {
     tempfile::Builder::new()
         .prefix("waybill-loadtest-")
         .tempdir()
-}
-
-fn directory_bytes(directory: &Path) -> u64 {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let bytes = entries.map(|entry| match entry.metadata() {
-        Ok(metadata) if metadata.is_dir() => directory_bytes(&entry.path()),
-        Ok(metadata) => metadata.len(),
-        Err(_) => 0,
-    });
-    bytes.sum()
 }

@@ -52,15 +52,6 @@ struct Sent {
     shared: Arc<Shared>,
 }
 
-/// What became of the records.
-#[derive(Clone, Copy, Debug)]
-pub struct Found {
-    /// Those that the broker took.
-    pub taken: u64,
-    /// Those of them that lie among the dead letters, byte for byte.
-    pub found: u64,
-}
-
 impl Delivered for Box<Sent> {
     fn delivered(self, outcome: Delivery) {
         if outcome.result.is_ok() {
@@ -153,19 +144,20 @@ impl Garbage {
         }
     }
 
-    /// Looks for them among the dead letters until all are found or `deadline` has come.
+    /// Looks for those that the broker took among the dead letters, byte for byte, until all are found or `deadline`
+    /// has come, and says how many were found.
     ///
     /// # Errors
     ///
     /// If the topic cannot be read.
-    pub async fn find(&self, deadline: Instant) -> anyhow::Result<Found> {
+    pub async fn find(&self, deadline: Instant) -> anyhow::Result<u64> {
         let shared = self.shared.clone();
         tokio::task::spawn_blocking(move || shared.find(deadline)).await?
     }
 }
 
 impl Shared {
-    fn find(&self, deadline: Instant) -> anyhow::Result<Found> {
+    fn find(&self, deadline: Instant) -> anyhow::Result<u64> {
         let mut missing = self
             .taken
             .lock()
@@ -193,8 +185,7 @@ impl Shared {
                 }
             })?;
         }
-        let found = taken - missing.len() as u64;
-        Ok(Found { taken, found })
+        Ok(taken - missing.len() as u64)
     }
 }
 

@@ -157,7 +157,7 @@ impl Run {
 
 fn ms(f: &mut fmt::Formatter<'_>, name: &str, times: Option<&Percentiles>) -> fmt::Result {
     match times {
-        Some(times) => writeln!(f, "{name:<12}{times}"),
+        Some(times) => writeln!(f, "{name:<11} {times}"),
         None => Ok(()),
     }
 }

@@ -132,11 +132,6 @@ impl<'a> Suite<'a> {
         self.services.stop().await
     }
 
-    /// Whether every run is balanced and whole.
-    pub fn is_balanced(&self) -> bool {
-        self.runs.iter().all(|run| run.failures.is_empty())
-    }
-
     /// What takes a small load, on one Waybill.
     async fn small(&mut self) -> anyhow::Result<()> {
         let up = self.up(&VARIANTS[0]).await?;
