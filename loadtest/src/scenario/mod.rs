@@ -259,11 +259,9 @@ impl Scenario {
             }
             faults.check(&format!("faults.{name}"))?;
         }
-        let unanswered = |kind: &Kind| self.transport == Transport::Topic && kind.needs_answer();
-        let drawn = self.mix.iter().filter(|(_, weight)| **weight > 0.0);
-        if let Some((kind, _)) = drawn
-            .map(|(kind, weight)| (kind, weight))
-            .find(|(kind, _)| unanswered(kind))
+        let mut drawn = self.mix.iter().filter(|(_, weight)| **weight > 0.0);
+        if self.transport == Transport::Topic
+            && let Some((kind, _)) = drawn.find(|(kind, _)| kind.needs_answer())
         {
             let kind = kind.as_str();
             return Err(format!(

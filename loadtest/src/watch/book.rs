@@ -5,13 +5,13 @@
 //! the judge asks for all of them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use hdrhistogram::Histogram;
 use waybill_engine::{OperationId, ProcessState};
 
+use super::tally::{IdHasher, Tally};
 use crate::scenario::kind::{Drawn, Kind};
 
 /// How many accepted operations room is made for at first. More may come.
@@ -57,19 +57,6 @@ pub struct End {
     pub sequence: u32,
     /// When the first final state arrived.
     pub at: Instant,
-}
-
-/// What was counted of a part of the requests.
-#[derive(Clone)]
-pub struct Tally {
-    /// Accepted ones.
-    pub accepted: u64,
-    /// Those that ended.
-    pub ended: u64,
-    /// From the intended time to the acceptance, in microseconds.
-    pub acceptance_us: Histogram<u64>,
-    /// From the intended time to the first final state's arrival, in microseconds.
-    pub end_to_end_us: Histogram<u64>,
 }
 
 /// What was counted of a kind.
@@ -256,11 +243,8 @@ impl Inner {
         let kind = self.kinds.entry(drawn.kind).or_default();
         kind.answered += 1;
         kind.accepted += 1;
-        let us = micros(at.saturating_duration_since(intended));
-        self.tallies(drawn, |tally| {
-            tally.accepted += 1;
-            record(&mut tally.acceptance_us, us);
-        });
+        let after = at.saturating_duration_since(intended);
+        self.tallies(drawn, |tally| tally.accept(after));
         let accepted = Accepted {
             drawn,
             intended: intended.saturating_duration_since(self.began),
@@ -286,14 +270,9 @@ impl Inner {
         }
         accepted.end = Some(end);
         let drawn = accepted.drawn;
-        let us = micros(
-            end.at
-                .saturating_duration_since(self.began + accepted.intended),
-        );
-        self.tallies(drawn, |tally| {
-            tally.ended += 1;
-            record(&mut tally.end_to_end_us, us);
-        });
+        let intended = self.began + accepted.intended;
+        let after = end.at.saturating_duration_since(intended);
+        self.tallies(drawn, |tally| tally.end(after));
         self.last_end = Some(self.last_end.map_or(end.at, |last| last.max(end.at)));
     }
 
@@ -343,18 +322,6 @@ impl End {
     }
 }
 
-impl Tally {
-    fn new() -> Self {
-        let histogram = || Histogram::new(3).expect("three digits can be told apart");
-        Self {
-            accepted: 0,
-            ended: 0,
-            acceptance_us: histogram(),
-            end_to_end_us: histogram(),
-        }
-    }
-}
-
 impl Interval {
     fn new() -> Self {
         Self {
@@ -364,37 +331,6 @@ impl Interval {
             accepted_in_all: 0,
         }
     }
-}
-
-/// Ids are random or hashes already: any of their bits will do.
-#[derive(Default)]
-struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        for part in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..part.len()].copy_from_slice(part);
-            // The version and the time of an id stand in its first half.
-            self.0 = (self.0.rotate_left(29) ^ u64::from_le_bytes(word))
-                .wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        }
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// Adds a value; the histogram grows with it, without a bound that a time could reach.
-fn record(histogram: &mut Histogram<u64>, us: u64) {
-    histogram
-        .record(us.max(1))
-        .expect("a growing histogram takes every time");
 }
 
 #[cfg(test)]

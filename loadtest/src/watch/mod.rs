@@ -4,3 +4,4 @@ pub mod book;
 pub mod proc;
 pub mod sampler;
 pub mod status;
+pub mod tally;

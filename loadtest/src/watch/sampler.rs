@@ -19,7 +19,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// How often a line is written where no terminal is.
 const LINE_EVERY: u32 = 10;
 /// How often it is looked whether the run has ended.
-const REST: Duration = Duration::from_millis(10);
+const REST: Duration = Duration::from_millis(50);
 
 /// A sampler at work.
 pub struct Sampler {
