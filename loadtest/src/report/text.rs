@@ -83,7 +83,7 @@ impl fmt::Display for Run {
             }
         }
         ms(f, "acceptance", self.acceptance_ms.as_ref())?;
-        if self.ended() > 0 || self.open > 0 {
+        if self.ended() > 0 {
             let rate = self.processed() as f64 / self.ending_seconds.max(1e-9);
             writeln!(f, "completed   {} ({rate:.0}/s)", self.processed())?;
             for (state, count) in &self.states {
@@ -91,10 +91,11 @@ impl fmt::Display for Run {
                     writeln!(f, "{state:<11} {count}")?;
                 }
             }
-            if self.open > 0 {
-                writeln!(f, "open        {}", self.open)?;
-            }
             ms(f, "end to end", self.end_to_end_ms.as_ref())?;
+        }
+        // Where nobody waited for ends, these are all.
+        if self.open > 0 {
+            writeln!(f, "open        {}", self.open)?;
         }
         if self.phases.len() > 1 {
             self.write_phases(f)?;
