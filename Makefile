@@ -2,7 +2,7 @@
 # `make test-full` adds the tests on Apache Kafka and Apache Cassandra, and `make test-brokers` runs the one on
 # three brokers of which one after the other is killed; `make kafka`, `make cassandra`
 # and `make cluster` start these for a person, until Ctrl-C; `make run-cluster` puts two processes of
-# every role on them.
+# every role on them. `make loadtest` measures everything that there are goals for: docs/loadtest.md.
 
 # Ports of `make kafka`, `make cassandra` and `make cluster`, and where they keep their data; without
 # SERVERS_DIR it is gone when they are stopped.
@@ -12,7 +12,7 @@ SERVERS_DIR ?=
 
 servers = .ci/servers/run --kafka-port $(KAFKA_PORT) --cql-port $(CQL_PORT) $(if $(SERVERS_DIR),--dir '$(SERVERS_DIR)')
 
-.PHONY: run test test-full test-brokers build kafka cassandra cluster run-cluster
+.PHONY: run test test-full test-brokers loadtest build kafka cassandra cluster run-cluster
 
 run: build
 	target/release/waybill up --samples 1000
@@ -29,6 +29,11 @@ test-brokers:
 	.ci/setup full
 	WAYBILL_TEST_THREE_BROKERS=yes .ci/servers/run kafka cassandra -- \
 		cargo test --release --locked -p waybill --test cluster brokers:: -- --show-output
+
+loadtest:
+	.ci/setup
+	cargo build --release --locked -p waybill -p waybill-loadtest
+	target/release/waybill-loadtest suite --out target/loadtest
 
 build:
 	.ci/setup

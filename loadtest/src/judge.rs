@@ -2,8 +2,9 @@
 //! other from outside.
 //!
 //! What must balance: every accepted delivery ended or is parked; no effect was made twice; of a
-//! processed one exactly the effects of a delivery stand, of one that was undone or cancelled
-//! nothing. A parked one waits for a person, and anything may stand of it.
+//! processed one exactly the effects of its kind stand, of one that was undone or cancelled
+//! nothing. A parked one waits for a person, and anything may stand of it. A kind that may never be processed has
+//! no effects that could stand.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -16,9 +17,9 @@ use hyper::StatusCode;
 use serde::{Deserialize, Serialize};
 use waybill_engine::{OperationId, ProcessState};
 
-use crate::client::Client;
-use crate::completion::Completions;
-use crate::delivery::Delivery;
+use crate::load::client::Client;
+use crate::scenario::kind::Kind;
+use crate::watch::book::Book;
 
 /// How many operations of the ledger are asked for at once.
 const PAGE_OPERATIONS: usize = 10_000;
@@ -28,22 +29,29 @@ const EXAMPLES_MAX: usize = 5;
 const REST: Duration = Duration::from_secs(1);
 
 /// What the judge found.
-#[derive(Default, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Verdict {
-    judged: usize,
-    lost: Findings,
-    double: Findings,
-    half_undone: Findings,
-    /// Not a fault.
-    parked: Findings,
+    /// How many accepted deliveries were judged.
+    pub judged: usize,
+    /// Those that neither ended nor are parked.
+    pub lost: Findings,
+    /// Those of which an effect was made twice.
+    pub double: Findings,
+    /// Those of which other effects stand than their state says.
+    pub half_undone: Findings,
+    /// Those that wait for a person. Not a fault.
+    pub parked: Findings,
 }
 
 /// Findings of one kind.
-#[derive(Default, Serialize)]
-struct Findings {
-    count: usize,
-    examples: Vec<String>,
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Findings {
+    /// How many there are.
+    pub count: usize,
+    /// Some of them.
+    pub examples: Vec<String>,
 }
 
 /// What the ledger knows of one operation.
@@ -63,13 +71,17 @@ struct Effects<'a> {
 
 /// Judges what was accepted, by the ledger of the services at `services`. What does not balance is
 /// judged again until `deadline`: something late may be being undone.
+///
+/// # Errors
+///
+/// If the ledger cannot be read.
 pub async fn judge(
-    completions: &Completions,
+    book: &Book,
     services: SocketAddr,
     deadline: Instant,
 ) -> anyhow::Result<Verdict> {
     loop {
-        let verdict = judge_once(completions, services)
+        let verdict = judge_once(book, services)
             .await
             .context("the ledger cannot be read")?;
         if verdict.is_balanced() || Instant::now() >= deadline {
@@ -79,8 +91,8 @@ pub async fn judge(
     }
 }
 
-async fn judge_once(completions: &Completions, services: SocketAddr) -> anyhow::Result<Verdict> {
-    let mut judge = Judge::of(completions.states());
+async fn judge_once(book: &Book, services: SocketAddr) -> anyhow::Result<Verdict> {
+    let mut judge = Judge::of(book.states());
     let mut client = Client::new(services);
     let mut path = format!("/ledger/operations?limit={PAGE_OPERATIONS}");
     loop {
@@ -111,12 +123,12 @@ async fn judge_once(completions: &Completions, services: SocketAddr) -> anyhow::
 
 struct Judge {
     /// What was accepted and not met in the ledger yet.
-    open: HashMap<OperationId, (Delivery, Option<ProcessState>)>,
+    open: HashMap<OperationId, (Kind, Option<ProcessState>)>,
     verdict: Verdict,
 }
 
 impl Judge {
-    fn of(accepted: HashMap<OperationId, (Delivery, Option<ProcessState>)>) -> Self {
+    fn of(accepted: HashMap<OperationId, (Kind, Option<ProcessState>)>) -> Self {
         let verdict = Verdict {
             judged: accepted.len(),
             ..Verdict::default()
@@ -130,15 +142,15 @@ impl Judge {
     /// Takes what the ledger knows of one operation. Those of others are none of the judge's business.
     fn operation(&mut self, effects: &Effects<'_>) {
         let accepted = effects.operation.parse().ok();
-        if let Some((id, (delivery, state))) = accepted.and_then(|id| self.open.remove_entry(&id)) {
-            self.verdict.add(id, delivery, state, effects);
+        if let Some((id, (kind, state))) = accepted.and_then(|id| self.open.remove_entry(&id)) {
+            self.verdict.add(id, kind, state, effects);
         }
     }
 
     fn end(mut self) -> Verdict {
         let nothing = Effects::default();
-        for (id, (delivery, state)) in self.open {
-            self.verdict.add(id, delivery, state, &nothing);
+        for (id, (kind, state)) in self.open {
+            self.verdict.add(id, kind, state, &nothing);
         }
         self.verdict
     }
@@ -153,49 +165,58 @@ impl Verdict {
     fn add(
         &mut self,
         id: OperationId,
-        delivery: Delivery,
+        kind: Kind,
         state: Option<ProcessState>,
         effects: &Effects<'_>,
     ) {
         let is_half_undone = match state {
-            Some(ProcessState::Processed) => !effects.are_those_of(delivery),
+            Some(ProcessState::Processed) => !effects.are_those_of(kind),
             Some(ProcessState::Compensated | ProcessState::Cancelled) => {
                 !effects.standing.is_empty()
             }
             Some(ProcessState::Error | ProcessState::CompensationFailed) => {
-                self.parked.add(id, state, effects);
+                self.parked.add(id, kind, state, effects);
                 false
             }
             Some(ProcessState::Pending | ProcessState::Processing | ProcessState::Compensating)
             | None => {
-                self.lost.add(id, state, effects);
+                self.lost.add(id, kind, state, effects);
                 false
             }
         };
         if is_half_undone {
-            self.half_undone.add(id, state, effects);
+            self.half_undone.add(id, kind, state, effects);
         }
         if !effects.double.is_empty() {
-            self.double.add(id, state, effects);
+            self.double.add(id, kind, state, effects);
         }
     }
 }
 
 impl Effects<'_> {
     /// Whether exactly the effects of this delivery stand, and nothing was ever undone.
-    fn are_those_of(&self, delivery: Delivery) -> bool {
+    fn are_those_of(&self, kind: Kind) -> bool {
         let mut standing: Vec<&str> = self.standing.iter().map(|step| &**step).collect();
         standing.sort_unstable();
-        standing == delivery.effects() && self.undone.is_empty() && self.barred.is_empty()
+        kind.effects().is_some_and(|effects| standing == effects)
+            && self.undone.is_empty()
+            && self.barred.is_empty()
     }
 }
 
 impl Findings {
-    fn add(&mut self, id: OperationId, state: Option<ProcessState>, effects: &Effects<'_>) {
+    fn add(
+        &mut self,
+        id: OperationId,
+        kind: Kind,
+        state: Option<ProcessState>,
+        effects: &Effects<'_>,
+    ) {
         self.count += 1;
         if self.examples.len() < EXAMPLES_MAX {
             let state = state.map_or("no final state", ProcessState::as_str);
-            self.examples.push(format!("{id}: {state}; {effects}"));
+            self.examples
+                .push(format!("{id} ({}): {state}; {effects}", kind.as_str()));
         }
     }
 }
@@ -246,10 +267,10 @@ mod tests {
         OperationId::of_caller("", &number.to_string())
     }
 
-    /// Judges one delivery by drone: its state, and what the ledger knows of it.
-    fn verdict(state: Option<ProcessState>, ledger: Option<&str>) -> Verdict {
+    /// Judges one delivery: its kind, its state, and what the ledger knows of it.
+    fn verdict(kind: Kind, state: Option<ProcessState>, ledger: Option<&str>) -> Verdict {
         let id = id(7);
-        let mut judge = Judge::of(HashMap::from([(id, (Delivery::new(1), state))]));
+        let mut judge = Judge::of(HashMap::from([(id, (kind, state))]));
         if let Some(ledger) = ledger {
             let line = format!(r#"{{"operation":"{id}",{ledger}}}"#);
             judge.operation(&serde_json::from_str(&line).expect("a line of the ledger"));
@@ -307,10 +328,44 @@ mod tests {
             (None, Some(WHOLE), lost),
             (None, None, lost),
         ] {
-            let verdict = verdict(state, ledger);
+            let verdict = verdict(Kind::Drone, state, ledger);
             assert_eq!(counts(&verdict), expected, "{state:?} with {ledger:?}");
             assert_eq!(verdict.is_balanced(), expected[..3] == [0, 0, 0]);
         }
+    }
+
+    #[test]
+    fn each_kind_is_held_to_the_effects_that_it_may_have() {
+        use ProcessState as S;
+        for (kind, state, ledger, is_balanced) in [
+            (Kind::Remote, S::Processed, Some(BY_OTHERS), true),
+            (Kind::Remote, S::Processed, Some(WHOLE), false),
+            (Kind::Repeated, S::Processed, Some(WHOLE), true),
+            (Kind::Cancelled, S::Processed, Some(WHOLE), true),
+            (Kind::Cancelled, S::Cancelled, Some(UNDONE), true),
+            (Kind::Cancelled, S::Cancelled, Some(PART), false),
+            (Kind::Suspended, S::Compensated, None, true),
+            (Kind::Suspended, S::Compensated, Some(PART), false),
+            (Kind::Suspended, S::Processed, Some(WHOLE), false),
+            (Kind::Suspended, S::Processed, None, false),
+        ] {
+            let verdict = verdict(kind, Some(state), ledger);
+            assert_eq!(
+                verdict.is_balanced(),
+                is_balanced,
+                "{kind:?} {state:?} {ledger:?}"
+            );
+            assert_eq!(verdict.half_undone.count, usize::from(!is_balanced));
+        }
+    }
+
+    #[test]
+    fn each_finding_has_its_word() {
+        let said = |state, ledger| verdict(Kind::Drone, state, ledger).to_string();
+        assert!(said(None, None).starts_with("LOST        1\n"));
+        assert!(said(Some(ProcessState::Processed), Some(TWICE)).starts_with("DOUBLE      1\n"));
+        assert!(said(Some(ProcessState::Cancelled), Some(PART)).starts_with("HALF-UNDONE 1\n"));
+        assert!(said(Some(ProcessState::Processed), Some(WHOLE)).starts_with("BALANCED    1 "));
     }
 
     #[test]
@@ -327,7 +382,7 @@ mod tests {
     #[test]
     fn a_finding_is_counted_however_many_there_are_and_shown_a_few_times() {
         let ids = (0..8).map(id);
-        let accepted = ids.map(|id| (id, (Delivery::new(1), None)));
+        let accepted = ids.map(|id| (id, (Kind::Drone, None)));
         let verdict = Judge::of(accepted.collect()).end();
         let text = verdict.to_string();
         assert!(text.starts_with("LOST        8\n"), "{text}");

@@ -14,14 +14,16 @@ use waybill_kafka::{
 };
 use waybill_messages::Topics;
 
-use crate::delivery::Delivery;
-use crate::run::Shared;
+use super::Load;
+use crate::scenario::kind::Drawn;
 
 /// How long to wait for room in a full queue.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
+/// Room for a delivery; more is made where it is needed.
+const INPUT_BYTES: usize = 400;
 
 /// The topic of requests.
-pub struct Topic {
+pub(super) struct Topic {
     producer: Producer<Box<Sent>>,
     topics: Topics,
     /// How many partitions it has.
@@ -32,14 +34,14 @@ pub struct Topic {
 /// A request on its way.
 struct Sent {
     id: OperationId,
-    index: usize,
+    drawn: Drawn,
     settled: UnboundedSender<Settled>,
 }
 
 /// A request of which the broker has said something, or nothing in time.
 struct Settled {
     id: OperationId,
-    index: usize,
+    drawn: Drawn,
     is_taken: bool,
     at: Instant,
 }
@@ -48,7 +50,7 @@ impl Delivered for Box<Sent> {
     fn delivered(self, outcome: Outcome) {
         let settled = Settled {
             id: self.id,
-            index: self.index,
+            drawn: self.drawn,
             is_taken: outcome.result.is_ok(),
             at: Instant::now(),
         };
@@ -59,7 +61,7 @@ impl Delivered for Box<Sent> {
 
 impl Topic {
     /// Looks how many partitions it has.
-    pub async fn open(brokers: &str, topics: &Topics) -> anyhow::Result<Self> {
+    pub(super) async fn open(brokers: &str, topics: &Topics) -> anyhow::Result<Self> {
         let settings = KafkaSettings::new(brokers);
         let admin = Admin::new(&settings, "waybill-loadtest-admin")?;
         let partitions = admin.topic_partitions(topics.requests()).await?;
@@ -72,37 +74,40 @@ impl Topic {
     }
 
     /// Sends all of them, each at its time, and waits until the last is settled.
-    pub async fn send_all(mut self, shared: Rc<Shared>) {
+    pub(super) async fn send_all(mut self, load: Rc<Load>) {
         let mut value = Vec::new();
         let mut sent = 0;
-        while let Some((index, intended)) = shared.claim(1) {
+        while let Some((index, _, intended)) = load.claim(1) {
             tokio::time::sleep_until(intended.into()).await;
             while let Ok(settled) = self.settled.1.try_recv() {
                 sent -= 1;
-                tell(&shared, &settled);
+                tell(&load, &settled);
             }
-            match self.send(index, &mut value).await {
+            let drawn = load.draw(index);
+            match self.send(&load, drawn, &mut value).await {
                 Ok(()) => sent += 1,
-                Err(_) => shared.refused(0),
+                Err(_) => load.refused(drawn, 0),
             }
         }
         while sent > 0
             && let Some(settled) = self.settled.1.recv().await
         {
             sent -= 1;
-            tell(&shared, &settled);
+            tell(&load, &settled);
         }
     }
 
-    async fn send(&self, index: usize, value: &mut Vec<u8>) -> anyhow::Result<()> {
+    async fn send(&self, load: &Load, drawn: Drawn, value: &mut Vec<u8>) -> anyhow::Result<()> {
+        let mut input = Vec::with_capacity(INPUT_BYTES);
+        drawn.write_input(&load.source.run, &mut input);
         let id = OperationId(uuid::Uuid::new_v4());
         let request = CreateRequest {
             operation: id,
             id_origin: IdOrigin::Caller,
             workflow: "drone-delivery".to_owned(),
-            tenant: String::new(),
+            tenant: load.source.tenant(drawn).unwrap_or_default().to_owned(),
             caller_id: None,
-            input: Delivery::new(index).body().into_bytes(),
+            input,
             deadline: None,
             reply_to: None,
             request_hash: RequestHash::default(),
@@ -120,7 +125,7 @@ impl Topic {
         let record = OutRecord::new(topic, partition, &key, value);
         let mut token = Box::new(Sent {
             id,
-            index,
+            drawn,
             settled: self.settled.0.clone(),
         });
         loop {
@@ -136,10 +141,10 @@ impl Topic {
     }
 }
 
-fn tell(shared: &Shared, settled: &Settled) {
+fn tell(load: &Load, settled: &Settled) {
     match settled.is_taken {
-        true => shared.accepted(settled.id, settled.index, settled.at),
-        false => shared.refused(0),
+        true => load.accepted(settled.id, settled.drawn, settled.at),
+        false => load.refused(settled.drawn, 0),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -14,6 +15,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
 type Body = Full<Bytes>;
+
+/// How long an answer may take. Longer than the API lets its own parts take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Who sends one request after the other.
 pub struct Client {
@@ -47,6 +51,10 @@ impl Client {
     }
 
     /// Posts `body` and returns the status and the answer.
+    ///
+    /// # Errors
+    ///
+    /// If no whole answer came in time.
     pub async fn post(
         &mut self,
         path: &str,
@@ -59,14 +67,41 @@ impl Client {
         self.send(request).await
     }
 
+    /// Puts `body`, which is JSON, and returns the status and the answer.
+    ///
+    /// # Errors
+    ///
+    /// If no whole answer came in time.
+    pub async fn put(&mut self, path: &str, body: Bytes) -> anyhow::Result<(StatusCode, Bytes)> {
+        let request = Request::put(format!("http://{}{path}", self.address))
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(body))?;
+        self.send(request).await
+    }
+
+    /// Deletes what is there and returns the status and the answer.
+    ///
+    /// # Errors
+    ///
+    /// If no whole answer came in time.
+    pub async fn delete(&mut self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
+        let request = Request::delete(format!("http://{}{path}", self.address));
+        self.send(request.body(Full::default())?).await
+    }
+
     /// Gets what is there and returns the status and the answer.
+    ///
+    /// # Errors
+    ///
+    /// If no whole answer came in time.
     pub async fn get(&mut self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
         let request = Request::get(format!("http://{}{path}", self.address));
         self.send(request.body(Full::default())?).await
     }
 
     async fn send(&mut self, request: Request<Body>) -> anyhow::Result<(StatusCode, Bytes)> {
-        let answer = self.try_send(request).await;
+        let answer = tokio::time::timeout(PATIENCE, self.try_send(request)).await;
+        let answer = answer.unwrap_or_else(|_| Err(anyhow::anyhow!("there is no answer")));
         if answer.is_err()
             && let Line::Http1(connection) = &mut self.line
         {

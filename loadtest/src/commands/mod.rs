@@ -1,0 +1,6 @@
+//! The subcommands, a module for each.
+
+pub mod run;
+pub mod scenarios;
+pub mod suite;
+pub mod world;

@@ -1,0 +1,143 @@
+//! `waybill-loadtest run`: one scenario on one Waybill.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::world::{Running, StartedWorld, Starting};
+use crate::interrupt::Interrupt;
+use crate::measure::{self, Options};
+use crate::report::model::Report;
+use crate::scenario::{Expect, Scenario, Transport, file, time};
+use crate::world::World;
+
+/// Requests a second where nothing is said.
+const RATE: f64 = 1_000.0;
+/// How long they leave where nothing is said.
+const LENGTH: Duration = Duration::from_secs(10);
+
+/// Its flags.
+#[derive(Args, Debug)]
+pub struct Arguments {
+    /// A built-in scenario (see `scenarios`) or a file; without it, one phase of deliveries as the flags say
+    scenario: Option<String>,
+    /// Requests a second of the first phase; the others' rates change with it [default without a scenario: 1000]
+    #[arg(long)]
+    rate: Option<f64>,
+    /// Requests in all: phases become longer or shorter
+    #[arg(long, conflicts_with = "seconds")]
+    count: Option<u64>,
+    /// Seconds of all phases together: they become longer or shorter [default without a scenario: 10]
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// How requests travel
+    #[arg(long, value_enum)]
+    transport: Option<Transport>,
+    /// Connections. With `single` and `batch`, each has one request or batch under way; with `http2`, a hundred
+    #[arg(long)]
+    connections: Option<usize>,
+    /// Requests in one batch, with `batch`
+    #[arg(long)]
+    batch: Option<usize>,
+    /// With which requests are drawn from the mix
+    #[arg(long)]
+    seed: Option<u64>,
+    /// How long ends are waited for after the last request, such as 90s; 0s only accepts
+    #[arg(long, value_name = "TIME", value_parser = time::parse)]
+    wait: Option<Duration>,
+    /// How requests must end, or the exit code is 1
+    #[arg(long, value_enum)]
+    expect: Option<Expect>,
+    /// Start a Waybill on free ports with data of its own, and services beside it; stop both at the end and remove
+    /// the data
+    #[arg(long, conflicts_with_all = ["http", "brokers", "topic_prefix", "schema_registry", "services", "process"])]
+    start: bool,
+    #[command(flatten)]
+    running: Running,
+    #[command(flatten)]
+    starting: Starting,
+    /// Write the report as JSON to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the report as a page to this file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// Runs it and reports. Whether it came out well.
+///
+/// # Errors
+///
+/// If nothing could be measured, or a file not be written.
+pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<bool> {
+    let scenario = arguments.scenario()?;
+    let begun = jiff::Timestamp::now();
+    let options = Options {
+        system: "waybill".to_owned(),
+        is_quiet: false,
+        interrupt: interrupt.clone(),
+        hold: None,
+    };
+    let run = match arguments.start {
+        false => measure::run(&scenario, &arguments.running.world(), &options).await?,
+        true => {
+            let start = arguments.starting.options();
+            let started = interrupt.unless(StartedWorld::start(&start)).await?;
+            let world: World = started.world();
+            let run = measure::run(&scenario, &world, &options).await;
+            let stopped = started.stop().await;
+            let mut run = run?;
+            if let Err(error) = stopped {
+                run.failures.push(format!("{error:#}"));
+            }
+            run
+        }
+    };
+    print!("{run}");
+    let has_failed = !run.failures.is_empty();
+    let report = Report::new(begun, vec![run]);
+    report.write(arguments.json.as_deref(), arguments.html.as_deref())?;
+    Ok(!has_failed)
+}
+
+impl Arguments {
+    /// The scenario with what the flags say in the place of what it says.
+    fn scenario(&self) -> anyhow::Result<Scenario> {
+        let mut scenario = match &self.scenario {
+            Some(name) => file::named(name)?,
+            None => Scenario::ad_hoc("load", RATE, LENGTH),
+        };
+        if let Some(rate) = self.rate {
+            anyhow::ensure!(rate.is_finite() && rate > 0.0, "--rate must be above 0");
+            scenario.set_rate(rate);
+        }
+        if let Some(count) = self.count {
+            anyhow::ensure!(count > 0, "--count must be above 0");
+            scenario.set_count(count);
+        }
+        if let Some(seconds) = self.seconds {
+            anyhow::ensure!(
+                seconds.is_finite() && seconds > 0.0,
+                "--seconds must be above 0"
+            );
+            scenario.set_seconds(seconds);
+        }
+        set(&mut scenario.transport, self.transport);
+        set(&mut scenario.connections, self.connections);
+        set(&mut scenario.batch, self.batch);
+        set(&mut scenario.seed, self.seed);
+        set(&mut scenario.drain, self.wait);
+        set(&mut scenario.expect, self.expect);
+        scenario
+            .check()
+            .map_err(|error| anyhow::anyhow!("with these flags, {error}"))?;
+        Ok(scenario)
+    }
+}
+
+fn set<T>(value: &mut T, flag: Option<T>) {
+    if let Some(flag) = flag {
+        *value = flag;
+    }
+}

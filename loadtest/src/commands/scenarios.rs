@@ -1,0 +1,33 @@
+//! `waybill-loadtest scenarios`: what is built in.
+
+use clap::Args;
+
+use crate::scenario::file::{self, BUILT_IN};
+
+/// Its flags.
+#[derive(Args, Debug)]
+pub struct Arguments {
+    /// Print the file of this one, to be changed and run as a file of your own
+    #[arg(long, value_name = "NAME")]
+    show: Option<String>,
+}
+
+/// Lists them, or shows one.
+///
+/// # Errors
+///
+/// If there is none of this name.
+pub fn act(arguments: &Arguments) -> anyhow::Result<bool> {
+    let Some(name) = &arguments.show else {
+        for (name, _) in BUILT_IN {
+            println!("{name:<16}{}", file::named(name)?.description);
+        }
+        return Ok(true);
+    };
+    let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| built_in == name) else {
+        let known: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
+        anyhow::bail!("{name} is none of {}", known.join(", "));
+    };
+    print!("{text}");
+    Ok(true)
+}

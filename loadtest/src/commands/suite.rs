@@ -1,0 +1,122 @@
+//! `waybill-loadtest suite`: what `make loadtest` calls.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use super::world::Starting;
+use crate::interrupt::Interrupt;
+use crate::report::model::Report;
+use crate::report::text;
+use crate::scenario::time;
+use crate::suite::contender::Contender;
+use crate::suite::{Long, Plan, Suite, goals};
+
+/// Its flags.
+#[derive(Args, Debug)]
+pub struct Arguments {
+    /// Add the long runs: 10,000/s sustained, a backlog, a soak
+    #[arg(long)]
+    full: bool,
+    /// Where report.json and report.html are written
+    #[arg(long, value_name = "DIR", default_value = "target/loadtest")]
+    out: PathBuf,
+    /// How many rounds comparisons have
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    /// How many deliveries a top rate has
+    #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u64).range(100..))]
+    count: u64,
+    /// Another system that takes part in the rounds: a command that completes WAYBILL_LOADTEST_COUNT deliveries by
+    /// five HTTP steps each at WAYBILL_LOADTEST_SERVICES, and prints {"completed": n, "seconds": s} last. May be repeated
+    #[arg(long, value_name = "NAME=COMMAND", value_parser = Contender::parse)]
+    peer: Vec<Contender>,
+    /// How long 10,000/s are sustained, with --full
+    #[arg(long, value_name = "TIME", value_parser = time::parse, default_value = "10m", requires = "full")]
+    sustained: Duration,
+    /// How large the backlog is, with --full
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 1_000_000,
+        requires = "full"
+    )]
+    backlog: u64,
+    /// How long the soak is, with --full
+    #[arg(long, value_name = "TIME", value_parser = time::parse, default_value = "1h", requires = "full")]
+    soak: Duration,
+    #[command(flatten)]
+    starting: Starting,
+}
+
+/// Runs it, prints the table of goals and writes the reports. Whether every run is balanced.
+///
+/// # Errors
+///
+/// If something could not be measured at all, or the reports not be written.
+pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<bool> {
+    let out = &arguments.out;
+    std::fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
+    let begun = jiff::Timestamp::now();
+    let plan = arguments.plan()?;
+    let mut suite = Suite::start(&plan, interrupt).await?;
+    let done = suite.run().await;
+    let runs = std::mem::take(&mut suite.runs);
+    let skipped = std::mem::take(&mut suite.skipped);
+    let stopped = suite.stop().await;
+    done?;
+    let peers: Vec<String> = arguments
+        .peer
+        .iter()
+        .map(|peer| peer.name.clone())
+        .collect();
+    let is_balanced = runs.iter().all(|run| run.failures.is_empty());
+    let mut report = Report::new(begun, runs);
+    report.goals = goals::table(&report.runs, &peers);
+    print!("{}", text::goals(&report.goals));
+    for skipped in &skipped {
+        println!("NOT RUN     {skipped}");
+    }
+    for run in report.runs.iter().filter(|run| !run.failures.is_empty()) {
+        println!(
+            "FAILED      {} on {}: {}",
+            run.scenario,
+            run.system,
+            run.failures.join("; ")
+        );
+    }
+    report.write(
+        Some(&out.join("report.json")),
+        Some(&out.join("report.html")),
+    )?;
+    stopped?;
+    Ok(is_balanced)
+}
+
+impl Arguments {
+    fn plan(&self) -> anyhow::Result<Plan> {
+        let this = std::env::current_exe()?.display().to_string();
+        let baseline = |name: &str, share| Contender {
+            name: name.to_owned(),
+            command: vec![this.clone(), "baseline".to_owned(), name.to_owned()],
+            share,
+        };
+        // The obvious design is slow.
+        let mut contenders = vec![baseline("floor", 100), baseline("textbook", 25)];
+        contenders.extend(self.peer.iter().cloned());
+        let long = Long {
+            sustained: self.sustained,
+            backlog: self.backlog,
+            soak: self.soak,
+        };
+        Ok(Plan {
+            start: self.starting.options(),
+            rounds: self.rounds,
+            count: self.count,
+            long: self.full.then_some(long),
+            contenders,
+        })
+    }
+}

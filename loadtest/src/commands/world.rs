@@ -1,0 +1,112 @@
+//! The flags that say where Waybill is, or that start one.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::watch::proc::Watched;
+use crate::world::{Services, StartOptions, Up, World, program_beside};
+
+/// Where a running Waybill is.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "A running Waybill")]
+pub struct Running {
+    /// The API
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
+    http: SocketAddr,
+    /// A Kafka-protocol broker, for the status topic
+    #[arg(long, value_name = "HOST:PORT,...", default_value = "127.0.0.1:9092")]
+    brokers: String,
+    /// The prefix of Waybill's topics
+    #[arg(long, value_name = "PREFIX", default_value = "waybill")]
+    topic_prefix: String,
+    /// The schema registry, where Waybill has one
+    #[arg(long, value_name = "URL")]
+    schema_registry: Option<String>,
+    /// The services: their ledger is held against what was accepted, and faults are put there. Without it nothing is
+    /// judged
+    #[arg(long, value_name = "ADDR")]
+    services: Option<SocketAddr>,
+    /// A process whose CPU and memory are reported; PART is subject (what is measured; the default), server or
+    /// services. May be repeated
+    #[arg(long, value_name = "NAME=PID[:PART]", value_parser = Watched::parse)]
+    process: Vec<Watched>,
+}
+
+/// How a Waybill is started.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "A Waybill that is started for it")]
+pub struct Starting {
+    /// The program [default: the waybill beside this one]
+    #[arg(long, value_name = "PATH")]
+    program: Option<PathBuf>,
+    /// A configuration file for it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// One more flag for `waybill up`. May be repeated
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
+    up_flag: Vec<String>,
+}
+
+/// A world that was started here.
+pub struct StartedWorld {
+    /// Waybill.
+    pub up: Up,
+    /// The services.
+    pub services: Services,
+}
+
+impl Running {
+    /// The world that the flags name.
+    pub fn world(&self) -> World {
+        World {
+            http: self.http,
+            brokers: self.brokers.clone(),
+            topic_prefix: self.topic_prefix.clone(),
+            schema_registry: self.schema_registry.clone(),
+            services: self.services,
+            processes: self.process.clone(),
+        }
+    }
+}
+
+impl Starting {
+    /// How to start it.
+    pub fn options(&self) -> StartOptions {
+        StartOptions {
+            program: self.program.clone().unwrap_or_else(program_beside),
+            config: self.config.clone(),
+            up_flags: self.up_flag.clone(),
+        }
+    }
+}
+
+impl StartedWorld {
+    /// Starts the services, and then Waybill.
+    ///
+    /// # Errors
+    ///
+    /// If one does not come up.
+    pub async fn start(options: &StartOptions) -> anyhow::Result<Self> {
+        let services = Services::start(options).await?;
+        let up = Up::start(options, services.address()).await?;
+        Ok(Self { up, services })
+    }
+
+    /// Where everything is.
+    pub fn world(&self) -> World {
+        self.up.world(&self.services)
+    }
+
+    /// Stops both in order and removes their data.
+    ///
+    /// # Errors
+    ///
+    /// If one does not stop in order; the other one is stopped.
+    pub async fn stop(self) -> anyhow::Result<()> {
+        let up = self.up.stop().await;
+        let services = self.services.stop().await;
+        up.and(services)
+    }
+}

@@ -1,0 +1,76 @@
+//! Faults at the services, for the time of a run.
+
+use std::net::SocketAddr;
+
+use anyhow::Context as _;
+use hyper::StatusCode;
+
+use crate::load::client::Client;
+use crate::scenario::Scenario;
+
+/// Faults that are in force, until they are removed.
+pub struct InForce {
+    client: Client,
+    services: Vec<String>,
+}
+
+impl InForce {
+    /// Puts a scenario's faults at the services.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be put; those that were are removed.
+    pub async fn put(
+        scenario: &Scenario,
+        services: Option<SocketAddr>,
+    ) -> anyhow::Result<Option<Self>> {
+        if scenario.faults.is_empty() {
+            return Ok(None);
+        }
+        let services =
+            services.context("the scenario has faults: --services must say where to put them")?;
+        let mut in_force = Self {
+            client: Client::new(services),
+            services: Vec::new(),
+        };
+        for (service, faults) in &scenario.faults {
+            let body = serde_json::to_vec(faults)?;
+            in_force.services.push(service.clone());
+            let put = in_force.client.put(&path(service), body.into()).await;
+            if let Err(error) = put.and_then(answered_well) {
+                in_force.remove().await?;
+                return Err(error.context(format!("the faults of {service} cannot be put")));
+            }
+        }
+        Ok(Some(in_force))
+    }
+
+    /// Removes them: the services go back to those of their configuration.
+    ///
+    /// # Errors
+    ///
+    /// If one cannot be removed; the others are.
+    pub async fn remove(mut self) -> anyhow::Result<()> {
+        let mut removed = Ok(());
+        for service in &self.services {
+            let answer = self.client.delete(&path(service)).await;
+            if let Err(error) = answer.and_then(answered_well) {
+                removed = Err(error.context(format!("the faults of {service} cannot be removed")));
+            }
+        }
+        removed
+    }
+}
+
+fn path(service: &str) -> String {
+    format!("/faults/{service}")
+}
+
+fn answered_well<B: AsRef<[u8]>>((status, body): (StatusCode, B)) -> anyhow::Result<()> {
+    let said = String::from_utf8_lossy(body.as_ref());
+    anyhow::ensure!(
+        status.is_success(),
+        "the services answered {status}: {said}"
+    );
+    Ok(())
+}

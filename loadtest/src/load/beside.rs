@@ -1,0 +1,128 @@
+//! What is asked beside the stream of requests: that accepted ones are cancelled, and the same once more.
+//!
+//! It has connections of its own, so that no request waits for it.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use hyper::StatusCode;
+use serde::Deserialize;
+use tokio::sync::mpsc::UnboundedReceiver;
+use waybill_engine::OperationId;
+
+use super::Source;
+use super::client::Client;
+use super::http::single;
+use crate::scenario::kind::{Drawn, Kind};
+
+/// How many connections it has.
+const CONNECTIONS: usize = 8;
+/// How often a server that has nothing to say yet is asked.
+const TRIES: usize = 20;
+const REST: Duration = Duration::from_millis(50);
+
+/// Who asks.
+pub(super) struct Beside {
+    asked: UnboundedReceiver<(OperationId, Drawn)>,
+    clients: VecDeque<Client>,
+    source: Rc<Source>,
+}
+
+#[derive(Deserialize)]
+struct Answered {
+    id: OperationId,
+}
+
+impl Beside {
+    /// Asks for what comes from `asked`, until nobody can ask any more.
+    pub(super) fn new(source: Rc<Source>, asked: UnboundedReceiver<(OperationId, Drawn)>) -> Self {
+        Self {
+            asked,
+            clients: (0..CONNECTIONS).map(|_| Client::new(source.http)).collect(),
+            source,
+        }
+    }
+
+    /// Serves until the end of the run.
+    pub(super) async fn serve(mut self) {
+        let mut working = tokio::task::JoinSet::new();
+        loop {
+            let client = match self.clients.pop_front() {
+                Some(client) => client,
+                None => match working.join_next().await {
+                    Some(Ok(client)) => client,
+                    Some(Err(_)) | None => return,
+                },
+            };
+            let Some((id, drawn)) = self.asked.recv().await else {
+                break;
+            };
+            let source = self.source.clone();
+            working.spawn_local(async move {
+                let mut client = client;
+                match drawn.kind {
+                    Kind::Repeated => repeat(&mut client, &source, id, drawn).await,
+                    _ => cancel(&mut client, &source, id).await,
+                }
+                client
+            });
+        }
+        while working.join_next().await.is_some() {}
+    }
+}
+
+/// The same request again has to lead to the same operation.
+async fn repeat(client: &mut Client, source: &Source, id: OperationId, drawn: Drawn) {
+    let (path, body) = single(source, drawn);
+    for _ in 0..TRIES {
+        let answer = client.post(path, "application/json", body.clone()).await;
+        match answer {
+            Ok((StatusCode::ACCEPTED | StatusCode::OK, body)) => {
+                match serde_json::from_slice::<Answered>(&body) {
+                    Ok(answered) if answered.id == id => {}
+                    Ok(answered) => source.book.wrong_answer(format!(
+                        "{id}: the same request again became another operation, {}",
+                        answered.id
+                    )),
+                    Err(_) => source
+                        .book
+                        .wrong_answer(format!("{id}: a repeat was answered without an id")),
+                }
+                return;
+            }
+            Ok((StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)) | Err(_) => {
+                tokio::time::sleep(REST).await;
+            }
+            Ok((status, _)) => {
+                let what = format!("{id}: the same request again was answered {status}");
+                source.book.wrong_answer(what);
+                return;
+            }
+        }
+    }
+    let what = format!("{id}: the same request again was not answered");
+    source.book.wrong_answer(what);
+}
+
+/// What was accepted can be cancelled, or it is too late for that.
+async fn cancel(client: &mut Client, source: &Source, id: OperationId) {
+    let path = format!("/api/deliveryrequests/{id}");
+    for _ in 0..TRIES {
+        match client.delete(&path).await {
+            Ok((StatusCode::ACCEPTED | StatusCode::OK | StatusCode::CONFLICT, _)) => return,
+            Ok((StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)) | Err(_) => {
+                tokio::time::sleep(REST).await;
+            }
+            Ok((status, _)) => {
+                source
+                    .book
+                    .wrong_answer(format!("{id}: its cancel was answered {status}"));
+                return;
+            }
+        }
+    }
+    source
+        .book
+        .wrong_answer(format!("{id}: its cancel was not answered"));
+}

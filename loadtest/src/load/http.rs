@@ -1,0 +1,147 @@
+//! Requests over HTTP: one by one, many on a connection, and in batches.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use hyper::StatusCode;
+use serde::Deserialize;
+use tokio::task::LocalSet;
+
+use super::client::{Client, Http2};
+use super::{Load, Source};
+use crate::scenario::kind::Drawn;
+use crate::scenario::{Scenario, Transport};
+
+/// How many requests are under way on an HTTP/2 connection at most.
+const STREAMS_PER_CONNECTION: usize = 100;
+/// Room for a request in a batch; more is made where it is needed.
+const REQUEST_BYTES: usize = 400;
+
+/// Those who send on a scenario's connections.
+pub(super) fn spawn(scenario: &Scenario, load: &Rc<Load>, local: &LocalSet) {
+    let worker = |client| Worker {
+        client,
+        load: load.clone(),
+    };
+    for _ in 0..scenario.connections {
+        match scenario.transport {
+            Transport::Single => {
+                local.spawn_local(worker(Client::new(load.source.http)).singles());
+            }
+            Transport::Batch => {
+                let size = scenario.batch as u64;
+                local.spawn_local(worker(Client::new(load.source.http)).batches(size));
+            }
+            Transport::Http2 => {
+                let connection = Http2::default();
+                for _ in 0..STREAMS_PER_CONNECTION {
+                    let client = Client::sharing(load.source.http, connection.clone());
+                    local.spawn_local(worker(client).singles());
+                }
+            }
+            Transport::Topic => {}
+        }
+    }
+}
+
+struct Worker {
+    client: Client,
+    load: Rc<Load>,
+}
+
+/// What an answer to one request says.
+#[derive(Deserialize)]
+struct Accepted<'a> {
+    #[serde(borrow)]
+    id: Option<std::borrow::Cow<'a, str>>,
+}
+
+/// A line of the answer to a batch.
+#[derive(Deserialize)]
+struct Line<'a> {
+    status: u16,
+    #[serde(borrow)]
+    id: Option<std::borrow::Cow<'a, str>>,
+}
+
+impl Worker {
+    async fn singles(mut self) {
+        while let Some((index, _, intended)) = self.load.claim(1) {
+            tokio::time::sleep_until(intended.into()).await;
+            let drawn = self.load.draw(index);
+            let (path, body) = single(&self.load.source, drawn);
+            let answer = self.client.post(path, "application/json", body).await;
+            match answer {
+                Ok((StatusCode::ACCEPTED, body)) => {
+                    let accepted: Option<Accepted<'_>> = serde_json::from_slice(&body).ok();
+                    let id = accepted.and_then(|accepted| accepted.id);
+                    self.load.answered(id.as_deref(), drawn, Instant::now());
+                }
+                Ok((status, _)) => self.load.refused(drawn, status.as_u16()),
+                Err(_) => self.load.refused(drawn, 0),
+            }
+        }
+    }
+
+    async fn batches(mut self, size: u64) {
+        while let Some((first, count, last)) = self.load.claim(size) {
+            // A batch leaves when its last request is meant to; the earlier ones wait for it.
+            tokio::time::sleep_until(last.into()).await;
+            let drawn: Vec<Drawn> = (first..first + count)
+                .map(|index| self.load.draw(index))
+                .collect();
+            let source = &self.load.source;
+            let mut body = Vec::with_capacity(drawn.len() * REQUEST_BYTES);
+            for drawn in &drawn {
+                drawn.write_operation(&source.run, source.tenant(*drawn), &mut body);
+                body.push(b'\n');
+            }
+            let answer = self
+                .client
+                .post("/v1/operations:batch", "application/x-ndjson", body.into())
+                .await;
+            match answer {
+                Ok((StatusCode::OK, body)) => self.read_lines(&drawn, &body),
+                Ok((status, _)) => {
+                    drawn
+                        .iter()
+                        .for_each(|drawn| self.load.refused(*drawn, status.as_u16()));
+                }
+                Err(_) => drawn.iter().for_each(|drawn| self.load.refused(*drawn, 0)),
+            }
+        }
+    }
+
+    fn read_lines(&self, drawn: &[Drawn], body: &[u8]) {
+        let at = Instant::now();
+        let mut lines = body
+            .split(|byte| *byte == b'\n')
+            .filter(|line| !line.is_empty());
+        for drawn in drawn {
+            let line = lines.next().map(serde_json::from_slice::<Line<'_>>);
+            match line {
+                Some(Ok(line)) if line.status == 202 => {
+                    self.load.answered(line.id.as_deref(), *drawn, at);
+                }
+                Some(Ok(line)) => self.load.refused(*drawn, line.status),
+                Some(Err(_)) | None => self.load.refused(*drawn, 0),
+            }
+        }
+    }
+}
+
+/// Where one request goes, and its body. What has no tenant goes to the deliveries' own path.
+pub(super) fn single(source: &Source, drawn: Drawn) -> (&'static str, Bytes) {
+    let mut body = Vec::with_capacity(REQUEST_BYTES);
+    match source.tenant(drawn) {
+        None if drawn.kind.is_good() => {
+            drawn.write_input(&source.run, &mut body);
+            ("/api/deliveryrequests", body.into())
+        }
+        tenant => {
+            drawn.write_operation(&source.run, tenant, &mut body);
+            ("/v1/operations", body.into())
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The generator: every request has an intended time, and leaves then or as soon after it as a
+//! connection is free.
+//!
+//! What must hold: no intended time depends on an answer, and a latency counts from the intended time. Whoever is
+//! late, is late in the figures.
+
+mod beside;
+pub mod client;
+pub mod garbage;
+mod http;
+mod topic;
+
+use std::cell::Cell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::task::LocalSet;
+use waybill_engine::OperationId;
+use waybill_messages::Topics;
+
+use self::beside::Beside;
+use self::garbage::Garbage;
+use self::topic::Topic;
+use crate::scenario::draw::Deck;
+use crate::scenario::kind::{Drawn, Kind};
+use crate::scenario::schedule::Schedule;
+use crate::scenario::{Scenario, Transport};
+use crate::watch::book::Book;
+
+/// What all who send share.
+struct Load {
+    began: Instant,
+    /// Whatever has not left by then does not leave any more.
+    until: Instant,
+    schedule: Schedule,
+    next: Cell<u64>,
+    source: Rc<Source>,
+    beside: UnboundedSender<(OperationId, Drawn)>,
+}
+
+/// Where requests come from and go to, and the book that they are written into.
+struct Source {
+    http: SocketAddr,
+    deck: Deck,
+    /// Tells the ids of this run from those of others.
+    run: String,
+    book: Arc<Book>,
+}
+
+/// Where requests go.
+pub struct Target<'a> {
+    /// The API.
+    pub http: SocketAddr,
+    /// The brokers.
+    pub brokers: &'a str,
+    /// Waybill's topics.
+    pub topics: &'a Topics,
+}
+
+/// Sends all requests of a scenario, the first one at `began`, and waits for their answers. What has not left by
+/// `until` does not leave.
+///
+/// # Errors
+///
+/// If nothing can be sent at all.
+pub async fn send(
+    scenario: &Scenario,
+    target: &Target<'_>,
+    book: &Arc<Book>,
+    garbage: Option<Garbage>,
+    (began, until): (Instant, Instant),
+) -> anyhow::Result<()> {
+    let topic = match scenario.transport {
+        Transport::Topic => Some(Topic::open(target.brokers, target.topics).await?),
+        Transport::Single | Transport::Http2 | Transport::Batch => None,
+    };
+    let (beside, asked) = unbounded_channel();
+    let source = Rc::new(Source {
+        http: target.http,
+        deck: scenario.deck(),
+        run: format!("load-{}", uuid::Uuid::new_v4().simple()),
+        book: book.clone(),
+    });
+    let load = Rc::new(Load {
+        began,
+        until,
+        schedule: scenario.schedule(),
+        next: Cell::new(0),
+        source: source.clone(),
+        beside,
+    });
+    let local = LocalSet::new();
+    local.spawn_local(Beside::new(source, asked).serve());
+    if let Some(garbage) = garbage {
+        local.spawn_local(garbage.send_all(began));
+    }
+    match topic {
+        Some(topic) => drop(local.spawn_local(topic.send_all(load.clone()))),
+        None => http::spawn(scenario, &load, &local),
+    }
+    // Whoever cancels and repeats ends when nobody can ask any more.
+    drop(load);
+    local.await;
+    Ok(())
+}
+
+impl Load {
+    /// The next requests to send, `size` of them at most: the first one's number, how many, and when the last is
+    /// meant to leave.
+    fn claim(&self, size: u64) -> Option<(u64, u64, Instant)> {
+        let index = self.next.get();
+        let left = self.schedule.count() - index;
+        if left == 0 {
+            return None;
+        }
+        if Instant::now() >= self.until {
+            self.next.set(self.schedule.count());
+            self.source.book.unsent(left);
+            return None;
+        }
+        let size = size.min(left);
+        self.next.set(index + size);
+        Some((index, size, self.intended(index + size - 1).0))
+    }
+
+    /// When a request is meant to leave, and in which phase.
+    fn intended(&self, index: u64) -> (Instant, usize) {
+        let (after, phase) = self.schedule.at(index);
+        (self.began + after, phase)
+    }
+
+    /// The request of this number.
+    fn draw(&self, index: u64) -> Drawn {
+        self.source.deck.draw(index, self.intended(index).1)
+    }
+
+    /// A request was accepted `at` this time.
+    fn accepted(&self, id: OperationId, drawn: Drawn, at: Instant) {
+        let intended = self.intended(drawn.index).0;
+        self.source.book.accepted(id, drawn, intended, at);
+        match drawn.kind {
+            // Nobody asks any more if the run was cut short.
+            Kind::Cancelled | Kind::Repeated => drop(self.beside.send((id, drawn))),
+            Kind::Malformed => {
+                let what = format!("{id}: a malformed request was accepted");
+                self.source.book.wrong_answer(what);
+            }
+            Kind::Drone | Kind::Remote | Kind::Suspended => {}
+        }
+    }
+
+    /// An answer without an id counts as none: what became of the operation could not be followed.
+    fn answered(&self, id: Option<&str>, drawn: Drawn, at: Instant) {
+        match id.and_then(|id| id.parse().ok()) {
+            Some(id) => self.accepted(id, drawn, at),
+            None => self.refused(drawn, 0),
+        }
+    }
+
+    /// A request was answered otherwise; 0 stands for no answer.
+    fn refused(&self, drawn: Drawn, status: u16) {
+        self.source.book.refused(drawn, status);
+    }
+}
+
+impl Source {
+    /// The name of a request's tenant.
+    fn tenant(&self, drawn: Drawn) -> Option<&str> {
+        drawn
+            .tenant
+            .map(|tenant| self.deck.tenants()[usize::from(tenant)].as_str())
+    }
+}

@@ -1,0 +1,400 @@
+//! One run: a scenario, sent to a world, followed to its end, judged, and written up.
+//!
+//! What must hold: faults that were put are removed, however the run ends; what was measured is told even if
+//! something could not be found out, which is one of the run's failures then.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use crate::faults;
+use crate::interrupt::Interrupt;
+use crate::judge::{self, Verdict};
+use crate::load::garbage::Garbage;
+use crate::load::{self, Target};
+use crate::report::model::{KindOutcome, Percentiles, Phase, Process, Run, Sample, Tenant};
+use crate::scenario::kind::Kind;
+use crate::scenario::{Expect, Scenario};
+use crate::schedulers::Schedulers;
+use crate::watch::book::{Book, Outcome};
+use crate::watch::proc::{Usage, Watched};
+use crate::watch::sampler::Sampler;
+use crate::watch::status::Statuses;
+use crate::world::World;
+
+/// From the end of the preparations to the first intended time.
+const LEAD: Duration = Duration::from_millis(100);
+/// How long answers and dead letters are waited for behind the last intended time, where no ends are.
+const ANSWERS_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a run is made.
+#[derive(Clone)]
+pub struct Options {
+    /// What the system is called in the report.
+    pub system: String,
+    /// Whether no progress is told.
+    pub is_quiet: bool,
+    /// Whether a person wants it to end.
+    pub interrupt: Interrupt,
+    /// The admin port of the process whose schedulers stand still while requests are sent, so that accepting is
+    /// measured alone: CPU then counts to the last answer, for each accepted request.
+    pub hold: Option<SocketAddr>,
+}
+
+/// What was seen of a run, before it is written up.
+struct Seen {
+    began: Instant,
+    outcome: Outcome,
+    /// Of each process, before and after.
+    usages: Vec<(Watched, Usage, Usage)>,
+    samples: Vec<Sample>,
+    /// Records that nobody can read: how many there were, and how many lie among the dead letters.
+    garbage: Option<(u64, u64)>,
+    verdict: Option<Verdict>,
+    failures: Vec<String>,
+}
+
+/// Runs a scenario.
+///
+/// # Errors
+///
+/// If nothing could be measured, or the run was interrupted. A run that failed is no error: it has
+/// [`Run::failures`].
+pub async fn run(scenario: &Scenario, world: &World, options: &Options) -> anyhow::Result<Run> {
+    let in_force = options
+        .interrupt
+        .unless(faults::InForce::put(scenario, world.services))
+        .await?;
+    let seen = options
+        .interrupt
+        .unless(see(scenario, world, options))
+        .await;
+    let removed = match in_force {
+        Some(in_force) => in_force.remove().await,
+        None => Ok(()),
+    };
+    let mut seen = match (seen, &removed) {
+        (Ok(seen), _) => seen,
+        (Err(error), Ok(())) => return Err(error),
+        (Err(error), Err(removed)) => return Err(error.context(format!("{removed:#}"))),
+    };
+    if let Err(error) = removed {
+        seen.failures.push(format!("{error:#}"));
+    }
+    Ok(write_up(scenario, options, seen))
+}
+
+async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::Result<Seen> {
+    let (schedule, deck) = (scenario.schedule(), scenario.deck());
+    let phases = scenario.phases.len();
+    let book = Arc::new(Book::new(schedule.count(), phases, deck.tenants().len()));
+    let topics = world.topics().await?;
+    let is_followed = !scenario.drain.is_zero();
+    let statuses = match is_followed {
+        true => Some(
+            Statuses::follow(&world.brokers, &topics, book.clone())
+                .await
+                .context("the status topic cannot be followed")?,
+        ),
+        false => None,
+    };
+    let garbage = Garbage::of(scenario, &world.brokers, &topics).await?;
+    let mut processes = world.processes.clone();
+    processes.push(Watched::this_one());
+    let held = match options.hold {
+        Some(admin) => Some(Schedulers::stop(admin).await?),
+        None => None,
+    };
+    let before = usages(&processes)?;
+
+    let began = Instant::now() + LEAD;
+    book.begin(began);
+    let sampler = Sampler::start(
+        scenario,
+        book.clone(),
+        processes.clone(),
+        began,
+        options.is_quiet,
+    )?;
+    let patience = if is_followed {
+        scenario.drain
+    } else {
+        ANSWERS_PATIENCE
+    };
+    let deadline = began + schedule.length() + patience;
+    let target = Target {
+        http: world.http,
+        brokers: &world.brokers,
+        topics: &topics,
+    };
+    load::send(scenario, &target, &book, garbage.clone(), (began, deadline)).await?;
+    let mut after = usages(&processes);
+    if let Some(held) = held {
+        held.start().await?;
+    }
+    if let Some(statuses) = &statuses {
+        statuses.wait_until(deadline).await;
+    }
+    if options.hold.is_none() {
+        after = usages(&processes);
+    }
+    let samples = sampler.stop();
+
+    let mut failures = Vec::new();
+    // A process that is there no more is a finding, not the end of the report.
+    let after = after.unwrap_or_else(|error| {
+        failures.push(format!("{error:#}"));
+        before.clone()
+    });
+    let garbage = match garbage {
+        None => None,
+        Some(garbage) => match garbage.find(deadline).await {
+            Ok(found) => Some((garbage.count(), found)),
+            Err(error) => {
+                failures.push(format!("the dead letters cannot be read: {error:#}"));
+                None
+            }
+        },
+    };
+    let verdict = match (world.services.filter(|_| is_followed), &statuses) {
+        (Some(services), Some(_)) => match judge::judge(&book, services, deadline).await {
+            Ok(verdict) => Some(verdict),
+            Err(error) => {
+                failures.push(format!("{error:#}"));
+                None
+            }
+        },
+        _ => None,
+    };
+    if let Some(statuses) = statuses
+        && let Err(error) = statuses.stop()
+    {
+        failures.push(format!("{error:#}"));
+    }
+    let usages = processes.into_iter().zip(before.into_iter().zip(after));
+    Ok(Seen {
+        began,
+        outcome: book.outcome(),
+        usages: usages
+            .map(|(process, (before, after))| (process, before, after))
+            .collect(),
+        samples,
+        garbage,
+        verdict,
+        failures,
+    })
+}
+
+fn usages(processes: &[Watched]) -> anyhow::Result<Vec<Usage>> {
+    processes.iter().map(Watched::usage).collect()
+}
+
+fn write_up(scenario: &Scenario, options: &Options, seen: Seen) -> Run {
+    let schedule = scenario.schedule();
+    let outcome = &seen.outcome;
+    let since = |at: Option<Instant>| {
+        at.map_or(0.0, |at| {
+            at.saturating_duration_since(seen.began).as_secs_f64()
+        })
+    };
+    let is_followed = !scenario.drain.is_zero();
+    let deliveries = match is_followed && options.hold.is_none() {
+        true => outcome.tally.ended,
+        false => outcome.tally.accepted,
+    };
+    let mut run = Run {
+        scenario: scenario.name.clone(),
+        system: options.system.clone(),
+        transport: scenario.transport.as_str().to_owned(),
+        seed: scenario.seed,
+        phases: phases(scenario, outcome),
+        offered: schedule.count(),
+        accepted: outcome.tally.accepted,
+        refused: refused(&outcome.refused),
+        states: outcome
+            .states
+            .iter()
+            .map(|(state, count)| ((*state).to_owned(), *count))
+            .collect(),
+        open: outcome.open(),
+        accepting_seconds: since(outcome.last_answer),
+        ending_seconds: since(outcome.last_end.or(outcome.last_answer)),
+        acceptance_ms: Percentiles::of(&outcome.tally.acceptance_us),
+        end_to_end_ms: Percentiles::of(&outcome.tally.end_to_end_us),
+        tenants: tenants(scenario, outcome),
+        kinds: kinds(scenario, &seen),
+        processes: processes(&seen, deliveries),
+        samples: Vec::new(),
+        breaking_point: None,
+        verdict: seen.verdict,
+        failures: seen.failures,
+    };
+    let strain = scenario.breaking_point.as_ref();
+    let offer = schedule.length().as_secs_f64();
+    run.breaking_point = strain.map(|strain| strain.breaking_point(&seen.samples, offer));
+    run.samples = seen.samples;
+    let found = failures(scenario, &run, &seen.outcome, is_followed);
+    run.failures.extend(found);
+    run
+}
+
+/// Why the run failed, of what was measured.
+fn failures(scenario: &Scenario, run: &Run, outcome: &Outcome, is_followed: bool) -> Vec<String> {
+    let mut failures = Vec::new();
+    if run.accepted == 0 {
+        failures.push("no delivery was accepted".to_owned());
+    }
+    if is_followed && run.open > 0 {
+        let (open, accepted) = (run.open, run.accepted);
+        failures.push(format!(
+            "{open} of {accepted} accepted deliveries did not end in time"
+        ));
+    }
+    if is_followed && scenario.expect == Expect::Kind {
+        for kind in run.kinds.iter().filter(|kind| kind.is_missed()) {
+            failures.push(format!(
+                "{} of {} {} did not end as they must",
+                kind.held_to - kind.as_meant,
+                kind.held_to,
+                kind.name
+            ));
+        }
+    } else if let Some(kind) = run
+        .kinds
+        .iter()
+        .find(|kind| kind.is_bad && kind.is_missed())
+    {
+        failures.push(format!(
+            "{} of {} {} were not dealt with as they must be",
+            kind.held_to - kind.as_meant,
+            kind.held_to,
+            kind.name
+        ));
+    }
+    let (count, examples) = &outcome.wrong_answers;
+    if *count > 0 {
+        failures.push(format!(
+            "{count} answers were wrong, such as: {}",
+            examples.join("; ")
+        ));
+    }
+    if run
+        .verdict
+        .as_ref()
+        .is_some_and(|verdict| !verdict.is_balanced())
+    {
+        failures.push("the ledger does not balance".to_owned());
+    }
+    failures.extend(scenario.limits.broken(run, outcome.refused_good));
+    failures
+}
+
+fn phases(scenario: &Scenario, outcome: &Outcome) -> Vec<Phase> {
+    let schedule = scenario.schedule();
+    let phases = scenario.phases.iter().zip(&outcome.phases).enumerate();
+    phases
+        .map(|(number, (phase, tally))| {
+            let (from_seconds, offered) = schedule.phase(number);
+            Phase {
+                name: phase.name.clone(),
+                from_seconds,
+                seconds: phase.length.as_secs_f64(),
+                rate: phase.rate,
+                rate_end: phase.rate_end(),
+                offered,
+                accepted: tally.accepted,
+                acceptance_ms: Percentiles::of(&tally.acceptance_us),
+                end_to_end_ms: Percentiles::of(&tally.end_to_end_us),
+            }
+        })
+        .collect()
+}
+
+fn refused(by_status: &BTreeMap<u16, u64>) -> BTreeMap<String, u64> {
+    let named = by_status.iter().map(|(status, count)| {
+        let name = match status {
+            0 => "none".to_owned(),
+            status => status.to_string(),
+        };
+        (name, *count)
+    });
+    named.collect()
+}
+
+fn tenants(scenario: &Scenario, outcome: &Outcome) -> Vec<Tenant> {
+    let (schedule, deck) = (scenario.schedule(), scenario.deck());
+    let mut offered = vec![0; deck.tenants().len()];
+    if offered.is_empty() {
+        return Vec::new();
+    }
+    for index in 0..schedule.count() {
+        let drawn = deck.draw(index, schedule.at(index).1);
+        if let Some(tenant) = drawn.tenant {
+            offered[usize::from(tenant)] += 1;
+        }
+    }
+    let named = deck.tenants().iter().zip(&outcome.tenants).zip(offered);
+    named
+        .map(|((name, tally), offered)| Tenant {
+            name: name.clone(),
+            offered,
+            accepted: tally.accepted,
+            acceptance_ms: Percentiles::of(&tally.acceptance_us),
+            end_to_end_ms: Percentiles::of(&tally.end_to_end_us),
+        })
+        .collect()
+}
+
+fn kinds(scenario: &Scenario, seen: &Seen) -> Vec<KindOutcome> {
+    let is_followed = !scenario.drain.is_zero();
+    let kinds = seen.outcome.kinds.iter();
+    let mut kinds: Vec<KindOutcome> = kinds
+        .filter(|(kind, _)| is_followed || !kind.is_good())
+        .map(|(kind, tally)| KindOutcome {
+            name: kind.as_str().to_owned(),
+            held_to: match kind {
+                Kind::Malformed => tally.answered,
+                _ => tally.accepted,
+            },
+            as_meant: tally.as_meant,
+            is_bad: !kind.is_good(),
+        })
+        .collect();
+    if let Some((sent, found)) = &seen.garbage {
+        kinds.push(KindOutcome {
+            name: "garbage".to_owned(),
+            held_to: *sent,
+            as_meant: *found,
+            is_bad: true,
+        });
+    }
+    kinds
+}
+
+fn processes(seen: &Seen, deliveries: u64) -> Vec<Process> {
+    let micros = |seconds: f64| seconds * 1e6 / deliveries.max(1) as f64;
+    let usages = seen.usages.iter().enumerate();
+    usages
+        .map(|(number, (process, before, after))| {
+            let used = after.since(before);
+            let threads = used.threads.iter();
+            let resident = seen
+                .samples
+                .iter()
+                .map(|sample| sample.resident_mib[number]);
+            Process {
+                name: process.name.clone(),
+                part: process.part,
+                cpu_us_per_delivery: micros(used.cpu_seconds),
+                cpu_us_by_threads: threads
+                    .map(|(name, seconds)| (name.clone(), micros(*seconds)))
+                    .collect(),
+                resident_mib_before: before.resident_mib,
+                resident_mib_max: resident.fold(before.resident_mib, f64::max),
+            }
+        })
+        .collect()
+}

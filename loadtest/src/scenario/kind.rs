@@ -1,0 +1,221 @@
+//! The kinds of requests: what is asked for, and how it must end.
+//!
+//! | kind | is | must end |
+//! |---|---|---|
+//! | `drone` | a delivery by drone | `Processed`, with package, drone and delivery |
+//! | `remote` | one to a remote place | `Processed`, with package, third party and delivery |
+//! | `suspended` | one whose account the services refuse | `Compensated`, with nothing |
+//! | `cancelled` | one by drone that is cancelled once it was accepted | `Cancelled`, with nothing; or `Processed` with all, where the cancel came too late |
+//! | `repeated` | one by drone under an id of its own, sent again once it was accepted | `Processed` as one operation with one set of effects |
+//! | `malformed` | a body that is wrong | never begun: answered 4xx |
+
+use std::io::Write as _;
+
+use serde::Deserialize;
+use waybill_engine::ProcessState;
+
+/// What a request is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs, reason = "the table above says it")]
+pub enum Kind {
+    Drone,
+    Remote,
+    Suspended,
+    Cancelled,
+    Repeated,
+    Malformed,
+}
+
+/// A request as it was drawn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Drawn {
+    /// Its number in the run, from 0.
+    pub index: u64,
+    /// What it is.
+    pub kind: Kind,
+    /// Which of the scenario's tenants it is of, if of one.
+    pub tenant: Option<u16>,
+    /// In which phase it leaves.
+    pub phase: u16,
+}
+
+/// Bodies that are wrong, each in its own way. None has a line break: a batch has a line for each.
+const MALFORMED: [&str; 6] = [
+    r#"{"workflow":"drone-delivery","input":{"ownerId":"owner-1""#,
+    r#"{"workflow":"drone-delivery","input":{"ownerId":7,"pickupLocation":"a","dropOffLocation":"b","packageInfo":{"packageId":"p","size":"Small"}}}"#,
+    r#"{"workflow":"no-such-workflow","input":{}}"#,
+    r#"[]"#,
+    "\u{1}\u{2}not json at all",
+    r#"{"workflow":"drone-delivery","input":{"ownerId":"o","pickupLocation":"a","dropOffLocation":"b","packageInfo":{"packageId":"p","size":"Gigantic","weight":-1}}}"#,
+];
+
+impl Kind {
+    /// Its name in files and reports.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Drone => "drone",
+            Self::Remote => "remote",
+            Self::Suspended => "suspended",
+            Self::Cancelled => "cancelled",
+            Self::Repeated => "repeated",
+            Self::Malformed => "malformed",
+        }
+    }
+
+    /// Whether an operation is to begin.
+    pub const fn is_good(self) -> bool {
+        !matches!(self, Self::Malformed)
+    }
+
+    /// Whether it can only be asked for over HTTP: there is no answer on a topic.
+    pub const fn needs_answer(self) -> bool {
+        matches!(self, Self::Repeated | Self::Malformed)
+    }
+
+    /// Whether this is how it must end where nothing fails.
+    pub fn may_end(self, state: ProcessState) -> bool {
+        match self {
+            Self::Drone | Self::Remote | Self::Repeated => state == ProcessState::Processed,
+            Self::Suspended => state == ProcessState::Compensated,
+            Self::Cancelled => {
+                matches!(state, ProcessState::Cancelled | ProcessState::Processed)
+            }
+            Self::Malformed => false,
+        }
+    }
+
+    /// The steps whose effects have to stand when it ended `Processed`, in the order of their names. None where it
+    /// may never end so.
+    pub const fn effects(self) -> Option<[&'static str; 3]> {
+        match self {
+            Self::Drone | Self::Cancelled | Self::Repeated => {
+                Some(["delivery", "drone", "package"])
+            }
+            Self::Remote => Some(["delivery", "package", "third-party"]),
+            Self::Suspended | Self::Malformed => None,
+        }
+    }
+}
+
+impl Drawn {
+    /// Appends the delivery that is asked for. `run` tells ids of this run from those of others.
+    pub fn write_input(&self, run: &str, body: &mut Vec<u8>) {
+        let index = self.index;
+        body.push(b'{');
+        // Writing to a vector cannot fail, here and below.
+        if self.kind == Kind::Repeated {
+            let _ = write!(body, r#""deliveryId":"{run}-{index}","#);
+        }
+        let owner = match self.kind {
+            Kind::Suspended => "suspended",
+            _ => "owner",
+        };
+        let place = match self.kind {
+            Kind::Remote => "remote island 7",
+            _ => "7 Hill Road",
+        };
+        let _ = write!(
+            body,
+            concat!(
+                r#""ownerId":"{}-{}","pickupLocation":"12 Harbour Street","dropOffLocation":"{}","#,
+                r#""pickupTime":"2030-01-01T10:00:00Z","deadline":"2030-01-01T18:00:00Z","expedited":false,"#,
+                r#""confirmationRequired":"None","packageInfo":{{"packageId":"package-{}","size":"Small","#,
+                r#""weight":1.5,"tag":"load"}}}}"#
+            ),
+            owner,
+            index % 1_000,
+            place,
+            index
+        );
+    }
+
+    /// Appends the request in the general form, for any tenant. It has no line break.
+    pub fn write_operation(&self, run: &str, tenant: Option<&str>, body: &mut Vec<u8>) {
+        if self.kind == Kind::Malformed {
+            body.extend_from_slice(self.malformed().as_bytes());
+            return;
+        }
+        body.extend_from_slice(br#"{"workflow":"drone-delivery","#);
+        if let Some(tenant) = tenant {
+            body.extend_from_slice(br#""tenant":"#);
+            let _ = serde_json::to_writer(&mut *body, tenant);
+            body.push(b',');
+        }
+        body.extend_from_slice(br#""input":"#);
+        self.write_input(run, body);
+        body.push(b'}');
+    }
+
+    /// The wrong body.
+    fn malformed(&self) -> &'static str {
+        let choice = super::draw::number(self.index, 3) as usize;
+        MALFORMED[choice % MALFORMED.len()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn drawn(kind: Kind) -> Drawn {
+        Drawn {
+            index: 7,
+            kind,
+            tenant: None,
+            phase: 0,
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_is_json_that_says_the_kind() {
+        let mut inputs = Vec::new();
+        for kind in [
+            Kind::Drone,
+            Kind::Remote,
+            Kind::Suspended,
+            Kind::Cancelled,
+            Kind::Repeated,
+        ] {
+            let mut body = Vec::new();
+            drawn(kind).write_operation("r", Some("a\"b"), &mut body);
+            let value: Value = serde_json::from_slice(&body).expect("it is JSON");
+            assert_eq!(value["tenant"], "a\"b");
+            inputs.push(value["input"].clone());
+        }
+        assert_eq!(inputs[0]["ownerId"], "owner-7");
+        assert_eq!(inputs[1]["dropOffLocation"], "remote island 7");
+        assert_eq!(inputs[2]["ownerId"], "suspended-7");
+        assert_eq!(inputs[4]["deliveryId"], "r-7");
+        assert!(inputs[0]["deliveryId"].is_null());
+    }
+
+    #[test]
+    fn each_kind_has_its_own_ends() {
+        use ProcessState as S;
+        for (kind, ends) in [
+            (Kind::Drone, &[S::Processed] as &[S]),
+            (Kind::Remote, &[S::Processed]),
+            (Kind::Suspended, &[S::Compensated]),
+            (Kind::Cancelled, &[S::Processed, S::Cancelled]),
+            (Kind::Repeated, &[S::Processed]),
+            (Kind::Malformed, &[]),
+        ] {
+            for state in [S::Processed, S::Compensated, S::Cancelled, S::Error] {
+                assert_eq!(
+                    kind.may_end(state),
+                    ends.contains(&state),
+                    "{kind:?} {state:?}"
+                );
+            }
+            assert_eq!(kind.effects().is_some(), ends.contains(&S::Processed));
+        }
+    }
+
+    #[test]
+    fn no_malformed_body_has_a_line_break() {
+        assert!(MALFORMED.iter().all(|body| !body.contains(['\n', '\r'])));
+    }
+}

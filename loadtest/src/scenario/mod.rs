@@ -1,0 +1,357 @@
+//! Scenarios: what is offered when, of which kinds, and what must come of it. `docs/loadtest.md` has the format of
+//! the files.
+//!
+//! What must hold: a file that is taken can be run; one that cannot is refused with its name and the field.
+
+pub mod draw;
+pub mod file;
+pub mod kind;
+pub mod limits;
+pub mod schedule;
+pub mod time;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use self::draw::Deck;
+use self::kind::Kind;
+use self::limits::{Limits, Strain};
+use self::schedule::Schedule;
+
+/// What is offered, and what must come of it.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Scenario {
+    /// What it is called: the file's name without its ending.
+    #[serde(skip)]
+    pub name: String,
+    /// What it shows, for people.
+    pub description: String,
+    /// How requests travel.
+    #[serde(default)]
+    pub transport: Transport,
+    /// How many connections there are.
+    #[serde(default = "connections")]
+    pub connections: usize,
+    /// How many requests a batch has, with [`Transport::Batch`].
+    #[serde(default = "batch")]
+    pub batch: usize,
+    /// With which requests are drawn.
+    #[serde(default)]
+    pub seed: u64,
+    /// What is offered, one behind the other.
+    pub phases: Vec<Phase>,
+    /// How long ends are waited for after the last intended time; 0 only accepts.
+    #[serde(default = "drain", deserialize_with = "time::read")]
+    pub drain: Duration,
+    /// Kinds of requests by weight.
+    #[serde(default = "mix")]
+    pub mix: BTreeMap<Kind, f64>,
+    /// Tenants by weight; requests have none where it is empty.
+    #[serde(default)]
+    pub tenants: BTreeMap<String, f64>,
+    /// Records that nobody can read, straight onto the topic of requests: how many a second.
+    #[serde(default)]
+    pub garbage_rate: f64,
+    /// Faults of services for the time of the run, by service.
+    #[serde(default)]
+    pub faults: BTreeMap<String, Faults>,
+    /// How requests must end.
+    #[serde(default)]
+    pub expect: Expect,
+    /// What fails the run.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Where a rate counts as too high. The report then names the highest that is not.
+    #[serde(default)]
+    pub breaking_point: Option<Strain>,
+}
+
+/// A part of a scenario.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Phase {
+    /// What it is called.
+    pub name: String,
+    /// Requests a second, at its beginning.
+    pub rate: f64,
+    /// Requests a second at its end, where that differs.
+    #[serde(default)]
+    pub rate_end: Option<f64>,
+    /// How long it is.
+    #[serde(rename = "for", deserialize_with = "time::read")]
+    pub length: Duration,
+    /// Tenants by weight in the place of the scenario's.
+    #[serde(default)]
+    pub tenants: Option<BTreeMap<String, f64>>,
+}
+
+/// How requests travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// One HTTP/1.1 request a delivery.
+    #[default]
+    Single,
+    /// One HTTP/2 request a delivery, many at a time on each connection.
+    Http2,
+    /// NDJSON batches.
+    Batch,
+    /// Straight to the topic of requests, as any Kafka client can; accepted is what the broker has acknowledged.
+    Topic,
+}
+
+/// How requests must end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Expect {
+    /// Each as its kind says.
+    #[default]
+    Kind,
+    /// In any final state, or parked.
+    Final,
+}
+
+/// Faults of one service, as `PUT /faults/NAME` takes them. What is not named stays as it is configured.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[allow(missing_docs, reason = "the services' documentation says it")]
+pub struct Faults {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_rate: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hang_rate: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub do_then_timeout_rate: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refuse_rate: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undo_refuse_rate: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jitter_ms: Option<u64>,
+}
+
+/// The services that may have faults.
+const SERVICES: [&str; 5] = ["account", "package", "third-party", "drone", "delivery"];
+
+const fn connections() -> usize {
+    64
+}
+
+const fn batch() -> usize {
+    100
+}
+
+const fn drain() -> Duration {
+    Duration::from_secs(60)
+}
+
+/// Four of five go by drone, one to a remote place.
+fn mix() -> BTreeMap<Kind, f64> {
+    BTreeMap::from([(Kind::Drone, 4.0), (Kind::Remote, 1.0)])
+}
+
+impl Scenario {
+    /// One phase of deliveries, each of which must end `Processed`.
+    pub fn ad_hoc(name: &str, rate: f64, length: Duration) -> Self {
+        Self {
+            name: name.to_owned(),
+            description: "one phase".to_owned(),
+            transport: Transport::Single,
+            connections: connections(),
+            batch: batch(),
+            seed: 0,
+            phases: vec![Phase {
+                name: name.to_owned(),
+                rate,
+                rate_end: None,
+                length,
+                tenants: None,
+            }],
+            drain: drain(),
+            mix: mix(),
+            tenants: BTreeMap::new(),
+            garbage_rate: 0.0,
+            faults: BTreeMap::new(),
+            expect: Expect::Kind,
+            limits: Limits::default(),
+            breaking_point: None,
+        }
+    }
+
+    /// When its requests leave.
+    pub fn schedule(&self) -> Schedule {
+        Schedule::new(&self.phases)
+    }
+
+    /// What its requests are drawn from.
+    pub fn deck(&self) -> Deck {
+        Deck::new(self.seed, &self.mix, &self.tenants, &self.phases)
+    }
+
+    /// Makes the first phase's rate this one, and the others' as much more or less.
+    pub fn set_rate(&mut self, rate: f64) {
+        // A ramp may begin at 0; what it ends at is what a person means then.
+        let first = &self.phases[0];
+        let before = if first.rate > 0.0 {
+            first.rate
+        } else {
+            first.rate_end()
+        };
+        for phase in &mut self.phases {
+            phase.rate *= rate / before;
+            phase.rate_end = phase.rate_end.map(|end| end * rate / before);
+        }
+    }
+
+    /// Makes all phases together so long, each keeping its share.
+    pub fn set_seconds(&mut self, seconds: f64) {
+        let before: f64 = self
+            .phases
+            .iter()
+            .map(|phase| phase.length.as_secs_f64())
+            .sum();
+        for phase in &mut self.phases {
+            phase.length = phase.length.mul_f64(seconds / before);
+        }
+    }
+
+    /// Makes all phases together as long as so many requests take.
+    pub fn set_count(&mut self, count: u64) {
+        let of = |phase: &Phase| phase.length.as_secs_f64() * (phase.rate + phase.rate_end()) / 2.0;
+        let before: f64 = self.phases.iter().map(of).sum();
+        let seconds: f64 = self
+            .phases
+            .iter()
+            .map(|phase| phase.length.as_secs_f64())
+            .sum();
+        self.set_seconds(seconds * count as f64 / before);
+    }
+
+    /// Says what cannot be run, with the name of the field.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        above_zero("connections", self.connections as f64)?;
+        above_zero("batch", self.batch as f64)?;
+        if self.phases.is_empty() {
+            return Err("phases must not be empty".to_owned());
+        }
+        for (number, phase) in self.phases.iter().enumerate() {
+            phase.check(&format!("phases[{number}]"))?;
+        }
+        weights("mix", self.mix.values())?;
+        if !self.tenants.is_empty() {
+            weights("tenants", self.tenants.values())?;
+        }
+        not_below_zero("garbageRate", self.garbage_rate)?;
+        for (name, faults) in &self.faults {
+            if !SERVICES.contains(&name.as_str()) {
+                let known = SERVICES.join(", ");
+                return Err(format!("faults.{name} is no service; they are {known}"));
+            }
+            faults.check(&format!("faults.{name}"))?;
+        }
+        let mut drawn = self.mix.iter().filter(|(_, weight)| **weight > 0.0);
+        if self.transport == Transport::Topic
+            && let Some((kind, _)) = drawn.find(|(kind, _)| kind.needs_answer())
+        {
+            let kind = kind.as_str();
+            return Err(format!(
+                "mix.{kind} needs an answer: the transport must not be topic"
+            ));
+        }
+        if self.drain.is_zero() && (self.garbage_rate > 0.0 || self.breaking_point.is_some()) {
+            return Err("drain must be above 0: what comes of requests is asked for".to_owned());
+        }
+        Ok(())
+    }
+}
+
+impl Phase {
+    /// Requests a second at its end.
+    pub fn rate_end(&self) -> f64 {
+        self.rate_end.unwrap_or(self.rate)
+    }
+
+    /// How many requests it has.
+    pub fn count(&self) -> u64 {
+        let mean = (self.rate + self.rate_end()) / 2.0;
+        (self.length.as_secs_f64() * mean).round() as u64
+    }
+
+    fn check(&self, at: &str) -> Result<(), String> {
+        match self.rate_end {
+            None => above_zero(&format!("{at}.rate"), self.rate)?,
+            Some(end) => {
+                not_below_zero(&format!("{at}.rate"), self.rate)?;
+                not_below_zero(&format!("{at}.rateEnd"), end)?;
+                above_zero(&format!("{at}.rateEnd or rate"), self.rate + end)?;
+            }
+        }
+        above_zero(&format!("{at}.for"), self.length.as_secs_f64())?;
+        match &self.tenants {
+            Some(tenants) => weights(&format!("{at}.tenants"), tenants.values()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Faults {
+    fn check(&self, at: &str) -> Result<(), String> {
+        for (name, rate) in [
+            ("errorRate", self.error_rate),
+            ("hangRate", self.hang_rate),
+            ("doThenTimeoutRate", self.do_then_timeout_rate),
+            ("refuseRate", self.refuse_rate),
+            ("undoRefuseRate", self.undo_refuse_rate),
+        ] {
+            if let Some(rate) = rate.filter(|rate| !(0.0..=1.0).contains(rate)) {
+                return Err(format!("{at}.{name} must be from 0 to 1, not {rate}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Transport {
+    /// Its name in files, flags and reports.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Http2 => "http2",
+            Self::Batch => "batch",
+            Self::Topic => "topic",
+        }
+    }
+}
+
+fn above_zero(field: &str, number: f64) -> Result<(), String> {
+    if number.is_finite() && number > 0.0 {
+        return Ok(());
+    }
+    Err(format!("{field} must be above 0, not {number}"))
+}
+
+fn not_below_zero(field: &str, number: f64) -> Result<(), String> {
+    if number.is_finite() && number >= 0.0 {
+        return Ok(());
+    }
+    Err(format!("{field} must not be below 0, and is {number}"))
+}
+
+fn weights<'a>(field: &str, weights: impl Iterator<Item = &'a f64>) -> Result<(), String> {
+    let mut sum = 0.0;
+    for weight in weights {
+        not_below_zero(field, *weight)?;
+        sum += weight;
+    }
+    above_zero(&format!("the sum of {field}"), sum)
+}

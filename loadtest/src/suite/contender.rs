@@ -1,0 +1,292 @@
+//! Other systems beside Waybill: commands that complete deliveries by five calls each of the same mock services.
+//!
+//! The contract: the command finds `WAYBILL_LOADTEST_SERVICES` (host:port) and `WAYBILL_LOADTEST_COUNT` (how many
+//! deliveries to complete, five sequential HTTP steps each) in its environment. The last line of its standard output is
+//! a JSON object `{"completed": n, "seconds": s}`, and its exit code 0. Its CPU is that of all its processes.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use serde::Deserialize;
+use tokio::process::Command;
+use waybill_engine::ProcessState;
+
+use crate::report::model::{Part, Phase, Process, Run, Sample};
+use crate::watch::proc::{Usage, Watched, ended_children_seconds, tree_usage};
+
+/// A command that is measured beside Waybill.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Contender {
+    /// What it is called.
+    pub name: String,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// How many deliveries it is asked to complete, as a share of what Waybill is: slow ones need not take all day.
+    pub share: Share,
+}
+
+/// A share, in percent.
+pub type Share = u64;
+
+/// The services that it calls.
+pub struct Called<'a> {
+    /// Where they are.
+    pub address: SocketAddr,
+    /// Their process.
+    pub process: &'a Watched,
+}
+
+/// How long a command may take.
+const PATIENCE: Duration = Duration::from_secs(900);
+/// How often its processes are looked at.
+const PERIOD: Duration = Duration::from_millis(200);
+
+/// What the last line says.
+#[derive(PartialEq, Debug, Deserialize)]
+struct Said {
+    completed: u64,
+    seconds: f64,
+}
+
+impl Contender {
+    /// Reads `NAME=COMMAND`; the command is a shell's.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text.split_once('=') {
+            Some((name, command)) if !name.is_empty() && !command.trim().is_empty() => Ok(Self {
+                name: name.to_owned(),
+                command: ["sh", "-c", command].map(str::to_owned).to_vec(),
+                share: 25,
+            }),
+            _ => Err(format!("{text:?} must be NAME=COMMAND")),
+        }
+    }
+
+    /// Lets it complete deliveries.
+    ///
+    /// # Errors
+    ///
+    /// If it does not keep to the contract.
+    pub async fn run(&self, count: u64, services: &Called<'_>) -> anyhow::Result<Run> {
+        let (program, arguments) = self.command.split_first().context("there is no command")?;
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env("WAYBILL_LOADTEST_SERVICES", services.address.to_string())
+            .env("WAYBILL_LOADTEST_COUNT", count.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true);
+        let services_before = services.process.totals()?;
+        let ended_before = ended_children_seconds();
+        let child = command.spawn();
+        let child = child.with_context(|| format!("{program} cannot be started"))?;
+        let pid = child.id().context("it has just been started")?;
+        // Whatever it started goes with it, however this ends.
+        let group = Group(pid);
+        let watched = Watch::start(pid)?;
+        let ended = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
+        let (tree, samples) = watched.stop();
+        drop(group);
+        let output =
+            ended.with_context(|| format!("it took longer than {} s", PATIENCE.as_secs()))??;
+        anyhow::ensure!(output.status.success(), "it ended with {}", output.status);
+        let said = Said::read(&String::from_utf8_lossy(&output.stdout), count)?;
+        let used = Usage {
+            // What ended and was waited for the kernel has counted to the end; what was not, was seen last.
+            cpu_seconds: (ended_children_seconds() - ended_before).max(tree.cpu_seconds),
+            ..tree
+        };
+        let of_services = services.process.totals()?.since(&services_before);
+        Ok(self.write_up(&said, count, used, of_services, samples))
+    }
+
+    fn write_up(
+        &self,
+        said: &Said,
+        count: u64,
+        used: Usage,
+        of_services: Usage,
+        samples: Vec<Sample>,
+    ) -> Run {
+        let process = |name: &str, part: Part, usage: &Usage| Process {
+            name: name.to_owned(),
+            part,
+            cpu_us_per_delivery: usage.cpu_seconds * 1e6 / said.completed.max(1) as f64,
+            cpu_us_by_threads: BTreeMap::new(),
+            resident_mib_before: 0.0,
+            resident_mib_max: usage.resident_mib,
+        };
+        let mut failures = Vec::new();
+        if said.completed < count {
+            failures.push(format!(
+                "{} of {count} deliveries were completed",
+                said.completed
+            ));
+        }
+        Run {
+            scenario: super::TOP_RATE.to_owned(),
+            system: self.name.clone(),
+            transport: "its own".to_owned(),
+            seed: 0,
+            phases: vec![Phase {
+                name: super::TOP_RATE.to_owned(),
+                from_seconds: 0.0,
+                seconds: said.seconds,
+                rate: count as f64 / said.seconds,
+                rate_end: count as f64 / said.seconds,
+                offered: count,
+                accepted: said.completed,
+                acceptance_ms: None,
+                end_to_end_ms: None,
+            }],
+            offered: count,
+            accepted: said.completed,
+            refused: BTreeMap::new(),
+            states: BTreeMap::from([(ProcessState::Processed.as_str().to_owned(), said.completed)]),
+            open: 0,
+            accepting_seconds: said.seconds,
+            ending_seconds: said.seconds,
+            acceptance_ms: None,
+            end_to_end_ms: None,
+            tenants: Vec::new(),
+            kinds: Vec::new(),
+            processes: vec![
+                process(&self.name, Part::Subject, &used),
+                process("services", Part::Services, &of_services),
+            ],
+            samples,
+            breaking_point: None,
+            verdict: None,
+            failures,
+        }
+    }
+}
+
+impl Said {
+    fn read(output: &str, count: u64) -> anyhow::Result<Self> {
+        let last = output.lines().rfind(|line| !line.trim().is_empty());
+        let last = last.context("it said nothing")?;
+        let said: Self = serde_json::from_str(last)
+            .with_context(|| format!("its last line is not the object that it must be: {last}"))?;
+        anyhow::ensure!(
+            said.seconds.is_finite() && said.seconds > 0.0 && said.completed <= count,
+            "its last line cannot be true: {last}"
+        );
+        Ok(said)
+    }
+}
+
+/// A process group, which is killed when this is dropped.
+struct Group(u32);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let kill = format!("kill -KILL -{} 2>/dev/null", self.0);
+        // There may be nobody left.
+        let _ = std::process::Command::new("sh")
+            .args(["-c", &kill])
+            .status();
+    }
+}
+
+/// Looks at a tree of processes while it lives.
+struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Usage>,
+}
+
+impl Watch {
+    fn start(root: u32) -> anyhow::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopping = stop.clone();
+        let thread = std::thread::Builder::new()
+            .name("watch".to_owned())
+            .spawn(move || {
+                let mut most = Usage::default();
+                let mut due = Instant::now();
+                while !stopping.load(Ordering::Relaxed) {
+                    if Instant::now() >= due {
+                        let now = tree_usage(root);
+                        most.cpu_seconds = most.cpu_seconds.max(now.cpu_seconds);
+                        most.resident_mib = most.resident_mib.max(now.resident_mib);
+                        due += PERIOD;
+                    }
+                    std::thread::sleep(PERIOD / 20);
+                }
+                most
+            })?;
+        Ok(Self { stop, thread })
+    }
+
+    /// The most that was seen. It has no samples: what it completed when, only the command knows.
+    fn stop(self) -> (Usage, Vec<Sample>) {
+        self.stop.store(true, Ordering::Relaxed);
+        (self.thread.join().unwrap_or_default(), Vec::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_is_what_counts() {
+        let said = Said::read("starting\n{\"completed\": 9, \"seconds\": 1.5}\n\n", 10).unwrap();
+        assert_eq!(
+            said,
+            Said {
+                completed: 9,
+                seconds: 1.5
+            }
+        );
+        for (output, problem) in [
+            ("", "said nothing"),
+            ("done", "not the object"),
+            ("{\"completed\": 11, \"seconds\": 1}", "cannot be true"),
+            ("{\"completed\": 1, \"seconds\": 0}", "cannot be true"),
+        ] {
+            let error = Said::read(output, 10).unwrap_err().to_string();
+            assert!(error.contains(problem), "{output}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_peer_has_a_name_and_a_command() {
+        let peer = Contender::parse("other=a --b=c | tail").unwrap();
+        assert_eq!(peer.name, "other");
+        assert_eq!(peer.command[2], "a --b=c | tail");
+        for text in ["a", "=a", "a="] {
+            assert!(Contender::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_cpu_of_a_command_is_that_of_all_its_processes() {
+        let this = Watched::this_one();
+        let called = Called {
+            address: "127.0.0.1:1".parse().unwrap(),
+            process: &this,
+        };
+        // A child of a child counts to a million.
+        let script = "sh -c 'i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done'; \
+                      echo \"{\\\"completed\\\": $WAYBILL_LOADTEST_COUNT, \\\"seconds\\\": 2}\"";
+        let busy = Contender::parse(&format!("busy={script}")).unwrap();
+        let run = busy.run(10, &called).await.unwrap();
+        assert_eq!((run.accepted, run.ending_seconds), (10, 2.0));
+        assert!(run.processes[0].cpu_us_per_delivery > 1_000.0);
+        let failing = Contender::parse("failing=exit 3").unwrap();
+        let error = failing.run(10, &called).await.err().unwrap().to_string();
+        assert!(error.contains("exit status: 3"), "{error}");
+    }
+}

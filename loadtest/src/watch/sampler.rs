@@ -1,0 +1,194 @@
+//! Looks every second at the book and the processes, and says how the run goes.
+//!
+//! It has a thread of its own, so that a generator that has much to do is seen to have.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::book::{Book, Interval};
+use super::proc::{Usage, Watched};
+use crate::report::model::{Percentiles, Sample};
+use crate::scenario::Scenario;
+use crate::scenario::schedule::Schedule;
+
+/// How long a sample is.
+const PERIOD: Duration = Duration::from_secs(1);
+/// How often a line is written where no terminal is.
+const LINE_EVERY: u32 = 10;
+/// How often it is looked whether the run has ended.
+const REST: Duration = Duration::from_millis(50);
+
+/// A sampler at work.
+pub struct Sampler {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<Sample>>,
+}
+
+struct Look {
+    book: Arc<Book>,
+    schedule: Schedule,
+    phases: Vec<String>,
+    processes: Vec<Watched>,
+    began: Instant,
+    progress: Option<Progress>,
+    /// What was offered until then.
+    offered: u64,
+    /// The end of the last sample, from the beginning.
+    at: Duration,
+    usages: Vec<Usage>,
+    samples: Vec<Sample>,
+}
+
+/// What writes the progress.
+struct Progress {
+    is_terminal: bool,
+    lines: u32,
+}
+
+impl Sampler {
+    /// Begins to look, `began` being the first intended time.
+    ///
+    /// # Errors
+    ///
+    /// If there can be no thread.
+    pub fn start(
+        scenario: &Scenario,
+        book: Arc<Book>,
+        processes: Vec<Watched>,
+        began: Instant,
+        is_quiet: bool,
+    ) -> std::io::Result<Self> {
+        let look = Look {
+            book,
+            schedule: scenario.schedule(),
+            phases: scenario
+                .phases
+                .iter()
+                .map(|phase| phase.name.clone())
+                .collect(),
+            usages: processes.iter().map(totals).collect(),
+            processes,
+            began,
+            progress: (!is_quiet).then(|| Progress {
+                is_terminal: std::io::stderr().is_terminal(),
+                lines: 0,
+            }),
+            offered: 0,
+            at: Duration::ZERO,
+            samples: Vec::new(),
+        };
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopping = stop.clone();
+        let thread = std::thread::Builder::new()
+            .name("sampler".to_owned())
+            .spawn(move || look.until(&stopping))?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Takes the last sample and ends.
+    pub fn stop(self) -> Vec<Sample> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+impl Look {
+    fn until(mut self, stop: &AtomicBool) -> Vec<Sample> {
+        let mut due = PERIOD;
+        loop {
+            let elapsed = self.began.elapsed();
+            let is_over = stop.load(Ordering::Relaxed);
+            if elapsed < due && !is_over {
+                std::thread::sleep(REST.min(due - elapsed));
+                continue;
+            }
+            if elapsed > self.at {
+                self.sample(elapsed);
+            }
+            if is_over {
+                self.end_line();
+                return self.samples;
+            }
+            while due <= elapsed {
+                due += PERIOD;
+            }
+        }
+    }
+
+    fn sample(&mut self, elapsed: Duration) {
+        let interval = self.book.take_interval();
+        let seconds = (elapsed - self.at).as_secs_f64();
+        let usages: Vec<Usage> = self.processes.iter().map(totals).collect();
+        let used = usages.iter().zip(&self.usages);
+        // A process that has ended counts as idle.
+        let cores =
+            used.map(|(now, before)| (now.cpu_seconds - before.cpu_seconds).max(0.0) / seconds);
+        let offered = self.schedule.due_by(elapsed) - self.offered;
+        self.offered += offered;
+        let sample = Sample {
+            at_seconds: elapsed.as_secs_f64(),
+            seconds,
+            offered,
+            accepted: interval.tally.accepted,
+            refused: interval.refused,
+            ended: interval.tally.ended,
+            open: interval.open,
+            acceptance_ms: Percentiles::of(&interval.tally.acceptance_us),
+            end_to_end_ms: Percentiles::of(&interval.tally.end_to_end_us),
+            cpu_cores: cores.collect(),
+            resident_mib: usages.iter().map(|usage| usage.resident_mib).collect(),
+        };
+        self.at = elapsed;
+        self.usages = usages;
+        self.tell(&sample, &interval);
+        self.samples.push(sample);
+    }
+
+    fn tell(&mut self, sample: &Sample, interval: &Interval) {
+        let phase = self.schedule.phase_at(self.at);
+        let phase = phase.map_or("drain", |phase| self.phases[phase].as_str());
+        let Some(progress) = &mut self.progress else {
+            return;
+        };
+        progress.lines += 1;
+        if !progress.is_terminal && !progress.lines.is_multiple_of(LINE_EVERY) {
+            return;
+        }
+        let rate = |count: u64| (count as f64 / sample.seconds).round();
+        let p99 =
+            |ms: &Option<Percentiles>| ms.map_or("–".to_owned(), |ms| format!("{:.1}", ms.p99));
+        let line = format!(
+            "{:>4.0} s  {phase}  offered {}/s  accepted {}/s  refused {}/s  ended {}/s  open {}  p99 {} / {} ms  {} accepted",
+            sample.at_seconds,
+            rate(sample.offered),
+            rate(sample.accepted),
+            rate(sample.refused),
+            rate(sample.ended),
+            sample.open,
+            p99(&sample.acceptance_ms),
+            p99(&sample.end_to_end_ms),
+            interval.accepted_in_all,
+        );
+        let mut out = std::io::stderr().lock();
+        // Nothing depends on who reads it.
+        let _ = match progress.is_terminal {
+            true => write!(out, "\r\x1b[K{line}").and_then(|()| out.flush()),
+            false => writeln!(out, "{line}"),
+        };
+    }
+
+    /// What follows stands on a line of its own.
+    fn end_line(&self) {
+        let is_open = |progress: &Progress| progress.is_terminal && progress.lines > 0;
+        if self.progress.as_ref().is_some_and(is_open) {
+            eprintln!();
+        }
+    }
+}
+
+fn totals(process: &Watched) -> Usage {
+    process.totals().unwrap_or_default()
+}

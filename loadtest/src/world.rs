@@ -1,0 +1,328 @@
+//! Where the requests go, and what is beside: a running Waybill that a person names, or one that is started for the
+//! run and removed behind it.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use hyper::StatusCode;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use waybill_messages::{Framing, Topics};
+use waybill_registry::{Registry, RegistrySettings, SchemaCache, schema_ids, subjects};
+
+use crate::load::client::Client;
+use crate::report::model::Part;
+use crate::watch::proc::Watched;
+
+/// Where everything is.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// The API.
+    pub http: SocketAddr,
+    /// The brokers.
+    pub brokers: String,
+    /// The prefix of Waybill's topics.
+    pub topic_prefix: String,
+    /// The schema registry's URL, where there is one.
+    pub schema_registry: Option<String>,
+    /// The services, with their ledger and faults.
+    pub services: Option<SocketAddr>,
+    /// Processes that are watched, the load generator's own left out.
+    pub processes: Vec<Watched>,
+}
+
+impl World {
+    /// Waybill's topics. Their schemas are those of this version, so that none has to be fetched later.
+    ///
+    /// # Errors
+    ///
+    /// If the registry does not know them.
+    pub async fn topics(&self) -> anyhow::Result<Topics> {
+        let topics = Topics::new(&self.topic_prefix);
+        let Some(url) = &self.schema_registry else {
+            return Ok(topics);
+        };
+        let registry = Registry::new(&RegistrySettings {
+            url: url.clone(),
+            login: None,
+            ca_pem: None,
+            timeout: Duration::from_secs(5),
+        })?;
+        let agents: [&str; 0] = [];
+        let ids = schema_ids(&registry, &subjects(&topics, &agents), false).await?;
+        let schemas = Arc::new(SchemaCache::new(registry));
+        Ok(topics.framed(Framing::confluent(ids, schemas)))
+    }
+}
+
+/// How a Waybill is started.
+#[derive(Clone, Debug)]
+pub struct StartOptions {
+    /// The program.
+    pub program: PathBuf,
+    /// A configuration file, passed on.
+    pub config: Option<PathBuf>,
+    /// More flags for `waybill up`.
+    pub up_flags: Vec<String>,
+}
+
+/// How long a process may take to say where it listens and that it is ready. Generous: it bounds a failure.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long it may take to stop in order.
+const STOP_PATIENCE: Duration = Duration::from_secs(40);
+/// How often is looked.
+const REST: Duration = Duration::from_millis(20);
+/// How much of a log is shown where a process failed.
+const LOG_LINES_SHOWN: usize = 20;
+
+/// A process of Waybill's that was started here. Dropping it kills it.
+pub struct Started {
+    child: Child,
+    pid: u32,
+    /// Where it listens, by name.
+    addresses: HashMap<String, SocketAddr>,
+    log: PathBuf,
+}
+
+/// The five services as a process of their own.
+pub struct Services {
+    process: Started,
+    _data: tempfile::TempDir,
+}
+
+/// `waybill up` without services.
+pub struct Up {
+    process: Started,
+    _data: tempfile::TempDir,
+}
+
+impl Services {
+    /// Starts them.
+    ///
+    /// # Errors
+    ///
+    /// If they do not come up; the end of their log is in the error.
+    pub async fn start(options: &StartOptions) -> anyhow::Result<Self> {
+        let data = temporary_directory()?;
+        let mut flags = vec!["services".to_owned()];
+        flags.extend(["--services", "127.0.0.1:0"].map(str::to_owned));
+        let process = Started::start(options, flags, data.path(), &["services", "admin"]).await?;
+        process.ready().await?;
+        Ok(Self {
+            process,
+            _data: data,
+        })
+    }
+
+    /// Where they are.
+    pub fn address(&self) -> SocketAddr {
+        self.process.addresses["services"]
+    }
+
+    /// As a process that is watched.
+    pub fn watched(&self) -> Watched {
+        self.process.watched("services", Part::Services)
+    }
+
+    /// Stops them in order and removes their data.
+    ///
+    /// # Errors
+    ///
+    /// If they do not stop; they are killed then.
+    pub async fn stop(self) -> anyhow::Result<()> {
+        self.process.stop().await
+    }
+}
+
+impl Up {
+    /// Starts it, and waits until it is ready.
+    ///
+    /// # Errors
+    ///
+    /// If it does not come up; the end of its log is in the error.
+    pub async fn start(options: &StartOptions, services: SocketAddr) -> anyhow::Result<Self> {
+        let data = temporary_directory()?;
+        let mut flags = vec!["up".to_owned(), "--no-services".to_owned()];
+        flags.extend(["--services".to_owned(), services.to_string()]);
+        for listener in ["--http", "--broker-listen"] {
+            flags.extend([listener.to_owned(), "127.0.0.1:0".to_owned()]);
+        }
+        flags.extend(options.up_flags.iter().cloned());
+        let listeners = ["http", "admin", "broker"];
+        let process = Started::start(options, flags, data.path(), &listeners).await?;
+        process.ready().await?;
+        Ok(Self {
+            process,
+            _data: data,
+        })
+    }
+
+    /// As a process that is watched.
+    pub fn watched(&self) -> Watched {
+        self.process.watched("waybill", Part::Subject)
+    }
+
+    /// The admin port.
+    pub fn admin(&self) -> SocketAddr {
+        self.process.addresses["admin"]
+    }
+
+    /// The world that it makes together with the services.
+    pub fn world(&self, services: &Services) -> World {
+        World {
+            http: self.process.addresses["http"],
+            brokers: self.process.addresses["broker"].to_string(),
+            topic_prefix: "waybill".to_owned(),
+            schema_registry: None,
+            services: Some(services.address()),
+            processes: vec![self.watched(), services.watched()],
+        }
+    }
+
+    /// Stops it in order and removes its data.
+    ///
+    /// # Errors
+    ///
+    /// If it does not stop; it is killed then.
+    pub async fn stop(self) -> anyhow::Result<()> {
+        self.process.stop().await
+    }
+}
+
+impl Started {
+    async fn start(
+        options: &StartOptions,
+        flags: Vec<String>,
+        data: &Path,
+        announces: &[&str],
+    ) -> anyhow::Result<Self> {
+        let log = data.join("waybill.log");
+        let mut command = Command::new(&options.program);
+        command.args(flags).arg("--data-dir").arg(data.join("data"));
+        command.args(["--admin", "127.0.0.1:0"]);
+        if let Some(config) = &options.config {
+            command.arg("--config").arg(config);
+        }
+        // The program refuses variables with its prefix that it does not know.
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("WAYBILL_TEST_") {
+                command.env_remove(name);
+            }
+        }
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(File::create(&log)?)
+            // A Ctrl-C is for the load test, which stops its processes in order.
+            .process_group(0)
+            .kill_on_drop(true);
+        let program = options.program.display();
+        let child = command.spawn();
+        let mut child =
+            child.with_context(|| format!("{program} cannot be started (--program)"))?;
+        let stdout = child.stdout.take().context("standard output is piped")?;
+        let pid = child.id().context("it has just been started")?;
+        let mut started = Self {
+            child,
+            pid,
+            addresses: HashMap::new(),
+            log,
+        };
+        let announced = tokio::time::timeout(PATIENCE, started.listen(stdout, announces)).await;
+        match announced {
+            Ok(Ok(())) => Ok(started),
+            Ok(Err(_)) | Err(_) => Err(started.failed("did not say where it listens")),
+        }
+    }
+
+    /// Reads where it listens, and what else it says to the end, so that it never blocks on a full pipe.
+    async fn listen(
+        &mut self,
+        stdout: tokio::process::ChildStdout,
+        announces: &[&str],
+    ) -> anyhow::Result<()> {
+        let mut lines = BufReader::new(stdout).lines();
+        while announces
+            .iter()
+            .any(|name| !self.addresses.contains_key(*name))
+        {
+            let line = lines.next_line().await?.context("it has ended")?;
+            let announced = line.strip_prefix("listening ");
+            if let Some((name, address)) = announced.and_then(|rest| rest.split_once(' ')) {
+                self.addresses.insert(name.to_owned(), address.parse()?);
+            }
+        }
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        Ok(())
+    }
+
+    async fn ready(&self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut client = Client::new(self.addresses["admin"]);
+        while Instant::now() < deadline {
+            if let Ok((StatusCode::OK, _)) = client.get("/readyz").await {
+                return Ok(());
+            }
+            tokio::time::sleep(REST).await;
+        }
+        Err(self.failed("did not become ready"))
+    }
+
+    fn failed(&self, what: &str) -> anyhow::Error {
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n");
+        anyhow::anyhow!("the process that was started {what}; its log ends with\n{tail}")
+    }
+
+    fn watched(&self, name: &str, part: Part) -> Watched {
+        Watched {
+            name: name.to_owned(),
+            pid: self.pid,
+            part,
+        }
+    }
+
+    async fn stop(mut self) -> anyhow::Result<()> {
+        // The shell's own kill: there need be no other.
+        let asked = Command::new("sh")
+            .args(["-c", &format!("kill -TERM {}", self.pid)])
+            .status()
+            .await?;
+        anyhow::ensure!(
+            asked.success(),
+            "process {} had ended before it was stopped",
+            self.pid
+        );
+        let ended = tokio::time::timeout(STOP_PATIENCE, self.child.wait()).await;
+        let Ok(ended) = ended else {
+            self.child.kill().await?;
+            anyhow::bail!("process {} did not stop and was killed", self.pid);
+        };
+        let status = ended?;
+        anyhow::ensure!(
+            status.success(),
+            "{}",
+            self.failed(&format!("ended with {status}"))
+        );
+        Ok(())
+    }
+}
+
+/// The `waybill` beside this program.
+pub fn program_beside() -> PathBuf {
+    let this = std::env::current_exe().unwrap_or_default();
+    this.with_file_name("waybill")
+}
+
+fn temporary_directory() -> std::io::Result<tempfile::TempDir> {
+    tempfile::Builder::new()
+        .prefix("waybill-loadtest-")
+        .tempdir()
+}

@@ -1,0 +1,157 @@
+//! The program as a user runs it: scenarios on a Waybill that it starts, and what their reports say.
+//!
+//! The program `waybill` is the one beside this one; `cargo test --workspace` builds both. Rates are small: what is
+//! looked at is what the reports say, not how fast anything is.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const LOADTEST: &str = env!("CARGO_BIN_EXE_waybill-loadtest");
+
+/// The report of a run on a Waybill of its own, and the process that made it. `None` where there is no `waybill`.
+fn run(scenario: &str, flags: &[&str]) -> Option<(Value, Output)> {
+    if !waybill().exists() {
+        println!(
+            "SKIPPED: load tests on a started Waybill: {} is not built",
+            waybill().display()
+        );
+        return None;
+    }
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let json = directory.path().join("report.json");
+    let output = Command::new(LOADTEST)
+        .args(["run", scenario, "--start"])
+        .args(flags)
+        .arg("--json")
+        .arg(&json)
+        .output()
+        .expect("the program was built");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let report = std::fs::read(&json).unwrap_or_else(|_| panic!("there is no report:\n{said}"));
+    let report: Value = serde_json::from_slice(&report).expect("a report is JSON");
+    Some((report["runs"][0].clone(), output))
+}
+
+fn waybill() -> PathBuf {
+    Path::new(LOADTEST).with_file_name("waybill")
+}
+
+fn count(value: &Value) -> u64 {
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("{value} is a number"))
+}
+
+fn kind<'a>(run: &'a Value, name: &str) -> &'a Value {
+    let kinds = run["kinds"].as_array().expect("a list of kinds");
+    let found = kinds.iter().find(|kind| kind["name"] == name);
+    found.unwrap_or_else(|| panic!("{name} is among {kinds:?}"))
+}
+
+fn assert_balanced(run: &Value, output: &Output) {
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(run["failures"], serde_json::json!([]), "{said}");
+    assert!(output.status.success(), "{said}");
+    assert_eq!(run["verdict"]["judged"], run["accepted"], "{said}");
+    assert_eq!(run["open"], 0, "{said}");
+    assert!(said.contains("\nBALANCED "), "{said}");
+}
+
+#[test]
+fn smoke_ends_every_kind_as_it_must_and_says_what_that_cost() {
+    let Some((run, output)) = run("smoke", &["--rate", "40", "--seconds", "5"]) else {
+        return;
+    };
+    assert_balanced(&run, &output);
+    assert_eq!(count(&run["offered"]), 200);
+    for name in [
+        "drone",
+        "remote",
+        "suspended",
+        "cancelled",
+        "repeated",
+        "malformed",
+    ] {
+        let kind = kind(&run, name);
+        assert!(count(&kind["heldTo"]) > 0, "{kind}");
+        assert_eq!(kind["asMeant"], kind["heldTo"], "{kind}");
+    }
+    let malformed = count(&kind(&run, "malformed")["heldTo"]);
+    assert_eq!(count(&run["accepted"]) + malformed, 200);
+    let processes = run["processes"].as_array().expect("a list of processes");
+    let parts: Vec<&Value> = processes.iter().map(|process| &process["part"]).collect();
+    assert_eq!(parts, ["subject", "services", "load"]);
+    assert!(
+        processes[0]["cpuUsPerDelivery"].as_f64() > Some(0.0),
+        "{}",
+        processes[0]
+    );
+    assert!(
+        processes[0]["residentMibMax"].as_f64() > Some(10.0),
+        "{}",
+        processes[0]
+    );
+    let samples = run["samples"].as_array().expect("a list of samples");
+    let sum = |name: &str| {
+        samples
+            .iter()
+            .map(|sample| count(&sample[name]))
+            .sum::<u64>()
+    };
+    assert_eq!(
+        (sum("offered"), sum("accepted")),
+        (200, count(&run["accepted"]))
+    );
+    assert_eq!(sum("ended"), count(&run["accepted"]));
+}
+
+#[test]
+fn every_poison_record_is_found_among_the_dead_letters_and_every_wrong_body_refused() {
+    let Some((run, output)) = run("poison", &["--rate", "50", "--seconds", "4"]) else {
+        return;
+    };
+    assert_balanced(&run, &output);
+    let garbage = kind(&run, "garbage");
+    assert_eq!(
+        (count(&garbage["heldTo"]), count(&garbage["asMeant"])),
+        (200, 200)
+    );
+    let refused = run["refused"].as_object().expect("refusals by status");
+    assert!(
+        refused.keys().all(|status| status.starts_with('4')),
+        "{refused:?}"
+    );
+    let refused: u64 = refused.values().map(count).sum();
+    assert_eq!(refused, count(&kind(&run, "malformed")["heldTo"]));
+    assert_eq!(count(&run["states"]["Processed"]), count(&run["accepted"]));
+}
+
+#[test]
+fn flaky_services_leave_nothing_half_done() {
+    let Some((run, output)) = run("flaky-services", &["--rate", "40", "--seconds", "5"]) else {
+        return;
+    };
+    assert_balanced(&run, &output);
+    // What is refused for good is undone: the faults were there.
+    assert!(count(&run["states"]["Compensated"]) > count(&kind(&run, "suspended")["heldTo"]));
+}
+
+#[test]
+fn a_limit_that_is_broken_fails_the_run_and_stands_in_the_report() {
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let file = directory.path().join("strict.yaml");
+    let strict = "description: nobody is so fast\nphases: [{name: a, rate: 20, for: 1s}]\n\
+                  limits: {endToEndP99: 0.001ms}\n";
+    std::fs::write(&file, strict).expect("the directory is writable");
+    let Some((run, output)) = run(&file.to_string_lossy(), &[]) else {
+        return;
+    };
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(run["scenario"], "strict");
+    let failures = run["failures"].as_array().expect("a list of failures");
+    assert_eq!(failures.len(), 1, "{failures:?}");
+    let failure = failures[0].as_str().expect("a sentence");
+    assert!(failure.contains("above the limit of 0.001 ms"), "{failure}");
+}
