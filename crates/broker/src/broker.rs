@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bytes::Bytes;
 use kafka_protocol::protocol::StrBytes;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -15,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use crate::api::{self, Reply};
 use crate::connection::{Closed, Connection};
 use crate::group::Coordinator;
 use crate::log::Limits;
@@ -157,6 +159,24 @@ impl Broker {
     pub fn stats(&self) -> Stats {
         let (log_bytes, partitions) = self.server.topics.totals();
         self.server.counters.snapshot(log_bytes, partitions)
+    }
+
+    /// Handles one request (the bytes of a frame, behind its length) as a connection does on which nothing
+    /// else is under way, and returns the answer's frame. `None` if there is no answer, or the connection
+    /// would be closed. It is there for the benchmarks, which count what a request costs beside its socket.
+    #[doc(hidden)]
+    pub async fn answer(&self, request: Bytes) -> Option<Bytes> {
+        let ends = Ends {
+            peer: self.address,
+            local: self.address,
+        };
+        match api::handle(&self.server, ends, &Arc::default(), request).ok()? {
+            Reply::None => None,
+            Reply::Now(answer) => Some(answer),
+            Reply::Later(answer) | Reply::Exclusive(answer) => {
+                answer.await.ok().map(|frame| frame.bytes)
+            }
+        }
     }
 
     /// Resolves when the disk has failed. The broker goes on with the partitions that still work;

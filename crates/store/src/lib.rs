@@ -33,6 +33,7 @@ mod keys;
 mod layout;
 mod lease;
 mod row;
+mod row_codec;
 
 use std::fmt;
 
@@ -52,6 +53,8 @@ pub use error::{CorruptRow, SchemaError, StoreError};
 pub use layout::{Layout, LayoutError, LayoutGeneration, Retired};
 pub use lease::{Begins, Checkpoint, Followed, Lease, LeaseKey, LeaseRole};
 pub use row::{RowRead, RowWrite, WriteBatch, Written};
+#[doc(hidden)]
+pub use row_codec::{RowBytes, RowCodec};
 
 /// The state store.
 ///
