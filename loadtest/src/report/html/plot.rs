@@ -1,0 +1,463 @@
+//! A plot over time, as SVG: lines with their names beside them, phases behind them.
+//!
+//! The type is larger on a narrow screen, where the plot is made smaller as a whole; what has a place here has one
+//! with either.
+
+use std::fmt::{self, Display};
+
+use super::axis::{Axis, Scale, Unit};
+use super::markup::Markup;
+use super::number::{measure, plain};
+use super::thin;
+
+const WIDTH: f64 = 548.0;
+const LEFT: f64 = 56.0;
+const RIGHT: f64 = 436.0;
+/// How high the part with the lines is.
+const HEIGHT: f64 = 168.0;
+/// Of one row of names of phases.
+const ROW_HEIGHT: f64 = 16.0;
+/// Below the lines, for the times.
+const FOOT: f64 = 26.0;
+/// The distance of names of lines.
+const NAME_HEIGHT: f64 = 16.0;
+/// How wide a character is where the type is large.
+const CHARACTER_WIDTH: f64 = 7.6;
+/// How many characters of a line's name have a place.
+const NAME_CHARACTERS: usize = 10;
+/// How many of a phase's name.
+const PHASE_CHARACTERS: usize = 18;
+
+/// Values over the time of one run or of several.
+pub struct Plot {
+    /// What it shows, without its unit.
+    pub title: &'static str,
+    pub scale: Scale,
+    pub unit: Unit,
+    /// How long the axis of time is.
+    pub seconds: f64,
+    /// What stands behind the lines.
+    pub phases: Vec<Band>,
+    /// Whose lines these are.
+    pub sources: Vec<Source>,
+    /// How many lines there were no room for.
+    pub omitted: usize,
+}
+
+/// A part of the time.
+#[derive(Clone)]
+pub struct Band {
+    pub name: String,
+    pub from_seconds: f64,
+    pub to_seconds: f64,
+}
+
+/// Lines with values at the same times.
+pub struct Source {
+    /// In seconds.
+    pub times: Vec<f64>,
+    pub lines: Vec<Line>,
+}
+
+/// Values one after the other, with gaps.
+pub struct Line {
+    pub name: String,
+    pub look: Look,
+    pub values: Vec<Option<f64>>,
+}
+
+/// How a line looks. No two of a plot should have the same stroke, for those who see no colours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Look {
+    pub colour: Colour,
+    pub stroke: Stroke,
+}
+
+/// A colour, which differs between a light and a dark page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Colour {
+    Blue,
+    Ochre,
+    Green,
+    Plum,
+    Grey,
+}
+
+/// How a line is broken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stroke {
+    Solid,
+    Dashed,
+    Dotted,
+    DashDotted,
+    LongDashed,
+}
+
+impl Plot {
+    /// Whether there is anything to show.
+    pub fn is_empty(&self) -> bool {
+        self.values().next().is_none()
+    }
+
+    /// Writes the plot with its title; `id` is its own on the page.
+    pub fn write(&self, page: &mut Markup, id: impl Display) {
+        page.element("figure", &[("class", &"plot")], |figure| {
+            figure.element("figcaption", &[], |caption| {
+                caption.text(self.title);
+                caption.leaf("span", &[("class", &"unit")], self.unit_text());
+                if self.omitted > 0 {
+                    let omitted = format_args!("; {} more are not drawn", self.omitted);
+                    caption.leaf("span", &[("class", &"unit")], omitted);
+                }
+            });
+            if self.is_empty() {
+                figure.leaf("p", &[("class", &"none")], "There is nothing to show.");
+            } else {
+                self.svg(figure, &id);
+            }
+        });
+    }
+
+    fn svg(&self, page: &mut Markup, id: &dyn Display) {
+        let frame = Frame::of(self);
+        let view = format!("0 0 {} {}", Px(WIDTH), Px(frame.bottom + FOOT));
+        let title = format!("{id}-title");
+        let about = format!("{id}-about");
+        let by = format!("{title} {about}");
+        page.element(
+            "svg",
+            &[
+                ("xmlns", &"http://www.w3.org/2000/svg"),
+                ("viewBox", &view),
+                ("role", &"img"),
+                ("aria-labelledby", &by),
+                ("data-seconds", &plain(self.seconds)),
+                ("data-left", &Px(LEFT)),
+                ("data-right", &Px(RIGHT)),
+                ("data-unit", &self.unit.suffix()),
+            ],
+            |svg| {
+                svg.leaf("title", &[("id", &title)], self.title);
+                svg.leaf("desc", &[("id", &about)], self.about());
+                frame.phases(svg, &self.phases);
+                frame.axes(svg);
+                for source in &self.sources {
+                    frame.source(svg, source, self.seconds);
+                }
+                frame.names(svg, self);
+            },
+        );
+    }
+
+    /// What the plot shows, for those who do not see it.
+    fn about(&self) -> String {
+        let lines = self.sources.iter().flat_map(|source| &source.lines);
+        let highest = lines.filter_map(|line| {
+            let most = line.values.iter().flatten().copied().reduce(f64::max)?;
+            let unit = self.unit.suffix();
+            Some(format!("{} up to {}{unit}", line.name, measure(most)))
+        });
+        let highest: Vec<String> = highest.collect();
+        format!(
+            "{} over {} s: {}.",
+            self.title,
+            plain(self.seconds),
+            highest.join("; ")
+        )
+    }
+
+    const fn unit_text(&self) -> &'static str {
+        match (self.unit, self.scale) {
+            (Unit::PerSecond, _) => " a second",
+            (Unit::Count, _) => "",
+            (Unit::Ms, Scale::Log) => " logarithmic",
+            (Unit::Ms, Scale::Linear) => " ms",
+            (Unit::Cores, _) => " cores",
+            (Unit::Mib, _) => " MiB",
+        }
+    }
+
+    fn values(&self) -> impl Iterator<Item = f64> {
+        let lines = self.sources.iter().flat_map(|source| &source.lines);
+        lines.flat_map(|line| line.values.iter().flatten().copied())
+    }
+}
+
+/// Where everything stands.
+struct Frame {
+    time: Axis,
+    value: Axis,
+    top: f64,
+    bottom: f64,
+    /// Name, middle and row of the phases whose names have a place.
+    phase_names: Vec<(String, f64, usize)>,
+}
+
+impl Frame {
+    fn of(plot: &Plot) -> Self {
+        let time = Axis::of_time(plot.seconds);
+        let phase_names = phase_names(&plot.phases, &time);
+        let rows = phase_names.iter().map(|(_, _, row)| row + 1).max();
+        let top = 10.0 + rows.unwrap_or(0) as f64 * ROW_HEIGHT;
+        Self {
+            time,
+            value: Axis::of(plot.scale, plot.unit, plot.values()),
+            top,
+            bottom: top + HEIGHT,
+            phase_names,
+        }
+    }
+
+    fn x(&self, seconds: f64) -> f64 {
+        across(&self.time, seconds)
+    }
+
+    fn y(&self, value: f64) -> f64 {
+        self.bottom - self.value.position(value) * HEIGHT
+    }
+
+    fn phases(&self, svg: &mut Markup, phases: &[Band]) {
+        for (at, phase) in phases.iter().enumerate() {
+            let (from, to) = (self.x(phase.from_seconds), self.x(phase.to_seconds));
+            let class = if at % 2 == 0 { "band" } else { "band other" };
+            svg.void(
+                "rect",
+                &[
+                    ("class", &class),
+                    ("x", &Px(from)),
+                    ("y", &Px(self.top)),
+                    ("width", &Px((to - from).max(0.5))),
+                    ("height", &Px(HEIGHT)),
+                    ("data-phase", &phase.name),
+                ],
+            );
+        }
+        for (name, middle, row) in &self.phase_names {
+            let y = ROW_HEIGHT * (*row as f64 + 1.0);
+            let place: [(_, &dyn Display); 3] =
+                [("class", &"phase"), ("x", &Px(*middle)), ("y", &Px(y))];
+            svg.leaf("text", &place, name);
+        }
+    }
+
+    fn axes(&self, svg: &mut Markup) {
+        for (at, (value, text)) in self.value.ticks.iter().enumerate() {
+            let y = self.y(*value);
+            let class = if at == 0 { "base" } else { "grid" };
+            line(svg, class, [LEFT, y, RIGHT, y]);
+            let place: [(_, &dyn Display); 3] = [
+                ("class", &"value"),
+                ("x", &Px(LEFT - 8.0)),
+                ("y", &Px(y + 4.0)),
+            ];
+            svg.leaf("text", &place, text);
+        }
+        for (seconds, text) in &self.time.ticks {
+            let x = self.x(*seconds);
+            line(svg, "base", [x, self.bottom, x, self.bottom + 4.0]);
+            let place: [(_, &dyn Display); 3] = [
+                ("class", &"time"),
+                ("x", &Px(x)),
+                ("y", &Px(self.bottom + 19.0)),
+            ];
+            svg.leaf("text", &place, text);
+        }
+    }
+
+    fn source(&self, svg: &mut Markup, source: &Source, seconds: f64) {
+        // A tenth of a second is finer than what a long plot can show.
+        let digits = if seconds > 20.0 { 10.0 } else { 1_000.0 };
+        let pieces = thin::pieces(source.times.len(), thin::POINTS_MAX / 2);
+        let times = pieces.map(|piece| {
+            let middle = (piece.start + piece.end - 1) / 2;
+            plain((source.times[middle] * digits).round() / digits)
+        });
+        let times: Vec<String> = times.collect();
+        svg.element("g", &[("data-times", &times.join(" "))], |group| {
+            for line in &source.lines {
+                self.line(group, &source.times, line);
+            }
+        });
+    }
+
+    fn line(&self, svg: &mut Markup, times: &[f64], line: &Line) {
+        let (path, alone) = self.path(times, line);
+        let values = thin::greatest_each(&line.values);
+        let values: Vec<String> = values.into_iter().map(brief).collect();
+        svg.void(
+            "path",
+            &[
+                ("class", &line.look),
+                ("d", &path),
+                ("data-name", &line.name),
+                ("data-values", &values.join(",")),
+            ],
+        );
+        for (x, y) in alone {
+            svg.void(
+                "circle",
+                &[
+                    ("class", &line.look),
+                    ("cx", &Px(x)),
+                    ("cy", &Px(y)),
+                    ("r", &"2.5"),
+                ],
+            );
+        }
+    }
+
+    /// The path of a line, and the points of it that have no neighbours.
+    fn path(&self, times: &[f64], line: &Line) -> (String, Vec<(f64, f64)>) {
+        let mut path = String::new();
+        let mut alone = Vec::new();
+        let mut piece: Vec<(f64, f64)> = Vec::new();
+        let mut end = |piece: &mut Vec<(f64, f64)>| {
+            if let [point] = piece[..] {
+                alone.push(point);
+            } else {
+                for (at, (x, y)) in piece.iter().enumerate() {
+                    let command = if at == 0 { "M" } else { "L" };
+                    path += &format!("{command}{} {}", Px(*x), Px(*y));
+                }
+            }
+            piece.clear();
+        };
+        for at in thin::kept(&line.values) {
+            match line.values[at] {
+                Some(value) => piece.push((self.x(times[at]), self.y(value))),
+                None => end(&mut piece),
+            }
+        }
+        end(&mut piece);
+        (path, alone)
+    }
+
+    /// Writes the name of each line beside its end, with a piece of the line.
+    fn names(&self, svg: &mut Markup, plot: &Plot) {
+        let lines = plot.sources.iter().flat_map(|source| &source.lines);
+        let ends = lines.filter_map(|line| {
+            let last = line.values.iter().flatten().last()?;
+            Some((self.y(*last), line))
+        });
+        let mut ends: Vec<(f64, &Line)> = ends.collect();
+        ends.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        let wanted: Vec<f64> = ends.iter().map(|(y, _)| *y).collect();
+        let places = apart(&wanted, self.top + 4.0, self.bottom - 2.0);
+        for ((_, of), y) in ends.iter().zip(places) {
+            let swatch: [(_, &dyn Display); 5] = [
+                ("class", &of.look),
+                ("x1", &Px(RIGHT + 8.0)),
+                ("x2", &Px(RIGHT + 30.0)),
+                ("y1", &Px(y)),
+                ("y2", &Px(y)),
+            ];
+            svg.void("line", &swatch);
+            let place: [(_, &dyn Display); 3] = [
+                ("class", &"name"),
+                ("x", &Px(RIGHT + 34.0)),
+                ("y", &Px(y + 4.0)),
+            ];
+            svg.leaf("text", &place, cut(&of.name, NAME_CHARACTERS));
+        }
+    }
+}
+
+/// The phases' names in rows in which none touches another. One without a place is left out: the table has it.
+fn phase_names(phases: &[Band], time: &Axis) -> Vec<(String, f64, usize)> {
+    let mut row_ends = [f64::NEG_INFINITY; 2];
+    let mut placed = Vec::new();
+    for phase in phases {
+        let name = cut(&phase.name, PHASE_CHARACTERS);
+        let half = name.chars().count() as f64 * CHARACTER_WIDTH / 2.0;
+        let middle = across(time, phase.from_seconds.midpoint(phase.to_seconds));
+        let middle = middle.clamp(LEFT + half, (WIDTH - half).max(LEFT + half));
+        let free = row_ends.iter().position(|end| *end + 6.0 <= middle - half);
+        if let Some(row) = free {
+            row_ends[row] = middle + half;
+            placed.push((name, middle, row));
+        }
+    }
+    placed
+}
+
+fn across(time: &Axis, seconds: f64) -> f64 {
+    LEFT + time.position(seconds) * (RIGHT - LEFT)
+}
+
+/// Moves what wants to stand at these heights, in ascending order, so far apart that nothing overlaps, and between
+/// `top` and `bottom` as long as there is room.
+fn apart(wanted: &[f64], top: f64, bottom: f64) -> Vec<f64> {
+    let mut places: Vec<f64> = Vec::with_capacity(wanted.len());
+    for y in wanted {
+        let least = places.last().map_or(top, |last| last + NAME_HEIGHT);
+        places.push(y.max(least));
+    }
+    let mut most = bottom;
+    for y in places.iter_mut().rev() {
+        *y = y.min(most);
+        most = *y - NAME_HEIGHT;
+    }
+    places
+}
+
+fn line(svg: &mut Markup, class: &'static str, [x1, y1, x2, y2]: [f64; 4]) {
+    let ends: [(_, &dyn Display); 5] = [
+        ("class", &class),
+        ("x1", &Px(x1)),
+        ("y1", &Px(y1)),
+        ("x2", &Px(x2)),
+        ("y2", &Px(y2)),
+    ];
+    svg.void("line", &ends);
+}
+
+/// The first characters of a name that is too long.
+fn cut(name: &str, characters: usize) -> String {
+    if name.chars().count() <= characters {
+        return name.to_owned();
+    }
+    let first: String = name.chars().take(characters - 1).collect();
+    format!("{}…", first.trim_end())
+}
+
+/// A value with four digits that count; nothing for none.
+fn brief(value: Option<f64>) -> String {
+    let Some(value) = value.filter(|value| value.is_finite()) else {
+        return String::new();
+    };
+    let before_point = value.abs().max(1.0).log10().floor();
+    let unit = 10f64.powf(3.0 - before_point).max(1.0);
+    plain((value * unit).round() / unit)
+}
+
+impl Display for Look {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let colour = match self.colour {
+            Colour::Blue => "blue",
+            Colour::Ochre => "ochre",
+            Colour::Green => "green",
+            Colour::Plum => "plum",
+            Colour::Grey => "grey",
+        };
+        let stroke = match self.stroke {
+            Stroke::Solid => "solid",
+            Stroke::Dashed => "dashed",
+            Stroke::Dotted => "dotted",
+            Stroke::DashDotted => "dashdotted",
+            Stroke::LongDashed => "longdashed",
+        };
+        write!(f, "line {colour} {stroke}")
+    }
+}
+
+/// A length or place, to a tenth.
+struct Px(f64);
+
+impl Display for Px {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&plain((self.0 * 10.0).round() / 10.0))
+    }
+}
+
+#[cfg(test)]
+mod tests;
