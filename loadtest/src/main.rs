@@ -24,6 +24,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{run, scenarios, suite as suite_command};
 use crate::interrupt::{Interrupt, Interrupted};
+use crate::report::compare;
 
 /// Load tests of Waybill: open loop, judged from outside
 #[derive(Parser, Debug)]
@@ -40,6 +41,8 @@ enum Command {
     Run(Box<run::Arguments>),
     /// Measure everything that the goals name, in worlds of its own, beside baselines and peers
     Suite(suite_command::Arguments),
+    /// Hold two reports against each other, run by run
+    Compare(compare::Arguments),
     /// List the scenarios that are built in
     Scenarios(scenarios::Arguments),
 }
@@ -72,6 +75,7 @@ fn act(command: Command) -> anyhow::Result<bool> {
             Command::Suite(arguments) => {
                 suite_command::act(&arguments, &Interrupt::listen()?).await
             }
+            Command::Compare(arguments) => compare::run(&arguments).map(|()| true),
             Command::Scenarios(arguments) => scenarios::act(&arguments),
         }
     })

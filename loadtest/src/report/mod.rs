@@ -1,5 +1,6 @@
 //! The report: what it says ([`model`]), for people ([`text`], [`html`]) and for machines (JSON).
 
+pub mod compare;
 pub mod html;
 pub mod model;
 pub mod text;

@@ -7,7 +7,7 @@ use super::number::{NONE, count, measure, per_second, percentile, plain};
 use super::table::{Head, Row, Tone, badge, head, table};
 use super::{plots, usage};
 use crate::judge::{Findings, Verdict};
-use crate::report::model::{Percentiles, Phase, Run, Tenant};
+use crate::report::model::{BreakingPoint, KindOutcome, Percentiles, Phase, Run, Tenant};
 
 /// How many tenants have a row.
 const TENANTS_MAX: usize = 50;
@@ -47,6 +47,13 @@ pub fn write(page: &mut Markup, run: &Run, number: usize) {
         }
         section.leaf("h3", &[], "Phases");
         phases(section, &run.phases);
+        if let Some(breaking) = &run.breaking_point {
+            section.leaf("p", &[], breaking_point(breaking));
+        }
+        if !run.kinds.is_empty() {
+            section.leaf("h3", &[], "Kinds of requests");
+            request_kinds(section, &run.kinds);
+        }
         if !run.tenants.is_empty() {
             section.leaf("h3", &[], "Tenants");
             tenants(section, &run.tenants);
@@ -274,6 +281,45 @@ fn rate_of(phase: &Phase) -> String {
     } else {
         format!("{} → {}", measure(phase.rate), measure(phase.rate_end))
     }
+}
+
+fn breaking_point(breaking: &BreakingPoint) -> String {
+    let held = measure(breaking.rate);
+    match (breaking.broke_at, &breaking.because) {
+        (Some(at), Some(because)) => {
+            format!(
+                "Breaking point: {held}/s held, {}/s did not: {because}.",
+                measure(at)
+            )
+        }
+        (Some(at), None) => format!("Breaking point: {held}/s held, {}/s did not.", measure(at)),
+        (None, _) => format!("No breaking point was reached: {held}/s held."),
+    }
+}
+
+fn request_kinds(page: &mut Markup, kinds: &[KindOutcome]) {
+    let heads = [
+        head("kind"),
+        head("held to its end"),
+        head("ended so"),
+        head("otherwise"),
+    ];
+    let caption = "How the requests of each kind had to end, and did";
+    table(page, caption, 1, &heads, |rows| {
+        rows.body(|rows| {
+            for kind in kinds {
+                rows.row("", |row| {
+                    match kind.is_bad {
+                        true => row.cell(format_args!("{} (bad input)", kind.name)),
+                        false => row.cell(&kind.name),
+                    }
+                    row.cell(count(kind.held_to));
+                    row.cell(count(kind.as_meant));
+                    row.cell(count(kind.held_to.saturating_sub(kind.as_meant)));
+                });
+            }
+        });
+    });
 }
 
 fn tenants(page: &mut Markup, tenants: &[Tenant]) {

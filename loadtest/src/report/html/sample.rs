@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::judge::{Findings, Verdict};
 use crate::report::model::{
-    FORMAT, Goal, Machine, Part, Percentiles, Phase, Process, Report, Run, Sample, Tenant,
+    BreakingPoint, FORMAT, Goal, KindOutcome, Machine, Part, Percentiles, Phase, Process, Report,
+    Run, Sample, Tenant,
 };
 
 /// Deliveries a second that a subject of speed 1 completes at most.
@@ -150,6 +151,25 @@ pub fn spike(seconds: u32, speed: f64) -> Run {
         ending_seconds: f64::from(seconds) + 3.4 / speed,
         acceptance_ms: Some(percentiles(2.4, 4.0)),
         end_to_end_ms: Some(percentiles(11.0 / speed, 60.0)),
+        kinds: vec![
+            KindOutcome {
+                name: "drone".to_owned(),
+                held_to: 900_000,
+                as_meant: 899_990,
+                is_bad: false,
+            },
+            KindOutcome {
+                name: "garbage".to_owned(),
+                held_to: 40,
+                as_meant: 40,
+                is_bad: true,
+            },
+        ],
+        breaking_point: Some(BreakingPoint {
+            rate: 4_200.0,
+            broke_at: Some(5_000.0),
+            because: Some("acceptance p99 was 240 ms".to_owned()),
+        }),
         tenants: tenants
             .map(|(at, name)| Tenant {
                 name: (*name).to_owned(),
@@ -234,6 +254,8 @@ pub fn empty() -> Run {
         ending_seconds: 0.0,
         acceptance_ms: None,
         end_to_end_ms: None,
+        kinds: Vec::new(),
+        breaking_point: None,
         tenants: Vec::new(),
         processes: Vec::new(),
         samples: Vec::new(),
