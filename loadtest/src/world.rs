@@ -70,6 +70,8 @@ pub struct StartOptions {
     pub config: Option<PathBuf>,
     /// More flags for `waybill up`.
     pub up_flags: Vec<String>,
+    /// What `waybill up` finds in its environment beside all else.
+    pub up_env: Vec<(String, String)>,
 }
 
 /// How long a process may take to say where it listens and that it is ready. Generous: it bounds a failure.
@@ -96,7 +98,7 @@ pub struct Services {
     _data: tempfile::TempDir,
 }
 
-/// `waybill up` without services.
+/// `waybill up`.
 pub struct Up {
     process: Started,
     _data: tempfile::TempDir,
@@ -141,20 +143,36 @@ impl Services {
 }
 
 impl Up {
-    /// Starts it, and waits until it is ready.
+    /// Starts it, and waits until it is ready. It calls the services at `services`, or has some of its own.
     ///
     /// # Errors
     ///
     /// If it does not come up; the end of its log is in the error.
-    pub async fn start(options: &StartOptions, services: SocketAddr) -> anyhow::Result<Self> {
+    pub async fn start(
+        options: &StartOptions,
+        services: Option<SocketAddr>,
+    ) -> anyhow::Result<Self> {
         let data = temporary_directory()?;
-        let mut flags = vec!["up".to_owned(), "--no-services".to_owned()];
-        flags.extend(["--services".to_owned(), services.to_string()]);
+        let mut flags = vec!["up".to_owned()];
+        let mut listeners = vec!["http", "admin", "broker"];
+        match services {
+            Some(services) => {
+                let services = services.to_string();
+                flags.extend([
+                    "--no-services".to_owned(),
+                    "--services".to_owned(),
+                    services,
+                ]);
+            }
+            None => {
+                flags.extend(["--services", "127.0.0.1:0"].map(str::to_owned));
+                listeners.push("services");
+            }
+        }
         for listener in ["--http", "--broker-listen"] {
             flags.extend([listener.to_owned(), "127.0.0.1:0".to_owned()]);
         }
         flags.extend(options.up_flags.iter().cloned());
-        let listeners = ["http", "admin", "broker"];
         let process = Started::start(options, flags, data.path(), &listeners).await?;
         process.ready().await?;
         Ok(Self {
@@ -173,15 +191,18 @@ impl Up {
         self.process.addresses["admin"]
     }
 
-    /// The world that it makes together with the services.
+    /// The world that it makes together with the services, or with its own if it has some.
     pub fn world(&self, services: &Services) -> World {
+        let own = self.process.addresses.get("services").copied();
+        let mut processes = vec![self.watched()];
+        processes.extend(own.is_none().then(|| services.watched()));
         World {
             http: self.process.addresses["http"],
             brokers: self.process.addresses["broker"].to_string(),
             topic_prefix: "waybill".to_owned(),
             schema_registry: None,
-            services: Some(services.address()),
-            processes: vec![self.watched(), services.watched()],
+            services: Some(own.unwrap_or_else(|| services.address())),
+            processes,
         }
     }
 
@@ -204,6 +225,9 @@ impl Started {
     ) -> anyhow::Result<Self> {
         let log = data.join("waybill.log");
         let mut command = Command::new(&options.program);
+        if flags.first().is_some_and(|role| role == "up") {
+            command.envs(options.up_env.iter().cloned());
+        }
         command.args(flags).arg("--data-dir").arg(data.join("data"));
         command.args(["--admin", "127.0.0.1:0"]);
         if let Some(config) = &options.config {

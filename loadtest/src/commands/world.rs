@@ -78,6 +78,7 @@ impl Starting {
             program: self.program.clone().unwrap_or_else(program_beside),
             config: self.config.clone(),
             up_flags: self.up_flag.clone(),
+            up_env: Vec::new(),
         }
     }
 }
@@ -90,7 +91,7 @@ impl StartedWorld {
     /// If one does not come up.
     pub async fn start(options: &StartOptions) -> anyhow::Result<Self> {
         let services = Services::start(options).await?;
-        let up = Up::start(options, services.address()).await?;
+        let up = Up::start(options, Some(services.address())).await?;
         Ok(Self { up, services })
     }
 

@@ -3,7 +3,7 @@
 use crate::report::model::{Goal, Part, Run};
 
 use super::{
-    ACCEPT, ALONE, BACKLOG, FLOOR, IDLE, IN_PROCESS, OPEN_LOOP, SPIKE, SUSTAINED, TEXTBOOK,
+    ACCEPT, ALONE, BACKLOG, DIRECT, FLOOR, IDLE, IN_PROCESS, OPEN_LOOP, SPIKE, SUSTAINED, TEXTBOOK,
     TOP_RATE, WAYBILL,
 };
 
@@ -14,6 +14,11 @@ pub fn table(runs: &[Run], peers: &[String]) -> Vec<Goal> {
         runs.top_rate(),
         runs.against_peers(peers),
         runs.cpu(WAYBILL, "CPU per delivery of ours, over HTTP agents", 300.0),
+        runs.cpu(
+            DIRECT,
+            "the same, asked directly in the scheduler's process",
+            300.0,
+        ),
         runs.cpu(
             IN_PROCESS,
             "CPU per delivery of ours, in-process agents",
@@ -130,8 +135,12 @@ impl<'a> Runs<'a> {
                 ),
                 ..ours
             },
+            (Some(_), None, Some(load)) => Goal {
+                measured: format!("{}, services within (and load {load:.0})", ours.measured),
+                ..ours
+            },
             (Some(_), _, _) => ours,
-            (None, _, _) => not_measured(work, &ours.goal, "there is no such variant"),
+            (None, _, _) => not_measured(work, &ours.goal, "there was no such run"),
         }
     }
 
@@ -139,7 +148,7 @@ impl<'a> Runs<'a> {
         let work = "in-process agents";
         match self.rate(IN_PROCESS) {
             Some(rate) => at_least(work, 10_000.0, Some(rate), "completed/s"),
-            None => not_measured(work, "≥ 10,000 completed/s", "there is no such variant"),
+            None => not_measured(work, "≥ 10,000 completed/s", "there was no such run"),
         }
     }
 

@@ -29,6 +29,7 @@ const BACKLOG: &str = "backlog";
 
 /// The systems that goals name.
 const WAYBILL: &str = "waybill";
+const DIRECT: &str = "waybill-direct";
 const IN_PROCESS: &str = "waybill-in-process";
 const FLOOR: &str = "floor";
 const TEXTBOOK: &str = "textbook";
@@ -36,16 +37,35 @@ const TEXTBOOK: &str = "textbook";
 /// A way to start Waybill.
 struct Variant {
     name: &'static str,
-    /// Flags of `waybill up` beside those of every variant.
-    up_flags: &'static [&'static str],
+    /// What `waybill up` finds in its environment.
+    env: &'static [(&'static str, &'static str)],
+    /// Whether it runs the services, too.
+    has_services: bool,
 }
 
-/// All ways to start Waybill. The first one is measured in everything; each takes part in the rounds. One with agents in
-/// the process itself is to be called [`IN_PROCESS`]: goals look for it under this name.
-const VARIANTS: &[Variant] = &[Variant {
-    name: WAYBILL,
-    up_flags: &[],
-}];
+/// All ways to start Waybill. The first one is measured in everything; each takes part in the rounds.
+const VARIANTS: &[Variant] = &[
+    Variant {
+        name: WAYBILL,
+        env: &[],
+        has_services: false,
+    },
+    // The same five HTTP steps; the scheduler asks its agents without a record.
+    Variant {
+        name: DIRECT,
+        env: &[("WAYBILL_AGENTS__REACH", "direct")],
+        has_services: false,
+    },
+    // Agents that do the work in the process itself.
+    Variant {
+        name: IN_PROCESS,
+        env: &[
+            ("WAYBILL_AGENTS__REACH", "direct"),
+            ("WAYBILL_AGENTS__BUILT_IN_CALLS", "function"),
+        ],
+        has_services: true,
+    },
+];
 
 /// More than any system takes: requests leave as fast as their connections are free.
 const RATE_MAX: f64 = 1_000_000.0;
@@ -269,7 +289,7 @@ impl<'a> Suite<'a> {
     }
 
     async fn long(&mut self, long: &Long) -> anyhow::Result<()> {
-        // In-process agents are to complete it meanwhile, once there are some.
+        // In-process agents complete it meanwhile.
         let in_process = VARIANTS.iter().find(|variant| variant.name == IN_PROCESS);
         let variant = in_process.unwrap_or(&VARIANTS[0]);
         let mut sustained = Scenario::ad_hoc(SUSTAINED, 10_000.0, long.sustained);
@@ -297,12 +317,11 @@ impl<'a> Suite<'a> {
 
     async fn up(&self, variant: &Variant) -> anyhow::Result<Up> {
         let mut start = self.plan.start.clone();
-        start
-            .up_flags
-            .extend(variant.up_flags.iter().map(|flag| (*flag).to_owned()));
-        self.interrupt
-            .unless(Up::start(&start, self.services.address()))
-            .await
+        let env = variant.env.iter();
+        let env = env.map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        start.up_env.extend(env);
+        let services = (!variant.has_services).then(|| self.services.address());
+        self.interrupt.unless(Up::start(&start, services)).await
     }
 
     async fn measure(&mut self, up: &Up, scenario: Scenario, is_held: bool) -> anyhow::Result<()> {
