@@ -5,6 +5,7 @@
 //! end to end (the final state, from the status topic) are measured apart. A judge holds what was
 //! accepted against the services' ledger afterwards. `docs/loadtest.md` says how it is used.
 
+mod baseline;
 mod commands;
 mod faults;
 mod interrupt;
@@ -26,6 +27,10 @@ use crate::commands::{run, scenarios, suite as suite_command};
 use crate::interrupt::{Interrupt, Interrupted};
 use crate::report::compare;
 
+/// As in the waybill program: what is held against it must not differ by the allocator.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Load tests of Waybill: open loop, judged from outside
 #[derive(Parser, Debug)]
 #[command(version)]
@@ -41,6 +46,8 @@ enum Command {
     Run(Box<run::Arguments>),
     /// Measure everything that the goals name, in worlds of its own, beside baselines and peers
     Suite(suite_command::Arguments),
+    /// Run deliveries without Waybill, to hold it against
+    Baseline(baseline::Arguments),
     /// Hold two reports against each other, run by run
     Compare(compare::Arguments),
     /// List the scenarios that are built in
@@ -65,18 +72,21 @@ fn main() -> ExitCode {
 
 /// Whether it came out well.
 fn act(command: Command) -> anyhow::Result<bool> {
-    // One thread sends, so that it takes as little as possible from what is measured.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    runtime.block_on(async {
-        match command {
-            Command::Run(arguments) => run::act(&arguments, &Interrupt::listen()?).await,
-            Command::Suite(arguments) => {
-                suite_command::act(&arguments, &Interrupt::listen()?).await
-            }
-            Command::Compare(arguments) => compare::run(&arguments).map(|()| true),
-            Command::Scenarios(arguments) => scenarios::act(&arguments),
+    match command {
+        Command::Run(arguments) => {
+            one_thread()?.block_on(async { run::act(&arguments, &Interrupt::listen()?).await })
         }
-    })
+        Command::Suite(arguments) => one_thread()?
+            .block_on(async { suite_command::act(&arguments, &Interrupt::listen()?).await }),
+        Command::Baseline(arguments) => baseline::run(&arguments).map(|()| true),
+        Command::Compare(arguments) => compare::run(&arguments).map(|()| true),
+        Command::Scenarios(arguments) => scenarios::act(&arguments),
+    }
+}
+
+/// Who sends takes one thread, and so as little as possible from what is measured.
+fn one_thread() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
 }

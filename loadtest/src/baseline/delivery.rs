@@ -1,0 +1,44 @@
+//! The deliveries that are sent, and what of each has to stand once it is processed.
+
+/// A delivery by its number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Delivery {
+    index: usize,
+}
+
+impl Delivery {
+    pub const fn new(index: usize) -> Self {
+        Self { index }
+    }
+
+    /// Every fifth one goes to a remote place.
+    pub fn is_remote(self) -> bool {
+        self.index.is_multiple_of(5)
+    }
+
+    /// Who orders it.
+    pub fn owner(self) -> String {
+        format!("owner-{}", self.index % 1_000)
+    }
+
+    /// What is delivered.
+    pub fn package(self) -> String {
+        format!("package-{}", self.index)
+    }
+
+    /// Where to.
+    pub fn place(self) -> &'static str {
+        match self.is_remote() {
+            true => "remote island 7",
+            false => "7 Hill Road",
+        }
+    }
+
+    /// Its request, without an id of its own.
+    pub fn body(self) -> String {
+        let (owner, package, place) = (self.owner(), self.package(), self.place());
+        format!(
+            r#"{{"ownerId":"{owner}","pickupLocation":"12 Harbour Street","dropOffLocation":"{place}","pickupTime":"2030-01-01T10:00:00Z","deadline":"2030-01-01T18:00:00Z","expedited":false,"confirmationRequired":"None","packageInfo":{{"packageId":"{package}","size":"Small","weight":1.5,"tag":"load"}}}}"#
+        )
+    }
+}

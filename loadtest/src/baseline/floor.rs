@@ -1,0 +1,338 @@
+//! The least that the work of a delivery can cost through the clients and the store that Waybill uses.
+//!
+//! All that Waybill writes for a delivery which meets no trouble is really written, travels, and is read by whoever
+//! reads it there, in the same order: request, row, step request, call, reply, row, and so on to the final row, the
+//! status and its reader. A row is durable before the message that follows from it is sent. What is left out is
+//! all that is not carrying: records and rows are copies of what the engine made once
+//! ([`pattern`](super::pattern)); of a record only the operation's id is read, and of a reply the step; which step
+//! follows is known beforehand; nobody keeps operations, offsets, time-outs or leases, and nothing is counted but
+//! the ends.
+//!
+//! **The same as Waybill**: producers, consumers and their settings (`waybill-kafka`), one of each for each role
+//! (requests in; the scheduler's two consumers and its producer; the agents' consumer and producer; the reader of
+//! the status topic), for roles can be processes of their own; the store and its writes; hyper's HTTP/2 client with a
+//! connection for each service; one group commit at a time for all partitions.
+//!
+//! **As large batches as Waybill may have**: a commit holds what the polls brought, up to `--batch` records each
+//! (2,000 as in the scheduler's pollers), of at most `--window` deliveries that are under way (4,000 as
+//! `scheduler.inFlightMax`), and begins no sooner than `--gather-ms` after the one before it (1 as in the scheduler).
+//! The replies of a millisecond are sent together likewise.
+//!
+//! **Larger ones than Waybill has**, for a floor is what the libraries can do: producers wait 10 ms for company
+//! (`--linger-ms`; Waybill's do not wait). While a producer has as many requests under way as it may and records left
+//! over, librdkafka's thread asks again and again whether it may send, unless it waits for company. On two busy cores,
+//! 0 against 10 ms is 56 to 71 against 16 to 30 µs of these threads a delivery on the embedded broker, and 223 to 413
+//! against 110 to 157 on Kafka, at fewer deliveries a second. A single delivery would take 120 ms longer: the floor
+//! says nothing of latency.
+//!
+//! **Less than Waybill**, where a floor may be: the agents' consumer is assigned its partitions and joins no group;
+//! offsets and checkpoints (some requests a second) are not committed; the scheduler polls its consumers
+//! from the loop's own thread; agents have no queues and workers, and their calls no templates, timers or breakers;
+//! and the drone's id is not carried from the reply over row and request to the next call (its place in them is), but
+//! noted beside.
+//!
+//! **Not less**: what the libraries do at any rate. A large part of the floor is HTTP/2 frames, librdkafka's threads
+//! waking up, and the embedded broker and store, which are code of the project, too: the floor says nothing of how near
+//! these are to their own.
+
+mod agents;
+pub(super) mod calling;
+mod scheduler;
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use clap::Args;
+use tokio::runtime::Runtime;
+use uuid::Uuid;
+use waybill_engine::{Offset, OperationId, PartitionId, partition_for};
+use waybill_kafka::{
+    ConsumerOptions, DeliveredShared, Delivery as Delivered, OutRecord, PartitionConsumer,
+    PollLimits, Producer, ProducerOptions,
+};
+
+use self::agents::Agents;
+use self::calling::Services;
+use self::scheduler::Scheduler;
+use super::pattern::Patterns;
+use super::world::World;
+use super::{Clock, Common, Outcome};
+use crate::baseline::delivery::Delivery;
+
+/// How long a thread waits for records before it looks whether it is to end.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a full producer may take to have room again.
+const ROOM_PATIENCE: Duration = Duration::from_secs(30);
+/// Until then all clients have found the broker.
+const SETTLE: Duration = Duration::from_millis(500);
+/// How many bytes one poll takes at most.
+const POLL_BYTES_MAX: usize = 8 << 20;
+
+/// How the floor is run.
+#[derive(Args, Clone, Debug)]
+pub struct Arguments {
+    #[command(flatten)]
+    pub common: Common,
+    /// How many records one poll takes at most.
+    #[arg(long, default_value_t = 2_000)]
+    pub batch: usize,
+    /// How many deliveries may be under way.
+    #[arg(long, default_value_t = 4_000)]
+    pub window: usize,
+    /// How long after a commit began the next one begins at the earliest, and how long replies gather, in
+    /// milliseconds.
+    #[arg(long, default_value_t = 1)]
+    pub gather_ms: u64,
+    /// How long producers wait for company, in milliseconds. More costs nothing but time, and less costs CPU.
+    #[arg(long, default_value_t = 10)]
+    pub linger_ms: u64,
+    /// Threads of the runtime that has the embedded broker and the calls.
+    #[arg(long, default_value_t = 2)]
+    pub workers: usize,
+}
+
+impl Arguments {
+    fn poll_limits(&self) -> PollLimits {
+        PollLimits {
+            records: self.batch,
+            bytes: POLL_BYTES_MAX,
+        }
+    }
+}
+
+/// Runs the deliveries.
+///
+/// # Errors
+///
+/// If the world cannot be made, or something in it fails.
+pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
+    let services = arguments.common.services()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(arguments.workers.max(1))
+        .enable_all()
+        .build()?;
+    let world = Arc::new(runtime.block_on(World::open(&arguments.common.world))?);
+    let outcome = deliver(arguments, services, &world, &runtime);
+    // All threads have ended, so nobody else has it any more.
+    if let Some(world) = Arc::into_inner(world) {
+        runtime.block_on(world.close())?;
+    }
+    outcome
+}
+
+fn deliver(
+    arguments: &Arguments,
+    services: Option<&str>,
+    world: &Arc<World>,
+    runtime: &Runtime,
+) -> anyhow::Result<Outcome> {
+    let patterns = Arc::new(Patterns::new(world.topics.framing())?);
+    let course = Arc::new(Course::default());
+    let services = match services {
+        Some(address) => Some(runtime.block_on(Services::connect(address))?),
+        None => None,
+    };
+    let agents = Agents::new(arguments, world, &patterns, &course, services)?;
+    let scheduler = Scheduler::new(arguments, world, &patterns, &course)?;
+    let reader = StatusReader::new(world, arguments, &course)?;
+    let requests = producer(world, arguments, "floor-ingestion")?;
+    let runtime = runtime.handle();
+    let threads = [
+        course.thread("floor-agents", runtime, move || agents.run())?,
+        course.thread("floor-scheduler", runtime, move || scheduler.run())?,
+    ];
+    let reading = course.thread("floor-status", runtime, move || reader.run())?;
+    std::thread::sleep(SETTLE);
+    let clock = Clock::start()?;
+    let sent = send_requests(arguments.common.count, &requests, world, &patterns, &course);
+    if let Err(error) = sent {
+        course.fail(error);
+    }
+    let _ = reading.join();
+    let outcome = clock.stop(course.ended.load(Ordering::Relaxed));
+    course.stop.store(true, Ordering::Relaxed);
+    for thread in threads {
+        let _ = thread.join();
+    }
+    course.end()?;
+    outcome
+}
+
+/// Puts all requests into their topic, as fast as it takes them.
+fn send_requests(
+    count: u32,
+    producer: &Producer<Arc<Course>>,
+    world: &World,
+    patterns: &Patterns,
+    course: &Arc<Course>,
+) -> anyhow::Result<()> {
+    let mut value = Vec::new();
+    for index in 0..count {
+        let id = id_of(index);
+        let key = id.key();
+        let delivery = Delivery::new(index as usize);
+        patterns.of(delivery).request.copy(&key, &mut value);
+        let partition = partition_for(id, world.partitions);
+        let record = OutRecord::new(world.topics.requests(), partition, &key, &value);
+        send(producer, &record, course)?;
+    }
+    Ok(())
+}
+
+/// An id as the server makes them, with the delivery's number in the place of its last random bits.
+fn id_of(index: u32) -> OperationId {
+    let mut bytes = *Uuid::now_v7().as_bytes();
+    bytes[12..].copy_from_slice(&index.to_be_bytes());
+    OperationId(Uuid::from_bytes(bytes))
+}
+
+/// Whose record it is, by its key.
+fn operation_of(key: Option<&[u8]>) -> anyhow::Result<OperationId> {
+    Ok(OperationId(Uuid::try_parse_ascii(key.unwrap_or_default())?))
+}
+
+/// The delivery of an operation.
+fn delivery_of(id: OperationId) -> Delivery {
+    Delivery::new(index_of(id) as usize)
+}
+
+fn index_of(id: OperationId) -> u32 {
+    let [.., a, b, c, d] = *id.0.as_bytes();
+    u32::from_be_bytes([a, b, c, d])
+}
+
+fn producer(
+    world: &World,
+    arguments: &Arguments,
+    client_id: &str,
+) -> anyhow::Result<Producer<Arc<Course>>> {
+    let options = ProducerOptions {
+        linger: Duration::from_millis(arguments.linger_ms),
+        ..ProducerOptions::new(client_id)
+    };
+    Ok(Producer::new(&world.kafka, &options)?)
+}
+
+fn send(
+    producer: &Producer<Arc<Course>>,
+    record: &OutRecord<'_>,
+    course: &Arc<Course>,
+) -> anyhow::Result<()> {
+    producer
+        .send_or_wait(record, Arc::clone(course), ROOM_PATIENCE)
+        .map_err(|refused| anyhow::Error::new(refused.into_parts().1))
+}
+
+/// A consumer of these topics, from their beginning.
+fn consumer(
+    world: &World,
+    client_id: &str,
+    topics: &[(&str, u32)],
+) -> anyhow::Result<PartitionConsumer> {
+    let options = ConsumerOptions {
+        fetch_wait_max: PATIENCE,
+        ..ConsumerOptions::new(client_id)
+    };
+    let consumer = PartitionConsumer::new(&world.kafka, &options)?;
+    let all = topics.iter().flat_map(|&(topic, partitions)| {
+        (0..partitions).map(move |partition| (topic, PartitionId(partition), Offset(0)))
+    });
+    consumer.assign(&all.collect::<Vec<_>>())?;
+    Ok(consumer)
+}
+
+/// What all threads share: whether they go on, and why not.
+#[derive(Debug, Default)]
+struct Course {
+    stop: AtomicBool,
+    failure: Mutex<Option<anyhow::Error>>,
+    /// How many deliveries have ended.
+    ended: AtomicU32,
+}
+
+impl DeliveredShared for Course {
+    fn delivered(&self, delivered: Delivered) {
+        if let Err(error) = delivered.result {
+            self.fail(error.into());
+        }
+    }
+}
+
+impl Course {
+    /// Runs a part until it ends; an error of it ends all.
+    fn thread(
+        self: &Arc<Self>,
+        name: &str,
+        runtime: &tokio::runtime::Handle,
+        part: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
+    ) -> anyhow::Result<JoinHandle<()>> {
+        let (course, runtime) = (Arc::clone(self), runtime.clone());
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        Ok(thread.spawn(move || {
+            let _entered = runtime.enter();
+            if let Err(error) = part() {
+                course.fail(error);
+            }
+        })?)
+    }
+
+    fn is_over(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn fail(&self, error: anyhow::Error) {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert(error);
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    fn end(&self) -> anyhow::Result<()> {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.take().map_or(Ok(()), Err)
+    }
+}
+
+/// Reads the final states.
+struct StatusReader {
+    consumer: PartitionConsumer,
+    limits: PollLimits,
+    seen: Vec<bool>,
+    course: Arc<Course>,
+}
+
+impl StatusReader {
+    fn new(world: &World, arguments: &Arguments, course: &Arc<Course>) -> anyhow::Result<Self> {
+        let topics = [(world.topics.operation_status(), world.partitions)];
+        Ok(Self {
+            consumer: consumer(world, "floor-status", &topics)?,
+            limits: arguments.poll_limits(),
+            seen: vec![false; arguments.common.count as usize],
+            course: Arc::clone(course),
+        })
+    }
+
+    /// Until each delivery has one, and no more than one.
+    fn run(mut self) -> anyhow::Result<()> {
+        let mut open = self.seen.len();
+        while open > 0 && !self.course.is_over() {
+            let mut wrong = None;
+            self.consumer.poll(self.limits, PATIENCE, &mut |record| {
+                let of = operation_of(record.key()).map(|id| index_of(id) as usize);
+                let place = of.ok().and_then(|index| self.seen.get_mut(index));
+                match place.map(|seen| std::mem::replace(seen, true)) {
+                    Some(false) => {
+                        open -= 1;
+                        self.course.ended.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Some(true) | None => wrong = Some(record.offset()),
+                }
+            })?;
+            if let Some(offset) = wrong {
+                anyhow::bail!("the status at {offset} is of no delivery that was under way");
+            }
+        }
+        Ok(())
+    }
+}

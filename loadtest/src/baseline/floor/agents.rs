@@ -1,0 +1,214 @@
+//! The agents' part: step requests in, calls to the services, replies out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use hyper::header::HeaderValue;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use waybill_engine::{OperationId, partition_for};
+use waybill_kafka::{OutRecord, PartitionConsumer, PollLimits, Producer};
+
+use super::calling::{Services, complete_by};
+use super::{
+    Arguments, Course, PATIENCE, consumer, delivery_of, index_of, operation_of, producer, send,
+};
+use crate::baseline::calls::{Call, Step};
+use crate::baseline::pattern::Patterns;
+use crate::baseline::world::World;
+
+/// How many replies are sent before the next are looked for.
+const REPLIES_MAX: usize = 2_000;
+
+/// The thread that polls, and what it works with.
+pub struct Agents {
+    consumer: PartitionConsumer,
+    limits: PollLimits,
+    topics: [String; 5],
+    shared: Arc<Shared>,
+    services: Option<Services>,
+}
+
+/// What the polling thread and the calls share.
+struct Shared {
+    producer: Producer<Arc<Course>>,
+    patterns: Arc<Patterns>,
+    course: Arc<Course>,
+    replies: String,
+    partitions: u32,
+    gather: Duration,
+    /// The number in the id of each delivery's drone, as the service named it.
+    drones: Vec<AtomicU64>,
+}
+
+/// A step that is asked for.
+type Asked = (Step, OperationId);
+
+impl Agents {
+    /// With one consumer for the topics of all agents, at their beginning. Without services each step is answered
+    /// at once.
+    pub fn new(
+        arguments: &Arguments,
+        world: &World,
+        patterns: &Arc<Patterns>,
+        course: &Arc<Course>,
+        services: Option<Services>,
+    ) -> anyhow::Result<Self> {
+        let topics = Step::ALL.map(|step| world.topics.step_requests(step.name()));
+        let assigned = topics
+            .each_ref()
+            .map(|topic| (topic.as_str(), world.step_partitions));
+        let drones = (0..arguments.common.count).map(|_| AtomicU64::new(0));
+        Ok(Self {
+            consumer: consumer(world, "floor-agents", &assigned)?,
+            limits: arguments.poll_limits(),
+            shared: Arc::new(Shared {
+                producer: producer(world, arguments, "floor-replies")?,
+                patterns: Arc::clone(patterns),
+                course: Arc::clone(course),
+                replies: world.topics.step_replies().to_owned(),
+                partitions: world.partitions,
+                gather: Duration::from_millis(arguments.gather_ms),
+                drones: drones.collect(),
+            }),
+            topics,
+            services,
+        })
+    }
+
+    /// Takes what is there, and has it done.
+    pub fn run(self) -> anyhow::Result<()> {
+        let Self {
+            consumer,
+            limits,
+            topics,
+            shared,
+            services,
+        } = self;
+        let calls = services.map(|services| {
+            let (calls, asked) = unbounded_channel();
+            tokio::spawn(call_all(asked, services, Arc::clone(&shared)));
+            calls
+        });
+        let mut asked = Vec::new();
+        let mut value = Vec::new();
+        while !shared.course.is_over() {
+            let mut failure = None;
+            consumer.poll(limits, PATIENCE, &mut |record| {
+                let topic = topics.iter().position(|topic| *topic == record.topic());
+                match (topic, operation_of(record.key())) {
+                    (Some(step), Ok(operation)) => asked.push((Step::ALL[step], operation)),
+                    (_, Err(error)) => failure = Some(error),
+                    (None, Ok(_)) => failure = Some(anyhow::anyhow!("a record of another topic")),
+                }
+            })?;
+            if let Some(error) = failure {
+                return Err(error);
+            }
+            hand_over(&mut asked, calls.as_ref(), &shared, &mut value)?;
+        }
+        Ok(())
+    }
+}
+
+/// Has the calls made for what was polled, all of which goes over at once; or answers it.
+fn hand_over(
+    asked: &mut Vec<Asked>,
+    calls: Option<&UnboundedSender<Vec<Asked>>>,
+    shared: &Arc<Shared>,
+    value: &mut Vec<u8>,
+) -> anyhow::Result<()> {
+    match calls {
+        Some(_) if asked.is_empty() => Ok(()),
+        Some(calls) => calls
+            .send(std::mem::take(asked))
+            .context("nobody makes the calls any more"),
+        None => asked
+            .drain(..)
+            .try_for_each(|(step, operation)| shared.reply(step, operation, value)),
+    }
+}
+
+/// Makes calls as they come, all at once: the window bounds them.
+async fn call_all(
+    mut asked: UnboundedReceiver<Vec<Asked>>,
+    services: Services,
+    shared: Arc<Shared>,
+) {
+    let services = Arc::new(services);
+    let (done, answered) = unbounded_channel();
+    tokio::spawn(reply_all(answered, Arc::clone(&shared)));
+    while let Some(asked) = asked.recv().await {
+        // What was polled together was mostly decided together, and has one time then.
+        let complete_by = match complete_by() {
+            Ok(complete_by) => complete_by,
+            Err(error) => return shared.course.fail(error),
+        };
+        for (step, operation) in asked {
+            let (services, shared) = (Arc::clone(&services), Arc::clone(&shared));
+            let (complete_by, done) = (complete_by.clone(), done.clone());
+            tokio::spawn(async move {
+                match shared.call(&services, step, operation, complete_by).await {
+                    // Nobody is left to hear it only where all is over.
+                    Ok(()) => drop(done.send((step, operation))),
+                    Err(error) => shared.course.fail(error),
+                }
+            });
+        }
+    }
+}
+
+/// Sends replies, those together that come within the time that commits gather for: each by itself would wake the
+/// producer's thread, and be a request to the broker.
+async fn reply_all(mut answered: UnboundedReceiver<Asked>, shared: Arc<Shared>) {
+    let mut replies = Vec::new();
+    let mut value = Vec::new();
+    while answered.recv_many(&mut replies, REPLIES_MAX).await > 0 {
+        for (step, operation) in replies.drain(..) {
+            if let Err(error) = shared.reply(step, operation, &mut value) {
+                return shared.course.fail(error);
+            }
+        }
+        tokio::time::sleep(shared.gather).await;
+    }
+}
+
+impl Shared {
+    async fn call(
+        &self,
+        services: &Services,
+        step: Step,
+        operation: OperationId,
+        complete_by: HeaderValue,
+    ) -> anyhow::Result<()> {
+        let delivery = delivery_of(operation);
+        let drone = &self.drones[index_of(operation) as usize];
+        let flies = step == Step::Delivery && !delivery.is_remote();
+        let name = flies.then(|| format!("drone-{:012x}", drone.load(Ordering::Relaxed)));
+        let call = Call::new(step, operation, delivery, name.as_deref());
+        let answer = services.call(step, call, complete_by).await?;
+        if step == Step::Drone {
+            drone.store(drone_of(&answer)?, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn reply(&self, step: Step, operation: OperationId, value: &mut Vec<u8>) -> anyhow::Result<()> {
+        let key = operation.key();
+        let pattern = self.patterns.of(delivery_of(operation));
+        pattern.step(step).reply.copy(&key, value);
+        let partition = partition_for(operation, self.partitions);
+        let record = OutRecord::new(&self.replies, partition, &key, value);
+        send(&self.producer, &record, &self.course)
+    }
+}
+
+/// The number in `{"droneId":"drone-…"}`.
+fn drone_of(answer: &[u8]) -> anyhow::Result<u64> {
+    let text = std::str::from_utf8(answer)?;
+    let number = text.strip_prefix(r#"{"droneId":"drone-"#);
+    let number = number.and_then(|rest| rest.strip_suffix(r#""}"#));
+    let number = number.with_context(|| format!("{text:?} names no drone"))?;
+    Ok(u64::from_str_radix(number, 16)?)
+}

@@ -1,0 +1,115 @@
+//! Exchanges with the services: an HTTP/2 connection for each, as the built-in agents have.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::client::conn::http2::{self, SendRequest};
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::http::uri::{Authority, PathAndQuery, Scheme, Uri};
+use hyper::{Method, Request};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+
+use crate::baseline::calls::{Call, Step};
+
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const COMPLETE_BY: HeaderName = HeaderName::from_static("waybill-complete-by");
+/// How long a call may take, as in the workflow.
+const COMPLETE_BY_AFTER: Duration = Duration::from_secs(5);
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// The connections.
+#[derive(Debug)]
+pub struct Services {
+    authority: Authority,
+    /// By [`Step`].
+    lines: Vec<SendRequest<Full<Bytes>>>,
+}
+
+impl Services {
+    /// Opens them, to `host:port`.
+    ///
+    /// # Errors
+    ///
+    /// If the services cannot be reached.
+    pub async fn connect(address: &str) -> anyhow::Result<Self> {
+        let mut lines = Vec::new();
+        for _ in Step::ALL {
+            let stream = TcpStream::connect(address)
+                .await
+                .with_context(|| format!("the services at {address} cannot be reached"))?;
+            stream.set_nodelay(true)?;
+            let (line, served) =
+                http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
+            // Ends with the connection; an error shows up as a failed call.
+            tokio::spawn(served);
+            lines.push(line);
+        }
+        let authority = address.parse()?;
+        Ok(Self { authority, lines })
+    }
+
+    /// Makes a call that must be done by then, and returns the body of its answer.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, or it is no success.
+    pub async fn call(
+        &self,
+        step: Step,
+        call: Call,
+        complete_by: HeaderValue,
+    ) -> anyhow::Result<Bytes> {
+        let request = self.request(call, complete_by)?;
+        let mut line = self.lines[step as usize].clone();
+        let answer = line.send_request(request).await?;
+        let status = answer.status();
+        let body = answer.into_body().collect().await?.to_bytes();
+        anyhow::ensure!(
+            status.is_success(),
+            "the service of step {} answered {status}: {}",
+            step.name(),
+            String::from_utf8_lossy(&body)
+        );
+        Ok(body)
+    }
+
+    fn request(
+        &self,
+        call: Call,
+        complete_by: HeaderValue,
+    ) -> anyhow::Result<Request<Full<Bytes>>> {
+        let mut uri = hyper::http::uri::Parts::default();
+        uri.scheme = Some(Scheme::HTTP);
+        uri.authority = Some(self.authority.clone());
+        uri.path_and_query = Some(PathAndQuery::from_maybe_shared(Bytes::from(call.path))?);
+        let has_body = !call.body.is_empty();
+        let mut request = Request::new(Full::new(Bytes::from(call.body)));
+        *request.method_mut() = match call.method {
+            "GET" => Method::GET,
+            _ => Method::PUT,
+        };
+        *request.uri_mut() = Uri::from_parts(uri)?;
+        let headers = request.headers_mut();
+        headers.reserve(3);
+        let key = HeaderValue::from_maybe_shared(Bytes::from(call.idempotency_key))?;
+        headers.insert(IDEMPOTENCY_KEY, key);
+        headers.insert(COMPLETE_BY, complete_by);
+        if has_body {
+            headers.insert(CONTENT_TYPE, JSON);
+        }
+        Ok(request)
+    }
+}
+
+/// When a call that is made now must be done.
+///
+/// # Errors
+///
+/// If that is after the end of time.
+pub fn complete_by() -> anyhow::Result<HeaderValue> {
+    let at = jiff::Timestamp::now().checked_add(COMPLETE_BY_AFTER)?;
+    Ok(HeaderValue::try_from(at.to_string())?)
+}

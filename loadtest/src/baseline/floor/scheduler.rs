@@ -1,0 +1,206 @@
+//! The scheduler's part: requests and replies in, rows into the store, step requests and statuses out.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
+use tokio::runtime::Handle;
+use waybill_engine::{OperationId, PartitionId, Stamp, partition_for};
+use waybill_kafka::{OutRecord, PartitionConsumer, PollLimits, Producer, RecordRef};
+use waybill_store::{Store, WriteBatch};
+
+use super::{
+    Arguments, Course, PATIENCE, POLL_BYTES_MAX, consumer, delivery_of, operation_of, producer,
+    send,
+};
+use crate::baseline::calls::Step;
+use crate::baseline::pattern::Patterns;
+use crate::baseline::world::World;
+
+/// How long replies are waited for while requests may come, too. Not less: rdkafka's wait goes by whole milliseconds,
+/// and what is left of one is spent looking again and again.
+const TURN: Duration = Duration::from_millis(20);
+/// What stands before a reply's operation in its value: marker and fingerprint of an Avro single object, and the
+/// length of the id.
+const REPLY_HEAD: usize = 2 + 8 + 1;
+
+/// The loop, and what it works with.
+pub struct Scheduler {
+    requests: PartitionConsumer,
+    inbox: PartitionConsumer,
+    producer: Producer<Arc<Course>>,
+    store: Arc<dyn Store>,
+    patterns: Arc<Patterns>,
+    course: Arc<Course>,
+    /// The topic of each step's agent.
+    of_agent: [String; 5],
+    status: String,
+    step_partitions: u32,
+    limits: PollLimits,
+    window: usize,
+    gather: Duration,
+    in_flight: usize,
+    stamp: i64,
+}
+
+/// What one turn decided: rows, and the message that follows from each.
+#[derive(Default)]
+struct Turn {
+    write: WriteBatch,
+    messages: Vec<Next>,
+}
+
+/// A message that waits for its row.
+struct Next {
+    operation: OperationId,
+    /// Where the operation is at home.
+    partition: PartitionId,
+    /// What is asked for; `None` once it is final.
+    step: Option<Step>,
+}
+
+impl Scheduler {
+    /// With both consumers at the beginning of their topics.
+    pub fn new(
+        arguments: &Arguments,
+        world: &World,
+        patterns: &Arc<Patterns>,
+        course: &Arc<Course>,
+    ) -> anyhow::Result<Self> {
+        let topics = &world.topics;
+        let requests = [(topics.requests(), world.partitions)];
+        let replies = [(topics.step_replies(), world.partitions)];
+        Ok(Self {
+            requests: consumer(world, "floor-requests", &requests)?,
+            inbox: consumer(world, "floor-inbox", &replies)?,
+            producer: producer(world, arguments, "floor-scheduler")?,
+            store: Arc::clone(&world.store),
+            patterns: Arc::clone(patterns),
+            course: Arc::clone(course),
+            of_agent: Step::ALL.map(|step| topics.step_requests(step.name())),
+            status: topics.operation_status().to_owned(),
+            step_partitions: world.step_partitions,
+            limits: arguments.poll_limits(),
+            window: arguments.window,
+            gather: Duration::from_millis(arguments.gather_ms),
+            in_flight: 0,
+            stamp: 0,
+        })
+    }
+
+    /// Takes what is there, writes its rows, sends what follows, and again.
+    ///
+    /// While rows are synced this thread waits, and the consumers' own threads go on to fetch: what comes meanwhile
+    /// is the next commit.
+    pub fn run(mut self) -> anyhow::Result<()> {
+        let runtime = Handle::current();
+        let mut value = Vec::new();
+        let mut turn = Turn::default();
+        while !self.course.is_over() {
+            let began = Instant::now();
+            self.take(&mut turn)?;
+            if turn.messages.is_empty() {
+                continue;
+            }
+            let write = std::mem::take(&mut turn.write);
+            runtime.block_on(self.store.write(write))?;
+            for next in turn.messages.drain(..) {
+                self.send(&next, &mut value)?;
+            }
+            std::thread::sleep(self.gather.saturating_sub(began.elapsed()));
+        }
+        Ok(())
+    }
+
+    /// One poll of each consumer, with a wait for the one of which something is due.
+    fn take(&mut self, turn: &mut Turn) -> anyhow::Result<()> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
+        let mut stamp = self.stamp.max(i64::try_from(now)?);
+        let patterns = &*self.patterns;
+        let mut failure = None;
+        let mut ended = 0;
+        if self.in_flight > 0 {
+            let mut on_reply = |record: RecordRef<'_>| match replied(&record) {
+                Ok((operation, step)) => {
+                    let delivery = delivery_of(operation);
+                    let row = patterns.of(delivery).row(step);
+                    stamp += 1;
+                    turn.write.rows.push(row.write(operation, Stamp(stamp)));
+                    let step = step.next(delivery.is_remote());
+                    ended += usize::from(step.is_none());
+                    turn.messages.push(Next {
+                        operation,
+                        partition: record.partition(),
+                        step,
+                    });
+                }
+                Err(error) => failure = Some(error),
+            };
+            self.inbox.poll(self.limits, TURN, &mut on_reply)?;
+        }
+        self.in_flight -= ended;
+        let room = self.window.saturating_sub(self.in_flight);
+        if room > 0 {
+            let limits = PollLimits {
+                records: self.limits.records.min(room),
+                bytes: POLL_BYTES_MAX,
+            };
+            let patience = match self.in_flight {
+                0 if turn.messages.is_empty() => PATIENCE,
+                _ => Duration::ZERO,
+            };
+            let mut on_request = |record: RecordRef<'_>| match operation_of(record.key()) {
+                Ok(operation) => {
+                    let row = &patterns.of(delivery_of(operation)).created;
+                    stamp += 1;
+                    turn.write.rows.push(row.write(operation, Stamp(stamp)));
+                    turn.messages.push(Next {
+                        operation,
+                        partition: record.partition(),
+                        step: Some(Step::Account),
+                    });
+                }
+                Err(error) => failure = Some(error),
+            };
+            let polled = self.requests.poll(limits, patience, &mut on_request)?;
+            self.in_flight += polled.records;
+        }
+        self.stamp = stamp;
+        failure.map_or(Ok(()), Err)
+    }
+
+    fn send(&self, next: &Next, value: &mut Vec<u8>) -> anyhow::Result<()> {
+        let key = next.operation.key();
+        let pattern = self.patterns.of(delivery_of(next.operation));
+        let (topic, partition) = match next.step {
+            Some(step) => {
+                pattern.step(step).request.copy(&key, value);
+                let partition = partition_for(next.operation, self.step_partitions);
+                (&self.of_agent[step as usize], partition)
+            }
+            None => {
+                pattern.status.copy(&key, value);
+                (&self.status, next.partition)
+            }
+        };
+        let record = OutRecord::new(topic, partition, &key, value);
+        send(&self.producer, &record, &self.course)
+    }
+}
+
+/// Whose reply it is, and to which step: the name stands behind the id, after its length (Avro's zigzag: twice
+/// the number of its bytes).
+fn replied(record: &RecordRef<'_>) -> anyhow::Result<(OperationId, Step)> {
+    const KEY: usize = 36;
+    let operation = operation_of(record.key())?;
+    let value = record.value().unwrap_or_default();
+    let (length, rest) = value
+        .get(REPLY_HEAD + KEY..)
+        .and_then(<[u8]>::split_first)
+        .context("a reply is too short")?;
+    let name = rest.get(..usize::from(length / 2));
+    let step = name
+        .and_then(Step::named)
+        .context("a reply names no step")?;
+    Ok((operation, step))
+}

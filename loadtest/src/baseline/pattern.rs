@@ -1,0 +1,309 @@
+//! The records and rows of a delivery, as the real engine makes them: made once, then copied.
+//!
+//! Two deliveries, a remote one and one that a drone flies, run through [`PartitionEngine`] before anything is
+//! measured. What it persists and sends is kept, encoded where it travels. So a copy has the size of what Waybill
+//! would write; all that differs from copy to copy is the operation's id, which is put where it stands.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
+use uuid::Uuid;
+use waybill_engine::{
+    Command, CreateRequest, Created, EngineConfig, Epoch, Event, IdOrigin, Message, Offset,
+    OperationId, OperationRequest, OperationState, Outcome, OwnerId, Ownership, PartitionEngine,
+    PartitionId, RequestHash, Stamp, StepReply, StepRequest, Timestamp, Workflow,
+    WorkflowDefinition, Workflows,
+};
+use waybill_messages::{Framing, Record};
+use waybill_store::RowWrite;
+
+use super::calls::Step;
+use crate::baseline::delivery::Delivery;
+
+/// For how long Waybill keeps the row of a final operation.
+const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// A delivery of a number that is as long as most numbers of a run are, and a multiple of five.
+const SAMPLE: usize = 12_345;
+/// The deadline in the body of every delivery, which ingestion takes for the operation's.
+const DEADLINE: Timestamp = Timestamp::from_millis(1_893_520_800_000);
+
+/// An encoded record.
+#[derive(Debug)]
+pub struct Template {
+    bytes: Vec<u8>,
+    /// Where the operation's id stands.
+    ids: Vec<Range<usize>>,
+}
+
+/// What a step of a delivery is asked for and answered with.
+#[derive(Debug)]
+pub struct StepPattern {
+    /// To its agent.
+    pub request: Template,
+    /// From its agent.
+    pub reply: Template,
+}
+
+/// A row as it is written once.
+#[derive(Debug)]
+pub struct RowPattern {
+    created: Option<Arc<Created>>,
+    state: OperationState,
+    keep_for: Option<Duration>,
+}
+
+/// All that one delivery writes.
+#[derive(Debug)]
+pub struct Pattern {
+    /// To the scheduler.
+    pub request: Template,
+    /// The row that the request makes.
+    pub created: RowPattern,
+    /// The steps that are taken, by [`Step`]; `None` for one that is skipped.
+    steps: [Option<StepPattern>; 5],
+    /// The row after each of them.
+    rows: [Option<RowPattern>; 5],
+    /// The final state.
+    pub status: Template,
+}
+
+/// Both kinds of deliveries.
+#[derive(Debug)]
+pub struct Patterns {
+    flown: Pattern,
+    remote: Pattern,
+}
+
+impl Patterns {
+    /// Has the engine make them.
+    ///
+    /// # Errors
+    ///
+    /// If a delivery does not go the way that is expected of it.
+    pub fn new(framing: &Framing) -> anyhow::Result<Self> {
+        Ok(Self {
+            flown: Pattern::of(Delivery::new(SAMPLE + 1), framing)?,
+            remote: Pattern::of(Delivery::new(SAMPLE), framing)?,
+        })
+    }
+
+    /// That of one delivery.
+    pub fn of(&self, delivery: Delivery) -> &Pattern {
+        match delivery.is_remote() {
+            true => &self.remote,
+            false => &self.flown,
+        }
+    }
+}
+
+impl Pattern {
+    fn of(delivery: Delivery, framing: &Framing) -> anyhow::Result<Self> {
+        let operation = OperationId(Uuid::now_v7());
+        let encoded = Encoder { framing, operation };
+        let create = create(operation, delivery);
+        let request = encoded.record(&OperationRequest::Create(create.clone()))?;
+        let mut engine = engine()?;
+        engine.apply(
+            Event::Request {
+                offset: Offset(0),
+                fingerprint: 0,
+                bytes: create.input.len(),
+                rerouted: false,
+                request: OperationRequest::Create(create),
+            },
+            now(),
+        );
+        let (created, message) = decided(&mut engine)?;
+        let mut steps = [const { None }; 5];
+        let mut rows = [const { None }; 5];
+        let mut message = message;
+        let status = loop {
+            let asked = match message {
+                Message::Step(asked) => asked,
+                Message::Status(status) => break encoded.record(&*status)?,
+                other => anyhow::bail!("a delivery came to {other:?}"),
+            };
+            let step = Step::named(asked.step.as_bytes()).context("a step of another workflow")?;
+            let reply = answer(step, delivery, &asked);
+            steps[step as usize] = Some(StepPattern {
+                request: encoded.record(&asked)?,
+                reply: encoded.record(&reply)?,
+            });
+            let offset = Offset(i64::from(step as u8));
+            engine.apply(Event::Reply { offset, reply }, now());
+            let (row, next) = decided(&mut engine)?;
+            rows[step as usize] = Some(row);
+            message = next;
+        };
+        Ok(Self {
+            request,
+            created,
+            steps,
+            rows,
+            status,
+        })
+    }
+
+    /// The records of a step.
+    ///
+    /// # Panics
+    ///
+    /// If the delivery does not take it: then a record travelled that nobody should have sent.
+    pub fn step(&self, step: Step) -> &StepPattern {
+        let pattern = self.steps[step as usize].as_ref();
+        pattern.expect("only steps that are taken are asked for")
+    }
+
+    /// The row after a step.
+    ///
+    /// # Panics
+    ///
+    /// As [`Pattern::step`].
+    pub fn row(&self, step: Step) -> &RowPattern {
+        let pattern = self.rows[step as usize].as_ref();
+        pattern.expect("only steps that are taken are answered")
+    }
+}
+
+impl RowPattern {
+    /// The row of an operation.
+    pub fn write(&self, id: OperationId, stamp: Stamp) -> RowWrite {
+        RowWrite {
+            id,
+            created: self.created.clone(),
+            state: self.state.clone(),
+            stamp,
+            keep_for: self.keep_for,
+        }
+    }
+}
+
+impl Template {
+    /// Puts the record of the operation with this key into `out`, in place of what is there.
+    pub fn copy(&self, key: &[u8; 36], out: &mut Vec<u8>) {
+        out.clear();
+        out.extend_from_slice(&self.bytes);
+        for id in &self.ids {
+            out[id.clone()].copy_from_slice(key);
+        }
+    }
+}
+
+/// Encodes records of one operation.
+struct Encoder<'a> {
+    framing: &'a Framing,
+    operation: OperationId,
+}
+
+impl Encoder<'_> {
+    fn record(&self, record: &impl Record) -> anyhow::Result<Template> {
+        let mut bytes = Vec::new();
+        self.framing.encode(record, &mut bytes)?;
+        let key = self.operation.key();
+        let places = bytes.windows(key.len()).enumerate();
+        let ids = places.filter(|(_, window)| *window == key);
+        let ids = ids.map(|(at, _)| at..at + key.len()).collect();
+        Ok(Template { bytes, ids })
+    }
+}
+
+/// What the engine decided: one row and one message.
+fn decided(engine: &mut PartitionEngine) -> anyhow::Result<(RowPattern, Message)> {
+    let batch = engine.take_batch(now()).context("nothing was decided")?;
+    let (mut row, mut sent) = (None, None);
+    for command in batch.commands {
+        match command {
+            Command::Persist(change) => {
+                let pattern = RowPattern {
+                    created: change.created,
+                    state: change.state,
+                    keep_for: change.keep_for,
+                };
+                anyhow::ensure!(row.replace(pattern).is_none(), "two rows were written");
+            }
+            Command::Send(message) => {
+                anyhow::ensure!(sent.replace(message).is_none(), "two messages were sent");
+            }
+            other => anyhow::bail!("a delivery came to {other:?}"),
+        }
+    }
+    engine.apply(
+        Event::Settled {
+            batch: batch.number,
+        },
+        now(),
+    );
+    row.zip(sent).context("a row or a message is missing")
+}
+
+fn engine() -> anyhow::Result<PartitionEngine> {
+    let definition: WorkflowDefinition =
+        serde_saphyr::from_str(waybill_drone_delivery::WORKFLOW_YAML)?;
+    let workflow = Workflow::try_from(definition)?;
+    let config = EngineConfig {
+        retention: RETENTION,
+        ..EngineConfig::default()
+    };
+    Ok(PartitionEngine::new(
+        Arc::new(config),
+        Arc::new(Workflows::new(vec![workflow])?),
+        Ownership {
+            partition: PartitionId(0),
+            owner: OwnerId(Uuid::new_v4()),
+            epoch: Epoch(1),
+            requests_next: Offset(0),
+            replies_next: Offset(0),
+            recoveries_next: Offset(0),
+            requests_end: Offset(0),
+            replies_end: Offset(0),
+            stamp_floor: Stamp(0),
+            stamp_limit: Stamp(i64::MAX),
+        },
+    ))
+}
+
+/// The request as ingestion writes it: its input has the id of the delivery, and comes first.
+fn create(operation: OperationId, delivery: Delivery) -> CreateRequest {
+    let body = delivery.body();
+    let input = format!(r#"{{"deliveryId":"{operation}",{}"#, &body[1..]);
+    CreateRequest {
+        operation,
+        id_origin: IdOrigin::Server,
+        workflow: "drone-delivery".to_owned(),
+        tenant: String::new(),
+        caller_id: None,
+        input: input.into_bytes(),
+        deadline: Some(DEADLINE),
+        reply_to: None,
+        request_hash: RequestHash([7; 16]),
+        requested_at: now(),
+        traceparent: None,
+        resubmission_of: None,
+        notify: Vec::new(),
+    }
+}
+
+/// What an agent says whose service did it.
+fn answer(step: Step, delivery: Delivery, asked: &StepRequest) -> StepReply {
+    let outputs = match step {
+        Step::Account | Step::Package | Step::Delivery => Vec::new(),
+        Step::ThirdParty => vec![("required".to_owned(), delivery.is_remote().to_string())],
+        Step::Drone => vec![("droneId".to_owned(), "drone-0123456789ab".to_owned())],
+    };
+    StepReply {
+        operation: asked.operation,
+        step: asked.step.to_string(),
+        attempt: asked.attempt,
+        epoch: asked.epoch,
+        action: asked.action,
+        outcome: Outcome::Success { outputs },
+    }
+}
+
+fn now() -> Timestamp {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+    let micros = since_epoch.unwrap_or_default().as_micros();
+    Timestamp(i64::try_from(micros).unwrap_or(i64::MAX))
+}

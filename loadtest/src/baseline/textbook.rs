@@ -1,0 +1,209 @@
+//! The same deliveries by the design that most would begin with: an orchestrator that consumes a record, changes
+//! the state in the database, produces the next command, and commits the offset; one record after the other, and
+//! each step of it awaited.
+//!
+//! It is at least once and loses nothing, as far as a course without trouble goes: the row is durable before the
+//! message that follows, the message is acknowledged before the offset is committed. Everything is done as the
+//! libraries' own examples do it:
+//!
+//! * **Consuming**: rdkafka's `StreamConsumer` in a consumer group, automatic commits off. Each consumer hands
+//!   its records to one task for each partition, which handles them one after the other, the commit of
+//!   the record's offset (`CommitMode::Sync`) being the last thing.
+//! * **Roles**: one consumer for the orchestrator (requests and replies), one for each of the five agents, one for
+//!   the status topic.
+//! * **Producing**: one `FutureProducer` a role, with librdkafka's defaults and `acks=all`; each record is awaited.
+//!   Among the defaults is `linger.ms=5`, which each awaited record waits out; `--property linger.ms=0` takes it
+//!   away.
+//! * **State**: the row is read, changed and written for each reply, written for each request; awaited. (The same
+//!   store and rows as Waybill's, so that the databases do not differ.)
+//! * **Payloads**: JSON by `serde_json`, into and from structs: what most write first in Rust. Avro would need
+//!   schemas beside, and `apache-avro`'s ordinary path by way of its `Value` is slower than JSON.
+//! * **Calls**: `reqwest` with its defaults (HTTP/1.1, pooled connections), one client for all agents; the answer
+//!   is read and, where later steps need something of it, parsed.
+//! * **Requests**: as an API would put them: each awaited, as many at a time as the load generator has
+//!   connections (64).
+//!
+//! Blocking commits are made with `block_in_place`, as tokio's documentation has it: without that, as many as there
+//! are threads would stop everything else in the process.
+//!
+//! Deliberately absent: whatever makes a system of it (time-outs, retries, undoing, duplicates, leases). Who adds
+//! them adds to its cost.
+
+mod agent;
+mod messages;
+mod orchestrator;
+mod part;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use rdkafka::ClientConfig;
+use rdkafka::Message as _;
+use rdkafka::consumer::{Consumer as _, StreamConsumer};
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use serde::Serialize;
+use tokio::task::JoinSet;
+use tokio_util::task::AbortOnDropHandle;
+use uuid::Uuid;
+
+use self::messages::{DeliveryRequest, Status};
+use super::world::World;
+use super::{Clock, Common, Outcome};
+use crate::baseline::delivery::Delivery;
+
+/// How many requests are under way at a time.
+const CONNECTIONS: usize = 64;
+/// How long groups may take until each member has its partitions.
+const JOIN_PATIENCE: Duration = Duration::from_secs(60);
+/// How long without a final state means that none comes any more.
+const STANDSTILL: Duration = Duration::from_secs(60);
+
+/// How the textbook's design is run.
+#[derive(Args, Clone, Debug)]
+pub struct Arguments {
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// Runs the deliveries.
+///
+/// # Errors
+///
+/// If the world cannot be made, or something in it fails.
+pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
+    let services = arguments.common.services()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let world = Arc::new(World::open(&arguments.common.world).await?);
+        let outcome = deliver(arguments.common.count, services, &world).await;
+        // All parts have ended, so nobody else has it any more.
+        if let Some(world) = Arc::into_inner(world) {
+            world.close().await?;
+        }
+        outcome
+    })
+}
+
+async fn deliver(
+    count: u32,
+    services: Option<&str>,
+    world: &Arc<World>,
+) -> anyhow::Result<Outcome> {
+    let mut parts = JoinSet::new();
+    let orchestrator = orchestrator::start(world, &mut parts)?;
+    let agents = agent::start_all(world, services, &mut parts)?;
+    let statuses = consumer(world, "statuses", &[world.topics.operation_status()])?;
+    let statuses = Arc::new(statuses);
+    // From now on: a consumer that is not asked for records joins no group.
+    let reading = AbortOnDropHandle::new(tokio::spawn(read_statuses(count, Arc::clone(&statuses))));
+    joined(&orchestrator, 2 * world.partitions).await?;
+    for agent in &agents {
+        joined(agent, world.step_partitions).await?;
+    }
+    joined(&statuses, world.partitions).await?;
+    let producer = producer(world)?;
+    let clock = Clock::start()?;
+    let sending = send_requests(count, &producer, world);
+    let reading = async { reading.await? };
+    let working = async {
+        match parts.join_next().await {
+            Some(ended) => ended?.and_then(|()| anyhow::bail!("a part ended too early")),
+            None => anyhow::bail!("there are no parts"),
+        }
+    };
+    let done = async { tokio::try_join!(sending, reading) };
+    let ended: anyhow::Result<u32> = tokio::select! {
+        done = done => done.map(|((), ended)| ended),
+        failed = working => failed,
+    };
+    let outcome = ended.and_then(|ended| clock.stop(ended));
+    parts.shutdown().await;
+    outcome
+}
+
+async fn send_requests(count: u32, producer: &FutureProducer, world: &World) -> anyhow::Result<()> {
+    let topic = world.topics.requests();
+    let requests = (0..count).map(|index| async move {
+        let operation = Uuid::now_v7();
+        let input = serde_json::from_str(&Delivery::new(index as usize).body())?;
+        let request = DeliveryRequest {
+            operation,
+            index,
+            input,
+        };
+        send(producer, topic, operation, &request).await
+    });
+    stream::iter(requests)
+        .buffer_unordered(CONNECTIONS)
+        .try_collect()
+        .await
+}
+
+/// Reads until each delivery has a final state, and says how many have.
+async fn read_statuses(count: u32, consumer: Arc<StreamConsumer>) -> anyhow::Result<u32> {
+    let mut states = BTreeMap::new();
+    while states.len() < count as usize {
+        let next = tokio::time::timeout(STANDSTILL, consumer.recv()).await;
+        let message = next.with_context(|| format!("{} deliveries ended", states.len()))??;
+        let status: Status = serde_json::from_slice(message.payload().unwrap_or_default())?;
+        let again = states.insert(status.operation, status.state);
+        anyhow::ensure!(again.is_none(), "{} ended twice", status.operation);
+    }
+    Ok(u32::try_from(states.len())?)
+}
+
+/// A member of the group of this name.
+fn consumer(world: &World, group: &str, topics: &[&str]) -> anyhow::Result<StreamConsumer> {
+    let consumer: StreamConsumer = client(world)
+        .set("group.id", format!("{}-{group}", world.topics.prefix()))
+        .set("enable.auto.commit", "false")
+        .set("auto.offset.reset", "earliest")
+        .create()?;
+    consumer.subscribe(topics)?;
+    Ok(consumer)
+}
+
+fn producer(world: &World) -> anyhow::Result<FutureProducer> {
+    Ok(client(world).set("acks", "all").create()?)
+}
+
+fn client(world: &World) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", &world.kafka.brokers);
+    for (name, value) in &world.kafka.properties {
+        config.set(name, value);
+    }
+    config
+}
+
+/// Sends a record and waits for its acknowledgement. Its partition is that of its key.
+async fn send(
+    producer: &FutureProducer,
+    topic: &str,
+    operation: Uuid,
+    message: &impl Serialize,
+) -> anyhow::Result<()> {
+    let key = operation.to_string();
+    let value = serde_json::to_vec(message)?;
+    let record = FutureRecord::to(topic).key(&key).payload(&value);
+    let sent = producer.send(record, JOIN_PATIENCE).await;
+    sent.map(drop).map_err(|(error, _)| error.into())
+}
+
+/// Waits until a consumer has as many partitions.
+async fn joined(consumer: &StreamConsumer, partitions: u32) -> anyhow::Result<()> {
+    let joined = async {
+        while consumer.assignment()?.count() < partitions as usize {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        anyhow::Ok(())
+    };
+    let joined = tokio::time::timeout(JOIN_PATIENCE, joined).await;
+    joined.context("a consumer got no partitions")?
+}

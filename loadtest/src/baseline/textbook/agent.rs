@@ -1,0 +1,119 @@
+//! The agents: a step request in, a call, a reply out.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use rdkafka::Message as _;
+use rdkafka::consumer::StreamConsumer;
+use rdkafka::message::OwnedMessage;
+use rdkafka::producer::FutureProducer;
+use serde_json::Value;
+use tokio::task::JoinSet;
+use waybill_engine::OperationId;
+
+use super::messages::{StepReply, StepRequest};
+use super::{consumer, part, producer, send};
+use crate::baseline::calls::{Call, Step};
+use crate::baseline::delivery::Delivery;
+use crate::baseline::world::World;
+
+/// Where replies and calls go.
+struct Agent {
+    producer: FutureProducer,
+    replies: String,
+    client: reqwest::Client,
+    /// The base URL; `None` calls nobody.
+    services: Option<String>,
+}
+
+/// Starts one for each step, and returns their consumers.
+pub fn start_all(
+    world: &Arc<World>,
+    services: Option<&str>,
+    parts: &mut JoinSet<anyhow::Result<()>>,
+) -> anyhow::Result<Vec<Arc<StreamConsumer>>> {
+    let agent = Arc::new(Agent {
+        producer: producer(world)?,
+        replies: world.topics.step_replies().to_owned(),
+        client: reqwest::Client::new(),
+        services: services.map(|services| format!("http://{services}")),
+    });
+    let start = |step: Step| {
+        let topic = world.topics.step_requests(step.name());
+        let consumer = Arc::new(consumer(world, step.name(), &[&topic])?);
+        let agent = Arc::clone(&agent);
+        let handle = move |message| handle(Arc::clone(&agent), step, message);
+        part::start(Arc::clone(&consumer), handle, parts);
+        Ok(consumer)
+    };
+    Step::ALL.into_iter().map(start).collect()
+}
+
+async fn handle(agent: Arc<Agent>, step: Step, message: OwnedMessage) -> anyhow::Result<()> {
+    let request: StepRequest = serde_json::from_slice(message.payload().unwrap_or_default())?;
+    let outputs = agent.perform(step, &request).await?;
+    let reply = StepReply {
+        operation: request.operation,
+        index: request.index,
+        step: request.step,
+        outputs,
+    };
+    send(&agent.producer, &agent.replies, reply.operation, &reply).await
+}
+
+impl Agent {
+    async fn perform(
+        &self,
+        step: Step,
+        request: &StepRequest,
+    ) -> anyhow::Result<BTreeMap<String, String>> {
+        let delivery = Delivery::new(request.index as usize);
+        let answer = match &self.services {
+            Some(services) => self.call(services, step, request, delivery).await?,
+            None => without_services(step, delivery),
+        };
+        let kept = match step {
+            Step::Account | Step::Package | Step::Delivery => return Ok(BTreeMap::new()),
+            Step::ThirdParty => "required",
+            Step::Drone => "droneId",
+        };
+        let answer: Value = serde_json::from_str(&answer)?;
+        let value = answer.get(kept).context("the answer lacks what is kept")?;
+        let text = value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned);
+        Ok(BTreeMap::from([(kept.to_owned(), text)]))
+    }
+
+    async fn call(
+        &self,
+        services: &str,
+        step: Step,
+        request: &StepRequest,
+        delivery: Delivery,
+    ) -> anyhow::Result<String> {
+        let drone = request.results.get("drone.droneId").map(String::as_str);
+        let call = Call::new(step, OperationId(request.operation), delivery, drone);
+        let url = format!("{services}{}", call.path);
+        let exchange = match call.method {
+            "GET" => self.client.get(url),
+            _ => self
+                .client
+                .put(url)
+                .header("content-type", "application/json")
+                .body(call.body),
+        };
+        let exchange = exchange.header("idempotency-key", &request.idempotency_key);
+        let answer = exchange.send().await?.error_for_status()?;
+        Ok(answer.text().await?)
+    }
+}
+
+/// What the service would say.
+fn without_services(step: Step, delivery: Delivery) -> String {
+    match step {
+        Step::ThirdParty => format!(r#"{{"required":{}}}"#, delivery.is_remote()),
+        _ => r#"{"droneId":"drone-0123456789ab"}"#.to_owned(),
+    }
+}

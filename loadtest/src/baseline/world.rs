@@ -1,0 +1,254 @@
+//! The broker, the topics and the store that a baseline runs on: made for it, and removed after it.
+//!
+//! The settings of the topics are those that `waybill up` gives its own, on the same kind of broker. What is
+//! durable there is durable here: requests are synced before they are acknowledged, rows before a write is
+//! answered, and what can be derived again is written back when the system sees fit.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use scylla::client::session_builder::SessionBuilder;
+use uuid::Uuid;
+use waybill_broker::{Broker, BrokerConfig};
+use waybill_kafka::{Admin, KafkaSettings, TopicSpec};
+use waybill_messages::Topics;
+use waybill_store::{CqlConfig, CqlReplication, CqlStore, EmbeddedConfig, EmbeddedStore, Store};
+
+use super::calls::Step;
+
+/// How long a broker may take to answer at first.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where a baseline runs.
+#[derive(Args, Clone, Debug)]
+pub struct Arguments {
+    /// A directory for the embedded broker and store: made, and removed again. It must not exist. Default: one
+    /// among the system's temporary files.
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Kafka brokers, in place of the embedded one.
+    #[arg(long, value_name = "HOST:PORT")]
+    brokers: Option<String>,
+    /// A node of ScyllaDB or Cassandra, in place of the embedded store.
+    #[arg(long, value_name = "HOST:PORT")]
+    scylla: Option<String>,
+    /// Over how many partitions operations are spread. Default: as in Waybill.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    pub partitions: u32,
+    /// How many partitions the topic of each agent has. Default: as in Waybill.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    pub step_partitions: u32,
+    /// How many copies there are of each record and row, with --brokers and --scylla.
+    #[arg(long, default_value_t = 1)]
+    replication: u8,
+    /// A property of librdkafka for all clients, as `NAME=VALUE`. May be repeated.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = property)]
+    property: Vec<(String, String)>,
+}
+
+fn property(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("it is not NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+/// A world that is ready.
+pub struct World {
+    /// How to reach the broker.
+    pub kafka: KafkaSettings,
+    /// The topics: nobody else's.
+    pub topics: Topics,
+    /// The store: nobody else's.
+    pub store: Arc<dyn Store>,
+    /// Over how many partitions operations are spread.
+    pub partitions: u32,
+    /// How many the topic of each agent has.
+    pub step_partitions: u32,
+    broker: Option<Broker>,
+    /// The keyspace, and who to ask to drop it.
+    keyspace: Option<(String, String)>,
+    dir: Option<DataDir>,
+}
+
+/// A directory that goes when this is dropped.
+#[derive(Debug)]
+struct DataDir(PathBuf);
+
+impl World {
+    /// Starts what is embedded, and makes topics and tables.
+    ///
+    /// # Errors
+    ///
+    /// If any of it cannot be had.
+    pub async fn open(arguments: &Arguments) -> anyhow::Result<Self> {
+        let suffix = Uuid::new_v4().simple().to_string();
+        let dir = DataDir::make(arguments, &suffix)?;
+        let (broker, brokers) = match &arguments.brokers {
+            Some(brokers) => (None, brokers.clone()),
+            None => {
+                let mut config = BrokerConfig::new(dir.0.join("broker"));
+                config.listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+                let broker = Broker::start(config).await?;
+                let address = broker.address().to_string();
+                (Some(broker), address)
+            }
+        };
+        let mut kafka = KafkaSettings::new(brokers);
+        kafka.properties = arguments
+            .property
+            .iter()
+            .cloned()
+            .collect::<BTreeMap<_, _>>();
+        let topics = Topics::new(&format!("baseline-{}", &suffix[..8]));
+        let (store, keyspace) = match &arguments.scylla {
+            None => (embedded(dir.0.join("store")).await?, None),
+            Some(node) => {
+                let keyspace = format!("baseline_{}", &suffix[..8]);
+                let store = cql(node, &keyspace, arguments.replication).await?;
+                (store, Some((keyspace, node.clone())))
+            }
+        };
+        let world = Self {
+            kafka,
+            topics,
+            store,
+            partitions: arguments.partitions,
+            step_partitions: arguments.step_partitions,
+            broker,
+            keyspace,
+            dir: Some(dir),
+        };
+        let made = world.make_topics(arguments.replication).await;
+        match made {
+            Ok(()) => Ok(world),
+            Err(error) => {
+                world.close().await?;
+                Err(error.context("the topics cannot be made"))
+            }
+        }
+    }
+
+    async fn make_topics(&self, replication: u8) -> anyhow::Result<()> {
+        let admin = Admin::new(&self.kafka, "baseline-admin")?;
+        admin.wait_ready(PATIENCE).await?;
+        let specs = self.specs(replication);
+        admin.create_topics(&specs).await?;
+        for topic in &specs {
+            let there = admin.wait_for_topic(&topic.name, PATIENCE).await?;
+            let name = &topic.name;
+            anyhow::ensure!(there.is_some(), "topic {name} was made, and is not there");
+        }
+        Ok(())
+    }
+
+    /// The topics that a delivery which meets no trouble writes to.
+    fn specs(&self, replication: u8) -> Vec<TopicSpec> {
+        const MIB: u64 = 1 << 20;
+        let of = |name: String, partitions, settings: &[(&str, u64)]| {
+            let mut spec = TopicSpec::new(name, partitions);
+            let settings = settings
+                .iter()
+                .map(|(key, value)| (*key, value.to_string()));
+            let settings = settings.chain([("cleanup.policy", "delete".to_owned())]);
+            spec.config = settings
+                .map(|(key, value)| (key.to_owned(), value))
+                .collect();
+            if self.broker.is_none() {
+                spec.replication = u16::from(replication);
+            }
+            spec
+        };
+        let (requests, steps, results): (&[_], &[_], &[_]) = match self.broker {
+            Some(_) => (
+                &[("flush.messages", 1), ("segment.bytes", 64 * MIB)],
+                &[("segment.bytes", 16 * MIB), ("retention.bytes", 128 * MIB)],
+                &[("retention.bytes", 512 * MIB)],
+            ),
+            None => (&[], &[("segment.bytes", 16 * MIB)], &[]),
+        };
+        let topics = &self.topics;
+        let mut specs = vec![
+            of(topics.requests().to_owned(), self.partitions, requests),
+            of(topics.step_replies().to_owned(), self.partitions, steps),
+            of(
+                topics.operation_status().to_owned(),
+                self.partitions,
+                results,
+            ),
+        ];
+        specs.extend(Step::ALL.map(|step| {
+            let name = topics.step_requests(step.name());
+            of(name, self.step_partitions, steps)
+        }));
+        specs
+    }
+
+    /// Removes what was made.
+    ///
+    /// # Errors
+    ///
+    /// If something of it is left.
+    pub async fn close(mut self) -> anyhow::Result<()> {
+        match self.broker.take() {
+            // Its topics go with its directory.
+            Some(broker) => drop(broker.shutdown().await),
+            None => {
+                let admin = Admin::new(&self.kafka, "baseline-admin")?;
+                for topic in self.specs(1) {
+                    admin.delete_topic(&topic.name).await?;
+                }
+            }
+        }
+        drop(self.store);
+        if let Some((keyspace, node)) = self.keyspace {
+            let session = SessionBuilder::new().known_node(node).build().await?;
+            let drop = format!("DROP KEYSPACE IF EXISTS {keyspace}");
+            session.query_unpaged(drop, ()).await?;
+        }
+        let dir = self.dir.take();
+        // A directory is removed file by file: not on a thread that others wait for.
+        tokio::task::spawn_blocking(move || drop(dir)).await?;
+        Ok(())
+    }
+}
+
+impl DataDir {
+    fn make(arguments: &Arguments, suffix: &str) -> anyhow::Result<Self> {
+        let path = match &arguments.data_dir {
+            Some(path) => path.clone(),
+            None => std::env::temp_dir().join(format!("waybill-baseline-{suffix}")),
+        };
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        // One that was there already is not ours to remove.
+        std::fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for DataDir {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            eprintln!("{} is left: {error}", self.0.display());
+        }
+    }
+}
+
+async fn embedded(path: PathBuf) -> anyhow::Result<Arc<dyn Store>> {
+    let opening = tokio::task::spawn_blocking(|| EmbeddedStore::open(EmbeddedConfig::new(path)));
+    Ok(Arc::new(opening.await??))
+}
+
+async fn cql(node: &str, keyspace: &str, replication: u8) -> anyhow::Result<Arc<dyn Store>> {
+    let mut config = CqlConfig::new([node]);
+    config.keyspace = keyspace.to_owned();
+    config.replication = CqlReplication::Everywhere(replication);
+    config.attention_walk_interval = None;
+    CqlStore::migrate(&config).await?;
+    Ok(Arc::new(CqlStore::connect(config).await?))
+}
