@@ -143,7 +143,7 @@ pub(crate) fn take<C: ConsumerContext>(
     let deadline = Instant::now() + timeout;
     loop {
         let wait = if polled.records == 0 {
-            deadline.saturating_duration_since(Instant::now())
+            whole_millis(deadline.saturating_duration_since(Instant::now()))
         } else {
             Duration::ZERO
         };
@@ -165,6 +165,27 @@ pub(crate) fn take<C: ConsumerContext>(
                     return Ok(polled);
                 }
             }
+        }
+    }
+}
+
+/// Rounded up: the client waits for whole milliseconds, and for none where less than one is left. The last one of
+/// each wait would be spent asking again and again.
+fn whole_millis(wait: Duration) -> Duration {
+    let millis = wait.as_nanos().div_ceil(1_000_000);
+    Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_rounded_up_to_whole_milliseconds() {
+        let cases = [(0, 0), (1, 1), (999_999, 1), (1_000_000, 1), (1_000_001, 2)];
+        for (nanos, millis) in cases {
+            let wait = whole_millis(Duration::from_nanos(nanos));
+            assert_eq!(wait, Duration::from_millis(millis), "{nanos} ns");
         }
     }
 }

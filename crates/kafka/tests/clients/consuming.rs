@@ -11,6 +11,7 @@ use crate::world::World;
 
 on_both_brokers! {
     a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there
+    who_waits_for_records_sleeps_to_the_end_of_the_wait
     partitions_are_added_and_removed_without_disturbing_the_others
     a_partition_that_the_client_has_not_heard_of_is_read_from_when_it_has
     a_start_beyond_the_end_is_an_error_that_names_the_partition
@@ -49,6 +50,30 @@ fn a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there(world: &World) {
     let quiet = consumer.poll(ALL, wait, &mut |_| panic!());
     assert_eq!(quiet.unwrap(), Polled::default());
     assert!(started.elapsed() >= wait);
+}
+
+fn who_waits_for_records_sleeps_to_the_end_of_the_wait(world: &World) {
+    let topic = world.topic("t", 1);
+    let consumer = world.consumer(&topic, 0, 0);
+    let nothing = || {
+        let polled = consumer.poll(ALL, Duration::from_millis(2), &mut |_| panic!());
+        assert_eq!(polled.unwrap(), Polled::default());
+    };
+    nothing();
+    let (Some(worked), began) = (thread_cpu(), Instant::now()) else {
+        eprintln!("SKIPPED: how long a wait keeps its thread busy: this system does not tell");
+        return;
+    };
+    (0..100).for_each(|_| nothing());
+    let (worked, passed) = (thread_cpu().unwrap() - worked, began.elapsed());
+    assert!(worked < passed / 4, "{worked:?} of {passed:?}");
+}
+
+/// The CPU time of this thread so far, where Linux tells.
+fn thread_cpu() -> Option<Duration> {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    let nanos = told.split_whitespace().next()?.parse().ok()?;
+    Some(Duration::from_nanos(nanos))
 }
 
 fn a_partition_that_the_client_has_not_heard_of_is_read_from_when_it_has(world: &World) {
