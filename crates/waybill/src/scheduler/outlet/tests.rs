@@ -6,7 +6,12 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use rdkafka::{ClientConfig, Message as _, Offset as At, TopicPartitionList};
-use waybill_engine::{Action, Attempt, StepError, StepState, Timestamp};
+use waybill_agent::testing::StepRequestBuilder;
+use waybill_agent::{BoxFuture, DirectConfig, Handler, StepCall, success};
+use waybill_engine::{
+    Action, Attempt, Outcome, StepDefinition, StepError, StepState, Timestamp, Workflow,
+    WorkflowDefinition,
+};
 use waybill_messages::VALUE_BYTES_MAX;
 
 use super::*;
@@ -23,19 +28,47 @@ struct World {
     inputs: Receiver<Input>,
 }
 
+/// Whoever the outlet sends for.
+fn asker() -> Asker {
+    Asker {
+        reader: ReaderId(3),
+        generation: Generation::default(),
+        partition: PartitionId(0),
+    }
+}
+
+/// Does whatever it is asked.
+struct Willing;
+
+impl Handler for Willing {
+    fn run<'a>(&'a self, _call: &'a StepCall) -> BoxFuture<'a, Outcome> {
+        Box::pin(async { success(Vec::new()) })
+    }
+}
+
 impl World {
     fn new() -> Self {
+        Self::with_agents(|_| None)
+    }
+
+    /// One with agents that are asked directly.
+    fn with_agents(agents: impl FnOnce(Inputs) -> Option<DirectAgents<Asker>>) -> Self {
         let cluster = MockCluster::new(1).unwrap();
         let topics = Topics::default();
         let failed = topics.failed_operations();
-        cluster.create_topic(failed, 1, 1).unwrap();
+        for topic in [failed, topics.step_replies()] {
+            cluster.create_topic(topic, 1, 1).unwrap();
+        }
+        let elsewhere = topics.step_requests("elsewhere");
+        cluster.create_topic(&elsewhere, 1, 1).unwrap();
         let (sender, inputs) = mpsc::channel();
         let outlet = Outlet::start(
             &KafkaSettings::new(cluster.bootstrap_servers()),
             &topics,
-            &Workflows::new(Vec::new()).unwrap(),
+            &Workflows::new(vec![workflow()]).unwrap(),
             &settings(),
             1,
+            agents(sender.clone()),
             &sender,
         );
         Self {
@@ -47,8 +80,8 @@ impl World {
     }
 
     /// Sends messages and waits until the loop hears that all are settled.
-    fn send(&mut self, messages: &[Message]) {
-        self.outlet.send(7, PartitionId(0), messages);
+    fn send(&mut self, messages: impl Into<Vec<Message>>) {
+        self.outlet.send(7, asker(), messages.into());
         match self.inputs.recv_timeout(PATIENCE).unwrap() {
             Input::Settled { number: 7, result } => assert_eq!(result, Ok(())),
             other => panic!("{other:?}"),
@@ -57,7 +90,11 @@ impl World {
 
     /// The failed operations that were told of, in order.
     fn told(&self) -> Vec<FailedOperation> {
-        let topic = self.topics.failed_operations();
+        self.values(self.topics.failed_operations())
+    }
+
+    /// What lies on a topic.
+    fn values<R: Record>(&self, topic: &str) -> Vec<R> {
         let consumer: BaseConsumer = ClientConfig::new()
             .set("bootstrap.servers", self.cluster.bootstrap_servers())
             .set("group.id", "test")
@@ -72,7 +109,7 @@ impl World {
         (low..high)
             .map(|_| {
                 let record = consumer.poll(PATIENCE).unwrap().unwrap();
-                FailedOperation::decode(record.payload().unwrap()).unwrap()
+                R::decode(record.payload().unwrap()).unwrap()
             })
             .collect()
     }
@@ -100,6 +137,19 @@ fn settings() -> SchedulerSettings {
         skip_deleted_requests: false,
         reply_to_prefixes: Vec::new(),
     }
+}
+
+/// One with a step for an agent of this process, and one for another's.
+fn workflow() -> Workflow {
+    let steps = vec![
+        StepDefinition::new("here", "here"),
+        StepDefinition::new("there", "elsewhere"),
+    ];
+    Workflow::try_from(WorkflowDefinition::new("pair", 1, steps)).unwrap()
+}
+
+fn request(agent: &str) -> StepRequest {
+    StepRequestBuilder::new(agent, agent).build()
 }
 
 /// An operation that failed with an input and an error's message of so many bytes.
@@ -145,7 +195,7 @@ fn a_failure_that_is_too_large_for_a_record_is_told_without_its_input() {
     let fits = failed("fits", 600 * KIB, KIB);
     let too_large = failed("too-large", 600 * KIB, 500 * KIB);
     assert!(too_large.input.len() + too_large.error.message.len() > VALUE_BYTES_MAX);
-    world.send(&messages(&[too_large.clone(), fits.clone()]));
+    world.send(messages(&[too_large.clone(), fits.clone()]));
 
     let without_input = FailedOperation {
         input: b"{}".to_vec(),
@@ -159,6 +209,49 @@ fn a_failure_that_no_record_can_tell_holds_up_no_other() {
     let mut world = World::new();
     let hopeless = failed("hopeless", 0, VALUE_BYTES_MAX);
     let small = failed("small", 0, 0);
-    world.send(&messages(&[hopeless, small.clone()]));
+    world.send(messages(&[hopeless, small.clone()]));
     assert_eq!(world.told(), [small]);
+}
+
+#[test]
+fn agents_of_this_process_are_asked_without_a_record_and_others_over_their_topics() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _inside = runtime.enter();
+    let mut world = World::with_agents(|inputs| {
+        let agents = vec![("here".to_owned(), Arc::new(Willing) as Arc<dyn Handler>)];
+        let roomy = DirectConfig {
+            in_flight_max: 10,
+            in_flight_bytes_max: 1_000_000,
+        };
+        let tell = move || inputs.send(Input::Answered).unwrap();
+        Some(DirectAgents::start(agents, roomy, tell).unwrap())
+    });
+    let (here, there) = (request("here"), request("elsewhere"));
+    let asked = [here.clone(), there.clone()].map(Message::Step);
+    world.outlet.send(7, asker(), asked.into());
+    let mut is_settled = false;
+    let mut answers = Vec::new();
+    while !is_settled || answers.is_empty() {
+        match world.inputs.recv_timeout(PATIENCE).unwrap() {
+            Input::Settled { number: 7, result } => {
+                assert_eq!(result, Ok(()));
+                is_settled = true;
+            }
+            Input::Answered => answers.extend(world.outlet.answers()),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(answers.len(), 1);
+    let outputs = Vec::new();
+    let reply = StepReply::to(&here, Outcome::Success { outputs });
+    assert_eq!(answers[0].0.reader, asker().reader);
+    assert_eq!(answers[0].1, reply);
+    let elsewhere = world.topics.step_requests("elsewhere");
+    assert_eq!(world.values::<StepRequest>(&elsewhere), [there]);
+
+    // An answer for whoever has the partition by now.
+    world.outlet.pass_on(&asker(), &reply);
+    world.outlet.producer.flush(PATIENCE).unwrap();
+    let replies = world.topics.step_replies();
+    assert_eq!(world.values::<StepReply>(replies), [reply]);
 }
