@@ -24,8 +24,8 @@
 //! `--transport topic`), leases, a deadline index, time-outs, retries, undoing, metrics, and an admin port. What
 //! Waybill's process does not do and theirs does: they make the requests themselves, and read the status topic.
 //!
-//! The last line on standard output is one JSON object: how many deliveries ended, and after how many seconds
-//! from the first record on. What CPU the work took, from then to the end and by thread, is on standard error.
+//! The last line on standard output is one JSON object: how many deliveries ended, after how many seconds from the
+//! first record on, and what CPU that took; the same by thread is on standard error.
 
 mod calls;
 mod delivery;
@@ -99,11 +99,14 @@ impl Common {
 
 /// What a baseline measured.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Outcome {
     /// How many deliveries ended.
     completed: u32,
     /// From the first record sent to the last final state seen.
     seconds: f64,
+    /// What CPU the process used in that time.
+    cpu_seconds: f64,
 }
 
 /// Runs one, and prints what it measured.
@@ -147,6 +150,7 @@ impl Clock {
         Ok(Outcome {
             completed,
             seconds: elapsed.as_secs_f64(),
+            cpu_seconds: used.cpu_seconds,
         })
     }
 }

@@ -235,8 +235,10 @@ impl Started {
         }
         // The program refuses variables with its prefix that it does not know.
         for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("WAYBILL_TEST_") {
-                command.env_remove(name);
+            let is_ours = ["WAYBILL_TEST_", "WAYBILL_LOADTEST_"];
+            let text = name.to_string_lossy();
+            if is_ours.iter().any(|prefix| text.starts_with(prefix)) {
+                command.env_remove(&name);
             }
         }
         command

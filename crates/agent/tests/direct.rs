@@ -22,6 +22,8 @@ const ROOMY: DirectConfig = DirectConfig {
 struct Gated {
     gate: Semaphore,
     workers: usize,
+    /// How many attempts were begun.
+    entered: AtomicUsize,
 }
 
 impl Gated {
@@ -29,6 +31,7 @@ impl Gated {
         Arc::new(Self {
             gate: Semaphore::new(permits),
             workers: 4,
+            entered: AtomicUsize::new(0),
         })
     }
 }
@@ -37,6 +40,7 @@ impl Handler for Gated {
     fn run<'a>(&'a self, call: &'a StepCall) -> BoxFuture<'a, Outcome> {
         async {
             assert!(&*call.request.step != "panic", "as it was asked to");
+            self.entered.fetch_add(1, Ordering::Relaxed);
             self.gate.acquire().await.expect("it stays open").forget();
             success(vec![("did".to_owned(), call.request.step.to_string())])
         }
@@ -205,4 +209,54 @@ async fn agents_that_cannot_be_told_apart_are_refused() {
     assert!(matches!(start(Vec::new()), Err(StartError::NoAgent)));
     let twice = start(vec![handler(), handler()]);
     assert!(matches!(twice, Err(StartError::Twice { agent }) if agent == "one"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_hands_back_what_waits_and_lets_what_runs_end() {
+    let stuck = Gated::new(0);
+    let stage = Stage::new(vec![("stuck", stuck.clone() as Arc<dyn Handler>)], ROOMY);
+    stage
+        .agents
+        .ask((0..6).map(|from| (from, request("stuck", "wait"))));
+    // Four run, as many as there are workers; two wait.
+    while stuck.entered.load(Ordering::Relaxed) < 4 {
+        tokio::task::yield_now().await;
+    }
+    let gate = stuck.clone();
+    let opened = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        gate.gate.add_permits(4);
+    });
+    tokio::task::block_in_place(|| stage.agents.drain(Duration::from_secs(20)));
+    opened.await.unwrap();
+    let mut answers = stage.agents.take_answers();
+    answers.sort_by_key(|(from, _)| *from);
+    assert_eq!(answers.len(), 6);
+    for (from, reply) in answers {
+        match reply.outcome {
+            Outcome::Success { .. } => assert!(from < 4),
+            Outcome::NotAttempted { error, .. } => {
+                assert_eq!((from >= 4, error.code.as_str()), (true, "agent-stopping"));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_waits_for_somebody_who_is_gone_is_left_out() {
+    let stuck = Gated::new(0);
+    let stage = Stage::new(vec![("stuck", stuck.clone() as Arc<dyn Handler>)], ROOMY);
+    stage
+        .agents
+        .ask((0..10).map(|from| (from, request("stuck", "wait"))));
+    while stuck.entered.load(Ordering::Relaxed) < 4 {
+        tokio::task::yield_now().await;
+    }
+    stage.agents.forget(|from| *from >= 6);
+    stuck.gate.add_permits(10);
+    let answers = stage.answers(6).await;
+    let froms: Vec<usize> = answers.iter().map(|(from, _)| *from).collect();
+    assert_eq!(froms, [0, 1, 2, 3, 4, 5]);
+    assert_eq!(stuck.entered.load(Ordering::Relaxed), 6);
 }

@@ -213,7 +213,7 @@ impl Services {
             delayed: Arc::new(Semaphore::new(DELAYED_MAX)),
             stopping: stopping.clone(),
         });
-        let caller = Caller::new(site.clone());
+        let caller = Caller::new(Arc::downgrade(&site));
         let listening = tokio::spawn(listener::listen(
             listener,
             site,

@@ -2,7 +2,10 @@
 //!
 //! The contract: the command finds `WAYBILL_LOADTEST_SERVICES` (host:port) and `WAYBILL_LOADTEST_COUNT` (how many
 //! deliveries to complete, five sequential HTTP steps each) in its environment. The last line of its standard output is
-//! a JSON object `{"completed": n, "seconds": s}`, and its exit code 0. Its CPU is that of all its processes.
+//! a JSON object `{"completed": n, "seconds": s}`, and its exit code 0. Its CPU is that of all its processes, or what it
+//! says itself as `cpuSeconds`, from its first delivery on: Waybill's start is not measured either.
+//!
+//! What must hold: what it says to have completed the services' ledger has to know, and no effect twice.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,10 +16,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use hyper::StatusCode;
 use serde::Deserialize;
 use tokio::process::Command;
 use waybill_engine::ProcessState;
 
+use crate::load::client::Client;
 use crate::report::model::{Part, Phase, Process, Run, Sample};
 use crate::watch::proc::{Usage, Watched, ended_children_seconds, tree_usage};
 
@@ -49,9 +54,20 @@ const PERIOD: Duration = Duration::from_millis(200);
 
 /// What the last line says.
 #[derive(PartialEq, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Said {
     completed: u64,
     seconds: f64,
+    cpu_seconds: Option<f64>,
+}
+
+/// What the ledger counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+struct Counts {
+    /// Operations with all effects of a delivery.
+    complete: u64,
+    /// Effects that were made a second time.
+    double: u64,
 }
 
 impl Contender {
@@ -62,6 +78,9 @@ impl Contender {
     /// What is wrong with it.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text.split_once('=') {
+            Some((name, _)) if super::OWN_NAMES.contains(&name) => {
+                Err(format!("{name} is what one of the suite's own is called"))
+            }
             Some((name, command)) if !name.is_empty() && !command.trim().is_empty() => Ok(Self {
                 name: name.to_owned(),
                 command: ["sh", "-c", command].map(str::to_owned).to_vec(),
@@ -87,6 +106,7 @@ impl Contender {
             .stdout(Stdio::piped())
             .process_group(0)
             .kill_on_drop(true);
+        let counted_before = Counts::read(services.address).await?;
         let services_before = services.process.totals()?;
         let ended_before = ended_children_seconds();
         let child = command.spawn();
@@ -104,11 +124,16 @@ impl Contender {
         let said = Said::read(&String::from_utf8_lossy(&output.stdout), count)?;
         let used = Usage {
             // What ended and was waited for the kernel has counted to the end; what was not, was seen last.
-            cpu_seconds: (ended_children_seconds() - ended_before).max(tree.cpu_seconds),
+            cpu_seconds: said
+                .cpu_seconds
+                .unwrap_or_else(|| (ended_children_seconds() - ended_before).max(tree.cpu_seconds)),
             ..tree
         };
         let of_services = services.process.totals()?.since(&services_before);
-        Ok(self.write_up(&said, count, used, of_services, samples))
+        let counted = Counts::read(services.address).await?;
+        let mut run = self.write_up(&said, count, used, of_services, samples);
+        run.failures.extend(counted.wrong(counted_before, &said));
+        Ok(run)
     }
 
     fn write_up(
@@ -170,6 +195,29 @@ impl Contender {
             verdict: None,
             failures,
         }
+    }
+}
+
+impl Counts {
+    async fn read(services: SocketAddr) -> anyhow::Result<Self> {
+        let (status, body) = Client::new(services).get("/ledger/summary").await?;
+        anyhow::ensure!(status == StatusCode::OK, "the ledger answered {status}");
+        serde_json::from_slice(&body).context("the ledger's summary cannot be read")
+    }
+
+    /// What is wrong with what a command says, now that the ledger counts so much.
+    fn wrong(self, before: Self, said: &Said) -> Option<String> {
+        let complete = self.complete.saturating_sub(before.complete);
+        if self.double > before.double {
+            let double = self.double - before.double;
+            return Some(format!("{double} effects were made twice"));
+        }
+        let completed = said.completed;
+        (complete < completed).then(|| {
+            format!(
+                "it says that {completed} deliveries were completed, and the ledger knows of {complete}"
+            )
+        })
     }
 }
 
@@ -238,6 +286,8 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
+    use waybill_drone_delivery::services::{Services, ServicesConfig};
+
     use super::*;
 
     #[test]
@@ -247,7 +297,8 @@ mod tests {
             said,
             Said {
                 completed: 9,
-                seconds: 1.5
+                seconds: 1.5,
+                cpu_seconds: None
             }
         );
         for (output, problem) in [
@@ -266,16 +317,21 @@ mod tests {
         let peer = Contender::parse("other=a --b=c | tail").unwrap();
         assert_eq!(peer.name, "other");
         assert_eq!(peer.command[2], "a --b=c | tail");
-        for text in ["a", "=a", "a="] {
+        for text in ["a", "=a", "a=", "floor=a"] {
             assert!(Contender::parse(text).is_err(), "{text}");
         }
     }
 
     #[tokio::test]
-    async fn the_cpu_of_a_command_is_that_of_all_its_processes() {
+    async fn the_cpu_of_a_command_is_that_of_all_its_processes_and_the_ledger_judges_what_it_says()
+    {
+        let directory = tempfile::tempdir().unwrap();
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let config = ServicesConfig::new(listen, directory.path().to_owned());
+        let services = Services::start(config).await.unwrap();
         let this = Watched::this_one();
         let called = Called {
-            address: "127.0.0.1:1".parse().unwrap(),
+            address: services.address(),
             process: &this,
         };
         // A child of a child counts to a million.
@@ -285,6 +341,8 @@ mod tests {
         let run = busy.run(10, &called).await.unwrap();
         assert_eq!((run.accepted, run.ending_seconds), (10, 2.0));
         assert!(run.processes[0].cpu_us_per_delivery > 1_000.0);
+        let claim = "it says that 10 deliveries were completed, and the ledger knows of 0";
+        assert_eq!(run.failures, [claim]);
         let failing = Contender::parse("failing=exit 3").unwrap();
         let error = failing.run(10, &called).await.err().unwrap().to_string();
         assert!(error.contains("exit status: 3"), "{error}");

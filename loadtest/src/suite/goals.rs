@@ -200,7 +200,17 @@ impl<'a> Runs<'a> {
         let work = "sustained, 10,000/s for 10 min: refused, lost, acceptance p99";
         let goal = "0, 0, ≤ 100 ms";
         match self.0.iter().find(|run| run.scenario == SUSTAINED) {
-            Some(run) => accepted_well(run, work, goal, 100.0),
+            Some(run) => {
+                let measured = accepted_well(run, work, goal, 100.0);
+                let seconds: f64 = run.phases.iter().map(|phase| phase.seconds).sum();
+                let told = format!("{} ({}, {seconds:.0} s)", measured.measured, run.system);
+                Goal {
+                    measured: told,
+                    // A shorter run says nothing of ten minutes.
+                    ratio: measured.ratio.filter(|_| seconds >= 600.0),
+                    ..measured
+                }
+            }
             None => not_measured(work, goal, "takes suite --full"),
         }
     }
@@ -248,8 +258,14 @@ impl<'a> Runs<'a> {
     /// That of the spike is no backlog of a million, and is told beside it.
     fn backlog(&self) -> Goal {
         let work = "memory, with a backlog of 1,000,000";
-        if self.of(BACKLOG, WAYBILL).next().is_some() {
-            return self.memory(BACKLOG, work, 400.0, most_memory);
+        if let Some(run) = self.of(BACKLOG, WAYBILL).next() {
+            let measured = self.memory(BACKLOG, work, 400.0, most_memory);
+            let told = format!("{} with {}", measured.measured, run.accepted);
+            return Goal {
+                measured: told,
+                ratio: measured.ratio.filter(|_| run.accepted >= 1_000_000),
+                ..measured
+            };
         }
         let spike = self.of(SPIKE, WAYBILL).next();
         let because = match spike.and_then(|run| Some((most_memory(run)?, run))) {

@@ -34,6 +34,9 @@ const IN_PROCESS: &str = "waybill-in-process";
 const FLOOR: &str = "floor";
 const TEXTBOOK: &str = "textbook";
 
+/// All names that no peer may have.
+const OWN_NAMES: [&str; 5] = [WAYBILL, DIRECT, IN_PROCESS, FLOOR, TEXTBOOK];
+
 /// A way to start Waybill.
 struct Variant {
     name: &'static str,

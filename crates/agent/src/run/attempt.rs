@@ -8,7 +8,8 @@ use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
 use waybill_engine::{Action, Outcome, StepRequest, Timestamp};
 
-use crate::handler::{Handler, StepCall, unknown};
+use super::queue::RETRY_AFTER_MIN;
+use crate::handler::{Handler, StepCall, not_attempted, unknown};
 
 /// The wall clock, which complete-by is measured with.
 pub(crate) fn wall_clock() -> Timestamp {
@@ -43,6 +44,12 @@ pub(crate) async fn perform(handler: &dyn Handler, call: &StepCall) -> Option<Ou
         Ok(Err(panic)) => Some(unknown("agent-panicked", panic_message(&*panic))),
         Err(_) => None,
     }
+}
+
+/// The answer for work that is handed back because the process stops.
+pub(super) fn stopping() -> Outcome {
+    let message = "the agent's process is stopping";
+    not_attempted("agent-stopping", message, RETRY_AFTER_MIN)
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {

@@ -9,13 +9,14 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use waybill_engine::{Outcome, StepReply, StepRequest};
 
-use super::attempt::{call_of, perform};
+use super::attempt::{call_of, perform, stopping};
 use super::queue::{NoRoom, Queue, Work};
 use super::{StartError, check_names};
 use crate::handler::{Handler, StepCall};
@@ -23,6 +24,9 @@ use crate::metrics::{self, AgentMetrics};
 
 /// About how much memory a request takes beside its input.
 const REQUEST_BYTES: usize = 512;
+
+/// How often is looked whether the last attempt has ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// Bounds of each agent that is asked directly.
 #[derive(Clone, Copy, Debug)]
@@ -155,6 +159,30 @@ impl<T: Send + 'static> DirectAgents<T> {
         std::mem::take(&mut *self.shared.answers())
     }
 
+    /// Leaves out what waits for its turn and was asked by these: nobody awaits it any more. What runs goes on.
+    pub fn forget(&self, is_gone: impl Fn(&T) -> bool) {
+        for agent in &self.shared.agents {
+            agent.queue.forget(&is_gone);
+        }
+    }
+
+    /// Takes nothing more, hands back what waits for its turn (`not attempted`), and waits until the attempts that
+    /// run have ended, for as long as `patience`. Blocks; not for a thread of the runtime.
+    pub fn drain(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        for agent in &self.shared.agents {
+            for work in agent.queue.close() {
+                agent.queue.finished(work.bytes, None);
+                let outcome = stopping();
+                self.shared.answer(agent, &work.call, outcome, work.source);
+            }
+        }
+        let runs = |agent: &Agent<T>| agent.queue.depth().1 > 0;
+        while self.shared.agents.iter().any(runs) && Instant::now() < deadline {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
     /// Shows how much waits and runs, as metrics.
     pub fn show_depths(&self) {
         for agent in &self.shared.agents {
@@ -191,11 +219,14 @@ async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
         let outcome = perform(&*agent.handler, &call).await;
         let took = start.elapsed();
         agent.metrics.duration.record(took);
-        agent.queue.finished(bytes, Some(took));
         match outcome {
             Some(outcome) => shared.answer(agent, &call, outcome, source),
             None => agent.metrics.late.increment(1),
         }
+        // Behind its answer: whoever waits for the last one to end finds it there.
+        agent.queue.finished(bytes, Some(took));
+        // A handler that is always ready at once must not keep its thread from everybody else.
+        tokio::task::consume_budget().await;
     }
 }
 

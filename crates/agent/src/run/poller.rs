@@ -11,13 +11,13 @@ use waybill_engine::{Offset, Outcome, PartitionId, StepReply};
 use waybill_kafka::{GroupConsumer, GroupOptions, PollLimits};
 use waybill_messages::Framing;
 
-use super::attempt::perform;
+use super::attempt::{perform, stopping};
 use super::intake::Intake;
 use super::offsets::{Offsets, Source};
 use super::outbox::{Outbox, Outgoing};
-use super::queue::{Queue, RETRY_AFTER_MIN, Work};
+use super::queue::{Queue, Work};
 use super::{AgentsConfig, AgentsError, StartError};
-use crate::handler::{Handler, StepCall, not_attempted, unknown};
+use crate::handler::{Handler, StepCall, unknown};
 use crate::metrics::AgentMetrics;
 
 /// What one poll takes at most, so that commits and metrics get their turn.
@@ -220,13 +220,8 @@ impl Poller {
         let shared = &self.shared;
         for agent in &shared.agents {
             for work in agent.queue.close() {
-                let outcome = not_attempted(
-                    "agent-stopping",
-                    "the agent's process is stopping",
-                    RETRY_AFTER_MIN,
-                );
                 agent.queue.finished(work.bytes, None);
-                shared.answer(agent, &work.call, outcome, work.source);
+                shared.answer(agent, &work.call, stopping(), work.source);
             }
         }
         // Whoever reads them next may know their schema.

@@ -149,6 +149,22 @@ impl<S> Queue<S> {
         state.in_flight_bytes -= bytes;
     }
 
+    /// Leaves out what waits and comes from these.
+    pub(super) fn forget(&self, is_gone: impl Fn(&S) -> bool) {
+        let mut state = self.state();
+        let (mut count, mut bytes) = (0, 0);
+        state.waiting.retain(|work| {
+            let goes = is_gone(&work.source);
+            if goes {
+                count += 1;
+                bytes += work.bytes;
+            }
+            !goes
+        });
+        state.in_flight -= count;
+        state.in_flight_bytes -= bytes;
+    }
+
     /// Takes nothing more in, and returns what waits.
     pub(super) fn close(&self) -> Vec<Work<S>> {
         let mut state = self.state();

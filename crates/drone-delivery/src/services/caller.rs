@@ -1,7 +1,7 @@
 //! The services as functions, for agents in the same process: the same faults, the same ledger, no HTTP.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::Weak;
 
 use bytes::Bytes;
 use hyper::StatusCode;
@@ -14,10 +14,10 @@ use super::api::{Call, CallAction};
 use super::key::IdempotencyKey;
 use super::{Service, Site};
 
-/// Calls the services of this process. Clones call the same ones.
+/// Calls the services of this process. Clones call the same ones; once they have ended nobody answers.
 #[derive(Clone)]
 pub struct Caller {
-    site: Arc<Site>,
+    site: Weak<Site>,
 }
 
 /// What a service is asked.
@@ -71,7 +71,7 @@ pub enum CallError {
 }
 
 impl Caller {
-    pub(super) fn new(site: Arc<Site>) -> Self {
+    pub(super) fn new(site: Weak<Site>) -> Self {
         Self { site }
     }
 
@@ -100,7 +100,8 @@ impl Caller {
         if is_check != (service == Service::Account) {
             return Err(CallError::Unfit);
         }
-        let answer = Call { service, action }.meet_its_fate(&self.site).await?;
+        let site = self.site.upgrade().ok_or(Unanswered)?;
+        let answer = Call { service, action }.meet_its_fate(&site).await?;
         let (head, body) = answer.into_parts();
         let body = match body {
             AnswerBody::Whole(bytes) => bytes.unwrap_or_default(),

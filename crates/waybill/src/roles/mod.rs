@@ -67,6 +67,12 @@ async fn start(
             let kafka = kafka_settings(config, None);
             let topics = registry::topics(config, &workflows, &admin.readiness).await?;
             let handlers = agents::load(config, &Reached::elsewhere(config), &workflows)?;
+            if config.agents.reach == AgentReach::Direct {
+                tracing::warn!(
+                    "agents.reach is direct: schedulers with this configuration ask their own agents, and these here \
+                     have nothing to do"
+                );
+            }
             reach::brokers(&kafka, topics.step_replies(), admin, running)?;
             agents::start(config, kafka, topics, handlers, admin, running).await
         }

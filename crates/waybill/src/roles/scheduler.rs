@@ -11,9 +11,6 @@ use crate::readers::{self, show::Readers};
 use crate::scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings};
 use crate::shutdown::{Running, Stage};
 
-/// About how many bytes of requests each agent that is asked directly may hold.
-const DIRECT_BYTES_MAX: usize = 16 * 1024 * 1024;
-
 /// Starts the scheduler of the readers of this process, and the `agents` that it asks directly.
 pub(super) async fn start(
     config: &Config,
@@ -32,8 +29,12 @@ pub(super) async fn start(
         layout,
         agents,
         agents_hold: DirectConfig {
-            in_flight_max: config.agents.in_flight_max,
-            in_flight_bytes_max: DIRECT_BYTES_MAX,
+            // One commit may ask one agent for a step of all that is in flight.
+            in_flight_max: config
+                .agents
+                .in_flight_max
+                .max(config.scheduler.in_flight_max),
+            in_flight_bytes_max: config.scheduler.in_flight_bytes_max.as_usize(),
         },
     };
     let scheduler = Scheduler::start(scheduler_settings(config, own), parts, admin)?;

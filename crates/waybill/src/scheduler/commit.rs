@@ -260,6 +260,11 @@ impl Commits {
         self.outlet.pass_on(asker, reply);
     }
 
+    /// A reader has lost its work.
+    pub(super) fn forget(&self, reader: ReaderId) {
+        self.outlet.forget(reader);
+    }
+
     /// Shows how busy the agents of this process are.
     pub(super) fn show(&self) {
         self.outlet.show();

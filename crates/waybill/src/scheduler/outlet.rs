@@ -24,6 +24,8 @@ use crate::limits::DEAD_LETTER_BYTES_MAX;
 /// How long a full producer queue is waited for, over all messages of a partition, before the
 /// partition begins again. Well below a lease: the loop renews none meanwhile.
 const QUEUE_PATIENCE: Duration = Duration::from_secs(1);
+/// How long an orderly end waits for attempts that agents of this process have begun.
+const AGENTS_PATIENCE: Duration = Duration::from_secs(5);
 /// How long an orderly end waits for what was sent.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -142,6 +144,13 @@ impl Outlet {
         let address = (self.topics.step_replies(), asker.partition);
         self.keyed(address, operation, reply, None, &mut buffer, &settlement);
         self.buffer = buffer;
+    }
+
+    /// A reader has lost its work: what agents of this process have not begun for it, its successor asks for.
+    pub(super) fn forget(&self, reader: ReaderId) {
+        if let Some(direct) = &self.direct {
+            direct.forget(|asker| asker.reader == reader);
+        }
     }
 
     /// Shows how busy the agents of this process are.
@@ -484,8 +493,15 @@ impl Outlet {
         count_as_sent(settlement);
     }
 
-    /// Waits for what was sent, within bounds, and ends the producer.
-    pub(super) fn close(self) {
+    /// Lets agents of this process end what they have begun, and passes on what they answer; waits for what was
+    /// sent, within bounds, and ends the producer.
+    pub(super) fn close(mut self) {
+        if let Some(direct) = &self.direct {
+            direct.drain(AGENTS_PATIENCE);
+        }
+        for (asker, reply) in self.answers() {
+            self.pass_on(&asker, &reply);
+        }
         if let Err(error) = self.producer.flush(FLUSH_PATIENCE) {
             tracing::warn!(%error, "messages were left unacknowledged; they are sent again");
         }

@@ -214,6 +214,7 @@ impl Shell {
         if let SlotState::Owned(_) = slot.state {
             tracing::warn!(%reader, reason, "dropping the partition; it is taken again shortly");
             self.inlets.remove(reader);
+            self.commits.forget(reader);
             slot.rest(RETRY_AFTER);
             self.forget_gone();
         }

@@ -32,8 +32,8 @@ fn the_page_is_well_formed_and_has_every_part_once_a_run() {
     assert_eq!(page.matches("<figure ").count(), 18);
     assert_eq!(page.matches("<svg ").count(), 17);
     assert_eq!(page.matches("<title id=").count(), 17);
-    // Goals, all runs, and of the runs: percentiles, phases, tenants, CPU, as far as there are any.
-    assert_eq!(page.matches("<caption>").count(), 2 + 4 + 3 + 2 + 3);
+    // Goals, all runs, and of the runs: percentiles, phases, kinds, tenants, CPU, as far as there are any.
+    assert_eq!(page.matches("<caption>").count(), 2 + 4 + 3 + 3 + 2 + 3);
     for id in page.split(" id=\"").skip(1) {
         let id = id.split('"').next().expect("the end of an id");
         assert_eq!(

@@ -1,5 +1,7 @@
 //! The agents of the drone-delivery application as functions: they call the simulated services of this process
 //! without HTTP, and understand their answers as the declarative agents do.
+//!
+//! Deliberately absent: a circuit breaker and retries inside an attempt. A function of the same process is not away.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -101,7 +103,10 @@ impl FunctionAgent {
         };
         let status = answer.status;
         if status.is_success() {
-            return success(self.kept(action, &answer.body));
+            return match self.kept(action, &answer.body) {
+                Some(kept) => success(kept),
+                None => unknown("answer-unfit", "the answer has not what is kept of it"),
+            };
         }
         if status.as_u16() == 404 && action != Action::Run {
             return match action {
@@ -118,24 +123,18 @@ impl FunctionAgent {
         }
     }
 
-    fn kept(&self, action: Action, body: &[u8]) -> Vec<(String, String)> {
-        let keeps = matches!(self.service, Service::ThirdParty | Service::Drone);
-        if !keeps || action == Action::Compensate {
-            return Vec::new();
+    /// What later steps need of an answer; `None` if it is not there.
+    fn kept(&self, action: Action, body: &[u8]) -> Option<Vec<(String, String)>> {
+        if action == Action::Compensate {
+            return Some(Vec::new());
         }
-        let kept: Kept = serde_json::from_slice(body).unwrap_or_default();
-        match self.service {
-            Service::ThirdParty => kept
-                .required
-                .map(|required| ("required".to_owned(), required.to_string()))
-                .into_iter()
-                .collect(),
-            _ => kept
-                .drone_id
-                .map(|drone| ("droneId".to_owned(), drone))
-                .into_iter()
-                .collect(),
-        }
+        let kept = || serde_json::from_slice::<Kept>(body).ok();
+        let (name, value) = match self.service {
+            Service::ThirdParty => ("required", kept()?.required?.to_string()),
+            Service::Drone => ("droneId", kept()?.drone_id?),
+            Service::Account | Service::Package | Service::Delivery => return Some(Vec::new()),
+        };
+        Some(vec![(name.to_owned(), value)])
     }
 }
 
