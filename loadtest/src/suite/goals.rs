@@ -56,7 +56,7 @@ pub fn table(runs: &[Run], peers: &[String]) -> Vec<Goal> {
         not_measured(
             "how cost grows with partitions, operations and those in flight",
             "flat",
-            "measured apart",
+            "no run varies them yet",
         ),
     ]
 }
