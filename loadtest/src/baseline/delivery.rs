@@ -1,4 +1,4 @@
-//! The deliveries that are sent, and what of each has to stand once it is processed.
+//! The deliveries of the baselines: the generator's kinds `drone` and `remote`, four to one.
 
 /// A delivery by its number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

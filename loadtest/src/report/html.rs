@@ -207,7 +207,7 @@ fn summary(page: &mut Markup, runs: &[Run]) {
                         row.cell(percentile(times.as_ref(), |times| times.p50));
                         row.cell(percentile(times.as_ref(), |times| times.p99));
                     }
-                    row.cell(measure_of(usage::cpu_us_of(run, Part::Subject)));
+                    row.cell(measure_of(run.cpu_us(Part::Subject)));
                     row.cell(measure_of(usage::subject_mib_max(run)));
                 });
             }

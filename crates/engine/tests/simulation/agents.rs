@@ -290,14 +290,7 @@ impl Run {
                 outcome_of(&outcome)
             )
         });
-        let reply = StepReply {
-            operation: request.operation,
-            step: request.step.to_string(),
-            attempt: request.attempt,
-            epoch: request.epoch,
-            action: request.action,
-            outcome,
-        };
+        let reply = StepReply::to(&request, outcome);
         let incarnation = self.agents.incarnation;
         let is_direct = self.agents.tasks[task].asked_by.is_some();
         let is_twice = !is_direct && self.fault(self.plan.copies);

@@ -170,16 +170,12 @@ impl Run {
             commit
                 .intents
                 .retain(|intent| (intent.operation, intent.step) != (request.operation, step));
-            let reply = StepReply {
-                operation: request.operation,
-                step: request.step.to_string(),
-                attempt: request.attempt,
-                epoch: request.epoch,
-                action: request.action,
-                outcome: Outcome::Success {
+            let reply = StepReply::to(
+                &request,
+                Outcome::Success {
                     outputs: Vec::new(),
                 },
-            };
+            );
             let (task, incarnation) = self.agents.nobody();
             self.later(
                 3_000,

@@ -172,5 +172,5 @@ pub(super) enum AcquireError {
 /// The sending side of the loop's channel. It never blocks: what may wait there is bounded by the
 /// credit of the consumers, by the one commit, and by the one load and renewal a reader
 /// that may be under way, and by the parts that wait for acknowledgements, which hold operations of
-/// the window.
+/// the window. That agents have answered is said once until it is heard; their answers wait with them.
 pub(super) type Inputs = mpsc::Sender<Input>;

@@ -276,7 +276,7 @@ fn middle_and_late(
 fn cpu(a: &Run, b: &Run) -> Vec<Figure> {
     let mut figures = Vec::new();
     for part in [Part::Subject, Part::Server, Part::Services, Part::Load] {
-        let [of_a, of_b] = [a, b].map(|run| usage::cpu_us_of(run, part));
+        let [of_a, of_b] = [a, b].map(|run| run.cpu_us(part));
         if of_a.is_none() && of_b.is_none() {
             continue;
         }

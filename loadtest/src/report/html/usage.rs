@@ -20,14 +20,6 @@ pub const fn part_name(part: Part) -> &'static str {
     }
 }
 
-/// The CPU that a part used for each delivery, in microseconds; `None` of no processes.
-pub fn cpu_us_of(run: &Run, part: Part) -> Option<f64> {
-    let of_part = run.processes.iter().filter(|process| process.part == part);
-    of_part
-        .map(|process| process.cpu_us_per_delivery)
-        .reduce(|a, b| a + b)
-}
-
 /// The most memory that the subject's processes had, in MiB; `None` of no processes.
 pub fn subject_mib_max(run: &Run) -> Option<f64> {
     let subject = run
@@ -76,7 +68,7 @@ pub fn write(page: &mut Markup, run: &Run) {
                     rows.row("part", |row| {
                         row.cell(part_name(part));
                         row.cell("");
-                        row.cell(cpu_us_of(run, part).map_or(NONE.to_owned(), measure));
+                        row.cell(run.cpu_us(part).map_or(NONE.to_owned(), measure));
                         row.cell("");
                         row.cell("");
                     });
@@ -173,7 +165,7 @@ mod tests {
         second.cpu_us_per_delivery = 0.5;
         let first = run.processes[0].cpu_us_per_delivery;
         run.processes.push(second);
-        assert_eq!(cpu_us_of(&run, Part::Subject), Some(first + 0.5));
-        assert_eq!(cpu_us_of(&run, Part::Server), None);
+        assert_eq!(run.cpu_us(Part::Subject), Some(first + 0.5));
+        assert_eq!(run.cpu_us(Part::Server), None);
     }
 }
