@@ -27,6 +27,7 @@ mod client_log;
 mod delivery;
 mod error;
 mod group_consumer;
+mod lanes;
 mod native;
 mod native_producer;
 mod partition_consumer;

@@ -1,10 +1,10 @@
 //! What librdkafka knows and rust-rdkafka does not hand out: whether a message whose delivery failed
 //! may have been persisted, a message's headers without a panic where a header's name is not UTF-8,
-//! and whether a consumer is a member of its group.
+//! whether a consumer is a member of its group, and, without the reason, whether a producer gave up.
 //!
 //! This is the only module of the crate with unsafe code. The functions only read. Those about a
 //! message do so through the pointer that [`BorrowedMessage::ptr`] gives: it stays valid as long as
-//! the borrowed message, which holds the event that owns it. The one about a client does so through
+//! the borrowed message, which holds the event that owns it. Those about a client do so through
 //! [`Client::native_ptr`], which stays valid as long as the client.
 #![allow(unsafe_code)]
 
@@ -13,8 +13,8 @@ use std::ptr;
 use std::slice;
 
 use rdkafka::bindings::{
-    rd_kafka_header_get_all, rd_kafka_mem_free, rd_kafka_memberid, rd_kafka_message_headers,
-    rd_kafka_message_status, rd_kafka_msg_status_t,
+    rd_kafka_fatal_error, rd_kafka_header_get_all, rd_kafka_mem_free, rd_kafka_memberid,
+    rd_kafka_message_headers, rd_kafka_message_status, rd_kafka_msg_status_t,
 };
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::message::BorrowedMessage;
@@ -86,6 +86,13 @@ pub(crate) fn is_group_member<C: ClientContext>(client: &Client<C>) -> bool {
         rd_kafka_mem_free(client.native_ptr(), id.cast());
         is_member
     }
+}
+
+/// Whether a producer has met an error after which it sends nothing more. To ask costs one load.
+pub(crate) fn gave_up<C: ClientContext>(client: &Client<C>) -> bool {
+    // SAFETY: the client is alive, and no reason is asked for: there is no room for one.
+    let error = unsafe { rd_kafka_fatal_error(client.native_ptr(), ptr::null_mut(), 0) };
+    error != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR
 }
 
 /// Has a producer meet a fatal error.

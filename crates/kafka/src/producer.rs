@@ -99,6 +99,11 @@ pub enum SendError<D> {
 }
 
 impl<D> SendError<D> {
+    pub(crate) fn refused(token: D, code: RDKafkaErrorCode) -> Self {
+        let error = ProduceError::Refused { code };
+        Self::Refused { token, error }
+    }
+
     /// The token, and the error that it would be told.
     pub fn into_parts(self) -> (D, ProduceError) {
         match self {

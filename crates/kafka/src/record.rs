@@ -213,6 +213,12 @@ impl<'a> OutRecord<'a> {
             timestamp_ms: None,
         }
     }
+
+    /// Key and value together, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.key.map_or(0, <[u8]>::len) + self.value.map_or(0, <[u8]>::len)
+    }
 }
 
 /// A partition as Kafka counts it. librdkafka never hands out a negative one with a record.

@@ -1,0 +1,261 @@
+//! What a producer has under way in each partition, and what waits behind it.
+//!
+//! Left to itself, librdkafka sends a record as soon as it is there, until five are under way in a
+//! partition; then its thread goes round without pause until one of them is acknowledged, because an
+//! idempotent producer's partition may have no more. So what comes while records of its partition are
+//! under way waits here, and leaves as one batch when they are settled: requests grow with the load, no
+//! thread waits by asking, and what meets an idle partition leaves at once.
+//!
+//! What must hold: records of a partition leave in the order in which they came, and a record that waits is
+//! given back exactly once, by [`Lanes::settled`] or by [`Lanes::close`].
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use waybill_engine::PartitionId;
+
+use crate::record::{Header, OutRecord};
+
+/// The partitions in which something is under way.
+#[derive(Debug)]
+pub(crate) struct Lanes<D> {
+    state: Mutex<State<D>>,
+}
+
+#[derive(Debug)]
+struct State<D> {
+    of_topic: HashMap<String, HashMap<PartitionId, Lane<D>>>,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Lane<D> {
+    under_way: usize,
+    waiting: Vec<Waiting<D>>,
+}
+
+/// A record that waits, with its token.
+#[derive(Debug)]
+pub(crate) struct Waiting<D> {
+    partition: PartitionId,
+    key: Option<Vec<u8>>,
+    value: Option<Vec<u8>>,
+    headers: Vec<(String, Option<Vec<u8>>)>,
+    timestamp_ms: Option<i64>,
+    pub(crate) token: D,
+}
+
+impl<D> Default for Lanes<D> {
+    fn default() -> Self {
+        Self {
+            state: Mutex::new(State {
+                of_topic: HashMap::new(),
+                closed: false,
+            }),
+        }
+    }
+}
+
+impl<D> Lanes<D> {
+    /// Takes a record in. Its token comes back if the record is to be sent now; it is under way from then
+    /// on, and [`Lanes::settled`] has to follow.
+    pub(crate) fn enter(&self, record: &OutRecord<'_>, token: D) -> Option<D> {
+        let mut state = self.state();
+        if state.closed {
+            return Some(token);
+        }
+        let lanes = match state.of_topic.get_mut(record.topic) {
+            Some(lanes) => lanes,
+            None => state.of_topic.entry(record.topic.to_owned()).or_default(),
+        };
+        let Some(lane) = lanes.get_mut(&record.partition) else {
+            let lane = Lane {
+                under_way: 1,
+                waiting: Vec::new(),
+            };
+            lanes.insert(record.partition, lane);
+            return Some(token);
+        };
+        lane.waiting.push(Waiting::of(record, token));
+        None
+    }
+
+    /// A record that was under way is settled. Returns what waited for the last of them, which is under way
+    /// from now on and to be sent in this order.
+    pub(crate) fn settled(&self, topic: &str, partition: PartitionId) -> Vec<Waiting<D>> {
+        let mut state = self.state();
+        let Some(lanes) = state.of_topic.get_mut(topic) else {
+            return Vec::new();
+        };
+        let Some(lane) = lanes.get_mut(&partition) else {
+            return Vec::new();
+        };
+        lane.under_way -= 1;
+        if lane.under_way > 0 {
+            return Vec::new();
+        }
+        if lane.waiting.is_empty() {
+            lanes.remove(&partition);
+            if lanes.is_empty() {
+                state.of_topic.remove(topic);
+            }
+            return Vec::new();
+        }
+        lane.under_way = lane.waiting.len();
+        std::mem::take(&mut lane.waiting)
+    }
+
+    /// Nothing waits any more from now on. Returns what did.
+    pub(crate) fn close(&self) -> Vec<Waiting<D>> {
+        let mut state = self.state();
+        state.closed = true;
+        let lanes = std::mem::take(&mut state.of_topic);
+        lanes
+            .into_values()
+            .flat_map(HashMap::into_values)
+            .flat_map(|lane| lane.waiting)
+            .collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<D>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<D> Waiting<D> {
+    fn of(record: &OutRecord<'_>, token: D) -> Self {
+        let headers = record.headers.iter();
+        Self {
+            partition: record.partition,
+            key: record.key.map(<[u8]>::to_vec),
+            value: record.value.map(<[u8]>::to_vec),
+            headers: headers
+                .map(|header| (header.key.to_owned(), header.value.map(<[u8]>::to_vec)))
+                .collect(),
+            timestamp_ms: record.timestamp_ms,
+            token,
+        }
+    }
+
+    /// The partition that it is for.
+    pub(crate) fn partition(&self) -> PartitionId {
+        self.partition
+    }
+
+    /// Key and value together, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        let len = |bytes: &Option<Vec<u8>>| bytes.as_ref().map_or(0, Vec::len);
+        len(&self.key) + len(&self.value)
+    }
+
+    /// Sends it on, with its token.
+    pub(crate) fn send<R>(self, topic: &str, send: impl FnOnce(&OutRecord<'_>, D) -> R) -> R {
+        let headers: Vec<Header<'_>> = self
+            .headers
+            .iter()
+            .map(|(key, value)| Header {
+                key,
+                value: value.as_deref(),
+            })
+            .collect();
+        let record = OutRecord {
+            topic,
+            partition: self.partition,
+            key: self.key.as_deref(),
+            value: self.value.as_deref(),
+            headers: &headers,
+            timestamp_ms: self.timestamp_ms,
+        };
+        send(&record, self.token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARTITION: PartitionId = PartitionId(3);
+
+    fn enter(lanes: &Lanes<u32>, token: u32) -> Option<u32> {
+        lanes.enter(&OutRecord::new("t", PARTITION, b"key", b"value"), token)
+    }
+
+    fn tokens(released: Vec<Waiting<u32>>) -> Vec<u32> {
+        released.into_iter().map(|waiting| waiting.token).collect()
+    }
+
+    #[test]
+    fn what_comes_while_a_record_is_under_way_leaves_together_when_it_is_settled() {
+        let lanes = Lanes::default();
+        assert_eq!(enter(&lanes, 1), Some(1));
+        assert_eq!(enter(&lanes, 2), None);
+        assert_eq!(enter(&lanes, 3), None);
+        assert_eq!(tokens(lanes.settled("t", PARTITION)), [2, 3]);
+        // Both are under way now, and the next waits for both.
+        assert_eq!(enter(&lanes, 4), None);
+        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
+        assert_eq!(tokens(lanes.settled("t", PARTITION)), [4]);
+        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
+        // Idle again.
+        assert_eq!(enter(&lanes, 5), Some(5));
+    }
+
+    #[test]
+    fn partitions_and_topics_do_not_wait_for_each_other() {
+        let lanes = Lanes::default();
+        assert_eq!(enter(&lanes, 1), Some(1));
+        let beside = OutRecord::new("t", PartitionId(4), b"", b"");
+        assert_eq!(lanes.enter(&beside, 2), Some(2));
+        let elsewhere = OutRecord::new("u", PARTITION, b"", b"");
+        assert_eq!(lanes.enter(&elsewhere, 3), Some(3));
+        assert_eq!(enter(&lanes, 4), None);
+        assert_eq!(tokens(lanes.settled("u", PARTITION)), [0; 0]);
+        assert_eq!(tokens(lanes.settled("t", PARTITION)), [4]);
+    }
+
+    #[test]
+    fn what_waits_is_the_record_that_came() {
+        let lanes = Lanes::default();
+        let header = Header {
+            key: "h",
+            value: None,
+        };
+        let record = OutRecord {
+            topic: "t",
+            partition: PARTITION,
+            key: None,
+            value: Some(b"value"),
+            headers: &[header],
+            timestamp_ms: Some(7),
+        };
+        assert_eq!(lanes.enter(&record, 1), Some(1));
+        assert_eq!(lanes.enter(&record, 2), None);
+        let waiting = lanes.settled("t", PARTITION).pop().unwrap();
+        assert_eq!((waiting.bytes(), waiting.partition()), (5, PARTITION));
+        waiting.send("t", |sent, token| {
+            assert_eq!(token, 2);
+            assert_eq!(format!("{sent:?}"), format!("{record:?}"));
+        });
+    }
+
+    #[test]
+    fn nothing_waits_once_they_are_closed() {
+        let lanes = Lanes::default();
+        assert_eq!(enter(&lanes, 1), Some(1));
+        assert_eq!(enter(&lanes, 2), None);
+        assert_eq!(tokens(lanes.close()), [2]);
+        assert_eq!(enter(&lanes, 3), Some(3));
+        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
+    }
+
+    #[test]
+    fn a_word_too_many_is_harmless() {
+        let lanes: Lanes<u32> = Lanes::default();
+        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
+        assert_eq!(enter(&lanes, 1), Some(1));
+        // Of a record that was sent by its key, into this partition.
+        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
+        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
+        assert_eq!(enter(&lanes, 2), Some(2));
+    }
+}
