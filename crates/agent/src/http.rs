@@ -23,8 +23,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use hyper::Response;
-use hyper::body::Incoming;
 use tokio::time::{Instant, sleep, timeout_at};
 use waybill_engine::{Action, Outcome, murmur2};
 
@@ -34,12 +32,11 @@ pub use config::{
 };
 
 use crate::breaker::{Breaker, BreakerSettings, Called, Judged};
-use crate::chain::chain;
 use crate::handler::{Handler, StepCall, not_attempted, permanent, transient, unknown};
 use crate::metrics::breaker_state;
 use crate::template::{Scope, TemplateError};
 use answer::{Judge, Verdict, retry_after};
-use client::{BodyError, Client, read_body};
+use client::{Answer, BodyError, Client, SendError};
 use plan::{Plan, StepPlan};
 
 /// Why agents cannot be loaded from their file.
@@ -301,20 +298,21 @@ impl HttpAgent {
         &self,
         step: &StepPlan,
         action: Action,
-        request: hyper::Request<http_body_util::Full<bytes::Bytes>>,
+        request: hyper::Request<bytes::Bytes>,
         deadline: Instant,
     ) -> Exchanged {
         let until = deadline.min(Instant::now() + self.timeout);
         let exchange = async {
-            match self.client.send(request).await {
-                Ok(response) => self.judge(step, action, response).await,
-                Err(error) if error.is_connect() => Exchanged::of(transient(
+            let bytes_max = self.response_bytes_max;
+            match self.client.exchange(request, until, bytes_max).await {
+                Ok(answer) => self.judge(step, action, answer),
+                Err(SendError::NotSent(why)) => Exchanged::of(transient(
                     "connect-failed",
-                    format!("no connection to the service: {}", chain(&error)),
+                    format!("no connection to the service: {why}"),
                 )),
-                Err(error) => Exchanged::of(unknown(
+                Err(SendError::BrokeOff(why)) => Exchanged::of(unknown(
                     "outcome-unknown",
-                    format!("the exchange broke off: {}", chain(&error)),
+                    format!("the exchange broke off: {why}"),
                 )),
             }
         };
@@ -326,15 +324,9 @@ impl HttpAgent {
         })
     }
 
-    async fn judge(
-        &self,
-        step: &StepPlan,
-        action: Action,
-        response: Response<Incoming>,
-    ) -> Exchanged {
-        let (head, body) = response.into_parts();
+    fn judge(&self, step: &StepPlan, action: Action, answer: Answer) -> Exchanged {
+        let Answer { head, body } = answer;
         let verdict = self.judge.verdict(head.status, action);
-        let body = read_body(body, self.response_bytes_max).await;
         let outcome = match (verdict, body) {
             (Verdict::Absent, _) if action == Action::Probe => Outcome::NotPerformed,
             (Verdict::Absent, _) => Outcome::Success {
@@ -353,7 +345,7 @@ impl HttpAgent {
             ),
             (Verdict::Success, Err(BodyError::Incomplete(error))) => unknown(
                 "answer-incomplete",
-                format!("the service's answer broke off: {}", chain(&error)),
+                format!("the service's answer broke off: {error}"),
             ),
             (failure, body) => self
                 .judge

@@ -14,7 +14,7 @@ mod path;
 use std::cell::OnceCell;
 use std::fmt::Write as _;
 
-use serde_json::Value;
+use serde_json_borrow::Value;
 use waybill_engine::{StepRequest, Timestamp};
 
 pub(crate) use body::Body;
@@ -89,7 +89,8 @@ impl RenderError {
 pub(crate) struct Scope<'a> {
     request: &'a StepRequest,
     idempotency_key: &'a str,
-    input: OnceCell<Result<Value, String>>,
+    /// Texts without escapes are those of the request: to find a few values, none is copied.
+    input: OnceCell<Result<Value<'a>, String>>,
 }
 
 impl<'a> Scope<'a> {
@@ -109,10 +110,11 @@ impl<'a> Scope<'a> {
         self.idempotency_key
     }
 
-    fn input(&self) -> Result<&Value, RenderError> {
+    fn input(&self) -> Result<&Value<'a>, RenderError> {
+        let request = self.request;
         self.input
             .get_or_init(|| {
-                serde_json::from_slice(&self.request.input).map_err(|error| error.to_string())
+                serde_json::from_slice(&request.input).map_err(|error| error.to_string())
             })
             .as_ref()
             .map_err(|cause| RenderError::Input {
@@ -154,7 +156,7 @@ enum Root {
 
 /// A placeholder's value.
 enum Found<'a> {
-    Json(&'a Value),
+    Json(&'a Value<'a>),
     Text(&'a str),
     Owned(String),
     Number(u32),
@@ -202,7 +204,7 @@ impl Placeholder {
             Root::Input(path) => path
                 .iter()
                 .try_fold(scope.input()?, |value, key| match value {
-                    Value::Object(members) => members.get(&**key),
+                    Value::Object(members) => members.get(key),
                     Value::Array(items) => items.get(key.parse::<usize>().ok()?),
                     _ => None,
                 })
@@ -256,12 +258,10 @@ impl Placeholder {
         };
         match found {
             Found::Text(text) => escape.push(text, out),
-            Found::Json(Value::String(text)) => escape.push(text, out),
+            Found::Json(Value::Str(text)) => escape.push(text, out),
             Found::Owned(text) => escape.push(&text, out),
             Found::Number(number) => escape.push(&number.to_string(), out),
-            Found::Json(value @ (Value::Number(_) | Value::Bool(_))) => {
-                escape.push(&value.to_string(), out);
-            }
+            Found::Json(value @ (Value::Number(_) | Value::Bool(_))) => push_json(value, out),
             Found::Json(_) => {
                 return Err(self.unsuitable("is an object or a list, which does not fit into text"));
             }
@@ -275,18 +275,12 @@ impl Placeholder {
             return Ok(false);
         };
         match found {
-            Found::Json(value) => write!(out, "{value}"),
-            Found::Number(number) => write!(out, "{number}"),
-            Found::Text(text) => {
-                push_json_string(text, out);
-                Ok(())
-            }
-            Found::Owned(text) => {
-                push_json_string(&text, out);
-                Ok(())
-            }
+            Found::Json(Value::Str(text)) => push_json_string(text, out),
+            Found::Json(value) => push_json(value, out),
+            Found::Number(number) => out.push_str(&number.to_string()),
+            Found::Text(text) => push_json_string(text, out),
+            Found::Owned(text) => push_json_string(&text, out),
         }
-        .expect("writing to a String cannot fail");
         Ok(true)
     }
 }
@@ -337,6 +331,10 @@ impl Escape {
             }
         }
     }
+}
+
+fn push_json(value: &Value<'_>, out: &mut String) {
+    out.push_str(&serde_json::to_string(value).expect("its keys are strings"));
 }
 
 fn push_json_string(text: &str, out: &mut String) {

@@ -1,27 +1,58 @@
-//! One exchange with a service over pooled connections.
+//! One exchange with a service, over connections that are kept.
+
+mod http2;
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Full};
+use hyper::Request;
 use hyper::body::Incoming;
-use hyper::{Request, Response};
+use hyper::http::response;
 use hyper_tls::HttpsConnector;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{self, Builder};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use native_tls::TlsConnector;
+use tokio::time::Instant;
 
+use self::http2::Http2;
 use super::LoadError;
 use super::config::HttpConfig;
+use crate::chain::chain;
 
-/// A pool of connections to one service. It follows no redirect and reads no proxy from the
-/// environment.
+/// The connections to one service. No redirect is followed, and no proxy is read from the environment.
 #[derive(Debug)]
 pub(super) enum Client {
     Plain(legacy::Client<HttpConnector, Full<Bytes>>),
     Tls(legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>),
+    Http2(Http2),
+}
+
+/// What came back.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) head: response::Parts,
+    pub(super) body: Result<Bytes, BodyError>,
+}
+
+/// Why nothing came back.
+#[derive(Debug)]
+pub(super) enum SendError {
+    /// The request has not reached the service.
+    NotSent(String),
+    /// It may have.
+    BrokeOff(String),
+}
+
+/// Why a body could not be had.
+#[derive(Debug)]
+pub(super) enum BodyError {
+    /// It is larger than the limit.
+    TooLarge,
+    /// The connection broke off.
+    Incomplete(String),
 }
 
 impl Client {
@@ -30,14 +61,16 @@ impl Client {
         http.set_nodelay(true);
         http.set_connect_timeout(Some(config.connect_timeout));
         http.set_keepalive(Some(Duration::from_secs(60)));
+        if config.http2 {
+            return Ok(Self::Http2(Http2::new(http, config.pool.idle_for)));
+        }
 
         let mut builder = Builder::new(TokioExecutor::new());
         builder
             .pool_timer(TokioTimer::new())
             .timer(TokioTimer::new())
             .pool_idle_timeout(config.pool.idle_for)
-            .pool_max_idle_per_host(config.pool.idle_max.unwrap_or(config.concurrency_max))
-            .http2_only(config.http2);
+            .pool_max_idle_per_host(config.pool.idle_max.unwrap_or(config.concurrency_max));
         if tls {
             http.enforce_http(false);
             let connector = HttpsConnector::from((http, tls_connector()?.into()));
@@ -47,15 +80,26 @@ impl Client {
         }
     }
 
-    /// Sends the request and reads the answer's head.
-    pub(super) async fn send(
+    /// Sends the request and reads the answer, with a body of at most `bytes_max`. Whoever waits no longer
+    /// than `until` learns whether the request has left at all.
+    pub(super) async fn exchange(
         &self,
-        request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, legacy::Error> {
-        match self {
-            Self::Plain(client) => client.request(request).await,
-            Self::Tls(client) => client.request(request).await,
-        }
+        request: Request<Bytes>,
+        until: Instant,
+        bytes_max: usize,
+    ) -> Result<Answer, SendError> {
+        let answer = match self {
+            Self::Plain(client) => client.request(request.map(Full::new)).await,
+            Self::Tls(client) => client.request(request.map(Full::new)).await,
+            Self::Http2(client) => return client.exchange(request, until, bytes_max).await,
+        };
+        let answer = answer.map_err(|error| match error.is_connect() {
+            true => SendError::NotSent(chain(&error)),
+            false => SendError::BrokeOff(chain(&error)),
+        })?;
+        let (head, body) = answer.into_parts();
+        let body = read_body(body, bytes_max).await;
+        Ok(Answer { head, body })
     }
 }
 
@@ -69,37 +113,52 @@ fn tls_connector() -> Result<TlsConnector, LoadError> {
     Ok(CONNECTOR.get_or_init(|| connector).clone())
 }
 
-/// Why a body could not be had.
-#[derive(Debug)]
-pub(super) enum BodyError {
-    /// It is larger than the limit.
-    TooLarge,
-    /// The connection broke off.
-    Incomplete(hyper::Error),
+async fn read_body(mut body: Incoming, bytes_max: usize) -> Result<Bytes, BodyError> {
+    let mut read = Body::new(bytes_max);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| BodyError::Incomplete(chain(&error)))?;
+        if let Ok(data) = frame.into_data() {
+            read.add(data)?;
+        }
+    }
+    Ok(read.whole())
 }
 
-/// Reads a body of at most `bytes_max`.
-pub(super) async fn read_body(mut body: Incoming, bytes_max: usize) -> Result<Bytes, BodyError> {
-    let mut first = Bytes::new();
-    let mut rest = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(BodyError::Incomplete)?.into_data() else {
-            continue;
-        };
-        if first.len() + rest.len() + data.len() > bytes_max {
+/// A body while it is read.
+struct Body {
+    first: Bytes,
+    rest: BytesMut,
+    bytes_max: usize,
+}
+
+impl Body {
+    fn new(bytes_max: usize) -> Self {
+        Self {
+            first: Bytes::new(),
+            rest: BytesMut::new(),
+            bytes_max,
+        }
+    }
+
+    fn add(&mut self, data: Bytes) -> Result<(), BodyError> {
+        if self.first.len() + self.rest.len() + data.len() > self.bytes_max {
             return Err(BodyError::TooLarge);
         }
         // Nearly every answer is one frame, which needs no copy.
-        if first.is_empty() {
-            first = data;
+        if self.first.is_empty() {
+            self.first = data;
         } else {
-            rest.extend_from_slice(&data);
+            self.rest.extend_from_slice(&data);
         }
+        Ok(())
     }
-    if rest.is_empty() {
-        return Ok(first);
+
+    fn whole(self) -> Bytes {
+        if self.rest.is_empty() {
+            return self.first;
+        }
+        let mut whole = BytesMut::from(&*self.first);
+        whole.unsplit(self.rest);
+        whole.freeze()
     }
-    let mut whole = BytesMut::from(&*first);
-    whole.unsplit(rest);
-    Ok(whole.freeze())
 }

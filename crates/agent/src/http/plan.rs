@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::http::uri::{Authority, PathAndQuery, Scheme};
 use hyper::{HeaderMap, Method, Request, Uri};
@@ -104,7 +103,7 @@ impl Plan {
         &self,
         step: &StepPlan,
         scope: &Scope<'_>,
-    ) -> Result<Request<Full<Bytes>>, RenderError> {
+    ) -> Result<Request<Bytes>, RenderError> {
         let mut path = String::with_capacity(self.base.path.len() + 96);
         path.push_str(&self.base.path);
         step.path.render_into(scope, &mut path)?;
@@ -133,9 +132,9 @@ impl Plan {
                 headers
                     .entry(CONTENT_TYPE)
                     .or_insert(HeaderValue::from_static("application/json"));
-                Full::new(Bytes::from(body.render(scope)?))
+                Bytes::from(body.render(scope)?)
             }
-            None => Full::default(),
+            None => Bytes::new(),
         };
 
         let mut uri = hyper::http::uri::Parts::default();

@@ -13,11 +13,13 @@ use tokio::sync::Notify;
 use waybill_engine::{Attempt, OperationId, Timestamp};
 
 use super::*;
+use crate::chain::chain;
 use crate::testing::{StepRequestBuilder, attempt};
 
 mod breaker;
 mod check;
 mod exchange;
+mod http2;
 mod load;
 mod undo_and_probe;
 

@@ -1,4 +1,4 @@
-use serde_json::json;
+use serde_json::{Value, json};
 use waybill_engine::{OperationId, Timestamp};
 
 use super::*;

@@ -3,6 +3,7 @@
 use waybill_engine::{Workflow, WorkflowDefinition, Workflows};
 
 use super::*;
+use crate::chain::chain;
 
 const WORKFLOW: &str = "\
 name: order

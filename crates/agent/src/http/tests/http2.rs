@@ -1,0 +1,157 @@
+//! The connection over HTTP/2, against a service that a test plays frame by frame.
+
+use bytes::Bytes;
+use h2::server::{self, SendResponse};
+use hyper::{Request, Response};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+use super::*;
+
+type Line = server::Connection<TcpStream, Bytes>;
+
+async fn listen() -> (TcpListener, HttpAgent) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    // Nothing is tried again inside the attempt.
+    let settings = format!("http2: true\nretries: {{ max: 0 }}\ntimeout: 10s\n{PUT}");
+    let agent = agent(&url, &settings);
+    (listener, agent)
+}
+
+async fn accept(listener: &TcpListener) -> Line {
+    let (stream, _) = listener.accept().await.unwrap();
+    server::handshake(stream).await.unwrap()
+}
+
+async fn next(line: &mut Line) -> (Request<h2::RecvStream>, SendResponse<Bytes>) {
+    line.accept().await.unwrap().unwrap()
+}
+
+fn answer(mut to: SendResponse<Bytes>, body: &'static str) {
+    let head = Response::builder().status(200).body(()).unwrap();
+    let mut sending = to.send_response(head, false).unwrap();
+    sending
+        .send_data(Bytes::from_static(body.as_bytes()), true)
+        .unwrap();
+}
+
+/// Keeps the connection going until the other side has what was sent.
+async fn serve(mut line: Line) {
+    while let Some(Ok(_)) = line.accept().await {}
+}
+
+#[tokio::test]
+async fn many_requests_share_one_connection_and_each_has_its_body_and_length() {
+    let (listener, agent) = listen().await;
+    let service = tokio::spawn(async move {
+        let mut line = accept(&listener).await;
+        let mut asked = Vec::new();
+        for _ in 0..3 {
+            asked.push(next(&mut line).await);
+        }
+        let mut lengths = Vec::new();
+        for (request, to) in asked {
+            lengths.push(request.headers()["content-length"].clone());
+            answer(to, "{}");
+        }
+        serve(line).await;
+        lengths
+    });
+    let outcomes = tokio::join!(outcome(&agent), outcome(&agent), outcome(&agent));
+    for outcome in [outcomes.0, outcomes.1, outcomes.2] {
+        assert_eq!(kind_and_code(&outcome).0, "success", "{outcome:?}");
+    }
+    drop(agent);
+    assert_eq!(service.await.unwrap(), ["10", "10", "10"]);
+}
+
+#[tokio::test]
+async fn a_connection_that_ended_is_opened_again() {
+    let (listener, agent) = listen().await;
+    let service = tokio::spawn(async move {
+        for _ in 0..2 {
+            let mut line = accept(&listener).await;
+            let (_, to) = next(&mut line).await;
+            answer(to, "{}");
+            line.graceful_shutdown();
+            serve(line).await;
+        }
+    });
+    for _ in 0..2 {
+        let outcome = outcome(&agent).await;
+        assert_eq!(kind_and_code(&outcome).0, "success", "{outcome:?}");
+    }
+    service.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_under_a_request_leaves_its_outcome_unknown() {
+    let (listener, agent) = listen().await;
+    let service = tokio::spawn(async move {
+        let mut line = accept(&listener).await;
+        let asked = next(&mut line).await;
+        drop((line, asked));
+    });
+    let outcome = outcome(&agent).await;
+    assert_eq!(kind_and_code(&outcome), ("unknown", "outcome-unknown"));
+    service.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_that_the_service_refuses_to_look_at_had_no_effect() {
+    let (listener, agent) = listen().await;
+    let service = tokio::spawn(async move {
+        let mut line = accept(&listener).await;
+        let (_, mut to) = next(&mut line).await;
+        to.send_reset(h2::Reason::REFUSED_STREAM);
+        serve(line).await;
+    });
+    let outcome = outcome(&agent).await;
+    assert_eq!(kind_and_code(&outcome), ("transient", "connect-failed"));
+    drop(agent);
+    service.await.unwrap();
+}
+
+#[tokio::test]
+async fn who_cannot_connect_in_time_has_had_no_effect() {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let address = listener.local_addr().unwrap();
+    // Nothing is accepted: once the queue is full, connections hang.
+    let mut queued = Vec::new();
+    let wait = Duration::from_millis(200);
+    while let Ok(stream) = tokio::time::timeout(wait, TcpStream::connect(address)).await {
+        queued.push(stream.unwrap());
+    }
+    let settings = format!("http2: true\nretries: {{ max: 0 }}\ntimeout: 300ms\n{PUT}");
+    let agent = agent(&format!("http://{address}"), &settings);
+    let both = tokio::join!(outcome(&agent), outcome(&agent));
+    for outcome in [both.0, both.1] {
+        assert_eq!(kind_and_code(&outcome), ("transient", "connect-failed"));
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_nobody_uses_is_let_go() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let agent = agent(
+        &url,
+        &format!("http2: true\npool: {{ idleFor: 50ms }}\n{PUT}"),
+    );
+    let service = tokio::spawn(async move {
+        let mut line = accept(&listener).await;
+        let (_, to) = next(&mut line).await;
+        answer(to, "{}");
+        serve(line).await;
+    });
+    let outcome = outcome(&agent).await;
+    assert_eq!(kind_and_code(&outcome).0, "success", "{outcome:?}");
+    // The service sees the end, though the agent is still there.
+    tokio::time::timeout(PATIENCE, service)
+        .await
+        .unwrap()
+        .unwrap();
+    drop(agent);
+}
