@@ -29,7 +29,7 @@ use crate::report::compare;
 
 /// As in the waybill program: what is held against it must not differ by the allocator.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Load tests of Waybill: open loop, judged from outside
 #[derive(Parser, Debug)]

@@ -33,7 +33,7 @@ use waybill_broker::{Broker, BrokerConfig};
 
 /// The program's own allocator: the system's costs something else on every system.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// How many requests are made.
 const REQUESTS: usize = 100;

@@ -21,7 +21,7 @@ use waybill_messages::{Framing, Lookup, RECORD_SCHEMAS, Record, SchemaId, Schema
 
 /// The program's own allocator: the system's costs something else on every system.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// How often a record is encoded or decoded.
 const ROUNDS: usize = 100;

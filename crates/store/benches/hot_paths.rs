@@ -21,7 +21,7 @@ use waybill_store::{RowBytes, RowCodec, RowWrite};
 
 /// The program's own allocator: the system's costs something else on every system.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// How often a row is encoded or decoded.
 const ROUNDS: usize = 100;

@@ -11,7 +11,7 @@ use waybill::telemetry::{self, VERSION};
 
 /// Measured against the system's allocator: a delivery is many small allocations on many threads.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Something failed.
 const FAILED: u8 = 1;

@@ -23,7 +23,7 @@ use crate::load::{Ending, Load};
 
 /// The program's own allocator: the system's costs something else on every system.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// Records that the tracker follows.
 const RECORDS: i64 = 10_000;
