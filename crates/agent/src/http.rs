@@ -306,9 +306,13 @@ impl HttpAgent {
             let bytes_max = self.response_bytes_max;
             match self.client.exchange(request, until, bytes_max).await {
                 Ok(answer) => self.judge(step, action, answer),
-                Err(SendError::NotSent(why)) => Exchanged::of(transient(
+                Err(SendError::Unconnected(why)) => Exchanged::of(transient(
                     "connect-failed",
                     format!("no connection to the service: {why}"),
+                )),
+                Err(SendError::Unread(why)) => Exchanged::of(transient(
+                    "request-unread",
+                    format!("the service has not looked at the request: {why}"),
                 )),
                 Err(SendError::BrokeOff(why)) => Exchanged::of(unknown(
                     "outcome-unknown",

@@ -261,7 +261,9 @@ impl Placeholder {
             Found::Json(Value::Str(text)) => escape.push(text, out),
             Found::Owned(text) => escape.push(&text, out),
             Found::Number(number) => escape.push(&number.to_string(), out),
-            Found::Json(value @ (Value::Number(_) | Value::Bool(_))) => push_json(value, out),
+            Found::Json(value @ (Value::Number(_) | Value::Bool(_))) => {
+                escape.push(&json(value), out);
+            }
             Found::Json(_) => {
                 return Err(self.unsuitable("is an object or a list, which does not fit into text"));
             }
@@ -276,7 +278,7 @@ impl Placeholder {
         };
         match found {
             Found::Json(Value::Str(text)) => push_json_string(text, out),
-            Found::Json(value) => push_json(value, out),
+            Found::Json(value) => out.push_str(&json(value)),
             Found::Number(number) => out.push_str(&number.to_string()),
             Found::Text(text) => push_json_string(text, out),
             Found::Owned(text) => push_json_string(&text, out),
@@ -333,8 +335,8 @@ impl Escape {
     }
 }
 
-fn push_json(value: &Value<'_>, out: &mut String) {
-    out.push_str(&serde_json::to_string(value).expect("its keys are strings"));
+fn json(value: &Value<'_>) -> String {
+    serde_json::to_string(value).expect("its keys are strings")
 }
 
 fn push_json_string(text: &str, out: &mut String) {

@@ -111,8 +111,9 @@ impl ProduceError {
 
 /// The token that goes with a record and is told its outcome, exactly once.
 ///
-/// It is called on the producer's own thread, or on one that flushes the producer: it must not
-/// block, must not panic, and must not drop the last handle of its producer.
+/// It is called on the producer's own thread, or on one that flushes the producer, drops it, or sends a record
+/// and is refused: it must not block, must not panic, must not send by the same producer, and must not drop its
+/// last handle.
 ///
 /// Implement it for `Box<T>` with a `T` of your own (one token per record), or implement
 /// [`DeliveredShared`] for a `T` and send `Arc<T>` (one token for many records).

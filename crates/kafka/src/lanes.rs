@@ -6,11 +6,20 @@
 //! under way waits here, and leaves as one batch when they are settled: requests grow with the load, no
 //! thread waits by asking, and what meets an idle partition leaves at once.
 //!
-//! What must hold: records of a partition leave in the order in which they came, and a record that waits is
-//! given back exactly once, by [`Lanes::settled`] or by [`Lanes::close`].
+//! What must hold:
+//!
+//! * Records of a partition leave in the order in which they came. What is given back to be sent is under way
+//!   from then on, so there is more to give back only once it was settled, or to the one thread that asks for
+//!   what is overdue.
+//! * A record that waits is given back exactly once, by [`Lanes::settled`], [`Lanes::overdue`] or
+//!   [`Lanes::close`], and does not wait for long: librdkafka begins to count its time only when it has it.
+//!
+//! A record that was sent by its key passes by. When it is settled it counts as one of the partition in which it
+//! came to lie: if anything waits there, it may leave early.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use waybill_engine::PartitionId;
 
@@ -32,6 +41,8 @@ struct State<D> {
 struct Lane<D> {
     under_way: usize,
     waiting: Vec<Waiting<D>>,
+    /// When the first of those that wait came.
+    since: Instant,
 }
 
 /// A record that waits, with its token.
@@ -72,10 +83,14 @@ impl<D> Lanes<D> {
             let lane = Lane {
                 under_way: 1,
                 waiting: Vec::new(),
+                since: Instant::now(),
             };
             lanes.insert(record.partition, lane);
             return Some(token);
         };
+        if lane.waiting.is_empty() {
+            lane.since = Instant::now();
+        }
         lane.waiting.push(Waiting::of(record, token));
         None
     }
@@ -103,6 +118,26 @@ impl<D> Lanes<D> {
         }
         lane.under_way = lane.waiting.len();
         std::mem::take(&mut lane.waiting)
+    }
+
+    /// What has waited for `patience` though something is under way, by topic: it is under way from now on, and
+    /// to be sent in this order. For one thread alone.
+    pub(crate) fn overdue(&self, patience: Duration) -> Vec<(String, Vec<Waiting<D>>)> {
+        let mut overdue = Vec::new();
+        for (topic, lanes) in &mut self.state().of_topic {
+            for lane in lanes.values_mut() {
+                if !lane.waiting.is_empty() && lane.since.elapsed() >= patience {
+                    lane.under_way += lane.waiting.len();
+                    overdue.push((topic.clone(), std::mem::take(&mut lane.waiting)));
+                }
+            }
+        }
+        overdue
+    }
+
+    /// Whether nothing is under way.
+    pub(crate) fn are_idle(&self) -> bool {
+        self.state().of_topic.is_empty()
     }
 
     /// Nothing waits any more from now on. Returns what did.
@@ -239,6 +274,27 @@ mod tests {
     }
 
     #[test]
+    fn what_has_waited_for_long_leaves_though_something_is_under_way() {
+        let lanes = Lanes::default();
+        assert!(lanes.are_idle());
+        assert_eq!(enter(&lanes, 1), Some(1));
+        assert_eq!(enter(&lanes, 2), None);
+        assert_eq!(enter(&lanes, 3), None);
+        assert!(lanes.overdue(Duration::from_secs(3600)).is_empty());
+        let (topic, overdue) = lanes.overdue(Duration::ZERO).pop().unwrap();
+        assert_eq!((topic.as_str(), tokens(overdue)), ("t", vec![2, 3]));
+        assert!(lanes.overdue(Duration::ZERO).is_empty());
+        // All three are under way, and the next waits for them.
+        assert_eq!(enter(&lanes, 4), None);
+        for _ in 0..2 {
+            assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
+        }
+        assert_eq!(tokens(lanes.settled("t", PARTITION)), [4]);
+        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
+        assert!(lanes.are_idle());
+    }
+
+    #[test]
     fn nothing_waits_once_they_are_closed() {
         let lanes = Lanes::default();
         assert_eq!(enter(&lanes, 1), Some(1));
@@ -257,5 +313,9 @@ mod tests {
         assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
         assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
         assert_eq!(enter(&lanes, 2), Some(2));
+        assert_eq!(enter(&lanes, 3), None);
+        assert_eq!(tokens(lanes.settled("t", PARTITION)), [3]);
+        assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
+        assert!(lanes.are_idle());
     }
 }

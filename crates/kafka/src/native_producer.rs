@@ -3,13 +3,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::thread;
-use std::time::Duration;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::message::{DeliveryResult, Header as NativeHeader, OwnedHeaders};
-use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, ProducerContext, PurgeConfig};
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, ProducerContext};
 use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{ClientConfig, ClientContext, Message};
 use waybill_engine::{Offset, PartitionId};
@@ -23,17 +23,21 @@ use crate::producer::{ProducerOptions, SendError};
 use crate::record::{OutRecord, partition_id, partition_number};
 use crate::settings::KafkaSettings;
 
-/// How long the thread waits for outcomes before it looks whether it is still wanted. The client waits for
-/// whole milliseconds and spends the last one of each wait asking: long waits make that little.
-const POLL_WAIT: Duration = Duration::from_secs(1);
-/// How long the end of a producer waits for the outcomes of what it gave up.
-const END_PATIENCE: Duration = Duration::from_millis(500);
+/// How long the thread waits for outcomes before it looks after what has waited for long, and whether it is
+/// still wanted. The client waits for whole milliseconds and spends the rest of the time asking: so there is
+/// hardly a rest.
+const POLL_WAIT: Duration = Duration::from_micros(100_050);
+/// How long a record waits at most for those of its partition that are under way.
+const LANE_PATIENCE: Duration = Duration::from_millis(500);
+/// How long a flush pauses before it looks again for records that were not librdkafka's yet.
+const FLUSH_PAUSE: Duration = Duration::from_millis(1);
 
 /// A librdkafka producer with a thread of its own.
 pub(crate) struct NativeProducer<D: Delivered> {
     inner: Arc<Inner<D>>,
     limits: Limits,
     stop: Arc<AtomicBool>,
+    polling: Option<JoinHandle<()>>,
 }
 
 type Inner<D> = BaseProducer<Context<D>>;
@@ -59,7 +63,7 @@ impl<D: Delivered> NativeProducer<D> {
             ("partitioner", "murmur2_random".to_owned()),
         ];
         let mut config = settings.client_config(&options.client_id, &options.defaults(), &fixed)?;
-        let limits = Limits::take(&mut config);
+        let limits = Limits::take(&mut config)?;
         let context = Context {
             log: ClientLog::new(&options.client_id),
             in_flight,
@@ -72,11 +76,12 @@ impl<D: Delivered> NativeProducer<D> {
         _ = inner.context().producer.set(Arc::downgrade(&inner));
         let stop = Arc::new(AtomicBool::new(false));
         let (polled, stopped) = (Arc::clone(&inner), Arc::clone(&stop));
-        thread::Builder::new()
+        let polling = thread::Builder::new()
             .name("kafka-producer".to_owned())
             .spawn(move || {
                 while !stopped.load(Ordering::Relaxed) {
                     polled.poll(POLL_WAIT);
+                    polled.context().hurry();
                 }
             })
             .map_err(|error| ClientError::Create {
@@ -87,6 +92,7 @@ impl<D: Delivered> NativeProducer<D> {
             inner,
             limits,
             stop,
+            polling: Some(polling),
         })
     }
 
@@ -96,7 +102,7 @@ impl<D: Delivered> NativeProducer<D> {
             // What is under way there is not waited for.
             return Err(SendError::refused(token, RDKafkaErrorCode::Fatal));
         }
-        if record.bytes() > self.limits.record_bytes {
+        if record.wire_bytes_max() > self.limits.record_bytes {
             return Err(SendError::refused(
                 token,
                 RDKafkaErrorCode::MessageSizeTooLarge,
@@ -129,7 +135,16 @@ impl<D: Delivered> NativeProducer<D> {
 
     /// Waits up to `timeout` until every record is settled. Blocks.
     pub(crate) fn flush(&self, timeout: Duration) -> KafkaResult<()> {
-        self.inner.flush(timeout)
+        let deadline = Instant::now() + timeout;
+        loop {
+            self.inner
+                .flush(deadline.saturating_duration_since(Instant::now()))?;
+            // Who sends may have taken a place in a lane and not handed its record over yet.
+            if self.inner.context().lanes.are_idle() || Instant::now() >= deadline {
+                return Ok(());
+            }
+            thread::sleep(FLUSH_PAUSE);
+        }
     }
 
     /// The error after which it sends nothing more, if it met one.
@@ -148,16 +163,17 @@ impl<D: Delivered> NativeProducer<D> {
 }
 
 impl<D: Delivered> Drop for NativeProducer<D> {
-    /// Settles what it holds. Its thread ends by itself.
+    /// Ends its thread and settles what waits here; the end of `inner` settles the rest.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        if let Some(polling) = self.polling.take()
+            && polling.join().is_err()
+        {
+            tracing::error!("the producer's thread panicked");
+        }
         let context = self.inner.context();
         for waiting in context.lanes.close() {
             context.refuse(waiting, RDKafkaErrorCode::PurgeQueue);
-        }
-        self.inner.purge(PurgeConfig::default().queue().inflight());
-        if let Err(error) = self.inner.flush(END_PATIENCE) {
-            tracing::warn!(%error, "not every record of a producer that ended is settled yet");
         }
     }
 }
@@ -165,28 +181,31 @@ impl<D: Delivered> Drop for NativeProducer<D> {
 impl Limits {
     /// Takes the limits that are configured, and gives librdkafka twice as much for its queue: it counts a
     /// record until all that were acknowledged with it were told so.
-    fn take(config: &mut ClientConfig) -> Self {
-        let of = |config: &ClientConfig, property: &str| -> u32 {
-            let limit = config.get(property).and_then(|limit| limit.parse().ok());
-            limit.unwrap_or(0)
+    fn take(config: &mut ClientConfig) -> Result<Self, ClientError> {
+        let of = |config: &ClientConfig, property: &str| -> Result<u32, ClientError> {
+            let value = config.get(property).unwrap_or_default();
+            // librdkafka takes more for a number, `0x10` and `10k` among it.
+            value.parse().map_err(|_| ClientError::InvalidValue {
+                property: property.to_owned(),
+            })
         };
-        let record_bytes = of(config, "message.max.bytes") as usize;
+        let record_bytes = of(config, "message.max.bytes")? as usize;
         let mut take = |property: &str| {
-            let limit = of(config, property);
+            let limit = of(config, property)?;
             let twice = limit.saturating_mul(2).min(2_147_483_647);
             config.set(property, twice.to_string());
             // librdkafka takes 0 for no limit.
-            if limit == 0 {
+            Ok(if limit == 0 {
                 usize::MAX
             } else {
                 limit as usize
-            }
+            })
         };
-        Self {
-            records: take("queue.buffering.max.messages"),
-            bytes: take("queue.buffering.max.kbytes").saturating_mul(1024),
+        Ok(Self {
+            records: take("queue.buffering.max.messages")?,
+            bytes: take("queue.buffering.max.kbytes")?.saturating_mul(1024),
             record_bytes,
-        }
+        })
     }
 }
 
@@ -250,27 +269,40 @@ impl<D: Delivered> Context<D> {
         let mut settled = 1;
         while settled > 0 {
             settled -= 1;
-            let released = self.lanes.settled(topic, partition);
-            if released.is_empty() {
-                continue;
-            }
-            let producer = self.producer.get().and_then(Weak::upgrade);
-            for waiting in released {
-                let refused = waiting.send(topic, |record, token| {
-                    let bytes = record.bytes();
-                    let sent = match &producer {
-                        Some(producer) => enqueue(producer, record, token),
-                        None => Err(SendError::refused(token, RDKafkaErrorCode::PurgeQueue)),
-                    };
-                    sent.map_err(|refused| (refused, bytes))
-                });
-                if let Err((refused, bytes)) = refused {
-                    let (token, error) = refused.into_parts();
-                    self.tell(token, Delivery::failed(partition, error), bytes);
-                    settled += 1;
-                }
+            settled += self.send_all(topic, self.lanes.settled(topic, partition));
+        }
+    }
+
+    /// Sends what has waited for long.
+    fn hurry(&self) {
+        for (topic, overdue) in self.lanes.overdue(LANE_PATIENCE) {
+            let partition = overdue.first().map(Waiting::partition);
+            for _ in 0..self.send_all(&topic, overdue) {
+                self.go_on(&topic, partition.unwrap_or(OutRecord::BY_KEY));
             }
         }
+    }
+
+    /// Sends records of one partition. Returns how many were refused, and are settled by that.
+    fn send_all(&self, topic: &str, released: Vec<Waiting<D>>) -> usize {
+        if released.is_empty() {
+            return 0;
+        }
+        let producer = self.producer.get().and_then(Weak::upgrade);
+        let mut refused = 0;
+        for waiting in released {
+            let (partition, bytes) = (waiting.partition(), waiting.bytes());
+            let sent = waiting.send(topic, |record, token| match &producer {
+                Some(producer) => enqueue(producer, record, token),
+                None => Err(SendError::refused(token, RDKafkaErrorCode::PurgeQueue)),
+            });
+            if let Err(error) = sent {
+                let (token, error) = error.into_parts();
+                self.tell(token, Delivery::failed(partition, error), bytes);
+                refused += 1;
+            }
+        }
+        refused
     }
 
     /// Settles a record that is sent no more.

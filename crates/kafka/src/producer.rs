@@ -28,11 +28,9 @@ pub struct ProducerOptions {
     pub queue_kib_max: u32,
     /// The largest record. Default 1 MiB.
     pub message_bytes_max: u32,
-    /// A record that is not acknowledged by then has failed. Default 30 s.
+    /// A record that is not acknowledged by then has failed; up to 600 ms later where others of its partition
+    /// were under way when it came. Default 30 s.
     pub delivery_timeout: Duration,
-    /// How long a batch waits for company. Default 0: batches form from what is handed over
-    /// together and from what gathers while the last request is under way.
-    pub linger: Duration,
     /// librdkafka's name of the compression. Default `none`.
     pub compression: String,
 }
@@ -47,7 +45,6 @@ impl ProducerOptions {
             queue_kib_max: 64 * 1024,
             message_bytes_max: 1024 * 1024,
             delivery_timeout: Duration::from_secs(30),
-            linger: Duration::ZERO,
             compression: "none".to_owned(),
         }
     }
@@ -71,10 +68,8 @@ impl ProducerOptions {
             ),
             ("delivery.timeout.ms", delivery_ms.to_string()),
             ("request.timeout.ms", delivery_ms.min(30_000).to_string()),
-            (
-                "linger.ms",
-                self.linger.as_millis().min(900_000).to_string(),
-            ),
+            // Batches form from what gathers while others of the partition are under way.
+            ("linger.ms", "0".to_owned()),
             ("compression.type", self.compression.clone()),
             ("retry.backoff.ms", "50".to_owned()),
         ]

@@ -219,6 +219,16 @@ impl<'a> OutRecord<'a> {
     pub fn bytes(&self) -> usize {
         self.key.map_or(0, <[u8]>::len) + self.value.map_or(0, <[u8]>::len)
     }
+
+    /// What it takes at most in a batch (format 2): six numbers of variable length and one byte beside key,
+    /// value and headers, of which each has two more numbers.
+    pub(crate) fn wire_bytes_max(&self) -> usize {
+        let headers = self.headers.iter();
+        let headers = headers
+            .map(|header| header.key.len() + header.value.map_or(0, <[u8]>::len) + 10)
+            .sum::<usize>();
+        36 + self.bytes() + headers
+    }
 }
 
 /// A partition as Kafka counts it. librdkafka never hands out a negative one with a record.

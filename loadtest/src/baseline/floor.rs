@@ -18,13 +18,6 @@
 //! `scheduler.inFlightMax`), and begins no sooner than `--gather-ms` after the one before it (1 as in the scheduler).
 //! The replies of a millisecond are sent together likewise.
 //!
-//! **Larger ones than Waybill has**, for a floor is what the libraries can do: producers wait 10 ms for company
-//! (`--linger-ms`; Waybill's do not wait). While a producer has as many requests under way as it may and records left
-//! over, librdkafka's thread asks again and again whether it may send, unless it waits for company. On two busy cores,
-//! 0 against 10 ms is 56 to 71 against 16 to 30 µs of these threads a delivery on the embedded broker, and 223 to 413
-//! against 110 to 157 on Kafka, at fewer deliveries a second. A single delivery would take 120 ms longer: the floor
-//! says nothing of latency.
-//!
 //! **Less than Waybill**, where a floor may be: the agents' consumer is assigned its partitions and joins no group;
 //! offsets and checkpoints (some requests a second) are not committed; the scheduler polls its consumers
 //! from the loop's own thread; agents have no queues and workers, and their calls no templates, timers or breakers;
@@ -85,9 +78,6 @@ pub struct Arguments {
     /// milliseconds.
     #[arg(long, default_value_t = 1)]
     pub gather_ms: u64,
-    /// How long producers wait for company, in milliseconds. More costs nothing but time, and less costs CPU.
-    #[arg(long, default_value_t = 10)]
-    pub linger_ms: u64,
     /// Threads of the runtime that has the embedded broker and the calls.
     #[arg(long, default_value_t = 2)]
     pub workers: usize,
@@ -137,7 +127,7 @@ fn deliver(
     let agents = Agents::new(arguments, world, &patterns, &course, services)?;
     let scheduler = Scheduler::new(arguments, world, &patterns, &course)?;
     let reader = StatusReader::new(world, arguments, &course)?;
-    let requests = producer(world, arguments, "floor-ingestion")?;
+    let requests = producer(world, "floor-ingestion")?;
     let runtime = runtime.handle();
     let threads = [
         course.thread("floor-agents", runtime, move || agents.run())?,
@@ -203,15 +193,8 @@ fn index_of(id: OperationId) -> u32 {
     u32::from_be_bytes([a, b, c, d])
 }
 
-fn producer(
-    world: &World,
-    arguments: &Arguments,
-    client_id: &str,
-) -> anyhow::Result<Producer<Arc<Course>>> {
-    let options = ProducerOptions {
-        linger: Duration::from_millis(arguments.linger_ms),
-        ..ProducerOptions::new(client_id)
-    };
+fn producer(world: &World, client_id: &str) -> anyhow::Result<Producer<Arc<Course>>> {
+    let options = ProducerOptions::new(client_id);
     Ok(Producer::new(&world.kafka, &options)?)
 }
 

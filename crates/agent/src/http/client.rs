@@ -40,9 +40,11 @@ pub(super) struct Answer {
 /// Why nothing came back.
 #[derive(Debug)]
 pub(super) enum SendError {
-    /// The request has not reached the service.
-    NotSent(String),
-    /// It may have.
+    /// There was no connection for the request: it has surely had no effect.
+    Unconnected(String),
+    /// The service said that it has not looked at the request: it has surely had no effect.
+    Unread(String),
+    /// It may have had an effect.
     BrokeOff(String),
 }
 
@@ -80,8 +82,8 @@ impl Client {
         }
     }
 
-    /// Sends the request and reads the answer, with a body of at most `bytes_max`. Whoever waits no longer
-    /// than `until` learns whether the request has left at all.
+    /// Sends the request and reads the answer, with a body of at most `bytes_max`. The caller waits no longer than
+    /// `until`; who has not got a connection to share by then is told so.
     pub(super) async fn exchange(
         &self,
         request: Request<Bytes>,
@@ -94,7 +96,7 @@ impl Client {
             Self::Http2(client) => return client.exchange(request, until, bytes_max).await,
         };
         let answer = answer.map_err(|error| match error.is_connect() {
-            true => SendError::NotSent(chain(&error)),
+            true => SendError::Unconnected(chain(&error)),
             false => SendError::BrokeOff(chain(&error)),
         })?;
         let (head, body) = answer.into_parts();

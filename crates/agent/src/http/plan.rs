@@ -16,11 +16,13 @@ use crate::template::{Body, Path, RenderError, Scope, TemplateError, Text, rfc33
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// Headers that belong to the connection, not to a template.
-const RESERVED_HEADERS: [&str; 8] = [
+const RESERVED_HEADERS: [&str; 10] = [
     "connection",
     "content-length",
     "expect",
     "host",
+    "keep-alive",
+    "proxy-connection",
     "te",
     "trailer",
     "transfer-encoding",

@@ -222,3 +222,37 @@ fn a_body_keeps_the_types_of_its_values() {
         "template-value-missing"
     );
 }
+
+#[test]
+fn numbers_of_any_size_stay_values_in_a_path() {
+    let cases = [
+        ("1e30", "/s?n=1e%2B30"),
+        ("123456789012345678901", "/s?n=1.2345678901234568e%2B20"),
+        ("18446744073709551615", "/s?n=18446744073709551615"),
+        ("-7", "/s?n=-7"),
+        ("0.5", "/s?n=0.5"),
+    ];
+    for (number, expected) in cases {
+        let input: Value = serde_json::from_str(&format!(r#"{{"n":{number}}}"#)).unwrap();
+        assert_eq!(path("/s?n={{input.n}}", &input).unwrap(), expected);
+    }
+}
+
+#[test]
+fn what_is_taken_over_into_a_body_is_the_same_json() {
+    let values = [
+        r#"{"z":1,"a":[null,true,{"deep":"\u00e9\n\"\\"}],"m":{}}"#,
+        "[]",
+        "1e-7",
+        "18446744073709551616",
+        "-9223372036854775808",
+        r#""a \ud83d\ude80 \u0001""#,
+    ];
+    for text in values {
+        let value: Value = serde_json::from_str(text).unwrap();
+        let template = json!({"v": "{{input.v}}"});
+        let body = body(&template, &json!({"v": value})).unwrap();
+        let rendered: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(rendered["v"], value, "{text}: {body}");
+    }
+}

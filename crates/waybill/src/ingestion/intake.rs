@@ -58,8 +58,9 @@ pub struct Intake {
 }
 
 /// How much longer than the producer a request waits: the producer's own time-out knows whether
-/// the record was sent, and is the better answer.
-const ACKNOWLEDGE_GRACE: Duration = Duration::from_secs(1);
+/// the record was sent, and is the better answer. It looks for what timed out once a second, and begins to
+/// count up to 600 ms late.
+const ACKNOWLEDGE_GRACE: Duration = Duration::from_secs(2);
 
 impl Intake {
     /// An intake that produces through `kafka`.

@@ -64,7 +64,7 @@ impl Agents {
             consumer: consumer(world, "floor-agents", &assigned)?,
             limits: arguments.poll_limits(),
             shared: Arc::new(Shared {
-                producer: producer(world, arguments, "floor-replies")?,
+                producer: producer(world, "floor-replies")?,
                 patterns: Arc::clone(patterns),
                 course: Arc::clone(course),
                 replies: world.topics.step_replies().to_owned(),

@@ -73,7 +73,7 @@ impl Scheduler {
         Ok(Self {
             requests: consumer(world, "floor-requests", &requests)?,
             inbox: consumer(world, "floor-inbox", &replies)?,
-            producer: producer(world, arguments, "floor-scheduler")?,
+            producer: producer(world, "floor-scheduler")?,
             store: Arc::clone(&world.store),
             patterns: Arc::clone(patterns),
             course: Arc::clone(course),

@@ -4,11 +4,19 @@
 //! there is one connection, and every request is at hand with its whole body. The connection lets
 //! whatever is ready run before it goes on, so that many requests share a write when there are many, and a
 //! single one leaves at once.
+//!
+//! What must hold:
+//!
+//! * A request is called unconnected or unread only where it has surely had no effect.
+//! * No request is begun that finds no room among those that the service takes at a time: it would leave later,
+//!   perhaps past its complete-by. So whoever has no room waits here.
+//!
+//! Deliberately absent: negotiation, TLS, further connections, and trying again.
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -19,6 +27,7 @@ use hyper::header::{CONTENT_LENGTH, HeaderValue};
 use hyper::{Method, Request, Uri};
 use hyper_util::client::legacy::connect::HttpConnector;
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tower_service::Service as _;
 
@@ -28,6 +37,8 @@ use crate::chain::chain;
 /// How often a connection that is kept is asked whether it is still there, and for how long an answer is
 /// waited for.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// The least time between two looks for connections that nobody uses.
+const IDLE_LOOK_MIN: Duration = Duration::from_millis(10);
 /// What the service may send of one answer, and of all, before it is read.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
@@ -48,8 +59,21 @@ pub(in crate::http) struct Http2 {
 #[derive(Clone, Debug)]
 struct Line {
     requests: SendRequest<Bytes>,
-    used: Arc<AtomicBool>,
+    places: Arc<Places>,
 }
+
+/// The exchanges that are under way on a connection.
+#[derive(Debug, Default)]
+struct Places {
+    taken: AtomicUsize,
+    freed: Notify,
+    /// Whether one was taken lately.
+    used: AtomicBool,
+}
+
+/// One of them; its end makes room.
+#[derive(Debug)]
+struct Place(Arc<Places>);
 
 impl Http2 {
     pub(super) fn new(connector: HttpConnector, idle_for: Duration) -> Self {
@@ -75,12 +99,12 @@ impl Http2 {
             request.headers_mut().insert(CONTENT_LENGTH, length);
         }
         let ready = timeout_at(until, self.ready(request.uri()));
-        let late = |_| SendError::NotSent("none was ready in time".to_owned());
-        let mut requests = ready.await.map_err(late)??;
+        let late = |_| SendError::Unconnected("none had room in time".to_owned());
+        let (mut requests, _place) = ready.await.map_err(late)??;
         // An error here means that the connection ended before the request was taken.
         let (answer, mut sending) = requests
             .send_request(request, body.is_empty())
-            .map_err(|error| SendError::NotSent(chain(&error)))?;
+            .map_err(|error| SendError::Unconnected(chain(&error)))?;
         if !body.is_empty() {
             sending.send_data(body, true).map_err(broke_off)?;
         }
@@ -89,40 +113,39 @@ impl Http2 {
         Ok(Answer { head, body })
     }
 
-    /// What takes a request now.
-    async fn ready(&self, uri: &Uri) -> Result<SendRequest<Bytes>, SendError> {
+    /// What takes a request now, and the request's place there.
+    async fn ready(&self, uri: &Uri) -> Result<(SendRequest<Bytes>, Place), SendError> {
         let asked_at = Instant::now();
-        if let Some(requests) = self.current_ready().await {
-            return Ok(requests);
+        if let Some(ready) = self.current_ready().await {
+            return Ok(ready);
         }
         let mut failed = self.connecting.lock().await;
         // Somebody else may have connected, or tried to.
-        if let Some(requests) = self.current_ready().await {
-            return Ok(requests);
+        if let Some(ready) = self.current_ready().await {
+            return Ok(ready);
         }
         if let Some((at, why)) = &*failed
             && *at >= asked_at
         {
-            return Err(SendError::NotSent(why.clone()));
+            return Err(SendError::Unconnected(why.clone()));
         }
         match self.connect(uri.clone()).await {
             Ok(line) => {
                 *lock(&self.line) = Some(line.clone());
-                let ready = line.requests.ready().await;
-                ready.map_err(|error| SendError::NotSent(chain(&error)))
+                let ready = line.ready().await;
+                ready.map_err(|error| SendError::Unconnected(chain(&error)))
             }
             Err(why) => {
                 *failed = Some((Instant::now(), why.clone()));
-                Err(SendError::NotSent(why))
+                Err(SendError::Unconnected(why))
             }
         }
     }
 
-    /// The connection that there is, if it takes requests.
-    async fn current_ready(&self) -> Option<SendRequest<Bytes>> {
+    /// The connection that there is, if it takes requests, once it has room for one.
+    async fn current_ready(&self) -> Option<(SendRequest<Bytes>, Place)> {
         let line = lock(&self.line).clone()?;
-        line.used.store(true, Ordering::Relaxed);
-        line.requests.ready().await.ok()
+        line.ready().await.ok()
     }
 
     async fn connect(&self, uri: Uri) -> Result<Line, String> {
@@ -137,22 +160,52 @@ impl Http2 {
         let (requests, mut connection) = handshake.await.map_err(|error| chain(&error))?;
         let line = Line {
             requests,
-            used: Arc::new(AtomicBool::new(true)),
+            places: Arc::default(),
         };
-        let pings = connection.ping_pong();
-        let watch = watch(
-            pings,
-            Arc::clone(&line.used),
-            Arc::clone(&self.line),
-            self.idle_for,
-        );
+        let watch = watch(connection.ping_pong());
+        let places = Arc::clone(&line.places);
+        let let_go = let_go_idle(places, Arc::downgrade(&self.line), self.idle_for);
         tokio::spawn(async move {
             tokio::select! {
                 () = serve(connection) => {}
                 () = watch => {}
+                () = let_go => {}
             }
         });
         Ok(line)
+    }
+}
+
+impl Line {
+    /// Waits for room. Fails if the connection takes no requests any more.
+    async fn ready(self) -> Result<(SendRequest<Bytes>, Place), h2::Error> {
+        let place = self.places.take(&self.requests).await;
+        let requests = self.requests.ready().await?;
+        Ok((requests, place))
+    }
+}
+
+impl Places {
+    async fn take(self: Arc<Self>, requests: &SendRequest<Bytes>) -> Place {
+        loop {
+            let max = requests.current_max_send_streams();
+            let next = |taken| (taken < max).then_some(taken + 1);
+            let taken = self
+                .taken
+                .fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+            if taken.is_ok() {
+                self.used.store(true, Ordering::Relaxed);
+                return Place(self);
+            }
+            self.freed.notified().await;
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.taken.fetch_sub(1, Ordering::AcqRel);
+        self.0.freed.notify_one();
     }
 }
 
@@ -172,32 +225,13 @@ async fn serve(mut connection: Connection<TcpStream, Bytes>) {
     .await;
 }
 
-/// Returns when the other side answers no more. A connection that nobody has used for `idle_for` is let go:
-/// it ends when its last answer is there.
-async fn watch(
-    pings: Option<PingPong>,
-    used: Arc<AtomicBool>,
-    line: Arc<Mutex<Option<Line>>>,
-    idle_for: Duration,
-) {
+/// Returns when the other side does not answer any more.
+async fn watch(pings: Option<PingPong>) {
     let Some(mut pings) = pings else {
         return std::future::pending().await;
     };
-    let mut idle = Duration::ZERO;
     loop {
-        let pause = KEEP_ALIVE.min(idle_for);
-        sleep(pause).await;
-        idle = match used.swap(false, Ordering::Relaxed) {
-            true => Duration::ZERO,
-            false => idle + pause,
-        };
-        if idle >= idle_for {
-            let mut line = lock(&line);
-            let is_it = |line: &mut Line| Arc::ptr_eq(&line.used, &used);
-            if !used.load(Ordering::Relaxed) {
-                line.take_if(is_it);
-            }
-        }
+        sleep(KEEP_ALIVE).await;
         match timeout(KEEP_ALIVE, pings.ping(Ping::opaque())).await {
             Ok(Ok(_)) => {}
             Ok(Err(_)) | Err(_) => return,
@@ -205,15 +239,30 @@ async fn watch(
     }
 }
 
+/// Lets a connection go that nobody has used for `idle_for`, or for half of that at least. It ends when nobody
+/// has it any more.
+async fn let_go_idle(places: Arc<Places>, line: Weak<Mutex<Option<Line>>>, idle_for: Duration) {
+    loop {
+        sleep((idle_for / 2).max(IDLE_LOOK_MIN)).await;
+        if places.taken.load(Ordering::Acquire) > 0 || places.used.swap(false, Ordering::Relaxed) {
+            continue;
+        }
+        if let Some(line) = line.upgrade() {
+            lock(&line).take_if(|line| Arc::ptr_eq(&line.places, &places));
+        }
+        return std::future::pending().await;
+    }
+}
+
 /// What an exchange came to that had no answer.
 fn broke_off(error: h2::Error) -> SendError {
-    match error.reason() {
-        // The service says that it has not looked at the request (RFC 9113, section 8.7).
-        Some(Reason::REFUSED_STREAM) if error.is_remote() && error.is_reset() => {
-            SendError::NotSent(chain(&error))
-        }
-        _ => SendError::BrokeOff(chain(&error)),
+    // What a service refuses, and what came after the last that it says it looked at before it goes away, it
+    // has not looked at (RFC 9113, sections 6.8 and 8.7).
+    let is_refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
+    if error.is_remote() && (is_refused || error.is_go_away()) {
+        return SendError::Unread(chain(&error));
     }
+    SendError::BrokeOff(chain(&error))
 }
 
 async fn read_body(mut body: RecvStream, bytes_max: usize) -> Result<Bytes, BodyError> {

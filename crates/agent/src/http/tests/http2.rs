@@ -107,7 +107,7 @@ async fn a_request_that_the_service_refuses_to_look_at_had_no_effect() {
         serve(line).await;
     });
     let outcome = outcome(&agent).await;
-    assert_eq!(kind_and_code(&outcome), ("transient", "connect-failed"));
+    assert_eq!(kind_and_code(&outcome), ("transient", "request-unread"));
     drop(agent);
     service.await.unwrap();
 }
@@ -130,6 +130,81 @@ async fn who_cannot_connect_in_time_has_had_no_effect() {
     for outcome in [both.0, both.1] {
         assert_eq!(kind_and_code(&outcome), ("transient", "connect-failed"));
     }
+}
+
+#[tokio::test]
+async fn who_finds_no_room_in_time_was_never_sent() {
+    let (listener, mut agent) = listen().await;
+    let service = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut line: Line = server::Builder::new()
+            .max_concurrent_streams(1)
+            .handshake(stream)
+            .await
+            .unwrap();
+        let (_, to) = next(&mut line).await;
+        answer(to, "{}");
+        let mut seen = 0;
+        let mut held = Vec::new();
+        while let Some(Ok(asked)) = line.accept().await {
+            seen += 1;
+            held.push(asked);
+        }
+        seen
+    });
+    assert_eq!(kind_and_code(&outcome(&agent).await).0, "success");
+    agent.timeout = Duration::from_millis(300);
+    let both = tokio::join!(outcome(&agent), outcome(&agent));
+    assert_eq!(kind_and_code(&both.0), ("unknown", "outcome-unknown"));
+    assert_eq!(kind_and_code(&both.1), ("transient", "connect-failed"));
+    drop(agent);
+    let seen = tokio::time::timeout(PATIENCE, service).await.unwrap();
+    assert_eq!(seen.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_large_body_and_a_large_answer_pass_and_one_too_large_is_told() {
+    let (listener, agent) = listen().await;
+    let service = tokio::spawn(async move {
+        let mut line = accept(&listener).await;
+        for bytes in [60_000, 70_000] {
+            let (request, mut to) = next(&mut line).await;
+            let reading = tokio::spawn(async move {
+                let mut body = request.into_body();
+                let mut length = 0;
+                while let Some(Ok(data)) = body.data().await {
+                    length += data.len();
+                    body.flow_control().release_capacity(data.len()).unwrap();
+                }
+                let head = Response::builder().status(200).body(()).unwrap();
+                let mut sending = to.send_response(head, false).unwrap();
+                let text = format!(r#"{{"shelf":"{}"}}"#, "x".repeat(bytes));
+                sending.send_data(Bytes::from(text), true).unwrap();
+                length
+            });
+            while !reading.is_finished() {
+                let polled = tokio::time::timeout(Duration::from_millis(5), line.accept()).await;
+                assert!(polled.is_err() || reading.is_finished());
+            }
+            assert!(reading.await.unwrap() > 200_000);
+        }
+        serve(line).await;
+    });
+    let call = async || {
+        let input = format!(r#"{{"id":"p","size":"{}"}}"#, "y".repeat(200_000));
+        let request = StepRequestBuilder::new("package", "create")
+            .input(&input)
+            .build();
+        attempt(&agent, request).await.unwrap()
+    };
+    assert_eq!(kind_and_code(&call().await).0, "success");
+    // The request's answer is not kept, so its size does not matter.
+    assert_eq!(kind_and_code(&call().await).0, "success");
+    drop(agent);
+    tokio::time::timeout(PATIENCE, service)
+        .await
+        .unwrap()
+        .unwrap();
 }
 
 #[tokio::test]
