@@ -34,6 +34,21 @@ async fn a_broker_that_is_away_is_a_503_and_back_again_a_202() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn each_of_a_crowd_learns_that_its_request_was_not_taken() {
+    let world = World::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
+    world.cluster.broker_down(1).unwrap();
+    // More of them than partitions: those of one partition wait for each other.
+    let crowd = (0..24).map(async |number| {
+        tokio::time::sleep(Duration::from_millis(30) * number).await;
+        let response = world.post(DELIVERIES, delivery()).send().await.unwrap();
+        problem(response).await.0
+    });
+    let statuses = futures_util::future::join_all(crowd).await;
+    assert_eq!(statuses, [503; 24]);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_outcome_is_a_504_with_the_id_to_repeat_it_with() {
     let world = World::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
     let warm = world.request(order("warm", 1)).await;
