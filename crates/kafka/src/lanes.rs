@@ -120,15 +120,18 @@ impl<D> Lanes<D> {
         std::mem::take(&mut lane.waiting)
     }
 
-    /// What has waited for `patience` though something is under way, by topic: it is under way from now on, and
-    /// to be sent in this order. For one thread alone.
-    pub(crate) fn overdue(&self, patience: Duration) -> Vec<(String, Vec<Waiting<D>>)> {
+    /// What has waited for `patience` though something is under way, by topic and partition: it is under way
+    /// from now on, and to be sent in this order. For one thread alone.
+    pub(crate) fn overdue(
+        &self,
+        patience: Duration,
+    ) -> Vec<(String, PartitionId, Vec<Waiting<D>>)> {
         let mut overdue = Vec::new();
         for (topic, lanes) in &mut self.state().of_topic {
-            for lane in lanes.values_mut() {
+            for (&partition, lane) in lanes {
                 if !lane.waiting.is_empty() && lane.since.elapsed() >= patience {
                     lane.under_way += lane.waiting.len();
-                    overdue.push((topic.clone(), std::mem::take(&mut lane.waiting)));
+                    overdue.push((topic.clone(), partition, std::mem::take(&mut lane.waiting)));
                 }
             }
         }
@@ -185,14 +188,7 @@ impl<D> Waiting<D> {
 
     /// Sends it on, with its token.
     pub(crate) fn send<R>(self, topic: &str, send: impl FnOnce(&OutRecord<'_>, D) -> R) -> R {
-        let headers: Vec<Header<'_>> = self
-            .headers
-            .iter()
-            .map(|(key, value)| Header {
-                key,
-                value: value.as_deref(),
-            })
-            .collect();
+        let headers = Header::all_of(&self.headers);
         let record = OutRecord {
             topic,
             partition: self.partition,
@@ -281,8 +277,9 @@ mod tests {
         assert_eq!(enter(&lanes, 2), None);
         assert_eq!(enter(&lanes, 3), None);
         assert!(lanes.overdue(Duration::from_secs(3600)).is_empty());
-        let (topic, overdue) = lanes.overdue(Duration::ZERO).pop().unwrap();
-        assert_eq!((topic.as_str(), tokens(overdue)), ("t", vec![2, 3]));
+        let (topic, partition, overdue) = lanes.overdue(Duration::ZERO).pop().unwrap();
+        assert_eq!((topic.as_str(), partition), ("t", PARTITION));
+        assert_eq!(tokens(overdue), [2, 3]);
         assert!(lanes.overdue(Duration::ZERO).is_empty());
         // All three are under way, and the next waits for them.
         assert_eq!(enter(&lanes, 4), None);

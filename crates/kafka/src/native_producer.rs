@@ -229,13 +229,7 @@ fn enqueue<D: Delivered>(
         let token = message.delivery_opaque;
         match error.rdkafka_error_code() {
             Some(RDKafkaErrorCode::QueueFull) => SendError::QueueFull(token),
-            code => {
-                let code = code.unwrap_or(RDKafkaErrorCode::InvalidArgument);
-                SendError::Refused {
-                    token,
-                    error: ProduceError::Refused { code },
-                }
-            }
+            code => SendError::refused(token, code.unwrap_or(RDKafkaErrorCode::InvalidArgument)),
         }
     })
 }
@@ -275,10 +269,9 @@ impl<D: Delivered> Context<D> {
 
     /// Sends what has waited for long.
     fn hurry(&self) {
-        for (topic, overdue) in self.lanes.overdue(LANE_PATIENCE) {
-            let partition = overdue.first().map(Waiting::partition);
+        for (topic, partition, overdue) in self.lanes.overdue(LANE_PATIENCE) {
             for _ in 0..self.send_all(&topic, overdue) {
-                self.go_on(&topic, partition.unwrap_or(OutRecord::BY_KEY));
+                self.go_on(&topic, partition);
             }
         }
     }

@@ -17,6 +17,18 @@ pub struct Header<'a> {
     pub value: Option<&'a [u8]>,
 }
 
+impl<'a> Header<'a> {
+    /// Headers that are kept, borrowed, as an [`OutRecord`] takes them.
+    #[must_use]
+    pub fn all_of(kept: &'a [(String, Option<Vec<u8>>)]) -> Vec<Self> {
+        let borrowed = |(key, value): &'a (String, Option<Vec<u8>>)| Self {
+            key,
+            value: value.as_deref(),
+        };
+        kept.iter().map(borrowed).collect()
+    }
+}
+
 /// A consumed record. Its bytes are librdkafka's: nothing is copied before [`RecordRef::to_raw`].
 #[derive(Clone, Copy)]
 pub struct RecordRef<'a> {
@@ -168,13 +180,7 @@ impl RawRecord {
     /// Its headers, borrowed, as an [`OutRecord`] takes them.
     #[must_use]
     pub fn headers(&self) -> Vec<Header<'_>> {
-        self.headers
-            .iter()
-            .map(|(key, value)| Header {
-                key,
-                value: value.as_deref(),
-            })
-            .collect()
+        Header::all_of(&self.headers)
     }
 }
 

@@ -170,14 +170,7 @@ impl Outbox {
             outgoing: Arc::clone(&outgoing),
             back: Arc::clone(&self.back),
         });
-        let headers: Vec<Header<'_>> = outgoing
-            .headers
-            .iter()
-            .map(|(key, value)| Header {
-                key,
-                value: value.as_deref(),
-            })
-            .collect();
+        let headers = Header::all_of(&outgoing.headers);
         let record = OutRecord {
             topic: &outgoing.topic,
             partition: outgoing.partition,

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use h2::server::{self, SendResponse};
 use hyper::{Request, Response};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::*;
@@ -164,12 +165,15 @@ async fn who_finds_no_room_in_time_was_never_sent() {
 
 #[tokio::test]
 async fn a_large_body_and_a_large_answer_pass_and_one_too_large_is_told() {
-    let (listener, agent) = listen().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let request = "request: { method: PUT, path: /p, body: { size: '{{input.size}}' }, keep: { shelf: /shelf } }";
+    let agent = agent(&url, &format!("http2: true\n{request}"));
     let service = tokio::spawn(async move {
         let mut line = accept(&listener).await;
         for bytes in [60_000, 70_000] {
             let (request, mut to) = next(&mut line).await;
-            let reading = tokio::spawn(async move {
+            let mut reading = tokio::spawn(async move {
                 let mut body = request.into_body();
                 let mut length = 0;
                 while let Some(Ok(data)) = body.data().await {
@@ -182,29 +186,67 @@ async fn a_large_body_and_a_large_answer_pass_and_one_too_large_is_told() {
                 sending.send_data(Bytes::from(text), true).unwrap();
                 length
             });
-            while !reading.is_finished() {
-                let polled = tokio::time::timeout(Duration::from_millis(5), line.accept()).await;
-                assert!(polled.is_err() || reading.is_finished());
-            }
-            assert!(reading.await.unwrap() > 200_000);
+            // The connection goes on only while it is asked for more.
+            let length = tokio::select! {
+                length = &mut reading => length.unwrap(),
+                _ = line.accept() => panic!("a request too many"),
+            };
+            assert!(length > 200_000);
         }
         serve(line).await;
     });
     let call = async || {
-        let input = format!(r#"{{"id":"p","size":"{}"}}"#, "y".repeat(200_000));
+        let input = format!(r#"{{"size":"{}"}}"#, "y".repeat(200_000));
         let request = StepRequestBuilder::new("package", "create")
             .input(&input)
             .build();
         attempt(&agent, request).await.unwrap()
     };
     assert_eq!(kind_and_code(&call().await).0, "success");
-    // The request's answer is not kept, so its size does not matter.
-    assert_eq!(kind_and_code(&call().await).0, "success");
+    assert_eq!(
+        kind_and_code(&call().await),
+        ("unknown", "answer-too-large")
+    );
     drop(agent);
     tokio::time::timeout(PATIENCE, service)
         .await
         .unwrap()
         .unwrap();
+}
+
+#[tokio::test]
+async fn what_a_service_that_goes_away_has_not_looked_at_had_no_effect() {
+    const HEADERS: u8 = 1;
+    // The request is on stream 1. With 0 for the last, the service has looked at none.
+    for (last, expected) in [
+        (0, ("transient", "request-unread")),
+        (1, ("unknown", "outcome-unknown")),
+    ] {
+        let (listener, agent) = listen().await;
+        let service = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.read_exact(&mut [0; 24]).await.unwrap();
+            // Settings, empty.
+            stream
+                .write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0])
+                .await
+                .unwrap();
+            loop {
+                let mut head = [0; 9];
+                stream.read_exact(&mut head).await.unwrap();
+                let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+                let mut payload = vec![0; length as usize];
+                stream.read_exact(&mut payload).await.unwrap();
+                if head[3] == HEADERS {
+                    break;
+                }
+            }
+            let goes_away = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, last, 0, 0, 0, 0];
+            stream.write_all(&goes_away).await.unwrap();
+        });
+        assert_eq!(kind_and_code(&outcome(&agent).await), expected, "{last}");
+        service.await.unwrap();
+    }
 }
 
 #[tokio::test]
