@@ -28,9 +28,9 @@
 //! first record on, and what CPU that took; the same by thread is on standard error.
 
 mod calls;
-mod delivery;
+pub mod delivery;
 pub mod floor;
-mod pattern;
+pub mod pattern;
 pub mod textbook;
 mod world;
 

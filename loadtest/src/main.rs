@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{run, scenarios, suite as suite_command};
+use crate::commands::{growth, run, scenarios, suite as suite_command};
 use crate::interrupt::{Interrupt, Interrupted};
 use crate::report::compare;
 
@@ -46,6 +46,8 @@ enum Command {
     Run(Box<run::Arguments>),
     /// Measure everything that the goals name, in worlds of its own, beside baselines and peers
     Suite(suite_command::Arguments),
+    /// Measure how the cost of a delivery grows with partitions, with what is under way and with what is stored
+    Growth(growth::Arguments),
     /// Run deliveries without Waybill, to hold it against
     Baseline(baseline::Arguments),
     /// Hold two reports against each other, run by run
@@ -78,6 +80,9 @@ fn act(command: Command) -> anyhow::Result<bool> {
         }
         Command::Suite(arguments) => one_thread()?
             .block_on(async { suite_command::act(&arguments, &Interrupt::listen()?).await }),
+        Command::Growth(arguments) => {
+            one_thread()?.block_on(async { growth::act(&arguments, &Interrupt::listen()?).await })
+        }
         Command::Baseline(arguments) => baseline::run(&arguments).map(|()| true),
         Command::Compare(arguments) => compare::run(&arguments).map(|()| true),
         Command::Scenarios(arguments) => scenarios::act(&arguments),

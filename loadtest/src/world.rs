@@ -78,6 +78,8 @@ pub struct StartOptions {
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How long it may take to stop in order.
 const STOP_PATIENCE: Duration = Duration::from_secs(40);
+/// Where a process keeps its data, in its directory.
+const DATA_DIR: &str = "data";
 /// How often is looked.
 const REST: Duration = Duration::from_millis(20);
 /// How much of a log is shown where a process failed.
@@ -152,7 +154,24 @@ impl Up {
         options: &StartOptions,
         services: Option<SocketAddr>,
     ) -> anyhow::Result<Self> {
-        let data = temporary_directory()?;
+        Self::start_in(temporary_directory()?, options, services).await
+    }
+
+    /// Where the one that is started in a directory has its store.
+    pub fn store_in(data: &Path) -> PathBuf {
+        data.join(DATA_DIR).join("store")
+    }
+
+    /// As [`Up::start`], in a directory in which there may be a store.
+    ///
+    /// # Errors
+    ///
+    /// As [`Up::start`].
+    pub async fn start_in(
+        data: tempfile::TempDir,
+        options: &StartOptions,
+        services: Option<SocketAddr>,
+    ) -> anyhow::Result<Self> {
         let mut flags = vec!["up".to_owned()];
         let mut listeners = vec!["http", "admin", "broker"];
         match services {
@@ -228,7 +247,10 @@ impl Started {
         if flags.first().is_some_and(|role| role == "up") {
             command.envs(options.up_env.iter().cloned());
         }
-        command.args(flags).arg("--data-dir").arg(data.join("data"));
+        command
+            .args(flags)
+            .arg("--data-dir")
+            .arg(data.join(DATA_DIR));
         command.args(["--admin", "127.0.0.1:0"]);
         if let Some(config) = &options.config {
             command.arg("--config").arg(config);
@@ -347,7 +369,12 @@ pub fn program_beside() -> PathBuf {
     this.with_file_name("waybill")
 }
 
-fn temporary_directory() -> std::io::Result<tempfile::TempDir> {
+/// A directory that goes when what is returned is dropped.
+///
+/// # Errors
+///
+/// If it cannot be made.
+pub fn temporary_directory() -> std::io::Result<tempfile::TempDir> {
     tempfile::Builder::new()
         .prefix("waybill-loadtest-")
         .tempdir()

@@ -33,9 +33,9 @@ pub struct BrokerConfig {
     /// The most record bytes in one fetch response, unless a single batch is larger. Default:
     /// 8 MiB.
     pub fetch_bytes_max: usize,
-    /// A connection with many fetches in a row, each answered less than this after the one before,
-    /// is answered this long after its last answer, so that under load records travel together;
-    /// any other is answered at once. Default: 1 ms, the resolution of the timer.
+    /// A connection whose last answer to a fetch had many records is answered no sooner than this
+    /// after it, so that under load records travel together; any other is answered at once.
+    /// Default: 1 ms, the resolution of the timer.
     pub fetch_gather: Duration,
     /// Unanswered requests per connection; further ones stay in the socket. Default: 128.
     pub requests_in_flight_max: usize,

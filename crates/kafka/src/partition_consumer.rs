@@ -187,7 +187,7 @@ impl PartitionConsumer {
         timeout: Duration,
         on_record: &mut dyn FnMut(RecordRef<'_>),
     ) -> Result<Polled, PollError> {
-        self.poll_with_positions(limits, timeout, on_record, &mut |_, _, _| {})
+        self.take(limits, timeout, on_record, |_| {})
     }
 
     /// Polls, and tells for each partition whose end was reached how far it has been read: below
@@ -206,17 +206,23 @@ impl PartitionConsumer {
         on_end: &mut dyn FnMut(&str, PartitionId, Offset),
     ) -> Result<Polled, PollError> {
         let mut ended = Vec::new();
-        let polled = poll::take(
-            &self.consumer,
-            limits,
-            timeout,
-            on_record,
-            |partition| ended.push(partition),
-            || false,
-        );
+        let polled = self.take(limits, timeout, on_record, |partition| {
+            ended.push(partition);
+        });
         if !ended.is_empty() {
             self.tell_positions(&ended, on_end);
         }
+        polled
+    }
+
+    fn take(
+        &self,
+        limits: PollLimits,
+        timeout: Duration,
+        on_record: &mut dyn FnMut(RecordRef<'_>),
+        on_end: impl FnMut(i32),
+    ) -> Result<Polled, PollError> {
+        let polled = poll::take(&self.consumer, limits, timeout, on_record, on_end, || false);
         polled.map_err(|error| match poll::severity(&error) {
             Severity::OffsetReset => self.diagnose(&error),
             Severity::Transient | Severity::Fatal => PollError::Fatal {

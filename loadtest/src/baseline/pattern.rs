@@ -156,6 +156,11 @@ impl Pattern {
         pattern.expect("only steps that are taken are asked for")
     }
 
+    /// The final row.
+    pub fn last_row(&self) -> &RowPattern {
+        self.rows.iter().flatten().last().unwrap_or(&self.created)
+    }
+
     /// The row after a step.
     ///
     /// # Panics

@@ -1,5 +1,6 @@
 //! The subcommands, a module for each.
 
+pub mod growth;
 pub mod run;
 pub mod scenarios;
 pub mod suite;

@@ -10,6 +10,7 @@ use crate::interrupt::Interrupt;
 use crate::measure::{self, Options};
 use crate::report::model::Report;
 use crate::scenario::{Expect, Scenario, Transport, file, time};
+use crate::suite::warm_up;
 use crate::world::World;
 
 /// Requests a second where nothing is said.
@@ -85,7 +86,11 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
             let start = arguments.starting.options();
             let started = interrupt.unless(StartedWorld::start(&start)).await?;
             let world: World = started.world();
-            let run = measure::run(&scenario, &world, &options).await;
+            let run = async {
+                warm_up(&world, &options, scenario.schedule().count()).await?;
+                measure::run(&scenario, &world, &options).await
+            };
+            let run = run.await;
             let stopped = started.stop().await;
             let mut run = run?;
             if let Err(error) = stopped {

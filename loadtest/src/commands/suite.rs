@@ -1,6 +1,6 @@
 //! `waybill-loadtest suite`: what `make loadtest` calls.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -72,14 +72,26 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
         .iter()
         .map(|peer| peer.name.clone())
         .collect();
-    let is_balanced = runs.iter().all(|run| run.failures.is_empty());
     let mut report = Report::new(begun, runs);
     report.goals = goals::table(&report.runs, &peers);
+    let is_balanced = tell(&report, &skipped, out)?;
+    stopped?;
+    Ok(is_balanced)
+}
+
+/// Prints the table, what was skipped and what failed, and writes the reports into a directory. Whether nothing failed.
+///
+/// # Errors
+///
+/// If they cannot be written.
+pub fn tell(report: &Report, skipped: &[String], out: &Path) -> anyhow::Result<bool> {
     print!("{}", text::goals(&report.goals));
-    for skipped in &skipped {
+    for skipped in skipped {
         println!("NOT RUN     {skipped}");
     }
+    let mut has_failed = false;
     for run in report.runs.iter().filter(|run| !run.failures.is_empty()) {
+        has_failed = true;
         println!(
             "FAILED      {} on {}: {}",
             run.scenario,
@@ -91,8 +103,7 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
         Some(&out.join("report.json")),
         Some(&out.join("report.html")),
     )?;
-    stopped?;
-    Ok(is_balanced)
+    Ok(!has_failed)
 }
 
 impl Arguments {

@@ -6,6 +6,7 @@
 
 pub mod contender;
 pub mod goals;
+pub mod growth;
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::measure::{self, Options};
 use crate::report::model::Run;
 use crate::scenario::limits::Limits;
 use crate::scenario::{Scenario, Transport, file};
-use crate::world::{Services, StartOptions, Up};
+use crate::world::{Services, StartOptions, Up, World};
 
 /// The scenarios of the suite, as reports name them.
 const IDLE: &str = "idle";
@@ -155,11 +156,30 @@ impl<'a> Suite<'a> {
         self.services.stop().await
     }
 
-    /// What takes a small load, on one Waybill.
+    /// What takes a small load.
     async fn small(&mut self) -> anyhow::Result<()> {
         let up = self.up(&VARIANTS[0]).await?;
         let done = self.small_on(&up).await;
-        stop(up, done).await
+        stop(up, done).await?;
+        for variant in VARIANTS.iter().filter(|variant| variant.name == DIRECT) {
+            let up = self.up(variant).await?;
+            let options = self.options(variant.name, None);
+            let done = async {
+                warm_up(&up.world(&self.services), &options, self.plan.count).await?;
+                self.latencies(&up, variant.name).await
+            };
+            let done = done.await;
+            stop(up, done).await?;
+        }
+        Ok(())
+    }
+
+    /// How long a delivery takes that is alone, and among a thousand a second.
+    async fn latencies(&mut self, up: &Up, system: &str) -> anyhow::Result<()> {
+        let alone = Scenario::ad_hoc(ALONE, 20.0, Duration::from_secs(20));
+        self.measure_as(up, alone, system, None).await?;
+        let open_loop = Scenario::ad_hoc(OPEN_LOOP, 1_000.0, Duration::from_secs(15));
+        self.measure_as(up, open_loop, system, None).await
     }
 
     async fn small_on(&mut self, up: &Up) -> anyhow::Result<()> {
@@ -179,18 +199,7 @@ impl<'a> Suite<'a> {
         let mut smoke = file::named("smoke")?;
         smoke.drain = DRAIN;
         self.measure(up, smoke, false).await?;
-        self.measure(
-            up,
-            Scenario::ad_hoc(ALONE, 20.0, Duration::from_secs(20)),
-            false,
-        )
-        .await?;
-        self.measure(
-            up,
-            Scenario::ad_hoc(OPEN_LOOP, 1_000.0, Duration::from_secs(15)),
-            false,
-        )
-        .await?;
+        self.latencies(up, VARIANTS[0].name).await?;
         let mut accept = Scenario::ad_hoc(ACCEPT, RATE_MAX, Duration::from_secs(1));
         accept.set_count(20_000.min(self.plan.count));
         accept.drain = DRAIN;
@@ -224,17 +233,9 @@ impl<'a> Suite<'a> {
     }
 
     async fn top_rate(&mut self, up: &Up, variant: &Variant) -> anyhow::Result<()> {
-        // What is met for the first time is no part of it.
-        let mut warm_up = Scenario::ad_hoc("warm-up", RATE_MAX, Duration::from_secs(1));
-        warm_up.transport = Transport::Batch;
-        warm_up.set_count((self.plan.count / 20).max(100));
-        warm_up.drain = DRAIN;
         let options = self.options(variant.name, None);
-        measure::run(&warm_up, &up.world(&self.services), &options).await?;
-        let mut scenario = Scenario::ad_hoc(TOP_RATE, RATE_MAX, Duration::from_secs(1));
-        scenario.transport = Transport::Batch;
-        scenario.set_count(self.plan.count);
-        scenario.drain = DRAIN;
+        warm_up(&up.world(&self.services), &options, self.plan.count).await?;
+        let scenario = top_rate(self.plan.count);
         self.measure_as(up, scenario, variant.name, None).await
     }
 
@@ -356,6 +357,37 @@ impl<'a> Suite<'a> {
             hold,
         }
     }
+}
+
+/// So many deliveries, as fast as they are taken.
+fn top_rate(count: u64) -> Scenario {
+    let mut scenario = Scenario::ad_hoc(TOP_RATE, RATE_MAX, Duration::from_secs(1));
+    scenario.transport = Transport::Batch;
+    scenario.set_count(count);
+    scenario.drain = DRAIN;
+    scenario
+}
+
+/// Has a world meet what is met for the first time, which is no part of what is measured, before it completes so
+/// many deliveries.
+///
+/// # Errors
+///
+/// If it could not be followed.
+pub async fn warm_up(world: &World, options: &Options, count: u64) -> anyhow::Result<()> {
+    let mut scenario = top_rate((count / 20).max(100));
+    "warm-up".clone_into(&mut scenario.name);
+    let options = Options {
+        is_quiet: true,
+        ..options.clone()
+    };
+    let run = measure::run(&scenario, world, &options).await?;
+    anyhow::ensure!(
+        run.open == 0,
+        "{} deliveries sent to warm it up did not end",
+        run.open
+    );
+    Ok(())
 }
 
 /// Stops it whatever came of the work; the work's error comes first.

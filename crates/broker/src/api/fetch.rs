@@ -30,43 +30,46 @@ pub(crate) struct LongPoll {
     answered: Mutex<Answered>,
 }
 
-/// The last answers of a connection's fetches.
+/// The last answer to a fetch of a connection.
 #[derive(Clone, Copy, Debug, Default)]
 struct Answered {
-    /// When the last one left.
+    /// When it left.
     at: Option<Instant>,
-    /// How many came in a row with less than the pause between them.
-    in_a_row: u32,
+    /// How many records it had.
+    records: u64,
 }
 
-/// After this many answers in a row a connection is busy, and its records gather.
-const BUSY_ANSWERS: u32 = 4;
+/// Whose answer has so many records is kept busy by them.
+const MANY_RECORDS: u64 = 16;
 
 impl LongPoll {
-    /// Lets the records of a busy connection gather until `pause` after its last answer. Any other
-    /// is answered at once: a consumer that waits, and one that gets a record now and then.
-    async fn gather(&self, pause: Duration) {
+    /// Lets records gather until `pause` after the last answer, if that had many: more at a time cost less
+    /// each, and who is busy does not miss them. Who gets few is answered at once.
+    async fn gather(&self, pause: Duration, wanted: &[WantedTopic]) {
         let answered = *self.answered();
-        let since = answered.at.map(|at| at.elapsed());
-        let soon = since.is_some_and(|since| since < pause);
-        if soon && answered.in_a_row >= BUSY_ANSWERS {
-            tokio::time::sleep(pause.saturating_sub(since.unwrap_or(pause))).await;
+        let since = answered.at.map_or(pause, |at| at.elapsed());
+        if answered.records >= MANY_RECORDS && since < pause {
+            tokio::time::sleep(pause.saturating_sub(since)).await;
         }
-        // The timer's resolution makes a gathered answer late: it still counts as soon.
-        let busy = soon || (answered.in_a_row > BUSY_ANSWERS && since < Some(pause * 3));
         *self.answered() = Answered {
             at: Some(Instant::now()),
-            in_a_row: if busy {
-                answered.in_a_row.saturating_add(1)
-            } else {
-                0
-            },
+            records: readable(wanted),
         };
     }
 
     fn answered(&self) -> std::sync::MutexGuard<'_, Answered> {
         self.answered.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// How many records can be read.
+fn readable(wanted: &[WantedTopic]) -> u64 {
+    let all = wanted.iter().flat_map(|topic| &topic.partitions);
+    let readable = all.filter_map(|wanted| {
+        let partition = wanted.partition.as_ref()?;
+        u64::try_from(partition.high_watermark() - wanted.offset).ok()
+    });
+    readable.sum()
 }
 
 /// A partition as it was asked for.
@@ -110,7 +113,9 @@ pub(super) fn fetch(
     let wanted = resolve(&call, request);
     Ok(Reply::Later(Box::pin(async move {
         wait_for_records(&call, &long_poll.appended, &wanted, bytes_min, wait).await;
-        long_poll.gather(call.server.config.fetch_gather).await;
+        long_poll
+            .gather(call.server.config.fetch_gather, &wanted)
+            .await;
         answer(&call, &wanted, bytes_max).await
     })))
 }

@@ -18,7 +18,7 @@ use waybill_store::{AttentionEntry, DueEntry, RowWrite, Store, StoreError, Write
 use super::index;
 use super::input::{Generation, Input, Inputs};
 use super::metrics::CommitMetrics;
-use super::outlet::{Asker, Outlet};
+use super::outlet::{Asker, Outlet, Settled};
 use super::partition::{Slot, SlotState};
 use super::unreadable::UnreadableRows;
 use crate::chain::chain;
@@ -217,26 +217,35 @@ impl Commits {
         }
     }
 
-    /// Every message of a part was acknowledged, or could not be delivered. Returns the reader
-    /// that has to begin again because a message of it may be missing, with the assignment under
-    /// which it was sent.
-    pub(super) fn settled(
+    /// Takes what was acknowledged, and what could not be delivered. Returns the readers that have to begin again
+    /// because a message of theirs may be missing, with the assignments under which those were sent.
+    pub(super) fn settle(
         &mut self,
-        number: u64,
-        result: Result<(), String>,
         slots: &mut BTreeMap<ReaderId, Slot>,
         now: Timestamp,
-    ) -> Option<(ReaderId, Generation)> {
-        let part = self.unsettled.remove(&number)?;
-        if let Err(error) = result {
-            tracing::error!(reader = %part.reader, error, "a message was not acknowledged");
-            return Some((part.reader, part.generation));
+    ) -> Vec<(ReaderId, Generation)> {
+        let mut failed = Vec::new();
+        for Settled { number, result } in self.outlet.settled() {
+            let Some(part) = self.unsettled.remove(&number) else {
+                continue;
+            };
+            if let Err(error) = result {
+                tracing::error!(reader = %part.reader, error, "a message was not acknowledged");
+                failed.push((part.reader, part.generation));
+                continue;
+            }
+            let slot = slots.get_mut(&part.reader);
+            if let Some(owned) = slot.and_then(|slot| slot.owned(part.generation)) {
+                let batch = part.batch;
+                owned.engine.apply(Event::Settled { batch }, now);
+            }
         }
-        let owned = slots.get_mut(&part.reader)?.owned(part.generation)?;
-        owned
-            .engine
-            .apply(Event::Settled { batch: part.batch }, now);
-        None
+        failed
+    }
+
+    /// Whether messages are on their way.
+    pub(super) fn await_acknowledgements(&self) -> bool {
+        !self.unsettled.is_empty()
     }
 
     /// Whether anything of a reader is still being written or sent.

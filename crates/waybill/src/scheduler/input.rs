@@ -1,4 +1,4 @@
-//! Everything that reaches the scheduler's loop, in one type and through one channel.
+//! Everything that the scheduler's loop wakes for, in one type and through one channel.
 
 use std::sync::mpsc;
 
@@ -91,11 +91,6 @@ pub(super) enum Input {
     },
     /// The group commit under way is durable, or failed.
     Committed(Result<Written, StoreError>),
-    /// Every message of one reader's part of a commit is acknowledged, or one failed for good.
-    Settled {
-        number: u64,
-        result: Result<(), String>,
-    },
     /// Rows were read.
     Loaded {
         reader: ReaderId,
@@ -171,6 +166,5 @@ pub(super) enum AcquireError {
 
 /// The sending side of the loop's channel. It never blocks: what may wait there is bounded by the
 /// credit of the consumers, by the one commit, and by the one load and renewal a reader
-/// that may be under way, and by the parts that wait for acknowledgements, which hold operations of
-/// the window. That agents have answered is said once until it is heard; their answers wait with them.
+/// that may be under way. That agents have answered is said once until it is heard; their answers wait with them.
 pub(super) type Inputs = mpsc::Sender<Input>;

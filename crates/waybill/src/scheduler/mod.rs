@@ -187,10 +187,8 @@ impl Scheduler {
         let inlets = Inlets::start(&kafka, &topics, &sender)
             .context("the scheduler's consumers cannot be started")?;
         let written = layout.partitions_written();
-        let outlet = Outlet::start(
-            &kafka, &topics, &workflows, &settings, written, direct, &sender,
-        )
-        .context("the scheduler's producer cannot be started")?;
+        let outlet = Outlet::start(&kafka, &topics, &workflows, &settings, written, direct)
+            .context("the scheduler's producer cannot be started")?;
         let views = Views::new(admin);
         views.relay(settings.own, &layout);
         let engine_config = EngineConfig {

@@ -1,7 +1,7 @@
 //! Where the engine's messages go: to records on topics, by the one producer, and to agents of this process.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use waybill_agent::DirectAgents;
@@ -17,7 +17,7 @@ use waybill_messages::headers::{self, DeadLetter, Stage};
 use waybill_messages::{Record, Topics, is_topic_name};
 
 use super::SchedulerSettings;
-use super::input::{Generation, Input, Inputs};
+use super::input::Generation;
 use crate::chain::chain;
 use crate::limits::DEAD_LETTER_BYTES_MAX;
 
@@ -38,6 +38,13 @@ pub(super) struct Asker {
     pub partition: PartitionId,
 }
 
+/// Every message that was sent under a number is acknowledged, or one failed for good.
+#[derive(Debug)]
+pub(super) struct Settled {
+    pub number: u64,
+    pub result: Result<(), String>,
+}
+
 /// The producer and the names of everything that it writes to.
 pub(super) struct Outlet {
     producer: Producer<Arc<Settlement>>,
@@ -53,7 +60,7 @@ pub(super) struct Outlet {
     partitions: u32,
     step_partitions: u32,
     tell_steps: bool,
-    sender: Inputs,
+    settled: (mpsc::Sender<Settled>, mpsc::Receiver<Settled>),
     buffer: Vec<u8>,
     /// Until when the messages being sent may wait for room.
     wait_until: Instant,
@@ -72,7 +79,6 @@ impl Outlet {
         settings: &SchedulerSettings,
         partitions: u32,
         direct: Option<DirectAgents<Asker>>,
-        sender: &Inputs,
     ) -> anyhow::Result<Self> {
         let options = ProducerOptions {
             message_bytes_max: DEAD_LETTER_BYTES_MAX,
@@ -95,7 +101,7 @@ impl Outlet {
             partitions,
             step_partitions: settings.step_partitions,
             tell_steps: settings.tell_steps,
-            sender: sender.clone(),
+            settled: mpsc::channel(),
             buffer: Vec::new(),
             wait_until: Instant::now(),
         })
@@ -106,16 +112,16 @@ impl Outlet {
         self.partitions = partitions;
     }
 
-    /// Sends the messages of a reader; the loop hears of `number` when all records are acknowledged. What agents
+    /// Sends the messages of a reader; [`Outlet::settled`] has `number` when all records are acknowledged. What agents
     /// of this process are asked needs no acknowledgement: it is lost with the engine, which then asks again.
     pub(super) fn send(&mut self, number: u64, from: Asker, mut messages: Vec<Message>) {
         if let Some(direct) = &self.direct {
             direct.ask(asked_directly(direct, from, &mut messages));
         }
-        let sender = self.sender.clone();
+        let sender = self.settled.0.clone();
         let settlement = Settlement::new(messages.len(), move |settled| {
             let result = settled.map_err(|error: ProduceError| chain(&error));
-            let _ = sender.send(Input::Settled { number, result });
+            let _ = sender.send(Settled { number, result });
         });
         self.wait_until = Instant::now() + QUEUE_PATIENCE;
         let mut buffer = std::mem::take(&mut self.buffer);
@@ -123,6 +129,11 @@ impl Outlet {
             self.send_one(from.partition, message, &mut buffer, &settlement);
         }
         self.buffer = buffer;
+    }
+
+    /// What was settled since this was last asked.
+    pub(super) fn settled(&self) -> impl Iterator<Item = Settled> {
+        self.settled.1.try_iter()
     }
 
     /// What agents of this process have answered, and to whom.

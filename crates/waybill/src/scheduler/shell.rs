@@ -40,6 +40,9 @@ use crate::chain::chain;
 const INPUTS_PER_TURN_MAX: usize = 256;
 /// How long the loop sleeps at most when nothing arrives.
 const TURN_MAX: Duration = Duration::from_millis(50);
+/// How long it sleeps at most while messages are not acknowledged: that they are now moves checkpoints and makes
+/// room, for which nobody has to be woken.
+const SETTLE_MAX: Duration = Duration::from_millis(5);
 /// A turn that took this much longer than it may means that the process stood still.
 const STANDSTILL: Duration = Duration::from_secs(2);
 /// How often the views that the admin port shows are renewed.
@@ -79,6 +82,7 @@ impl Shell {
         let mut turned = Instant::now();
         loop {
             let patience = match self.commits.gathers_for() {
+                Duration::ZERO if self.commits.await_acknowledgements() => SETTLE_MAX,
                 Duration::ZERO => TURN_MAX,
                 gathers_for => gathers_for,
             };
@@ -124,6 +128,8 @@ impl Shell {
     /// reply that waits must not be overtaken by its time-out.
     fn turn(&mut self, all_taken: bool) {
         let now = self.clock.read();
+        let failed = self.commits.settle(&mut self.slots, now);
+        self.begin_again(failed, "a message could not be delivered");
         self.read_layout();
         self.start_wanted();
         self.fence_expired();
@@ -172,11 +178,6 @@ impl Shell {
                 Ok(unknown) => self.begin_again(unknown, "its rows could not be written"),
                 Err(error) => self.failure = Some(error),
             },
-            Input::Settled { number, result } => {
-                let now = self.clock.last();
-                let failed = self.commits.settled(number, result, &mut self.slots, now);
-                self.begin_again(failed, "a message could not be delivered");
-            }
             Input::Loaded {
                 reader,
                 generation,

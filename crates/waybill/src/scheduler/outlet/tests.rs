@@ -68,8 +68,7 @@ impl World {
             &Workflows::new(vec![workflow()]).unwrap(),
             &settings(),
             1,
-            agents(sender.clone()),
-            &sender,
+            agents(sender),
         );
         Self {
             cluster,
@@ -82,10 +81,14 @@ impl World {
     /// Sends messages and waits until the loop hears that all are settled.
     fn send(&mut self, messages: impl Into<Vec<Message>>) {
         self.outlet.send(7, asker(), messages.into());
-        match self.inputs.recv_timeout(PATIENCE).unwrap() {
-            Input::Settled { number: 7, result } => assert_eq!(result, Ok(())),
-            other => panic!("{other:?}"),
-        }
+        assert_eq!(self.settled(), Ok(()));
+    }
+
+    /// What became of the messages that were sent under number 7, once that is known.
+    fn settled(&self) -> Result<(), String> {
+        let settled = self.outlet.settled.1.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(settled.number, 7);
+        settled.result
     }
 
     /// The failed operations that were told of, in order.
@@ -229,18 +232,10 @@ fn agents_of_this_process_are_asked_without_a_record_and_others_over_their_topic
     let (here, there) = (request("here"), request("elsewhere"));
     let asked = [here.clone(), there.clone()].map(Message::Step);
     world.outlet.send(7, asker(), asked.into());
-    let mut is_settled = false;
-    let mut answers = Vec::new();
-    while !is_settled || answers.is_empty() {
-        match world.inputs.recv_timeout(PATIENCE).unwrap() {
-            Input::Settled { number: 7, result } => {
-                assert_eq!(result, Ok(()));
-                is_settled = true;
-            }
-            Input::Answered => answers.extend(world.outlet.answers()),
-            other => panic!("{other:?}"),
-        }
-    }
+    assert_eq!(world.settled(), Ok(()));
+    let answered = world.inputs.recv_timeout(PATIENCE).unwrap();
+    assert!(matches!(answered, Input::Answered), "{answered:?}");
+    let answers = world.outlet.answers();
     assert_eq!(answers.len(), 1);
     let outputs = Vec::new();
     let reply = StepReply::to(&here, Outcome::Success { outputs });

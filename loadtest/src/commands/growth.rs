@@ -1,0 +1,49 @@
+//! `waybill-loadtest growth`: how the cost of a delivery grows.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use super::suite::tell;
+use super::world::Starting;
+use crate::interrupt::Interrupt;
+use crate::report::model::Report;
+use crate::suite::growth::Plan;
+
+/// Its flags.
+#[derive(Args, Debug)]
+pub struct Arguments {
+    /// Where report.json and report.html are written
+    #[arg(long, value_name = "DIR", default_value = "target/growth")]
+    out: PathBuf,
+    /// How many deliveries each world completes; those in which few may be under way complete a twentieth
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..))]
+    count: u64,
+    /// The most operations that a store holds before it is measured: ten million take five gigabytes of disk and some
+    /// minutes
+    #[arg(long, value_name = "COUNT", default_value_t = 10_000_000)]
+    stored_max: u64,
+    #[command(flatten)]
+    starting: Starting,
+}
+
+/// Runs it, prints what it came to and writes the reports. Whether every run is balanced.
+///
+/// # Errors
+///
+/// If something could not be measured at all, or the reports not be written.
+pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<bool> {
+    let out = &arguments.out;
+    std::fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
+    let begun = jiff::Timestamp::now();
+    let plan = Plan {
+        start: arguments.starting.options(),
+        count: arguments.count,
+        stored_max: arguments.stored_max,
+    };
+    let (runs, table) = plan.run(interrupt).await?;
+    let mut report = Report::new(begun, runs);
+    report.goals = table;
+    tell(&report, &[], out)
+}

@@ -1,0 +1,221 @@
+//! How the cost of a delivery grows: with the number of partitions, with what is under way, and with what the store
+//! holds already.
+//!
+//! What must hold: each world is measured right behind one that has the defaults, and what is told is the ratio of the
+//! two, so that a machine that becomes slower meanwhile does not look like growth.
+
+use std::fmt;
+use std::path::Path;
+
+use uuid::Uuid;
+use waybill_engine::{OperationId, Stamp};
+use waybill_messages::Topics;
+use waybill_store::{EmbeddedConfig, EmbeddedStore, Store as _, WriteBatch};
+
+use super::{top_rate, warm_up};
+use crate::baseline::delivery::Delivery;
+use crate::baseline::pattern::Patterns;
+use crate::interrupt::Interrupt;
+use crate::measure::{self, Options};
+use crate::report::model::{Goal, Part, Run};
+use crate::world::{Services, StartOptions, Up};
+
+/// As reports name these runs.
+const GROWTH: &str = "growth";
+/// The world that all others are held against, as reports name it.
+const DEFAULTS: &str = "defaults";
+/// Over how many partitions operations are spread where nothing is said.
+const PARTITIONS: u32 = 4;
+/// How many operations are written to a store at a time before it is measured.
+const FILL_BATCH: u64 = 2_000;
+/// What of the deliveries a world completes in which few may be under way.
+const SHARE_OF_FEW: u64 = 20;
+
+/// What a world has more or less of than one with the defaults.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum With {
+    /// Operations are spread over so many partitions.
+    Partitions(u32),
+    /// So many operations may be under way in each partition, on average.
+    UnderWay(u32),
+    /// The store holds so many final operations before the first request.
+    Stored(u64),
+}
+
+impl With {
+    /// What `waybill up` finds in its environment.
+    fn env(self) -> Option<(&'static str, String)> {
+        match self {
+            Self::Partitions(partitions) => Some(("WAYBILL_PARTITIONS", partitions.to_string())),
+            Self::UnderWay(operations) => {
+                let all = operations * PARTITIONS;
+                Some(("WAYBILL_SCHEDULER__IN_FLIGHT_MAX", all.to_string()))
+            }
+            Self::Stored(_) => None,
+        }
+    }
+
+    /// How many deliveries it completes of so many.
+    fn count(self, of: u64) -> u64 {
+        match self {
+            Self::UnderWay(..100) => (of / SHARE_OF_FEW).max(1),
+            _ => of,
+        }
+    }
+}
+
+impl fmt::Display for With {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Partitions(partitions) => write!(f, "{partitions} partitions"),
+            Self::UnderWay(operations) => write!(f, "{operations} under way in each partition"),
+            Self::Stored(operations) => write!(f, "{operations} operations in the store"),
+        }
+    }
+}
+
+/// How growth is measured.
+pub struct Plan {
+    /// How Waybill is started.
+    pub start: StartOptions,
+    /// How many deliveries each world completes.
+    pub count: u64,
+    /// The most operations that a store holds before it is measured.
+    pub stored_max: u64,
+}
+
+impl Plan {
+    fn worlds(&self) -> Vec<With> {
+        let partitions = [1, 16, 64].map(With::Partitions);
+        let under_way = [1, 10, 100].map(With::UnderWay);
+        let stored = [100_000, 1_000_000, 10_000_000];
+        let stored = stored
+            .into_iter()
+            .filter(|stored| *stored <= self.stored_max);
+        let worlds = partitions.into_iter().chain(under_way);
+        worlds.chain(stored.map(With::Stored)).collect()
+    }
+
+    /// Measures all worlds. Returns their runs, and what they come to.
+    ///
+    /// # Errors
+    ///
+    /// If something could not be measured at all, or it was interrupted.
+    pub async fn run(&self, interrupt: &Interrupt) -> anyhow::Result<(Vec<Run>, Vec<Goal>)> {
+        let services = interrupt.unless(Services::start(&self.start)).await?;
+        let (mut runs, mut table) = (Vec::new(), Vec::new());
+        let mut done = Ok(());
+        for with in self.worlds() {
+            match self.pair(with, &services, interrupt).await {
+                Ok([defaults, grown]) => {
+                    table.push(compared(with, &defaults, &grown));
+                    runs.extend([defaults, grown]);
+                }
+                Err(error) => {
+                    done = Err(error.context(with.to_string()));
+                    break;
+                }
+            }
+        }
+        let stopped = services.stop().await;
+        done.and(stopped)?;
+        Ok((runs, table))
+    }
+
+    async fn pair(
+        &self,
+        with: With,
+        services: &Services,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<[Run; 2]> {
+        let defaults = self.measure(None, services, interrupt).await?;
+        let grown = self.measure(Some(with), services, interrupt).await?;
+        Ok([defaults, grown])
+    }
+
+    async fn measure(
+        &self,
+        with: Option<With>,
+        services: &Services,
+        interrupt: &Interrupt,
+    ) -> anyhow::Result<Run> {
+        let name = with.map_or_else(|| DEFAULTS.to_owned(), |with| with.to_string());
+        let count = with.map_or(self.count, |with| with.count(self.count));
+        eprintln!("growth: {count} deliveries with {name}");
+        let mut start = self.start.clone();
+        if let Some((key, value)) = with.and_then(With::env) {
+            start.up_env.push((key.to_owned(), value));
+        }
+        let data = crate::world::temporary_directory()?;
+        if let Some(With::Stored(operations)) = with {
+            let store = Up::store_in(data.path());
+            interrupt.unless(fill(&store, operations)).await?;
+        }
+        let up = Up::start_in(data, &start, Some(services.address()));
+        let up = interrupt.unless(up).await?;
+        let options = Options {
+            system: name,
+            is_quiet: true,
+            interrupt: interrupt.clone(),
+            hold: None,
+        };
+        let done = async {
+            warm_up(&up.world(services), &options, count).await?;
+            let mut scenario = top_rate(count);
+            GROWTH.clone_into(&mut scenario.name);
+            measure::run(&scenario, &up.world(services), &options).await
+        };
+        let done = done.await;
+        let stopped = up.stop().await;
+        let run = done?;
+        stopped?;
+        print!("{run}");
+        Ok(run)
+    }
+}
+
+/// Fills a store with final operations, as Waybill would have left them.
+async fn fill(path: &Path, operations: u64) -> anyhow::Result<()> {
+    let config = EmbeddedConfig::new(path);
+    let store = tokio::task::spawn_blocking(|| EmbeddedStore::open(config)).await??;
+    let patterns = Patterns::new(Topics::default().framing())?;
+    let mut written = 0;
+    while written < operations {
+        let until = operations.min(written + FILL_BATCH);
+        let numbers = usize::try_from(written)?..usize::try_from(until)?;
+        let rows = numbers.flat_map(|number| {
+            let id = OperationId(Uuid::now_v7());
+            let pattern = patterns.of(Delivery::new(number));
+            let created = pattern.created.write(id, Stamp(1));
+            [created, pattern.last_row().write(id, Stamp(2))]
+        });
+        let batch = WriteBatch {
+            rows: rows.collect(),
+            ..WriteBatch::default()
+        };
+        store.write(batch).await?;
+        written = until;
+    }
+    store.close().await?;
+    Ok(())
+}
+
+/// How much dearer a delivery was than in the world with the defaults.
+fn compared(with: With, defaults: &Run, grown: &Run) -> Goal {
+    let cost = |run: &Run| run.cpu_us(Part::Subject);
+    let times = cost(grown).zip(cost(defaults)).map(|(a, b)| a / b);
+    let rates = [grown, defaults].map(Run::completed_per_second);
+    Goal {
+        work: with.to_string(),
+        goal: "as dear as with the defaults".to_owned(),
+        measured: match (times, cost(grown)) {
+            (Some(times), Some(cost)) => format!(
+                "{times:.2} times, {cost:.0} µs; {:.0} completed/s, {:.2} times",
+                rates[0],
+                rates[0] / rates[1]
+            ),
+            _ => "its CPU is not known".to_owned(),
+        },
+        ratio: times.map(|times| 1.0 / times),
+    }
+}
