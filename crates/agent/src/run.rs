@@ -61,7 +61,8 @@ pub struct AgentsConfig {
     /// A process that was not heard of for so long loses its share of the work to the others.
     /// Default: 6 s.
     pub session_timeout: Duration,
-    /// How many requests an agent holds at once, running and waiting. Default: 2048.
+    /// How many requests an agent holds at once, running and waiting. Default: 4096, a
+    /// little more than a scheduler has under way by default.
     pub in_flight_max: usize,
     /// How many bytes of requests an agent holds at once. Default: 16 MiB.
     pub in_flight_bytes_max: usize,
@@ -82,7 +83,7 @@ impl AgentsConfig {
             group: "waybill-agents".to_owned(),
             instance_id: None,
             session_timeout: Duration::from_secs(6),
-            in_flight_max: 2048,
+            in_flight_max: 4096,
             in_flight_bytes_max: 16 * 1024 * 1024,
             commit_interval: Duration::from_secs(1),
             drain_timeout: Duration::from_secs(10),

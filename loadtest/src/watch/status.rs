@@ -119,6 +119,8 @@ async fn count_partitions(shared: Weak<Shared>, admin: Admin, topic: String) {
         tokio::time::sleep(COUNT_EVERY).await;
         let found = admin.topic_partitions(&topic).await;
         let Some(shared) = shared.upgrade() else {
+            // Its end takes a tenth of a second, in which the next run's requests may have to leave.
+            tokio::task::spawn_blocking(move || drop(admin));
             return;
         };
         if let Ok(Some(partitions)) = found {

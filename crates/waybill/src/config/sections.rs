@@ -325,7 +325,7 @@ impl Default for AgentsConfig {
             built_in: true,
             built_in_calls: BuiltInCalls::Http,
             files: Vec::new(),
-            in_flight_max: 2_048,
+            in_flight_max: 4_096,
             instance_id: None,
             session_timeout: Duration::from_secs(6),
         }
