@@ -8,6 +8,7 @@
 mod admin_port;
 mod agent_check;
 mod avro;
+mod capacity;
 mod connection;
 mod dlq;
 mod ops;
@@ -25,6 +26,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 pub use agent_check::AgentCheckArgs;
+pub use capacity::CapacityArgs;
 pub use dlq::DlqCommand;
 pub use ops::{OpsArgs, OpsError};
 pub use readers::ReadersCommand;
@@ -126,6 +128,8 @@ pub enum Command {
     AgentCheck(Box<AgentCheckArgs>),
     /// See and repair operations that need a person, over the HTTP API
     Ops(Box<OpsArgs>),
+    /// Say what a load needs in processes, partitions, brokers and nodes of the database
+    Capacity(CapacityArgs),
     /// Look at workflows
     Workflow {
         /// How to look at them.
@@ -225,6 +229,7 @@ impl Command {
             | Self::AgentCheck(_)
             | Self::Dlq { .. }
             | Self::Ops(_)
+            | Self::Capacity(_)
             | Self::Workflow { .. }
             | Self::Config { .. } => None,
         }

@@ -115,7 +115,7 @@ impl Arguments {
             share,
         };
         // The obvious design is slow.
-        let mut contenders = vec![baseline("floor", 100), baseline("textbook", 25)];
+        let mut contenders = vec![baseline("floor", 100), baseline("textbook", 5)];
         contenders.extend(self.peer.iter().cloned());
         let long = Long {
             sustained: self.sustained,
