@@ -10,7 +10,7 @@ use std::path::Path;
 use uuid::Uuid;
 use waybill_engine::{OperationId, Stamp};
 use waybill_messages::Topics;
-use waybill_store::{EmbeddedConfig, EmbeddedStore, Store as _, WriteBatch};
+use waybill_store::{EmbeddedConfig, EmbeddedStore, RowWrite, Store as _, WriteBatch};
 
 use super::{top_rate, warm_up};
 use crate::baseline::delivery::Delivery;
@@ -183,12 +183,7 @@ async fn fill(path: &Path, operations: u64) -> anyhow::Result<()> {
     while written < operations {
         let until = operations.min(written + FILL_BATCH);
         let numbers = usize::try_from(written)?..usize::try_from(until)?;
-        let rows = numbers.flat_map(|number| {
-            let id = OperationId(Uuid::now_v7());
-            let pattern = patterns.of(Delivery::new(number));
-            let created = pattern.created.write(id, Stamp(1));
-            [created, pattern.last_row().write(id, Stamp(2))]
-        });
+        let rows = numbers.flat_map(|number| rows(&patterns, number));
         let batch = WriteBatch {
             rows: rows.collect(),
             ..WriteBatch::default()
@@ -198,6 +193,14 @@ async fn fill(path: &Path, operations: u64) -> anyhow::Result<()> {
     }
     store.close().await?;
     Ok(())
+}
+
+/// The first and the last row of a delivery.
+fn rows(patterns: &Patterns, number: usize) -> [RowWrite; 2] {
+    let id = OperationId(Uuid::now_v7());
+    let pattern = patterns.of(Delivery::new(number));
+    let created = pattern.created.write(id, Stamp(1));
+    [created, pattern.last_row().write(id, Stamp(2))]
 }
 
 /// How much dearer a delivery was than in the world with the defaults.
@@ -217,5 +220,76 @@ fn compared(with: With, defaults: &Run, grown: &Run) -> Goal {
             _ => "its CPU is not known".to_owned(),
         },
         ratio: times.map(|times| 1.0 / times),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use waybill_engine::ProcessState;
+
+    use super::*;
+    use crate::report::model::Process;
+    use crate::report::testing;
+
+    #[test]
+    fn no_store_is_filled_beyond_what_was_said() {
+        let plan = |stored_max| Plan {
+            start: StartOptions {
+                program: "waybill".into(),
+                config: None,
+                up_flags: Vec::new(),
+                up_env: Vec::new(),
+            },
+            count: 1_000,
+            stored_max,
+        };
+        let stored = |stored_max| {
+            let worlds = plan(stored_max).worlds();
+            let stored = worlds.iter().filter(|with| matches!(with, With::Stored(_)));
+            stored.count()
+        };
+        assert_eq!([stored(99_999), stored(1_000_000)], [0, 2]);
+    }
+
+    #[test]
+    fn a_world_says_what_it_has_to_the_program_that_is_started() {
+        let few = With::UnderWay(10);
+        let key = "WAYBILL_SCHEDULER__IN_FLIGHT_MAX";
+        assert_eq!(few.env(), Some((key, "40".to_owned())));
+        assert_eq!(
+            [few.count(20_000), With::Stored(9).count(20_000)],
+            [1_000, 20_000]
+        );
+    }
+
+    #[test]
+    fn growth_is_how_many_times_as_dear_a_delivery_was() {
+        let [defaults, grown] = [100.0, 200.0].map(|cpu_us_per_delivery| {
+            let mut run = testing::run();
+            run.processes = vec![Process {
+                name: "waybill".to_owned(),
+                part: Part::Subject,
+                cpu_us_per_delivery,
+                cpu_us_by_threads: Default::default(),
+                resident_mib_before: 0.0,
+                resident_mib_max: 0.0,
+            }];
+            run
+        });
+        let told = compared(With::Partitions(64), &defaults, &grown);
+        assert_eq!((&*told.work, told.ratio), ("64 partitions", Some(0.5)));
+        assert!(told.measured.starts_with("2.00 times"), "{}", told.measured);
+    }
+
+    #[test]
+    fn stores_are_filled_with_operations_that_ended_well() {
+        let patterns = Patterns::new(Topics::default().framing()).unwrap();
+        for number in [4, 5] {
+            let [created, last] = rows(&patterns, number);
+            assert_eq!(created.id, last.id);
+            assert!(created.created.is_some() && last.keep_for.is_some());
+            assert_eq!(last.state.state, ProcessState::Processed);
+            assert!(created.stamp < last.stamp);
+        }
     }
 }

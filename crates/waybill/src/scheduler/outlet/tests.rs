@@ -16,6 +16,7 @@ use waybill_messages::VALUE_BYTES_MAX;
 
 use super::*;
 use crate::scheduler::Own;
+use crate::scheduler::input::{Input, Inputs};
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(20);
