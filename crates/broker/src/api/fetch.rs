@@ -67,9 +67,10 @@ fn readable(wanted: &[WantedTopic]) -> u64 {
     let all = wanted.iter().flat_map(|topic| &topic.partitions);
     let readable = all.filter_map(|wanted| {
         let partition = wanted.partition.as_ref()?;
-        u64::try_from(partition.high_watermark() - wanted.offset).ok()
+        let readable = partition.high_watermark().saturating_sub(wanted.offset);
+        u64::try_from(readable).ok()
     });
-    readable.sum()
+    readable.fold(0, u64::saturating_add)
 }
 
 /// A partition as it was asked for.
