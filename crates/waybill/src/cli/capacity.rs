@@ -280,7 +280,7 @@ impl CapacityArgs {
             .collect();
         writeln!(
             out,
-            "\nOf which there is one alone, with all copies: the first to be full is the {}.",
+            "\nOf one of each, with all copies counted, the first to be full is the {}.",
             order.join(", then the ")
         )
     }
