@@ -20,7 +20,7 @@ use crate::scenario::kind::Kind;
 use crate::scenario::{Expect, Scenario};
 use crate::schedulers::Schedulers;
 use crate::watch::book::{Book, Outcome};
-use crate::watch::proc::{Usage, Watched};
+use crate::watch::proc::{Usage, Watched, subjects_are_gone};
 use crate::watch::sampler::Sampler;
 use crate::watch::status::Statuses;
 use crate::world::World;
@@ -136,11 +136,16 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
         held.start().await?;
     }
     if let Some(statuses) = &statuses {
-        statuses.wait_until(deadline).await;
+        statuses.wait_until(deadline, &processes).await;
     }
     if options.hold.is_none() {
         after = usages(&processes);
     }
+    // Where nothing ends any more, nothing else is waited for.
+    let deadline = match subjects_are_gone(&processes) {
+        true => Instant::now(),
+        false => deadline,
+    };
     let samples = sampler.stop();
 
     let mut failures = Vec::new();

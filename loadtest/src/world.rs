@@ -313,7 +313,7 @@ impl Started {
     async fn ready(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         let mut client = Client::new(self.addresses["admin"]);
-        while Instant::now() < deadline {
+        while Instant::now() < deadline && !self.watched("", Part::Subject).is_gone() {
             if let Ok((StatusCode::OK, _)) = client.get("/readyz").await {
                 return Ok(());
             }

@@ -3,8 +3,9 @@
 //! The program `waybill` is the one beside this one; `cargo test --workspace` builds both. Rates are small: what is
 //! looked at is what the reports say, not how fast anything is.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -156,4 +157,53 @@ fn a_limit_that_is_broken_fails_the_run_and_stands_in_the_report() {
     assert_eq!(failures.len(), 1, "{failures:?}");
     let failure = failures[0].as_str().expect("a sentence");
     assert!(failure.contains("above the limit of 0.001 ms"), "{failure}");
+}
+
+#[test]
+fn a_waybill_that_dies_ends_the_run_at_once_and_fails_it() {
+    if !waybill().exists() {
+        println!("SKIPPED: a run whose Waybill dies: there is none");
+        return;
+    }
+    let mut run = Command::new(LOADTEST)
+        .args([
+            "run",
+            "steady",
+            "--start",
+            "--rate",
+            "20",
+            "--seconds",
+            "15",
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program was built");
+    let mut progress = BufReader::new(run.stderr.take().expect("it is piped")).lines();
+    let under_way = progress.find(|line| line.as_ref().is_ok_and(|line| line.contains("accepted")));
+    assert!(matches!(under_way, Some(Ok(_))), "it tells of its progress");
+    let status = Command::new("sh")
+        .args(["-c", &format!("kill -KILL {}", child_named("up", run.id()))])
+        .status();
+    assert!(status.is_ok_and(|status| status.success()));
+    // It would wait for minutes for what was accepted to end.
+    for _ in progress {}
+    let output = run.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("has ended"), "{said}");
+}
+
+/// The process that another one started to play a role.
+fn child_named(role: &str, parent: u32) -> String {
+    let parent = format!(" {parent} ");
+    let processes = std::fs::read_dir("/proc").expect("Linux");
+    let found = processes.flatten().find_map(|process| {
+        let stat = std::fs::read_to_string(process.path().join("stat")).ok()?;
+        let (_, fields) = stat.rsplit_once(") ")?;
+        let arguments = std::fs::read_to_string(process.path().join("cmdline")).ok()?;
+        let is_it = fields[1..].starts_with(&parent) && arguments.split('\0').nth(1) == Some(role);
+        is_it.then(|| process.file_name().to_string_lossy().into_owned())
+    });
+    found.unwrap_or_else(|| panic!("{role} is a child of {parent}"))
 }

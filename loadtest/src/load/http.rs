@@ -68,7 +68,7 @@ struct Line<'a> {
 impl Worker {
     async fn singles(mut self) {
         while let Some((index, _, intended)) = self.load.claim(1) {
-            tokio::time::sleep_until(intended.into()).await;
+            self.load.pace.until(intended).await;
             let drawn = self.load.draw(index);
             let (path, body) = single(&self.load.source, drawn);
             let answer = self.client.post(path, "application/json", body).await;
@@ -87,7 +87,7 @@ impl Worker {
     async fn batches(mut self, size: u64) {
         while let Some((first, count, last)) = self.load.claim(size) {
             // A batch leaves when its last request is meant to; the earlier ones wait for it.
-            tokio::time::sleep_until(last.into()).await;
+            self.load.pace.until(last).await;
             let drawn: Vec<Drawn> = (first..first + count)
                 .map(|index| self.load.draw(index))
                 .collect();

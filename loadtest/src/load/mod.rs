@@ -8,6 +8,7 @@ mod beside;
 pub mod client;
 pub mod garbage;
 mod http;
+mod pace;
 mod topic;
 
 use std::cell::Cell;
@@ -23,6 +24,7 @@ use waybill_messages::Topics;
 
 use self::beside::Beside;
 use self::garbage::Garbage;
+use self::pace::Pace;
 use self::topic::Topic;
 use crate::scenario::draw::Deck;
 use crate::scenario::kind::{Drawn, Kind};
@@ -37,6 +39,7 @@ struct Load {
     until: Instant,
     schedule: Schedule,
     next: Cell<u64>,
+    pace: Pace,
     source: Rc<Source>,
     beside: UnboundedSender<(OperationId, Drawn)>,
 }
@@ -89,6 +92,7 @@ pub async fn send(
         until,
         schedule: scenario.schedule(),
         next: Cell::new(0),
+        pace: Pace::start()?,
         source: source.clone(),
         beside,
     });

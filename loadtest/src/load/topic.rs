@@ -78,7 +78,7 @@ impl Topic {
         let mut value = Vec::new();
         let mut sent = 0;
         while let Some((index, _, intended)) = load.claim(1) {
-            tokio::time::sleep_until(intended.into()).await;
+            load.pace.until(intended).await;
             while let Ok(settled) = self.settled.1.try_recv() {
                 sent -= 1;
                 tell(&load, &settled);

@@ -43,6 +43,14 @@ impl Watched {
         }
     }
 
+    /// Whether it has ended.
+    pub fn is_gone(&self) -> bool {
+        let stat = fs::read_to_string(directory(self.pid).join("stat"));
+        stat.map_or(true, |stat| {
+            Stat::parse(&stat).is_none_or(|stat| stat.has_ended)
+        })
+    }
+
     /// Reads `NAME=PID` or `NAME=PID:PART`.
     ///
     /// # Errors
@@ -100,12 +108,27 @@ impl Watched {
         let process = directory(self.pid);
         let stat = fs::read_to_string(process.join("stat"))?;
         let stat = Stat::parse(&stat).context("stat has not the fields that are expected")?;
+        anyhow::ensure!(
+            !stat.has_ended,
+            "{} (process {}) has ended",
+            self.name,
+            self.pid
+        );
         Ok(Usage {
             cpu_seconds: stat.cpu_seconds,
             threads: BTreeMap::new(),
             resident_mib: resident_mib(&fs::read_to_string(process.join("status"))?),
         })
     }
+}
+
+/// Whether none of the processes that are measured is there any more, and some were: then nothing ends any more.
+pub fn subjects_are_gone(processes: &[Watched]) -> bool {
+    let mut subjects = processes
+        .iter()
+        .filter(|process| process.part == Part::Subject)
+        .peekable();
+    subjects.peek().is_some() && subjects.all(Watched::is_gone)
 }
 
 impl Usage {
@@ -166,13 +189,15 @@ pub fn ended_children_seconds() -> f64 {
 #[derive(PartialEq, Debug)]
 struct Stat<'a> {
     name: &'a str,
+    /// It is a zombie or dead: nobody has waited for it.
+    has_ended: bool,
     parent: u32,
     cpu_seconds: f64,
     ended_children_seconds: f64,
 }
 
 impl<'a> Stat<'a> {
-    /// The name stands in parentheses and may have some itself. The parent is field 4, user and system time are
+    /// The name stands in parentheses and may have some itself. The state is field 3, the parent field 4, user and system time are
     /// fields 14 and 15, those of children that were waited for fields 16 and 17.
     fn parse(line: &'a str) -> Option<Self> {
         let open = line.find('(')?;
@@ -184,6 +209,7 @@ impl<'a> Stat<'a> {
         };
         Some(Self {
             name: &line[open + 1..close],
+            has_ended: matches!(*fields.first()?, "Z" | "X"),
             parent: fields.get(1)?.parse().ok()?,
             cpu_seconds: seconds(14)? + seconds(15)?,
             ended_children_seconds: seconds(16)? + seconds(17)?,
@@ -224,6 +250,30 @@ mod tests {
             (1, 2.0, 0.5)
         );
         assert_eq!(Stat::parse("7 (a) S 1 7"), None);
+    }
+
+    #[test]
+    fn a_process_that_nobody_has_waited_for_is_gone() {
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let watched = Watched {
+            name: "cat".to_owned(),
+            pid: child.id(),
+            part: Part::Subject,
+        };
+        let all = [watched.clone(), Watched::this_one()];
+        assert!(!watched.is_gone() && !subjects_are_gone(&all));
+        child.kill().unwrap();
+        while !watched.is_gone() {
+            std::thread::yield_now();
+        }
+        assert!(subjects_are_gone(&all) && !subjects_are_gone(&all[1..]));
+        let ended = watched.usage().unwrap_err();
+        assert!(format!("{ended:#}").contains("has ended"), "{ended:#}");
+        child.wait().unwrap();
+        assert!(watched.is_gone());
     }
 
     #[test]

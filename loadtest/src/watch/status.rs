@@ -1,22 +1,31 @@
 //! The final states, as the status topic tells them: a thread of its own reads it into the book.
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use tokio::sync::oneshot;
 use waybill_engine::{Offset, OperationStatus, PartitionId, StatusKind};
-use waybill_kafka::{Admin, ConsumerOptions, KafkaSettings, PartitionConsumer, PollLimits};
+use waybill_kafka::{
+    Admin, ConsumerOptions, KafkaSettings, PartitionConsumer, PollError, PollLimits, RecordRef,
+};
 use waybill_messages::{Framing, Topics};
 
 use super::book::{Book, End};
+use super::proc::{Watched, subjects_are_gone};
 
 const POLL: PollLimits = PollLimits {
     records: 10_000,
     bytes: 16 * 1024 * 1024,
 };
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest that a fetch may wait for records. librdkafka takes a partition that was just added into its next fetch
+/// only, and every partition has been fetched before a run begins.
+const FETCH_WAIT_MAX: Duration = Duration::from_millis(100);
 /// How often it is looked how many partitions the topic has.
 const COUNT_EVERY: Duration = Duration::from_secs(2);
 
@@ -36,7 +45,7 @@ struct Shared {
 }
 
 impl Statuses {
-    /// Follows it into `book`.
+    /// Follows it into `book`, and returns when every partition is read: what ends from then on is seen as it ends.
     ///
     /// # Errors
     ///
@@ -49,8 +58,11 @@ impl Statuses {
             .topic_partitions(&topic)
             .await?
             .context("there is no status topic")?;
-        let consumer =
-            PartitionConsumer::new(&settings, &ConsumerOptions::new("waybill-loadtest"))?;
+        let options = ConsumerOptions {
+            fetch_wait_max: FETCH_WAIT_MAX,
+            ..ConsumerOptions::new("waybill-loadtest")
+        };
+        let consumer = PartitionConsumer::new(&settings, &options)?;
         let mut ends = Vec::new();
         for partition in (0..partitions).map(PartitionId) {
             let (_, end) = consumer.watermarks(&topic, partition, TIMEOUT)?;
@@ -70,20 +82,41 @@ impl Statuses {
             topic.clone(),
         ));
         let following = shared.clone();
+        let (all_read, reads) = oneshot::channel();
         let follower = std::thread::Builder::new()
             .name("status".to_owned())
-            .spawn(move || following.follow(&consumer, &topic, partitions))?;
-        *shared
-            .follower
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(follower);
-        Ok(Self { shared })
+            .spawn(move || {
+                following.follow(Following {
+                    consumer,
+                    topic,
+                    partitions,
+                    unread: (0..partitions).map(PartitionId).collect(),
+                    all_read: Some(all_read),
+                })
+            })?;
+        let statuses = Self { shared };
+        *statuses.shared.follower() = Some(follower);
+        match tokio::time::timeout(TIMEOUT, reads).await {
+            Ok(Ok(())) => Ok(statuses),
+            Ok(Err(_)) => Err(statuses
+                .stop()
+                .err()
+                .unwrap_or_else(|| anyhow::anyhow!("the status topic is not followed any more"))),
+            Err(_) => {
+                statuses.shared.stop.store(true, Ordering::Relaxed);
+                anyhow::bail!("not every partition of the status topic was read within {TIMEOUT:?}")
+            }
+        }
     }
 
-    /// Waits until every accepted operation has ended, `deadline` has come, or nothing can be learnt
-    /// any more.
-    pub async fn wait_until(&self, deadline: Instant) {
-        while Instant::now() < deadline && self.is_followed() && !self.shared.book.all_ended() {
+    /// Waits until every accepted operation has ended, `deadline` has come, or nothing can be learnt any more: nobody
+    /// follows the topic, or none of the `processes` that are measured is there.
+    pub async fn wait_until(&self, deadline: Instant, processes: &[Watched]) {
+        while Instant::now() < deadline
+            && self.is_followed()
+            && !self.shared.book.all_ended()
+            && !subjects_are_gone(processes)
+        {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -129,24 +162,60 @@ async fn count_partitions(shared: Weak<Shared>, admin: Admin, topic: String) {
     }
 }
 
+/// What the thread that follows the topic has.
+struct Following {
+    consumer: PartitionConsumer,
+    topic: String,
+    /// How many partitions it reads.
+    partitions: u32,
+    /// Those of the first partitions of which no fetch has told anything.
+    unread: HashSet<PartitionId>,
+    /// Told when there are none of these left.
+    all_read: Option<oneshot::Sender<()>>,
+}
+
+impl Following {
+    /// Polls; while a partition was not read, with the question which were.
+    fn poll(&mut self, on_record: &mut dyn FnMut(RecordRef<'_>)) -> Result<(), PollError> {
+        const WAIT: Duration = Duration::from_millis(100);
+        if self.all_read.is_none() {
+            return self.consumer.poll(POLL, WAIT, on_record).map(|_| ());
+        }
+        let unread = RefCell::new(&mut self.unread);
+        self.consumer.poll_with_positions(
+            POLL,
+            WAIT,
+            &mut |record| {
+                unread.borrow_mut().remove(&record.partition());
+                on_record(record);
+            },
+            &mut |_, partition, _| {
+                unread.borrow_mut().remove(&partition);
+            },
+        )?;
+        if self.unread.is_empty()
+            && let Some(all_read) = self.all_read.take()
+        {
+            let _ = all_read.send(());
+        }
+        Ok(())
+    }
+}
+
 impl Shared {
-    /// Reads the first `partitions` of the topic, and those that come later from their beginning.
-    fn follow(
-        &self,
-        consumer: &PartitionConsumer,
-        topic: &str,
-        mut partitions: u32,
-    ) -> anyhow::Result<()> {
+    /// Reads the first partitions of the topic, and those that come later from their beginning.
+    fn follow(&self, mut following: Following) -> anyhow::Result<()> {
         while !self.stop.load(Ordering::Relaxed) {
             let now = self.partitions.load(Ordering::Relaxed);
-            let new = (partitions..now).map(|new| (topic, PartitionId(new), Offset(0)));
+            let new = (following.partitions..now)
+                .map(|new| (following.topic.as_str(), PartitionId(new), Offset(0)));
             let new: Vec<_> = new.collect();
             if !new.is_empty() {
-                consumer.add(&new)?;
-                partitions = now;
+                following.consumer.add(&new)?;
+                following.partitions = now;
             }
             let mut arrived = Vec::new();
-            consumer.poll(POLL, Duration::from_millis(100), &mut |record| {
+            following.poll(&mut |record| {
                 let decoded = record.value().map(|value| self.framing.decode(value));
                 if let Some(Ok::<OperationStatus, _>(status)) = decoded
                     && status.kind == StatusKind::Final

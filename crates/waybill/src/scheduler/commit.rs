@@ -15,6 +15,7 @@ use waybill_engine::{
 };
 use waybill_store::{AttentionEntry, DueEntry, RowWrite, Store, StoreError, WriteBatch, Written};
 
+use super::gathering::Gathering;
 use super::index;
 use super::input::{Generation, Input, Inputs};
 use super::metrics::CommitMetrics;
@@ -23,9 +24,9 @@ use super::partition::{Slot, SlotState};
 use super::unreadable::UnreadableRows;
 use crate::chain::chain;
 
-/// A commit begins no sooner than this after the one before it. Under load this lets decisions gather
-/// that share the rows' sync and the messages' requests; after a pause nothing waits.
-const GATHER: Duration = Duration::from_millis(1);
+/// How long the loop sleeps at most while messages are not acknowledged: that they are now moves checkpoints and makes
+/// room, for which nobody has to be woken.
+const SETTLE_MAX: Duration = Duration::from_millis(5);
 
 /// A batch of one engine that is on its way.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +61,7 @@ pub(super) struct Commits {
     outlet: Outlet,
     metrics: CommitMetrics,
     replaced: UnreadableRows,
-    began: Instant,
+    gathering: Gathering,
     under_way: Option<UnderWay>,
     unsettled: BTreeMap<u64, Part>,
     next_number: u64,
@@ -80,7 +81,7 @@ impl Commits {
             outlet,
             metrics: CommitMetrics::new(),
             replaced: UnreadableRows::replaced(),
-            began: Instant::now(),
+            gathering: Gathering::default(),
             under_way: None,
             unsettled: BTreeMap::new(),
             next_number: 0,
@@ -89,12 +90,13 @@ impl Commits {
 
     /// Begins the next commit, if none is under way and there is something to do.
     pub(super) fn go_on(&mut self, slots: &mut BTreeMap<ReaderId, Slot>, now: Timestamp) {
-        if self.under_way.is_some() || self.gathers_for() > Duration::ZERO {
+        let began = Instant::now();
+        if self.under_way.is_some() || self.gathering.holds_back(began) {
             return;
         }
         let mut write = WriteBatch::default();
         let mut under_way = UnderWay {
-            began: Instant::now(),
+            began,
             parts: Vec::new(),
         };
         for (&reader, slot) in slots.iter_mut() {
@@ -143,7 +145,7 @@ impl Commits {
         if under_way.parts.is_empty() {
             return;
         }
-        self.began = under_way.began;
+        self.gathering.began(began, write.rows.len());
         if write == WriteBatch::default() {
             self.dispatch(under_way.parts, slots);
             return;
@@ -156,9 +158,13 @@ impl Commits {
         });
     }
 
-    /// How long the next commit has to wait for company.
-    pub(super) fn gathers_for(&self) -> Duration {
-        GATHER.saturating_sub(self.began.elapsed())
+    /// How long the loop may sleep at most for what is done here; `None` if something wakes it.
+    pub(super) fn patience(&self) -> Option<Duration> {
+        match self.gathering.rest(Instant::now()) {
+            Some(rest) => Some(rest),
+            None if self.unsettled.is_empty() => None,
+            None => Some(SETTLE_MAX),
+        }
     }
 
     /// The rows of the commit under way are durable: its messages may leave. Returns the readers
@@ -241,11 +247,6 @@ impl Commits {
             }
         }
         failed
-    }
-
-    /// Whether messages are on their way.
-    pub(super) fn await_acknowledgements(&self) -> bool {
-        !self.unsettled.is_empty()
     }
 
     /// Whether anything of a reader is still being written or sent.

@@ -16,6 +16,7 @@ mod commit;
 mod credit;
 mod decode;
 mod fit;
+mod gathering;
 mod index;
 mod inlet;
 mod input;

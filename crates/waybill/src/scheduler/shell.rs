@@ -4,7 +4,7 @@
 //! changed to one group commit, sends the messages once the commit is durable, and lets their
 //! acknowledgements move the checkpoints. While a commit is under way it goes on applying: what
 //! comes meanwhile is the next commit. So batches grow with the load; a commit waits for company only
-//! when another began less than a millisecond before it.
+//! when another with many rows began less than a millisecond before it.
 //!
 //! What must hold here:
 //!
@@ -40,9 +40,6 @@ use crate::chain::chain;
 const INPUTS_PER_TURN_MAX: usize = 256;
 /// How long the loop sleeps at most when nothing arrives.
 const TURN_MAX: Duration = Duration::from_millis(50);
-/// How long it sleeps at most while messages are not acknowledged: that they are now moves checkpoints and makes
-/// room, for which nobody has to be woken.
-const SETTLE_MAX: Duration = Duration::from_millis(5);
 /// A turn that took this much longer than it may means that the process stood still.
 const STANDSTILL: Duration = Duration::from_secs(2);
 /// How often the views that the admin port shows are renewed.
@@ -81,11 +78,7 @@ impl Shell {
         let mut viewed = Instant::now();
         let mut turned = Instant::now();
         loop {
-            let patience = match self.commits.gathers_for() {
-                Duration::ZERO if self.commits.await_acknowledgements() => SETTLE_MAX,
-                Duration::ZERO => TURN_MAX,
-                gathers_for => gathers_for,
-            };
+            let patience = self.commits.patience().unwrap_or(TURN_MAX);
             let all_taken = match self.inputs.recv_timeout(patience) {
                 Ok(input) => self.take_all(input),
                 Err(RecvTimeoutError::Timeout) => true,

@@ -1,0 +1,101 @@
+//! Waits that end when they are meant to. Tokio's timers have a grain of a millisecond and end behind it, which would
+//! be counted as latency of what is measured.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Instant;
+
+use tokio::sync::oneshot;
+
+/// Ends waits from a thread of its own.
+#[derive(Debug)]
+pub(super) struct Pace {
+    asked: Sender<Wait>,
+}
+
+#[derive(Debug)]
+struct Wait {
+    until: Instant,
+    over: oneshot::Sender<()>,
+}
+
+impl Pace {
+    /// Starts the thread. It ends when this is dropped.
+    ///
+    /// # Errors
+    ///
+    /// If there can be no more threads.
+    pub(super) fn start() -> io::Result<Self> {
+        let (asked, waits) = mpsc::channel();
+        thread::Builder::new()
+            .name("pace".to_owned())
+            .spawn(move || end_each(&waits))?;
+        Ok(Self { asked })
+    }
+
+    /// Returns at `until`, or at once where that has passed.
+    pub(super) async fn until(&self, until: Instant) {
+        if until <= Instant::now() {
+            return;
+        }
+        let (over, is_over) = oneshot::channel();
+        if self.asked.send(Wait { until, over }).is_ok() {
+            // Fails only if the thread is gone.
+            let _ = is_over.await;
+        }
+    }
+}
+
+/// Ends each wait at its time, until nobody can ask for more.
+fn end_each(asked: &Receiver<Wait>) {
+    let mut waiting = BTreeMap::new();
+    let mut number = 0_u64;
+    loop {
+        let now = Instant::now();
+        while let Some(first) = waiting.first_entry()
+            && let (until, _) = *first.key()
+            && until <= now
+        {
+            let over: oneshot::Sender<()> = first.remove();
+            // Nobody waits any more if the run was cut short.
+            let _ = over.send(());
+        }
+        let next = match waiting.first_key_value() {
+            Some(((until, _), _)) => asked.recv_timeout(*until - now),
+            None => asked.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match next {
+            Ok(Wait { until, over }) => {
+                number += 1;
+                waiting.insert((until, number), over);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn waits_end_in_the_order_of_their_times_and_not_before() {
+        let pace = Pace::start().unwrap();
+        let start = Instant::now();
+        let ended = RefCell::new(Vec::new());
+        let wait = async |millis| {
+            let until = start + Duration::from_millis(millis);
+            pace.until(until).await;
+            assert!(Instant::now() >= until);
+            ended.borrow_mut().push(millis);
+        };
+        tokio::join!(wait(30), wait(0), wait(10), wait(20), wait(10));
+        assert_eq!(*ended.borrow(), [0, 10, 10, 20, 30]);
+    }
+}
