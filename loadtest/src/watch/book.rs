@@ -14,8 +14,9 @@ use waybill_engine::{OperationId, ProcessState};
 use super::tally::{IdHasher, Tally};
 use crate::scenario::kind::{Drawn, Kind};
 
-/// How many accepted operations room is made for at first. More may come.
-const ROOM_MAX: u64 = 2_000_000;
+/// How many accepted operations room is made for at first. More may come, and then making room holds everybody up, for a
+/// second and more.
+const ROOM_MAX: u64 = 20_000_000;
 
 /// What a run has come to. Times count from the first intended one.
 pub struct Book {
