@@ -33,7 +33,7 @@ pub use config::{
 
 use crate::breaker::{Breaker, BreakerSettings, Called, Judged};
 use crate::handler::{Handler, StepCall, not_attempted, permanent, transient, unknown};
-use crate::metrics::breaker_state;
+use crate::metrics::{ServiceMetrics, breaker_state};
 use crate::template::{Scope, TemplateError};
 use answer::{Judge, Verdict, retry_after};
 use client::{Answer, BodyError, Client, SendError};
@@ -166,6 +166,7 @@ pub struct HttpAgent {
     judge: Judge,
     client: Client,
     breaker: Breaker,
+    service: ServiceMetrics,
     retries: RetriesConfig,
     timeout: Duration,
     concurrency_max: usize,
@@ -210,6 +211,7 @@ impl HttpAgent {
                 },
                 breaker_state(name),
             ),
+            service: ServiceMetrics::new(name),
             plan,
             retries: config.retries.clone(),
             timeout: config.timeout,
@@ -301,30 +303,31 @@ impl HttpAgent {
         request: hyper::Request<bytes::Bytes>,
         deadline: Instant,
     ) -> Exchanged {
-        let until = deadline.min(Instant::now() + self.timeout);
-        let exchange = async {
-            let bytes_max = self.response_bytes_max;
-            match self.client.exchange(request, until, bytes_max).await {
-                Ok(answer) => self.judge(step, action, answer),
-                Err(SendError::Unconnected(why)) => Exchanged::of(transient(
-                    "connect-failed",
-                    format!("no connection to the service: {why}"),
-                )),
-                Err(SendError::Unread(why)) => Exchanged::of(transient(
-                    "request-unread",
-                    format!("the service has not looked at the request: {why}"),
-                )),
-                Err(SendError::BrokeOff(why)) => Exchanged::of(unknown(
-                    "outcome-unknown",
-                    format!("the exchange broke off: {why}"),
-                )),
-            }
+        let began = Instant::now();
+        let until = deadline.min(began + self.timeout);
+        let answer = self
+            .client
+            .exchange(request, until, self.response_bytes_max);
+        let answer = timeout_at(until, answer).await;
+        let status = match &answer {
+            Ok(Ok(answer)) => Some(answer.head.status.as_u16()),
+            Ok(Err(_)) | Err(_) => None,
         };
-        timeout_at(until, exchange).await.unwrap_or_else(|_| {
-            Exchanged::of(unknown(
-                "outcome-unknown",
-                "the service did not answer in time",
-            ))
+        self.service.count(status, began.elapsed());
+        Exchanged::of(match answer {
+            Ok(Ok(answer)) => return self.judge(step, action, answer),
+            Ok(Err(SendError::Unconnected(why))) => transient(
+                "connect-failed",
+                format!("no connection to the service: {why}"),
+            ),
+            Ok(Err(SendError::Unread(why))) => transient(
+                "request-unread",
+                format!("the service has not looked at the request: {why}"),
+            ),
+            Ok(Err(SendError::BrokeOff(why))) => {
+                unknown("outcome-unknown", format!("the exchange broke off: {why}"))
+            }
+            Err(_) => unknown("outcome-unknown", "the service did not answer in time"),
         })
     }
 

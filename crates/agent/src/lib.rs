@@ -32,6 +32,7 @@ pub mod testing;
 pub use futures_util::future::BoxFuture;
 pub use handler::{Handler, StepCall, not_attempted, permanent, success, transient, unknown};
 pub use instance::{InstanceError, InstancePlace};
+pub use metrics::METRICS;
 pub use run::{Agents, AgentsConfig, AgentsError, DirectAgents, DirectConfig, StartError};
 pub use template::{RenderError, TemplateError};
 pub use waybill_engine::{Action, Outcome, Outputs, StepError, StepRequest};

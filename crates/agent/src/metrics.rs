@@ -1,14 +1,73 @@
 //! The metrics of agents. Handles are made once per agent, never per record.
 
-use metrics::{
-    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
-    gauge, histogram,
-};
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram};
 use waybill_engine::Outcome;
+
+use waybill_telemetry::{Declared, Metric};
+
+const ATTEMPTS: Metric<Counter, 2> = Metric::new(
+    "waybill_agent_attempts_total",
+    "Attempts by how they ended; late ones were past complete-by and not answered",
+    ["agent", "outcome"],
+);
+const POISON: Metric<Counter, 1> = Metric::new(
+    "waybill_agent_poison_records_total",
+    "Step requests that could not be decoded and went to the dead-letter topic",
+    ["agent"],
+);
+const DURATION: Metric<Histogram, 1> = Metric::new(
+    "waybill_agent_attempt_duration_seconds",
+    "How long attempts took",
+    ["agent"],
+);
+const IN_FLIGHT: Metric<Gauge, 1> = Metric::new(
+    "waybill_agent_in_flight",
+    "Attempts that run now",
+    ["agent"],
+);
+const QUEUED: Metric<Gauge, 1> = Metric::new(
+    "waybill_agent_queued",
+    "Attempts that wait for their turn",
+    ["agent"],
+);
+const BREAKER: Metric<Gauge, 1> = Metric::new(
+    "waybill_agent_breaker_state",
+    "State of the agent's circuit breaker: 0 closed, 1 half-open, 2 open",
+    ["agent"],
+);
+const CALLS: Metric<Counter, 2> = Metric::new(
+    "waybill_service_calls_total",
+    "Calls of an agent's service over HTTP by the class of their answer; failed ones had none",
+    ["agent", "status"],
+);
+const CALL_DURATION: Metric<Histogram, 1> = Metric::new(
+    "waybill_service_call_duration_seconds",
+    "How long calls of an agent's service took, from the request to the whole answer",
+    ["agent"],
+);
+
+/// The metrics of agents and of the services that they call.
+pub const METRICS: &[&dyn Declared] = &[
+    &ATTEMPTS,
+    &POISON,
+    &DURATION,
+    &IN_FLIGHT,
+    &QUEUED,
+    &BREAKER,
+    &CALLS,
+    &CALL_DURATION,
+];
 
 /// The gauge of an agent's circuit breaker: 0 closed, 1 half-open, 2 open.
 pub(crate) fn breaker_state(agent: &str) -> Gauge {
-    gauge!("waybill_agent_breaker_state", "agent" => agent.to_owned())
+    BREAKER.of([agent])
+}
+
+/// Describes the metrics to the recorder.
+pub(crate) fn describe() {
+    METRICS.iter().for_each(|metric| metric.describe());
 }
 
 /// One agent's handles.
@@ -33,18 +92,17 @@ pub(crate) struct AgentMetrics {
 
 impl AgentMetrics {
     pub(crate) fn new(agent: &str) -> Self {
-        let attempts = |outcome: &'static str| counter!("waybill_agent_attempts_total", "agent" => agent.to_owned(), "outcome" => outcome);
         Self {
-            success: attempts("success"),
-            transient: attempts("transient"),
-            permanent: attempts("permanent"),
-            unknown: attempts("unknown"),
-            not_attempted: attempts("not-attempted"),
-            late: attempts("late"),
-            poison: counter!("waybill_agent_poison_records_total", "agent" => agent.to_owned()),
-            duration: histogram!("waybill_agent_attempt_duration_seconds", "agent" => agent.to_owned()),
-            in_flight: gauge!("waybill_agent_in_flight", "agent" => agent.to_owned()),
-            queued: gauge!("waybill_agent_queued", "agent" => agent.to_owned()),
+            success: ATTEMPTS.of([agent, "success"]),
+            transient: ATTEMPTS.of([agent, "transient"]),
+            permanent: ATTEMPTS.of([agent, "permanent"]),
+            unknown: ATTEMPTS.of([agent, "unknown"]),
+            not_attempted: ATTEMPTS.of([agent, "not-attempted"]),
+            late: ATTEMPTS.of([agent, "late"]),
+            poison: POISON.of([agent]),
+            duration: DURATION.of([agent]),
+            in_flight: IN_FLIGHT.of([agent]),
+            queued: QUEUED.of([agent]),
         }
     }
 
@@ -67,25 +125,55 @@ impl AgentMetrics {
     }
 }
 
-/// Describes the metrics to the recorder.
-pub(crate) fn describe() {
-    describe_gauge!(
-        "waybill_agent_breaker_state",
-        "State of the agent's circuit breaker: 0 closed, 1 half-open, 2 open"
-    );
-    describe_counter!(
-        "waybill_agent_attempts_total",
-        "Attempts by how they ended; late ones were past complete-by and not answered"
-    );
-    describe_counter!(
-        "waybill_agent_poison_records_total",
-        "Step requests that could not be decoded and went to the dead-letter topic"
-    );
-    describe_histogram!(
-        "waybill_agent_attempt_duration_seconds",
-        Unit::Seconds,
-        "How long attempts took"
-    );
-    describe_gauge!("waybill_agent_in_flight", "Attempts that run now");
-    describe_gauge!("waybill_agent_queued", "Attempts that wait for their turn");
+/// The handles of one agent's service.
+#[derive(Debug)]
+pub(crate) struct ServiceMetrics {
+    /// By the first digit of the status, from 1 on.
+    answers: [Counter; 5],
+    failed: Counter,
+    duration: Histogram,
+}
+
+impl ServiceMetrics {
+    pub(crate) fn new(agent: &str) -> Self {
+        Self {
+            answers: ["1xx", "2xx", "3xx", "4xx", "5xx"].map(|class| CALLS.of([agent, class])),
+            failed: CALLS.of([agent, "failed"]),
+            duration: CALL_DURATION.of([agent]),
+        }
+    }
+
+    /// Counts a call that had an answer of this status, or none.
+    pub(crate) fn count(&self, status: Option<u16>, took: Duration) {
+        let class = status.map(|status| usize::from(status / 100).wrapping_sub(1));
+        let answers = class.and_then(|class| self.answers.get(class));
+        answers.unwrap_or(&self.failed).increment(1);
+        self.duration.record(took);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn calls_are_counted_by_the_class_of_their_answer() {
+        let counts: [Arc<AtomicU64>; 6] = std::array::from_fn(|_| Arc::default());
+        let [answers @ .., failed] = counts.each_ref();
+        let service = ServiceMetrics {
+            answers: answers.map(|count| Counter::from_arc(count.clone())),
+            failed: Counter::from_arc(failed.clone()),
+            duration: Histogram::noop(),
+        };
+        for status in [Some(200), Some(204), Some(503), Some(99), Some(600), None] {
+            service.count(status, Duration::from_millis(3));
+        }
+        assert_eq!(
+            counts.map(|count| count.load(Ordering::Relaxed)),
+            [0, 2, 0, 0, 1, 3]
+        );
+    }
 }

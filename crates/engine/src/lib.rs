@@ -38,8 +38,8 @@ pub use operation::{
     ProcessState, RequestHash, StepError, StepProgress, StepState,
 };
 pub use partition::{
-    Batch, Command, EngineCheckpoint, EngineConfig, EngineStats, Event, ForwardRecord, Held,
-    InFlight, Message, Ownership, PartitionEngine, RowChange,
+    Batch, Census, Command, EngineCheckpoint, EngineConfig, EngineStats, Event, ForwardRecord,
+    Held, InFlight, Message, Ownership, PartitionEngine, RowChange,
 };
 pub use partitioner::{murmur2, partition_for};
 pub use preview::{Asked, refusal};

@@ -28,11 +28,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 pub use command::{Batch, Command, Message, RowChange};
-pub use config::{EngineCheckpoint, EngineConfig, EngineStats, Held, InFlight, Ownership};
+pub use config::{Census, EngineCheckpoint, EngineConfig, EngineStats, Held, InFlight, Ownership};
 pub use event::{Event, ForwardRecord};
 
 use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
+use crate::operation::ProcessState;
 use crate::partition::batch::{OpenBatch, Unsettled};
 use crate::partition::hasher::IdHash;
 use crate::partition::live::{Desk, Live};
@@ -254,6 +255,27 @@ impl PartitionEngine {
                 since,
             })
         })
+    }
+
+    /// How many operations are in memory in each process state, in the order of [`ProcessState::ALL`], and when the
+    /// oldest of each was requested. Looks at all operations.
+    #[must_use]
+    pub fn census(&self) -> [Census; ProcessState::ALL.len()] {
+        let mut census = ProcessState::ALL.map(Census::none);
+        for slot in self.slots.values() {
+            let Slot::Live(live) = slot else {
+                continue;
+            };
+            let counted = &mut census[live.state.state as usize];
+            counted.operations += 1;
+            let requested = live.created.requested_at;
+            counted.oldest = Some(
+                counted
+                    .oldest
+                    .map_or(requested, |oldest| oldest.min(requested)),
+            );
+        }
+        census
     }
 
     /// The counters since they were last taken.

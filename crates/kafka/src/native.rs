@@ -1,6 +1,7 @@
 //! What librdkafka knows and rust-rdkafka does not hand out: whether a message whose delivery failed
 //! may have been persisted, a message's headers without a panic where a header's name is not UTF-8,
-//! whether a consumer is a member of its group, and, without the reason, whether a producer gave up.
+//! whether a consumer is a member of its group, where a partition ends as far as the last fetch told, and, without
+//! the reason, whether a producer gave up.
 //!
 //! This is the only module of the crate with unsafe code. The functions only read. Those about a
 //! message do so through the pointer that [`BorrowedMessage::ptr`] gives: it stays valid as long as
@@ -13,8 +14,9 @@ use std::ptr;
 use std::slice;
 
 use rdkafka::bindings::{
-    rd_kafka_fatal_error, rd_kafka_header_get_all, rd_kafka_mem_free, rd_kafka_memberid,
-    rd_kafka_message_headers, rd_kafka_message_status, rd_kafka_msg_status_t,
+    rd_kafka_fatal_error, rd_kafka_get_watermark_offsets, rd_kafka_header_get_all,
+    rd_kafka_mem_free, rd_kafka_memberid, rd_kafka_message_headers, rd_kafka_message_status,
+    rd_kafka_msg_status_t,
 };
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::message::BorrowedMessage;
@@ -86,6 +88,26 @@ pub(crate) fn is_group_member<C: ClientContext>(client: &Client<C>) -> bool {
         rd_kafka_mem_free(client.native_ptr(), id.cast());
         is_member
     }
+}
+
+/// The offset that the next record of a partition will get, as the last fetch told; `None` before the first.
+pub(crate) fn known_end<C: ClientContext>(
+    client: &Client<C>,
+    topic: &CStr,
+    partition: i32,
+) -> Option<i64> {
+    let (mut low, mut high) = (-1, -1);
+    // SAFETY: the client is alive, the topic is NUL-terminated, and the other pointers are to locals.
+    let error = unsafe {
+        rd_kafka_get_watermark_offsets(
+            client.native_ptr(),
+            topic.as_ptr(),
+            partition,
+            &raw mut low,
+            &raw mut high,
+        )
+    };
+    (error == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR && high >= 0).then_some(high)
 }
 
 /// Whether a producer has met an error after which it sends nothing more. To ask costs one load.

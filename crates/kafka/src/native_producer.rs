@@ -18,6 +18,7 @@ use crate::client_log::ClientLog;
 use crate::delivery::{Delivered, Delivery, ProduceError};
 use crate::error::ClientError;
 use crate::lanes::{Lanes, Waiting};
+use crate::metrics::ProducerMetrics;
 use crate::native;
 use crate::producer::{ProducerOptions, SendError};
 use crate::record::{OutRecord, partition_id, partition_number};
@@ -69,6 +70,7 @@ impl<D: Delivered> NativeProducer<D> {
             in_flight,
             in_flight_bytes: AtomicUsize::new(0),
             lanes: Lanes::default(),
+            metrics: ProducerMetrics::new(&options.client_id),
             producer: OnceLock::new(),
         };
         let failed = |error| ClientError::new(&options.client_id, error);
@@ -82,6 +84,7 @@ impl<D: Delivered> NativeProducer<D> {
                 while !stopped.load(Ordering::Relaxed) {
                     polled.poll(POLL_WAIT);
                     polled.context().hurry();
+                    polled.context().show();
                 }
             })
             .map_err(|error| ClientError::Create {
@@ -175,6 +178,7 @@ impl<D: Delivered> Drop for NativeProducer<D> {
         for waiting in context.lanes.close() {
             context.refuse(waiting, RDKafkaErrorCode::PurgeQueue);
         }
+        context.show();
     }
 }
 
@@ -254,6 +258,7 @@ struct Context<D: Delivered> {
     in_flight: Arc<AtomicUsize>,
     in_flight_bytes: AtomicUsize,
     lanes: Lanes<D>,
+    metrics: ProducerMetrics,
     producer: OnceLock<Weak<Inner<D>>>,
 }
 
@@ -305,8 +310,21 @@ impl<D: Delivered> Context<D> {
         self.tell(waiting.token, Delivery::failed(partition, error), bytes);
     }
 
+    /// Shows how much is queued.
+    fn show(&self) {
+        let records = self.in_flight.load(Ordering::Relaxed);
+        let bytes = self.in_flight_bytes.load(Ordering::Relaxed);
+        self.metrics.queued_records.set(records as f64);
+        self.metrics.queued_bytes.set(bytes as f64);
+    }
+
     /// Tells a record's token the outcome.
     fn tell(&self, token: D, delivery: Delivery, bytes: usize) {
+        let metrics = &self.metrics;
+        match delivery.result {
+            Ok(()) => metrics.acknowledged.increment(1),
+            Err(_) => metrics.failed.increment(1),
+        }
         // A panic would end the producer's thread, and no record would ever be settled again.
         if catch_unwind(AssertUnwindSafe(|| token.delivered(delivery))).is_err() {
             tracing::error!("a delivery token panicked; its record counts as settled");

@@ -1,6 +1,7 @@
 //! A consumer of partitions that the caller names: no group decides what it reads.
 
 use std::collections::HashMap;
+use std::ffi::CString;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use waybill_engine::{Offset, PartitionId};
 
 use crate::client_log::ClientLog;
 use crate::error::{ClientError, RequestError};
+use crate::native;
 use crate::poll::{self, OutOfRange, PollError, PollLimits, Polled, Severity};
 use crate::record::{RecordRef, partition_id, partition_number};
 use crate::settings::KafkaSettings;
@@ -242,6 +244,15 @@ impl PartitionConsumer {
     ) -> Result<(Offset, Offset), RequestError> {
         watermarks(self.consumer.client(), topic, partition, timeout)
             .map_err(RequestError::new("asking for a partition's offsets"))
+    }
+
+    /// The offset that the next record of an assigned partition will get, as far as the last fetch told: nobody is
+    /// asked, and while no more is fetched it stays as it was. `None` before the first fetch.
+    #[must_use]
+    pub fn known_end(&self, topic: &str, partition: PartitionId) -> Option<Offset> {
+        let topic = CString::new(topic).ok()?;
+        let end = native::known_end(self.consumer.client(), &topic, partition_number(partition));
+        end.map(Offset)
     }
 
     /// Commits offsets (of the next record to read) to the group that lag tools look at. Best

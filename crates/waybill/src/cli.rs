@@ -14,6 +14,7 @@ mod dlq;
 mod ops;
 mod readers;
 mod records;
+mod reference;
 mod schemas;
 mod shown;
 mod store;
@@ -31,6 +32,7 @@ pub use dlq::DlqCommand;
 pub use ops::{OpsArgs, OpsError};
 pub use readers::ReadersCommand;
 pub use records::RecordsArgs;
+pub use reference::Reference;
 pub use schemas::SchemasCommand;
 pub use store::StoreCommand;
 pub use topics::TopicsCommand;
@@ -130,6 +132,12 @@ pub enum Command {
     Ops(Box<OpsArgs>),
     /// Say what a load needs in processes, partitions, brokers and nodes of the database
     Capacity(CapacityArgs),
+    /// Print a page of the documents that is made from the program, in Markdown
+    Reference {
+        /// Which page.
+        #[arg(value_enum)]
+        page: Reference,
+    },
     /// Look at workflows
     Workflow {
         /// How to look at them.
@@ -230,6 +238,7 @@ impl Command {
             | Self::Dlq { .. }
             | Self::Ops(_)
             | Self::Capacity(_)
+            | Self::Reference { .. }
             | Self::Workflow { .. }
             | Self::Config { .. } => None,
         }

@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         (Command::Ops(arguments), None) => operate(&config, arguments),
         (Command::AgentCheck(arguments), None) => examine(&config, arguments),
         (Command::Capacity(arguments), None) => judge(arguments.run()),
+        (Command::Reference { page }, None) => print(&page.page()),
         (Command::Workflow { command }, None) => judge(command.run(&config)),
         (Command::Store { command }, None) => prepare(&config, || command.run(&config)),
         (Command::Readers { command }, None) => prepare(&config, || command.run(&config)),

@@ -4,6 +4,7 @@
 //! Deliberately absent: a span per record. Work is measured by counters and histograms; log lines
 //! tell what changed.
 
+pub mod catalogue;
 mod process;
 
 use std::fmt;
@@ -86,9 +87,10 @@ pub fn install(config: &TelemetryConfig) -> Result<Metrics, TelemetryError> {
         }
     }
     .map_err(TelemetryError::Logger)?;
-    Ok(Metrics {
-        handle: builder()?.install_recorder()?,
-    })
+    let handle = builder()?.install_recorder()?;
+    catalogue::describe();
+    catalogue::BUILD_INFO.of([VERSION]).set(1.0);
+    Ok(Metrics { handle })
 }
 
 /// Why a log filter cannot be read.
@@ -146,9 +148,6 @@ impl Metrics {
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = self.handle.render();
-        text.push_str("# HELP waybill_build_info The version that runs; always 1.\n");
-        text.push_str("# TYPE waybill_build_info gauge\n");
-        text.push_str(&format!("waybill_build_info{{version=\"{VERSION}\"}} 1\n"));
         process::render(&mut text);
         text
     }

@@ -46,6 +46,7 @@ impl Advance<'_> {
             }
             self.step(index, StepEvent::Turn)?;
             if self.state.steps[index].is_under_way() {
+                self.stats.compensations += 1;
                 self.ask.insert(index);
             }
         }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::id::{Epoch, Offset, OperationId, OwnerId, PartitionId};
+use crate::operation::ProcessState;
 use crate::time::{Stamp, Timestamp};
 
 /// Settings of a partition engine.
@@ -115,6 +116,27 @@ pub struct Held {
     pub since: Timestamp,
 }
 
+/// How many operations are in memory in one process state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Census {
+    /// The state.
+    pub state: ProcessState,
+    /// How many.
+    pub operations: usize,
+    /// When the oldest of them was requested.
+    pub oldest: Option<Timestamp>,
+}
+
+impl Census {
+    pub(super) fn none(state: ProcessState) -> Self {
+        Self {
+            state,
+            operations: 0,
+            oldest: None,
+        }
+    }
+}
+
 /// What happened since the counters were last taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EngineStats {
@@ -148,6 +170,8 @@ pub struct EngineStats {
     pub recoveries_refused: u64,
     /// Attempts beyond a step's first.
     pub retries: u64,
+    /// Steps whose undo was begun.
+    pub compensations: u64,
     /// Attempts that outlived their complete-by.
     pub time_outs: u64,
     /// Attempts of which the agent could not say how they ended.

@@ -154,6 +154,32 @@ fn a_pause_of_the_shell_puts_time_outs_off_until_replies_were_read_again() {
 }
 
 #[test]
+fn a_census_tells_how_many_are_in_each_state_and_how_old_the_oldest_is() {
+    let mut fixture = Fixture::new();
+    for (number, age) in [(1, 20), (2, 50), (3, 30)] {
+        let mut request = request(id(number));
+        request.requested_at = T0 - ms(age);
+        fixture.request(request);
+    }
+    fixture.cancel(1);
+    fixture.round();
+    let counted: Vec<_> = fixture
+        .engine
+        .census()
+        .iter()
+        .filter(|census| census.operations > 0 || census.oldest.is_some())
+        .map(|census| (census.state, census.operations, census.oldest))
+        .collect();
+    assert_eq!(
+        counted,
+        [
+            (ProcessState::Processing, 2, Some(T0 - ms(50))),
+            (ProcessState::Compensating, 1, Some(T0 - ms(20))),
+        ]
+    );
+}
+
+#[test]
 fn a_lingering_operation_is_handed_off_and_holds_the_checkpoint_no_longer() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));

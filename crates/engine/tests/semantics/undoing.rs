@@ -75,6 +75,7 @@ fn what_was_asked_for_is_undone_last_first_and_the_operation_ends_compensated() 
         ]
     );
     assert_eq!(fixture.requests_checkpoint(), 1);
+    assert_eq!(fixture.engine.take_stats().compensations, 2);
 }
 
 #[test]

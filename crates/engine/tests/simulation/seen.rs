@@ -181,7 +181,7 @@ impl Seen {
 }
 
 /// Every counter, by name: one that is added to the engine is a compile error here.
-fn by_name(stats: &mut EngineStats) -> [(&'static str, &mut u64); 29] {
+fn by_name(stats: &mut EngineStats) -> [(&'static str, &mut u64); 30] {
     let EngineStats {
         created,
         duplicates,
@@ -198,6 +198,7 @@ fn by_name(stats: &mut EngineStats) -> [(&'static str, &mut u64); 29] {
         recoveries_void,
         recoveries_refused,
         retries,
+        compensations,
         time_outs,
         unknown_outcomes,
         not_attempted,
@@ -229,6 +230,7 @@ fn by_name(stats: &mut EngineStats) -> [(&'static str, &mut u64); 29] {
         ("recoveries void", recoveries_void),
         ("recoveries refused", recoveries_refused),
         ("retries", retries),
+        ("compensations", compensations),
         ("time-outs", time_outs),
         ("unknown outcomes", unknown_outcomes),
         ("not attempted", not_attempted),

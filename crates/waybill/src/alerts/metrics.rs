@@ -1,6 +1,90 @@
 //! What is counted. Handles are made once; nothing is looked up by name on the way.
 
-use metrics::{Counter, Gauge, Unit, counter, describe_counter, describe_gauge, gauge};
+use metrics::{Counter, Gauge};
+use waybill_telemetry::{Declared, Metric};
+
+const DELIVERED: Metric<Counter, 1> = Metric::new(
+    "waybill_alerts_delivered_total",
+    "Alerts that a receiver had, alone or as one of several",
+    ["receiver"],
+);
+const FAILED: Metric<Counter, 1> = Metric::new(
+    "waybill_alerts_failed_total",
+    "Alerts that a receiver will not have: given up, refused, or wanted no more",
+    ["receiver"],
+);
+const FOLDED: Metric<Counter> = Metric::new(
+    "waybill_alerts_folded_total",
+    "Alerts that were told of together with others like them",
+    [],
+);
+const SKIPPED: Metric<Counter, 1> = Metric::new(
+    "waybill_alerts_skipped_total",
+    "Alerts that a receiver was not told of because they were older than alerts.maxAge",
+    ["receiver"],
+);
+const UNREADABLE: Metric<Counter, 1> = Metric::new(
+    "waybill_alerts_unreadable_total",
+    "Records of the alerts' topic that could not be read, once for each receiver",
+    ["receiver"],
+);
+const WAITING: Metric<Gauge, 1> = Metric::new(
+    "waybill_alerts_waiting",
+    "Alerts that were read for a receiver and are not yet behind it",
+    ["receiver"],
+);
+const OWNERS_DELIVERED: Metric<Counter, 1> = Metric::new(
+    "waybill_owner_notices_delivered_total",
+    "Messages that were sent to owners who asked to be told",
+    ["way"],
+);
+const OWNERS_FAILED: Metric<Counter, 1> = Metric::new(
+    "waybill_owner_notices_failed_total",
+    "Messages to owners that were given up or refused",
+    ["way"],
+);
+const OWNERS_LIMITED: Metric<Counter, 1> = Metric::new(
+    "waybill_owner_notices_limited_total",
+    "Messages to owners that were not sent because of alerts.owners' limits",
+    ["way"],
+);
+const OWNERS_REFUSED: Metric<Counter, 1> = Metric::new(
+    "waybill_owner_notices_refused_total",
+    "Contacts of owners that may not be told, in requests that passed no ingestion",
+    ["way"],
+);
+const OWNERS_SKIPPED: Metric<Counter, 1> = Metric::new(
+    "waybill_owner_notices_skipped_total",
+    "Notices that owners were not told of because they were older than alerts.maxAge",
+    ["way"],
+);
+const OWNERS_UNREADABLE: Metric<Counter, 1> = Metric::new(
+    "waybill_owner_notices_unreadable_total",
+    "Records of the notices' topic that could not be read, once for each way",
+    ["way"],
+);
+const OWNERS_WAITING: Metric<Gauge, 1> = Metric::new(
+    "waybill_owner_notices_waiting",
+    "Notices that were read for a way to owners and are not yet behind it",
+    ["way"],
+);
+
+/// All of them.
+pub(crate) const METRICS: &[&dyn Declared] = &[
+    &DELIVERED,
+    &FAILED,
+    &FOLDED,
+    &SKIPPED,
+    &UNREADABLE,
+    &WAITING,
+    &OWNERS_DELIVERED,
+    &OWNERS_FAILED,
+    &OWNERS_LIMITED,
+    &OWNERS_REFUSED,
+    &OWNERS_SKIPPED,
+    &OWNERS_UNREADABLE,
+    &OWNERS_WAITING,
+];
 
 /// Of one receiver.
 pub(super) struct ReceiverMetrics {
@@ -14,25 +98,10 @@ pub(super) struct ReceiverMetrics {
 
 impl ReceiverMetrics {
     pub(super) fn new(receiver: &str) -> Self {
-        describe_counter!(
-            "waybill_alerts_delivered_total",
-            Unit::Count,
-            "Alerts that a receiver had, alone or as one of several"
-        );
-        describe_counter!(
-            "waybill_alerts_failed_total",
-            Unit::Count,
-            "Alerts that a receiver will not have: given up, refused, or wanted no more"
-        );
-        describe_counter!(
-            "waybill_alerts_folded_total",
-            Unit::Count,
-            "Alerts that were told of together with others like them"
-        );
         Self {
-            delivered: counter!("waybill_alerts_delivered_total", "receiver" => receiver.to_owned()),
-            failed: counter!("waybill_alerts_failed_total", "receiver" => receiver.to_owned()),
-            folded: counter!("waybill_alerts_folded_total"),
+            delivered: DELIVERED.of([receiver]),
+            failed: FAILED.of([receiver]),
+            folded: FOLDED.of([]),
         }
     }
 }
@@ -50,37 +119,17 @@ pub(super) struct OwnerMetrics {
 }
 
 impl OwnerMetrics {
-    pub(super) fn new(way: &'static str) -> Self {
-        describe_counter!(
-            "waybill_owner_notices_delivered_total",
-            Unit::Count,
-            "Messages that were sent to owners who asked to be told"
-        );
-        describe_counter!(
-            "waybill_owner_notices_failed_total",
-            Unit::Count,
-            "Messages to owners that were given up or refused"
-        );
-        describe_counter!(
-            "waybill_owner_notices_limited_total",
-            Unit::Count,
-            "Messages to owners that were not sent because of alerts.owners' limits"
-        );
-        describe_counter!(
-            "waybill_owner_notices_refused_total",
-            Unit::Count,
-            "Contacts of owners that may not be told, in requests that passed no ingestion"
-        );
+    pub(super) fn new(way: &str) -> Self {
         Self {
-            delivered: counter!("waybill_owner_notices_delivered_total", "way" => way),
-            failed: counter!("waybill_owner_notices_failed_total", "way" => way),
-            limited: counter!("waybill_owner_notices_limited_total", "way" => way),
-            refused: counter!("waybill_owner_notices_refused_total", "way" => way),
+            delivered: OWNERS_DELIVERED.of([way]),
+            failed: OWNERS_FAILED.of([way]),
+            limited: OWNERS_LIMITED.of([way]),
+            refused: OWNERS_REFUSED.of([way]),
         }
     }
 }
 
-/// Of the follower of one receiver.
+/// Of the follower of one receiver, or of one way to owners.
 pub(super) struct FollowerMetrics {
     /// Alerts that were too old to be told of.
     pub skipped: Counter,
@@ -92,51 +141,19 @@ pub(super) struct FollowerMetrics {
 
 impl FollowerMetrics {
     pub(super) fn new(receiver: &str) -> Self {
-        describe_counter!(
-            "waybill_alerts_skipped_total",
-            Unit::Count,
-            "Alerts that a receiver was not told of because they were older than alerts.maxAge"
-        );
-        describe_counter!(
-            "waybill_alerts_unreadable_total",
-            Unit::Count,
-            "Records of the alerts' topic that could not be read, once for each receiver"
-        );
-        describe_gauge!(
-            "waybill_alerts_waiting",
-            Unit::Count,
-            "Alerts that were read for a receiver and are not yet behind it"
-        );
         Self {
-            skipped: counter!("waybill_alerts_skipped_total", "receiver" => receiver.to_owned()),
-            unreadable: counter!(
-                "waybill_alerts_unreadable_total", "receiver" => receiver.to_owned()
-            ),
-            waiting: gauge!("waybill_alerts_waiting", "receiver" => receiver.to_owned()),
+            skipped: SKIPPED.of([receiver]),
+            unreadable: UNREADABLE.of([receiver]),
+            waiting: WAITING.of([receiver]),
         }
     }
 
     /// Of the follower of a way to owners.
-    pub(super) fn of_owners(way: &'static str) -> Self {
-        describe_counter!(
-            "waybill_owner_notices_skipped_total",
-            Unit::Count,
-            "Notices that owners were not told of because they were older than alerts.maxAge"
-        );
-        describe_counter!(
-            "waybill_owner_notices_unreadable_total",
-            Unit::Count,
-            "Records of the notices' topic that could not be read, once for each way"
-        );
-        describe_gauge!(
-            "waybill_owner_notices_waiting",
-            Unit::Count,
-            "Notices that were read for a way to owners and are not yet behind it"
-        );
+    pub(super) fn of_owners(way: &str) -> Self {
         Self {
-            skipped: counter!("waybill_owner_notices_skipped_total", "way" => way),
-            unreadable: counter!("waybill_owner_notices_unreadable_total", "way" => way),
-            waiting: gauge!("waybill_owner_notices_waiting", "way" => way),
+            skipped: OWNERS_SKIPPED.of([way]),
+            unreadable: OWNERS_UNREADABLE.of([way]),
+            waiting: OWNERS_WAITING.of([way]),
         }
     }
 }

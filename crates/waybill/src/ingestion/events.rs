@@ -17,13 +17,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Response, StatusCode};
-use metrics::{Gauge, gauge};
+use metrics::Gauge;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{OperationId, OperationRow, Stamp};
 
 use super::body::Payload;
+use super::measure::EVENT_STREAMS;
 use super::problem::{FieldProblem, Kind, Problem};
 use super::reads::Reads;
 use super::service::{Api, Parameters, Reply, decoded, not_found, set_static};
@@ -90,16 +91,12 @@ impl Events {
     /// Events for at most `streams_max` streams at once, none of which is silent for longer than
     /// `heartbeat`.
     pub fn new(reads: Arc<Reads>, streams_max: usize, heartbeat: Duration) -> Self {
-        metrics::describe_gauge!(
-            "waybill_ingestion_event_streams",
-            "Streams of events that are open"
-        );
         Self {
             reads,
             places: Arc::new(Semaphore::new(streams_max.min(Semaphore::MAX_PERMITS))),
             followed: Mutex::default(),
             begun: Notify::new(),
-            open: gauge!("waybill_ingestion_event_streams"),
+            open: EVENT_STREAMS.of([]),
             heartbeat,
         }
     }

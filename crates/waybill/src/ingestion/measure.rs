@@ -3,7 +3,32 @@
 use std::time::Instant;
 
 use hyper::StatusCode;
-use metrics::{Counter, Histogram, counter, histogram};
+use metrics::{Counter, Gauge, Histogram};
+use waybill_telemetry::{Declared, Metric};
+
+const REQUESTS: Metric<Counter, 2> = Metric::new(
+    "waybill_ingestion_requests_total",
+    "Requests that ingestion answered, by route and class of status",
+    ["route", "status"],
+);
+const DURATION: Metric<Histogram, 1> = Metric::new(
+    "waybill_ingestion_request_duration_seconds",
+    "How long requests took, from their head to the beginning of the answer",
+    ["route"],
+);
+const ACCEPTED: Metric<Counter> = Metric::new(
+    "waybill_ingestion_accepted_total",
+    "Requests that the broker acknowledged and that were answered 202",
+    [],
+);
+pub(super) const EVENT_STREAMS: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_event_streams",
+    "Streams of events that are open",
+    [],
+);
+
+/// All of them.
+pub(crate) const METRICS: &[&dyn Declared] = &[&REQUESTS, &DURATION, &ACCEPTED, &EVENT_STREAMS];
 
 /// What a request is counted under.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,28 +90,12 @@ struct RouteMeasures {
 impl Measures {
     /// Registers them.
     pub fn new() -> Self {
-        metrics::describe_counter!(
-            "waybill_ingestion_requests_total",
-            "Requests that ingestion answered, by route and class of status"
-        );
-        metrics::describe_histogram!(
-            "waybill_ingestion_request_duration_seconds",
-            metrics::Unit::Seconds,
-            "How long requests took, from their head to the beginning of the answer"
-        );
-        metrics::describe_counter!(
-            "waybill_ingestion_accepted_total",
-            "Requests that the broker acknowledged and that were answered 202"
-        );
-        let answers = |route: &'static str, status: &'static str| counter!("waybill_ingestion_requests_total", "route" => route, "status" => status);
         Self {
             routes: RouteLabel::ALL.map(|(_, route)| RouteMeasures {
-                answers: ["2xx", "3xx", "4xx", "5xx"].map(|status| answers(route, status)),
-                duration: histogram!(
-                    "waybill_ingestion_request_duration_seconds", "route" => route
-                ),
+                answers: ["2xx", "3xx", "4xx", "5xx"].map(|status| REQUESTS.of([route, status])),
+                duration: DURATION.of([route]),
             }),
-            accepted: counter!("waybill_ingestion_accepted_total"),
+            accepted: ACCEPTED.of([]),
         }
     }
 

@@ -57,6 +57,7 @@ use waybill_messages::Topics;
 use waybill_store::Store;
 
 pub use config::IngestionConfig;
+pub(crate) use measure::METRICS;
 
 use self::batch::BatchLimits;
 use self::body::Patience;

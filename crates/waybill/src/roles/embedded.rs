@@ -7,6 +7,7 @@ use waybill_broker::{Broker, BrokerConfig};
 use waybill_drone_delivery::services::{Services, ServicesConfig};
 
 use super::agents::Reached;
+use super::broker_metrics::BrokerMetrics;
 use crate::config::Config;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::announce;
@@ -28,6 +29,7 @@ pub(super) async fn broker(config: &Config, running: &Running) -> anyhow::Result
         tokio::select! {
             () = stop.cancelled() => {}
             failure = broker.failed() => anyhow::bail!(failure),
+            never = BrokerMetrics::new().show(|| broker.stats()) => match never {},
         }
         broker.shutdown().await;
         Ok(())

@@ -5,10 +5,12 @@
 
 mod agents;
 mod alerts;
+mod broker_metrics;
 mod embedded;
 mod ingestion;
 mod instance;
 mod life;
+mod measured;
 mod reach;
 mod samples;
 mod scheduler;
@@ -35,7 +37,9 @@ use crate::shutdown::{Running, Stage};
 use crate::spread::Spread;
 
 pub(crate) use agents::load_file as load_agents_file;
+pub(crate) use broker_metrics::declared as broker_metrics;
 pub use life::run;
+pub(crate) use measured::METRICS as STORE_METRICS;
 
 /// What the roles have in common that take requests in, decide and supervise.
 struct World {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use waybill_store::{CqlConfig, CqlStore, EmbeddedConfig, EmbeddedStore, Store, StoreError};
 
+use super::measured::Measured;
 use crate::chain::chain;
 use crate::cli::Role;
 use crate::config::Config;
@@ -27,6 +28,11 @@ pub(super) async fn open(
     config: &Config,
     running: &Running,
 ) -> anyhow::Result<Arc<dyn Store>> {
+    let store = opened(role, config, running).await?;
+    Ok(Arc::new(Measured::new(store)))
+}
+
+async fn opened(role: Role, config: &Config, running: &Running) -> anyhow::Result<Arc<dyn Store>> {
     let Some(mut cql) = config.store.scylla.cql() else {
         return embedded(config, running).await;
     };

@@ -156,6 +156,12 @@ impl Inlets {
         }
     }
 
+    /// Where the requests of a partition end, as far as the last fetch told.
+    pub(super) fn known_end(&self, partition: PartitionId) -> Option<Offset> {
+        let (_, topic) = self.requests.topics.first()?;
+        self.requests.consumer.known_end(topic, partition)
+    }
+
     /// What asks the broker where the logs begin and end.
     pub(super) fn ends_reader(&self) -> EndsReader {
         EndsReader {

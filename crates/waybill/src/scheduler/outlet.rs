@@ -18,6 +18,7 @@ use waybill_messages::{Record, Topics, is_topic_name};
 
 use super::SchedulerSettings;
 use super::input::Generation;
+use super::metrics::{COPIES_DROPPED, UNSENDABLE, alert_raised};
 use crate::chain::chain;
 use crate::limits::DEAD_LETTER_BYTES_MAX;
 
@@ -183,8 +184,7 @@ impl Outlet {
             Message::Status(status) => self.status(status, buffer, settlement),
             Message::Failed(failed) => self.failed(failed, buffer, settlement),
             Message::Alert(alert) => {
-                metrics::counter!("waybill_alerts_raised_total", "kind" => alert.kind.as_str())
-                    .increment(1);
+                alert_raised(alert.kind);
                 let topic = self.topics.operator_alerts();
                 self.told(topic, alert.operation, &**alert, buffer, settlement);
             }
@@ -315,14 +315,14 @@ impl Outlet {
         let mut allowed = self.reply_to_prefixes.iter();
         if !is_topic_name(reply_to) || !allowed.any(|prefix| reply_to.starts_with(prefix)) {
             tracing::warn!(topic = reply_to, %operation, "no copy: the topic is not allowed");
-            dropped_copies().increment(1);
+            COPIES_DROPPED.of([]).increment(1);
             return;
         }
         let topic = reply_to.to_owned();
         let settlement = Settlement::new(1, move |settled| {
             if let Err(error) = settled {
                 tracing::warn!(topic, %operation, %error, "the caller's copy was not delivered");
-                dropped_copies().increment(1);
+                COPIES_DROPPED.of([]).increment(1);
             }
         });
         let key = operation.key();
@@ -500,7 +500,7 @@ impl Outlet {
     ) {
         let operation = operation.map(tracing::field::display);
         tracing::error!(topic, operation, %error, "a message cannot be sent at all");
-        metrics::counter!("waybill_scheduler_messages_unsendable_total").increment(1);
+        UNSENDABLE.of([]).increment(1);
         count_as_sent(settlement);
     }
 
@@ -533,11 +533,6 @@ fn asked_directly(
         _ => None,
     });
     steps.collect()
-}
-
-/// Copies of status records that their callers did not get.
-fn dropped_copies() -> metrics::Counter {
-    metrics::counter!("waybill_scheduler_reply_copies_dropped_total")
 }
 
 /// Settles a message for which no record is sent as if one were acknowledged.

@@ -92,14 +92,16 @@ impl Shell {
             self.turn(all_taken);
             if viewed.elapsed() >= VIEW_INTERVAL {
                 viewed = Instant::now();
-                self.views.show(&mut self.slots);
+                self.views
+                    .show(&mut self.slots, &self.inlets, self.clock.last());
                 self.commits.show();
             }
             if self.failure.is_some() || self.is_stopped() {
                 break;
             }
         }
-        self.views.show(&mut self.slots);
+        self.views
+            .show(&mut self.slots, &self.inlets, self.clock.last());
         self.inlets.stop();
         self.commits.close();
         self.failure.map_or(Ok(()), Err)

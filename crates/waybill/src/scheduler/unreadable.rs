@@ -3,8 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use metrics::{Counter, Unit, counter, describe_counter};
+use metrics::Counter;
 use waybill_store::CorruptRow;
+
+use super::metrics::{ROWS_REPLACED, ROWS_UNREADABLE};
 
 /// How many lines are written in each period at most.
 const LINES_MAX: u32 = 10;
@@ -21,13 +23,8 @@ pub(super) struct UnreadableRows {
 impl UnreadableRows {
     /// For rows that an engine asked for.
     pub(super) fn loaded() -> Self {
-        describe_counter!(
-            "waybill_scheduler_rows_unreadable_total",
-            Unit::Count,
-            "Rows that an engine asked for and that cannot be read"
-        );
         Self {
-            counter: counter!("waybill_scheduler_rows_unreadable_total"),
+            counter: ROWS_UNREADABLE.of([]),
             what_came_of_it: "a row cannot be read; its operation waits for a person",
             pace: Pace::default(),
         }
@@ -35,13 +32,8 @@ impl UnreadableRows {
 
     /// For rows that a commit took the place of.
     pub(super) fn replaced() -> Self {
-        describe_counter!(
-            "waybill_scheduler_rows_replaced_total",
-            Unit::Count,
-            "Rows that could not be read and that a commit took the place of"
-        );
         Self {
-            counter: counter!("waybill_scheduler_rows_replaced_total"),
+            counter: ROWS_REPLACED.of([]),
             what_came_of_it: "a row could not be read; what is known now was written over it",
             pace: Pace::default(),
         }

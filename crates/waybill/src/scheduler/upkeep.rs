@@ -12,6 +12,7 @@ use super::fit::{Unfit, start_offsets};
 use super::inlet::EndsReader;
 use super::input::{AcquireError, Generation, Input, LogEnds, LostCause};
 use super::lost_state;
+use super::metrics::LEASES_LOST;
 use super::ownership::{self, HeldLease, Renewal};
 use super::partition::{Owned, Slot, SlotState};
 use super::shell::Shell;
@@ -231,7 +232,7 @@ impl Shell {
             .map(|(&reader, _)| reader)
             .collect();
         for reader in expired {
-            metrics::counter!("waybill_scheduler_leases_lost_total").increment(1);
+            LEASES_LOST.of([]).increment(1);
             self.give_up(reader, "the lease ran out");
         }
     }

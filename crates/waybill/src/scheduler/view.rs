@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use waybill_engine::{Offset, ReaderId};
+use waybill_engine::{Offset, ReaderId, Timestamp};
 use waybill_store::Layout;
 
+use super::inlet::Inlets;
+use super::lag::{Lag, LagClock};
 use super::metrics::PartitionMetrics;
 use super::partition::{Slot, SlotState};
 use super::relayout::Own;
@@ -31,6 +33,7 @@ struct Shown {
     view: SchedulerView,
     ready: Condition,
     metrics: PartitionMetrics,
+    lag: LagClock,
 }
 
 impl Views {
@@ -74,6 +77,7 @@ impl Views {
                 },
                 ready,
                 metrics: PartitionMetrics::new(reader, partition),
+                lag: LagClock::default(),
             };
             shown.insert(reader, new);
         }
@@ -86,12 +90,17 @@ impl Views {
     }
 
     /// Copies the state of all readers, and answers those who waited for a change of it.
-    pub(super) fn show(&self, slots: &mut BTreeMap<ReaderId, Slot>) {
+    pub(super) fn show(
+        &self,
+        slots: &mut BTreeMap<ReaderId, Slot>,
+        inlets: &Inlets,
+        now: Timestamp,
+    ) {
         self.heartbeat.beat();
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         for (&reader, slot) in slots.iter_mut() {
             if let Some(shown) = shown.get_mut(&reader) {
-                shown.update(slot);
+                shown.update(slot, inlets, now);
             }
         }
         shown.retain(|reader, shown| {
@@ -110,7 +119,7 @@ impl Views {
 }
 
 impl Shown {
-    fn update(&mut self, slot: &mut Slot) {
+    fn update(&mut self, slot: &mut Slot, inlets: &Inlets, now: Timestamp) {
         let wanted = slot.wanted;
         if let SlotState::Owned(owned) = &slot.state {
             let (key, partition) = (owned.lease.row.key, owned.partition());
@@ -119,6 +128,7 @@ impl Shown {
                 self.view.partition = partition;
                 self.metrics.forget();
                 self.metrics = PartitionMetrics::new(self.view.reader, partition);
+                self.lag = LagClock::default();
             }
         }
         self.view.state = match &slot.state {
@@ -131,10 +141,12 @@ impl Shown {
         self.view.epoch = None;
         self.view.in_flight = 0;
         self.view.held_by = None;
+        let mut lag = Lag::default();
         self.view.reason = match &slot.state {
             SlotState::Refused(reason) => Some(reason.clone()),
             SlotState::Idle | SlotState::Acquiring | SlotState::Owned(_) => None,
         };
+        self.metrics.forget();
         if let SlotState::Owned(owned) = &mut slot.state {
             let reached = owned.engine.checkpoint();
             self.view.epoch = Some(owned.lease.row.epoch);
@@ -149,7 +161,11 @@ impl Shown {
                 requests: reached.requests,
                 replies: reached.replies,
             };
+            if let Some(end) = inlets.known_end(owned.partition()) {
+                lag = self.lag.lag(end, self.view.consumed, now);
+            }
             self.metrics.count(&owned.engine.take_stats());
+            self.metrics.show_census(&owned.engine.census(), now);
         }
         // A partition that a person stopped is as it should be.
         self.ready.set(matches!(
@@ -157,6 +173,6 @@ impl Shown {
             SchedulerState::Running | SchedulerState::Stopped | SchedulerState::Stopping
         ));
         self.ready.note(self.view.reason.as_deref());
-        self.metrics.show(&self.view);
+        self.metrics.show(&self.view, lag, now);
     }
 }

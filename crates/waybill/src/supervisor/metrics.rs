@@ -4,11 +4,62 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use metrics::{
-    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
-    gauge, histogram,
-};
+use metrics::{Counter, Gauge, Histogram};
 use waybill_engine::{PartitionId, Recovery};
+use waybill_telemetry::{Declared, Metric};
+
+const RECOVERIES: Metric<Counter, 1> = Metric::new(
+    "waybill_supervisor_recoveries_total",
+    "Recoveries asked of the schedulers, by verb",
+    ["verb"],
+);
+const UNREADABLE: Metric<Counter> = Metric::new(
+    "waybill_supervisor_unreadable_rows_total",
+    "Rows that were due and could not be read",
+    [],
+);
+const FAILED_PASSES: Metric<Counter> = Metric::new(
+    "waybill_supervisor_failed_passes_total",
+    "Passes over a shard of the deadline index that ended early and were repeated",
+    [],
+);
+const DECIDED: Metric<Counter> = Metric::new(
+    "waybill_supervisor_decided_total",
+    "Failed operations of which it was decided what becomes of them",
+    [],
+);
+const SENT_HOME: Metric<Counter> = Metric::new(
+    "waybill_supervisor_sent_home_total",
+    "Records that were written to partitions that are left over, and sent on to their own",
+    [],
+);
+const OVERDUE: Metric<Histogram> = Metric::new(
+    "waybill_supervisor_overdue_seconds",
+    "How long after it was due something was asked for",
+    [],
+);
+const SWEPT_AT: Metric<Gauge, 1> = Metric::new(
+    "waybill_supervisor_last_sweep_timestamp_seconds",
+    "When the shard was last swept whole, in seconds since the Unix epoch",
+    ["shard"],
+);
+const BEHIND: Metric<Gauge, 1> = Metric::new(
+    "waybill_supervisor_oldest_overdue_seconds",
+    "How long the oldest part of the deadline index that was not swept has been due",
+    ["shard"],
+);
+
+/// All of them.
+pub(crate) const METRICS: &[&dyn Declared] = &[
+    &RECOVERIES,
+    &UNREADABLE,
+    &FAILED_PASSES,
+    &DECIDED,
+    &SENT_HOME,
+    &OVERDUE,
+    &SWEPT_AT,
+    &BEHIND,
+];
 
 /// Handles, made once.
 #[derive(Debug)]
@@ -33,52 +84,12 @@ struct ShardGauges {
 
 impl SupervisorMetrics {
     pub(super) fn new() -> Self {
-        describe_counter!(
-            "waybill_supervisor_recoveries_total",
-            Unit::Count,
-            "Recoveries asked of the schedulers, by verb"
-        );
-        describe_counter!(
-            "waybill_supervisor_unreadable_rows_total",
-            Unit::Count,
-            "Rows that were due and could not be read"
-        );
-        describe_counter!(
-            "waybill_supervisor_failed_passes_total",
-            Unit::Count,
-            "Passes over a shard of the deadline index that ended early and were repeated"
-        );
-        describe_counter!(
-            "waybill_supervisor_decided_total",
-            Unit::Count,
-            "Failed operations of which it was decided what becomes of them"
-        );
-        describe_counter!(
-            "waybill_supervisor_sent_home_total",
-            Unit::Count,
-            "Records that were written to partitions that are left over, and sent on to their own"
-        );
-        describe_histogram!(
-            "waybill_supervisor_overdue_seconds",
-            Unit::Seconds,
-            "How long after it was due something was asked for"
-        );
-        describe_gauge!(
-            "waybill_supervisor_last_sweep_timestamp_seconds",
-            Unit::Seconds,
-            "When the shard was last swept whole, in seconds since the Unix epoch"
-        );
-        describe_gauge!(
-            "waybill_supervisor_oldest_overdue_seconds",
-            Unit::Seconds,
-            "How long the oldest part of the deadline index that was not swept has been due"
-        );
         Self {
-            unreadable: counter!("waybill_supervisor_unreadable_rows_total"),
-            failed_passes: counter!("waybill_supervisor_failed_passes_total"),
-            decided: counter!("waybill_supervisor_decided_total"),
-            sent_home: counter!("waybill_supervisor_sent_home_total"),
-            overdue: histogram!("waybill_supervisor_overdue_seconds"),
+            unreadable: UNREADABLE.of([]),
+            failed_passes: FAILED_PASSES.of([]),
+            decided: DECIDED.of([]),
+            sent_home: SENT_HOME.of([]),
+            overdue: OVERDUE.of([]),
             shards: Mutex::default(),
         }
     }
@@ -91,7 +102,7 @@ impl SupervisorMetrics {
             *counts.entry(recovery.verb.as_str()).or_default() += 1;
         }
         for (verb, count) in counts {
-            counter!("waybill_supervisor_recoveries_total", "verb" => verb).increment(count);
+            RECOVERIES.of([verb]).increment(count);
         }
     }
 
@@ -118,10 +129,8 @@ impl SupervisorMetrics {
         set(shards.entry(shard).or_insert_with(|| {
             let label = shard.to_string();
             ShardGauges {
-                swept_at: gauge!(
-                    "waybill_supervisor_last_sweep_timestamp_seconds", "shard" => label.clone()
-                ),
-                behind: gauge!("waybill_supervisor_oldest_overdue_seconds", "shard" => label),
+                swept_at: SWEPT_AT.of([&label]),
+                behind: BEHIND.of([&label]),
             }
         }));
     }

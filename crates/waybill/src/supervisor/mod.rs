@@ -21,7 +21,7 @@
 mod ask;
 mod failed;
 mod lease;
-mod metrics;
+pub(crate) mod metrics;
 mod shard;
 mod strays;
 mod sweep;

@@ -5,36 +5,35 @@
 use std::fmt::Write as _;
 use std::fs;
 
+use metrics::{Counter, Gauge};
+use waybill_telemetry::{Declared, Metric};
+
 /// The unit of CPU times in `/proc`: `USER_HZ`, which is 100 on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 
+const RESIDENT: Metric<Gauge> = Metric::new("process_resident_memory_bytes", "Memory in RAM", []);
+const CPU: Metric<Counter> = Metric::new(
+    "process_cpu_seconds_total",
+    "User and system CPU time spent",
+    [],
+);
+const OPEN_FILES: Metric<Gauge> = Metric::new("process_open_fds", "Open file descriptors", []);
+
+/// All of them.
+pub(super) const METRICS: &[&dyn Declared] = &[&RESIDENT, &CPU, &OPEN_FILES];
+
 /// Appends the process's metrics in Prometheus' text format.
 pub(super) fn render(text: &mut String) {
-    if let Some(bytes) = resident_bytes() {
-        append(
-            text,
-            "process_resident_memory_bytes",
-            "gauge",
-            "Memory in RAM, in bytes.",
-            bytes,
-        );
-    }
-    if let Some(seconds) = cpu_seconds() {
-        let help = "User and system CPU time spent, in seconds.";
-        append(text, "process_cpu_seconds_total", "counter", help, seconds);
-    }
-    if let Some(files) = open_files() {
-        append(
-            text,
-            "process_open_fds",
-            "gauge",
-            "Open file descriptors.",
-            files,
-        );
-    }
+    append(text, &RESIDENT, resident_bytes());
+    append(text, &CPU, cpu_seconds());
+    append(text, &OPEN_FILES, open_files());
 }
 
-fn append(text: &mut String, name: &str, kind: &str, help: &str, value: f64) {
+fn append(text: &mut String, metric: &dyn Declared, value: Option<f64>) {
+    let Some(value) = value else {
+        return;
+    };
+    let (name, kind, help) = (metric.name(), metric.kind(), metric.help());
     let lines = format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n");
     text.write_fmt(lines)
         .expect("writing to a string cannot fail");

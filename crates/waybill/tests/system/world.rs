@@ -5,7 +5,7 @@ pub mod process;
 #[path = "servers.rs"]
 mod servers;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,6 +20,9 @@ use servers::Servers;
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Metrics by name, each with its kind and its labels.
+pub type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;
 
 /// One world: a data directory, a configuration, and the addresses that its first process got.
 pub struct World {
@@ -169,14 +172,45 @@ impl World {
 
     /// A metric's samples that carry `labels`.
     pub async fn samples(&self, name: &str, labels: &str) -> Vec<f64> {
-        let answer = self.client.get(self.url("admin", "/metrics")).send().await;
-        let answer = answer.expect("the admin port answers");
-        let text = answer.text().await.expect("metrics are text");
+        let text = self.metrics_text().await;
         let of_name = text.lines().filter_map(|line| line.strip_prefix(name));
         of_name
             .filter(|rest| rest.starts_with(['{', ' ']) && rest.contains(labels))
             .filter_map(|rest| rest.rsplit_once(' ')?.1.parse().ok())
             .collect()
+    }
+
+    /// The kinds and labels of all of Waybill's metrics that are shown.
+    pub async fn shown_metrics(&self) -> Metrics {
+        let text = self.metrics_text().await;
+        let mut shown = Metrics::new();
+        let mut current = String::new();
+        for line in text.lines() {
+            if let Some((name, kind)) = line
+                .strip_prefix("# TYPE ")
+                .and_then(|line| line.split_once(' '))
+            {
+                name.clone_into(&mut current);
+                if name.starts_with("waybill_") {
+                    shown.insert(current.clone(), (kind.to_owned(), BTreeSet::new()));
+                }
+            } else if let Some((_, labels)) = shown.get_mut(&current)
+                && let Some((_, rest)) = line.split_once('{')
+                && let Some((pairs, _)) = rest.rsplit_once('}')
+            {
+                // No value of a label has a comma.
+                let names = pairs.split(',').filter_map(|pair| pair.split_once('='));
+                let names = names.map(|(name, _)| name.to_owned());
+                labels.extend(names.filter(|name| name != "le"));
+            }
+        }
+        shown
+    }
+
+    async fn metrics_text(&self) -> String {
+        let answer = self.client.get(self.url("admin", "/metrics")).send().await;
+        let answer = answer.expect("the admin port answers");
+        answer.text().await.expect("metrics are text")
     }
 
     /// Sends one delivery until it is accepted, whatever dies meanwhile, and returns its id.

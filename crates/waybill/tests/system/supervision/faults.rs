@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Ends, SERVICES, Setting};
-use crate::world::{Dice, Process, World, delivery};
+use crate::world::{Dice, Metrics, Process, World, delivery};
 use crate::{deliver_all, is_remote, restart, start_agents};
 
 /// Sends so many deliveries where the environment says nothing else.
@@ -163,6 +163,59 @@ async fn the_store_the_ledger_and_the_metrics_agree_on_how_deliveries_ended() {
     assert_eq!(in_part, ends.compensation_failed, "{summary}");
     // Those that were refused at their first step never had an effect.
     assert!(number("undone") <= ends.compensated, "{summary}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_metric_that_is_shown_is_in_the_documents_and_the_other_way_round() {
+    let mut world = Setting::hasty().with_faults(&faults()).world();
+    let _up = world.up();
+    world.ready().await;
+    let bodies = (0..200).map(|index| delivery(&format!("metric-{index}"), index % 2 == 0));
+    let ids = world.deliver_each(bodies).await;
+    world.all_end_in_balance(&ids, |index| index % 2 == 0).await;
+
+    let documented = documented();
+    let shown = world.shown_metrics().await;
+    for (name, (kind, labels)) in &shown {
+        let Some((known_kind, known_labels)) = documented.get(name) else {
+            panic!("{name} is shown and not in docs/metrics.md");
+        };
+        assert_eq!((kind, labels), (known_kind, known_labels), "{name}");
+    }
+    // Nobody is told of anything here, nothing is damaged, and on servers there is no embedded broker.
+    let is_elsewhere = |name: &str| {
+        let elsewhere = ["waybill_alerts_", "waybill_owner_notices_"];
+        elsewhere.iter().any(|prefix| name.starts_with(prefix))
+            || name.starts_with("waybill_broker_") && world.is_on_servers()
+            || [
+                "waybill_scheduler_leases_lost_total",
+                "waybill_scheduler_messages_unsendable_total",
+                "waybill_scheduler_reply_copies_dropped_total",
+            ]
+            .contains(&name)
+    };
+    for name in documented.keys().filter(|name| !is_elsewhere(name)) {
+        assert!(
+            shown.contains_key(name),
+            "{name} is documented and not shown"
+        );
+    }
+}
+
+/// The kinds and labels of the metrics in `docs/metrics.md`.
+fn documented() -> Metrics {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+    let page = std::fs::read_to_string(page).expect("the documents are there");
+    let rows = page.lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| `waybill_")?.split(" | ");
+        let name = format!("waybill_{}", cells.next()?.trim_end_matches('`'));
+        let kind = cells.next()?.to_owned();
+        let labels = cells.next()?.split(", ");
+        let labels = labels.map(|label| label.trim().trim_matches('`').to_owned());
+        let labels = labels.filter(|label| !label.is_empty());
+        Some((name, (kind, labels.collect())))
+    });
+    rows.collect()
 }
 
 /// What the metrics say of how many were created, and of how they ended.

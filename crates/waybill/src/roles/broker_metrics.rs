@@ -1,0 +1,164 @@
+//! The figures of the embedded broker.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use metrics::{Counter, Gauge};
+use waybill_broker::Stats;
+use waybill_telemetry::{Declared, Metric};
+
+/// How often they are shown anew.
+const SHOW_EVERY: Duration = Duration::from_secs(1);
+
+/// A metric, and where the broker counts it.
+type Counted<K> = (Metric<K>, fn(&Stats) -> u64);
+
+static COUNTERS: [Counted<Counter>; 11] = [
+    (
+        Metric::new(
+            "waybill_broker_received_bytes_total",
+            "Bytes read from clients",
+            [],
+        ),
+        |s| s.received_bytes,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_sent_bytes_total",
+            "Bytes written to clients",
+            [],
+        ),
+        |s| s.sent_bytes,
+    ),
+    (
+        Metric::new("waybill_broker_requests_total", "Requests of all kinds", []),
+        |s| s.requests,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_produce_requests_total",
+            "Produce requests",
+            [],
+        ),
+        |s| s.produce_requests,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_batches_total",
+            "Record batches appended",
+            [],
+        ),
+        |s| s.batches,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_appended_bytes_total",
+            "Bytes of record batches appended",
+            [],
+        ),
+        |s| s.appended_bytes,
+    ),
+    (
+        Metric::new("waybill_broker_fetch_requests_total", "Fetch requests", []),
+        |s| s.fetch_requests,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_fetch_waits_total",
+            "Fetch requests that had to wait for records",
+            [],
+        ),
+        |s| s.fetch_waits,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_fetched_bytes_total",
+            "Bytes of record batches handed to consumers",
+            [],
+        ),
+        |s| s.fetched_bytes,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_syncs_total",
+            "Syncs to disk that produce requests waited for",
+            [],
+        ),
+        |s| s.syncs,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_malformed_total",
+            "Connections that were closed because of what they sent",
+            [],
+        ),
+        |s| s.malformed,
+    ),
+];
+
+static GAUGES: [Counted<Gauge>; 3] = [
+    (
+        Metric::new(
+            "waybill_broker_connections",
+            "Connections that are open",
+            [],
+        ),
+        |s| s.connections,
+    ),
+    (
+        Metric::new("waybill_broker_log_bytes", "Bytes of all logs on disk", []),
+        |s| s.log_bytes,
+    ),
+    (
+        Metric::new("waybill_broker_partitions", "Partitions of all topics", []),
+        |s| s.partitions,
+    ),
+];
+
+/// Prometheus' counters may count fractions, those of this library do not.
+const SYNC_SECONDS: Metric<Gauge> = Metric::new(
+    "waybill_broker_sync_seconds",
+    "Time spent in syncs since the broker started",
+    [],
+);
+
+/// All of them.
+pub(crate) fn declared() -> Vec<&'static dyn Declared> {
+    let counters = COUNTERS.iter().map(|(metric, _)| metric as &dyn Declared);
+    let gauges = GAUGES.iter().map(|(metric, _)| metric as &dyn Declared);
+    let sync: &dyn Declared = &SYNC_SECONDS;
+    counters.chain(gauges).chain([sync]).collect()
+}
+
+/// The handles.
+pub(super) struct BrokerMetrics {
+    counters: [Counter; COUNTERS.len()],
+    gauges: [Gauge; GAUGES.len()],
+    sync_seconds: Gauge,
+}
+
+impl BrokerMetrics {
+    pub(super) fn new() -> Self {
+        Self {
+            counters: COUNTERS.each_ref().map(|(metric, _)| metric.of([])),
+            gauges: GAUGES.each_ref().map(|(metric, _)| metric.of([])),
+            sync_seconds: SYNC_SECONDS.of([]),
+        }
+    }
+
+    /// Shows them again and again.
+    pub(super) async fn show(self, stats: impl Fn() -> Stats) -> Infallible {
+        let mut turns = tokio::time::interval(SHOW_EVERY);
+        loop {
+            turns.tick().await;
+            let stats = stats();
+            for (counter, (_, count)) in self.counters.iter().zip(&COUNTERS) {
+                counter.absolute(count(&stats));
+            }
+            for (gauge, (_, count)) in self.gauges.iter().zip(&GAUGES) {
+                gauge.set(count(&stats) as f64);
+            }
+            self.sync_seconds.set(stats.sync_time.as_secs_f64());
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! How far a reader is behind the end of its requests: in records, and in time.
+
+use std::collections::VecDeque;
+
+use waybill_engine::{Offset, Timestamp};
+
+/// How many instants are remembered at most. Beyond that every other one is forgotten, and half as many are remembered
+/// from then on, until nothing waits any more.
+const REMEMBERED_MAX: usize = 512;
+/// How far apart they are at least, in microseconds, before any was forgotten.
+const APART: i64 = 100_000;
+
+/// How far a reader is behind.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct Lag {
+    /// Requests that it has not consumed.
+    pub records: i64,
+    /// Since when the oldest of them was known to be there, in seconds.
+    pub seconds: f64,
+}
+
+/// Remembers when the log was seen to end where.
+#[derive(Debug)]
+pub(super) struct LagClock {
+    /// Ends in ascending order, each with the instant at which it was first seen, or one soon after.
+    ends: VecDeque<(Offset, Timestamp)>,
+    /// How far apart the next ones are at least, in microseconds.
+    apart: i64,
+}
+
+impl Default for LagClock {
+    fn default() -> Self {
+        Self {
+            ends: VecDeque::new(),
+            apart: APART,
+        }
+    }
+}
+
+impl LagClock {
+    /// The log ends at `end` at `now`, of which all below `consumed` is consumed.
+    pub(super) fn lag(&mut self, end: Offset, consumed: Offset, now: Timestamp) -> Lag {
+        let is_due = |(seen, at): &(Offset, Timestamp)| {
+            *seen < end && now.as_micros() - at.as_micros() >= self.apart
+        };
+        if end > consumed && self.ends.back().is_none_or(is_due) {
+            self.ends.push_back((end, now));
+        }
+        while self.ends.front().is_some_and(|(seen, _)| *seen <= consumed) {
+            self.ends.pop_front();
+        }
+        if self.ends.is_empty() {
+            self.apart = APART;
+        } else if self.ends.len() > REMEMBERED_MAX {
+            let span = now.as_micros() - self.ends[0].1.as_micros();
+            self.apart = span / (REMEMBERED_MAX as i64 / 2);
+            let mut is_kept = false;
+            // The first stays: since when it has been behind is what is asked for.
+            self.ends.retain(|_| {
+                is_kept = !is_kept;
+                is_kept
+            });
+        }
+        let since = self.ends.front().map_or(now, |(_, at)| *at);
+        Lag {
+            records: (end.0 - consumed.0).max(0),
+            seconds: (now.as_micros() - since.as_micros()).max(0) as f64 / 1e6,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: i64 = 1_000_000;
+
+    fn lag(clock: &mut LagClock, second: i64, end: i64, consumed: i64) -> (i64, f64) {
+        let now = Timestamp(second * SECOND);
+        let lag = clock.lag(Offset(end), Offset(consumed), now);
+        (lag.records, lag.seconds)
+    }
+
+    #[test]
+    fn time_counts_from_when_the_oldest_record_was_first_seen() {
+        let mut clock = LagClock::default();
+        assert_eq!(lag(&mut clock, 0, 10, 10), (0, 0.0));
+        assert_eq!(lag(&mut clock, 1, 20, 10), (10, 0.0));
+        assert_eq!(lag(&mut clock, 2, 30, 10), (20, 1.0));
+        assert_eq!(lag(&mut clock, 3, 30, 19), (11, 2.0));
+        // What was there at second 1 is consumed; what came at 2 is not.
+        assert_eq!(lag(&mut clock, 4, 30, 20), (10, 2.0));
+        assert_eq!(lag(&mut clock, 5, 30, 30), (0, 0.0));
+        assert_eq!(lag(&mut clock, 6, 31, 30), (1, 0.0));
+    }
+
+    #[test]
+    fn an_end_that_is_known_late_is_no_lag() {
+        // The end is as of the last fetch, what was consumed is newer.
+        assert_eq!(lag(&mut LagClock::default(), 1, 10, 15), (0, 0.0));
+    }
+
+    #[test]
+    fn a_long_backlog_is_remembered_from_its_beginning() {
+        let mut clock = LagClock::default();
+        for second in 0..10_000 {
+            lag(&mut clock, second, second + 1, 0);
+        }
+        assert!(clock.ends.len() <= REMEMBERED_MAX);
+        assert_eq!(lag(&mut clock, 10_000, 10_000, 0), (10_000, 10_000.0));
+        let (_, seconds) = lag(&mut clock, 10_000, 10_000, 5_000);
+        assert!((4_900.0..=5_000.0).contains(&seconds), "{seconds}");
+    }
+}

@@ -1,0 +1,239 @@
+//! Every metric that any role has, and the page that lists them.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use metrics::Gauge;
+use waybill_telemetry::{Declared, Metric};
+
+use super::process;
+use crate::{alerts, ingestion, roles, scheduler, supervisor};
+
+pub(super) const BUILD_INFO: Metric<Gauge, 1> = Metric::new(
+    "waybill_build_info",
+    "The version that runs; always 1",
+    ["version"],
+);
+
+/// What a label's values are.
+const LABELS: [(&str, &str); 15] = [
+    ("agent", "the agent's name in workflows, such as `drone`"),
+    (
+        "client",
+        "the Kafka client's id, such as `waybill-scheduler`",
+    ),
+    ("kind", "what an alert is about, such as `parked`"),
+    (
+        "outcome",
+        "how an attempt ended: `success`, `transient`, `permanent`, `unknown`, `not-attempted`, `late`; of a record: \
+         `acknowledged` or `failed`",
+    ),
+    ("partition", "the partition of the operation topics"),
+    (
+        "reader",
+        "the reader; where no partition is shared, the partition's number",
+    ),
+    ("receiver", "the receiver's name in the configuration"),
+    (
+        "route",
+        "what was asked of the API, such as `create-delivery`; lines of a batch are `batch-line`",
+    ),
+    (
+        "shard",
+        "the partition whose part of the deadline index it is",
+    ),
+    ("state", "the operation's process state"),
+    (
+        "statement",
+        "what the state store was asked for: `write` is a group commit, `read` reads rows",
+    ),
+    (
+        "status",
+        "the class of the HTTP status: `2xx`, `4xx`, `5xx` and so on; of calls also `failed`",
+    ),
+    (
+        "verb",
+        "what the supervisor asked for, such as `retry` or `compensate`",
+    ),
+    ("version", "the version of the program"),
+    ("way", "how owners are told: `email` or `webhook`"),
+];
+
+/// A part of the program, and its metrics.
+struct Section {
+    title: &'static str,
+    about: &'static str,
+    metrics: Vec<&'static dyn Declared>,
+}
+
+fn sections() -> [Section; 10] {
+    let section = |title, about, metrics: Vec<&'static dyn Declared>| Section {
+        title,
+        about,
+        metrics,
+    };
+    [
+        section(
+            "Ingestion",
+            "The HTTP API, with the role `ingestion`.",
+            ingestion::METRICS.to_vec(),
+        ),
+        section(
+            "Scheduler",
+            "Operations, partitions and group commits, with the role `scheduler`. Sum over `partition` and `reader` \
+             for the whole.",
+            scheduler::metrics::declared(),
+        ),
+        section(
+            "Agents and services",
+            "With the role `agents`, and where agents are asked directly with `scheduler`.",
+            waybill_agent::METRICS.to_vec(),
+        ),
+        section(
+            "Supervisor",
+            "Deadlines, recoveries and decisions, with the role `supervisor`.",
+            supervisor::metrics::METRICS.to_vec(),
+        ),
+        section(
+            "Alerts and owners",
+            "Who is told, with the role `supervisor`.",
+            alerts::METRICS.to_vec(),
+        ),
+        section(
+            "State store",
+            "Seen from its client, with every role that has one.",
+            roles::STORE_METRICS.to_vec(),
+        ),
+        section(
+            "Kafka producers",
+            "Seen from the client, with every role.",
+            waybill_kafka::METRICS.to_vec(),
+        ),
+        section(
+            "Embedded broker",
+            "With `up` and `broker`.",
+            roles::broker_metrics(),
+        ),
+        section("Program", "With every role.", vec![&BUILD_INFO]),
+        section(
+            "Process",
+            "With every role, on Linux, under the names that Prometheus' client libraries agreed on.",
+            process::METRICS.to_vec(),
+        ),
+    ]
+}
+
+/// Describes every metric to the recorder.
+pub(super) fn describe() {
+    for section in sections() {
+        section.metrics.iter().for_each(|metric| metric.describe());
+    }
+}
+
+/// `docs/metrics.md`.
+#[must_use]
+pub fn page() -> String {
+    let mut page = String::from(
+        "# Metrics\n\n\
+         <!-- Made by `waybill reference metrics`; a test holds the two together. -->\n\n\
+         Every process shows its metrics on its admin port, `/metrics`, in Prometheus' text format. Histograms are real \
+         ones, with\nbuckets: percentiles are Prometheus' `histogram_quantile`. No label has the id of an operation. A \
+         metric is there from the\nmoment that its part has started; those by label, when the label's value was first \
+         met.\n",
+    );
+    for Section {
+        title,
+        about,
+        metrics,
+    } in sections()
+    {
+        write!(
+            page,
+            "\n## {title}\n\n{about}\n\n| metric | kind | labels | |\n|---|---|---|---|\n"
+        )
+        .expect("writing to a string cannot fail");
+        for metric in metrics {
+            let labels: Vec<String> = metric.labels().iter().map(|l| format!("`{l}`")).collect();
+            writeln!(
+                page,
+                "| `{}` | {} | {} | {} |",
+                metric.name(),
+                metric.kind(),
+                labels.join(", "),
+                metric.help()
+            )
+            .expect("writing to a string cannot fail");
+        }
+    }
+    page.push_str("\n## Labels\n\n| label | |\n|---|---|\n");
+    for (label, about) in LABELS.into_iter() {
+        writeln!(page, "| `{label}` | {about} |").expect("writing to a string cannot fail");
+    }
+    page
+}
+
+/// The names of all metrics.
+#[must_use]
+pub fn names() -> BTreeSet<&'static str> {
+    let sections = sections();
+    let metrics = sections.iter().flat_map(|section| &section.metrics);
+    metrics.map(|metric| metric.name()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<&'static dyn Declared> {
+        sections()
+            .into_iter()
+            .flat_map(|section| section.metrics)
+            .collect()
+    }
+
+    #[test]
+    fn the_page_in_the_documents_is_the_one_that_the_program_makes() {
+        let written = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+        let written = std::fs::read_to_string(written).unwrap();
+        assert!(
+            written == page(),
+            "docs/metrics.md is another: waybill reference metrics >docs/metrics.md"
+        );
+    }
+
+    #[test]
+    fn names_follow_prometheus_conventions_and_are_each_declared_once() {
+        assert_eq!(names().len(), all().len());
+        for metric in all() {
+            let name = metric.name();
+            assert!(
+                name.starts_with("waybill_") || name.starts_with("process_"),
+                "{name}"
+            );
+            assert!(
+                name.bytes()
+                    .all(|byte| byte.is_ascii_lowercase() || byte == b'_'),
+                "{name}"
+            );
+            assert_eq!(
+                name.ends_with("_total"),
+                metric.kind() == "counter",
+                "{name}"
+            );
+            assert!(
+                !metric.help().ends_with('.') && !metric.help().contains('|'),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_label_is_explained_and_no_other() {
+        let used: BTreeSet<&str> = all()
+            .iter()
+            .flat_map(|metric| metric.labels().iter().copied())
+            .collect();
+        let explained: BTreeSet<&str> = LABELS.into_iter().map(|(label, _)| label).collect();
+        assert_eq!(used, explained);
+    }
+}
