@@ -22,6 +22,12 @@ const REFUSED: u8 = 2;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    // These look at nothing, a configuration included.
+    match &cli.command {
+        Command::Capacity(arguments) => return judge(arguments.run()),
+        Command::Reference { page } => return print(&page.page()),
+        _ => {}
+    }
     let environment = Environment::of_process();
     let config = match cli.configuration(&environment) {
         Ok(config) => config,
@@ -41,8 +47,6 @@ fn main() -> ExitCode {
         (Command::Dlq { command }, None) => look(&config, || command.run(&config)),
         (Command::Ops(arguments), None) => operate(&config, arguments),
         (Command::AgentCheck(arguments), None) => examine(&config, arguments),
-        (Command::Capacity(arguments), None) => judge(arguments.run()),
-        (Command::Reference { page }, None) => print(&page.page()),
         (Command::Workflow { command }, None) => judge(command.run(&config)),
         (Command::Store { command }, None) => prepare(&config, || command.run(&config)),
         (Command::Readers { command }, None) => prepare(&config, || command.run(&config)),

@@ -46,12 +46,19 @@ impl With {
     /// What `waybill up` finds in its environment.
     fn env(self) -> Option<(&'static str, String)> {
         match self {
-            Self::Partitions(partitions) => Some(("WAYBILL_PARTITIONS", partitions.to_string())),
             Self::UnderWay(operations) => {
                 let all = operations * PARTITIONS;
                 Some(("WAYBILL_SCHEDULER__IN_FLIGHT_MAX", all.to_string()))
             }
-            Self::Stored(_) => None,
+            Self::Partitions(_) | Self::Stored(_) => None,
+        }
+    }
+
+    /// Over how many partitions its operations are spread.
+    fn partitions(self) -> u32 {
+        match self {
+            Self::Partitions(partitions) => partitions,
+            Self::UnderWay(_) | Self::Stored(_) => PARTITIONS,
         }
     }
 
@@ -72,6 +79,15 @@ impl fmt::Display for With {
             Self::Stored(operations) => write!(f, "{operations} operations in the store"),
         }
     }
+}
+
+/// What was measured so far.
+#[derive(Default)]
+pub struct Growth {
+    /// The runs, each behind one with the defaults.
+    pub runs: Vec<Run>,
+    /// What they come to.
+    pub table: Vec<Goal>,
 }
 
 /// How growth is measured.
@@ -96,20 +112,19 @@ impl Plan {
         worlds.chain(stored.map(With::Stored)).collect()
     }
 
-    /// Measures all worlds. Returns their runs, and what they come to.
+    /// Measures all worlds. What was measured goes into `growth`, also where the rest could not be.
     ///
     /// # Errors
     ///
     /// If something could not be measured at all, or it was interrupted.
-    pub async fn run(&self, interrupt: &Interrupt) -> anyhow::Result<(Vec<Run>, Vec<Goal>)> {
+    pub async fn run(&self, growth: &mut Growth, interrupt: &Interrupt) -> anyhow::Result<()> {
         let services = interrupt.unless(Services::start(&self.start)).await?;
-        let (mut runs, mut table) = (Vec::new(), Vec::new());
         let mut done = Ok(());
         for with in self.worlds() {
             match self.pair(with, &services, interrupt).await {
                 Ok([defaults, grown]) => {
-                    table.push(compared(with, &defaults, &grown));
-                    runs.extend([defaults, grown]);
+                    growth.table.push(compared(with, &defaults, &grown));
+                    growth.runs.extend([defaults, grown]);
                 }
                 Err(error) => {
                     done = Err(error.context(with.to_string()));
@@ -117,9 +132,7 @@ impl Plan {
                 }
             }
         }
-        let stopped = services.stop().await;
-        done.and(stopped)?;
-        Ok((runs, table))
+        done.and(services.stop().await)
     }
 
     async fn pair(
@@ -146,6 +159,9 @@ impl Plan {
         if let Some((key, value)) = with.and_then(With::env) {
             start.up_env.push((key.to_owned(), value));
         }
+        // A flag, so that nothing else decides: given twice, it is refused.
+        let partitions = with.map_or(PARTITIONS, With::partitions);
+        start.up_flags.push(format!("--partitions={partitions}"));
         let data = crate::world::temporary_directory()?;
         if let Some(With::Stored(operations)) = with {
             let store = Up::store_in(data.path());
@@ -256,6 +272,7 @@ mod tests {
         let few = With::UnderWay(10);
         let key = "WAYBILL_SCHEDULER__IN_FLIGHT_MAX";
         assert_eq!(few.env(), Some((key, "40".to_owned())));
+        assert_eq!([few, With::Partitions(64)].map(With::partitions), [4, 64]);
         assert_eq!(
             [few.count(20_000), With::Stored(9).count(20_000)],
             [1_000, 20_000]

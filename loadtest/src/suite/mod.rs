@@ -163,12 +163,7 @@ impl<'a> Suite<'a> {
         stop(up, done).await?;
         for variant in VARIANTS.iter().filter(|variant| variant.name == DIRECT) {
             let up = self.up(variant).await?;
-            let options = self.options(variant.name, None);
-            let done = async {
-                warm_up(&up.world(&self.services), &options, self.plan.count).await?;
-                self.latencies(&up, variant.name).await
-            };
-            let done = done.await;
+            let done = self.latencies(&up, variant.name).await;
             stop(up, done).await?;
         }
         Ok(())
@@ -176,6 +171,8 @@ impl<'a> Suite<'a> {
 
     /// How long a delivery takes that is alone, and among a thousand a second.
     async fn latencies(&mut self, up: &Up, system: &str) -> anyhow::Result<()> {
+        let options = self.options(system, None);
+        warm_up(&up.world(&self.services), &options, self.plan.count).await?;
         let alone = Scenario::ad_hoc(ALONE, 20.0, Duration::from_secs(20));
         self.measure_as(up, alone, system, None).await?;
         let open_loop = Scenario::ad_hoc(OPEN_LOOP, 1_000.0, Duration::from_secs(15));
@@ -368,6 +365,9 @@ fn top_rate(count: u64) -> Scenario {
     scenario
 }
 
+/// More deliveries than these warm nothing any further.
+const WARM_UP_MAX: u64 = 5_000;
+
 /// Has a world meet what is met for the first time, which is no part of what is measured, before it completes so
 /// many deliveries.
 ///
@@ -375,7 +375,7 @@ fn top_rate(count: u64) -> Scenario {
 ///
 /// If it could not be followed.
 pub async fn warm_up(world: &World, options: &Options, count: u64) -> anyhow::Result<()> {
-    let mut scenario = top_rate((count / 20).max(100));
+    let mut scenario = top_rate((count / 20).clamp(100, WARM_UP_MAX));
     "warm-up".clone_into(&mut scenario.name);
     let options = Options {
         is_quiet: true,
@@ -383,9 +383,9 @@ pub async fn warm_up(world: &World, options: &Options, count: u64) -> anyhow::Re
     };
     let run = measure::run(&scenario, world, &options).await?;
     anyhow::ensure!(
-        run.open == 0,
-        "{} deliveries sent to warm it up did not end",
-        run.open
+        run.failures.is_empty(),
+        "the deliveries that were to warm it up failed: {}",
+        run.failures.join("; ")
     );
     Ok(())
 }

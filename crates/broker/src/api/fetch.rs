@@ -33,10 +33,22 @@ pub(crate) struct LongPoll {
 /// The last answer to a fetch of a connection.
 #[derive(Clone, Copy, Debug, Default)]
 struct Answered {
-    /// When it left.
+    /// When it was made.
     at: Option<Instant>,
-    /// How many records it had.
+    /// How many records could be read then.
     records: u64,
+}
+
+impl Answered {
+    /// How long the next one waits at `now`, of `pause` after this one.
+    fn rest(self, pause: Duration, now: Instant) -> Duration {
+        match self.at {
+            Some(at) if self.records >= MANY_RECORDS => {
+                pause.saturating_sub(now.saturating_duration_since(at))
+            }
+            Some(_) | None => Duration::ZERO,
+        }
+    }
 }
 
 /// Whose answer has so many records is kept busy by them.
@@ -46,10 +58,9 @@ impl LongPoll {
     /// Lets records gather until `pause` after the last answer, if that had many: more at a time cost less
     /// each, and who is busy does not miss them. Who gets few is answered at once.
     async fn gather(&self, pause: Duration, wanted: &[WantedTopic]) {
-        let answered = *self.answered();
-        let since = answered.at.map_or(pause, |at| at.elapsed());
-        if answered.records >= MANY_RECORDS && since < pause {
-            tokio::time::sleep(pause.saturating_sub(since)).await;
+        let rest = self.answered().rest(pause, Instant::now());
+        if !rest.is_zero() {
+            tokio::time::sleep(rest).await;
         }
         *self.answered() = Answered {
             at: Some(Instant::now()),
@@ -324,5 +335,29 @@ fn put_partition(
             frame[error_at..error_at + 2].copy_from_slice(&error.code().to_be_bytes());
             0
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_was_given_many_records_is_given_more_after_a_pause() {
+        let (now, pause) = (Instant::now(), Duration::from_millis(1));
+        let rest = |records, micros| {
+            let answered = Answered {
+                at: Some(now),
+                records,
+            };
+            let rest = answered.rest(pause, now + Duration::from_micros(micros));
+            rest.as_micros()
+        };
+        assert_eq!(Answered::default().rest(pause, now), Duration::ZERO);
+        assert_eq!([rest(0, 10), rest(MANY_RECORDS - 1, 10)], [0, 0]);
+        assert_eq!(
+            [10, 999, 1_000, 5_000].map(|micros| rest(MANY_RECORDS, micros)),
+            [990, 1, 0, 0]
+        );
     }
 }

@@ -100,7 +100,7 @@ pub struct CapacityArgs {
     #[arg(long, value_name = "SHARE", default_value_t = 0.6, value_parser = share)]
     busy: f64,
     /// How fast a core is: times one of the machine that docs/capacity.md names
-    #[arg(long, value_name = "TIMES", default_value_t = 1.0, value_parser = positive)]
+    #[arg(long, value_name = "TIMES", default_value_t = 1.0, value_parser = speed)]
     core_speed: f64,
     /// How to show it
     #[arg(long, value_enum, default_value_t = Output::Table)]
@@ -173,7 +173,7 @@ impl CapacityArgs {
                 name,
                 cpu_us_per_operation: micros,
                 busy_cores: rate * micros / 1e6,
-                count: ((rate / (one_takes * self.busy)).ceil() as u64).max(least),
+                count: whole(rate / (one_takes * self.busy)).max(least),
                 one_takes,
             }
         };
@@ -286,8 +286,17 @@ impl CapacityArgs {
     }
 }
 
-/// A number with commas between its thousands.
+/// Rounded up. What is above a whole number by the imprecision of its computation alone is that number.
+fn whole(number: f64) -> u64 {
+    (number * (1.0 - 1e-9)).ceil() as u64
+}
+
+/// A number with commas between its thousands; one below ten with two places.
 fn grouped(number: f64) -> String {
+    if number < 10.0 {
+        let short = format!("{number:.2}");
+        return short.trim_end_matches('0').trim_end_matches('.').to_owned();
+    }
     let digits = format!("{number:.0}");
     let mut grouped = String::new();
     for (at, digit) in digits.chars().enumerate() {
@@ -304,6 +313,14 @@ fn positive(text: &str) -> Result<f64, String> {
     (number.is_finite() && number > 0.0 && number <= 1e12)
         .then_some(number)
         .ok_or_else(|| "it must be above 0, and no more than 10^12".to_owned())
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    let number = positive(text)?;
+    (0.01..=100.0)
+        .contains(&number)
+        .then_some(number)
+        .ok_or_else(|| "it is between 0.01 and 100".to_owned())
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -348,6 +365,19 @@ mod tests {
     }
 
     #[test]
+    fn the_table_in_the_documents_is_what_the_formulas_say() {
+        for (rate, counts) in [
+            ("10000", [1, 1, 1, 3, 3]),
+            ("50000", [1, 3, 3, 4, 11]),
+            ("1000000", [6, 60, 48, 76, 205]),
+        ] {
+            let need = need(&format!("--rate {rate}"));
+            let found: Vec<u64> = need.parts.iter().map(|part| part.count).collect();
+            assert_eq!(found, counts, "{rate}");
+        }
+    }
+
+    #[test]
     fn twice_the_rate_or_half_the_speed_takes_twice_as_much() {
         let [once, twice, slow] = [
             "--rate 100000",
@@ -382,6 +412,7 @@ mod tests {
             ("--rate 0", "must be above 0"),
             ("--rate many", "no number"),
             ("--rate 1 --busy 1.5", "1 at the most"),
+            ("--rate 1 --core-speed 1e-320", "between 0.01 and 100"),
             ("--rate 1 --steps 0", "0 is not in 1..=1000"),
             ("--rate 1 --retention 7", "a duration with its unit"),
             ("--steps 5", "--rate <RATE>"),
@@ -396,6 +427,7 @@ mod tests {
     fn people_read_thousands_and_which_part_is_full_first() {
         assert_eq!(grouped(1_234_567.2), "1,234,567");
         assert_eq!(grouped(999.0), "999");
+        assert_eq!([0.4, 2.0, 0.0].map(grouped), ["0.4", "2", "0"]);
         let words = ["capacity", "--rate", "50000"];
         let text = Line::try_parse_from(words)
             .unwrap()
@@ -403,7 +435,9 @@ mod tests {
             .run()
             .unwrap();
         assert!(text.starts_with("50,000 operations/s of 5 steps"), "{text}");
-        assert!(text.contains("the first to be full is the "), "{text}");
+        let order = "the first to be full is the database at 8,155/s, then the brokers at 22,002/s, \
+                     then the scheduler at 27,778/s";
+        assert!(text.contains(order), "{text}");
         let json = Line::try_parse_from(words.iter().chain(&["--output", "json"])).unwrap();
         let json: serde_json::Value = serde_json::from_str(&json.arguments.run().unwrap()).unwrap();
         assert_eq!(json["recordsPerSecond"], 600_000.0);
