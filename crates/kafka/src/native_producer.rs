@@ -70,7 +70,7 @@ impl<D: Delivered> NativeProducer<D> {
             in_flight,
             in_flight_bytes: AtomicUsize::new(0),
             lanes: Lanes::default(),
-            metrics: ProducerMetrics::new(&options.client_id),
+            metrics: ProducerMetrics::new(&options.metrics_name),
             producer: OnceLock::new(),
         };
         let failed = |error| ClientError::new(&options.client_id, error);
@@ -178,7 +178,7 @@ impl<D: Delivered> Drop for NativeProducer<D> {
         for waiting in context.lanes.close() {
             context.refuse(waiting, RDKafkaErrorCode::PurgeQueue);
         }
-        context.show();
+        context.metrics.show_queued(0, 0);
     }
 }
 
@@ -314,8 +314,7 @@ impl<D: Delivered> Context<D> {
     fn show(&self) {
         let records = self.in_flight.load(Ordering::Relaxed);
         let bytes = self.in_flight_bytes.load(Ordering::Relaxed);
-        self.metrics.queued_records.set(records as f64);
-        self.metrics.queued_bytes.set(bytes as f64);
+        self.metrics.show_queued(records, bytes);
     }
 
     /// Tells a record's token the outcome.

@@ -22,6 +22,9 @@ const QUEUE_FULL_PAUSE_MAX: Duration = Duration::from_millis(10);
 pub struct ProducerOptions {
     /// The name that brokers and logs know the client by.
     pub client_id: String,
+    /// What its metrics call it: no name of a process or machine, of which there would be ever more. Default the
+    /// client id.
+    pub metrics_name: String,
     /// At most this many records wait for their acknowledgement. Default 100,000.
     pub queue_records_max: u32,
     /// At most this much waits for its acknowledgement. Default 64 MiB.
@@ -39,8 +42,10 @@ impl ProducerOptions {
     /// The defaults under a client id.
     #[must_use]
     pub fn new(client_id: impl Into<String>) -> Self {
+        let client_id = client_id.into();
         Self {
-            client_id: client_id.into(),
+            metrics_name: client_id.clone(),
+            client_id,
             queue_records_max: 100_000,
             queue_kib_max: 64 * 1024,
             message_bytes_max: 1024 * 1024,

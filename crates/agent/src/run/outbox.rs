@@ -115,6 +115,7 @@ impl Outbox {
         offsets: Arc<Offsets>,
     ) -> Result<Self, ClientError> {
         let mut options = ProducerOptions::new(client_id);
+        "waybill-agents".clone_into(&mut options.metrics_name);
         // A dead letter holds a whole record and up to 64 KiB of headers.
         options.message_bytes_max += 64 * 1024;
         Ok(Self {

@@ -8,6 +8,7 @@ use crate::admin::Admin;
 use crate::config::Config;
 use crate::growing::{self, Growing};
 use crate::readers::{self, show::Readers};
+use crate::scheduler::metrics::show_requests_retention;
 use crate::scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings};
 use crate::shutdown::{Running, Stage};
 
@@ -37,6 +38,7 @@ pub(super) async fn start(
             in_flight_bytes_max: config.scheduler.in_flight_bytes_max.as_usize(),
         },
     };
+    show_requests_retention(config.kafka.requests_retention);
     let scheduler = Scheduler::start(scheduler_settings(config, own), parts, admin)?;
     admin.set_schedulers(scheduler.control());
     admin.set_readers(Readers::new(world.store.clone(), config.partitions));

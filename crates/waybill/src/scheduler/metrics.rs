@@ -1,5 +1,7 @@
 //! The scheduler's metrics. Handles are made once; nothing is looked up by name on the way.
 
+use std::time::Duration;
+
 use metrics::{Counter, Gauge, Histogram};
 use waybill_engine::{
     AlertKind, Census, EngineStats, PartitionId, ProcessState, ReaderId, Timestamp,
@@ -87,6 +89,16 @@ const OWNED: Metric<Gauge, 2> = of_reader(
     "waybill_scheduler_partition_owned",
     "Whether this process owns the reader's partition: 1, or 0 while it waits for the lease or is stopped",
 );
+const LAYOUT_READERS: Metric<Gauge> = Metric::new(
+    "waybill_scheduler_layout_readers",
+    "Readers that the work is divided among, those of other processes too: so many partitions must be owned",
+    [],
+);
+const REQUESTS_RETENTION: Metric<Gauge> = Metric::new(
+    "waybill_scheduler_requests_retention_seconds",
+    "How long requests are kept as configured: a lag that gets there loses requests",
+    [],
+);
 const OPERATIONS: Metric<Gauge, 3> = Metric::new(
     "waybill_operations",
     "Operations in memory by their state; those handed off and parked are not",
@@ -118,6 +130,8 @@ pub(crate) fn declared() -> Vec<&'static dyn Declared> {
         &LAG,
         &LAG_SECONDS,
         &OWNED,
+        &LAYOUT_READERS,
+        &REQUESTS_RETENTION,
         &OPERATIONS,
         &OLDEST,
     ];
@@ -337,6 +351,16 @@ static ENGINE_COUNTERS: [(Metric<Counter, 2>, CountOf); 29] = [
         |s| s.internal_errors,
     ),
 ];
+
+/// So many readers divide the work.
+pub(super) fn show_layout(readers: u32) {
+    LAYOUT_READERS.of([]).set(f64::from(readers));
+}
+
+/// Requests are kept for so long.
+pub(crate) fn show_requests_retention(retention: Duration) {
+    REQUESTS_RETENTION.of([]).set(retention.as_secs_f64());
+}
 
 /// An alert of this kind was raised.
 pub(super) fn alert_raised(kind: AlertKind) {

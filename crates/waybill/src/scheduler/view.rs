@@ -9,7 +9,7 @@ use waybill_store::Layout;
 
 use super::inlet::Inlets;
 use super::lag::{Lag, LagClock};
-use super::metrics::PartitionMetrics;
+use super::metrics::{PartitionMetrics, show_layout};
 use super::partition::{Slot, SlotState};
 use super::relayout::Own;
 use crate::admin::{
@@ -50,6 +50,7 @@ impl Views {
     /// Shows the readers of this process in a layout; others go when they stand still.
     pub(super) fn relay(&self, own: Own, layout: &Layout) {
         let division = layout.division();
+        show_layout(division.readers());
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         for reader in own.of(division) {
             let partition = division.partition_of(reader);

@@ -22,7 +22,7 @@ const LABELS: [(&str, &str); 15] = [
         "client",
         "the Kafka client's id, such as `waybill-scheduler`",
     ),
-    ("kind", "what an alert is about, such as `parked`"),
+    ("kind", "what an alert is about, such as `operation-parked`"),
     (
         "outcome",
         "how an attempt ended: `success`, `transient`, `permanent`, `unknown`, `not-attempted`, `late`; of a record: \
