@@ -7,19 +7,25 @@
 //! librdkafka leaves it to the application when to take and give up partitions. So its rebalance
 //! events are only noted while it is polled, and acted on when the poll comes back to this module,
 //! where the handler can be borrowed.
+//!
+//! A member with a name that does not hear of its brokers for longer than its session asks them to join anew,
+//! perhaps more than once. When they are back they answer all of it, and take the member's second asking for
+//! another one's that came under its name: librdkafka gives up then. So a member that is fenced becomes another
+//! client under the same name; where there really is another one, they fence each other until one of them has
+//! had its turns, and that one cannot go on.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::client::ClientContext;
-use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, RebalanceProtocol};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::topic_partition_list::TopicPartitionList;
-use rdkafka::types::RDKafkaRespErr;
+use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
 use waybill_engine::{Offset, PartitionId};
 
 use crate::client_log::ClientLog;
@@ -38,6 +44,10 @@ const FETCH_WAIT_MAX: Duration = Duration::from_millis(100);
 const HEARTBEAT_INTERVAL_MAX: Duration = Duration::from_millis(500);
 /// How long a member that leaves waits for the group's next word before it looks whether it is out.
 const LEAVING_POLL: Duration = Duration::from_millis(10);
+/// A member that is fenced once more than so often within so long cannot go on: there is another one of its
+/// name.
+const RENEWALS_MAX: usize = 3;
+const RENEWALS_WITHIN: Duration = Duration::from_secs(60);
 
 /// Settings of a [`GroupConsumer`].
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -110,7 +120,13 @@ pub trait GroupHandler {
 /// group takes its partitions away.
 pub struct GroupConsumer {
     consumer: BaseConsumer<Context>,
+    config: ClientConfig,
+    topics: Vec<String>,
     client_id: String,
+    /// What the handler was told that the member has.
+    assigned: BTreeSet<TopicPartition>,
+    /// When it was fenced and became another client.
+    renewals: Vec<Instant>,
     /// Whether the group has given it a share.
     was_assigned: AtomicBool,
     /// Whether it takes no records for now.
@@ -152,24 +168,24 @@ impl GroupConsumer {
             fixed.push(("group.instance.id", instance.clone()));
         }
         let config = settings.client_config(&options.client_id, &defaults, &fixed)?;
-        let context = Context {
-            log: ClientLog::new(&options.client_id),
-            rebalances: Mutex::default(),
-            unattended: AtomicBool::new(false),
-        };
         let consumer = config
-            .create_with_context(context)
+            .create_with_context(Context::new(&options.client_id))
             .map_err(|error| ClientError::new(&options.client_id, error))?;
         Ok(Self {
             consumer,
+            config,
+            topics: Vec::new(),
             client_id: options.client_id.clone(),
+            assigned: BTreeSet::new(),
+            renewals: Vec::new(),
             was_assigned: AtomicBool::new(false),
             held: AtomicBool::new(false),
         })
     }
 
     /// Joins the group for these topics. Partitions come with later polls.
-    pub fn subscribe(&self, topics: &[&str]) -> Result<(), RequestError> {
+    pub fn subscribe(&mut self, topics: &[&str]) -> Result<(), RequestError> {
+        self.topics = topics.iter().map(|&topic| topic.to_owned()).collect();
         self.consumer
             .subscribe(topics)
             .map_err(RequestError::new("subscribing"))
@@ -178,7 +194,7 @@ impl GroupConsumer {
     /// Waits up to `timeout` for a record, then takes what is there, up to the limits, without
     /// waiting further. Tells the handler of every change of the assignment.
     pub fn poll(
-        &self,
+        &mut self,
         limits: PollLimits,
         timeout: Duration,
         handler: &mut dyn GroupHandler,
@@ -200,11 +216,14 @@ impl GroupConsumer {
                         .unwrap_or_else(PoisonError::into_inner)
                         .is_empty()
                 },
-            )
-            .map_err(|source| PollError::Fatal {
-                client_id: self.client_id.clone(),
-                source,
-            })?;
+            );
+            let polled = match polled {
+                Ok(polled) => polled,
+                Err(source) => {
+                    self.renew(source, handler)?;
+                    continue;
+                }
+            };
             self.rebalance(handler);
             if polled.records > 0 || Instant::now() >= deadline {
                 return Ok(polled);
@@ -257,7 +276,7 @@ impl GroupConsumer {
     /// to `timeout` for the group, and then ends in any case.
     ///
     /// The others get its partitions at once, also from a member with an instance id.
-    pub fn close(self, timeout: Duration, handler: &mut dyn GroupHandler) {
+    pub fn close(mut self, timeout: Duration, handler: &mut dyn GroupHandler) {
         let deadline = Instant::now() + timeout;
         self.consumer.unsubscribe();
         loop {
@@ -273,12 +292,49 @@ impl GroupConsumer {
         }
     }
 
+    /// Becomes another client under the same name, if that is of use after this error: if it was fenced, and
+    /// was not again and again. Its partitions are lost until the group gives them to it again.
+    fn renew(
+        &mut self,
+        source: KafkaError,
+        handler: &mut dyn GroupHandler,
+    ) -> Result<(), PollError> {
+        let fatal = |source| PollError::Fatal {
+            client_id: self.client_id.clone(),
+            source,
+        };
+        let is_fenced = source.rdkafka_error_code() == Some(RDKafkaErrorCode::FencedInstanceId);
+        self.renewals.retain(|at| at.elapsed() < RENEWALS_WITHIN);
+        if !is_fenced || self.renewals.len() == RENEWALS_MAX {
+            return Err(fatal(source));
+        }
+        tracing::warn!(
+            client = self.client_id,
+            "the group took this member for another one of its name, as after an outage; it joins anew"
+        );
+        let context = Context::new(&self.client_id);
+        let consumer: BaseConsumer<Context> =
+            self.config.create_with_context(context).map_err(fatal)?;
+        let topics: Vec<&str> = self.topics.iter().map(String::as_str).collect();
+        consumer.subscribe(&topics).map_err(fatal)?;
+        self.renewals.push(Instant::now());
+        let lost: Vec<_> = std::mem::take(&mut self.assigned).into_iter().collect();
+        if !lost.is_empty() {
+            handler.revoked(&lost, true);
+        }
+        self.leave_unattended();
+        self.consumer = consumer;
+        Ok(())
+    }
+
     /// Does what the group asked for since the last call.
-    fn rebalance(&self, handler: &mut dyn GroupHandler) {
+    fn rebalance(&mut self, handler: &mut dyn GroupHandler) {
         while let Some(rebalance) = self.consumer.context().next_rebalance() {
             match rebalance {
                 Rebalance::Assign(list) => {
-                    handler.assigned(&partitions_of(&list));
+                    let partitions = partitions_of(&list);
+                    handler.assigned(&partitions);
+                    self.assigned.extend(partitions);
                     self.log_failure("taking partitions", take_partitions(&self.consumer, &list));
                     if self.held.load(Ordering::Acquire) {
                         self.log_failure("holding records back", self.consumer.pause(&list));
@@ -287,7 +343,9 @@ impl GroupConsumer {
                 }
                 Rebalance::Revoke(list) => {
                     let lost = self.consumer.assignment_lost();
-                    let offsets = handler.revoked(&partitions_of(&list), lost);
+                    let partitions = partitions_of(&list);
+                    let offsets = handler.revoked(&partitions, lost);
+                    self.assigned.retain(|held| !partitions.contains(held));
                     if !lost {
                         let offsets: Vec<_> = offsets
                             .iter()
@@ -312,17 +370,8 @@ impl GroupConsumer {
         }
     }
 
-    fn log_failure(&self, action: &str, result: KafkaResult<()>) {
-        if let Err(error) = result {
-            self.consumer.context().log.transient(action, &error);
-        }
-    }
-}
-
-impl Drop for GroupConsumer {
-    /// Without [`GroupConsumer::close`] nobody can be told any more: partitions are given up
-    /// without a commit, and their unfinished and uncommitted records are read again by others.
-    fn drop(&mut self) {
+    /// Has the client give up whatever the group asks back of it, now that no handler can be told.
+    fn leave_unattended(&self) {
         let context = self.consumer.context();
         context.unattended.store(true, Ordering::Release);
         while let Some(rebalance) = context.next_rebalance() {
@@ -337,6 +386,20 @@ impl Drop for GroupConsumer {
             };
             self.log_failure(action, result);
         }
+    }
+
+    fn log_failure(&self, action: &str, result: KafkaResult<()>) {
+        if let Err(error) = result {
+            self.consumer.context().log.transient(action, &error);
+        }
+    }
+}
+
+impl Drop for GroupConsumer {
+    /// Without [`GroupConsumer::close`] nobody can be told any more: partitions are given up
+    /// without a commit, and their unfinished and uncommitted records are read again by others.
+    fn drop(&mut self) {
+        self.leave_unattended();
     }
 }
 
@@ -365,6 +428,14 @@ struct Context {
 }
 
 impl Context {
+    fn new(client_id: &str) -> Self {
+        Self {
+            log: ClientLog::new(client_id),
+            rebalances: Mutex::default(),
+            unattended: AtomicBool::new(false),
+        }
+    }
+
     fn next_rebalance(&self) -> Option<Rebalance> {
         self.rebalances
             .lock()

@@ -13,6 +13,7 @@ mod connection;
 mod dlq;
 mod ops;
 mod readers;
+mod ready;
 mod records;
 mod reference;
 mod schemas;
@@ -31,6 +32,7 @@ pub use capacity::CapacityArgs;
 pub use dlq::DlqCommand;
 pub use ops::{OpsArgs, OpsError};
 pub use readers::ReadersCommand;
+pub use ready::ReadyArgs;
 pub use records::RecordsArgs;
 pub use reference::Reference;
 pub use schemas::SchemasCommand;
@@ -112,6 +114,8 @@ pub enum Command {
         #[command(subcommand)]
         command: ReadersCommand,
     },
+    /// Say whether the process at --admin is ready; fails while it is not, and says what it waits for
+    Ready(ReadyArgs),
     /// Prepare the schema registry that schemaRegistry.url names, or look at it
     Schemas {
         /// What to do with the schemas in it.
@@ -233,6 +237,7 @@ impl Command {
             | Self::Topics { .. }
             | Self::Readers { .. }
             | Self::Schemas { .. }
+            | Self::Ready(_)
             | Self::Records(_)
             | Self::AgentCheck(_)
             | Self::Dlq { .. }

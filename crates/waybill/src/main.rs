@@ -43,6 +43,7 @@ fn main() -> ExitCode {
         ) => show(&config),
         (Command::Topics { command }, None) => look(&config, || command.run(&config)),
         (Command::Schemas { command }, None) => look(&config, || command.run(&config)),
+        (Command::Ready(arguments), None) => look(&config, || arguments.run(&config)),
         (Command::Records(arguments), None) => look(&config, || arguments.run(&config)),
         (Command::Dlq { command }, None) => look(&config, || command.run(&config)),
         (Command::Ops(arguments), None) => operate(&config, arguments),

@@ -112,7 +112,7 @@ impl Poller {
         let mut options = GroupOptions::new(&config.group, client_id);
         options.instance_id.clone_from(&config.instance_id);
         options.session_timeout = config.session_timeout;
-        let consumer = GroupConsumer::new(&config.kafka, &options)?;
+        let mut consumer = GroupConsumer::new(&config.kafka, &options)?;
         let outbox = Outbox::new(&config.kafka, client_id, Arc::clone(&offsets))?;
 
         let agents: Vec<Agent> = agents
@@ -161,7 +161,7 @@ impl Poller {
     }
 
     /// Polls until it is told to stop, or cannot go on.
-    pub(super) fn run(self) -> Result<(), AgentsError> {
+    pub(super) fn run(mut self) -> Result<(), AgentsError> {
         let mut intake = Intake::new(Arc::clone(&self.shared));
         let mut commit_at = Instant::now() + self.commit_interval;
         let ended = loop {

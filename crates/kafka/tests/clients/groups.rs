@@ -25,7 +25,7 @@ on_both_brokers! {
     a_member_without_a_partition_was_assigned_its_share_all_the_same
     a_member_that_leaves_makes_room_at_once_and_what_it_had_done_is_committed
     a_member_that_comes_back_under_its_name_takes_its_own_place_again
-    of_two_members_under_one_name_the_first_cannot_go_on
+    of_two_members_under_one_name_one_cannot_go_on
     a_member_that_is_silent_loses_its_partitions_and_its_work_is_done_again
 }
 
@@ -87,7 +87,7 @@ impl Member {
         let mut options = GroupOptions::new(world.name("g"), "member");
         options.session_timeout = LONG_SESSION;
         change(&mut options);
-        let consumer = GroupConsumer::new(&world.settings, &options).unwrap();
+        let mut consumer = GroupConsumer::new(&world.settings, &options).unwrap();
         consumer.subscribe(&[topic]).unwrap();
         let share = Share::default();
         Self { consumer, share }
@@ -334,22 +334,26 @@ fn a_member_that_comes_back_under_its_name_takes_its_own_place_again(world: &Wor
 }
 
 /// Two processes with one name are a mistake of who runs them: the older is told that it is fenced.
-fn of_two_members_under_one_name_the_first_cannot_go_on(world: &World) {
+fn of_two_members_under_one_name_one_cannot_go_on(world: &World) {
     let topic = world.topic("t", 1);
     let mut first = Member::named(world, &topic, "name");
     poll_until([&mut first], |[first]| first.held() == 1);
     let mut second = Member::named(world, &topic, "name");
     poll_until([&mut second], |[second]| second.held() == 1);
+    // Each takes the other's place, until one of them has had enough.
     let deadline = Instant::now() + PATIENCE;
-    let error = loop {
-        assert!(Instant::now() < deadline, "the first member goes on");
-        let polled = first.consumer.poll(ALL, A_WHILE, &mut first.share);
-        if let Err(error) = polled {
-            break error;
+    let (error, mut other) = loop {
+        assert!(Instant::now() < deadline, "both go on");
+        if let Err(error) = first.consumer.poll(ALL, A_WHILE, &mut first.share) {
+            break (error, second);
         }
+        // And now the other's turn.
+        std::mem::swap(&mut first, &mut second);
     };
     assert!(matches!(error, PollError::Fatal { .. }), "{error:?}");
-    assert_eq!(second.held(), 1);
+    send_batch(&world.producer(), &topic, 0, &[b"a"]);
+    poll_until([&mut other], |[other]| other.read_count() == 1);
+    assert_eq!(other.held(), 1);
 }
 
 /// Dropped without a word, as when the process is killed; its session ends, and another member does

@@ -160,7 +160,7 @@ fn assert_every_client_works(world: &World) -> String {
     assert_eq!(values(&read(&consumer, 2)), [b"a", b"b"]);
 
     let group = GroupOptions::new(world.name("g"), "member");
-    let member = GroupConsumer::new(&world.settings, &group).unwrap();
+    let mut member = GroupConsumer::new(&world.settings, &group).unwrap();
     member.subscribe(&[&topic]).unwrap();
     let mut counter = Counter::default();
     let deadline = Instant::now() + PATIENCE;

@@ -39,7 +39,7 @@ fn consumers_of_an_unreachable_broker_end_when_they_are_dropped() {
     assert_eq!(polled, Polled::default());
     consumer.commit_copy(&[("t", PartitionId(0), Offset(5))]);
     drop(consumer);
-    let member = GroupConsumer::new(&nowhere, &GroupOptions::new("g", "c")).unwrap();
+    let mut member = GroupConsumer::new(&nowhere, &GroupOptions::new("g", "c")).unwrap();
     member.subscribe(&["t"]).unwrap();
     drop(member);
     assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());

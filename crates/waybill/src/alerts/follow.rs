@@ -169,7 +169,7 @@ impl Reading {
             queue_kib_max: PREFETCH_KIB_MAX,
             ..GroupOptions::new(self.group, "waybill-alerts")
         };
-        let consumer = GroupConsumer::new(&self.source.kafka, &options)
+        let mut consumer = GroupConsumer::new(&self.source.kafka, &options)
             .with_context(|| format!("the consumer for {} cannot be made", self.name))?;
         consumer
             .subscribe(&[&self.topic])

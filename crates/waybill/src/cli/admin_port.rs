@@ -1,5 +1,6 @@
 //! Asking the process that has an embedded store, on its admin port.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -7,8 +8,21 @@ use reqwest::{Client, RequestBuilder};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::config::Config;
+
 /// How long it may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The URL of a page on the admin port: on this machine, where it listens on all addresses.
+pub(super) fn url(config: &Config, path: &str) -> String {
+    let listener = config.admin.listen;
+    let ip = match listener.ip() {
+        ip if !ip.is_unspecified() => ip,
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    format!("http://{}{path}", SocketAddr::new(ip, listener.port()))
+}
 
 /// A client for it.
 pub(super) fn client() -> anyhow::Result<Client> {
@@ -38,4 +52,23 @@ pub(super) async fn answered<T: DeserializeOwned>(
         anyhow::bail!("{url} answers {status}: {}", detail.unwrap_or("no detail"));
     }
     serde_json::from_slice(&body).with_context(|| format!("{url} answers something else"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_on_all_addresses_is_asked_on_this_machine() {
+        let mut config = Config::default();
+        for (listen, expected) in [
+            ("127.0.0.1:8081", "http://127.0.0.1:8081/readyz"),
+            ("0.0.0.0:9", "http://127.0.0.1:9/readyz"),
+            ("[::]:9", "http://[::1]:9/readyz"),
+            ("10.1.2.3:9", "http://10.1.2.3:9/readyz"),
+        ] {
+            config.admin.listen = listen.parse().unwrap();
+            assert_eq!(url(&config, "/readyz"), expected);
+        }
+    }
 }

@@ -79,7 +79,7 @@ pub(super) async fn readers(config: &Config, wanted: Option<u32>) -> anyhow::Res
 
 /// Asks the process that has the embedded store.
 async fn ask(config: &Config, wanted: Option<u32>) -> anyhow::Result<LayoutView> {
-    let url = format!("http://{}/readers", config.admin.listen);
+    let url = admin_port::url(config, "/readers");
     let client = admin_port::client()?;
     let request = match wanted {
         Some(per_partition) => client

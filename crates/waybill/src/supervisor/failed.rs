@@ -52,7 +52,7 @@ impl Following {
             instance_id: self.settings.instance_id.clone(),
             ..GroupOptions::new(format!("{}.{GROUP}", topics.prefix()), "waybill-supervisor")
         };
-        let consumer = GroupConsumer::new(&self.parts.kafka, &options)
+        let mut consumer = GroupConsumer::new(&self.parts.kafka, &options)
             .context("the supervisor's consumer cannot be made")?;
         consumer
             .subscribe(&[topics.failed_operations()])
@@ -73,7 +73,7 @@ impl Following {
 
     fn follow(
         self,
-        consumer: GroupConsumer,
+        mut consumer: GroupConsumer,
         runtime: &Handle,
         stop: &CancellationToken,
     ) -> anyhow::Result<()> {

@@ -1,11 +1,12 @@
 //! The database is away for longer than a lease, and for longer than anybody's patience.
 
 use std::collections::BTreeMap;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::cluster::{Cluster, deliver, deliver_while, ready_after};
+use crate::cluster::{Cluster, all_end_without_a_person, deliver, deliver_while, ready_after};
 use crate::is_remote;
 use crate::line::{Line, State};
 use crate::world::delivery;
@@ -104,6 +105,39 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
     drop((services, ingestion, schedulers, others));
     cluster.scylla = server;
     cluster.remove().await;
+}
+
+/// Longer than the sessions of consumer groups.
+const STILL: Duration = Duration::from_secs(8);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_stands_still_for_longer_than_sessions_ends_nobody() {
+    let Some((cluster, kafka, cassandra)) = Cluster::with_servers_or_skip().await else {
+        return;
+    };
+    let services = cluster.services("");
+    let ingestion = cluster.ingestion(&services, "");
+    let mut members = [
+        cluster.scheduler("all", ""),
+        cluster.supervisor(""),
+        cluster.supervisor(""),
+        cluster.agents(&services, ""),
+        cluster.agents(&services, ""),
+    ];
+    for member in &members {
+        member.world.ready().await;
+    }
+    let mut ids = deliver(&ingestion, "before", DELIVERIES).await;
+    kafka.freeze();
+    sleep(STILL);
+    kafka.thaw();
+    ids.extend(deliver(&ingestion, "after", DELIVERIES).await);
+    all_end_without_a_person(&ingestion.world, &ids).await;
+    for member in &mut members {
+        member.world.ready().await;
+        assert!(!member.has_ended(), "nobody ended by himself");
+    }
+    drop((services, ingestion, members, cassandra));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -77,7 +77,7 @@ impl Reader {
     /// Reads until it is stopped; then waits until everything that it has read is settled, or never
     /// will be: until nobody can say so to `settled` any more.
     pub(super) fn run<T: Followed>(
-        self,
+        mut self,
         reads: mpsc::Sender<Read<T>>,
         settled: &std_mpsc::Receiver<Place>,
         runtime: &Handle,

@@ -91,7 +91,7 @@ impl GrowArgs {
 
     /// Asks the process that has the embedded store, and follows what it does.
     async fn ask(&self, config: &Config, told: &Told) -> anyhow::Result<()> {
-        let url = format!("http://{}/partitions", config.admin.listen);
+        let url = admin_port::url(config, "/partitions");
         let client = admin_port::client()?;
         let asked = client
             .put(&url)

@@ -1,0 +1,60 @@
+//! `waybill ready`: whether a process is ready, asked on its admin port. For health checks of containers,
+//! which have no curl, and for scripts that wait.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use reqwest::Client;
+
+use super::admin_port;
+use crate::config::{Config, duration_from_text};
+
+/// How often it is asked anew.
+const ASK_EVERY: Duration = Duration::from_millis(200);
+/// How long one answer may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The arguments of `waybill ready`.
+#[derive(Clone, Debug, Args)]
+pub struct ReadyArgs {
+    /// For how long it may become ready
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration_from_text)]
+    wait: Duration,
+}
+
+impl ReadyArgs {
+    /// Asks until it is ready or time is up.
+    ///
+    /// # Errors
+    ///
+    /// If it is not ready then; the error says what it waits for.
+    pub fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let url = admin_port::url(config, "/readyz");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        runtime.block_on(async {
+            let client = Client::builder().timeout(PATIENCE).no_proxy().build()?;
+            let until = Instant::now() + self.wait;
+            loop {
+                match once(&client, &url).await {
+                    Ok(()) => return Ok(()),
+                    Err(error) if Instant::now() + ASK_EVERY > until => return Err(error),
+                    Err(_) => tokio::time::sleep(ASK_EVERY).await,
+                }
+            }
+        })
+    }
+}
+
+async fn once(client: &Client, url: &str) -> anyhow::Result<()> {
+    let answer = client.get(url).send().await;
+    let answer = answer.map_err(|_| anyhow::anyhow!("nobody answers at {url}"))?;
+    if answer.status().is_success() {
+        return Ok(());
+    }
+    let status = answer.status();
+    let body = answer.text().await.unwrap_or_default();
+    let waits: Vec<&str> = body.lines().collect();
+    anyhow::bail!("not ready ({status}): {}", waits.join("; "))
+}
