@@ -12,6 +12,8 @@
 //! | `PUT /readers` | `{"perPartition": 2}` divides the work anew |
 //! | `PUT /partitions` | `{"partitions": 8}` begins to make more of them |
 //! | `GET /partitions` | how far that is |
+//! | `GET /log` | which log lines are written |
+//! | `PUT /log` | `{"filter": "info,waybill=debug"}` writes others from now on |
 //!
 //! What is refused is answered as the API does: problem details (RFC 9457), whose `type` leads to a
 //! page of this listener, too.
@@ -24,6 +26,7 @@
 //! pod's network, never on a public address.
 
 mod health;
+mod log;
 mod partitions;
 mod readers;
 
@@ -54,7 +57,7 @@ use crate::ingestion::json;
 use crate::ingestion::problem::{FieldProblem, Kind, Problem};
 use crate::readers::show::Readers;
 use crate::shutdown::{Running, Stage};
-use crate::telemetry::{Metrics, announce};
+use crate::telemetry::{Telemetry, announce};
 
 /// The largest body that is read; those wanted are `{"running": false}` and `{"perPartition": 2}`.
 const BODY_BYTES_MAX: usize = 4 * 1024;
@@ -71,7 +74,7 @@ pub struct Admin {
     pub readiness: Readiness,
     /// Which loops must keep giving signs of life.
     pub liveness: Liveness,
-    metrics: Metrics,
+    telemetry: Telemetry,
     address: Arc<OnceLock<SocketAddr>>,
     schedulers: Arc<OnceLock<Arc<dyn SchedulerControl>>>,
     readers: Arc<OnceLock<Readers>>,
@@ -81,11 +84,11 @@ pub struct Admin {
 impl Admin {
     /// An admin listener's state with nothing to wait for yet.
     #[must_use]
-    pub fn new(metrics: Metrics) -> Self {
+    pub fn new(telemetry: Telemetry) -> Self {
         Self {
             readiness: Readiness::default(),
             liveness: Liveness::default(),
-            metrics,
+            telemetry,
             address: Arc::default(),
             schedulers: Arc::default(),
             readers: Arc::default(),
@@ -126,6 +129,7 @@ impl Admin {
             .route("/schedulers/{partition}", put(put_scheduler))
             .route("/readers", get(readers::show).put(readers::set))
             .route("/partitions", get(partitions::show).put(partitions::grow))
+            .route("/log", get(log::show).put(log::set))
             .route("/problems/{kind}", get(show_problem))
             .fallback(nothing_here)
             .method_not_allowed_fallback(method_not_allowed)
@@ -144,8 +148,8 @@ impl Admin {
         // A second listener would show the same; the address of the first one stays.
         let _ = self.address.set(address);
         let router = self.router();
-        let metrics = self.metrics.clone();
-        running.spawn(Stage::Admin, "metrics", |stop| metrics.fold(stop));
+        let telemetry = self.telemetry.clone();
+        running.spawn(Stage::Admin, "telemetry", |stop| telemetry.keep_up(stop));
         running.spawn(Stage::Admin, "admin", |stop| async move {
             let served = axum::serve(listener, router)
                 .with_graceful_shutdown(stop.clone().cancelled_owned())
@@ -306,7 +310,7 @@ async fn metrics(State(admin): State<Admin>) -> Response {
     const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
     (
         [(header::CONTENT_TYPE, TEXT_FORMAT)],
-        admin.metrics.render(),
+        admin.telemetry.render(),
     )
         .into_response()
 }
@@ -392,7 +396,7 @@ async fn show_problem(Path(name): Path<String>) -> Result<Html<String>, Problem>
 }
 
 async fn nothing_here() -> Problem {
-    let detail = "Here are /livez, /readyz, /metrics, /schedulers, /readers and /partitions.";
+    let detail = "Here are /livez, /readyz, /metrics, /schedulers, /readers, /partitions and /log.";
     Problem::new(Kind::NotFound, detail)
 }
 

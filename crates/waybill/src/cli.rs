@@ -11,6 +11,7 @@ mod avro;
 mod capacity;
 mod connection;
 mod dlq;
+mod log;
 mod ops;
 mod readers;
 mod ready;
@@ -30,6 +31,7 @@ use clap::{Args, Parser, Subcommand};
 pub use agent_check::AgentCheckArgs;
 pub use capacity::CapacityArgs;
 pub use dlq::DlqCommand;
+pub use log::LogArgs;
 pub use ops::{OpsArgs, OpsError};
 pub use readers::ReadersCommand;
 pub use ready::ReadyArgs;
@@ -116,6 +118,8 @@ pub enum Command {
     },
     /// Say whether the process at --admin is ready; fails while it is not, and says what it waits for
     Ready(ReadyArgs),
+    /// Show which log lines the process at --admin writes, or have it write others while it runs
+    Log(LogArgs),
     /// Prepare the schema registry that schemaRegistry.url names, or look at it
     Schemas {
         /// What to do with the schemas in it.
@@ -238,6 +242,7 @@ impl Command {
             | Self::Readers { .. }
             | Self::Schemas { .. }
             | Self::Ready(_)
+            | Self::Log(_)
             | Self::Records(_)
             | Self::AgentCheck(_)
             | Self::Dlq { .. }

@@ -44,6 +44,7 @@ fn main() -> ExitCode {
         (Command::Topics { command }, None) => look(&config, || command.run(&config)),
         (Command::Schemas { command }, None) => look(&config, || command.run(&config)),
         (Command::Ready(arguments), None) => look(&config, || arguments.run(&config)),
+        (Command::Log(arguments), None) => prepare(&config, || arguments.run(&config)),
         (Command::Records(arguments), None) => look(&config, || arguments.run(&config)),
         (Command::Dlq { command }, None) => look(&config, || command.run(&config)),
         (Command::Ops(arguments), None) => operate(&config, arguments),
@@ -117,12 +118,12 @@ fn prepare(config: &Config, work: impl FnOnce() -> anyhow::Result<String>) -> Ex
 }
 
 fn run(role: Role, config: &Config, environment: &Environment) -> ExitCode {
-    let metrics = match telemetry::install(&config.telemetry) {
-        Ok(metrics) => metrics,
+    let telemetry = match telemetry::install(&config.telemetry) {
+        Ok(telemetry) => telemetry,
         Err(error) => return report(FAILED, &error),
     };
     tracing::info!(version = VERSION, ?role, "starting");
-    match waybill::roles::run(role, config, environment, metrics) {
+    match waybill::roles::run(role, config, environment, telemetry) {
         Ok(()) => {
             tracing::info!("stopped");
             ExitCode::SUCCESS

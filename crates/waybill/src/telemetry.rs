@@ -5,7 +5,9 @@
 //! tell what changed.
 
 pub mod catalogue;
+mod log;
 mod process;
+mod repeats;
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -14,16 +16,16 @@ use std::time::Duration;
 
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::filter::{ParseError, Targets};
 
-use crate::config::{LogFormat, TelemetryConfig};
+pub use self::log::{Log, LogFilterError, log_filter};
+use crate::config::TelemetryConfig;
 
 /// The version of this program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// How often recorded values are folded into their histograms. Between two folds each value takes
 /// memory, so this bounds it, also where nobody scrapes.
-const FOLD_EVERY: Duration = Duration::from_secs(1);
+const KEEP_UP_EVERY: Duration = Duration::from_secs(1);
 
 /// Upper bounds for metrics whose name ends in `_seconds`: from a hop between two tasks to the
 /// longest wait that is still measured, in steps of at most 2.5.
@@ -70,78 +72,35 @@ pub enum TelemetryError {
 /// # Errors
 ///
 /// If the filter cannot be read, or a logger or a recorder is installed already.
-pub fn install(config: &TelemetryConfig) -> Result<Metrics, TelemetryError> {
-    use tracing_subscriber::layer::SubscriberExt as _;
-    use tracing_subscriber::util::SubscriberInitExt as _;
-
-    let logger = tracing_subscriber::registry().with(log_filter(&config.log_filter)?);
-    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
-    match config.log_format {
-        LogFormat::Text => {
-            let is_terminal = io::IsTerminal::is_terminal(&io::stderr());
-            logger.with(lines.with_ansi(is_terminal)).try_init()
-        }
-        LogFormat::Json => {
-            let lines = lines.json().flatten_event(true).with_current_span(false);
-            logger.with(lines).try_init()
-        }
-    }
-    .map_err(TelemetryError::Logger)?;
+pub fn install(config: &TelemetryConfig) -> Result<Telemetry, TelemetryError> {
+    let log = Log::install(config)?;
     let handle = builder()?.install_recorder()?;
     catalogue::describe();
     catalogue::BUILD_INFO.of([VERSION]).set(1.0);
-    Ok(Metrics { handle })
+    Ok(Telemetry { handle, log })
 }
 
-/// Why a log filter cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub enum LogFilterError {
-    /// A part of it is a word that is no level.
-    #[error(
-        "{0:?} is neither a level (error, warn, info, debug, trace, off) nor a pair such as \
-         waybill=debug"
-    )]
-    Word(String),
-    /// A pair of it cannot be read.
-    #[error(transparent)]
-    Pair(#[from] ParseError),
-}
-
-/// Reads a log filter: levels, or `target=level` pairs, separated by commas.
-///
-/// # Errors
-///
-/// If a part of it is neither. `Targets` alone would take any word for a target, and so a misspelt
-/// level for one that logs everything.
-pub fn log_filter(text: &str) -> Result<Targets, LogFilterError> {
-    let word = text
-        .split(',')
-        .find(|part| !part.contains('=') && !is_level(part));
-    match word {
-        Some(word) => Err(LogFilterError::Word(word.to_owned())),
-        None => Ok(text.parse()?),
-    }
-}
-
-fn is_level(word: &str) -> bool {
-    ["error", "warn", "info", "debug", "trace", "off"]
-        .iter()
-        .any(|level| word.eq_ignore_ascii_case(level))
-}
-
-/// The metrics of this process. Clones share them.
+/// The metrics of this process, and which log lines it writes. Clones share them.
 #[derive(Clone)]
-pub struct Metrics {
+pub struct Telemetry {
     handle: PrometheusHandle,
+    log: Log,
 }
 
-impl Metrics {
-    /// Metrics that nothing records to, for a test of whatever shows them.
+impl Telemetry {
+    /// Metrics that nothing records to and a log that nobody writes to, for a test of whatever shows them.
     #[must_use]
     pub fn detached() -> Self {
         Self {
             handle: PrometheusBuilder::new().build_recorder().handle(),
+            log: Log::detached(),
         }
+    }
+
+    /// Which log lines are written.
+    #[must_use]
+    pub fn log(&self) -> &Log {
+        &self.log
     }
 
     /// All metrics in Prometheus' text format, those of the operating system's process included.
@@ -152,25 +111,29 @@ impl Metrics {
         text
     }
 
-    /// Folds recorded values into their histograms until `stop` is cancelled.
+    /// Folds recorded values into their histograms, and tells which log lines were held back, until `stop` is
+    /// cancelled.
     ///
     /// # Errors
     ///
     /// Never: it returns a result as every task of the program does.
-    pub async fn fold(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let mut turns = tokio::time::interval(FOLD_EVERY);
+    pub async fn keep_up(self, stop: CancellationToken) -> anyhow::Result<()> {
+        let mut turns = tokio::time::interval(KEEP_UP_EVERY);
         loop {
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
-                _ = turns.tick() => self.handle.run_upkeep(),
+                _ = turns.tick() => {
+                    self.handle.run_upkeep();
+                    self.log.tell_held_back();
+                }
             }
         }
     }
 }
 
-impl fmt::Debug for Metrics {
+impl fmt::Debug for Telemetry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Metrics").finish_non_exhaustive()
+        f.debug_struct("Telemetry").finish_non_exhaustive()
     }
 }
 
@@ -205,7 +168,8 @@ mod tests {
             metrics::histogram!("waybill_commit_bytes").record(2_000.0);
             metrics::histogram!("waybill_commit_rows").record(7.0);
         });
-        let text = Metrics { handle }.render();
+        let log = Log::detached();
+        let text = Telemetry { handle, log }.render();
         for line in [
             "waybill_commit_seconds_bucket{le=\"0.002\"} 0",
             "waybill_commit_seconds_bucket{le=\"0.004\"} 1",
@@ -218,34 +182,10 @@ mod tests {
         }
     }
 
-    #[test]
-    fn filters_are_levels_or_pairs_of_target_and_level() {
-        for good in [
-            "info",
-            "warn,waybill=debug",
-            "waybill::scheduler=trace",
-            "off",
-            "INFO,waybill=debug",
-        ] {
-            assert!(log_filter(good).is_ok(), "{good}");
-        }
-        for bad in [
-            "waybill=loud",
-            "info,,=,",
-            "bananas",
-            "info,bananas",
-            "info, debug",
-            "",
-            "inf",
-        ] {
-            assert!(log_filter(bad).is_err(), "{bad}");
-        }
-    }
-
     #[tokio::test]
-    async fn folding_ends_when_it_is_told_to() {
+    async fn keeping_up_ends_when_it_is_told_to() {
         let stop = CancellationToken::new();
         stop.cancel();
-        Metrics::detached().fold(stop).await.unwrap();
+        Telemetry::detached().keep_up(stop).await.unwrap();
     }
 }

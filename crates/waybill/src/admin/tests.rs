@@ -74,7 +74,7 @@ async fn ask(admin: &Admin, method: &str, path: &str, body: &str) -> (u16, Strin
 }
 
 fn admin() -> Admin {
-    Admin::new(Metrics::detached())
+    Admin::new(Telemetry::detached())
 }
 
 #[tokio::test]
@@ -279,4 +279,24 @@ async fn the_listener_ends_when_it_is_told_to_though_a_connection_staysopen() {
     };
     let limit = Duration::from_secs(20);
     running.run(start, &mut signals, limit).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_log_filter_is_shown_and_changed() {
+    let admin = admin();
+    assert_eq!(
+        ask(&admin, "GET", "/log", "").await,
+        (200, r#"{"filter":"info"}"#.into())
+    );
+    let debug = r#"{"filter":"info,waybill=debug"}"#;
+    assert_eq!(ask(&admin, "PUT", "/log", debug).await, (200, debug.into()));
+    for (body, said) in [
+        (r#"{"filter":"bananas"}"#, "neither a level"),
+        (r#"{"filter":7}"#, "must be a level"),
+        ("{}", "must be a level"),
+    ] {
+        let (status, answer) = ask(&admin, "PUT", "/log", body).await;
+        assert!(status == 422 && answer.contains(said), "{status} {answer}");
+    }
+    assert_eq!(ask(&admin, "GET", "/log", "").await, (200, debug.into()));
 }

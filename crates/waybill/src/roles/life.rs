@@ -7,7 +7,7 @@ use crate::admin::Admin;
 use crate::cli::Role;
 use crate::config::{Config, Environment};
 use crate::shutdown::{Running, Signals, Stage};
-use crate::telemetry::Metrics;
+use crate::telemetry::Telemetry;
 
 /// Runs a role until a signal or a failure ends it.
 ///
@@ -22,13 +22,13 @@ pub fn run(
     role: Role,
     config: &Config,
     environment: &Environment,
-    metrics: Metrics,
+    telemetry: Telemetry,
 ) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("the threads of the runtime cannot be started")?;
-    let outcome = runtime.block_on(live(role, config, environment, metrics));
+    let outcome = runtime.block_on(live(role, config, environment, telemetry));
     // Whatever is left was cut off on purpose.
     runtime.shutdown_background();
     outcome
@@ -38,11 +38,11 @@ async fn live(
     role: Role,
     config: &Config,
     environment: &Environment,
-    metrics: Metrics,
+    telemetry: Telemetry,
 ) -> anyhow::Result<()> {
     let mut signals = Signals::of_process().context("signals cannot be received")?;
     let running = Running::new();
-    let admin = Admin::new(metrics);
+    let admin = Admin::new(telemetry);
     let all_started = admin
         .readiness
         .expect("every role to be started, and none stopping");

@@ -1,0 +1,42 @@
+//! `/log`: which log lines are written, seen and changed while the process runs.
+
+use axum::Json;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use bytes::Bytes;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{Admin, only_field, unread};
+use crate::chain::chain;
+use crate::ingestion::problem::{FieldProblem, Problem};
+
+/// The one field.
+const FILTER: &str = "filter";
+
+/// Which log lines are written.
+#[derive(Serialize)]
+pub(super) struct Shown {
+    filter: String,
+}
+
+pub(super) async fn show(State(admin): State<Admin>) -> Json<Shown> {
+    let filter = admin.telemetry.log().filter();
+    Json(Shown { filter })
+}
+
+pub(super) async fn set(
+    State(admin): State<Admin>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Shown>, Problem> {
+    let body = body.map_err(|rejection| unread(&rejection))?;
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let wanted = "a level, or pairs as in info,waybill=debug";
+    let filter = only_field(&body, FILTER, text, wanted)?;
+    let set = admin.telemetry.log().set_filter(&filter);
+    set.map_err(|error| {
+        Problem::invalid(vec![FieldProblem::new(format!("/{FILTER}"), chain(&error))])
+    })?;
+    tracing::info!(filter, "the log filter was changed by a person");
+    Ok(show(State(admin)).await)
+}
