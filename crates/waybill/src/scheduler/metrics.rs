@@ -381,6 +381,10 @@ pub(super) struct CommitMetrics {
 
 impl CommitMetrics {
     pub(super) fn new() -> Self {
+        // Shown from the beginning, though their handles are only taken when something happens.
+        for rare in [LEASES_LOST, UNSENDABLE, COPIES_DROPPED] {
+            rare.of([]).increment(0);
+        }
         Self {
             duration: COMMIT_DURATION.of([]),
             rows: COMMIT_ROWS.of([]),

@@ -2,6 +2,7 @@
 //! services' ledger. On the embedded broker and store, or, with `WAYBILL_TEST_WORLD=servers`, on the servers
 //! that `WAYBILL_TEST_BROKERS` and `WAYBILL_TEST_SCYLLA` name.
 
+mod dashboards;
 mod growing;
 mod lost_state;
 mod readers;

@@ -14,10 +14,11 @@ use serde_json::Value;
 
 use crate::world::World;
 use ends::{Ends, QUESTIONS};
-use setting::{SERVICES, Setting, replaced};
+pub(crate) use setting::Setting;
+use setting::{SERVICES, replaced};
 
 impl Setting {
-    fn world(self) -> World {
+    pub(crate) fn world(self) -> World {
         let world = World::of_either_kind("");
         let sections = self.sections(&world.path(""));
         let config = format!(
@@ -32,7 +33,10 @@ impl Setting {
 
 impl World {
     /// Sends these deliveries, some at once, and returns their ids in order.
-    async fn deliver_each(&self, deliveries: impl IntoIterator<Item = Value>) -> Vec<String> {
+    pub(crate) async fn deliver_each(
+        &self,
+        deliveries: impl IntoIterator<Item = Value>,
+    ) -> Vec<String> {
         let sent = stream::iter(deliveries).map(|body| async move { self.deliver(&body).await });
         sent.buffered(QUESTIONS).collect().await
     }

@@ -1,0 +1,164 @@
+//! Every panel against a real Prometheus that scrapes a Waybill to which everything happens that panels show.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rdkafka::config::ClientConfig;
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+use serde_json::{Value, json};
+
+use super::{Dashboard, as_sent};
+use crate::supervision::Setting;
+use crate::world::{PATIENCE, World, delivery};
+use crate::{REPLIES, REQUESTS, is_remote};
+
+/// Receivers at an address where nobody listens.
+const NOBODY: &str = "\
+alerts:
+  receivers:
+    pager: { webhook: { url: 'http://127.0.0.1:9/', secret: whsec_MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0 } }
+  owners:
+    sms: { url: 'http://127.0.0.1:9/', template: '{\"text\": \"{{notice.text}}\"}' }
+";
+/// How long it scrapes between two looks at the panels.
+const BETWEEN_ROUNDS: Duration = Duration::from_millis(500);
+const RULES: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../prometheus/waybill.rules.yaml"
+);
+
+/// A Prometheus of the test's own. Dropping it kills it.
+struct Prometheus {
+    child: Child,
+    address: String,
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Prometheus {
+    /// One that scrapes the world's admin port every second; `None` where there is none on this machine.
+    fn scraping(world: &World) -> Option<Self> {
+        let config = json!({
+            "global": { "scrape_interval": "1s", "evaluation_interval": "1s" },
+            "rule_files": [RULES],
+            "scrape_configs": [{
+                "job_name": "waybill",
+                "static_configs": [{ "targets": [world.address("admin").to_string()] }],
+            }],
+        });
+        let path = world.path("prometheus.yml");
+        std::fs::write(&path, config.to_string()).expect("the directory is writable");
+        let mut child = Command::new("prometheus")
+            .arg(format!("--config.file={}", path.display()))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                world.path("prometheus").display()
+            ))
+            .arg("--web.listen-address=127.0.0.1:0")
+            .stderr(Stdio::piped())
+            .spawn()
+            .ok()?;
+        let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
+        let address = lines.by_ref().map_while(Result::ok).find_map(|line| {
+            let (_, rest) = line.split_once("msg=\"Listening on\" address=")?;
+            Some(rest.to_owned())
+        });
+        // Read to the end, so that it never blocks on a full pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+        let address = address.expect("Prometheus says where it listens");
+        Some(Self { child, address })
+    }
+
+    /// How many results a query has.
+    async fn results(&self, world: &World, query: &str) -> usize {
+        let url = format!("http://{}/api/v1/query", self.address);
+        let asked = reqwest::Url::parse_with_params(&url, [("query", query)]).expect("a URL");
+        let answer = world.client.get(asked).send().await.expect("it answers");
+        let answer: Value = answer.json().await.expect("an answer is JSON");
+        assert_eq!(answer["status"], "success", "{query}: {answer}");
+        answer["data"]["result"].as_array().map_or(0, Vec::len)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_panel_shows_something_of_a_waybill_at_work() {
+    let mut setting = Setting::hasty();
+    setting.more.push_str(NOBODY);
+    let mut world = setting.world();
+    if world.is_on_servers() {
+        println!(
+            "SKIPPED: dashboards on servers: panels of the embedded broker have nothing to show"
+        );
+        return;
+    }
+    let _up = world.up();
+    let Some(prometheus) = Prometheus::scraping(&world) else {
+        println!(
+            "SKIPPED: dashboards were not held against Prometheus, which is not on this machine"
+        );
+        return;
+    };
+    world.ready().await;
+    everything_happens(&world).await;
+
+    let dashboards = Dashboard::all();
+    let deadline = Instant::now() + PATIENCE;
+    for round in 0.. {
+        let mut empty = Vec::new();
+        for (title, expression) in dashboards.iter().flat_map(Dashboard::queries) {
+            if prometheus.results(&world, &as_sent(expression)).await == 0 {
+                empty.push(format!("{title}: {expression}"));
+            }
+        }
+        if empty.is_empty() {
+            return;
+        }
+        let said = empty.join("\n");
+        assert!(Instant::now() < deadline, "nothing to show:\n{said}");
+        // Something goes on while panels look at the last half minute.
+        let more = (0..20).map(|index| delivery(&format!("round-{round}-{index}"), false));
+        world.deliver_each(more).await;
+        tokio::time::sleep(BETWEEN_ROUNDS).await;
+    }
+}
+
+/// Deliveries that succeed, fail in several ways and are parked, and records that nobody can read.
+async fn everything_happens(world: &World) {
+    let of = |prefix: &'static str| {
+        (0..40).map(move |index| delivery(&format!("{prefix}-{index}"), is_remote(index)))
+    };
+    world.deliver_each(of("well")).await;
+
+    world
+        .put_faults(
+            "drone",
+            &json!({ "errorRate": 0.3, "doThenTimeoutRate": 0.1, "refuseRate": 0.3 }),
+        )
+        .await;
+    world
+        .put_faults("package", &json!({ "undoRefuseRate": 1 }))
+        .await;
+    let told = of("badly").map(|mut body| {
+        body["notify"] = json!(["tel:+491701234567"]);
+        body
+    });
+    world.deliver_each(told).await;
+
+    let producer: BaseProducer = ClientConfig::new()
+        .set("bootstrap.servers", world.address("broker").to_string())
+        .create()
+        .expect("a producer can be made");
+    for topic in [REQUESTS, REPLIES, "drone.requests"].map(|name| world.topic(name)) {
+        let record = BaseRecord::<[u8], [u8]>::to(&topic)
+            .partition(0)
+            .payload(b"garbage");
+        producer.send(record).expect("there is room");
+    }
+    producer.flush(PATIENCE).expect("the broker takes it");
+}
