@@ -32,7 +32,7 @@ pub use agent_check::AgentCheckArgs;
 pub use capacity::CapacityArgs;
 pub use dlq::DlqCommand;
 pub use log::LogArgs;
-pub use ops::{OpsArgs, OpsError};
+pub use ops::{DoctorArgs, ExplainArgs, OpsArgs, OpsError};
 pub use readers::ReadersCommand;
 pub use ready::ReadyArgs;
 pub use records::RecordsArgs;
@@ -138,6 +138,11 @@ pub enum Command {
     AgentCheck(Box<AgentCheckArgs>),
     /// See and repair operations that need a person, over the HTTP API
     Ops(Box<OpsArgs>),
+    /// Say whether all that an installation lives on is as it must be; with an operation's id, what is
+    /// missing of it, who has it, and what happens next
+    Doctor(DoctorArgs),
+    /// Say why something is as it is: `explain lag` names the operations that hold each checkpoint
+    Explain(ExplainArgs),
     /// Say what a load needs in processes, partitions, brokers and nodes of the database
     Capacity(CapacityArgs),
     /// Print a page of the documents that is made from the program, in Markdown
@@ -242,6 +247,8 @@ impl Command {
             | Self::Readers { .. }
             | Self::Schemas { .. }
             | Self::Ready(_)
+            | Self::Doctor(_)
+            | Self::Explain(_)
             | Self::Log(_)
             | Self::Records(_)
             | Self::AgentCheck(_)

@@ -132,6 +132,23 @@ pub(crate) async fn check(
     Ok(states.iter().map(line).collect())
 }
 
+/// The subjects whose schemas are not registered.
+///
+/// # Errors
+///
+/// If the registry does not answer, or a schema does not go with earlier versions.
+pub(crate) async fn missing(
+    registry: &Registry,
+    subjects: &[Subject],
+) -> anyhow::Result<Vec<String>> {
+    let states = states(registry, subjects).await?;
+    refuse_incompatible(&states)?;
+    let missing = states
+        .iter()
+        .filter(|state| matches!(state.found, Found::Missing));
+    Ok(missing.map(|state| state.subject.name.clone()).collect())
+}
+
 /// How a subject is.
 struct State<'a> {
     subject: &'a Subject,

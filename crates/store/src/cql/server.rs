@@ -79,6 +79,9 @@ impl CqlKeyspace {
     }
 }
 
+/// A server's clock may be this far from this machine's before a person is told.
+const CLOCK_AHEAD_MS_MAX: i64 = 1_000;
+
 /// What the servers said about themselves and about the store's keyspace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CqlReport {
@@ -94,6 +97,8 @@ pub struct CqlReport {
     pub schema_version: Option<u32>,
     /// The version of the schema that this program needs.
     pub schema_version_known: u32,
+    /// How far the server's clock is ahead of this machine's, in milliseconds.
+    pub clock_ahead_ms: i64,
 }
 
 /// Something about the servers or the keyspace that a person has to know.
@@ -147,6 +152,15 @@ pub enum CqlProblem {
         /// How often a row is stored there.
         factor: u32,
     },
+    /// Leases and deadlines go by the clocks of all machines.
+    #[error(
+        "the server's clock is {ahead_ms} ms ahead of this machine's: clocks must agree better than leases and \
+         supervisor.clockSkew allow for"
+    )]
+    ClocksApart {
+        /// By so much; negative where it is behind.
+        ahead_ms: i64,
+    },
     /// A power loss takes acknowledged writes that are on no other machine.
     #[error(
         "the commit log is synced {how}: a power loss takes rows with it that were acknowledged and are on no other machine"
@@ -168,7 +182,9 @@ impl CqlProblem {
             | Self::OldSchema { .. }
             | Self::NewSchema { .. }
             | Self::NoReplica { .. } => true,
-            Self::FewReplicas { .. } | Self::UnsyncedCommitLog { .. } => false,
+            Self::FewReplicas { .. }
+            | Self::ClocksApart { .. }
+            | Self::UnsyncedCommitLog { .. } => false,
         }
     }
 }
@@ -179,6 +195,10 @@ impl CqlReport {
     pub fn problems(&self) -> Vec<CqlProblem> {
         let mut problems = self.problems_of_keyspace();
         problems.extend(self.problem_of_schema());
+        let ahead_ms = self.clock_ahead_ms;
+        if ahead_ms.abs() > CLOCK_AHEAD_MS_MAX {
+            problems.push(CqlProblem::ClocksApart { ahead_ms });
+        }
         problems
     }
 
@@ -248,6 +268,7 @@ mod tests {
             }),
             schema_version: Some(3),
             schema_version_known: 3,
+            clock_ahead_ms: 0,
         }
     }
 
@@ -258,6 +279,19 @@ mod tests {
         ),
         ("east", "3"),
     ];
+
+    #[test]
+    fn clocks_that_are_more_than_a_second_apart_are_told_of_and_not_fatal() {
+        for (ahead_ms, told) in [(0, false), (-1_000, false), (1_001, true), (-5_000, true)] {
+            let report = CqlReport {
+                clock_ahead_ms: ahead_ms,
+                ..report(scylladb("2026.1.0"), &THREE, true)
+            };
+            let wanted = CqlProblem::ClocksApart { ahead_ms };
+            assert_eq!(report.problems().contains(&wanted), told, "{ahead_ms}");
+            assert!(!wanted.is_fatal());
+        }
+    }
 
     #[test]
     fn tablets_are_refused_before_scylladb_2025_4() {

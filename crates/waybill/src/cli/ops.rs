@@ -11,6 +11,8 @@ mod address;
 mod api;
 mod ask;
 mod course;
+mod doctor;
+mod explain;
 mod filter;
 mod follow;
 mod line;
@@ -24,6 +26,9 @@ mod wire;
 use std::io;
 
 use clap::{Args, Subcommand};
+
+pub use self::doctor::DoctorArgs;
+pub use self::explain::ExplainArgs;
 
 use self::address::ApiAddress;
 use self::api::{Api, ApiError};
@@ -117,10 +122,8 @@ impl OpsArgs {
     ///
     /// If the API cannot be reached, or what is asked is refused or comes to something else.
     pub fn run(&self, config: &Config) -> Result<(), OpsError> {
-        let address = match &self.api {
-            Some(address) => address.clone(),
-            None => ApiAddress::of_listener(config.http.listen).map_err(OpsError::Usage)?,
-        };
+        let address = ApiAddress::of_configuration(self.api.as_ref(), config);
+        let address = address.map_err(OpsError::Usage)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()

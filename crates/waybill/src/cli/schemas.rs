@@ -47,3 +47,18 @@ impl SchemasCommand {
         until_reader_leaves(printed.map_err(Into::into))
     }
 }
+
+/// The subjects whose schemas the configured registry lacks; `None` where none is configured.
+///
+/// # Errors
+///
+/// If the registry does not answer, or a schema does not go with earlier versions.
+pub(super) async fn missing(config: &Config) -> anyhow::Result<Option<Vec<String>>> {
+    let Some(registry) = config.schema_registry.client()? else {
+        return Ok(None);
+    };
+    let workflows = load_workflows(&config.workflows)?;
+    let topics = Topics::new(&config.kafka.topic_prefix);
+    let subjects = subjects(&topics, &workflows.agents());
+    Ok(Some(registry::missing(&registry, &subjects).await?))
+}

@@ -64,6 +64,7 @@ fn told(keyspace: &str, report: &CqlReport) -> String {
         keyspace: found,
         schema_version,
         schema_version_known,
+        clock_ahead_ms,
     } = report;
     let or_unknown = |text: Option<String>| text.unwrap_or_else(|| "unknown".to_owned());
     let replication = found.as_ref().map(|found| {
@@ -83,6 +84,7 @@ fn told(keyspace: &str, report: &CqlReport) -> String {
             None => format!("keyspace: {keyspace}, which does not exist"),
         },
         format!("schema: {version}; this program needs {schema_version_known}"),
+        format!("clock: {clock_ahead_ms} ms ahead of this machine's"),
     ]
     .join("\n")
 }

@@ -14,7 +14,10 @@ use waybill_kafka::Admin;
 
 use super::connection::{self, CLIENT_ID, until_reader_leaves};
 use crate::config::{Config, load_workflows};
-use crate::roles::topics::{BrokerKind, Needed, broker_kind, needed};
+use crate::readers::show::LayoutView;
+use crate::roles::topics::{
+    BrokerKind, Finding, Needed, broker_kind, explained, judge, look, needed,
+};
 
 /// How long the brokers may take to answer.
 const BROKER_PATIENCE: Duration = Duration::from_secs(10);
@@ -53,7 +56,7 @@ impl TopicsCommand {
 }
 
 /// The brokers, and what has to be on them.
-struct Site {
+pub(super) struct Site {
     runtime: tokio::runtime::Runtime,
     admin: Admin,
     broker: BrokerKind,
@@ -63,12 +66,17 @@ struct Site {
 impl Site {
     /// Reaches the configured brokers, or the embedded one where it listens by configuration.
     fn open(config: &Config) -> anyhow::Result<Self> {
+        Self::open_within(config, BROKER_PATIENCE)
+    }
+
+    /// The same; the brokers may take so long to answer.
+    pub(super) fn open_within(config: &Config, patience: Duration) -> anyhow::Result<Self> {
         let workflows = load_workflows(&config.workflows)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let admin = Admin::new(&connection::settings(config), CLIENT_ID)?;
-        runtime.block_on(admin.wait_ready(BROKER_PATIENCE))?;
+        runtime.block_on(admin.wait_ready(patience))?;
         let broker = runtime.block_on(broker_kind(&admin, config))?;
         Ok(Self {
             runtime,
@@ -76,5 +84,36 @@ impl Site {
             broker,
             needed: needed(config, &workflows, broker),
         })
+    }
+
+    /// How many topics there must be.
+    pub(super) fn topics(&self) -> usize {
+        self.needed.len()
+    }
+
+    /// Whether a finding is about how many partitions operations are spread over.
+    fn is_about_a_number(&self, finding: &Finding) -> bool {
+        finding.number_of_operations(&self.needed).is_some()
+    }
+
+    /// Which of them are not as they must be, apart from numbers of partitions that are as the state store
+    /// says, if `stands` tells that.
+    pub(super) fn findings(
+        &self,
+        config: &Config,
+        stands: Option<&LayoutView>,
+    ) -> anyhow::Result<Vec<Finding>> {
+        let found = self
+            .runtime
+            .block_on(look(&self.admin, &self.needed))
+            .map_err(|error| explained(error, config))?;
+        let mut findings = judge(config, self.broker, &self.needed, &found);
+        if let Some(stands) = stands {
+            findings.retain(|finding| {
+                let number = finding.number_of_operations(&self.needed);
+                !number.is_some_and(|has| stands.topics_may_have.contains(&has))
+            });
+        }
+        Ok(findings)
     }
 }

@@ -3,6 +3,7 @@
 //! that `WAYBILL_TEST_BROKERS` and `WAYBILL_TEST_SCYLLA` name.
 
 mod dashboards;
+mod doctor;
 mod growing;
 mod lost_state;
 mod readers;

@@ -6,13 +6,23 @@ use std::str::FromStr;
 
 use reqwest::Url;
 
+use crate::config::Config;
+
 /// The address of the API: what stands before its paths.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct ApiAddress(String);
 
 impl ApiAddress {
+    /// The API that a person named, or else the one of the configuration.
+    pub(super) fn of_configuration(named: Option<&Self>, config: &Config) -> Result<Self, String> {
+        match named {
+            Some(address) => Ok(address.clone()),
+            None => Self::of_listener(config.http.listen),
+        }
+    }
+
     /// The API that listens by configuration; one that listens everywhere is asked on this machine.
-    pub(super) fn of_listener(listener: SocketAddr) -> Result<Self, String> {
+    fn of_listener(listener: SocketAddr) -> Result<Self, String> {
         if listener.port() == 0 {
             return Err(format!(
                 "the port of {listener} is chosen when the API starts: give the address that it \

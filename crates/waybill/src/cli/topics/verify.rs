@@ -9,7 +9,7 @@ use super::Site;
 use crate::cli::readers::readers;
 use crate::cli::shown::Output;
 use crate::config::Config;
-use crate::roles::topics::{Finding, Needed, Weight, explained, judge, look};
+use crate::roles::topics::{Finding, Weight};
 
 /// The arguments of `waybill topics verify`.
 #[derive(Clone, Debug, Args)]
@@ -22,13 +22,27 @@ pub struct VerifyArgs {
 impl VerifyArgs {
     pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
         let site = Site::open(config)?;
-        let found = site
-            .runtime
-            .block_on(look(&site.admin, &site.needed))
-            .map_err(|error| explained(error, config))?;
-        let mut findings = judge(config, site.broker, &site.needed, &found);
-        let known = leave_out_known_numbers(config, &site.needed, &mut findings);
-        site.runtime.block_on(known);
+        let mut findings = site.findings(config, None)?;
+        if findings
+            .iter()
+            .any(|finding| site.is_about_a_number(finding))
+        {
+            match site.runtime.block_on(readers(config, None)) {
+                Ok(stands) => {
+                    findings = site.findings(config, Some(&stands))?;
+                    let becomes = stands.becomes.map(|to| format!(", going over to {to}"));
+                    eprintln!(
+                        "partitions of operations that are read: {}{}, as the state store says",
+                        stands.partitions,
+                        becomes.unwrap_or_default()
+                    );
+                }
+                Err(error) => eprintln!(
+                    "how many partitions there are is judged by the configuration, for the state store does not \
+                     tell: {error:#}"
+                ),
+            }
+        }
         let mut out = io::stdout().lock();
         for finding in &findings {
             match self.output {
@@ -39,37 +53,12 @@ impl VerifyArgs {
         match (findings.len(), self.output) {
             (0, Output::Json) => Ok(()),
             (0, Output::Table) => {
-                let topics = site.needed.len();
+                let topics = site.topics();
                 Ok(writeln!(out, "ok: {topics} topics are as they must be")?)
             }
             (1, _) => anyhow::bail!("1 finding"),
             (count, _) => anyhow::bail!("{count} findings"),
         }
-    }
-}
-
-/// Leaves out numbers of partitions that are as the state store says, which stands above the configuration.
-async fn leave_out_known_numbers(config: &Config, needed: &[Needed], findings: &mut Vec<Finding>) {
-    let number = |finding: &Finding| finding.number_of_operations(needed);
-    if !findings.iter().any(|finding| number(finding).is_some()) {
-        return;
-    }
-    match readers(config, None).await {
-        Ok(stands) => {
-            findings.retain(|finding| {
-                !number(finding).is_some_and(|has| stands.topics_may_have.contains(&has))
-            });
-            let becomes = stands.becomes.map(|to| format!(", going over to {to}"));
-            eprintln!(
-                "partitions of operations that are read: {}{}, as the state store says",
-                stands.partitions,
-                becomes.unwrap_or_default()
-            );
-        }
-        Err(error) => eprintln!(
-            "how many partitions there are is judged by the configuration, for the state store does not tell: \
-             {error:#}"
-        ),
     }
 }
 
