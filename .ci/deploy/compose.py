@@ -1,0 +1,211 @@
+"""What must hold of docker-compose.yml, and no schema knows. Reads what Compose's own loader made of it (JSON), so that
+anchors and short forms are resolved; asks the binary whether it takes each environment and each command line."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import yaml
+
+LOOPBACK = "127.0.0.1"
+# The image's own environment, which lies below that of each service.
+IMAGE = {"WAYBILL_DATA_DIR": "/var/lib/waybill"}
+ADMIN_PORT = 8081
+
+wrong = []
+
+
+def main():
+    model_path, waybill, loadtest = sys.argv[1:]
+    model = json.loads(pathlib.Path(model_path).read_text())
+    services = model["services"]
+    root = pathlib.Path.cwd()
+    for name, service in services.items():
+        check_any(name, service, services, root)
+    ours = {name: service for name, service in services.items() if service["image"].startswith("waybill:")}
+    configs = {name: check_ours(name, service, waybill) for name, service in ours.items()}
+    for name, service in services.items():
+        if service["image"].startswith("waybill-loadtest:"):
+            check_hardened(name, service)
+            accepts(name, loadtest, service["command"], {})
+    check_together(model, ours, {name: config for name, config in configs.items() if config})
+    check_scraped(ours)
+    sys.exit("\n".join(f"docker-compose.yml: {problem}" for problem in wrong) or 0)
+
+
+def check_any(name, service, services, root):
+    """What holds of every service, whoever made its image."""
+    image = service["image"]
+    if not re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", image):
+        wrong.append(f"{name}: {image} is no exact version")
+    for port in service.get("ports", []):
+        if port.get("host_ip") != LOOPBACK:
+            wrong.append(f"{name}: port {port['target']} is published beyond loopback")
+    for volume in service.get("volumes", []):
+        if volume["type"] != "bind":
+            continue
+        source = pathlib.Path(volume["source"])
+        if not source.exists():
+            wrong.append(f"{name}: {source.relative_to(root)} is mounted, and is not there")
+        if not volume.get("read_only"):
+            wrong.append(f"{name}: {source.relative_to(root)} is mounted, and may be written to")
+    for other, dependency in service.get("depends_on", {}).items():
+        condition = dependency["condition"]
+        if other not in services:
+            wrong.append(f"{name}: waits for {other}, which is not there")
+            continue
+        fits = "service_completed_successfully" if is_one_shot(services[other]) else "service_healthy"
+        if condition != fits:
+            wrong.append(f"{name}: waits for {other} to be {condition}, not {fits}")
+    health = service.get("healthcheck", {})
+    if is_one_shot(service):
+        # `up --wait` waits for the end of what somebody needs to have ended, and takes any other end for a failure.
+        needed = any(
+            other.get("depends_on", {}).get(name, {}).get("condition") == "service_completed_successfully"
+            for other in services.values()
+        )
+        if not needed and not service.get("profiles"):
+            wrong.append(f"{name}: ends by itself, and nobody waits for it")
+    elif not health.get("test") or health.get("disable"):
+        wrong.append(f"{name}: has no health check, and does not end by itself")
+    if "max-size" not in service.get("logging", {}).get("options", {}):
+        wrong.append(f"{name}: its logs have no bound")
+    if "memory" not in service.get("deploy", {}).get("resources", {}).get("limits", {}):
+        wrong.append(f"{name}: its memory has no bound")
+    if "no-new-privileges:true" not in service.get("security_opt", []) and not image.startswith("scylladb/"):
+        # ScyllaDB's image begins as root and steps down by sudo.
+        wrong.append(f"{name}: may gain privileges")
+
+
+def is_one_shot(service):
+    return service.get("restart") == "no"
+
+
+def check_hardened(name, service):
+    if not service.get("read_only") or service.get("cap_drop") != ["ALL"]:
+        wrong.append(f"{name}: is to be read_only and to drop all capabilities")
+
+
+def check_ours(name, service, waybill):
+    """Whether the binary takes what the service gives it; returns the configuration that applies."""
+    check_hardened(name, service)
+    environment = IMAGE | service.get("environment", {})
+    command = service["command"]
+    accepts(name, waybill, command, environment)
+    test = service.get("healthcheck", {}).get("test", [])
+    if test and not service["healthcheck"].get("disable"):
+        if test[:2] != ["CMD", "waybill"]:
+            wrong.append(f"{name}: its health check is no command of its image: {test}")
+        else:
+            accepts(f"{name}, health check", waybill, test[2:], environment)
+    for check in ["check", "show"]:
+        ran = run([waybill, "config", check], environment)
+        if ran.returncode:
+            wrong.append(f"{name}: {ran.stderr.strip()}")
+            return None
+    config = yaml.safe_load(ran.stdout)
+    if not is_one_shot(service) and seconds(service.get("stop_grace_period", "10s")) < seconds(config["shutdownTimeout"]) + 5:
+        wrong.append(f"{name}: stop_grace_period leaves no room behind shutdownTimeout ({config['shutdownTimeout']})")
+    return config
+
+
+def accepts(name, program, command, environment):
+    """Whether the program takes a command line: all before --help is read before help is given."""
+    ran = run([program, *command, "--help"], environment)
+    if ran.returncode:
+        wrong.append(f"{name}: {' '.join(command)}: {ran.stderr.strip()}")
+
+
+def run(command, environment):
+    return subprocess.run(command, env={"PATH": os.environ["PATH"], **environment}, capture_output=True, text=True)
+
+
+def seconds(text):
+    """Of 20s, 1m0s and their like."""
+    return sum(int(number) * {"s": 1, "m": 60, "h": 3600}[unit] for number, unit in re.findall(r"(\d+)([smh])", text))
+
+
+def check_together(model, ours, configs):
+    """What processes must agree on, and that each finds the others."""
+    if set(ours) != set(configs):
+        return
+    services = model["services"]
+    partitions = {name: config["scheduler"].pop("partitions") for name, config in configs.items()}
+    first = next(iter(configs))
+    for name, config in configs.items():
+        if config != configs[first]:
+            wrong.append(f"{name} and {first} differ by more than scheduler.partitions")
+    config = configs[first]
+    driven = []
+    for name in ours:
+        if ours[name]["command"] == ["scheduler"]:
+            low, _, high = str(partitions[name]).partition("-")
+            driven += range(int(low), int(high or low) + 1)
+    if sorted(driven) != list(range(config["partitions"])):
+        wrong.append(f"the schedulers drive partitions {driven} of {config['partitions']}")
+
+    check_kafka(services["kafka"], config["kafka"]["brokers"])
+    for address in config["store"]["scylla"]["nodes"] + [config["services"]["address"]]:
+        if address.split(":")[0] not in services:
+            wrong.append(f"{address} is no service")
+    if config["services"]["address"].split(":")[1] != config["services"]["listen"].split(":")[1]:
+        wrong.append("services.address and services.listen have different ports")
+    if config["admin"]["listen"] != f"0.0.0.0:{ADMIN_PORT}":
+        wrong.append(f"the admin port is {config['admin']['listen']}")
+
+    addresses = {
+        name: service["networks"]["default"]["ipv4_address"]
+        for name, service in services.items()
+        if (service.get("networks", {}).get("default") or {}).get("ipv4_address")
+    }
+    for name, service in services.items():
+        for address in set(re.findall(r"172\.\d+\.\d+\.\d+", " ".join(service.get("command") or []))):
+            if address not in addresses.values():
+                wrong.append(f"{name}: {address} is no service's")
+    # A service of the same name as its address.
+    load = " ".join(services["load"]["command"])
+    for flag, name in [("--http", "ingestion"), ("--services", "services")]:
+        if f"{flag} {addresses.get(name)}:" not in load:
+            wrong.append(f"load: {flag} is not the address of {name}")
+
+    version = re.search(r'^version = "([\d.]+)"', pathlib.Path("Cargo.toml").read_text(), re.M)[1]
+    tested = re.search(r"^  <version>([\d.]+)</version>$", pathlib.Path(".ci/servers/kafka/pom.xml").read_text(), re.M)
+    for name, service in services.items():
+        image, _, tag = service["image"].rpartition(":")
+        if image in ("waybill", "waybill-loadtest") and tag != version:
+            wrong.append(f"{name}: the image is {tag}, and this is version {version}")
+        if image == "apache/kafka" and tag != tested[1]:
+            wrong.append(f"{name}: the image is {tag}, and the tests run on {tested[1]}")
+
+
+def check_kafka(service, brokers):
+    """Whether clients of both kinds are sent to where the broker listens, and those in containers begin there."""
+    says = service["environment"]
+    listens, advertised = (
+        dict(listener.split("://") for listener in says[key].split(","))
+        for key in ["KAFKA_LISTENERS", "KAFKA_ADVERTISED_LISTENERS"]
+    )
+    for listener, address in advertised.items():
+        if listens.get(listener) != f":{address.split(':')[1]}":
+            wrong.append(f"kafka: {listener} sends clients to {address}, and listens on {listens.get(listener)}")
+    if brokers != [advertised["CONTAINERS"]]:
+        wrong.append(f"kafka: containers ask {brokers}, and are sent to {advertised['CONTAINERS']}")
+    host = {f"{port['host_ip']}:{port['published']}": port["target"] for port in service["ports"]}
+    if str(host.get(advertised["HOST"])) != listens["HOST"].lstrip(":"):
+        wrong.append(f"kafka: {advertised['HOST']} is not published as the port of HOST")
+
+
+def check_scraped(ours):
+    """Whether Prometheus asks every process that lasts."""
+    config = yaml.safe_load(pathlib.Path("prometheus/prometheus.yml").read_text())
+    job = next(job for job in config["scrape_configs"] if job["job_name"] == "waybill")
+    (found,) = job["dns_sd_configs"]
+    lasting = {name for name, service in ours.items() if not is_one_shot(service)}
+    if set(found["names"]) != lasting or found["port"] != ADMIN_PORT:
+        wrong.append(f"prometheus.yml asks {sorted(found['names'])}, and there are {sorted(lasting)}")
+
+
+main()

