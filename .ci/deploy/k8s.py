@@ -53,7 +53,10 @@ def main():
             if text not in seen:
                 seen.add(text)
                 check_schema(render, thing, schemas)
-        Rules(render, waybill, capacity, triggers).check()
+    # What is not formed as its kind is, no rule can look at.
+    if not wrong:
+        for render in renders:
+            Rules(render, waybill, capacity, triggers).check()
     for kind in sorted(unknown_kinds):
         print(f"SKIPPED: objects of {kind} were NOT held against its schema, which is not there: set CRDS")
     # What is wrong in an overlay is so with every choice of components: it is told once.
@@ -131,7 +134,7 @@ def schemas_of(crds, kinds):
     schemas = {}
     for path in [path for directory in crds for path in sorted(pathlib.Path(directory).glob("*.yaml"))]:
         text = path.read_text()
-        if not kinds & set(re.findall(r"^ +kind: (\w+)$", text, re.M)):
+        if not kinds & set(re.findall(r'^ +kind: "?(\w+)"?$', text, re.M)):
             continue
         for crd in yaml.load_all(text, Loader=OnceLoader):
             if not crd or crd.get("kind") != "CustomResourceDefinition":
