@@ -76,7 +76,7 @@ def check_any(name, service, services, root):
     if "memory" not in service.get("deploy", {}).get("resources", {}).get("limits", {}):
         wrong.append(f"{name}: its memory has no bound")
     if "no-new-privileges:true" not in service.get("security_opt", []) and not image.startswith("scylladb/"):
-        # ScyllaDB's image begins as root and steps down by sudo.
+        # ScyllaDB's image begins as root; whether it can do without was not tried.
         wrong.append(f"{name}: may gain privileges")
 
 

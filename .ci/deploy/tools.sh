@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Tools of the checks of what deploys Waybill, for scripts to source from the root of the repository. Each is had at an
 # exact version, below target/deploy, from the registries of its language; nothing of them is in the tree.
 # A script says with `skipped` what it could not check for want of a tool.

@@ -1,0 +1,497 @@
+"""What must hold of Waybill on Kubernetes, and no schema knows: that what is rendered fits together, and that the binary
+takes the configuration, the variables and the arguments of each container."""
+
+import json
+import pathlib
+import re
+import subprocess
+import tempfile
+
+import yaml
+
+NAMESPACE = "waybill"
+LASTING = ("Deployment", "StatefulSet")
+# Of containers, what kubelet makes; of the image, what its Dockerfile says.
+IMAGE = {"WAYBILL_DATA_DIR": "/var/lib/waybill"}
+GRACE_ROOM = 5
+DNS = 53
+# ScyllaDB's shards have a port of their own, so far above the common one.
+SHARD_PORT = 10_000
+VOLUMES = {"configMap", "emptyDir", "projected", "secret", "downwardAPI"}
+API_CLIENT, SERVICES = {"waybill/api-client": "true"}, {"waybill/services": "true"}
+
+
+class Capacity:
+    """`waybill capacity`, asked once for each rate."""
+
+    def __init__(self, waybill):
+        self.waybill, self.known = waybill, {}
+
+    def cores(self, rate, part):
+        if rate not in self.known:
+            command = [self.waybill, "capacity", "--rate", rate, "--requests", "single", "--output", "json"]
+            said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env={}).stdout)
+            self.known[rate] = {part["name"]: part["busyCores"] / 0.6 for part in said["parts"]}
+        return self.known[rate][part]
+
+
+class Rules:
+    def __init__(self, render, waybill, capacity, triggers):
+        self.render, self.waybill, self.capacity, self.triggers = render, waybill, capacity, triggers
+        self.version = re.search(r'^version = "([\d.]+)"', pathlib.Path("Cargo.toml").read_text(), re.M)[1]
+        self.workloads = [thing for thing in render.of(*LASTING, "Job") if namespace(thing) == NAMESPACE]
+        self.configs = {}
+
+    def check(self):
+        self.check_names()
+        for workload in self.workloads:
+            self.check_pod(workload)
+            for container in containers(workload):
+                self.check_container(workload, container)
+            self.check_configuration(workload)
+        if len(self.configs) == len(self.workloads):
+            self.check_agreement()
+            self.check_scheduler()
+            self.check_grace()
+            self.check_flows()
+            self.check_scaling()
+            self.check_servers()
+        self.check_selectors()
+        self.check_policies()
+        self.check_monitoring()
+        self.check_capacity()
+
+    def wrong(self, thing, problem):
+        self.render.wrong(thing, problem)
+
+    def check_names(self):
+        names = set()
+        for thing in self.render.objects:
+            if thing["kind"] == "Secret":
+                self.wrong(thing, "secrets are not in the tree")
+            if thing["kind"] != "Namespace" and not namespace(thing):
+                self.wrong(thing, "is in no namespace")
+            name = thing["kind"], namespace(thing), thing["metadata"]["name"]
+            if name in names:
+                self.wrong(thing, "is there twice")
+            names.add(name)
+        spaces = self.render.of("Namespace")
+        if not any(labels(space).get("pod-security.kubernetes.io/enforce") == "restricted" for space in spaces):
+            self.wrong("Namespace", "the restricted pod security standard is not enforced")
+
+    def check_pod(self, workload):
+        pod = pod_of(workload)
+        context = pod.get("securityContext", {})
+        if not context.get("runAsNonRoot") or not context.get("runAsUser"):
+            self.wrong(workload, "may run as root")
+        if context.get("seccompProfile") != {"type": "RuntimeDefault"}:
+            self.wrong(workload, "has no seccomp profile")
+        for key in ["automountServiceAccountToken", "enableServiceLinks"]:
+            if pod.get(key) is not False:
+                self.wrong(workload, f"{key} is not false")
+        for key in ["hostNetwork", "hostPID", "hostIPC"]:
+            if pod.get(key):
+                self.wrong(workload, f"{key} is set")
+        account = next((one for one in self.render.of("ServiceAccount") if name_of(one) == pod.get("serviceAccountName")), None)
+        if not account or account.get("automountServiceAccountToken") is not False:
+            self.wrong(workload, "has no service account of its own that mounts no token")
+        for volume in pod.get("volumes", []):
+            if not VOLUMES & set(volume):
+                self.wrong(workload, f"volume {volume['name']} is of a kind that is not restricted")
+        if workload["kind"] == "Job" and "ttlSecondsAfterFinished" not in workload["spec"]:
+            self.wrong(workload, "stays when it has ended, and then cannot be applied again")
+        for constraint in pod.get("topologySpreadConstraints", []):
+            if not matches(constraint["labelSelector"], labels(workload["spec"]["template"])):
+                self.wrong(workload, f"spread over {constraint['topologyKey']} counts other pods than its own")
+        topologies = [constraint["topologyKey"] for constraint in pod.get("topologySpreadConstraints", [])]
+        if component(workload) in ["ingestion", "scheduler", "supervisor", "agents"] and len(topologies) < 2:
+            self.wrong(workload, "is not spread over zones and nodes")
+
+    def check_container(self, workload, container):
+        def problem(text):
+            self.wrong(workload, f"container {container['name']}: {text}")
+
+        if container.get("securityContext") != {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }:
+            problem("its security context is not the restricted one")
+        resources = container.get("resources", {})
+        for kind in ["requests", "limits"]:
+            for resource in ["cpu", "memory"]:
+                if resource not in resources.get(kind, {}):
+                    problem(f"{kind} no {resource}")
+        image = re.fullmatch(r"(?:[\w.:/-]+/)?waybill:([\d.]+)(@sha256:[0-9a-f]{64})?", container["image"])
+        if not image or image[1] != self.version:
+            problem(f"its image is {container['image']}, and not version {self.version}")
+        ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+        if workload["kind"] in LASTING:
+            for probe, path in [("startup", "/livez"), ("liveness", "/livez"), ("readiness", "/readyz")]:
+                get = container.get(f"{probe}Probe", {}).get("httpGet", {})
+                if get.get("path") != path or get.get("port") not in ports:
+                    problem(f"its {probe} probe does not ask for {path} at a port that it has")
+
+    def check_configuration(self, workload):
+        """Whether the binary takes what each container gets, with files where secrets would be."""
+        for container in containers(workload):
+            with tempfile.TemporaryDirectory() as root:
+                environment = IMAGE | self.environment(workload, container)
+                missing = self.mount(workload, container, pathlib.Path(root))
+                if missing:
+                    self.wrong(workload, missing)
+                    continue
+                config = pathlib.Path(root + environment["WAYBILL_CONFIG"])
+                text = config.read_text() if config.exists() else ""
+                for mount in container.get("volumeMounts", []):
+                    text = text.replace(mount["mountPath"] + "/", f"{root}{mount['mountPath']}/")
+                rooted = pathlib.Path(root, "config.yaml")
+                rooted.write_text(text)
+                environment["WAYBILL_CONFIG"] = str(rooted if config.exists() else config)
+                for command in [[*container["args"], "--help"], ["config", "check"], ["config", "show"]]:
+                    ran = subprocess.run([self.waybill, *command], env=environment, capture_output=True, text=True)
+                    if ran.returncode:
+                        said = ran.stderr.strip().replace(root, "")
+                        self.wrong(workload, f"container {container['name']}: {' '.join(command)}: {said}")
+                        break
+                else:
+                    self.configs[name_of(workload)] = yaml.safe_load(ran.stdout.replace(root, ""))
+
+    def environment(self, workload, container):
+        environment = {}
+        for variable in container.get("env", []):
+            field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+            if field == "metadata.name":
+                environment[variable["name"]] = f"{name_of(workload)}-0"
+            elif field == "metadata.labels['apps.kubernetes.io/pod-index']":
+                environment[variable["name"]] = "0"
+            elif "value" in variable:
+                environment[variable["name"]] = variable["value"]
+            else:
+                self.wrong(workload, f"variable {variable['name']} is from what is not known here: {variable}")
+        if len(environment) != len(container.get("env", [])):
+            self.wrong(workload, f"container {container['name']}: a variable is set twice")
+        return environment
+
+    def mount(self, workload, container, root):
+        """Puts what the container finds below `root`; returns what is missing."""
+        volumes = {volume["name"]: volume for volume in pod_of(workload).get("volumes", [])}
+        for mount in container.get("volumeMounts", []):
+            volume = volumes.get(mount["name"])
+            if not volume:
+                return f"container {container['name']} mounts {mount['name']}, which is no volume"
+            place = pathlib.Path(f"{root}{mount['mountPath']}")
+            place.mkdir(parents=True, exist_ok=True)
+            if "configMap" in volume:
+                maps = [one for one in self.render.of("ConfigMap") if name_of(one) == volume["configMap"]["name"]]
+                if not maps:
+                    return f"ConfigMap {volume['configMap']['name']} is not there"
+                for name, text in maps[0]["data"].items():
+                    (place / name).write_text(text)
+            for source in volume.get("projected", {}).get("sources", []):
+                for item in source["secret"]["items"]:
+                    (place / item["path"]).parent.mkdir(parents=True, exist_ok=True)
+                    (place / item["path"]).write_text("secret")
+        return None
+
+    def check_agreement(self):
+        """One configuration for all, but for the login that agents do not get."""
+
+        def without_login(config):
+            scylla = config["store"]["scylla"] | {"user": None, "password": None, "passwordFile": None}
+            return config | {"store": config["store"] | {"scylla": scylla}}
+
+        first, *others = self.configs
+        for other in others:
+            if without_login(self.configs[other]) != without_login(self.configs[first]):
+                self.wrong(other, f"has another configuration than {first}")
+        for name, config in self.configs.items():
+            for key in ["http", "admin"]:
+                if not config[key]["listen"].startswith("0.0.0.0:"):
+                    self.wrong(name, f"{key}.listen is {config[key]['listen']}, where nobody gets to")
+
+    def check_scheduler(self):
+        for scheduler in [one for one in self.workloads if component(one) == "scheduler"]:
+            config, spec = self.configs[name_of(scheduler)], scheduler["spec"]
+            readers = config["partitions"] * config["scheduler"]["readersPerPartition"]
+            if scheduler["kind"] != "StatefulSet" or spec.get("replicas") != readers:
+                self.wrong(scheduler, f"{spec.get('replicas')} replicas, and the configuration has {readers} readers")
+            if config["scheduler"]["partitions"] != "auto":
+                self.wrong(scheduler, "scheduler.partitions is not auto, so that pods do not go by their index")
+            if spec.get("podManagementPolicy") != "Parallel":
+                self.wrong(scheduler, "partitions wait for one another")
+            if spec.get("ordinals", {}).get("start", 0) != 0:
+                self.wrong(scheduler, "its pods do not count from 0")
+            fields = {
+                variable["name"]: variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+                for variable in containers(scheduler)[0].get("env", [])
+            }
+            if fields.get("POD_INDEX") != "metadata.labels['apps.kubernetes.io/pod-index']":
+                self.wrong(scheduler, "its pods do not get their index as POD_INDEX")
+            headless = [one for one in self.render.of("Service") if name_of(one) == spec.get("serviceName")]
+            if not headless or headless[0]["spec"].get("clusterIP") != "None":
+                self.wrong(scheduler, "its serviceName is no headless Service")
+
+    def check_grace(self):
+        for workload in self.workloads:
+            if workload["kind"] not in LASTING:
+                continue
+            pod = pod_of(workload)
+            sleep = containers(workload)[0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+            needed = sleep + seconds(self.configs[name_of(workload)]["shutdownTimeout"]) + GRACE_ROOM
+            if pod.get("terminationGracePeriodSeconds", 30) < needed:
+                self.wrong(workload, f"its grace period is less than the {needed} s that its end may take")
+
+    def check_selectors(self):
+        for workload in self.workloads:
+            if workload["kind"] not in LASTING:
+                continue
+            selected = self.selected(workload["spec"]["selector"])
+            if selected != [workload]:
+                self.wrong(workload, f"its selector selects {[name_of(one) for one in selected]}")
+            budgets = [one for one in self.render.of("PodDisruptionBudget") if workload in self.selected(one["spec"]["selector"])]
+            if len(budgets) != 1 and component(workload) != "services":
+                self.wrong(workload, f"has {len(budgets)} disruption budgets")
+        for budget in self.render.of("PodDisruptionBudget"):
+            if len(self.selected(budget["spec"]["selector"])) != 1:
+                self.wrong(budget, "selects not just one workload")
+            if "maxUnavailable" not in budget["spec"]:
+                self.wrong(budget, "says how many must be there, and blocks a drain where there are no more")
+        for service in self.render.of("Service"):
+            selected = self.selected({"matchLabels": service["spec"].get("selector", {"": ""})})
+            if len(selected) != 1:
+                self.wrong(service, f"selects {[name_of(one) for one in selected]}")
+            for port in service["spec"]["ports"]:
+                for workload in selected:
+                    if port.get("targetPort", port["port"]) not in ports_of(workload):
+                        self.wrong(service, f"{name_of(workload)} has no port {port.get('targetPort')}")
+
+    def selected(self, selector):
+        return [one for one in self.workloads if matches(selector, labels(one["spec"]["template"]))]
+
+    def check_policies(self):
+        policies = [one for one in self.render.of("NetworkPolicy") if namespace(one) == NAMESPACE]
+        nothing = [one for one in policies if one["spec"]["podSelector"] == {} and not one["spec"].get("ingress") and not one["spec"].get("egress")]
+        if not any(set(one["spec"]["policyTypes"]) == {"Ingress", "Egress"} for one in nothing):
+            self.wrong("NetworkPolicy", "what is not named is let through")
+        for policy in policies:
+            selected = self.selected(policy["spec"]["podSelector"])
+            if not selected:
+                self.wrong(policy, "selects nothing")
+            for rule in policy["spec"].get("ingress", []):
+                if not rule.get("from") or not rule.get("ports"):
+                    self.wrong(policy, "lets everybody in, or to every port")
+                for port in rule.get("ports", []):
+                    for workload in selected:
+                        # A Job has no ports, and nobody comes in.
+                        if workload["kind"] in LASTING and port["port"] not in ports_of(workload):
+                            self.wrong(policy, f"{name_of(workload)} has no port {port['port']}")
+            for rule in policy["spec"].get("egress", []):
+                if not rule.get("to") or not rule.get("ports"):
+                    self.wrong(policy, "lets pods out to everybody, or to every port")
+
+    def check_flows(self):
+        """Whether policies let through what the configuration needs, and no more."""
+        config = next(iter(self.configs.values()))
+        brokers, nodes = config["kafka"]["brokers"], config["store"]["scylla"]["nodes"]
+        needed = {role: {*brokers, *nodes} for role in ["ingestion", "scheduler", "supervisor", "prepare"]}
+        needed |= {"agents": {*brokers, config["services"]["address"]}, "services": set()}
+        shards = {f"{host}:{int(port) + SHARD_PORT}" for host, _, port in (node.rpartition(":") for node in nodes)}
+        for role in ["ingestion", "scheduler", "supervisor", "prepare"]:
+            needed[role] |= shards
+        allowed_ports = {DNS} | {int(one.rpartition(":")[2]) for one in set().union(*needed.values())}
+        for workload in self.workloads:
+            role = component(workload)
+            flows = self.flows(workload)
+            if (("kube-system", DNS) not in flows) or not any(space == "kube-system" for space, _ in flows):
+                self.wrong(workload, "may not ask for names")
+            ports = {port for _, port in flows}
+            for port in ports - allowed_ports:
+                self.wrong(workload, f"may go to port {port}, where nothing is that the configuration names")
+            for address in needed[role]:
+                host, _, port = address.rpartition(":")
+                space = (host.split(".") + [NAMESPACE])[1] if "." in host else NAMESPACE
+                if address == config["services"]["address"] and space != NAMESPACE:
+                    space = "services"
+                if (space, int(port)) not in flows:
+                    self.wrong(workload, f"may not go to {address}")
+            if role == "agents" and any(space == "scylla" for space, _ in flows):
+                self.wrong(workload, "may go to the database, and has no business there")
+        comes_in = [policy for policy in self.render.of("NetworkPolicy") if policy["spec"].get("ingress")]
+        for workload in self.workloads:
+            for container in containers(workload):
+                for port in container.get("ports", []):
+                    if port["name"] == "admin" and "monitoring" not in self.render.components:
+                        continue
+                    if not any(
+                        workload in self.selected(policy["spec"]["podSelector"])
+                        and any(one["port"] in (port["name"], port["containerPort"]) for rule in policy["spec"]["ingress"] for one in rule["ports"])
+                        for policy in comes_in
+                    ):
+                        self.wrong(workload, f"nobody gets to its port {port['name']}")
+
+    def flows(self, workload):
+        """Where a workload may go, as (namespace, port)."""
+        flows = set()
+        for policy in self.render.of("NetworkPolicy"):
+            if workload not in self.selected(policy["spec"]["podSelector"]):
+                continue
+            for rule in policy["spec"].get("egress", []):
+                for peer in rule.get("to", []):
+                    wanted = peer.get("namespaceSelector", {}).get("matchLabels", {})
+                    if "namespaceSelector" not in peer:
+                        space = NAMESPACE if self.selected(peer["podSelector"]) else None
+                    elif wanted == SERVICES:
+                        space = "services"
+                    else:
+                        space = wanted.get("kubernetes.io/metadata.name")
+                    if not space:
+                        self.wrong(policy, f"names nobody: {peer}")
+                    flows |= {(space, port["port"]) for port in rule["ports"]}
+        return flows
+
+    def check_monitoring(self):
+        if "monitoring" not in self.render.components:
+            return
+        (monitor,) = self.render.of("PodMonitor")
+        asked = self.selected(monitor["spec"]["selector"])
+        for workload in self.workloads:
+            if workload["kind"] in LASTING and workload not in asked:
+                self.wrong(monitor, f"does not ask {name_of(workload)}")
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+            for workload in asked:
+                if workload["kind"] in LASTING and endpoint["port"] not in ports_of(workload):
+                    self.wrong(monitor, f"{name_of(workload)} has no port {endpoint['port']}")
+        (rule,) = self.render.of("PrometheusRule")
+        # Folded text gets other line breaks on its way, and queries do not go by them.
+        rules = yaml.safe_load(pathlib.Path("prometheus/waybill.rules.yaml").read_text())
+        if in_words(rule["spec"]) != in_words(rules):
+            self.wrong(rule, "is not prometheus/waybill.rules.yaml")
+
+    def check_scaling(self):
+        documented = pathlib.Path("docs/metrics.md").read_text()
+        for scaled in self.render.of("ScaledObject"):
+            spec = scaled["spec"]
+            target = [one for one in self.workloads if name_of(one) == spec["scaleTargetRef"]["name"]]
+            if not target or component(target[0]) not in ["agents", "supervisor"]:
+                self.wrong(scaled, "may scale agents and supervisors alone")
+                continue
+            if "replicas" in target[0]["spec"]:
+                self.wrong(target[0], "says how many there are, and so does KEDA")
+            kafka = self.configs[name_of(target[0])]["kafka"]
+            most = kafka["stepPartitions"] if component(target[0]) == "agents" else self.configs[name_of(target[0])]["partitions"]
+            if not 2 <= spec.get("minReplicaCount", 0) <= spec["maxReplicaCount"] <= most:
+                self.wrong(scaled, f"is to have at least 2, and at most the {most} that share the work")
+            authentications = {name_of(one): one for one in self.render.of("TriggerAuthentication")}
+            for trigger in spec["triggers"]:
+                given = set(trigger["metadata"])
+                if "authenticationRef" in trigger:
+                    authentication = authentications[trigger["authenticationRef"]["name"]]
+                    given |= {one["parameter"] for one in authentication["spec"]["secretTargetRef"]}
+                known = self.triggers.get(trigger["type"])
+                if known:
+                    for setting in given - set(known):
+                        self.wrong(scaled, f"KEDA knows no {setting} of {trigger['type']}")
+                    for setting in {name for name, needed in known.items() if needed} - given:
+                        self.wrong(scaled, f"KEDA needs {setting} of {trigger['type']}")
+                metadata = trigger["metadata"]
+                if trigger["type"] == "kafka":
+                    prefix = kafka["topicPrefix"]
+                    group = {"agents": f"{prefix}-agents", "supervisor": f"{prefix}.supervisors"}[component(target[0])]
+                    if metadata["consumerGroup"] != group:
+                        self.wrong(scaled, f"its group is not {group}")
+                    if metadata["bootstrapServers"].split(",") != kafka["brokers"]:
+                        self.wrong(scaled, "asks other brokers than the configuration names")
+                    tls = kafka["properties"].get("security.protocol", "").endswith("SSL")
+                    if tls != (metadata.get("tls") == "enable"):
+                        self.wrong(scaled, "asks the brokers with TLS, or without, unlike the configuration")
+                else:
+                    for metric in re.findall(r"waybill_\w+", metadata["query"]):
+                        if f"| `{metric}` |" not in documented:
+                            self.wrong(scaled, f"{metric} is no metric of docs/metrics.md")
+
+    def check_servers(self):
+        """Whether what the operators make is where the configuration looks."""
+        config = next(iter(self.configs.values()))
+        for cluster in self.render.of("ScyllaCluster"):
+            host = f"{name_of(cluster)}-client.{namespace(cluster)}.svc"
+            if not all(node.split(":")[0] == host for node in config["store"]["scylla"]["nodes"]):
+                self.wrong(cluster, f"is reached as {host}, and the configuration has {config['store']['scylla']['nodes']}")
+            members = sum(rack["members"] for rack in cluster["spec"]["datacenter"]["racks"])
+            if members < config["store"]["scylla"]["replicationFactor"]:
+                self.wrong(cluster, "has fewer nodes than copies")
+        for topic in self.render.of("KafkaTopic"):
+            host = f"{labels(topic)['strimzi.io/cluster']}-kafka-bootstrap.{namespace(topic)}.svc"
+            if not all(broker.split(":")[0] == host for broker in config["kafka"]["brokers"]):
+                self.wrong(topic, f"is on {host}, and the configuration has {config['kafka']['brokers']}")
+            steps = topic["metadata"]["name"].endswith(".requests.v1")
+            partitions = config["kafka"]["stepPartitions"] if steps else config["partitions"]
+            if (topic["spec"]["partitions"], topic["spec"]["replicas"]) != (partitions, config["kafka"]["replicationFactor"]):
+                self.wrong(topic, f"is to have {partitions} partitions of {config['kafka']['replicationFactor']} copies")
+
+    def check_capacity(self):
+        """Whether pods ask for the cores that the planned rate takes when one of them is away."""
+        for workload in self.workloads:
+            rate = workload["metadata"].get("annotations", {}).get("waybill/planned-rate")
+            if not rate or "replicas" not in workload["spec"]:
+                continue
+            pods = workload["spec"]["replicas"] - (workload["kind"] == "Deployment")
+            needed = self.capacity.cores(rate, component(workload)) / pods
+            asked = cores(containers(workload)[0]["resources"]["requests"]["cpu"])
+            if asked < needed:
+                self.wrong(workload, f"asks for {asked} cores, and {rate} operations a second take {needed:.2f} of each pod")
+
+
+def containers(workload):
+    pod = pod_of(workload)
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+def pod_of(workload):
+    return workload["spec"]["template"]["spec"]
+
+
+def component(workload):
+    return labels(workload["spec"]["template"]).get("app.kubernetes.io/component")
+
+
+def labels(thing):
+    return thing.get("metadata", {}).get("labels") or {}
+
+
+def name_of(thing):
+    return thing["metadata"]["name"]
+
+
+def namespace(thing):
+    return thing["metadata"].get("namespace")
+
+
+def ports_of(workload):
+    """Names and numbers of all ports."""
+    ports = [port for container in containers(workload) for port in container.get("ports", [])]
+    return {port["name"] for port in ports} | {port["containerPort"] for port in ports}
+
+
+def matches(selector, given):
+    """Whether a label selector selects what has these labels."""
+    if any(given.get(key) != value for key, value in selector.get("matchLabels", {}).items()):
+        return False
+    for expression in selector.get("matchExpressions", []):
+        if expression["operator"] != "In":
+            raise ValueError(f"operator {expression['operator']} is not known here")
+        if given.get(expression["key"]) not in expression["values"]:
+            return False
+    return True
+
+
+def in_words(thing):
+    return " ".join(json.dumps(thing, sort_keys=True).replace("\\n", " ").split())
+
+
+def seconds(text):
+    return sum(int(number) * {"s": 1, "m": 60, "h": 3600}[unit] for number, unit in re.findall(r"(\d+)([smh])", text))
+
+
+def cores(text):
+    return int(text[:-1]) / 1000 if text.endswith("m") else float(text)
