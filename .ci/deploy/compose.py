@@ -33,6 +33,7 @@ def main():
             accepts(name, loadtest, service["command"], {})
     check_together(model, ours, {name: config for name, config in configs.items() if config})
     check_scraped(ours)
+    check_grafana(services)
     sys.exit("\n".join(f"docker-compose.yml: {problem}" for problem in wrong) or 0)
 
 
@@ -206,6 +207,21 @@ def check_scraped(ours):
     lasting = {name for name, service in ours.items() if not is_one_shot(service)}
     if set(found["names"]) != lasting or found["port"] != ADMIN_PORT:
         wrong.append(f"prometheus.yml asks {sorted(found['names'])}, and there are {sorted(lasting)}")
+
+
+def check_grafana(services):
+    """Whether Grafana knows what its data source names, and goes by the time between two scrapes."""
+    given = services["grafana"].get("environment", {})
+    (source,) = yaml.safe_load(pathlib.Path("grafana/provisioning/datasources/prometheus.yaml").read_text())["datasources"]
+    for variable in re.findall(r"\$\{?(\w+)", json.dumps(source)):
+        if variable not in given:
+            wrong.append(f"grafana: its data source names {variable}, which is not set")
+    url = re.sub(r"\$\{?(\w+)\}?", lambda name: given.get(name[1], ""), source["url"])
+    if url != "http://prometheus:9090":
+        wrong.append(f"grafana: its data source is {url}")
+    scraped = yaml.safe_load(pathlib.Path("prometheus/prometheus.yml").read_text())["global"]["scrape_interval"]
+    if source["jsonData"]["timeInterval"] != scraped:
+        wrong.append(f"grafana: its data source goes by {source['jsonData']['timeInterval']}, and Prometheus scrapes every {scraped}")
 
 
 main()
