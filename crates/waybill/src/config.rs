@@ -33,6 +33,7 @@ pub use alerts::{
     AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, Secret, SecretUrl, WebhookConfig,
 };
 pub use environment::Environment;
+pub(crate) use environment::variables;
 pub use file::FileError;
 pub(crate) use file::read_document;
 pub use identity::{IdentityError, PartitionChoice, readers_of_this_process};

@@ -107,6 +107,12 @@ pub(super) fn key_paths() -> Vec<String> {
     keys().iter().map(Key::path).collect()
 }
 
+/// The variable that sets each key, by the key's path.
+pub(crate) fn variables() -> BTreeMap<String, String> {
+    let keys = keys().into_iter();
+    keys.map(|key| (key.path(), key.shown())).collect()
+}
+
 /// A key of the configuration that holds a value.
 struct Key {
     levels: Vec<String>,

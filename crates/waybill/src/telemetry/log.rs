@@ -31,10 +31,7 @@ impl Log {
             .with(repeats.clone());
         let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
         match config.log_format {
-            LogFormat::Text => {
-                let is_terminal = io::IsTerminal::is_terminal(&io::stderr());
-                logger.with(lines.with_ansi(is_terminal)).try_init()
-            }
+            LogFormat::Text => logger.with(lines.with_ansi(is_coloured())).try_init(),
             LogFormat::Json => {
                 let lines = lines.json().flatten_event(true).with_current_span(false);
                 logger.with(lines).try_init()
@@ -93,6 +90,12 @@ impl fmt::Debug for Log {
             .field("filter", &self.filter)
             .finish_non_exhaustive()
     }
+}
+
+/// Whether lines have colours: on a terminal, unless somebody wants none (https://no-color.org).
+fn is_coloured() -> bool {
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !no_color && io::IsTerminal::is_terminal(&io::stderr())
 }
 
 /// Why a log filter cannot be read.
