@@ -121,7 +121,10 @@ impl Telemetry {
         let mut turns = tokio::time::interval(KEEP_UP_EVERY);
         loop {
             tokio::select! {
-                () = stop.cancelled() => return Ok(()),
+                () = stop.cancelled() => {
+                    self.log.tell_all_held_back();
+                    return Ok(());
+                }
                 _ = turns.tick() => {
                     self.handle.run_upkeep();
                     self.log.tell_held_back();

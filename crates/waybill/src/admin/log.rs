@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::{Admin, only_field, unread};
 use crate::chain::chain;
 use crate::ingestion::problem::{FieldProblem, Problem};
+use crate::telemetry::log_filter;
 
 /// The one field.
 const FILTER: &str = "filter";
@@ -33,10 +34,11 @@ pub(super) async fn set(
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let wanted = "a level, or pairs as in info,waybill=debug";
     let filter = only_field(&body, FILTER, text, wanted)?;
-    let set = admin.telemetry.log().set_filter(&filter);
-    set.map_err(|error| {
-        Problem::invalid(vec![FieldProblem::new(format!("/{FILTER}"), chain(&error))])
-    })?;
-    tracing::info!(filter, "the log filter was changed by a person");
+    let refused =
+        |error| Problem::invalid(vec![FieldProblem::new(format!("/{FILTER}"), chain(&error))]);
+    log_filter(&filter).map_err(refused)?;
+    // Said while it is heard: the new filter may leave it out.
+    tracing::info!(filter, "a person changes the log filter");
+    admin.telemetry.log().set_filter(&filter).map_err(refused)?;
     Ok(show(State(admin)).await)
 }

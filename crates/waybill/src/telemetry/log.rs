@@ -79,6 +79,11 @@ impl Log {
         self.repeats.tell();
     }
 
+    /// Tells which lines are held back now, at the end of the process.
+    pub(super) fn tell_all_held_back(&self) {
+        self.repeats.tell_all();
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, String> {
         self.filter.lock().unwrap_or_else(PoisonError::into_inner)
     }

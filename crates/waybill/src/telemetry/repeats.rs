@@ -6,6 +6,7 @@
 //! the levels debug and trace are never held back: who asks for them wants all.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +17,8 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
+
+use crate::chain::chain;
 
 /// For how long lines are counted together.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -135,9 +138,12 @@ impl Repeats {
 
     /// Forgets what was counted for a minute, and returns what was held back in it.
     fn turn(&self, now: Instant) -> Vec<Told> {
+        self.end(|place| now.saturating_duration_since(place.began) >= WINDOW)
+    }
+
+    fn end(&self, is_over: impl Fn(&Place) -> bool) -> Vec<Told> {
         let mut told = Vec::new();
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_over = |place: &Place| now.saturating_duration_since(place.began) >= WINDOW;
         for (_, place) in places.extract_if(|_, place| is_over(place)) {
             place.into_told(&mut told);
         }
@@ -147,6 +153,13 @@ impl Repeats {
     /// Tells what was held back, once its minute is over. To be called about once a second.
     pub(super) fn tell(&self) {
         for told in self.turn(Instant::now()) {
+            told.write();
+        }
+    }
+
+    /// Tells what is held back now, whether its minute is over or not: nobody will do so later.
+    pub(super) fn tell_all(&self) {
+        for told in self.end(|_| true) {
             told.write();
         }
     }
@@ -166,13 +179,20 @@ impl Told {
             line,
             times,
         } = self;
-        match (level, line) {
-            (Level::INFO, Some(line)) => {
-                tracing::info!(of, line, times, "held back: the same line, again")
-            }
-            (_, Some(line)) => tracing::warn!(of, line, times, "held back: the same line, again"),
-            (Level::INFO, None) => tracing::info!(of, times, "held back: more lines of its kind"),
-            (_, None) => tracing::warn!(of, times, "held back: more lines of its kind"),
+        macro_rules! told {
+            ($level:ident) => {
+                match line {
+                    Some(line) => {
+                        tracing::$level!(of, line, times, "held back: the same line, again")
+                    }
+                    None => tracing::$level!(of, times, "held back: more lines of its kind"),
+                }
+            };
+        }
+        match level {
+            Level::ERROR => told!(error),
+            Level::WARN => told!(warn),
+            _ => told!(info),
         }
     }
 }
@@ -182,6 +202,11 @@ impl Told {
 struct Text(String);
 
 impl Visit for Text {
+    /// With its causes, which an error does not say by itself.
+    fn record_error(&mut self, field: &Field, value: &(dyn Error + 'static)) {
+        self.record_debug(field, &chain(value));
+    }
+
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let gap = if self.0.is_empty() { "" } else { " " };
         // A String takes everything.
@@ -268,6 +293,35 @@ mod tests {
         let told = repeats.turn(Instant::now() + WINDOW);
         assert_eq!(told.len(), 1);
         assert_eq!((told[0].line.as_deref(), told[0].times), (None, 150));
+    }
+
+    #[test]
+    fn errors_with_other_causes_say_something_else() {
+        let repeats = Repeats::default();
+        let fail = |cause: &str| {
+            let error = anyhow::anyhow!("{cause}").context("it failed");
+            let error: &(dyn Error + 'static) = error.as_ref();
+            tracing::error!(error, "stopping");
+        };
+        let written = lines(&repeats, || {
+            (0..8).for_each(|number| fail(if number % 2 == 0 { "one" } else { "other" }));
+        });
+        assert_eq!(written.len(), 6);
+        let mut told = repeats.end(|_| true);
+        told.sort_by(|one, other| one.line.cmp(&other.line));
+        let shown: Vec<_> = told
+            .iter()
+            .map(|told| (told.level, told.line.as_deref(), told.times))
+            .collect();
+        let expected =
+            ["one", "other"].map(|cause| format!("stopping error=\"it failed: {cause}\""));
+        assert_eq!(
+            shown,
+            [
+                (Level::ERROR, Some(expected[0].as_str()), 1),
+                (Level::ERROR, Some(expected[1].as_str()), 1),
+            ]
+        );
     }
 
     #[test]

@@ -305,7 +305,10 @@ fn of_leases(layout: &LayoutView) -> Vec<Finding> {
     if !findings.is_empty() {
         return findings;
     }
-    let said = format!("all {} readers have an owner", layout.readers.len());
+    let said = format!(
+        "all {} readers have an owner; one that was killed stands here until its lease ends",
+        layout.readers.len()
+    );
     vec![Finding::new("leases", Verdict::Ok, said)]
 }
 
@@ -535,7 +538,9 @@ mod tests {
         assert!(leases.iter().all(|finding| finding.verdict == Verdict::Bad));
         assert_eq!(
             said(&of_leases(&layout(Some("me")))),
-            ["ok    leases         all 2 readers have an owner"]
+            [
+                "ok    leases         all 2 readers have an owner; one that was killed stands here until its lease ends"
+            ]
         );
     }
 

@@ -11,6 +11,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, Write};
+use std::num::NonZeroUsize;
 use std::ops::{ControlFlow, Range};
 
 use clap::{Args, Subcommand};
@@ -54,8 +55,8 @@ enum What {
         #[arg(long, value_name = "P")]
         partition: Option<u32>,
         /// How many operations to name of each reader
-        #[arg(long, value_name = "N", default_value_t = 3)]
-        operations: usize,
+        #[arg(long, value_name = "N", default_value = "3")]
+        operations: NonZeroUsize,
         /// How it is written; JSON has a line for each reader
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
         output: Output,
@@ -69,6 +70,10 @@ impl ExplainArgs {
     ///
     /// If the state store or the brokers cannot be asked. Where the API cannot, that is said.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
+        until_reader_leaves(self.explain(config, &mut io::stdout().lock()))
+    }
+
+    fn explain(&self, config: &Config, out: &mut dyn Write) -> anyhow::Result<()> {
         let What::Lag {
             partition,
             operations,
@@ -86,17 +91,15 @@ impl ExplainArgs {
         let api = Api::new(address.map_err(anyhow::Error::msg)?)?;
         let connection = Connection::open(config)?;
         let (topic, _) = connection.topic(REQUESTS)?;
-        let mut out = io::stdout().lock();
         let wanted = |view: &&ReaderView| partition.is_none_or(|only| view.partition == only);
         for view in layout.readers.iter().filter(wanted) {
             let mut lag = Lag::of(view, &connection, &topic)?;
             let open = unended(&connection, &topic, division, view)?;
-            runtime.block_on(lag.look(&api, &open, operations));
-            let written = match output {
-                Output::Json => writeln!(out, "{}", serde_json::to_string(&lag)?),
-                Output::Table => write!(out, "{lag}"),
-            };
-            until_reader_leaves(written.map_err(Into::into))?;
+            runtime.block_on(lag.look(&api, &open, operations.get()));
+            match output {
+                Output::Json => writeln!(out, "{}", serde_json::to_string(&lag)?)?,
+                Output::Table => write!(out, "{lag}")?,
+            }
         }
         Ok(())
     }
@@ -300,10 +303,11 @@ impl fmt::Display for Lag {
         }
         match (held_by.is_empty(), has_more, *held > 0) {
             (false, true, _) => writeln!(f, "  and more"),
-            (true, true, _) => writeln!(f, "  none of the first {LOOKED_AT_MAX} holds it any more"),
+            (true, true, _) => writeln!(f, "  the first {LOOKED_AT_MAX} of them have ended"),
             (true, false, true) => writeln!(
                 f,
-                "  none holds it any more: the checkpoint is written with the next lease"
+                "  all of them have ended: the checkpoint moves when their messages are acknowledged, and within \
+                 scheduler.checkpointEvery"
             ),
             (_, false, _) => Ok(()),
         }
@@ -395,6 +399,6 @@ mod tests {
         );
         lag.held_by.clear();
         lag.has_more = false;
-        assert!(lag.to_string().ends_with("written with the next lease\n"));
+        assert!(lag.to_string().contains("all of them have ended"));
     }
 }
