@@ -195,7 +195,7 @@ impl GroupHandler for Intake {
         lost: bool,
     ) -> Vec<(TopicPartition, Offset)> {
         if lost {
-            tracing::warn!("the group has given this member's partitions to others");
+            tracing::warn!("this member has lost its partitions; others may have them by now");
         }
         partitions
             .iter()

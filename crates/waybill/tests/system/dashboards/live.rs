@@ -66,8 +66,9 @@ impl Prometheus {
             .ok()?;
         let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
         let address = lines.by_ref().map_while(Result::ok).find_map(|line| {
-            let (_, rest) = line.split_once("msg=\"Listening on\" address=")?;
-            Some(rest.to_owned())
+            let (_, rest) = line.split_once("msg=\"Listening on\"")?;
+            let (_, address) = rest.split_once("address=")?;
+            address.split_whitespace().next().map(str::to_owned)
         });
         // Read to the end, so that it never blocks on a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
