@@ -1,0 +1,79 @@
+//! What the documents say of the sources.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Names that are as long as those of tests, in backticks.
+fn names_in(page: &str) -> BTreeSet<&str> {
+    let quoted = page.split('`').skip(1).step_by(2);
+    quoted
+        .filter(|name| name.matches('_').count() >= 4)
+        .filter(|name| {
+            name.chars()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        })
+        .collect()
+}
+
+/// The names of all functions of Rust files below a directory.
+fn functions(directory: &Path, found: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(directory).expect("the sources can be read") {
+        let path = entry.expect("the sources can be read").path();
+        if path.is_dir() {
+            functions(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).expect("a source can be read");
+            let named = text.split("fn ").skip(1);
+            found.extend(named.map(|rest| {
+                let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+                rest[..end.unwrap_or(rest.len())].to_owned()
+            }));
+        }
+    }
+}
+
+#[test]
+fn every_test_that_the_guarantees_name_is_there() {
+    let page = std::fs::read_to_string(root().join("docs/guarantees.md")).expect("it is there");
+    let named = names_in(&page);
+    assert!(named.len() > 20, "{named:?}");
+    let mut found = BTreeSet::new();
+    functions(&root().join("crates"), &mut found);
+    let missing: Vec<_> = named
+        .iter()
+        .filter(|name| !found.contains(**name))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "no function has these names: {missing:?}"
+    );
+}
+
+#[test]
+fn links_between_the_documents_lead_somewhere() {
+    let mut pages = vec![root().join("README.md"), root().join("ARCHITECTURE.md")];
+    for directory in ["docs", "docs/runbooks"] {
+        let files = std::fs::read_dir(root().join(directory)).expect("it is there");
+        let files = files.map(|file| file.expect("it can be read").path());
+        pages.extend(files.filter(|path| path.extension().is_some_and(|it| it == "md")));
+    }
+    let mut dead = Vec::new();
+    for page in pages {
+        let text = std::fs::read_to_string(&page).expect("a page can be read");
+        let links = text
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split(')').next());
+        for link in links.filter(|link| !link.contains("://") && !link.starts_with('#')) {
+            let file = link.split('#').next().unwrap_or_default();
+            if !page.with_file_name(file).exists() {
+                dead.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "{dead:#?}");
+}
