@@ -219,9 +219,10 @@ impl GroupConsumer {
             );
             let polled = match polled {
                 Ok(polled) => polled,
+                // What was taken up to there is not counted: the limits are for one poll.
                 Err(source) => {
                     self.renew(source, handler)?;
-                    continue;
+                    return Ok(Polled::default());
                 }
             };
             self.rebalance(handler);
@@ -310,7 +311,7 @@ impl GroupConsumer {
         }
         tracing::warn!(
             client = self.client_id,
-            "the group took this member for another one of its name, as after an outage; it joins anew"
+            "the group has another member of this name: this one, as after an outage, or another process; it joins anew"
         );
         let context = Context::new(&self.client_id);
         let consumer: BaseConsumer<Context> =

@@ -333,7 +333,7 @@ fn a_member_that_comes_back_under_its_name_takes_its_own_place_again(world: &Wor
     assert_eq!((other.share.revoked, other.read_count()), (revoked, 2));
 }
 
-/// Two processes with one name are a mistake of who runs them: the older is told that it is fenced.
+/// Two processes with one name are a mistake of who runs them: one of them ends.
 fn of_two_members_under_one_name_one_cannot_go_on(world: &World) {
     let topic = world.topic("t", 1);
     let mut first = Member::named(world, &topic, "name");

@@ -37,8 +37,9 @@ pub(super) async fn set(
     let refused =
         |error| Problem::invalid(vec![FieldProblem::new(format!("/{FILTER}"), chain(&error))]);
     log_filter(&filter).map_err(refused)?;
-    // Said while it is heard: the new filter may leave it out.
+    // Said before and after: either filter may leave it out.
     tracing::info!(filter, "a person changes the log filter");
     admin.telemetry.log().set_filter(&filter).map_err(refused)?;
+    tracing::info!(filter, "the log filter was changed");
     Ok(show(State(admin)).await)
 }

@@ -12,7 +12,7 @@ use crate::config::{Config, duration_from_text};
 /// How often it is asked anew.
 const ASK_EVERY: Duration = Duration::from_millis(200);
 /// How long one answer may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The arguments of `waybill ready`.
 #[derive(Clone, Debug, Args)]
@@ -34,7 +34,7 @@ impl ReadyArgs {
             .enable_all()
             .build()?;
         runtime.block_on(async {
-            let client = Client::builder().timeout(PATIENCE).no_proxy().build()?;
+            let client = client()?;
             let until = Instant::now() + self.wait;
             loop {
                 match once(&client, &url).await {
@@ -47,14 +47,37 @@ impl ReadyArgs {
     }
 }
 
-async fn once(client: &Client, url: &str) -> anyhow::Result<()> {
-    let answer = client.get(url).send().await;
-    let answer = answer.map_err(|_| anyhow::anyhow!("nobody answers at {url}"))?;
+/// How a process is.
+pub(super) enum Readiness {
+    Ready,
+    /// What it waits for.
+    Waits(String),
+    /// Nobody answers.
+    Away,
+}
+
+/// Asks a process.
+pub(super) async fn asked(client: &Client, url: &str) -> Readiness {
+    let Ok(answer) = client.get(url).send().await else {
+        return Readiness::Away;
+    };
     if answer.status().is_success() {
-        return Ok(());
+        return Readiness::Ready;
     }
-    let status = answer.status();
     let body = answer.text().await.unwrap_or_default();
     let waits: Vec<&str> = body.lines().collect();
-    anyhow::bail!("not ready ({status}): {}", waits.join("; "))
+    Readiness::Waits(waits.join("; "))
+}
+
+async fn once(client: &Client, url: &str) -> anyhow::Result<()> {
+    match asked(client, url).await {
+        Readiness::Ready => Ok(()),
+        Readiness::Waits(what) => anyhow::bail!("not ready: {what}"),
+        Readiness::Away => anyhow::bail!("nobody answers at {url}"),
+    }
+}
+
+/// A client that does not wait for long.
+pub(super) fn client() -> reqwest::Result<Client> {
+    Client::builder().timeout(PATIENCE).no_proxy().build()
 }

@@ -3,10 +3,13 @@
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{Division, Offset, ReaderId};
+use waybill_engine::{Division, Offset, ReaderId, Timestamp};
 use waybill_store::{Layout, LayoutError, LayoutGeneration, Lease, LeaseKey, Store, StoreError};
+
+use crate::clock::wall_clock;
 
 /// The layout and its readers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -37,6 +40,9 @@ pub struct ReaderView {
     pub partition: u32,
     /// The process that owns its work, if one does.
     pub owner: Option<String>,
+    /// Whether that process has let its lease run out, as one that was killed does.
+    #[serde(default)]
+    pub silent: bool,
     /// The number of that ownership, or of the last one.
     pub epoch: u64,
     /// Below these offsets everything of its is done.
@@ -182,12 +188,23 @@ fn still_held(before: LayoutGeneration, parent: ReaderId, lease: Option<&Lease>)
     ))
 }
 
+/// How far the clocks of an owner and of who looks may lie apart.
+const CLOCK_SKEW: Duration = Duration::from_secs(2);
+
+/// Whether an owner may surely not act any more: each renewal lifts the limit of its stamps to at least two leases
+/// ahead, and lasts for one.
+fn has_run_out(lease: &Lease, now: Timestamp) -> bool {
+    let limit = Timestamp(lease.stamp_limit.0) + CLOCK_SKEW;
+    now > limit - lease.duration
+}
+
 fn view(reader: ReaderId, lease: &Lease, waits_for: Vec<String>) -> ReaderView {
     let checkpoint = lease.checkpoint;
     ReaderView {
         reader: reader.0,
         partition: lease.partition.0,
         owner: lease.owner.map(|owner| owner.to_string()),
+        silent: lease.owner.is_some() && has_run_out(lease, wall_clock()),
         epoch: lease.epoch.0,
         checkpoint: CheckpointView {
             requests: checkpoint.requests,
@@ -221,6 +238,9 @@ impl fmt::Display for LayoutView {
         )?;
         for view in readers {
             let mut state = view.owner.clone().unwrap_or_default();
+            if view.silent {
+                state.push_str(", whose lease has run out");
+            }
             if !view.waits_for.is_empty() {
                 let _ = write!(state, "none: waits for {}", view.waits_for.join("; "));
             }

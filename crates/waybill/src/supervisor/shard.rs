@@ -66,6 +66,8 @@ impl Shard {
                 Ok(lease) => self.hold(lease, &stop).await,
                 Err(error) => Err(error),
             };
+            // Whoever has the shard now says how far behind it is.
+            self.metrics.behind(self.shard, Duration::ZERO);
             if let Err(error) = ended {
                 self.metrics.failed_passes.increment(1);
                 tracing::warn!(shard = %self.shard, error = &error as &dyn std::error::Error, "the shard is let go");

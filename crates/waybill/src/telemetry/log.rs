@@ -4,13 +4,13 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tracing_subscriber::filter::{ParseError, Targets};
+use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::TelemetryError;
-use super::repeats::Repeats;
+use super::repeats::{self, Repeats};
 use crate::config::{LogFormat, TelemetryConfig};
 
 /// Which log lines are written. Clones share it.
@@ -24,7 +24,7 @@ pub struct Log {
 impl Log {
     /// Sends log lines to standard error.
     pub(super) fn install(config: &TelemetryConfig) -> Result<Self, TelemetryError> {
-        let (filter, handle) = reload::Layer::new(log_filter(&config.log_filter)?);
+        let (filter, handle) = reload::Layer::new(applied(log_filter(&config.log_filter)?));
         let repeats = Repeats::default();
         let logger = tracing_subscriber::registry()
             .with(filter)
@@ -69,7 +69,7 @@ impl Log {
     pub fn set_filter(&self, text: &str) -> Result<(), LogFilterError> {
         let filter = log_filter(text)?;
         let mut stands = self.lock();
-        (self.apply)(filter);
+        (self.apply)(applied(filter));
         *stands = text.to_owned();
         Ok(())
     }
@@ -95,6 +95,11 @@ impl fmt::Debug for Log {
             .field("filter", &self.filter)
             .finish_non_exhaustive()
     }
+}
+
+/// A filter as it applies: what was held back is told whatever it says.
+fn applied(filter: Targets) -> Targets {
+    filter.with_target(repeats::OWN_TARGET, LevelFilter::INFO)
 }
 
 /// Whether lines have colours: on a terminal, unless somebody wants none (https://no-color.org).

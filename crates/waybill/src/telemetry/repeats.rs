@@ -2,8 +2,8 @@
 //!
 //! While something is away, many parts say so again and again; and a topic full of records that nobody can
 //! read would fill a disk with lines. So within a minute the same line is written three times at most, and
-//! one place of the program writes a hundred; what was held back is told when the minute is over. Lines of
-//! the levels debug and trace are never held back: who asks for them wants all.
+//! one place of the program writes a hundred; what was held back is told when the minute is over. Only
+//! warnings and errors are held back: the other lines tell what changed, or were asked for.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -28,13 +28,17 @@ const SAME_MAX: u64 = 3;
 const PLACE_MAX: u64 = 100;
 /// How much of a line is shown again.
 const SHOWN_CHARS_MAX: usize = 300;
+/// How much is remembered that nobody has told yet.
+const UNTOLD_MAX: usize = 1_000;
 /// The target of the lines that tell what was held back, which themselves never are.
-const OWN_TARGET: &str = module_path!();
+pub(super) const OWN_TARGET: &str = module_path!();
 
 /// Holds repeats back. Clones share what was counted.
 #[derive(Clone, Default)]
 pub(super) struct Repeats {
     places: Arc<Mutex<HashMap<Identifier, Place>>>,
+    /// Of minutes that ended before anybody told.
+    untold: Arc<Mutex<Vec<Told>>>,
     hash: RandomState,
 }
 
@@ -75,6 +79,10 @@ impl Place {
             same: HashMap::new(),
             held_back: 0,
         }
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.began) >= WINDOW
     }
 
     fn passes(&mut self, hash: u64, text: &str) -> bool {
@@ -123,7 +131,7 @@ impl Place {
 impl Repeats {
     fn passes(&self, event: &Event<'_>, now: Instant) -> bool {
         let metadata = event.metadata();
-        if *metadata.level() > Level::INFO || metadata.target() == OWN_TARGET {
+        if *metadata.level() > Level::WARN || metadata.target() == OWN_TARGET {
             return true;
         }
         let mut text = Text::default();
@@ -133,16 +141,25 @@ impl Repeats {
         let place = places
             .entry(metadata.callsite())
             .or_insert_with(|| Place::new(metadata, now));
+        if place.is_over(now) {
+            // Nobody has told meanwhile. Not here: whoever tells writes lines.
+            let ended = std::mem::replace(place, Place::new(metadata, now));
+            let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
+            ended.into_told(&mut untold);
+            untold.truncate(UNTOLD_MAX);
+        }
         place.passes(hash, &text.0)
     }
 
     /// Forgets what was counted for a minute, and returns what was held back in it.
     fn turn(&self, now: Instant) -> Vec<Told> {
-        self.end(|place| now.saturating_duration_since(place.began) >= WINDOW)
+        self.end(|place| place.is_over(now))
     }
 
     fn end(&self, is_over: impl Fn(&Place) -> bool) -> Vec<Told> {
-        let mut told = Vec::new();
+        let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = std::mem::take(&mut *untold);
+        drop(untold);
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         for (_, place) in places.extract_if(|_, place| is_over(place)) {
             place.into_told(&mut told);
@@ -191,8 +208,7 @@ impl Told {
         }
         match level {
             Level::ERROR => told!(error),
-            Level::WARN => told!(warn),
-            _ => told!(info),
+            _ => told!(warn),
         }
     }
 }
@@ -285,6 +301,18 @@ mod tests {
     }
 
     #[test]
+    fn a_minute_ends_with_the_next_line_where_nobody_tells() {
+        let repeats = Repeats::default();
+        lines(&repeats, || (0..5).for_each(|_| away(1)));
+        for place in repeats.places.lock().unwrap().values_mut() {
+            place.began -= WINDOW;
+        }
+        assert_eq!(lines(&repeats, || away(1)).len(), 1);
+        let told = repeats.turn(Instant::now());
+        assert_eq!(told.iter().map(|told| told.times).collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
     fn lines_that_say_different_things_are_no_repeats_up_to_a_hundred() {
         let repeats = Repeats::default();
         let written = lines(&repeats, || (0..250).for_each(away));
@@ -325,11 +353,12 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_for_details_gets_all() {
+    fn details_and_what_changes_are_never_held_back() {
         let repeats = Repeats::default();
         let written = lines(&repeats, || {
             (0..10).for_each(|_| tracing::debug!("a detail"));
+            (0..200).for_each(|partition| tracing::info!(partition, "is owned"));
         });
-        assert_eq!(written.len(), 10);
+        assert_eq!(written.len(), 210);
     }
 }

@@ -1,4 +1,5 @@
-//! `waybill doctor` and `waybill explain lag`: what they say of a system at work, and of one that stands still.
+//! `waybill doctor` and `waybill explain lag`, `waybill ready` and `waybill log`: what they say of a system at work, and
+//! of one that stands still.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Output};
@@ -85,10 +86,52 @@ async fn a_doctor_finds_nothing_bad_of_a_system_that_is_well_and_what_is_bad_of_
     stop.send().await.expect("it stops");
     let stopped = bad(&run(&world, &["doctor"]));
     assert_eq!(stopped, ["leases"]);
+    let reader = world.url("admin", "/schedulers/1");
+    let start = world.client.put(reader).json(&json!({ "running": true }));
+    start.send().await.expect("it begins");
+    world
+        .eventually("all is well again", async || {
+            run(&world, &["doctor"]).status.code() == Some(0)
+        })
+        .await;
     up.kill();
-    let dead = bad(&run(&world, &["doctor"]));
-    assert!(dead.contains(&"api".to_owned()), "{dead:?}");
-    assert!(dead.contains(&"leases".to_owned()), "{dead:?}");
+    if world.is_on_servers() {
+        // Its leases stand in the store, and run out.
+        world
+            .eventually("its leases have run out", async || {
+                bad(&run(&world, &["doctor"])).contains(&"leases".to_owned())
+            })
+            .await;
+    }
+    if !world.is_on_servers() {
+        let dead = bad(&run(&world, &["doctor"]));
+        assert_eq!(dead, ["brokers", "leases"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_says_whether_it_is_ready_and_writes_other_lines_when_it_is_told_to() {
+    let mut world = World::of_either_kind("partitions: 2\n");
+    let up = world.up();
+    let ready = plain(&world, &["ready", "--wait", "60s"]);
+    assert_eq!(ready.status.code(), Some(0), "{ready:?}");
+
+    let detail = "DEBUG waybill";
+    let log = || std::fs::read_to_string(world.path("log.txt")).unwrap_or_default();
+    assert!(!log().contains(detail));
+    let said = |output: &Output| String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    assert_eq!(said(&plain(&world, &["log"])), "info");
+    let told = plain(&world, &["log", "info,waybill=debug"]);
+    assert_eq!(said(&told), "info,waybill=debug", "{told:?}");
+    let refused = plain(&world, &["log", "bananas"]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    assert_eq!(said(&plain(&world, &["log"])), "info,waybill=debug");
+
+    // The stop of each part is such a detail.
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    assert!(log().contains(detail), "{}", log());
+    let gone = plain(&world, &["ready"]);
+    assert_eq!(gone.status.code(), Some(1), "{gone:?}");
 }
 
 /// What is bad. The command says so with its exit code.
@@ -112,10 +155,15 @@ fn json_lines(output: &Output) -> Vec<Value> {
 
 /// Runs a command that writes JSON to its end.
 fn run(world: &World, arguments: &[&str]) -> Output {
+    plain(world, &[arguments, &["--output", "json"]].concat())
+}
+
+/// Runs a command to its end.
+fn plain(world: &World, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     without_test_variables(&mut command);
     command.envs(world.env.iter().cloned());
-    command.args(arguments).args(["--output", "json"]);
+    command.args(arguments);
     command.arg("--config").arg(world.path("waybill.yaml"));
     for (flag, name) in [("--admin", "admin"), ("--http", "http")] {
         command.arg(flag).arg(world.address(name).to_string());

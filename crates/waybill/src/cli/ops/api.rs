@@ -25,6 +25,8 @@ use crate::telemetry::VERSION;
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 /// How long an answer may take; longer than the API waits for the brokers.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
+/// The same for somebody who waits.
+const SOON: Duration = Duration::from_secs(3);
 /// The longest answer.
 const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// How often a request is made while the API is busy or says nothing.
@@ -87,6 +89,11 @@ impl ApiError {
         }
     }
 
+    /// Whether the API cannot be reached, or cannot answer now.
+    pub(super) fn is_away(&self) -> bool {
+        self.fault == Fault::Away
+    }
+
     /// Whether there is no such operation.
     pub(super) fn is_unknown(&self) -> bool {
         self.fault == Fault::Unknown
@@ -136,22 +143,37 @@ pub(super) struct Api {
     client: Client,
     address: ApiAddress,
     patience: Duration,
+    tries_max: u32,
 }
 
 impl Api {
     pub(super) fn new(address: ApiAddress) -> Result<Self, OpsError> {
+        Self::with_tries(address, TRIES_MAX, ANSWER_PATIENCE)
+    }
+
+    /// The same API for somebody who waits: each question is asked once, and answered soon or not at all.
+    pub(super) fn asked_once(address: ApiAddress) -> Result<Self, OpsError> {
+        Self::with_tries(address, 1, SOON)
+    }
+
+    fn with_tries(
+        address: ApiAddress,
+        tries_max: u32,
+        answer_patience: Duration,
+    ) -> Result<Self, OpsError> {
         let client = Client::builder()
             .user_agent(format!("waybill/{VERSION}"))
             .redirect(Policy::none())
             .no_proxy()
             .connect_timeout(CONNECT_PATIENCE)
-            .timeout(ANSWER_PATIENCE)
+            .timeout(answer_patience)
             .build()
             .map_err(|error| OpsError::Client(error.to_string()))?;
         Ok(Self {
             client,
             address,
             patience: Duration::ZERO,
+            tries_max,
         })
     }
 
@@ -224,7 +246,7 @@ impl Api {
                 match self.try_once(&method, path, asking.as_ref()).await {
                     Ok(answer) => return Ok(answer),
                     Err(Failed::ForGood(error)) => return Err(error),
-                    Err(Failed::ForNow(error, pause)) => (error, pause, TRIES_MAX),
+                    Err(Failed::ForNow(error, pause)) => (error, pause, self.tries_max),
                     Err(Failed::Unreachable(error)) => (error, PAUSE, 1),
                 };
             // Where nobody answers, longer and longer.

@@ -9,7 +9,6 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use clap::Args;
-use reqwest::Client;
 use serde::Serialize;
 use waybill_engine::{Division, OperationId, PartitionId};
 use waybill_store::{CqlProblem, CqlStore};
@@ -21,6 +20,7 @@ use super::wire::Operation;
 use crate::cli::admin_port;
 use crate::cli::connection::{Connection, until_reader_leaves};
 use crate::cli::readers::readers;
+use crate::cli::ready::{self, Readiness};
 use crate::cli::shown::{Output, printable};
 use crate::cli::topics::Site;
 use crate::config::Config;
@@ -29,8 +29,11 @@ use crate::roles::topics::Weight;
 
 /// How long the brokers may take to answer: whoever asks a doctor waits for him.
 const BROKER_PATIENCE: Duration = Duration::from_secs(3);
-/// How long the process at --admin may take to answer.
-const ADMIN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// So many requests that nobody has read are told of: more than arrive in a moment.
+const LAG_TOLD_FROM: i64 = 10_000;
+/// How many pages of operations that need a person are looked at.
+const PAGES_MAX: usize = 5;
 
 /// The arguments of `waybill doctor`.
 #[derive(Clone, Debug, Args)]
@@ -111,24 +114,42 @@ impl DoctorArgs {
             .enable_all()
             .build()?;
         let layout = runtime.block_on(readers(config, None));
-        let mut findings = of_installation(config, &layout, |part| runtime.block_on(part));
         let address = ApiAddress::of_configuration(self.api.as_ref(), config);
-        let api = Api::new(address.map_err(anyhow::Error::msg)?)?;
-        match &self.id {
-            None => findings.push(runtime.block_on(api_answers(&api))),
-            Some(id) => {
-                // Only what stands in its way.
-                findings.retain(|finding| finding.verdict == Verdict::Bad);
-                let found = runtime.block_on(api.find(id, self.tenant.as_deref()));
-                let found = found.map(|found| found.operation);
-                let of_it = of_operation(found, layout.as_ref().ok());
-                findings.splice(0..0, of_it);
+        let api =
+            address.and_then(|address| Api::asked_once(address).map_err(|error| error.to_string()));
+        let mut bad = 0;
+        let mut out = io::stdout().lock();
+        let mut tell = |findings: &[Finding]| {
+            let of_it = findings.iter().filter(|it| it.verdict == Verdict::Bad);
+            bad += of_it.count();
+            self.write(findings, &mut out)
+        };
+        let told = (|| {
+            if let Some(id) = &self.id {
+                let found = match &api {
+                    Ok(api) => runtime.block_on(of_id(api, id, self.tenant.as_deref(), &layout)),
+                    Err(problem) => vec![Finding::new("api", Verdict::Bad, problem)],
+                };
+                tell(&found)?;
             }
-        }
-        let written = self.write(&findings, &mut io::stdout().lock());
-        until_reader_leaves(written)?;
-        let bad = findings.iter().filter(|it| it.verdict == Verdict::Bad);
-        match bad.count() {
+            for mut part in of_installation(config, &layout, |part| runtime.block_on(part)) {
+                if self.id.is_some() {
+                    // Only what stands in its way.
+                    part.retain(|finding| finding.verdict == Verdict::Bad);
+                }
+                tell(&part)?;
+            }
+            if self.id.is_none() {
+                let found = match &api {
+                    Ok(api) => runtime.block_on(api_answers(api, self.api.is_some())),
+                    Err(problem) => Finding::new("api", Verdict::Note, problem),
+                };
+                tell(&[found])?;
+            }
+            Ok(())
+        })();
+        until_reader_leaves(told)?;
+        match bad {
             0 => Ok(()),
             1 => anyhow::bail!("1 thing is bad"),
             count => anyhow::bail!("{count} things are bad"),
@@ -146,29 +167,34 @@ impl DoctorArgs {
     }
 }
 
-/// How the parts of an installation are, in the order in which they need each other.
-fn of_installation(
-    config: &Config,
-    layout: &anyhow::Result<LayoutView>,
-    mut wait: impl FnMut(Part<'_>) -> Vec<Finding>,
-) -> Vec<Finding> {
-    let mut findings = vec![match crate::roles::check(config) {
-        Ok(()) => Finding::new(
-            "configuration",
-            Verdict::Ok,
-            "it can be used, with its workflows and agents",
-        ),
+/// How the parts of an installation are, in the order in which they need each other, each looked at when it is
+/// its turn.
+fn of_installation<'a>(
+    config: &'a Config,
+    layout: &'a anyhow::Result<LayoutView>,
+    mut wait: impl FnMut(Part<'a>) -> Vec<Finding> + 'a,
+) -> impl Iterator<Item = Vec<Finding>> + 'a {
+    (0..6).map(move |part| match part {
+        0 => vec![of_configuration(config)],
+        1 => of_brokers(config, layout.as_ref().ok()),
+        2 => wait(Box::pin(of_store(config))),
+        3 => wait(Box::pin(of_registry(config))),
+        4 => match layout {
+            Ok(layout) => of_leases(layout),
+            Err(error) => vec![Finding::failed("leases", error)],
+        },
+        _ => wait(Box::pin(of_process(config))),
+    })
+}
+
+fn of_configuration(config: &Config) -> Finding {
+    match crate::roles::check(config) {
+        Ok(()) => {
+            let said = "it can be used, with its workflows and agents";
+            Finding::new("configuration", Verdict::Ok, said)
+        }
         Err(error) => Finding::failed("configuration", &error),
-    }];
-    findings.extend(of_brokers(config, layout.as_ref().ok()));
-    findings.extend(wait(Box::pin(of_store(config))));
-    findings.extend(wait(Box::pin(of_registry(config))));
-    match layout {
-        Ok(layout) => findings.extend(of_leases(layout)),
-        Err(error) => findings.push(Finding::failed("leases", error)),
     }
-    findings.extend(wait(Box::pin(of_process(config))));
-    findings
 }
 
 /// A look that takes its time.
@@ -191,7 +217,7 @@ fn of_brokers(config: &Config, layout: Option<&LayoutView>) -> Vec<Finding> {
                 Weight::Harm => Verdict::Bad,
                 Weight::Warning => Verdict::Note,
             };
-            Finding::new("topics", verdict, format!("{wrong}; {}", wrong.mend))
+            Finding::new("topics", verdict, wrong.to_string())
         })),
     }
     if let Some(layout) = layout {
@@ -203,27 +229,44 @@ fn of_brokers(config: &Config, layout: Option<&LayoutView>) -> Vec<Finding> {
     findings
 }
 
-/// How many requests are in no row yet.
+/// How many requests are in no row yet, and whether any are gone that should be read.
 fn lag(config: &Config, layout: &LayoutView) -> anyhow::Result<Finding> {
-    let connection = Connection::open(config)?;
+    let connection = Connection::open_within(config, BROKER_PATIENCE)?;
     let (topic, _) = connection.topic("operation-requests")?;
     let (mut not_consumed, mut held) = (0, 0);
+    let mut gone = Vec::new();
     for partition in 0..layout.partitions {
-        let end = connection.offsets(&topic, PartitionId(partition))?.end;
-        let of_it = layout
-            .readers
-            .iter()
-            .filter(|view| view.partition == partition);
-        let consumed = of_it.clone().map(|view| view.consumed.0).min();
-        not_consumed += (end - consumed.unwrap_or(0)).max(0);
+        let log = connection.offsets(&topic, PartitionId(partition))?;
+        let of_it = || {
+            layout
+                .readers
+                .iter()
+                .filter(|view| view.partition == partition)
+        };
+        let consumed = of_it().map(|view| view.consumed.0).min();
+        not_consumed += (log.end - consumed.unwrap_or(0)).max(0);
         let behind = |view: &ReaderView| (view.consumed.0 - view.checkpoint.requests.0).max(0);
-        held += of_it.map(behind).max().unwrap_or(0);
+        held += of_it().map(behind).max().unwrap_or(0);
+        if consumed.is_some_and(|consumed| consumed < log.start) {
+            gone.push(partition.to_string());
+        }
+    }
+    if !gone.is_empty() {
+        let said = format!(
+            "requests of partition {} are gone that nobody has read: retention took them",
+            gone.join(", ")
+        );
+        return Ok(Finding::new("lag", Verdict::Bad, said));
     }
     let said = format!(
         "{not_consumed} requests are not consumed, and {held} lie behind a checkpoint; `waybill explain lag` \
          says what holds it"
     );
-    Ok(Finding::new("lag", Verdict::Ok, said))
+    let verdict = match not_consumed > LAG_TOLD_FROM {
+        true => Verdict::Note,
+        false => Verdict::Ok,
+    };
+    Ok(Finding::new("lag", verdict, said))
 }
 
 async fn of_store(config: &Config) -> Vec<Finding> {
@@ -288,51 +331,61 @@ async fn of_registry(config: &Config) -> Vec<Finding> {
 }
 
 fn of_leases(layout: &LayoutView) -> Vec<Finding> {
-    let without = layout.readers.iter().filter(|view| view.owner.is_none());
-    let findings: Vec<Finding> = without
-        .map(|view| {
-            let ReaderView {
-                reader, partition, ..
-            } = view;
-            let waits = view.waits_for.join("; ");
-            let said = format!(
-                "nobody owns reader {reader} of partition {partition}: it waits for {waits}; is there a scheduler \
-                 of it?"
-            );
-            Finding::new("leases", Verdict::Bad, said)
+    let findings: Vec<Finding> = layout
+        .readers
+        .iter()
+        .filter_map(|view| {
+            let place = format!("reader {} of partition {}", view.reader, view.partition);
+            let (verdict, said) = match &view.owner {
+                Some(owner) if view.silent => (
+                    Verdict::Bad,
+                    format!("{place} was owned by {owner}, whose lease has run out: is there a scheduler of it?"),
+                ),
+                Some(_) => return None,
+                // Whom it follows lets go first: that is how the work is divided anew.
+                None if waits_for_another(view) => (
+                    Verdict::Note,
+                    format!("{place} has yet to begin: it waits for {}", view.waits_for.join("; ")),
+                ),
+                None => (
+                    Verdict::Bad,
+                    format!(
+                        "nobody owns {place}: it waits for {}; is there a scheduler of it?",
+                        view.waits_for.join("; ")
+                    ),
+                ),
+            };
+            Some(Finding::new("leases", verdict, said))
         })
         .collect();
     if !findings.is_empty() {
         return findings;
     }
-    let said = format!(
-        "all {} readers have an owner; one that was killed stands here until its lease ends",
-        layout.readers.len()
-    );
+    let said = format!("all {} readers have an owner", layout.readers.len());
     vec![Finding::new("leases", Verdict::Ok, said)]
+}
+
+/// Whether a reader waits for one of the layout before.
+fn waits_for_another(view: &ReaderView) -> bool {
+    view.waits_for
+        .iter()
+        .any(|what| what.starts_with("reader "))
 }
 
 /// What the process at --admin says of itself. Somewhere else there may be others.
 async fn of_process(config: &Config) -> Vec<Finding> {
     let url = admin_port::url(config, "/readyz");
-    let asked = async {
-        let client = Client::builder()
-            .timeout(ADMIN_PATIENCE)
-            .no_proxy()
-            .build()?;
-        let answer = client.get(&url).send().await?;
-        Ok::<_, reqwest::Error>((answer.status().is_success(), answer.text().await?))
+    let readiness = match ready::client() {
+        Ok(client) => ready::asked(&client, &url).await,
+        Err(_) => Readiness::Away,
     };
-    let (verdict, said) = match asked.await {
-        Ok((true, _)) => (Verdict::Ok, format!("the one at {url} is ready")),
-        Ok((false, text)) => {
-            let waits: Vec<&str> = text.lines().collect();
-            (
-                Verdict::Bad,
-                format!("the one at {url} is not ready: {}", waits.join("; ")),
-            )
-        }
-        Err(_) => {
+    let (verdict, said) = match readiness {
+        Readiness::Ready => (Verdict::Ok, format!("the one at {url} is ready")),
+        Readiness::Waits(what) => (
+            Verdict::Bad,
+            format!("the one at {url} is not ready: {what}"),
+        ),
+        Readiness::Away => {
             let said = format!("nobody answers at {url}: name the admin port of one with --admin");
             (Verdict::Note, said)
         }
@@ -340,27 +393,51 @@ async fn of_process(config: &Config) -> Vec<Finding> {
     vec![Finding::new("process", verdict, said)]
 }
 
-async fn api_answers(api: &Api) -> Finding {
-    let waiting = [
-        ("state", "Error,CompensationFailed".to_owned()),
-        ("limit", "100".to_owned()),
-    ];
-    match api.page(&waiting).await {
-        Ok(page) => {
-            let more = if page.next.is_some() { " or more" } else { "" };
-            let count = page.items.len();
-            let said = format!(
-                "it answers; {count}{more} operations wait for a person (`waybill ops list`)"
-            );
-            let verdict = if count == 0 {
-                Verdict::Ok
-            } else {
-                Verdict::Note
-            };
-            Finding::new("api", verdict, said)
+/// Whether the API answers, and how many operations need a person. Where nobody said where it is, it may be
+/// elsewhere.
+async fn api_answers(api: &Api, is_named: bool) -> Finding {
+    let (mut waiting, mut cursor) = (0, None);
+    for _ in 0..PAGES_MAX {
+        let mut query = vec![
+            ("state", "Error,CompensationFailed".to_owned()),
+            ("limit", "100".to_owned()),
+        ];
+        query.extend(cursor.take().map(|cursor| ("cursor", cursor)));
+        match api.page(&query).await {
+            Ok(page) => {
+                waiting += page.items.len();
+                cursor = page.next;
+            }
+            Err(error) => {
+                let (verdict, hint) = match is_named {
+                    true => (Verdict::Bad, ""),
+                    false => (Verdict::Note, "; name it with --api"),
+                };
+                return Finding::new("api", verdict, format!("{error}{hint}"));
+            }
         }
-        Err(error) => Finding::new("api", Verdict::Bad, error.to_string()),
+        if cursor.is_none() {
+            break;
+        }
     }
+    let more = if cursor.is_some() { " or more" } else { "" };
+    let said =
+        format!("it answers; {waiting}{more} operations wait for a person (`waybill ops list`)");
+    let verdict = match waiting == 0 && cursor.is_none() {
+        true => Verdict::Ok,
+        false => Verdict::Note,
+    };
+    Finding::new("api", verdict, said)
+}
+
+async fn of_id(
+    api: &Api,
+    id: &str,
+    tenant: Option<&str>,
+    layout: &anyhow::Result<LayoutView>,
+) -> Vec<Finding> {
+    let found = api.find(id, tenant).await;
+    of_operation(found.map(|found| found.operation), layout.as_ref().ok())
 }
 
 /// What is to be said of an operation.
@@ -379,16 +456,20 @@ fn of_operation(found: Result<Operation, ApiError>, layout: Option<&LayoutView>)
         verdict,
         format!("{}: {}", operation.id, operation.state),
     )];
+    let goes_on = matches!(
+        operation.state.as_str(),
+        "Pending" | "Processing" | "Compensating"
+    );
     let missing: Vec<&str> = operation
         .steps
         .iter()
         .filter(|step| !matches!(step.state.as_str(), "Completed" | "Skipped" | "Compensated"))
         .map(|step| step.name.as_str())
         .collect();
-    if !missing.is_empty() {
+    if !missing.is_empty() && operation.state != "Compensated" && operation.state != "Cancelled" {
         findings.push(Finding::new("missing", Verdict::Ok, missing.join(", ")));
     }
-    if !operation.is_at_rest() {
+    if goes_on {
         findings.push(Finding::new("waits for", Verdict::Ok, why(&operation)));
         findings.extend(layout.and_then(|layout| holder(&operation, layout)));
     }
@@ -432,6 +513,10 @@ fn holder(operation: &Operation, layout: &LayoutView) -> Option<Finding> {
             let said = format!("{place}, which nobody owns: it waits for {waits}");
             Finding::new("has it", Verdict::Bad, said)
         }
+        (Some(owner), _) if view.silent => {
+            let said = format!("{place}, whose owner {owner} has let its lease run out");
+            Finding::new("has it", Verdict::Bad, said)
+        }
         (Some(_), true) => {
             let said =
                 format!("the deadline index: a supervisor asks {place} to go on when it is due");
@@ -457,6 +542,7 @@ mod tests {
             reader,
             partition: reader,
             owner: owner.map(str::to_owned),
+            silent: false,
             epoch: 3,
             checkpoint: CheckpointView {
                 requests: Offset(1),
@@ -538,9 +624,7 @@ mod tests {
         assert!(leases.iter().all(|finding| finding.verdict == Verdict::Bad));
         assert_eq!(
             said(&of_leases(&layout(Some("me")))),
-            [
-                "ok    leases         all 2 readers have an owner; one that was killed stands here until its lease ends"
-            ]
+            ["ok    leases         all 2 readers have an owner"]
         );
     }
 

@@ -22,7 +22,7 @@ use waybill_engine::{Division, KeyHash, OperationId, PartitionId};
 use super::address::ApiAddress;
 use super::api::{Api, ApiError};
 use super::wire::{Operation, Step};
-use crate::cli::connection::{Connection, until_reader_leaves};
+use crate::cli::connection::{Connection, chosen, until_reader_leaves};
 use crate::cli::readers::readers;
 use crate::cli::shown::{Output, printable};
 use crate::config::Config;
@@ -88,14 +88,16 @@ impl ExplainArgs {
             readers_per_partition: layout.per_partition,
         };
         let address = ApiAddress::of_configuration(self.api.as_ref(), config);
-        let api = Api::new(address.map_err(anyhow::Error::msg)?)?;
+        let api = Api::asked_once(address.map_err(anyhow::Error::msg)?)?;
         let connection = Connection::open(config)?;
         let (topic, _) = connection.topic(REQUESTS)?;
-        let wanted = |view: &&ReaderView| partition.is_none_or(|only| view.partition == only);
+        let partitions = chosen(&topic, layout.partitions, partition)?;
+        let wanted = |view: &&ReaderView| partitions.contains(&PartitionId(view.partition));
+        let mut is_away = false;
         for view in layout.readers.iter().filter(wanted) {
             let mut lag = Lag::of(view, &connection, &topic)?;
             let open = unended(&connection, &topic, division, view)?;
-            runtime.block_on(lag.look(&api, &open, operations.get()));
+            is_away = runtime.block_on(lag.look(&api, &open, operations.get(), is_away));
             match output {
                 Output::Json => writeln!(out, "{}", serde_json::to_string(&lag)?)?,
                 Output::Table => write!(out, "{lag}")?,
@@ -112,6 +114,8 @@ struct Lag {
     partition: u32,
     reader: u32,
     owner: Option<String>,
+    /// Whether the owner has let its lease run out.
+    silent: bool,
     /// What it waits for, if nobody owns it.
     waits_for: Vec<String>,
     /// Everything before it is done.
@@ -122,7 +126,7 @@ struct Lag {
     end: i64,
     /// Requests of the partition, of all its readers, that have no row.
     not_consumed: i64,
-    /// Requests that have a row and lie behind one that is not done.
+    /// Requests of the partition, of all its readers, between the checkpoint and what was consumed.
     held: i64,
     /// The operations that hold the checkpoint, the first one first.
     held_by: Vec<Holder>,
@@ -151,6 +155,7 @@ impl Lag {
             partition: view.partition,
             reader: view.reader,
             owner: view.owner.clone(),
+            silent: view.silent,
             waits_for: view.waits_for.clone(),
             checkpoint,
             consumed,
@@ -162,30 +167,77 @@ impl Lag {
         })
     }
 
-    /// Asks for the operations of these requests, until as many are known as are wanted that have not ended.
-    async fn look(&mut self, api: &Api, open: &Open, wanted: usize) {
+    /// Asks for the operations of these requests, until as many are known as are wanted that have something left
+    /// to do. Where nobody answers, the operations are named without their states, and nobody is asked again:
+    /// returns whether that is so.
+    async fn look(&mut self, api: &Api, open: &Open, wanted: usize, is_away: bool) -> bool {
+        self.has_more = open.has_more;
+        if is_away {
+            self.name_unasked(open, wanted, "the API cannot be asked");
+            return true;
+        }
         let asked = open.requests.iter().map(|&(offset, id)| async move {
             let found = api.find(&id.to_string(), None).await;
-            Holder::of(id, offset, found.map(|found| found.operation))
+            (offset, id, found.map(|found| found.operation))
         });
-        let mut holders = stream::iter(asked).buffered(ASKED_AT_ONCE);
-        while let Some(holder) = holders.next().await {
-            let Some(holder) = holder else { continue };
+        let mut answers = stream::iter(asked).buffered(ASKED_AT_ONCE);
+        while let Some((offset, id, found)) = answers.next().await {
+            if let Err(error) = &found
+                && error.is_away()
+            {
+                self.name_unasked(open, wanted, &error.to_string());
+                return true;
+            }
+            // Whatever its state, the first one is where the checkpoint stands.
+            let is_first = offset == self.checkpoint;
+            let Some(holder) = Holder::of(id, offset, found, is_first) else {
+                continue;
+            };
             if self.held_by.len() == wanted {
                 self.has_more = true;
-                return;
+                return false;
             }
             self.held_by.push(holder);
         }
-        self.has_more = open.has_more;
+        false
+    }
+
+    fn name_unasked(&mut self, open: &Open, wanted: usize, why: &str) {
+        let left = wanted.saturating_sub(self.held_by.len());
+        let named = self.held_by.iter().map(|holder| holder.offset).max();
+        let further = open
+            .requests
+            .iter()
+            .filter(|(offset, _)| Some(*offset) > named);
+        self.held_by
+            .extend(further.take(left).map(|&(offset, id)| Holder {
+                operation: id.to_string(),
+                offset,
+                state: None,
+                why: why.to_owned(),
+            }));
+        self.has_more |= open.requests.len() > wanted;
     }
 }
 
 impl Holder {
-    /// `None` if the operation has ended, so that it holds nothing.
-    fn of(id: OperationId, offset: i64, found: Result<Operation, ApiError>) -> Option<Self> {
+    /// `None` if the operation has ended or was handed off, so that it holds nothing once its messages are
+    /// acknowledged; the one that stands first is named all the same.
+    fn of(
+        id: OperationId,
+        offset: i64,
+        found: Result<Operation, ApiError>,
+        is_first: bool,
+    ) -> Option<Self> {
         let (state, why) = match found {
-            Ok(operation) if operation.is_at_rest() || operation.handed_off => return None,
+            Ok(operation) if operation.is_at_rest() || operation.handed_off => {
+                if !is_first {
+                    return None;
+                }
+                let why =
+                    "it has ended or was handed off; its messages may not be acknowledged yet";
+                (Some(operation.state), why.to_owned())
+            }
             Ok(operation) => {
                 let why = why(&operation);
                 (Some(operation.state), why)
@@ -273,6 +325,7 @@ impl fmt::Display for Lag {
             partition,
             reader,
             owner,
+            silent,
             waits_for,
             checkpoint,
             consumed,
@@ -283,6 +336,7 @@ impl fmt::Display for Lag {
             has_more,
         } = self;
         let owner = match owner {
+            Some(owner) if *silent => format!("owned by {owner}, whose lease has run out"),
             Some(owner) => format!("owned by {owner}"),
             None => format!("nobody owns it: it waits for {}", waits_for.join("; ")),
         };
@@ -303,11 +357,14 @@ impl fmt::Display for Lag {
         }
         match (held_by.is_empty(), has_more, *held > 0) {
             (false, true, _) => writeln!(f, "  and more"),
-            (true, true, _) => writeln!(f, "  the first {LOOKED_AT_MAX} of them have ended"),
+            (true, true, _) => writeln!(
+                f,
+                "  the first {LOOKED_AT_MAX} of them have ended or were handed off"
+            ),
             (true, false, true) => writeln!(
                 f,
-                "  all of them have ended: the checkpoint moves when their messages are acknowledged, and within \
-                 scheduler.checkpointEvery"
+                "  all of them have ended or were handed off: the checkpoint moves when their messages are \
+                 acknowledged, and within scheduler.checkpointEvery"
             ),
             (_, false, _) => Ok(()),
         }
@@ -338,7 +395,7 @@ mod tests {
             "CompensationFailed",
         ] {
             assert!(
-                Holder::of(id, 7, Ok(operation(state, Vec::new()))).is_none(),
+                Holder::of(id, 7, Ok(operation(state, Vec::new())), false).is_none(),
                 "{state}"
             );
         }
@@ -346,10 +403,12 @@ mod tests {
             handed_off: true,
             ..operation("Processing", Vec::new())
         };
-        assert!(Holder::of(id, 7, Ok(handed_off)).is_none());
-        let holder = Holder::of(id, 7, Ok(operation("Processing", Vec::new()))).unwrap();
+        assert!(Holder::of(id, 7, Ok(handed_off), false).is_none());
+        let holder = Holder::of(id, 7, Ok(operation("Processing", Vec::new())), false).unwrap();
         assert_eq!(holder.state.as_deref(), Some("Processing"));
         assert_eq!(holder.why, "Its scheduler reads its request.");
+        let ended = Holder::of(id, 7, Ok(operation("Processed", Vec::new())), true).unwrap();
+        assert!(ended.why.starts_with("it has ended"), "{}", ended.why);
     }
 
     #[test]
@@ -378,6 +437,7 @@ mod tests {
             partition: 1,
             reader: 1,
             owner: None,
+            silent: false,
             waits_for: vec!["an owner".to_owned()],
             checkpoint: 10,
             consumed: 12,
@@ -399,6 +459,9 @@ mod tests {
         );
         lag.held_by.clear();
         lag.has_more = false;
-        assert!(lag.to_string().contains("all of them have ended"));
+        assert!(
+            lag.to_string()
+                .contains("all of them have ended or were handed off")
+        );
     }
 }

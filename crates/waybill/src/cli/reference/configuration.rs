@@ -14,7 +14,8 @@ const HEAD: &str = "\
 
 Layers: the defaults, the file (`--config`, YAML), the environment, the flags; later ones win. Durations have a unit (ms, s, m,
 h, d), sizes too (B, KiB, MiB, GiB). `waybill config check FILE` checks a file, `waybill config show` prints what applies, without
-secrets. A key that is not known is refused, and so is a variable that begins with `WAYBILL_`.
+secrets. A key that is not known is refused, and so is a variable that begins with `WAYBILL_` and is none of those below
+(of `kafka.properties` and `kafka.propertyFiles` any name can be set, such as the one that is given).
 ";
 
 /// The page.
