@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use hyper::StatusCode;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use tokio::sync::mpsc::UnboundedReceiver;
 use waybill_engine::OperationId;
@@ -19,7 +20,7 @@ use crate::scenario::kind::{Drawn, Kind};
 /// How many connections it has.
 const CONNECTIONS: usize = 8;
 /// How often a server that has nothing to say yet is asked.
-const TRIES: usize = 20;
+const TRIES: usize = 200;
 const REST: Duration = Duration::from_millis(50);
 
 /// Who asks.
@@ -63,7 +64,7 @@ impl Beside {
                 let mut client = client;
                 match drawn.kind {
                     Kind::Repeated => repeat(&mut client, &source, id, drawn).await,
-                    _ => cancel(&mut client, &source, id).await,
+                    _ => cancel(&mut client, &source, id, drawn).await,
                 }
                 client
             });
@@ -106,12 +107,23 @@ async fn repeat(client: &mut Client, source: &Source, id: OperationId, drawn: Dr
 }
 
 /// What was accepted can be cancelled, or it is too late for that.
-async fn cancel(client: &mut Client, source: &Source, id: OperationId) {
-    let path = format!("/api/deliveryrequests/{id}");
+async fn cancel(client: &mut Client, source: &Source, id: OperationId, drawn: Drawn) {
+    let tenant = source.tenant(drawn).map(|tenant| {
+        let tenant = utf8_percent_encode(tenant, NON_ALPHANUMERIC);
+        format!("?tenant={tenant}")
+    });
+    let path = format!("/api/deliveryrequests/{id}{}", tenant.unwrap_or_default());
     for _ in 0..TRIES {
         match client.delete(&path).await {
             Ok((StatusCode::ACCEPTED | StatusCode::OK | StatusCode::CONFLICT, _)) => return,
-            Ok((StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)) | Err(_) => {
+            // An id that came from a tenant's own is known once its request was read.
+            Ok((
+                StatusCode::NOT_FOUND
+                | StatusCode::SERVICE_UNAVAILABLE
+                | StatusCode::GATEWAY_TIMEOUT,
+                _,
+            ))
+            | Err(_) => {
                 tokio::time::sleep(REST).await;
             }
             Ok((status, _)) => {
