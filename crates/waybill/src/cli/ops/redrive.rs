@@ -234,6 +234,16 @@ impl From<ApiError> for NotSent {
     }
 }
 
+/// What there is to say of an operation that the verb is not for, as it was seen.
+fn not_for(asking: &Asking, seen: &Operation) -> Option<Report> {
+    let verb = &asking.verb;
+    let is_offered = seen.verbs.iter().any(|it| it == verb.as_offered());
+    resubmitted_before(asking, seen).or_else(|| {
+        let skipped = Report::new(&seen.id, verb, Outcome::Skipped).with_state(seen);
+        (!is_offered).then(|| skipped.with_note("it cannot be asked of it now"))
+    })
+}
+
 /// Which operations are under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
@@ -409,26 +419,26 @@ impl<'a, W: Write> Redrive<'a, W> {
             ..
         } = *self;
         let seen = api.find(id, tenant).await?.operation;
-        if let Some(report) = resubmitted_before(asking, &seen) {
-            return Ok(Sent::Known(report));
-        }
-        let verb = &asking.verb;
-        if !seen
-            .verbs
-            .iter()
-            .any(|offered| offered == verb.as_offered())
-        {
-            let skipped = Report::new(id, verb, Outcome::Skipped).with_state(&seen);
-            return Ok(Sent::Known(
-                skipped.with_note("it cannot be asked of it now"),
-            ));
+        if let Some(known) = not_for(asking, &seen) {
+            return Ok(Sent::Known(known));
         }
         let until = Instant::now() + self.many.canary_wait;
-        let sent = send(api, asking, id, tenant, Some(&seen), until).await;
-        sent.map_err(|error| NotSent {
-            error,
-            seen: Some(Box::new(seen)),
-        })
+        match send(api, asking, id, tenant, Some(&seen), until).await {
+            Ok(sent) => Ok(sent),
+            // It may have changed in between, as one does that was asked before; then it is as if it had been
+            // seen so.
+            Err(error) if error.is_about_the_operation() => {
+                let now = api.find(id, tenant).await?.operation;
+                not_for(asking, &now).map(Sent::Known).ok_or(NotSent {
+                    error,
+                    seen: Some(Box::new(seen)),
+                })
+            }
+            Err(error) => Err(NotSent {
+                error,
+                seen: Some(Box::new(seen)),
+            }),
+        }
     }
 
     /// Follows those that are under way until no more than `count` are left.

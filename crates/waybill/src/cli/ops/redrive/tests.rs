@@ -1,4 +1,14 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::http::StatusCode;
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
 use super::*;
+use crate::cli::ops::verb::Verb;
 
 #[test]
 fn a_rate_is_a_number_a_second_within_bounds() {
@@ -52,4 +62,44 @@ fn many(line: &str) -> Many {
     let command = Filter::augment_args(Many::augment_args(command));
     let matches = command.try_get_matches_from(line.split_whitespace());
     Many::from_arg_matches(&matches.unwrap()).unwrap()
+}
+
+/// An API that refuses whatever it is asked, and shows one operation: first as it stands in `looks[0]`, then as in
+/// the next one, and so on.
+async fn refusing_api(looks: Vec<Value>) -> Api {
+    let looked = Arc::new(AtomicUsize::new(0));
+    let show = async move || {
+        let look = looked.fetch_add(1, Ordering::Relaxed);
+        Json(looks[look.min(looks.len() - 1)].clone())
+    };
+    let refuse = async || (StatusCode::CONFLICT, Json(json!({ "code": "not-parked" })));
+    let router = Router::new().route("/v1/operations/{id}", get(show).post(refuse));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    Api::new(address.parse().unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn what_changed_between_the_look_and_the_asking_is_skipped_and_what_did_not_is_refused() {
+    let id = Uuid::from_u128(7);
+    let parked = json!({ "id": id, "state": "Error", "verbs": ["resubmit"] });
+    let goes_on = json!({ "id": id, "state": "Processing", "verbs": ["cancel"] });
+    let asking = Asking {
+        verb: Verb::Resubmit,
+        reason: None,
+        by: None,
+    };
+    for (looks, outcome) in [
+        (vec![parked.clone(), goes_on], "skipped"),
+        (vec![parked], "refused"),
+    ] {
+        let api = refusing_api(looks).await;
+        let (many, mut out) = (many("--all"), Vec::new());
+        let mut redrive = Redrive::new(&api, &asking, None, &many, Output::Json, &mut out);
+        let ended = redrive.run(vec![id]).await;
+        assert_eq!(ended.is_ok(), outcome == "skipped", "{ended:?}");
+        let told: Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(told["outcome"], outcome);
+    }
 }
