@@ -22,6 +22,7 @@
 //! Deliberately absent: indexes, scans of rows, logged batches, counters, and reads before writes.
 
 mod attention;
+mod clocks;
 mod config;
 mod due;
 mod layouts;
@@ -42,6 +43,7 @@ use tokio::task::JoinHandle;
 use waybill_engine::{OperationId, PartitionId};
 
 use self::attention::Attention;
+pub use self::clocks::CqlClock;
 pub use self::config::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls};
 use self::due::Due;
 use self::layouts::Layouts;

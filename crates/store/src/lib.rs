@@ -44,8 +44,8 @@ use waybill_engine::{OperationId, PartitionId};
 
 pub use attention::{AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage};
 pub use cql::{
-    CqlCertificate, CqlConfig, CqlKeyspace, CqlLogin, CqlProblem, CqlReplication, CqlReport,
-    CqlServer, CqlStore, CqlTls,
+    CqlCertificate, CqlClock, CqlConfig, CqlKeyspace, CqlLogin, CqlProblem, CqlReplication,
+    CqlReport, CqlServer, CqlStore, CqlTls,
 };
 pub use due::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
 pub use embedded::{EmbeddedConfig, EmbeddedStore};

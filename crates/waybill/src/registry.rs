@@ -112,41 +112,34 @@ pub(crate) async fn register(
     Ok(lines)
 }
 
-/// Says how the registry is; changes nothing.
+/// How the registry is.
+pub(crate) struct Checked {
+    /// A line for each subject.
+    pub(crate) lines: Vec<String>,
+    /// The subjects whose schemas are not registered.
+    pub(crate) missing: Vec<String>,
+}
+
+/// Looks how the registry is; changes nothing.
 ///
 /// # Errors
 ///
 /// If it does not answer or refuses, or a schema does not go with earlier versions.
-pub(crate) async fn check(
-    registry: &Registry,
-    subjects: &[Subject],
-) -> anyhow::Result<Vec<String>> {
+pub(crate) async fn check(registry: &Registry, subjects: &[Subject]) -> anyhow::Result<Checked> {
     let states = states(registry, subjects).await?;
     refuse_incompatible(&states)?;
-    let line = |state: &State<'_>| match &state.found {
-        Found::Registered(line) => line.clone(),
-        Found::Missing | Found::Incompatible(_) => {
-            format!("{}: not registered", state.subject.name)
+    let (mut lines, mut missing) = (Vec::new(), Vec::new());
+    for State { subject, found } in states {
+        let name = &subject.name;
+        match found {
+            Found::Registered(line) => lines.push(line),
+            Found::Missing | Found::Incompatible(_) => {
+                lines.push(format!("{name}: not registered"));
+                missing.push(name.clone());
+            }
         }
-    };
-    Ok(states.iter().map(line).collect())
-}
-
-/// The subjects whose schemas are not registered.
-///
-/// # Errors
-///
-/// If the registry does not answer, or a schema does not go with earlier versions.
-pub(crate) async fn missing(
-    registry: &Registry,
-    subjects: &[Subject],
-) -> anyhow::Result<Vec<String>> {
-    let states = states(registry, subjects).await?;
-    refuse_incompatible(&states)?;
-    let missing = states
-        .iter()
-        .filter(|state| matches!(state.found, Found::Missing));
-    Ok(missing.map(|state| state.subject.name.clone()).collect())
+    }
+    Ok(Checked { lines, missing })
 }
 
 /// How a subject is.

@@ -17,7 +17,7 @@ use std::time::Duration;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
 
-pub use self::log::{Log, LogFilterError, log_filter};
+pub use self::log::{Log, LogFilter, LogFilterError};
 use crate::config::TelemetryConfig;
 
 /// The version of this program.

@@ -23,7 +23,7 @@
 //! written. They have to stop before the first process of this version starts.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use scylla::client::session::Session;
 use scylla::deserialize::row::DeserializeRow;
@@ -33,6 +33,7 @@ use scylla::response::query_result::QueryResult;
 use scylla::statement::unprepared::Statement;
 use scylla::value::{CqlValue, Row};
 
+use super::clocks::clocks;
 use super::config::{CqlConfig, CqlReplication};
 use super::link::{Failure, Link, failure};
 use super::server::{CqlKeyspace, CqlProblem, CqlReport, CqlServer};
@@ -212,7 +213,7 @@ pub(super) async fn report(link: &Link, config: &CqlConfig) -> Result<CqlReport,
         keyspace,
         schema_version,
         schema_version_known: VERSION,
-        clock_ahead_ms: clock_ahead_ms(session).await?,
+        clocks: clocks(session).await,
     })
 }
 
@@ -325,19 +326,6 @@ async fn commitlog_sync(session: &Session) -> Result<Option<String>, StoreError>
         Err(error) => return Err(StoreError::unavailable(ASKING, error)),
     };
     Ok(value.into_iter().next().map(|(value,)| value))
-}
-
-/// How far the server's clock is ahead of this machine's, as it was when half of the answer's time had passed.
-async fn clock_ahead_ms(session: &Session) -> Result<i64, StoreError> {
-    let millis = |time: SystemTime| {
-        let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX)
-    };
-    let statement = "SELECT toUnixTimestamp(now()) FROM system.local";
-    let asked = millis(SystemTime::now());
-    let answer: Vec<(i64,)> = rows(session, statement.to_owned()).await?;
-    let here = asked.midpoint(millis(SystemTime::now()));
-    Ok(answer.first().map_or(0, |(there,)| there - here))
 }
 
 async fn find_keyspace(

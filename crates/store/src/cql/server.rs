@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use super::clocks::CqlClock;
+
 /// Which database it is.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CqlServer {
@@ -97,8 +99,8 @@ pub struct CqlReport {
     pub schema_version: Option<u32>,
     /// The version of the schema that this program needs.
     pub schema_version_known: u32,
-    /// How far the server's clock is ahead of this machine's, in milliseconds.
-    pub clock_ahead_ms: i64,
+    /// What the clocks of the nodes that answered showed.
+    pub clocks: Vec<CqlClock>,
 }
 
 /// Something about the servers or the keyspace that a person has to know.
@@ -154,13 +156,10 @@ pub enum CqlProblem {
     },
     /// Leases and deadlines go by the clocks of all machines.
     #[error(
-        "the server's clock is {ahead_ms} ms ahead of this machine's: clocks must agree better than leases and \
-         supervisor.clockSkew allow for"
+        "the clock of {} is {} ms ahead of this machine's: clocks must agree better than leases and \
+         supervisor.clockSkew allow for", .0.node, .0.ahead_ms
     )]
-    ClocksApart {
-        /// By so much; negative where it is behind.
-        ahead_ms: i64,
-    },
+    ClocksApart(CqlClock),
     /// A power loss takes acknowledged writes that are on no other machine.
     #[error(
         "the commit log is synced {how}: a power loss takes rows with it that were acknowledged and are on no other machine"
@@ -182,9 +181,9 @@ impl CqlProblem {
             | Self::OldSchema { .. }
             | Self::NewSchema { .. }
             | Self::NoReplica { .. } => true,
-            Self::FewReplicas { .. }
-            | Self::ClocksApart { .. }
-            | Self::UnsyncedCommitLog { .. } => false,
+            Self::FewReplicas { .. } | Self::ClocksApart(_) | Self::UnsyncedCommitLog { .. } => {
+                false
+            }
         }
     }
 }
@@ -195,10 +194,11 @@ impl CqlReport {
     pub fn problems(&self) -> Vec<CqlProblem> {
         let mut problems = self.problems_of_keyspace();
         problems.extend(self.problem_of_schema());
-        let ahead_ms = self.clock_ahead_ms;
-        if ahead_ms.abs() > CLOCK_AHEAD_MS_MAX {
-            problems.push(CqlProblem::ClocksApart { ahead_ms });
-        }
+        let apart = self
+            .clocks
+            .iter()
+            .filter(|clock| clock.ahead_ms.abs() > CLOCK_AHEAD_MS_MAX);
+        problems.extend(apart.cloned().map(CqlProblem::ClocksApart));
         problems
     }
 
@@ -268,7 +268,7 @@ mod tests {
             }),
             schema_version: Some(3),
             schema_version_known: 3,
-            clock_ahead_ms: 0,
+            clocks: Vec::new(),
         }
     }
 
@@ -282,15 +282,17 @@ mod tests {
 
     #[test]
     fn clocks_that_are_more_than_a_second_apart_are_told_of_and_not_fatal() {
-        for (ahead_ms, told) in [(0, false), (-1_000, false), (1_001, true), (-5_000, true)] {
-            let report = CqlReport {
-                clock_ahead_ms: ahead_ms,
-                ..report(scylladb("2026.1.0"), &THREE, true)
-            };
-            let wanted = CqlProblem::ClocksApart { ahead_ms };
-            assert_eq!(report.problems().contains(&wanted), told, "{ahead_ms}");
-            assert!(!wanted.is_fatal());
-        }
+        let clocks = [0, -1_000, 1_001, -5_000].map(|ahead_ms| CqlClock {
+            node: format!("{ahead_ms}"),
+            ahead_ms,
+        });
+        let report = CqlReport {
+            clocks: clocks.to_vec(),
+            ..report(scylladb("2026.1.0"), &THREE, true)
+        };
+        let [_, _, ahead, behind] = clocks.map(CqlProblem::ClocksApart);
+        assert!(!ahead.is_fatal());
+        assert_eq!(report.problems(), [ahead, behind]);
     }
 
     #[test]

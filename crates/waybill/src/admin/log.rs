@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{Admin, only_field, unread};
 use crate::chain::chain;
 use crate::ingestion::problem::{FieldProblem, Problem};
-use crate::telemetry::log_filter;
+use crate::telemetry::{LogFilter, LogFilterError};
 
 /// The one field.
 const FILTER: &str = "filter";
@@ -34,12 +34,13 @@ pub(super) async fn set(
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let wanted = "a level, or pairs as in info,waybill=debug";
     let filter = only_field(&body, FILTER, text, wanted)?;
-    let refused =
-        |error| Problem::invalid(vec![FieldProblem::new(format!("/{FILTER}"), chain(&error))]);
-    log_filter(&filter).map_err(refused)?;
+    let refused = |error: LogFilterError| {
+        Problem::invalid(vec![FieldProblem::new(format!("/{FILTER}"), chain(&error))])
+    };
+    let to_apply: LogFilter = filter.parse().map_err(refused)?;
     // Said before and after: either filter may leave it out.
     tracing::info!(filter, "a person changes the log filter");
-    admin.telemetry.log().set_filter(&filter).map_err(refused)?;
+    admin.telemetry.log().set_filter(to_apply);
     tracing::info!(filter, "the log filter was changed");
     Ok(show(State(admin)).await)
 }

@@ -1,6 +1,6 @@
 //! Asking the process that has an embedded store, on its admin port.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -13,15 +13,19 @@ use crate::config::Config;
 /// How long it may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The URL of a page on the admin port: on this machine, where it listens on all addresses.
+/// The URL of a page on the admin port.
 pub(super) fn url(config: &Config, path: &str) -> String {
-    let listener = config.admin.listen;
+    format!("http://{}{path}", reached_at(config.admin.listen))
+}
+
+/// Where a listener is reached: on this machine, if it listens on all addresses.
+pub(super) fn reached_at(listener: SocketAddr) -> SocketAddr {
     let ip = match listener.ip() {
         ip if !ip.is_unspecified() => ip,
-        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        ip if ip.is_ipv4() => Ipv4Addr::LOCALHOST.into(),
+        _ => Ipv6Addr::LOCALHOST.into(),
     };
-    format!("http://{}{path}", SocketAddr::new(ip, listener.port()))
+    SocketAddr::new(ip, listener.port())
 }
 
 /// A client for it.

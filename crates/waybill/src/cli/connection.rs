@@ -61,17 +61,12 @@ pub(super) struct Connection {
 impl Connection {
     /// Reaches the configured brokers, or the embedded one where it listens by configuration.
     pub(super) fn open(config: &Config) -> anyhow::Result<Self> {
-        Self::open_within(config, BROKER_PATIENCE)
-    }
-
-    /// The same; the brokers may take so long to answer.
-    pub(super) fn open_within(config: &Config, patience: Duration) -> anyhow::Result<Self> {
         let settings = settings(config);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let admin = Admin::new(&settings, CLIENT_ID)?;
-        runtime.block_on(admin.wait_ready(patience))?;
+        runtime.block_on(admin.wait_ready(BROKER_PATIENCE))?;
         let mut options = ConsumerOptions::new(CLIENT_ID);
         options.queue_kib_max = READ_AHEAD_KIB_MAX;
         options.queue_records_max = READ_AHEAD_RECORDS_MAX;

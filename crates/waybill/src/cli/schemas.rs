@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use anyhow::Context as _;
 use clap::Subcommand;
 use waybill_messages::Topics;
-use waybill_registry::subjects;
+use waybill_registry::{Subject, subjects};
 
 use super::connection::until_reader_leaves;
 use crate::config::{Config, load_workflows};
@@ -31,16 +31,14 @@ impl SchemasCommand {
     pub fn run(self, config: &Config) -> anyhow::Result<()> {
         let registry = config.schema_registry.client()?;
         let registry = registry.context("schemaRegistry.url is needed: there is no registry")?;
-        let workflows = load_workflows(&config.workflows)?;
-        let topics = Topics::new(&config.kafka.topic_prefix);
-        let subjects = subjects(&topics, &workflows.agents());
+        let subjects = subjects_of(config)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let lines = runtime.block_on(async {
             match self {
                 Self::Register => registry::register(&registry, &subjects).await,
-                Self::Check => registry::check(&registry, &subjects).await,
+                Self::Check => Ok(registry::check(&registry, &subjects).await?.lines),
             }
         })?;
         let printed = writeln!(io::stdout(), "{}", lines.join("\n"));
@@ -48,17 +46,13 @@ impl SchemasCommand {
     }
 }
 
-/// The subjects whose schemas the configured registry lacks; `None` where none is configured.
+/// The subjects of everything that the configured installation writes.
 ///
 /// # Errors
 ///
-/// If the registry does not answer, or a schema does not go with earlier versions.
-pub(super) async fn missing(config: &Config) -> anyhow::Result<Option<Vec<String>>> {
-    let Some(registry) = config.schema_registry.client()? else {
-        return Ok(None);
-    };
+/// If the workflows cannot be read.
+pub(super) fn subjects_of(config: &Config) -> anyhow::Result<Vec<Subject>> {
     let workflows = load_workflows(&config.workflows)?;
     let topics = Topics::new(&config.kafka.topic_prefix);
-    let subjects = subjects(&topics, &workflows.agents());
-    Ok(Some(registry::missing(&registry, &subjects).await?))
+    Ok(subjects(&topics, &workflows.agents()))
 }

@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use clap::Subcommand;
-use waybill_store::{CqlProblem, CqlReport, CqlStore};
+use waybill_store::{CqlClock, CqlProblem, CqlReport, CqlStore};
 
 use crate::config::Config;
 
@@ -64,7 +64,7 @@ fn told(keyspace: &str, report: &CqlReport) -> String {
         keyspace: found,
         schema_version,
         schema_version_known,
-        clock_ahead_ms,
+        clocks,
     } = report;
     let or_unknown = |text: Option<String>| text.unwrap_or_else(|| "unknown".to_owned());
     let replication = found.as_ref().map(|found| {
@@ -75,7 +75,7 @@ fn told(keyspace: &str, report: &CqlReport) -> String {
         options.join(", ")
     });
     let version = schema_version.map_or_else(|| "none".to_owned(), |version| version.to_string());
-    [
+    let mut lines = vec![
         format!("server: {server}"),
         format!("datacentre: {datacenter}"),
         format!("commit log: synced {}", or_unknown(commitlog_sync.clone())),
@@ -84,7 +84,9 @@ fn told(keyspace: &str, report: &CqlReport) -> String {
             None => format!("keyspace: {keyspace}, which does not exist"),
         },
         format!("schema: {version}; this program needs {schema_version_known}"),
-        format!("clock: {clock_ahead_ms} ms ahead of this machine's"),
-    ]
-    .join("\n")
+    ];
+    lines.extend(clocks.iter().map(|CqlClock { node, ahead_ms }| {
+        format!("clock: that of {node} is {ahead_ms} ms ahead of this machine's")
+    }));
+    lines.join("\n")
 }

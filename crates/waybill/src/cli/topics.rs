@@ -10,6 +10,7 @@ mod verify;
 use std::time::Duration;
 
 use clap::Subcommand;
+use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::Admin;
 
 use super::connection::{self, CLIENT_ID, until_reader_leaves};
@@ -45,19 +46,23 @@ impl TopicsCommand {
     ///
     /// If the brokers are away or refuse it, or a topic is not as it must be.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
-        match self {
-            Self::Create(arguments) => until_reader_leaves(arguments.run(config)),
-            Self::Verify(arguments) => until_reader_leaves(arguments.run(config)),
-            Self::Describe(arguments) => until_reader_leaves(arguments.run(config)),
-            Self::Grow(arguments) => until_reader_leaves(arguments.run(config, grow::Way::More)),
-            Self::Shrink(arguments) => until_reader_leaves(arguments.run(config, grow::Way::Fewer)),
-        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        until_reader_leaves(runtime.block_on(async {
+            match self {
+                Self::Create(arguments) => arguments.run(config).await,
+                Self::Verify(arguments) => arguments.run(config).await,
+                Self::Describe(arguments) => arguments.run(config).await,
+                Self::Grow(arguments) => arguments.run(config, grow::Way::More).await,
+                Self::Shrink(arguments) => arguments.run(config, grow::Way::Fewer).await,
+            }
+        }))
     }
 }
 
 /// The brokers, and what has to be on them.
 pub(super) struct Site {
-    runtime: tokio::runtime::Runtime,
     admin: Admin,
     broker: BrokerKind,
     needed: Vec<Needed>,
@@ -65,21 +70,17 @@ pub(super) struct Site {
 
 impl Site {
     /// Reaches the configured brokers, or the embedded one where it listens by configuration.
-    fn open(config: &Config) -> anyhow::Result<Self> {
-        Self::open_within(config, BROKER_PATIENCE)
+    async fn open(config: &Config) -> anyhow::Result<Self> {
+        Self::open_within(config, BROKER_PATIENCE).await
     }
 
     /// The same; the brokers may take so long to answer.
-    pub(super) fn open_within(config: &Config, patience: Duration) -> anyhow::Result<Self> {
+    pub(super) async fn open_within(config: &Config, patience: Duration) -> anyhow::Result<Self> {
         let workflows = load_workflows(&config.workflows)?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
         let admin = Admin::new(&connection::settings(config), CLIENT_ID)?;
-        runtime.block_on(admin.wait_ready(patience))?;
-        let broker = runtime.block_on(broker_kind(&admin, config))?;
+        admin.wait_ready(patience).await?;
+        let broker = broker_kind(&admin, config).await?;
         Ok(Self {
-            runtime,
             admin,
             broker,
             needed: needed(config, &workflows, broker),
@@ -96,24 +97,28 @@ impl Site {
         finding.number_of_operations(&self.needed).is_some()
     }
 
-    /// Which of them are not as they must be, apart from numbers of partitions that are as the state store
-    /// says, if `stands` tells that.
-    pub(super) fn findings(
-        &self,
-        config: &Config,
-        stands: Option<&LayoutView>,
-    ) -> anyhow::Result<Vec<Finding>> {
-        let found = self
-            .runtime
-            .block_on(look(&self.admin, &self.needed))
+    /// Which of them are not as they must be by the configuration.
+    pub(super) async fn findings(&self, config: &Config) -> anyhow::Result<Vec<Finding>> {
+        let found = look(&self.admin, &self.needed)
+            .await
             .map_err(|error| explained(error, config))?;
-        let mut findings = judge(config, self.broker, &self.needed, &found);
-        if let Some(stands) = stands {
-            findings.retain(|finding| {
-                let number = finding.number_of_operations(&self.needed);
-                !number.is_some_and(|has| stands.topics_may_have.contains(&has))
-            });
-        }
-        Ok(findings)
+        Ok(judge(config, self.broker, &self.needed, &found))
+    }
+
+    /// Drops findings about numbers of partitions that are as the state store says.
+    pub(super) fn drop_numbers_that_stand(&self, findings: &mut Vec<Finding>, stands: &LayoutView) {
+        findings.retain(|finding| {
+            let number = finding.number_of_operations(&self.needed);
+            !number.is_some_and(|has| stands.topics_may_have.contains(&has))
+        });
+    }
+
+    /// The first offset of each of these partitions, and the one that its next record gets.
+    pub(super) async fn offsets(
+        &self,
+        topic: &str,
+        partitions: &[PartitionId],
+    ) -> anyhow::Result<Vec<(Offset, Offset)>> {
+        Ok(self.admin.offsets(topic, partitions).await?)
     }
 }

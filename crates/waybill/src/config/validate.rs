@@ -5,7 +5,7 @@ use waybill_engine::{INPUT_BYTES_MAX, READERS_PER_PARTITION_MAX};
 use super::{ByteSize, Config, ConfigError, duration_to_text};
 use crate::ingestion::IngestionConfig;
 use crate::roles::topics::{RETENTION_MS_MIN, requests_disk_bytes_min};
-use crate::telemetry::log_filter;
+use crate::telemetry::LogFilter;
 
 /// More partitions than this are a slip of the keyboard: each costs a lease and files.
 pub(crate) const PARTITIONS_MAX: u32 = 1_024;
@@ -34,7 +34,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         ..
     } = config;
     let scylla = &store.scylla;
-    let log_filter_problem = log_filter(&config.telemetry.log_filter).err();
+    let log_filter_problem = config.telemetry.log_filter.parse::<LogFilter>().err();
     let bad_broker = kafka
         .brokers
         .iter()

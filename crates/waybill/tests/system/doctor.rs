@@ -84,8 +84,13 @@ async fn a_doctor_finds_nothing_bad_of_a_system_that_is_well_and_what_is_bad_of_
     let reader = world.url("admin", "/schedulers/1");
     let stop = world.client.put(reader).json(&json!({ "running": false }));
     stop.send().await.expect("it stops");
-    let stopped = bad(&run(&world, &["doctor"]));
-    assert_eq!(stopped, ["leases"]);
+    let stopped = run(&world, &["doctor"]);
+    assert_eq!(bad(&stopped), ["leases"]);
+    let told = "its reader 1 stands still, as it was told to";
+    assert!(
+        String::from_utf8_lossy(&stopped.stdout).contains(told),
+        "{stopped:?}"
+    );
     let reader = world.url("admin", "/schedulers/1");
     let start = world.client.put(reader).json(&json!({ "running": true }));
     start.send().await.expect("it begins");
@@ -93,6 +98,20 @@ async fn a_doctor_finds_nothing_bad_of_a_system_that_is_well_and_what_is_bad_of_
         .eventually("all is well again", async || {
             run(&world, &["doctor"]).status.code() == Some(0)
         })
+        .await;
+
+    world.put_faults("drone", &json!({ "errorRate": 1 })).await;
+    let bodies = (0..DELIVERIES).map(|index| delivery(&format!("failing-{index}"), false));
+    world.deliver_each(bodies).await;
+    world
+        .eventually(
+            "the breaker of the service that fails is told of",
+            async || {
+                let output = run(&world, &["doctor"]);
+                let mut findings = json_lines(&output).into_iter();
+                findings.any(|finding| finding["what"] == "breakers" && finding["verdict"] == "bad")
+            },
+        )
         .await;
     up.kill();
     if world.is_on_servers() {

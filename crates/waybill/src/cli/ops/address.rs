@@ -1,11 +1,12 @@
 //! Where the API is.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::str::FromStr;
 
 use reqwest::Url;
 
+use crate::cli::admin_port::reached_at;
 use crate::config::Config;
 
 /// The address of the API: what stands before its paths.
@@ -29,13 +30,7 @@ impl ApiAddress {
                  printed then, with --http"
             ));
         }
-        let ip = match listener.ip() {
-            IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
-            IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
-            ip => ip,
-        };
-        let address = SocketAddr::new(ip, listener.port());
-        Ok(Self(format!("http://{address}")))
+        Ok(Self(format!("http://{}", reached_at(listener))))
     }
 }
 

@@ -261,6 +261,7 @@ pub(super) fn why(operation: &Operation) -> String {
         let Step { name, attempt, .. } = step;
         match (&step.complete_by, &step.retry_at) {
             (Some(until), _) => format!("step {name}, attempt {attempt}, until {until}"),
+            (None, Some(at)) if *attempt == 0 => format!("step {name}, put off until {at}"),
             (None, Some(at)) => format!("step {name}, attempt {attempt} failed, again at {at}"),
             (None, None) => format!("step {name}"),
         }

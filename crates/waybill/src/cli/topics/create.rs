@@ -24,13 +24,12 @@ pub struct CreateArgs {
 }
 
 impl CreateArgs {
-    pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
-        let site = Site::open(config)?;
+    pub(super) async fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let site = Site::open(config).await?;
         let outcomes = match self.dry_run {
-            true => site.runtime.block_on(would_make(&site, config))?,
-            false => site
-                .runtime
-                .block_on(make(&site.admin, config, &site.needed))?
+            true => would_make(&site, config).await?,
+            false => make(&site.admin, config, &site.needed)
+                .await?
                 .into_iter()
                 .map(Done::from)
                 .collect(),

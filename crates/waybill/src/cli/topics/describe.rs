@@ -26,18 +26,17 @@ pub struct DescribeArgs {
 }
 
 impl DescribeArgs {
-    pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
-        let mut site = Site::open(config)?;
+    pub(super) async fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let mut site = Site::open(config).await?;
         self.choose(&mut site, config)?;
-        let mut found = site
-            .runtime
-            .block_on(look(&site.admin, &site.needed))
+        let mut found = look(&site.admin, &site.needed)
+            .await
             .map_err(|error| explained(error, config))?;
         let mut out = io::stdout().lock();
         for topic in &site.needed {
             let name = topic.spec.name.as_str();
             let shown = match found.remove(name) {
-                Some(found) => site.runtime.block_on(Shown::new(&site, name, found))?,
+                Some(found) => Shown::new(&site, name, found).await?,
                 None => Shown::missing(name),
             };
             match self.output {
@@ -111,7 +110,7 @@ impl<'a> Shown<'a> {
             .iter()
             .filter(|state| state.leader.is_some());
         let led: Vec<PartitionId> = led.map(|state| state.partition).collect();
-        let offsets = site.admin.offsets(topic, &led).await?;
+        let offsets = site.offsets(topic, &led).await?;
         let offsets: BTreeMap<_, _> = led.into_iter().zip(offsets).collect();
         let partitions = found.partitions.into_iter().map(|state| {
             let offsets = offsets.get(&state.partition);

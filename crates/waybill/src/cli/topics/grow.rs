@@ -60,33 +60,23 @@ impl Way {
 }
 
 impl GrowArgs {
-    pub(super) fn run(&self, config: &Config, way: Way) -> anyhow::Result<()> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+    pub(super) async fn run(&self, config: &Config, way: Way) -> anyhow::Result<()> {
         let told = Told::default();
-        runtime.block_on(async {
-            match config.store.scylla.cql() {
-                Some(cql) => {
-                    let workflows = load_workflows(&config.workflows)?;
-                    let store = Arc::new(CqlStore::connect(cql).await?);
-                    let stands = Readers::new(store.clone(), config.partitions)
-                        .show()
-                        .await?;
-                    way.allows(self.partitions, &stands)?;
-                    let topics = Topics::new(&config.kafka.topic_prefix);
-                    let kafka = connection::settings(config);
-                    let growing = Growing::new(config, store, kafka, topics, &workflows);
-                    Ok(growing
-                        .run(self.partitions, &|step| told.tell(&step))
-                        .await?)
-                }
-                None => {
-                    way.allows(self.partitions, &readers(config, None).await?)?;
-                    self.ask(config, &told).await
-                }
-            }
-        })
+        let Some(cql) = config.store.scylla.cql() else {
+            way.allows(self.partitions, &readers(config, None).await?)?;
+            return self.ask(config, &told).await;
+        };
+        let workflows = load_workflows(&config.workflows)?;
+        let store = Arc::new(CqlStore::connect(cql).await?);
+        let stands = Readers::new(store.clone(), config.partitions)
+            .show()
+            .await?;
+        way.allows(self.partitions, &stands)?;
+        let topics = Topics::new(&config.kafka.topic_prefix);
+        let kafka = connection::settings(config);
+        let growing = Growing::new(config, store, kafka, topics, &workflows);
+        let tell = |step: String| told.tell(&step);
+        Ok(growing.run(self.partitions, &tell).await?)
     }
 
     /// Asks the process that has the embedded store, and follows what it does.

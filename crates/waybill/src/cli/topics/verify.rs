@@ -20,16 +20,16 @@ pub struct VerifyArgs {
 }
 
 impl VerifyArgs {
-    pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
-        let site = Site::open(config)?;
-        let mut findings = site.findings(config, None)?;
+    pub(super) async fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let site = Site::open(config).await?;
+        let mut findings = site.findings(config).await?;
         if findings
             .iter()
             .any(|finding| site.is_about_a_number(finding))
         {
-            match site.runtime.block_on(readers(config, None)) {
+            match readers(config, None).await {
                 Ok(stands) => {
-                    findings = site.findings(config, Some(&stands))?;
+                    site.drop_numbers_that_stand(&mut findings, &stands);
                     let becomes = stands.becomes.map(|to| format!(", going over to {to}"));
                     eprintln!(
                         "partitions of operations that are read: {}{}, as the state store says",

@@ -1,0 +1,53 @@
+//! What the servers' clocks show, held against this machine's.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use scylla::client::session::Session;
+use scylla::cluster::Node;
+use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
+use scylla::statement::unprepared::Statement;
+
+/// What the clock of a node showed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CqlClock {
+    /// The address of the node.
+    pub node: String,
+    /// How far it is ahead of this machine's, in milliseconds; negative where it is behind.
+    pub ahead_ms: i64,
+}
+
+/// The clocks of the nodes that are connected. A node that does not answer has none to tell.
+pub(super) async fn clocks(session: &Session) -> Vec<CqlClock> {
+    let cluster = session.get_cluster_state();
+    let mut clocks = Vec::new();
+    for node in cluster.get_nodes_info() {
+        if let Some(ahead_ms) = ahead_ms(session, node).await {
+            let node = node.address.to_string();
+            clocks.push(CqlClock { node, ahead_ms });
+        }
+    }
+    clocks
+}
+
+/// Asked once: an answer says what the clock showed when half of its time had passed.
+async fn ahead_ms(session: &Session, node: &Arc<Node>) -> Option<i64> {
+    if !node.is_connected() {
+        return None;
+    }
+    let mut statement = Statement::new("SELECT toUnixTimestamp(now()) FROM system.local");
+    let only = NodeIdentifier::Node(Arc::clone(node));
+    statement.set_load_balancing_policy(Some(SingleTargetLoadBalancingPolicy::new(only, None)));
+    let asked = now_ms();
+    let answer = session.query_unpaged(statement, ()).await.ok()?;
+    let here = asked.midpoint(now_ms());
+    let (there,) = answer.into_rows_result().ok()?.first_row::<(i64,)>().ok()?;
+    Some(there - here)
+}
+
+fn now_ms() -> i64 {
+    let since_epoch = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX)
+}

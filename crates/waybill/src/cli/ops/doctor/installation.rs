@@ -1,0 +1,352 @@
+//! The parts of an installation, in the order in which they need each other.
+
+use std::time::Duration;
+
+use reqwest::Client;
+use serde::Deserialize;
+use waybill_engine::PartitionId;
+use waybill_messages::Topics;
+use waybill_store::{CqlProblem, CqlStore};
+
+use super::{Finding, Verdict};
+use crate::cli::admin_port;
+use crate::cli::ops::api::Api;
+use crate::cli::ready::{self, Readiness};
+use crate::cli::schemas::subjects_of;
+use crate::cli::topics::Site;
+use crate::config::Config;
+use crate::readers::show::{LayoutView, ReaderView};
+use crate::registry;
+use crate::roles::topics::Weight;
+
+/// How long the brokers may take to answer: whoever asks a doctor waits for him.
+const BROKER_PATIENCE: Duration = Duration::from_secs(3);
+/// So many requests that nobody has read are told of: more than arrive in a moment.
+const LAG_TOLD_FROM: i64 = 10_000;
+/// How many pages of operations that need a person are looked at.
+const PAGES_MAX: usize = 5;
+/// The metric that says how breakers stand, and its values.
+const BREAKER_STATE: &str = "waybill_agent_breaker_state";
+const HALF_OPEN: &str = "1";
+const OPEN: &str = "2";
+
+pub(super) fn configuration(config: &Config) -> Finding {
+    const WHAT: &str = "configuration";
+    match crate::roles::check(config) {
+        Ok(()) => Finding::ok(WHAT, "it can be used, with its workflows and agents"),
+        Err(error) => Finding::failed(WHAT, &error),
+    }
+}
+
+/// The brokers, their topics, and how many requests nobody has read.
+pub(super) async fn brokers(config: &Config, layout: Option<&LayoutView>) -> Vec<Finding> {
+    let site = match Site::open_within(config, BROKER_PATIENCE).await {
+        Ok(site) => site,
+        Err(error) => return vec![Finding::failed("brokers", &error)],
+    };
+    let mut findings = vec![Finding::ok("brokers", "they answer")];
+    findings.extend(topics(&site, config, layout).await);
+    if let Some(layout) = layout {
+        findings.push(match lag(&site, config, layout).await {
+            Ok(finding) => finding,
+            Err(error) => Finding::failed("lag", &error),
+        });
+    }
+    findings
+}
+
+async fn topics(site: &Site, config: &Config, layout: Option<&LayoutView>) -> Vec<Finding> {
+    const WHAT: &str = "topics";
+    let mut wrong = match site.findings(config).await {
+        Ok(wrong) => wrong,
+        Err(error) => return vec![Finding::failed(WHAT, &error)],
+    };
+    if let Some(layout) = layout {
+        site.drop_numbers_that_stand(&mut wrong, layout);
+    }
+    if wrong.is_empty() {
+        let said = format!("{} topics are as they must be", site.topics());
+        return vec![Finding::ok(WHAT, said)];
+    }
+    let told = wrong.iter().map(|wrong| {
+        let verdict = match wrong.weight {
+            Weight::Harm => Verdict::Bad,
+            Weight::Warning => Verdict::Note,
+        };
+        Finding::new(WHAT, verdict, wrong.to_string())
+    });
+    told.collect()
+}
+
+/// How many requests are in no row yet, and whether any are gone that should be read.
+async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Result<Finding> {
+    const WHAT: &str = "lag";
+    let topics = Topics::new(&config.kafka.topic_prefix);
+    let partitions: Vec<_> = (0..layout.partitions).map(PartitionId).collect();
+    let offsets = site.offsets(topics.requests(), &partitions).await?;
+    let (mut not_consumed, mut held) = (0, 0);
+    let mut gone = Vec::new();
+    for (partition, (start, end)) in partitions.into_iter().zip(offsets) {
+        let of_it = || {
+            let views = layout.readers.iter();
+            views.filter(|view| view.partition == partition.0)
+        };
+        let consumed = of_it().map(|view| view.consumed).min();
+        not_consumed += (end.0 - consumed.map_or(0, |consumed| consumed.0)).max(0);
+        let behind = |view: &ReaderView| (view.consumed.0 - view.checkpoint.requests.0).max(0);
+        held += of_it().map(behind).max().unwrap_or(0);
+        if consumed.is_some_and(|consumed| consumed < start) {
+            gone.push(partition.to_string());
+        }
+    }
+    if !gone.is_empty() {
+        let said = format!(
+            "requests of partition {} are gone that nobody has read: retention took them",
+            gone.join(", ")
+        );
+        return Ok(Finding::bad(WHAT, said));
+    }
+    let said = format!(
+        "{not_consumed} requests are not consumed, and {held} lie behind a checkpoint; `waybill explain lag` \
+         says what holds it"
+    );
+    Ok(match not_consumed > LAG_TOLD_FROM {
+        true => Finding::note(WHAT, said),
+        false => Finding::ok(WHAT, said),
+    })
+}
+
+/// The servers of the store. An embedded one is in the process that owns the leases.
+pub(super) async fn store(config: &Config) -> Vec<Finding> {
+    const WHAT: &str = "store";
+    const CLOCKS: &str = "clocks";
+    let Some(cql) = config.store.scylla.cql() else {
+        return Vec::new();
+    };
+    let report = match CqlStore::check(&cql).await {
+        Ok(report) => report,
+        Err(error) => return vec![Finding::failed(WHAT, &error.into())],
+    };
+    let version = report.schema_version.unwrap_or(0);
+    let said = format!(
+        "{}, keyspace {}, schema {version}",
+        report.server, cql.keyspace
+    );
+    let mut findings = vec![Finding::ok(WHAT, said)];
+    let problems = report.problems();
+    let are_apart = problems
+        .iter()
+        .any(|problem| matches!(problem, CqlProblem::ClocksApart(_)));
+    if !are_apart {
+        let farthest = report.clocks.iter().map(|clock| clock.ahead_ms.abs()).max();
+        let said = format!(
+            "those of {} nodes are at most {} ms from this machine's",
+            report.clocks.len(),
+            farthest.unwrap_or(0)
+        );
+        findings.push(match farthest {
+            Some(_) => Finding::ok(CLOCKS, said),
+            None => Finding::note(CLOCKS, "no node told what its clock shows"),
+        });
+    }
+    findings.extend(problems.iter().map(|problem| {
+        let verdict = match problem.is_fatal() {
+            true => Verdict::Bad,
+            false => Verdict::Note,
+        };
+        let what = match problem {
+            CqlProblem::ClocksApart(_) => CLOCKS,
+            _ => WHAT,
+        };
+        Finding::new(what, verdict, problem.to_string())
+    }));
+    findings
+}
+
+/// Whether the schema registry has every schema, if there is one.
+pub(super) async fn registry(config: &Config) -> Vec<Finding> {
+    const WHAT: &str = "registry";
+    let missing = async {
+        let Some(registry) = config.schema_registry.client()? else {
+            return anyhow::Ok(None);
+        };
+        let checked = registry::check(&registry, &subjects_of(config)?).await?;
+        Ok(Some(checked.missing.join(", ")))
+    };
+    let missing = match missing.await {
+        Ok(missing) => missing,
+        Err(error) => return vec![Finding::failed(WHAT, &error)],
+    };
+    let found = missing.map(|missing| match missing.as_str() {
+        "" => Finding::ok(WHAT, "it has every schema"),
+        missing => {
+            let said = format!("{missing}: missing; `waybill schemas register` registers them");
+            match config.schema_registry.auto_register {
+                true => Finding::note(WHAT, said),
+                false => Finding::bad(WHAT, said),
+            }
+        }
+    });
+    found.into_iter().collect()
+}
+
+/// Whether every reader has an owner that shows signs of life.
+pub(super) fn leases(layout: &anyhow::Result<LayoutView>) -> Vec<Finding> {
+    const WHAT: &str = "leases";
+    let layout = match layout {
+        Ok(layout) => layout,
+        Err(error) => return vec![Finding::failed(WHAT, error)],
+    };
+    let of_reader = |view: &ReaderView| {
+        let place = format!("reader {} of partition {}", view.reader, view.partition);
+        let waits = view.waits_for.join("; ");
+        match &view.owner {
+            Some(owner) if view.silent => Some(Finding::bad(
+                WHAT,
+                format!(
+                    "{place} was owned by {owner}, whose lease has run out: is there a scheduler of it?"
+                ),
+            )),
+            Some(_) => None,
+            // Whom it follows lets go first: that is how the work is divided anew.
+            None if waits_for_another(view) => {
+                let said = format!("{place} has yet to begin: it waits for {waits}");
+                Some(Finding::note(WHAT, said))
+            }
+            None => Some(Finding::bad(
+                WHAT,
+                format!(
+                    "nobody owns {place}: it waits for {waits}; is there a scheduler of it, and does it run?"
+                ),
+            )),
+        }
+    };
+    let findings: Vec<Finding> = layout.readers.iter().filter_map(of_reader).collect();
+    if !findings.is_empty() {
+        return findings;
+    }
+    let said = format!("all {} readers have an owner", layout.readers.len());
+    vec![Finding::ok(WHAT, said)]
+}
+
+/// Whether a reader waits for one of the layout before.
+fn waits_for_another(view: &ReaderView) -> bool {
+    view.waits_for
+        .iter()
+        .any(|what| what.starts_with("reader "))
+}
+
+/// What the process at --admin says of itself, of its readers and of its breakers. Somewhere else there may be
+/// others.
+pub(super) async fn process(config: &Config) -> Vec<Finding> {
+    const WHAT: &str = "process";
+    let url = |path: &str| admin_port::url(config, path);
+    let at = url("/readyz");
+    let Ok(client) = ready::client() else {
+        return vec![Finding::bad(WHAT, "no HTTP client can be made")];
+    };
+    let mut findings = match ready::asked(&client, &at).await {
+        Readiness::Ready => vec![Finding::ok(WHAT, format!("the one at {at} is ready"))],
+        Readiness::Waits(what) => {
+            let said = format!("the one at {at} is not ready: {what}");
+            vec![Finding::bad(WHAT, said)]
+        }
+        Readiness::Away => {
+            let said = format!("nobody answers at {at}: name the admin port of one with --admin");
+            return vec![Finding::note(WHAT, said)];
+        }
+    };
+    let stopped = stopped_readers(&client, &url("/schedulers")).await;
+    findings.extend(stopped.into_iter().map(|reader| {
+        let how = format!(
+            r#"`PUT {}` with {{"running": true}} starts it"#,
+            url(&format!("/schedulers/{reader}"))
+        );
+        let said = format!("its reader {reader} stands still, as it was told to; {how}");
+        Finding::note(WHAT, said)
+    }));
+    if let Ok(metrics) = text_at(&client, &url("/metrics")).await {
+        findings.extend(breakers(&metrics));
+    }
+    findings
+}
+
+/// The readers of a process that were told to stand still.
+async fn stopped_readers(client: &Client, url: &str) -> Vec<u32> {
+    #[derive(Deserialize)]
+    struct Reader {
+        reader: u32,
+        state: String,
+    }
+    let text = text_at(client, url).await.unwrap_or_default();
+    let readers: Vec<Reader> = serde_json::from_str(&text).unwrap_or_default();
+    let stopped = readers.iter().filter(|it| it.state == "stopped");
+    stopped.map(|it| it.reader).collect()
+}
+
+async fn text_at(client: &Client, url: &str) -> reqwest::Result<String> {
+    client
+        .get(url)
+        .send()
+        .await?
+        .error_for_status()?
+        .text()
+        .await
+}
+
+/// The breakers that are not closed, by what a process says of itself in Prometheus' text format.
+pub(super) fn breakers(metrics: &str) -> Vec<Finding> {
+    const WHAT: &str = "breakers";
+    let states = metrics.lines().filter_map(|line| {
+        let (labels, value) = line.strip_prefix(BREAKER_STATE)?.rsplit_once(' ')?;
+        let agent = labels.strip_prefix("{agent=\"")?.strip_suffix("\"}")?;
+        match value {
+            OPEN => {
+                let said = format!("that of {agent} is open: its service fails, and is left alone");
+                Some(Finding::bad(WHAT, said))
+            }
+            HALF_OPEN => {
+                let said = format!("that of {agent} is half open: its service is tried");
+                Some(Finding::note(WHAT, said))
+            }
+            _ => None,
+        }
+    });
+    states.collect()
+}
+
+/// Whether the API answers, and how many operations need a person. Where nobody said where it is, it may be
+/// elsewhere.
+pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Finding {
+    const WHAT: &str = "api";
+    let api = match api {
+        Ok(api) => api,
+        Err(problem) => return Finding::note(WHAT, problem),
+    };
+    let (mut waiting, mut cursor) = (0, None);
+    for _ in 0..PAGES_MAX {
+        let mut query = vec![
+            ("state", "Error,CompensationFailed".to_owned()),
+            ("limit", "100".to_owned()),
+        ];
+        query.extend(cursor.take().map(|cursor| ("cursor", cursor)));
+        match api.page(&query).await {
+            Ok(page) => {
+                waiting += page.items.len();
+                cursor = page.next;
+            }
+            Err(error) if is_named => return Finding::bad(WHAT, error.to_string()),
+            Err(error) => return Finding::note(WHAT, format!("{error}; name it with --api")),
+        }
+        if cursor.is_none() {
+            break;
+        }
+    }
+    let more = if cursor.is_some() { " or more" } else { "" };
+    let said =
+        format!("it answers; {waiting}{more} operations wait for a person (`waybill ops list`)");
+    match waiting == 0 && cursor.is_none() {
+        true => Finding::ok(WHAT, said),
+        false => Finding::note(WHAT, said),
+    }
+}

@@ -1,0 +1,101 @@
+//! An operation: what it waits for, who has it, and what happens next.
+
+use waybill_engine::{Division, OperationId};
+
+use super::Finding;
+use crate::cli::ops::api::{Api, ApiError};
+use crate::cli::ops::explain::why;
+use crate::cli::ops::wire::Operation;
+use crate::readers::show::LayoutView;
+
+/// What is to be said of the operation with this id, or with this id of its caller's.
+pub(super) async fn of_id(
+    api: &Result<Api, String>,
+    id: &str,
+    tenant: Option<&str>,
+    layout: &anyhow::Result<LayoutView>,
+) -> Vec<Finding> {
+    match api {
+        Ok(api) => {
+            let found = api.find(id, tenant).await;
+            of_operation(found.map(|found| found.operation), layout.as_ref().ok())
+        }
+        Err(problem) => vec![Finding::bad("api", problem)],
+    }
+}
+
+pub(super) fn of_operation(
+    found: Result<Operation, ApiError>,
+    layout: Option<&LayoutView>,
+) -> Vec<Finding> {
+    let operation = match found {
+        Ok(operation) => operation,
+        Err(error) => return vec![Finding::bad("operation", error.to_string())],
+    };
+    let state = operation.state.as_str();
+    let waits_for_a_person =
+        matches!(state, "Error" | "CompensationFailed") && !operation.abandoned;
+    let said = format!("{}: {state}", operation.id);
+    let mut findings = vec![match waits_for_a_person {
+        true => Finding::note("operation", said),
+        false => Finding::ok("operation", said),
+    }];
+    let missing: Vec<&str> = operation
+        .steps
+        .iter()
+        .filter(|step| !matches!(step.state.as_str(), "Completed" | "Skipped" | "Compensated"))
+        .map(|step| step.name.as_str())
+        .collect();
+    if !missing.is_empty() && !matches!(state, "Compensated" | "Cancelled") {
+        findings.push(Finding::ok("missing", missing.join(", ")));
+    }
+    if matches!(state, "Pending" | "Processing" | "Compensating") {
+        findings.push(Finding::ok("waits for", why(&operation)));
+        findings.extend(layout.and_then(|layout| holder(&operation, layout)));
+    }
+    if let Some(ahead) = operation.ahead {
+        let said = format!("{ahead} requests are read before it");
+        findings.push(Finding::ok("queue", said));
+    }
+    if let Some(error) = &operation.error {
+        let step = error.step.as_deref().map(|step| format!(" at step {step}"));
+        let step = step.unwrap_or_default();
+        let said = format!("{}{step}: {}", error.code, error.message);
+        findings.push(Finding::note("error", said));
+    }
+    let next = operation.what_next;
+    let next = next.unwrap_or_else(|| "its scheduler reads its request".to_owned());
+    findings.push(Finding::ok("next", next));
+    findings.extend(operation.next_due.map(|due| Finding::ok("next due", due)));
+    findings
+}
+
+/// Who has an operation that goes on.
+fn holder(operation: &Operation, layout: &LayoutView) -> Option<Finding> {
+    const WHAT: &str = "has it";
+    let id: OperationId = operation.id.parse().ok()?;
+    let division = Division {
+        partitions: layout.partitions,
+        readers_per_partition: layout.per_partition,
+    };
+    let reader = division.reader_of(id);
+    let view = layout.readers.iter().find(|view| view.reader == reader.0)?;
+    let place = format!("reader {reader} of partition {}", view.partition);
+    Some(match (&view.owner, operation.handed_off) {
+        (None, _) => {
+            let waits = view.waits_for.join("; ");
+            let said = format!("{place}, which nobody owns: it waits for {waits}");
+            Finding::bad(WHAT, said)
+        }
+        (Some(owner), _) if view.silent => {
+            let said = format!("{place}, whose owner {owner} has let its lease run out");
+            Finding::bad(WHAT, said)
+        }
+        (Some(_), true) => {
+            let said =
+                format!("the deadline index: a supervisor asks {place} to go on when it is due");
+            Finding::ok(WHAT, said)
+        }
+        (Some(owner), false) => Finding::ok(WHAT, format!("{place}, owned by {owner}")),
+    })
+}

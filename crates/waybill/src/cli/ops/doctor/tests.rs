@@ -1,0 +1,131 @@
+use waybill_engine::Offset;
+
+use super::installation::{breakers, leases};
+use super::operation::of_operation;
+use super::*;
+use crate::cli::ops::wire::{Failure, Operation, Step};
+use crate::readers::show::{CheckpointView, LayoutView, ReaderView};
+
+const ID: &str = "01890a5d-ac96-774b-bcce-b302099a8057";
+
+fn layout(owner: Option<&str>) -> LayoutView {
+    let reader = |reader| ReaderView {
+        reader,
+        partition: reader,
+        owner: owner.map(str::to_owned),
+        silent: false,
+        epoch: 3,
+        checkpoint: CheckpointView {
+            requests: Offset(1),
+            replies: Offset(1),
+            recoveries: Offset(0),
+        },
+        consumed: Offset(2),
+        waits_for: owner.map_or(vec!["an owner".to_owned()], |_| Vec::new()),
+    };
+    LayoutView {
+        generation: 0,
+        partitions: 2,
+        per_partition: 1,
+        becomes: None,
+        topics_may_have: vec![2],
+        readers: vec![reader(0), reader(1)],
+    }
+}
+
+fn operation(state: &str) -> Operation {
+    let step = |name: &str, state: &str, complete_by: Option<&str>| Step {
+        name: name.to_owned(),
+        state: state.to_owned(),
+        attempt: 1,
+        complete_by: complete_by.map(str::to_owned),
+        ..Step::default()
+    };
+    Operation {
+        id: ID.to_owned(),
+        state: state.to_owned(),
+        what_next: Some("Its steps go on.".to_owned()),
+        steps: vec![
+            step("account", "Completed", None),
+            step("drone", "Running", Some("10:00")),
+            step("delivery", "NotStarted", None),
+        ],
+        ..Operation::default()
+    }
+}
+
+fn said(findings: &[Finding]) -> Vec<String> {
+    findings.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn of_an_operation_it_is_said_what_is_missing_who_has_it_and_what_comes_next() {
+    let findings = of_operation(Ok(operation("Processing")), Some(&layout(Some("me"))));
+    let found = said(&findings);
+    assert_eq!(found[0], format!("ok    operation      {ID}: Processing"));
+    assert_eq!(found[1], "ok    missing        drone, delivery");
+    assert_eq!(
+        found[2],
+        "ok    waits for      step drone, attempt 1, until 10:00"
+    );
+    assert!(
+        found[3].starts_with("ok    has it         reader "),
+        "{}",
+        found[3]
+    );
+    assert!(found[3].ends_with("owned by me"), "{}", found[3]);
+    assert_eq!(found[4], "ok    next           Its steps go on.");
+}
+
+#[test]
+fn a_partition_that_nobody_owns_is_what_an_operation_waits_for() {
+    let findings = of_operation(Ok(operation("Processing")), Some(&layout(None)));
+    let bad: Vec<_> = findings.iter().filter(|finding| finding.is_bad()).collect();
+    assert_eq!(bad.len(), 1);
+    assert!(
+        bad[0]
+            .said
+            .ends_with("which nobody owns: it waits for an owner")
+    );
+    let nobodys = leases(&Ok(layout(None)));
+    assert_eq!(nobodys.len(), 2);
+    assert!(nobodys.iter().all(Finding::is_bad));
+    assert_eq!(
+        said(&leases(&Ok(layout(Some("me"))))),
+        ["ok    leases         all 2 readers have an owner"]
+    );
+}
+
+#[test]
+fn one_that_is_parked_is_a_note_and_waits_for_nobody_else() {
+    let parked = Operation {
+        error: Some(Failure {
+            code: "no-drone".to_owned(),
+            message: "none is free".to_owned(),
+            step: Some("drone".to_owned()),
+        }),
+        ..operation("Error")
+    };
+    let found = said(&of_operation(Ok(parked), Some(&layout(None))));
+    assert_eq!(found[0], format!("note  operation      {ID}: Error"));
+    assert!(
+        found.contains(&"note  error          no-drone at step drone: none is free".to_owned())
+    );
+    assert!(!found.iter().any(|line| line.contains("has it")));
+}
+
+#[test]
+fn breakers_are_told_of_unless_they_are_closed() {
+    let metrics = "# TYPE waybill_agent_breaker_state gauge\n\
+                   waybill_agent_breaker_state{agent=\"drone\"} 2\n\
+                   waybill_agent_breaker_state{agent=\"account\"} 0\n\
+                   waybill_agent_breaker_state{agent=\"package\"} 1\n\
+                   waybill_agent_calls_total{agent=\"drone\"} 2\n";
+    assert_eq!(
+        said(&breakers(metrics)),
+        [
+            "BAD   breakers       that of drone is open: its service fails, and is left alone",
+            "note  breakers       that of package is half open: its service is tried",
+        ]
+    );
+}
