@@ -36,6 +36,11 @@ impl Interrupt {
         Ok(Self { asked })
     }
 
+    /// Whether it was asked for.
+    pub fn is_asked(&self) -> bool {
+        *self.asked.borrow()
+    }
+
     /// Does the work, or breaks off.
     ///
     /// # Errors

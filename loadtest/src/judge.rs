@@ -34,7 +34,7 @@ const REST: Duration = Duration::from_secs(1);
 pub struct Verdict {
     /// How many accepted deliveries were judged.
     pub judged: usize,
-    /// Those that neither ended nor are parked.
+    /// Those that neither ended nor are parked, as far as was waited.
     pub lost: Findings,
     /// Those of which an effect was made twice.
     pub double: Findings,
@@ -248,6 +248,12 @@ impl fmt::Display for Verdict {
         ];
         for (name, findings) in kinds.iter().filter(|(_, findings)| findings.count > 0) {
             writeln!(f, "{name:<11} {}", findings.count)?;
+            if *name == "LOST" {
+                writeln!(
+                    f,
+                    "  no final state came while ends were waited for (--wait): lost, or under way still"
+                )?;
+            }
             for example in &findings.examples {
                 writeln!(f, "  {example}")?;
             }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use crate::faults;
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, Interrupted};
 use crate::judge::{self, Verdict};
 use crate::load::garbage::Garbage;
 use crate::load::{self, Target};
@@ -19,7 +19,7 @@ use crate::report::model::{KindOutcome, Percentiles, Phase, Process, Run, Sample
 use crate::scenario::kind::Kind;
 use crate::scenario::{Expect, Scenario};
 use crate::schedulers::Schedulers;
-use crate::watch::book::{Book, Outcome};
+use crate::watch::book::{Book, Outcome, Refused};
 use crate::watch::proc::{Usage, Watched, subjects_are_gone};
 use crate::watch::sampler::Sampler;
 use crate::watch::status::Statuses;
@@ -53,7 +53,8 @@ struct Seen {
     samples: Vec<Sample>,
     /// Records that nobody can read: how many there were, and how many lie among the dead letters.
     garbage: Option<(u64, u64)>,
-    verdict: Option<Verdict>,
+    /// What the judge found, or why nobody judged.
+    verdict: Result<Verdict, &'static str>,
     failures: Vec<String>,
 }
 
@@ -64,14 +65,29 @@ struct Seen {
 /// If nothing could be measured, or the run was interrupted. A run that failed is no error: it has
 /// [`Run::failures`].
 pub async fn run(scenario: &Scenario, world: &World, options: &Options) -> anyhow::Result<Run> {
-    let in_force = options
-        .interrupt
+    let run = run_as_far_as_it_goes(scenario, world, options).await?;
+    match options.interrupt.is_asked() {
+        true => Err(Interrupted.into()),
+        false => Ok(run),
+    }
+}
+
+/// Runs a scenario; one that is interrupted once it has begun has failed, and says what was measured until then.
+///
+/// # Errors
+///
+/// If nothing could be measured.
+pub async fn run_as_far_as_it_goes(
+    scenario: &Scenario,
+    world: &World,
+    options: &Options,
+) -> anyhow::Result<Run> {
+    let interrupt = &options.interrupt;
+    interrupt.unless(world.answers(scenario)).await?;
+    let in_force = interrupt
         .unless(faults::InForce::put(scenario, world.services))
         .await?;
-    let seen = options
-        .interrupt
-        .unless(see(scenario, world, options))
-        .await;
+    let seen = see(scenario, world, options).await;
     let removed = match in_force {
         Some(in_force) => in_force.remove().await,
         None => Ok(()),
@@ -91,17 +107,25 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
     let (schedule, deck) = (scenario.schedule(), scenario.deck());
     let phases = scenario.phases.len();
     let book = Arc::new(Book::new(schedule.count(), phases, deck.tenants().len()));
-    let topics = world.topics().await?;
+    let interrupt = &options.interrupt;
+    let topics = interrupt.unless(world.topics()).await?;
     let is_followed = !scenario.drain.is_zero();
     let statuses = match is_followed {
-        true => Some(
-            Statuses::follow(&world.brokers, &topics, book.clone())
-                .await
-                .context("the status topic cannot be followed")?,
-        ),
+        true => {
+            let statuses = Statuses::follow(&world.brokers, &topics, book.clone());
+            let statuses = interrupt.unless(statuses).await;
+            Some(statuses.with_context(|| {
+                let status = topics.operation_status();
+                format!(
+                    "{status} cannot be followed at {} (--brokers)",
+                    world.brokers
+                )
+            })?)
+        }
         false => None,
     };
-    let garbage = Garbage::of(scenario, &world.brokers, &topics).await?;
+    let garbage = Garbage::of(scenario, &world.brokers, &topics);
+    let garbage = interrupt.unless(garbage).await?;
     let mut processes = world.processes.clone();
     processes.push(Watched::this_one());
     let held = match options.hold {
@@ -130,19 +154,30 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
         brokers: &world.brokers,
         topics: &topics,
     };
-    load::send(scenario, &target, &book, garbage.clone(), (began, deadline)).await?;
+    let sent = load::send(scenario, &target, &book, garbage.clone(), (began, deadline));
+    // Once it has begun, an interruption ends what is under way, and not the report.
+    let sent = interrupt.unless(sent).await;
+    if let Err(error) = sent
+        && !error.is::<Interrupted>()
+    {
+        return Err(error);
+    }
     let mut after = usages(&processes);
     if let Some(held) = held {
         held.start().await?;
     }
     if let Some(statuses) = &statuses {
-        statuses.wait_until(deadline, &processes).await;
+        let ends = async {
+            statuses.wait_until(deadline, &processes).await;
+            Ok(())
+        };
+        let _ = interrupt.unless(ends).await;
     }
     if options.hold.is_none() {
         after = usages(&processes);
     }
     // Where nothing ends any more, nothing else is waited for.
-    let deadline = match subjects_are_gone(&processes) {
+    let deadline = match subjects_are_gone(&processes) || interrupt.is_asked() {
         true => Instant::now(),
         false => deadline,
     };
@@ -164,15 +199,19 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
             }
         },
     };
-    let verdict = match (world.services.filter(|_| is_followed), &statuses) {
-        (Some(services), Some(_)) => match judge::judge(&book, services, deadline).await {
-            Ok(verdict) => Some(verdict),
-            Err(error) => {
+    let verdict = match world.services {
+        _ if interrupt.is_asked() => {
+            failures.push("it was interrupted: this is what there was until then".to_owned());
+            Err("it was interrupted")
+        }
+        _ if !is_followed => Err("ends were not waited for (--wait)"),
+        None => Err("without the services' ledger (--services)"),
+        Some(services) => judge::judge(&book, services, deadline)
+            .await
+            .map_err(|error| {
                 failures.push(format!("{error:#}"));
-                None
-            }
-        },
-        _ => None,
+                "the services' ledger could not be read"
+            }),
     };
     if let Some(statuses) = statuses
         && let Err(error) = statuses.stop()
@@ -218,7 +257,8 @@ fn write_up(scenario: &Scenario, options: &Options, seen: Seen) -> Run {
         phases: phases(scenario, outcome),
         offered: schedule.count(),
         accepted: outcome.tally.accepted,
-        refused: refused(&outcome.refused),
+        refused: by_status(&outcome.refused, |refused| refused.count),
+        refused_examples: by_status(&outcome.refused, |refused| refused.example.clone()),
         states: outcome
             .states
             .iter()
@@ -234,7 +274,8 @@ fn write_up(scenario: &Scenario, options: &Options, seen: Seen) -> Run {
         processes: processes(&seen, deliveries),
         samples: Vec::new(),
         breaking_point: None,
-        verdict: seen.verdict,
+        not_judged: seen.verdict.as_ref().err().map(|why| (*why).to_owned()),
+        verdict: seen.verdict.ok(),
         failures: seen.failures,
     };
     let strain = scenario.breaking_point.as_ref();
@@ -318,13 +359,16 @@ fn phases(scenario: &Scenario, outcome: &Outcome) -> Vec<Phase> {
         .collect()
 }
 
-fn refused(by_status: &BTreeMap<u16, u64>) -> BTreeMap<String, u64> {
-    let named = by_status.iter().map(|(status, count)| {
+fn by_status<T>(
+    refused: &BTreeMap<u16, Refused>,
+    told: impl Fn(&Refused) -> T,
+) -> BTreeMap<String, T> {
+    let named = refused.iter().map(|(status, refused)| {
         let name = match status {
             0 => "none".to_owned(),
             status => status.to_string(),
         };
-        (name, *count)
+        (name, told(refused))
     });
     named.collect()
 }
@@ -362,10 +406,11 @@ fn kinds(scenario: &Scenario, seen: &Seen) -> Vec<KindOutcome> {
             name: kind.as_str().to_owned(),
             held_to: match kind {
                 Kind::Malformed => tally.answered,
-                _ => tally.accepted,
+                _ => tally.tally.accepted,
             },
             as_meant: tally.as_meant,
             is_bad: !kind.is_good(),
+            end_to_end_ms: Percentiles::of(&tally.tally.end_to_end_us),
         })
         .collect();
     if let Some((sent, found)) = &seen.garbage {
@@ -374,6 +419,7 @@ fn kinds(scenario: &Scenario, seen: &Seen) -> Vec<KindOutcome> {
             held_to: *sent,
             as_meant: *found,
             is_bad: true,
+            end_to_end_ms: None,
         });
     }
     kinds

@@ -18,6 +18,7 @@ use waybill_registry::{Registry, RegistrySettings, SchemaCache, schema_ids, subj
 
 use crate::load::client::Client;
 use crate::report::model::Part;
+use crate::scenario::{Scenario, Transport};
 use crate::watch::proc::Watched;
 
 /// Where everything is.
@@ -58,6 +59,36 @@ impl World {
         let ids = schema_ids(&registry, &subjects(&topics, &agents), false).await?;
         let schemas = Arc::new(SchemaCache::new(registry));
         Ok(topics.framed(Framing::confluent(ids, schemas)))
+    }
+}
+
+impl World {
+    /// Asks whether somebody is there, before a run that may be long.
+    ///
+    /// # Errors
+    ///
+    /// If the API does not answer where a scenario needs it, or the services have no ledger to read.
+    pub async fn answers(&self, scenario: &Scenario) -> anyhow::Result<()> {
+        if scenario.transport != Transport::Topic {
+            let asked = Client::new(self.http).get("/v1/operations?limit=1").await;
+            let http = self.http;
+            asked.with_context(|| format!("the API at {http} (--http) does not answer"))?;
+        }
+        let Some(services) = self.services else {
+            return Ok(());
+        };
+        let asked = Client::new(services)
+            .get("/ledger/operations?limit=1")
+            .await;
+        let nothing = || format!("there is no ledger at {services} (--services)");
+        let (status, body) = asked.with_context(nothing)?;
+        anyhow::ensure!(
+            status == StatusCode::OK,
+            "{}: {status} {}",
+            nothing(),
+            String::from_utf8_lossy(&body)
+        );
+        Ok(())
     }
 }
 

@@ -160,6 +160,68 @@ fn a_limit_that_is_broken_fails_the_run_and_stands_in_the_report() {
 }
 
 #[test]
+fn batches_of_a_scenario_that_is_scaled_down_do_not_wait_to_be_full() {
+    // A whole batch takes two seconds to come together, and the scenario's limit is half a second.
+    let Some((run, output)) = run("steady", &["--rate", "50", "--seconds", "4"]) else {
+        return;
+    };
+    assert_balanced(&run, &output);
+}
+
+#[test]
+fn where_nobody_answers_a_run_does_not_begin_and_says_where() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+    let nobody = listener.local_addr().expect("it is bound").to_string();
+    drop(listener);
+    for (flag, said) in [
+        ("--http", "(--http) does not answer"),
+        ("--services", "does not answer"),
+    ] {
+        let output = Command::new(LOADTEST)
+            .args(["run", "soak", flag, &nobody])
+            .output()
+            .expect("the program was built");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(said) && told.contains("refused"), "{told}");
+        assert!(output.stdout.is_empty(), "there is no report");
+    }
+}
+
+#[test]
+fn an_interrupted_run_reports_what_there_was_until_then() {
+    if !waybill().exists() {
+        println!("SKIPPED: an interrupted run: there is no Waybill");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let json = directory.path().join("report.json");
+    let mut run = Command::new(LOADTEST)
+        .args(["run", "soak", "--start", "--rate", "20", "--json"])
+        .arg(&json)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program was built");
+    let mut progress = BufReader::new(run.stderr.take().expect("it is piped")).lines();
+    let under_way = progress.find(|line| line.as_ref().is_ok_and(|line| line.contains("accepted")));
+    assert!(matches!(under_way, Some(Ok(_))), "it tells of its progress");
+    let interrupt = format!("kill -INT {}", run.id());
+    let status = Command::new("sh").args(["-c", &interrupt]).status();
+    assert!(status.is_ok_and(|status| status.success()));
+    for _ in progress {}
+    let output = run.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("FAILED      it was interrupted"), "{said}");
+    let report = std::fs::read(&json).expect("there is a report");
+    let report: Value = serde_json::from_slice(&report).expect("a report is JSON");
+    let run = &report["runs"][0];
+    assert!(count(&run["accepted"]) > 0, "{said}");
+    assert_eq!(run["notJudged"], "it was interrupted");
+}
+
+#[test]
 fn a_waybill_that_dies_ends_the_run_at_once_and_fails_it() {
     if !waybill().exists() {
         println!("SKIPPED: a run whose Waybill dies: there is none");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::world::{Running, StartedWorld, Starting};
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, Interrupted};
 use crate::measure::{self, Options};
 use crate::report::model::Report;
 use crate::scenario::{Expect, Scenario, Transport, file, time};
@@ -59,10 +59,10 @@ pub struct Arguments {
     #[command(flatten)]
     starting: Starting,
     /// Write the report as JSON to this file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Report")]
     json: Option<PathBuf>,
     /// Write the report as a page to this file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "Report")]
     html: Option<PathBuf>,
 }
 
@@ -81,14 +81,17 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
         hold: None,
     };
     let run = match arguments.start {
-        false => measure::run(&scenario, &arguments.running.world(), &options).await?,
+        false => {
+            let world = arguments.running.world();
+            measure::run_as_far_as_it_goes(&scenario, &world, &options).await?
+        }
         true => {
             let start = arguments.starting.options();
             let started = interrupt.unless(StartedWorld::start(&start)).await?;
             let world: World = started.world();
             let run = async {
                 warm_up(&world, &options, scenario.schedule().count()).await?;
-                measure::run(&scenario, &world, &options).await
+                measure::run_as_far_as_it_goes(&scenario, &world, &options).await
             };
             let run = run.await;
             let stopped = started.stop().await;
@@ -103,7 +106,10 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
     let has_failed = !run.failures.is_empty();
     let report = Report::new(begun, vec![run]);
     report.write(arguments.json.as_deref(), arguments.html.as_deref())?;
-    Ok(!has_failed)
+    match interrupt.is_asked() {
+        true => Err(Interrupted.into()),
+        false => Ok(!has_failed),
+    }
 }
 
 impl Arguments {

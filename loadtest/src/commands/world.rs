@@ -1,6 +1,6 @@
 //! The flags that say where Waybill is, or that start one.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -13,7 +13,7 @@ use crate::world::{Services, StartOptions, Up, World, program_beside};
 #[command(next_help_heading = "A running Waybill")]
 pub struct Running {
     /// The API
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8080")]
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080", value_parser = resolved)]
     http: SocketAddr,
     /// A Kafka-protocol broker, for the status topic
     #[arg(long, value_name = "HOST:PORT,...", default_value = "127.0.0.1:9092")]
@@ -26,7 +26,7 @@ pub struct Running {
     schema_registry: Option<String>,
     /// The services: their ledger is held against what was accepted, and faults are put there. Without it nothing is
     /// judged
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = resolved)]
     services: Option<SocketAddr>,
     /// A process whose CPU and memory are reported; PART is subject (what is measured; the default), server or
     /// services. May be repeated
@@ -55,6 +55,15 @@ pub struct StartedWorld {
     pub up: Up,
     /// The services.
     pub services: Services,
+}
+
+/// The first address of a host and port.
+fn resolved(text: &str) -> Result<SocketAddr, String> {
+    let mut addresses = text
+        .to_socket_addrs()
+        .map_err(|error| format!("expected HOST:PORT, such as localhost:8080: {error}"))?;
+    let first = addresses.next();
+    first.ok_or_else(|| "this host has no address".to_owned())
 }
 
 impl Running {

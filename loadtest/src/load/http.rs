@@ -78,8 +78,11 @@ impl Worker {
                     let id = accepted.and_then(|accepted| accepted.id);
                     self.load.answered(id.as_deref(), drawn, Instant::now());
                 }
-                Ok((status, _)) => self.load.refused(drawn, status.as_u16()),
-                Err(_) => self.load.refused(drawn, 0),
+                Ok((status, body)) => {
+                    let said = String::from_utf8_lossy(&body);
+                    self.load.refused(drawn, status.as_u16(), &said);
+                }
+                Err(error) => self.load.refused(drawn, 0, &format!("{error:#}")),
             }
         }
     }
@@ -103,12 +106,18 @@ impl Worker {
                 .await;
             match answer {
                 Ok((StatusCode::OK, body)) => self.read_lines(&drawn, &body),
-                Ok((status, _)) => {
-                    drawn
-                        .iter()
-                        .for_each(|drawn| self.load.refused(*drawn, status.as_u16()));
+                Ok((status, body)) => {
+                    let said = String::from_utf8_lossy(&body);
+                    for drawn in &drawn {
+                        self.load.refused(*drawn, status.as_u16(), &said);
+                    }
                 }
-                Err(_) => drawn.iter().for_each(|drawn| self.load.refused(*drawn, 0)),
+                Err(error) => {
+                    let said = format!("{error:#}");
+                    for drawn in &drawn {
+                        self.load.refused(*drawn, 0, &said);
+                    }
+                }
             }
         }
     }
@@ -119,13 +128,14 @@ impl Worker {
             .split(|byte| *byte == b'\n')
             .filter(|line| !line.is_empty());
         for drawn in drawn {
-            let line = lines.next().map(serde_json::from_slice::<Line<'_>>);
-            match line {
-                Some(Ok(line)) if line.status == 202 => {
+            let line = lines.next().unwrap_or_default();
+            let said = || String::from_utf8_lossy(line);
+            match serde_json::from_slice::<Line<'_>>(line) {
+                Ok(line) if line.status == 202 => {
                     self.load.answered(line.id.as_deref(), *drawn, at);
                 }
-                Some(Ok(line)) => self.load.refused(*drawn, line.status),
-                Some(Err(_)) | None => self.load.refused(*drawn, 0),
+                Ok(line) => self.load.refused(*drawn, line.status, &said()),
+                Err(_) => self.load.refused(*drawn, 0, &format!("{:?}", said())),
             }
         }
     }

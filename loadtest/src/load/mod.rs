@@ -15,7 +15,7 @@ use std::cell::Cell;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::LocalSet;
@@ -31,6 +31,10 @@ use crate::scenario::kind::{Drawn, Kind};
 use crate::scenario::schedule::Schedule;
 use crate::scenario::{Scenario, Transport};
 use crate::watch::book::Book;
+
+/// For how long a batch gathers: requests count from their own intended times, so where they come slowly it leaves
+/// with fewer.
+const GATHER_MAX: Duration = Duration::from_millis(20);
 
 /// What all who send share.
 struct Load {
@@ -112,8 +116,8 @@ pub async fn send(
 }
 
 impl Load {
-    /// The next requests to send, `size` of them at most: the first one's number, how many, and when the last is
-    /// meant to leave.
+    /// The next requests to send, `size` of them at most, and no more than are meant to leave soon behind the first:
+    /// the first one's number, how many, and when the last is meant to leave.
     fn claim(&self, size: u64) -> Option<(u64, u64, Instant)> {
         let index = self.next.get();
         let left = self.schedule.count() - index;
@@ -125,7 +129,7 @@ impl Load {
             self.source.book.unsent(left);
             return None;
         }
-        let size = size.min(left);
+        let size = self.schedule.within(GATHER_MAX, index, size.min(left));
         self.next.set(index + size);
         Some((index, size, self.intended(index + size - 1).0))
     }
@@ -160,13 +164,13 @@ impl Load {
     fn answered(&self, id: Option<&str>, drawn: Drawn, at: Instant) {
         match id.and_then(|id| id.parse().ok()) {
             Some(id) => self.accepted(id, drawn, at),
-            None => self.refused(drawn, 0),
+            None => self.refused(drawn, 0, "an answer without an id"),
         }
     }
 
-    /// A request was answered otherwise; 0 stands for no answer.
-    fn refused(&self, drawn: Drawn, status: u16) {
-        self.source.book.refused(drawn, status);
+    /// A request was answered otherwise; 0 stands for no answer. `said` is what was answered, or why nothing was.
+    fn refused(&self, drawn: Drawn, status: u16, said: &str) {
+        self.source.book.refused(drawn, status, said);
     }
 }
 

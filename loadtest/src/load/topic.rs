@@ -68,7 +68,9 @@ impl Topic {
         Ok(Self {
             producer: Producer::new(&settings, &ProducerOptions::new("waybill-loadtest"))?,
             topics: topics.clone(),
-            partitions: partitions.context("there is no topic of requests")?,
+            partitions: partitions.with_context(|| {
+                format!("there is no topic {} (--topic-prefix)", topics.requests())
+            })?,
             settled: unbounded_channel(),
         })
     }
@@ -86,7 +88,7 @@ impl Topic {
             let drawn = load.draw(index);
             match self.send(&load, drawn, &mut value).await {
                 Ok(()) => sent += 1,
-                Err(_) => load.refused(drawn, 0),
+                Err(error) => load.refused(drawn, 0, &format!("{error:#}")),
             }
         }
         while sent > 0
@@ -144,7 +146,7 @@ impl Topic {
 fn tell(load: &Load, settled: &Settled) {
     match settled.is_taken {
         true => load.accepted(settled.id, settled.drawn, settled.at),
-        false => load.refused(settled.drawn, 0),
+        false => load.refused(settled.drawn, 0, "the brokers did not acknowledge it"),
     }
 }
 

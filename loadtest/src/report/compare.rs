@@ -33,11 +33,17 @@ pub struct Arguments {
 ///
 /// # Errors
 ///
-/// A file cannot be read or written, or is not a report of this format. The error names the file and the field.
+/// A file cannot be read or written, or is not a report of this format; the error names the file and the field. Or
+/// they have no run in common.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let a = read(&arguments.a)?;
     let b = read(&arguments.b)?;
     let comparison = Comparison::of(&a, &b);
+    anyhow::ensure!(
+        !comparison.pairs.is_empty(),
+        "the reports have no run in common: {}",
+        comparison.all_warnings().join("; ")
+    );
     let names = [&arguments.a, &arguments.b].map(|path| path.display().to_string());
     print!("{}", text::write(&comparison, &names));
     if let Some(path) = &arguments.html {

@@ -119,6 +119,7 @@ pub mod testing {
             offered: 0,
             accepted: 0,
             refused: BTreeMap::new(),
+            refused_examples: BTreeMap::new(),
             states: BTreeMap::new(),
             open: 0,
             accepting_seconds: 0.0,
@@ -131,6 +132,7 @@ pub mod testing {
             samples: Vec::new(),
             breaking_point: None,
             verdict: None,
+            not_judged: None,
             failures: Vec::new(),
         }
     }

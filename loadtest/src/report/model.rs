@@ -59,6 +59,9 @@ pub struct Run {
     pub accepted: u64,
     /// Other answers, by status; `none` where none came that could be read.
     pub refused: BTreeMap<String, u64>,
+    /// What the first of them said, by status; of none why no answer came.
+    #[serde(default)]
+    pub refused_examples: BTreeMap<String, String>,
     /// How many ended in each final or parked state.
     pub states: BTreeMap<String, u64>,
     /// Accepted ones that had not ended when nobody waited any longer.
@@ -85,6 +88,9 @@ pub struct Run {
     pub breaking_point: Option<BreakingPoint>,
     /// What the judge found, if one was asked.
     pub verdict: Option<Verdict>,
+    /// Why no judge was.
+    #[serde(default)]
+    pub not_judged: Option<String>,
     /// Why the run failed; empty if it did not.
     pub failures: Vec<String>,
 }
@@ -136,6 +142,9 @@ pub struct KindOutcome {
     pub as_meant: u64,
     /// Whether it is bad input, which has to be refused or put aside.
     pub is_bad: bool,
+    /// From the intended time to the first final state.
+    #[serde(default)]
+    pub end_to_end_ms: Option<Percentiles>,
 }
 
 /// Up to which rate a ramp held.

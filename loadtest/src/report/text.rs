@@ -81,6 +81,13 @@ impl fmt::Display for Run {
                 "none" => writeln!(f, "no answer   {count}")?,
                 status => writeln!(f, "status {status}  {count}")?,
             }
+            if let Some(example) = self
+                .refused_examples
+                .get(status)
+                .filter(|it| !it.is_empty())
+            {
+                writeln!(f, "  such as: {}", example.trim_end())?;
+            }
         }
         ms(f, "acceptance", self.acceptance_ms.as_ref())?;
         if self.ended() > 0 {
@@ -109,16 +116,13 @@ impl fmt::Display for Run {
             ms(f, "  acceptance", tenant.acceptance_ms.as_ref())?;
             ms(f, "  end to end", tenant.end_to_end_ms.as_ref())?;
         }
-        for kind in self
-            .kinds
-            .iter()
-            .filter(|kind| kind.is_bad || kind.is_missed())
-        {
+        for kind in &self.kinds {
             writeln!(
                 f,
-                "{:<11} {} of {} as they must",
+                "{:<11} {} of {} ended as this kind does",
                 kind.name, kind.as_meant, kind.held_to
             )?;
+            ms(f, "  end to end", kind.end_to_end_ms.as_ref())?;
         }
         if let Some(breaking_point) = &self.breaking_point {
             writeln!(f, "{breaking_point}")?;
@@ -128,7 +132,10 @@ impl fmt::Display for Run {
         }
         match &self.verdict {
             Some(verdict) => write!(f, "{verdict}")?,
-            None => writeln!(f, "NOT JUDGED  without the services' ledger")?,
+            None => {
+                let why = self.not_judged.as_deref();
+                writeln!(f, "NOT JUDGED  {}", why.unwrap_or("nobody was asked to"))?;
+            }
         }
         for failure in &self.failures {
             writeln!(f, "FAILED      {failure}")?;
@@ -189,7 +196,10 @@ impl fmt::Display for Process {
 
 impl fmt::Display for BreakingPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "breaking point: {:.0}/s held", self.rate)?;
+        match self.rate {
+            0.0 => f.write_str("breaking point: no rate held")?,
+            rate => write!(f, "breaking point: {rate:.0}/s held")?,
+        }
         match (self.broke_at, &self.because) {
             (Some(rate), Some(because)) => write!(f, ", {rate:.0}/s did not: {because}"),
             _ => f.write_str(", which is all that was offered"),

@@ -179,7 +179,10 @@ impl Scenario {
             garbage_rate: 0.0,
             faults: BTreeMap::new(),
             expect: Expect::Kind,
-            limits: Limits::default(),
+            limits: Limits {
+                refused: Some(0),
+                ..Limits::default()
+            },
             breaking_point: None,
         }
     }

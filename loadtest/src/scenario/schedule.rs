@@ -70,6 +70,20 @@ impl Schedule {
         (Duration::from_secs_f64(seconds), number)
     }
 
+    /// How many of `size` requests are to leave within this time of the first of them, which has this index.
+    pub fn within(&self, time: Duration, first: u64, size: u64) -> u64 {
+        let until = self.at(first).0 + time;
+        let (mut some, mut too_many) = (1, size + 1);
+        while some + 1 < too_many {
+            let middle = some.midpoint(too_many);
+            match self.at(first + middle - 1).0 <= until {
+                true => some = middle,
+                false => too_many = middle,
+            }
+        }
+        some
+    }
+
     /// How many are to have left after so long.
     pub fn due_by(&self, elapsed: Duration) -> u64 {
         let elapsed = elapsed.as_secs_f64();
@@ -150,6 +164,28 @@ mod tests {
         let falling = Schedule::new(&[phase(100.0, Some(0.0), 10)]);
         let (at, _) = falling.at(375);
         assert!((at.as_secs_f64() - 5.0).abs() < 1e-6, "{at:?}");
+    }
+
+    #[test]
+    fn what_leaves_soon_behind_the_first_is_as_much_as_the_rate_has_then() {
+        let schedule = Schedule::new(&[phase(100.0, None, 1), phase(10_000.0, None, 1)]);
+        let soon = Duration::from_millis(20);
+        for (first, size, within) in [
+            (0, 100, 3),
+            (0, 2, 2),
+            (0, 1, 1),
+            // Two of the first phase, and ten milliseconds of the second.
+            (98, 500, 2 + 1),
+            (99, 500, 1 + 101),
+            (100, 100, 100),
+            (100, 500, 201),
+        ] {
+            assert_eq!(
+                schedule.within(soon, first, size),
+                within,
+                "{first}, {size}"
+            );
+        }
     }
 
     #[test]

@@ -178,6 +178,7 @@ impl Contender {
             offered: count,
             accepted: said.completed,
             refused: BTreeMap::new(),
+            refused_examples: BTreeMap::new(),
             states: BTreeMap::from([(ProcessState::Processed.as_str().to_owned(), said.completed)]),
             open: 0,
             accepting_seconds: said.seconds,
@@ -193,6 +194,7 @@ impl Contender {
             samples,
             breaking_point: None,
             verdict: None,
+            not_judged: Some("it has no judge".to_owned()),
             failures,
         }
     }

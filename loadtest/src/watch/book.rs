@@ -33,7 +33,7 @@ struct Inner {
     phases: Vec<Tally>,
     tenants: Vec<Tally>,
     kinds: BTreeMap<Kind, KindTally>,
-    refused: BTreeMap<u16, u64>,
+    refused: BTreeMap<u16, Refused>,
     /// Good requests that were refused or not answered.
     refused_good: u64,
     since: Interval,
@@ -61,14 +61,23 @@ pub struct End {
 }
 
 /// What was counted of a kind.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone)]
 pub struct KindTally {
     /// Requests that were answered.
     pub answered: u64,
-    /// Accepted ones.
-    pub accepted: u64,
     /// Accepted ones that ended as the kind must; of malformed ones those that were refused.
     pub as_meant: u64,
+    /// Those that were accepted.
+    pub tally: Tally,
+}
+
+/// Requests that were answered in the same way, and not accepted.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Refused {
+    /// How many.
+    pub count: u64,
+    /// What the first of them was answered, or why nothing was.
+    pub example: String,
 }
 
 /// What happened since the last look.
@@ -92,6 +101,8 @@ struct Findings {
 
 /// How many wrong answers are shown.
 const EXAMPLES_MAX: usize = 5;
+/// How much of an answer is shown.
+const EXAMPLE_CHARS_MAX: usize = 300;
 
 /// What the book says in the end.
 pub struct Outcome {
@@ -106,7 +117,7 @@ pub struct Outcome {
     /// How many ended in each state.
     pub states: BTreeMap<&'static str, u64>,
     /// Other answers than 202, by status; 0 where none came.
-    pub refused: BTreeMap<u16, u64>,
+    pub refused: BTreeMap<u16, Refused>,
     /// Good requests that were refused or not answered.
     pub refused_good: u64,
     /// When the last answer came, and the last end.
@@ -157,13 +168,12 @@ impl Book {
         self.inner().accepted(id, drawn, intended, at);
     }
 
-    /// A request was answered otherwise; 0 stands for no answer.
-    pub fn refused(&self, drawn: Drawn, status: u16) {
+    /// A request was answered otherwise; 0 stands for no answer. `said` is what was answered, or why nothing was.
+    pub fn refused(&self, drawn: Drawn, status: u16, said: &str) {
         let mut inner = self.inner();
-        *inner.refused.entry(status).or_default() += 1;
-        inner.since.refused += 1;
+        inner.refuse(status, 1, said);
         inner.last_answer = Some(Instant::now());
-        let kind = inner.kinds.entry(drawn.kind).or_default();
+        let kind = inner.kind(drawn.kind);
         kind.answered += 1;
         if drawn.kind.is_good() {
             inner.refused_good += 1;
@@ -175,9 +185,8 @@ impl Book {
     /// Good requests that nobody was there to send any more.
     pub fn unsent(&self, count: u64) {
         let mut inner = self.inner();
-        *inner.refused.entry(0).or_default() += count;
+        inner.refuse(0, count, "no connection was free before the time was over");
         inner.refused_good += count;
-        inner.since.refused += count;
     }
 
     /// An answer came that must not be.
@@ -241,9 +250,7 @@ impl Book {
 impl Inner {
     fn accepted(&mut self, id: OperationId, drawn: Drawn, intended: Instant, at: Instant) {
         self.last_answer = Some(at);
-        let kind = self.kinds.entry(drawn.kind).or_default();
-        kind.answered += 1;
-        kind.accepted += 1;
+        self.kind(drawn.kind).answered += 1;
         let after = at.saturating_duration_since(intended);
         self.tallies(drawn, |tally| tally.accept(after));
         let accepted = Accepted {
@@ -277,11 +284,29 @@ impl Inner {
         self.last_end = Some(self.last_end.map_or(end.at, |last| last.max(end.at)));
     }
 
+    fn kind(&mut self, kind: Kind) -> &mut KindTally {
+        self.kinds.entry(kind).or_insert_with(|| KindTally {
+            answered: 0,
+            as_meant: 0,
+            tally: Tally::new(),
+        })
+    }
+
+    fn refuse(&mut self, status: u16, count: u64, said: &str) {
+        self.since.refused += count;
+        let refused = self.refused.entry(status).or_default();
+        refused.count += count;
+        if refused.example.is_empty() {
+            refused.example = said.chars().take(EXAMPLE_CHARS_MAX).collect();
+        }
+    }
+
     /// Writes the same into every tally that a request belongs to.
     fn tallies(&mut self, drawn: Drawn, write: impl Fn(&mut Tally)) {
         write(&mut self.tally);
         write(&mut self.since.tally);
         write(&mut self.phases[usize::from(drawn.phase)]);
+        write(&mut self.kind(drawn.kind).tally);
         if let Some(tenant) = drawn.tenant {
             write(&mut self.tenants[usize::from(tenant)]);
         }
@@ -293,8 +318,10 @@ impl Inner {
         for accepted in self.known.values() {
             let Some(end) = accepted.end else { continue };
             *states.entry(end.state.as_str()).or_default() += 1;
-            if accepted.drawn.kind.may_end(end.state) {
-                kinds.entry(accepted.drawn.kind).or_default().as_meant += 1;
+            if accepted.drawn.kind.may_end(end.state)
+                && let Some(kind) = kinds.get_mut(&accepted.drawn.kind)
+            {
+                kind.as_meant += 1;
             }
         }
         Outcome {
@@ -427,15 +454,22 @@ mod tests {
     #[test]
     fn a_malformed_request_is_to_be_refused_and_a_good_one_is_not() {
         let book = book(Instant::now());
-        book.refused(drawn(Kind::Malformed), 422);
-        book.refused(drawn(Kind::Malformed), 500);
-        book.refused(drawn(Kind::Drone), 503);
+        book.refused(drawn(Kind::Malformed), 422, "it is not well-formed");
+        book.refused(drawn(Kind::Malformed), 500, "");
+        book.refused(drawn(Kind::Drone), 503, "busy");
+        book.refused(drawn(Kind::Drone), 503, "still busy");
         let outcome = book.outcome();
         assert_eq!(outcome.kinds[&Kind::Malformed].as_meant, 1);
-        assert_eq!(outcome.refused_good, 1);
+        assert_eq!(outcome.refused_good, 2);
+        let refused = |count, example: &str| Refused {
+            count,
+            example: example.to_owned(),
+        };
+        let busy = refused(2, "busy");
+        let malformed = refused(1, "it is not well-formed");
         assert_eq!(
             outcome.refused,
-            BTreeMap::from([(422, 1), (500, 1), (503, 1)])
+            BTreeMap::from([(422, malformed), (500, refused(1, "")), (503, busy)])
         );
     }
 

@@ -24,6 +24,36 @@ fn a_report_is_read_as_it_was_written() {
 }
 
 #[test]
+fn reports_without_a_run_in_common_cannot_be_compared() {
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let write = |name: &str, report: &Report| {
+        let path = directory.path().join(name);
+        let json = serde_json::to_vec(report).expect("JSON");
+        std::fs::write(&path, json).expect("the directory is writable");
+        path
+    };
+    let mut other = sample::report(1.0);
+    for run in &mut other.runs {
+        run.system = "another".to_owned();
+    }
+    let a = write("a.json", &sample::report(1.0));
+    let b = write("b.json", &other);
+    let compare = |b: &PathBuf| {
+        run(&Arguments {
+            a: a.clone(),
+            b: b.clone(),
+            html: None,
+        })
+    };
+    compare(&a).expect("they have all runs in common");
+    let error = compare(&b).expect_err("they have none").to_string();
+    assert!(
+        error.starts_with("the reports have no run in common: only in A: "),
+        "{error}"
+    );
+}
+
+#[test]
 fn another_format_is_refused_whatever_else_stands_there() {
     assert_eq!(
         parse_error(r#"{"format": 2, "else": []}"#),

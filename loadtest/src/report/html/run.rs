@@ -303,6 +303,10 @@ fn request_kinds(page: &mut Markup, kinds: &[KindOutcome]) {
         head("held to its end"),
         head("ended so"),
         head("otherwise"),
+        Head {
+            title: "end to end, ms",
+            columns: THREE,
+        },
     ];
     let caption = "How the requests of each kind had to end, and did";
     table(page, caption, 1, &heads, |rows| {
@@ -316,6 +320,7 @@ fn request_kinds(page: &mut Markup, kinds: &[KindOutcome]) {
                     row.cell(count(kind.held_to));
                     row.cell(count(kind.as_meant));
                     row.cell(count(kind.held_to.saturating_sub(kind.as_meant)));
+                    three(row, kind.end_to_end_ms.as_ref());
                 });
             }
         });

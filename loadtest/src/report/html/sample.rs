@@ -142,6 +142,7 @@ pub fn spike(seconds: u32, speed: f64) -> Run {
         offered,
         accepted,
         refused: BTreeMap::from([("503".to_owned(), refused - 3), ("none".to_owned(), 3)]),
+        refused_examples: BTreeMap::from([("503".to_owned(), "the brokers are away".to_owned())]),
         states: BTreeMap::from([
             ("Processed".to_owned(), accepted - 57),
             ("Compensated".to_owned(), 57),
@@ -157,12 +158,14 @@ pub fn spike(seconds: u32, speed: f64) -> Run {
                 held_to: 900_000,
                 as_meant: 899_990,
                 is_bad: false,
+                end_to_end_ms: None,
             },
             KindOutcome {
                 name: "garbage".to_owned(),
                 held_to: 40,
                 as_meant: 40,
                 is_bad: true,
+                end_to_end_ms: None,
             },
         ],
         breaking_point: Some(BreakingPoint {
@@ -186,6 +189,7 @@ pub fn spike(seconds: u32, speed: f64) -> Run {
             process("loadtest", Part::Load).using(88.0, 24.0, 37.0),
         ],
         samples,
+        not_judged: None,
         verdict: Some(Verdict {
             judged: accepted as usize,
             ..Verdict::default()
@@ -248,6 +252,7 @@ pub fn empty() -> Run {
         offered: 0,
         accepted: 0,
         refused: BTreeMap::new(),
+        refused_examples: BTreeMap::new(),
         states: BTreeMap::new(),
         open: 0,
         accepting_seconds: 0.0,
@@ -260,6 +265,7 @@ pub fn empty() -> Run {
         processes: Vec::new(),
         samples: Vec::new(),
         verdict: None,
+        not_judged: None,
         failures: vec!["no delivery was accepted".to_owned()],
     }
 }
