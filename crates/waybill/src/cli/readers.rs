@@ -4,6 +4,7 @@
 //! on its admin port.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Subcommand;
 use serde_json::json;
@@ -12,6 +13,9 @@ use waybill_store::CqlStore;
 use super::admin_port;
 use crate::config::Config;
 use crate::readers::show::{LayoutView, Readers};
+
+/// How long the process may take to show them; to divide the work anew may take longer.
+const LOOK_PATIENCE: Duration = Duration::from_secs(3);
 
 /// What to do with readers.
 #[derive(Clone, Debug, Subcommand)]
@@ -85,7 +89,7 @@ async fn ask(config: &Config, wanted: Option<u32>) -> anyhow::Result<LayoutView>
         Some(per_partition) => client
             .put(&url)
             .json(&json!({ "perPartition": per_partition })),
-        None => client.get(&url),
+        None => client.get(&url).timeout(LOOK_PATIENCE),
     };
     admin_port::answered(&url, request).await
 }

@@ -52,14 +52,20 @@ pub(super) enum Readiness {
     Ready,
     /// What it waits for.
     Waits(String),
+    /// It takes connections and does not answer.
+    Silent,
     /// Nobody answers.
     Away,
 }
 
 /// Asks a process.
 pub(super) async fn asked(client: &Client, url: &str) -> Readiness {
-    let Ok(answer) = client.get(url).send().await else {
-        return Readiness::Away;
+    let answer = match client.get(url).send().await {
+        Ok(answer) => answer,
+        Err(error) if error.is_timeout() && !error.is_connect() => {
+            return Readiness::Silent;
+        }
+        Err(_) => return Readiness::Away,
     };
     if answer.status().is_success() {
         return Readiness::Ready;
@@ -73,6 +79,7 @@ async fn once(client: &Client, url: &str) -> anyhow::Result<()> {
     match asked(client, url).await {
         Readiness::Ready => Ok(()),
         Readiness::Waits(what) => anyhow::bail!("not ready: {what}"),
+        Readiness::Silent => anyhow::bail!("{url} takes connections and does not answer"),
         Readiness::Away => anyhow::bail!("nobody answers at {url}"),
     }
 }

@@ -128,8 +128,8 @@ impl DoctorArgs {
         }
     }
 
-    /// Looks at the operation, if one is named, and at the parts of the installation in the order in which they
-    /// need each other. Each is told of as soon as it was looked at.
+    /// Looks at the operation, if one is named, and at the parts of the installation, all at once. They are told of in
+    /// the order in which they need each other.
     async fn look(
         &self,
         config: &Config,
@@ -150,14 +150,29 @@ impl DoctorArgs {
             }
             tell(&part)
         };
-        tell_part(vec![installation::configuration(config)])?;
-        tell_part(installation::brokers(config, layout.as_ref().ok()).await)?;
-        tell_part(installation::store(config).await)?;
-        tell_part(installation::registry(config).await)?;
-        tell_part(installation::leases(&layout))?;
-        tell_part(installation::process(config).await)?;
-        if self.id.is_none() {
-            tell_part(vec![installation::api(&api, self.api.is_some()).await])?;
+        let answers = async {
+            match self.id {
+                Some(_) => Vec::new(),
+                None => vec![installation::api(&api, self.api.is_some()).await],
+            }
+        };
+        let (brokers, store, registry, process, answers) = tokio::join!(
+            installation::brokers(config, layout.as_ref().ok()),
+            installation::store(config),
+            installation::registry(config),
+            installation::process(config),
+            answers
+        );
+        for part in [
+            vec![installation::configuration(config)],
+            brokers,
+            store,
+            registry,
+            installation::leases(&layout),
+            process,
+            answers,
+        ] {
+            tell_part(part)?;
         }
         Ok(())
     }

@@ -251,6 +251,10 @@ pub(super) async fn process(config: &Config) -> Vec<Finding> {
             let said = format!("the one at {at} is not ready: {what}");
             vec![Finding::bad(WHAT, said)]
         }
+        Readiness::Silent => {
+            let said = format!("the one at {at} takes connections and does not answer");
+            return vec![Finding::bad(WHAT, said)];
+        }
         Readiness::Away => {
             let said = format!("nobody answers at {at}: name the admin port of one with --admin");
             return vec![Finding::note(WHAT, said)];
