@@ -11,6 +11,7 @@ mod avro;
 mod capacity;
 mod connection;
 mod dlq;
+mod exposure;
 mod log;
 mod ops;
 mod readers;
@@ -31,6 +32,7 @@ use clap::{Args, Parser, Subcommand};
 pub use agent_check::AgentCheckArgs;
 pub use capacity::CapacityArgs;
 pub use dlq::DlqCommand;
+pub use exposure::{Exposed, exposed};
 pub use log::LogArgs;
 pub use ops::{DoctorArgs, ExplainArgs, OpsArgs, OpsError};
 pub use readers::ReadersCommand;
@@ -262,6 +264,18 @@ impl Command {
     }
 }
 
+impl Command {
+    /// As what the command listens, or says that somebody may.
+    fn listens_as(&self) -> Option<Role> {
+        match self {
+            Self::Config {
+                command: ConfigCommand::Check { .. },
+            } => Some(exposure::EVERYTHING),
+            _ => self.role(),
+        }
+    }
+}
+
 /// Flags that every command takes. Those that are not given leave the configuration as it is.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Flags for every command")]
@@ -312,6 +326,9 @@ pub struct Flags {
     /// The keyspace on --scylla [default: waybill]
     #[arg(long, global = true, value_name = "NAME")]
     pub keyspace: Option<String>,
+    /// Listen also where others can reach it and nobody has to say who they are
+    #[arg(long, global = true)]
+    pub insecure: bool,
     /// How log lines look [default: text]
     #[arg(long, global = true, value_enum, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
@@ -347,7 +364,11 @@ impl Cli {
                 return Err(refused("--scylla", problem));
             }
         }
-        config.finish()
+        let config = config.finish()?;
+        if let Some(listens) = self.command.listens_as() {
+            exposure::check(listens, &config)?;
+        }
+        Ok(config)
     }
 }
 
@@ -365,6 +386,7 @@ impl Flags {
             brokers,
             scylla,
             keyspace,
+            insecure,
             log_format,
             log,
         } = self.clone();
@@ -380,6 +402,7 @@ impl Flags {
         set(&mut config.kafka.brokers, brokers.map(Some));
         set(&mut config.store.scylla.nodes, scylla.map(Some));
         set(&mut config.store.scylla.keyspace, keyspace);
+        set(&mut config.insecure, insecure.then_some(true));
         set(&mut config.telemetry.log_format, log_format);
         set(&mut config.telemetry.log_filter, log);
         if let Some(address) = services {
@@ -450,7 +473,7 @@ mod tests {
         let config = configuration(
             "up --data-dir /d --http 127.0.0.1:1 --admin 127.0.0.1:2 --broker-listen 127.0.0.1:3 \
              --services 127.0.0.1:4 --partitions 5 --readers-per-partition 3 --brokers a:6,b:7 --scylla c:8,d:9 \
-             --keyspace orders --log-format json --log warn",
+             --keyspace orders --insecure --log-format json --log warn",
         )
         .unwrap();
         let mut expected = Config {
@@ -466,6 +489,7 @@ mod tests {
         expected.kafka.brokers = Some(vec!["a:6".to_owned(), "b:7".to_owned()]);
         expected.store.scylla.nodes = Some(vec!["c:8".to_owned(), "d:9".to_owned()]);
         expected.store.scylla.keyspace = "orders".to_owned();
+        expected.insecure = true;
         expected.telemetry.log_format = LogFormat::Json;
         expected.telemetry.log_filter = "warn".to_owned();
         assert_eq!(config, expected);

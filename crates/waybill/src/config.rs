@@ -61,6 +61,8 @@ pub struct Config {
     /// How long a drain may take after SIGTERM or Ctrl-C before what is left is cut off.
     #[serde(with = "units::duration")]
     pub shutdown_timeout: Duration,
+    /// Whether a process may listen where others can reach it and nobody has to say who they are.
+    pub insecure: bool,
     /// The broker to talk to, and the topics on it.
     pub kafka: KafkaConfig,
     /// The schema registry.
@@ -95,6 +97,7 @@ impl Default for Config {
             data_dir: PathBuf::from("data"),
             partitions: 4,
             shutdown_timeout: Duration::from_secs(20),
+            insecure: false,
             kafka: KafkaConfig::default(),
             schema_registry: RegistryConfig::default(),
             http: HttpConfig::default(),

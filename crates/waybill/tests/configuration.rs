@@ -175,6 +175,44 @@ fn a_log_filter_that_means_nothing_is_refused() {
 }
 
 #[test]
+fn a_listener_that_others_can_reach_unguarded_is_refused_with_its_address() {
+    for (role, flag, key) in [
+        (&["up"][..], "--http", "http.listen"),
+        (&["up"], "--admin", "admin.listen"),
+        (&["up"], "--broker-listen", "broker.listen"),
+        (&["up"], "--services", "services.listen"),
+        (&["broker"], "--broker-listen", "broker.listen"),
+        (&["services"], "--services", "services.listen"),
+        (&["agents", "--brokers", "a:1"], "--admin", "admin.listen"),
+        (&["config", "check"], "--http", "http.listen"),
+    ] {
+        for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:8080"] {
+            let refused = waybill(&[role, &[flag, address]].concat());
+            let said = String::from_utf8(refused.stderr).unwrap();
+            assert_eq!(refused.status.code(), Some(2), "{role:?} {flag}: {said}");
+            let named = format!("waybill: {key} ({flag}) is {address}: ");
+            assert!(said.starts_with(&named), "{said}");
+            for way_out in ["loopback", "--insecure"] {
+                assert!(said.contains(way_out), "{said}");
+            }
+        }
+    }
+    for flags in [
+        &["--http", "0.0.0.0:0", "--insecure"][..],
+        &["--http", "[::1]:0", "--admin", "127.0.0.2:0"],
+    ] {
+        let line = [&["config", "check"][..], flags].concat();
+        assert_eq!(waybill(&line).status.code(), Some(0), "{flags:?}");
+    }
+    let shown = waybill(&["config", "show", "--http", "0.0.0.0:0"]);
+    assert_eq!(
+        shown.status.code(),
+        Some(0),
+        "what only looks listens nowhere"
+    );
+}
+
+#[test]
 fn the_example_of_another_trade_can_be_run() {
     let root = example().parent().unwrap().to_owned();
     let file = "examples/order-fulfilment/waybill.yaml";

@@ -4,7 +4,7 @@ use anyhow::Context as _;
 
 use super::start;
 use crate::admin::Admin;
-use crate::cli::Role;
+use crate::cli::{Role, exposed};
 use crate::config::{Config, Environment};
 use crate::shutdown::{Running, Signals, Stage};
 use crate::telemetry::Telemetry;
@@ -40,6 +40,9 @@ async fn live(
     environment: &Environment,
     telemetry: Telemetry,
 ) -> anyhow::Result<()> {
+    for listener in exposed(role, config) {
+        tracing::warn!("{listener}: others can reach it, and nobody there has to say who they are");
+    }
     let mut signals = Signals::of_process().context("signals cannot be received")?;
     let running = Running::new();
     let admin = Admin::new(telemetry);

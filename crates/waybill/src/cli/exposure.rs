@@ -1,0 +1,187 @@
+//! Listeners that others can reach though nobody there has to say who they are.
+//!
+//! What must hold: no process listens so unless somebody said that it may. Only the loopback interface is taken to be
+//! out of others' reach: what a network lets through is not for a program to guess.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use super::Role;
+use crate::config::{Config, ConfigError};
+
+/// What a process opens that starts as this one would, were it to start everything.
+pub(super) const EVERYTHING: Role = Role::Up {
+    agents: true,
+    services: true,
+    samples: 0,
+};
+
+/// A listener that others can reach, and that asks nobody who they are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Exposed {
+    /// The key of its address.
+    key: &'static str,
+    /// The flag that sets it.
+    flag: &'static str,
+    address: SocketAddr,
+    /// What else there is than the loopback interface.
+    way_out: &'static str,
+}
+
+impl fmt::Display for Exposed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            key, flag, address, ..
+        } = self;
+        write!(f, "{key} ({flag}) is {address}")
+    }
+}
+
+/// The listeners of a role that others can reach and that ask nobody who they are.
+#[must_use]
+pub fn exposed(role: Role, config: &Config) -> Vec<Exposed> {
+    let listener = |key, flag, address, way_out| Exposed {
+        key,
+        flag,
+        address,
+        way_out,
+    };
+    let http = listener("http.listen", "--http", config.http.listen, NO_TOKENS);
+    let admin = listener("admin.listen", "--admin", config.admin.listen, NO_TOKENS);
+    let broker = listener(
+        "broker.listen",
+        "--broker-listen",
+        config.broker.listen,
+        "take brokers that ask (--brokers)",
+    );
+    let services = listener(
+        "services.listen",
+        "--services",
+        config.services.listen,
+        "leave the simulated services out (--no-services)",
+    );
+    let mut open = vec![admin];
+    match role {
+        Role::Up {
+            services: has_services,
+            ..
+        } => {
+            open.push(http);
+            if config.kafka.brokers.is_none() {
+                open.push(broker);
+            }
+            if has_services {
+                open.push(services);
+            }
+        }
+        Role::Ingestion => open.push(http),
+        Role::Broker => open.push(broker),
+        Role::Services => open.push(services),
+        Role::Agents | Role::Scheduler | Role::Supervisor => {}
+    }
+    open.retain(|listener| !is_loopback(listener.address.ip()));
+    open
+}
+
+const NO_TOKENS: &str = "put something in front of it that asks";
+
+/// Refuses a role that would be exposed, unless it may be.
+pub(super) fn check(role: Role, config: &Config) -> Result<(), ConfigError> {
+    let exposed = exposed(role, config);
+    let Some(first) = exposed.first().filter(|_| !config.insecure) else {
+        return Ok(());
+    };
+    let mut ways: Vec<&str> = exposed.iter().map(|listener| listener.way_out).collect();
+    ways.dedup();
+    let also: String = exposed[1..]
+        .iter()
+        .map(|listener| format!(", and {listener}"))
+        .collect();
+    Err(ConfigError::Invalid {
+        key: format!("{first}{also}:"),
+        problem: format!(
+            "others can reach that, and nobody there has to say who they are. Listen on a loopback address such as \
+             127.0.0.1, or {}, or say --insecure (insecure: true)",
+            ways.join(", or ")
+        ),
+    })
+}
+
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_loopback_interface_is_out_of_others_reach() {
+        for (ip, expected) in [
+            ("127.0.0.1", true),
+            ("127.9.9.9", true),
+            ("::1", true),
+            ("::ffff:127.0.0.1", true),
+            ("0.0.0.0", false),
+            ("::", false),
+            ("10.0.0.1", false),
+            ("169.254.1.1", false),
+            ("fe80::1", false),
+        ] {
+            assert_eq!(is_loopback(ip.parse().unwrap()), expected, "{ip}");
+        }
+    }
+
+    #[test]
+    fn a_role_is_held_to_the_listeners_that_it_opens() {
+        let mut config = Config::default();
+        let everywhere = |port: u16| SocketAddr::from(([0, 0, 0, 0], port));
+        config.http.listen = everywhere(1);
+        config.admin.listen = everywhere(2);
+        config.broker.listen = everywhere(3);
+        config.services.listen = everywhere(4);
+        let up = |services| Role::Up {
+            agents: true,
+            services,
+            samples: 0,
+        };
+        let ports = |role, config: &Config| -> Vec<u16> {
+            let exposed = exposed(role, config);
+            exposed.iter().map(|found| found.address.port()).collect()
+        };
+        for (role, expected) in [
+            (up(true), vec![2, 1, 3, 4]),
+            (up(false), vec![2, 1, 3]),
+            (Role::Ingestion, vec![2, 1]),
+            (Role::Broker, vec![2, 3]),
+            (Role::Services, vec![2, 4]),
+            (Role::Agents, vec![2]),
+            (Role::Scheduler, vec![2]),
+            (Role::Supervisor, vec![2]),
+        ] {
+            assert_eq!(ports(role, &config), expected, "{role:?}");
+            assert!(check(role, &config).is_err(), "{role:?}");
+        }
+        config.kafka.brokers = Some(vec!["a:1".to_owned()]);
+        assert_eq!(ports(up(false), &config), [2, 1], "no broker is embedded");
+        config.insecure = true;
+        assert!(check(up(true), &config).is_ok());
+        assert_eq!(exposed(up(true), &Config::default()), []);
+    }
+
+    #[test]
+    fn a_refusal_names_every_listener_and_the_ways_out() {
+        let mut config = Config::default();
+        config.http.listen = "0.0.0.0:80".parse().unwrap();
+        config.broker.listen = "[::]:92".parse().unwrap();
+        let refused = check(EVERYTHING, &config).unwrap_err().to_string();
+        for part in [
+            "http.listen (--http) is 0.0.0.0:80, and broker.listen (--broker-listen) is [::]:92: ",
+            "loopback",
+            "--brokers",
+            "--insecure",
+        ] {
+            assert!(refused.contains(part), "{part}: {refused}");
+        }
+    }
+}
