@@ -18,13 +18,14 @@
 //! What is refused is answered as the API does: problem details (RFC 9457), whose `type` leads to a
 //! page of this listener, too.
 //!
+//! Where authentication is on, probes and metrics stay open; whoever looks needs the scope `read` or `admin`, whoever
+//! changes something needs `admin`, and either for all tenants (`guard`).
+//!
 //! What must hold: the listener starts before every role and stops after all of them, so that a
 //! start or a drain that hangs can be looked at; no answer waits for a role, except the `PUT`,
 //! which answers once the partition stands still or is on its way.
-//!
-//! Deliberately absent: authentication. The listener belongs on the loopback interface or on the
-//! pod's network, never on a public address.
 
+mod guard;
 mod health;
 mod log;
 mod partitions;
@@ -39,6 +40,7 @@ use axum::body::Body;
 use axum::extract::rejection::{BytesRejection, PathRejection};
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, put};
 use axum::{Json, Router};
@@ -49,8 +51,11 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ReaderId, Timestamp};
 
+use self::guard::Denials;
+pub(crate) use guard::METRICS;
 pub use health::{Condition, Heartbeat, Liveness, Readiness};
 
+use crate::auth::Auth;
 use crate::growing::Growing;
 use crate::ingestion::docs::problem_page;
 use crate::ingestion::json;
@@ -75,6 +80,8 @@ pub struct Admin {
     /// Which loops must keep giving signs of life.
     pub liveness: Liveness,
     telemetry: Telemetry,
+    auth: Auth,
+    denials: Denials,
     address: Arc<OnceLock<SocketAddr>>,
     schedulers: Arc<OnceLock<Arc<dyn SchedulerControl>>>,
     readers: Arc<OnceLock<Readers>>,
@@ -84,16 +91,24 @@ pub struct Admin {
 impl Admin {
     /// An admin listener's state with nothing to wait for yet.
     #[must_use]
-    pub fn new(telemetry: Telemetry) -> Self {
+    pub fn new(telemetry: Telemetry, auth: Auth) -> Self {
         Self {
             readiness: Readiness::default(),
             liveness: Liveness::default(),
             telemetry,
+            auth,
+            denials: Denials::new(),
             address: Arc::default(),
             schedulers: Arc::default(),
             readers: Arc::default(),
             growing: Arc::default(),
         }
+    }
+
+    /// What tells who asks.
+    #[must_use]
+    pub fn auth(&self) -> &Auth {
+        &self.auth
     }
 
     /// Connects the scheduler of this process. The first one stays; a process has only one.
@@ -134,6 +149,7 @@ impl Admin {
             .fallback(nothing_here)
             .method_not_allowed_fallback(method_not_allowed)
             .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+            .layer(from_fn_with_state(self.clone(), guard::guard))
             .with_state(self.clone())
     }
 

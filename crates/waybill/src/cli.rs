@@ -21,6 +21,7 @@ mod reference;
 mod schemas;
 mod shown;
 mod store;
+mod token;
 mod topics;
 mod workflow;
 
@@ -41,9 +42,11 @@ pub use records::RecordsArgs;
 pub use reference::Reference;
 pub use schemas::SchemasCommand;
 pub use store::StoreCommand;
+pub use token::TokenCommand;
 pub use topics::TopicsCommand;
 pub use workflow::WorkflowCommand;
 
+use crate::auth::Auth;
 use crate::config::{Config, ConfigError, Environment, LogFormat};
 
 const EXIT_CODES: &str = "\
@@ -153,6 +156,12 @@ pub enum Command {
         #[arg(value_enum)]
         page: Reference,
     },
+    /// Make bearer tokens for the API and the admin port
+    Token {
+        /// What to do with them.
+        #[command(subcommand)]
+        command: TokenCommand,
+    },
     /// Look at workflows
     Workflow {
         /// How to look at them.
@@ -258,6 +267,7 @@ impl Command {
             | Self::Ops(_)
             | Self::Capacity(_)
             | Self::Reference { .. }
+            | Self::Token { .. }
             | Self::Workflow { .. }
             | Self::Config { .. } => None,
         }
@@ -367,6 +377,8 @@ impl Cli {
         let config = config.finish()?;
         if let Some(listens) = self.command.listens_as() {
             exposure::check(listens, &config)?;
+            // Said here, it is a refusal and no failure.
+            Auth::load(&config.auth)?;
         }
         Ok(config)
     }

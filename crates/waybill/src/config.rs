@@ -12,6 +12,7 @@
 //! Deliberately absent: reloading. A changed configuration takes a restart, which loses nothing.
 
 mod alerts;
+mod auth;
 mod environment;
 mod file;
 mod identity;
@@ -29,13 +30,16 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::auth::FileRefused;
+
 pub use alerts::{
     AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, Secret, SecretUrl, WebhookConfig,
 };
+pub use auth::AuthConfig;
 pub use environment::Environment;
 pub(crate) use environment::variables;
 pub use file::FileError;
-pub(crate) use file::read_document;
+pub(crate) use file::{parse as parse_document, read_document};
 pub use identity::{IdentityError, PartitionChoice, readers_of_this_process};
 pub use kafka::{KafkaConfig, Properties};
 pub use owners::{OwnerEmailConfig, OwnersConfig};
@@ -71,6 +75,8 @@ pub struct Config {
     pub http: HttpConfig,
     /// The admin listener.
     pub admin: AdminConfig,
+    /// Who may use both.
+    pub auth: AuthConfig,
     /// The embedded broker.
     pub broker: BrokerConfig,
     /// The state store.
@@ -102,6 +108,7 @@ impl Default for Config {
             schema_registry: RegistryConfig::default(),
             http: HttpConfig::default(),
             admin: AdminConfig::default(),
+            auth: AuthConfig::default(),
             broker: BrokerConfig::default(),
             store: StoreConfig::default(),
             scheduler: SchedulerConfig::default(),
@@ -218,6 +225,9 @@ pub enum ConfigError {
         #[source]
         source: std::io::Error,
     },
+    /// A file that is needed to listen.
+    #[error(transparent)]
+    Refused(#[from] FileRefused),
     /// Values that cannot work, alone or together.
     #[error("{key} {problem}")]
     Invalid {

@@ -26,6 +26,7 @@ fn main() -> ExitCode {
     match &cli.command {
         Command::Capacity(arguments) => return judge(arguments.run()),
         Command::Reference { page } => return print(&page.page()),
+        Command::Token { command } => return judge(command.run()),
         _ => {}
     }
     let environment = Environment::of_process();

@@ -74,7 +74,7 @@ async fn ask(admin: &Admin, method: &str, path: &str, body: &str) -> (u16, Strin
 }
 
 fn admin() -> Admin {
-    Admin::new(Telemetry::detached())
+    Admin::new(Telemetry::detached(), Auth::default())
 }
 
 #[tokio::test]
@@ -299,4 +299,68 @@ async fn the_log_filter_is_shown_and_changed() {
         assert!(status == 422 && answer.contains(said), "{status} {answer}");
     }
     assert_eq!(ask(&admin, "GET", "/log", "").await, (200, debug.into()));
+}
+
+#[tokio::test]
+async fn whoever_looks_or_changes_needs_a_token_for_all_and_probes_need_none() {
+    use crate::auth::NewToken;
+    use crate::config::AuthConfig;
+
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut text = String::new();
+    let mut tokens = Vec::new();
+    for (name, scopes, tenant) in [
+        ("read", "read", "*"),
+        ("admin", "admin", "*"),
+        ("submit", "submit, repair", "*"),
+        ("acme", "read", "acme"),
+    ] {
+        let NewToken { token, hash } = NewToken::make();
+        let hash = crate::auth::to_hex(&hash);
+        text.push_str(&format!(
+            "- {{name: {name}, sha256: '{hash}', scopes: [{scopes}], tenant: '{tenant}'}}\n"
+        ));
+        tokens.push(Some(token));
+    }
+    tokens.push(None);
+    std::fs::write(file.path(), text).unwrap();
+    let config = AuthConfig {
+        tokens_file: Some(file.path().to_owned()),
+    };
+    let admin = Admin::new(Telemetry::detached(), Auth::load(&config).unwrap());
+    admin.set_schedulers(Arc::new(Fake(Mutex::new(SchedulerState::Running))));
+    let status = async |method: &str, path: &str, token: Option<&crate::config::Secret>| {
+        let mut request = Request::builder().method(method).uri(path);
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {}", token.reveal()));
+        }
+        let body = Body::from(r#"{"running": true}"#);
+        let answer = admin.router().oneshot(request.body(body).unwrap()).await;
+        let answer = answer.unwrap();
+        let challenged = answer.headers().contains_key("www-authenticate");
+        assert_eq!(answer.status() == 401, challenged && answer.status() != 403);
+        answer.status().as_u16()
+    };
+    // By whoever has: read, admin, submit and repair, read for one tenant, nothing.
+    for (method, path, expected) in [
+        ("GET", "/livez", [200; 5]),
+        ("GET", "/readyz", [200; 5]),
+        ("GET", "/metrics", [200; 5]),
+        ("GET", "/problems/unauthenticated", [200; 5]),
+        ("GET", "/schedulers", [200, 200, 403, 403, 401]),
+        ("GET", "/readers", [404, 404, 403, 403, 401]),
+        ("GET", "/partitions", [404, 404, 403, 403, 401]),
+        ("PUT", "/schedulers/0", [403, 200, 403, 403, 401]),
+        ("PUT", "/readers", [403, 422, 403, 403, 401]),
+        ("PUT", "/partitions", [403, 422, 403, 403, 401]),
+        ("GET", "/log", [200, 200, 403, 403, 401]),
+        ("PUT", "/log", [403, 422, 403, 403, 401]),
+        ("GET", "/nothing", [404, 404, 403, 403, 401]),
+    ] {
+        let mut statuses = Vec::new();
+        for token in &tokens {
+            statuses.push(status(method, path, token.as_ref()).await);
+        }
+        assert_eq!(statuses, expected, "{method} {path}");
+    }
 }

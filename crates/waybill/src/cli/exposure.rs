@@ -46,8 +46,8 @@ pub fn exposed(role: Role, config: &Config) -> Vec<Exposed> {
         address,
         way_out,
     };
-    let http = listener("http.listen", "--http", config.http.listen, NO_TOKENS);
-    let admin = listener("admin.listen", "--admin", config.admin.listen, NO_TOKENS);
+    let http = listener("http.listen", "--http", config.http.listen, TOKENS);
+    let admin = listener("admin.listen", "--admin", config.admin.listen, TOKENS);
     let broker = listener(
         "broker.listen",
         "--broker-listen",
@@ -79,11 +79,15 @@ pub fn exposed(role: Role, config: &Config) -> Vec<Exposed> {
         Role::Services => open.push(services),
         Role::Agents | Role::Scheduler | Role::Supervisor => {}
     }
-    open.retain(|listener| !is_loopback(listener.address.ip()));
+    open.retain(|listener| {
+        let asks = listener.way_out == TOKENS && config.auth.is_on();
+        !asks && !is_loopback(listener.address.ip())
+    });
     open
 }
 
-const NO_TOKENS: &str = "put something in front of it that asks";
+/// What the API and the admin port can do.
+const TOKENS: &str = "have it ask for tokens (auth.tokensFile)";
 
 /// Refuses a role that would be exposed, unless it may be.
 pub(super) fn check(role: Role, config: &Config) -> Result<(), ConfigError> {
@@ -164,6 +168,8 @@ mod tests {
         }
         config.kafka.brokers = Some(vec!["a:1".to_owned()]);
         assert_eq!(ports(up(false), &config), [2, 1], "no broker is embedded");
+        config.auth.tokens_file = Some("tokens.yaml".into());
+        assert_eq!(ports(up(true), &config), [4], "the other two ask");
         config.insecure = true;
         assert!(check(up(true), &config).is_ok());
         assert_eq!(exposed(up(true), &Config::default()), []);

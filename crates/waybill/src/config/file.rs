@@ -63,7 +63,7 @@ pub(super) fn parse_config(name: &str, text: &str) -> Result<Config, FileError> 
 }
 
 /// Reads any other YAML document.
-pub(super) fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Result<T, FileError> {
+pub(crate) fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Result<T, FileError> {
     serde_saphyr::from_str(text).map_err(|error| refusal(name, text, &error, &[]))
 }
 

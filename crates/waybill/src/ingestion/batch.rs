@@ -255,6 +255,9 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             Ok(Answer::Repeated(row)) => (StatusCode::OK, Some(row.id), None),
             Err(problem) => (problem.status(), None, None),
         };
+        if let Err(problem) = answer {
+            self.measures.denied(problem);
+        }
         let location = id.map(|id| location(super::service::OPERATIONS, id, token));
         let line = BatchLine {
             status: status.as_u16(),

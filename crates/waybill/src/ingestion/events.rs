@@ -33,6 +33,8 @@ use super::token::StatusToken;
 pub use told::EventView;
 use told::Told;
 
+use crate::auth::{Caller, Tenants};
+
 /// The media type of a stream.
 pub const EVENT_STREAM: &str = "text/event-stream";
 
@@ -198,13 +200,15 @@ impl Api {
         id: &str,
         query: Option<&str>,
         headers: &HeaderMap,
+        caller: &Caller,
     ) -> Result<Reply, Problem> {
         let id = decoded(id).ok_or_else(not_found)?;
-        let parameters = Parameters::read(query)?;
+        let parameters = Parameters::read(query, caller)?;
         let told = told_before(headers)?;
         let query = Query {
             id: &id,
             tenant: &parameters.tenant,
+            tenants: &parameters.tenants,
             token: parameters.token,
             wants_request: false,
         };
@@ -228,6 +232,7 @@ impl Api {
         let (pieces, body) = mpsc::channel(PIECES_MAX);
         let teller = Teller {
             told,
+            tenants: parameters.tenants,
             token: parameters.token,
             pieces,
             heartbeat: self.events.heartbeat,
@@ -273,6 +278,8 @@ struct Abandoned;
 /// Tells one client what it has not been told.
 struct Teller {
     told: Told,
+    /// Whose operations there are, for this client.
+    tenants: Tenants,
     /// The request that the client asked about.
     token: Option<StatusToken>,
     pieces: mpsc::Sender<Bytes>,
@@ -287,6 +294,8 @@ impl Teller {
         first: Option<Box<OperationRow>>,
     ) -> Result<(), Abandoned> {
         self.send(RETRY.into()).await?;
+        // Of what is another's, nothing is told, not even that it went.
+        let mut is_theirs = self.tenants.only().is_none() || first.is_some();
         if let Some(row) = first
             && self.tell_row(&row).await?
         {
@@ -296,8 +305,12 @@ impl Teller {
             let seen = following.seen.borrow_and_update().clone();
             match seen {
                 Seen::Nothing => {}
+                // Followed before it had a row: it is not there, as little as before.
+                Seen::Row(row) if !self.tenants.include(&row.created.tenant) => {}
+                Seen::Gone if !is_theirs => {}
                 Seen::Gone => return Ok(()),
                 Seen::Row(row) => {
+                    is_theirs = true;
                     if self.tell_row(&row).await? {
                         return Ok(());
                     }

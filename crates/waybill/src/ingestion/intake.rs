@@ -194,6 +194,9 @@ impl Intake {
             id: record.operation,
             hash: record.request_hash,
             workflow: Arc::clone(&submission.workflow),
+            tenant: Some(&*record.tenant)
+                .filter(|tenant| !tenant.is_empty())
+                .map(Arc::from),
             caller_id: record.caller_id.as_deref().map(Arc::from),
             requested_at: record.requested_at,
             tell,
@@ -380,6 +383,7 @@ struct Waiting {
     id: OperationId,
     hash: RequestHash,
     workflow: Arc<str>,
+    tenant: Option<Arc<str>>,
     caller_id: Option<Arc<str>>,
     requested_at: Timestamp,
     tell: oneshot::Sender<Settled>,
@@ -394,6 +398,7 @@ impl Waiting {
             offset,
             hash: self.hash,
             workflow: self.workflow,
+            tenant: self.tenant,
             caller_id: self.caller_id,
             requested_at: self.requested_at,
         });

@@ -6,6 +6,9 @@ use hyper::StatusCode;
 use metrics::{Counter, Gauge, Histogram};
 use waybill_telemetry::{Declared, Metric};
 
+use super::problem::Problem;
+use crate::auth::DENIALS;
+
 const REQUESTS: Metric<Counter, 2> = Metric::new(
     "waybill_ingestion_requests_total",
     "Requests that ingestion answered, by route and class of status",
@@ -21,6 +24,11 @@ const ACCEPTED: Metric<Counter> = Metric::new(
     "Requests that the broker acknowledged and that were answered 202",
     [],
 );
+const UNAUTHORIZED: Metric<Counter, 1> = Metric::new(
+    "waybill_ingestion_unauthorized_total",
+    "Requests, and lines of batches, that were turned away for who asked",
+    ["reason"],
+);
 pub(super) const EVENT_STREAMS: Metric<Gauge> = Metric::new(
     "waybill_ingestion_event_streams",
     "Streams of events that are open",
@@ -28,7 +36,13 @@ pub(super) const EVENT_STREAMS: Metric<Gauge> = Metric::new(
 );
 
 /// All of them.
-pub(crate) const METRICS: &[&dyn Declared] = &[&REQUESTS, &DURATION, &ACCEPTED, &EVENT_STREAMS];
+pub(crate) const METRICS: &[&dyn Declared] = &[
+    &REQUESTS,
+    &DURATION,
+    &ACCEPTED,
+    &UNAUTHORIZED,
+    &EVENT_STREAMS,
+];
 
 /// What a request is counted under.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,6 +92,7 @@ impl RouteLabel {
 pub struct Measures {
     routes: [RouteMeasures; RouteLabel::ALL.len()],
     accepted: Counter,
+    denials: [Counter; DENIALS.len()],
 }
 
 #[derive(Debug)]
@@ -96,6 +111,7 @@ impl Measures {
                 duration: DURATION.of([route]),
             }),
             accepted: ACCEPTED.of([]),
+            denials: DENIALS.map(|reason| UNAUTHORIZED.of([reason])),
         }
     }
 
@@ -106,6 +122,15 @@ impl Measures {
         measures.duration.record(began.elapsed().as_secs_f64());
         if route != RouteLabel::Ask {
             self.count_accepted(status);
+        }
+    }
+
+    /// Counts a problem that turns somebody away for who they are.
+    pub fn denied(&self, problem: &Problem) {
+        let reason = problem.denial();
+        let place = reason.and_then(|reason| DENIALS.iter().position(|known| *known == reason));
+        if let Some(place) = place {
+            self.denials[place].increment(1);
         }
     }
 

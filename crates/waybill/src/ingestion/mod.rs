@@ -5,7 +5,7 @@
 //! and pressure comes back as 503.
 //!
 //! The way of a request: `server` accepts its connection; the `gate` lets its head pass, or
-//! refuses it; `service` finds out what it asks for; `json` and `request` check it and make the
+//! refuses it; `service` finds out what it asks for, and whether whoever sends it may; `json` and `request` check it and make the
 //! record; `intake` looks for what it repeats and has it produced. A `batch` goes the same way
 //! line by line. `status` answers questions afterwards, and has `peek` read a request back; `events`
 //! tells those who follow an operation. `ops` passes on what callers and operators ask of operations
@@ -70,6 +70,7 @@ use self::reads::Reads;
 use self::request::Rules;
 use self::server::Server;
 use self::service::Api;
+use crate::auth::Auth;
 use crate::spread::Spread;
 
 /// Why ingestion could not be started.
@@ -87,6 +88,13 @@ pub enum StartError {
     /// The Kafka client could not be made.
     #[error("the producer of operation requests could not be made")]
     Producer(#[from] ClientError),
+}
+
+/// What stands before the API.
+#[derive(Clone, Debug, Default)]
+pub struct Guards {
+    /// Tells who asks.
+    pub auth: Auth,
 }
 
 /// Ingestion at work.
@@ -114,6 +122,7 @@ impl Ingestion {
         topics: Topics,
         spread: Spread,
         workflows: Arc<Workflows>,
+        guards: Guards,
     ) -> Result<Self, StartError> {
         let listen = |source| StartError::Listen {
             address: config.listen,
@@ -133,6 +142,7 @@ impl Ingestion {
         batches.spawn(Arc::clone(&events).run(batches_stop.clone()));
         let budget = config.body_bytes_max.min(Semaphore::MAX_PERMITS);
         let api = Arc::new(Api {
+            auth: guards.auth,
             intake: Arc::clone(&intake),
             events,
             rules: Arc::new(Rules {

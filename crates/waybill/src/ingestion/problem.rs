@@ -32,6 +32,12 @@ pub enum Kind {
     DuplicateKey,
     /// The JSON is nested too deep.
     NestingTooDeep,
+    /// Nobody knows who asks.
+    Unauthenticated,
+    /// Whoever asks may not do this.
+    InsufficientScope,
+    /// Whoever asks may do this for another tenant only.
+    AnotherTenant,
     /// Nothing is here.
     NotFound,
     /// No operation has this id, or it was forgotten since.
@@ -78,13 +84,16 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 30] = [
         Self::MalformedRequest,
         Self::AmbiguousLength,
         Self::IncompleteBody,
         Self::MalformedJson,
         Self::DuplicateKey,
         Self::NestingTooDeep,
+        Self::Unauthenticated,
+        Self::InsufficientScope,
+        Self::AnotherTenant,
         Self::NotFound,
         Self::UnknownOrExpired,
         Self::MethodNotAllowed,
@@ -155,6 +164,15 @@ impl Kind {
             Self::NestingTooDeep => ("/problems/nesting-too-deep", S::BAD_REQUEST,
                 "The JSON is nested too deep",
                 "Send flatter data, or raise http.jsonDepthMax."),
+            Self::Unauthenticated => ("/problems/unauthenticated", S::UNAUTHORIZED,
+                "It is not known who asks",
+                "Send Authorization: Bearer TOKEN with a token that is known here and has not expired; the code says what is wrong with the one that was sent. Nothing was accepted."),
+            Self::InsufficientScope => ("/problems/insufficient-scope", S::FORBIDDEN,
+                "The token does not allow this",
+                "The detail names the scope that it needs. Whoever gives tokens out can make one that has it. Nothing was accepted."),
+            Self::AnotherTenant => ("/problems/another-tenant", S::FORBIDDEN,
+                "The token is for another tenant",
+                "Leave the tenant out: the token says whose it is. Nothing was accepted."),
             Self::NotFound => ("/problems/not-found", S::NOT_FOUND,
                 "There is nothing at this address",
                 "See /openapi.json for what there is."),
@@ -268,13 +286,13 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     id: Option<Box<str>>,
-    /// Why the operation's state forbids it: stable, for programs.
+    /// Why it is refused: stable, for programs.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "partly-undone")]
     code: Option<&'static str>,
-    /// The methods that are allowed.
+    /// The value of the header that belongs to its kind: the methods that are allowed, or how to say who asks.
     #[serde(skip)]
-    allow: Option<&'static str>,
+    header: Option<&'static str>,
 }
 
 fn uri<S: Serializer>(kind: &Kind, serializer: S) -> Result<S::Ok, S::Error> {
@@ -296,7 +314,7 @@ impl Problem {
             errors: Vec::new(),
             id: None,
             code: None,
-            allow: None,
+            header: None,
         }
     }
 
@@ -316,7 +334,7 @@ impl Problem {
     pub fn method_not_allowed(allow: &'static str) -> Self {
         let detail = format!("Allowed here: {allow}.");
         Self {
-            allow: Some(allow),
+            header: Some(allow),
             ..Self::new(Kind::MethodNotAllowed, detail)
         }
     }
@@ -329,11 +347,28 @@ impl Problem {
         }
     }
 
-    /// The problem, with the code of why the operation's state forbids it.
+    /// The problem, with the code of why it is refused.
     pub fn with_code(self, code: &'static str) -> Self {
         Self {
             code: Some(code),
             ..self
+        }
+    }
+
+    /// The problem, with how to say who asks.
+    pub fn with_challenge(self, challenge: &'static str) -> Self {
+        Self {
+            header: Some(challenge),
+            ..self
+        }
+    }
+
+    /// Why somebody was turned away, if that is what it is.
+    pub fn denial(&self) -> Option<&'static str> {
+        match self.kind {
+            Kind::Unauthenticated => self.code,
+            Kind::InsufficientScope | Kind::AnotherTenant => Some(self.kind.name()),
+            _ => None,
         }
     }
 
@@ -368,8 +403,12 @@ impl Problem {
         if let Some(after) = self.retry_after() {
             headers.insert(header::RETRY_AFTER, after.as_secs().max(1).into());
         }
-        if let Some(allow) = self.allow {
-            headers.insert(header::ALLOW, HeaderValue::from_static(allow));
+        if let Some(value) = self.header {
+            let name = match self.kind {
+                Kind::MethodNotAllowed => header::ALLOW,
+                _ => header::WWW_AUTHENTICATE,
+            };
+            headers.insert(name, HeaderValue::from_static(value));
         }
         if self.ends_connection() {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));

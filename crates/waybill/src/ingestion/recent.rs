@@ -31,6 +31,8 @@ pub struct Accepted {
     pub hash: RequestHash,
     /// The workflow that it asks for.
     pub workflow: Arc<str>,
+    /// Whose it is; `None` where it is nobody's.
+    pub tenant: Option<Arc<str>>,
     /// The id that its caller knows it by, if it is another.
     pub caller_id: Option<Arc<str>>,
     /// When it was taken.
@@ -38,6 +40,11 @@ pub struct Accepted {
 }
 
 impl Accepted {
+    /// Whose it is; empty where it is nobody's.
+    pub fn tenant(&self) -> &str {
+        self.tenant.as_deref().unwrap_or_default()
+    }
+
     /// What its `Location` carries.
     pub fn token(&self) -> Option<StatusToken> {
         let position = Position {
@@ -223,6 +230,7 @@ mod tests {
             offset: Some(Offset(offset)),
             hash: RequestHash([hash; 16]),
             workflow: "w".into(),
+            tenant: None,
             caller_id: None,
             requested_at: Timestamp(0),
         }

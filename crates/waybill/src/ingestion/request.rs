@@ -21,6 +21,7 @@ use waybill_messages::is_topic_name;
 use super::id::{self, CallerId};
 use super::json;
 use super::problem::{FieldProblem, Problem};
+use crate::auth::{AnotherTenant, Caller, Tenants};
 use crate::contact::ContactRules;
 
 /// The workflow that deliveries run, and the one whose input has a form of its own.
@@ -50,6 +51,8 @@ pub struct Rules {
 pub struct Envelope {
     idempotency_key: Option<CallerId>,
     traceparent: Option<String>,
+    /// For whom its sender may ask.
+    tenants: Tenants,
 }
 
 /// A request that may be accepted.
@@ -99,7 +102,16 @@ impl Envelope {
         Ok(Self {
             idempotency_key,
             traceparent: traceparent(headers),
+            tenants: Tenants::All,
         })
+    }
+
+    /// The same, from this sender.
+    pub fn from(self, caller: &Caller) -> Self {
+        Self {
+            tenants: caller.tenants().clone(),
+            ..self
+        }
     }
 
     /// Whether an `Idempotency-Key` was given.
@@ -159,7 +171,7 @@ struct Draft<'a> {
     errors: Vec<FieldProblem>,
     overdue: Vec<FieldProblem>,
     workflow: Option<Arc<str>>,
-    tenant: String,
+    tenant: Result<String, AnotherTenant>,
     caller_id: Option<CallerId>,
     deadline: Option<Timestamp>,
     reply_to: Option<String>,
@@ -182,7 +194,7 @@ impl<'a> Draft<'a> {
             errors: Vec::new(),
             overdue: Vec::new(),
             workflow: None,
-            tenant: String::new(),
+            tenant: envelope.tenants.meant(String::new()),
             caller_id: envelope.idempotency_key.clone(),
             deadline: None,
             reply_to: None,
@@ -315,7 +327,7 @@ impl<'a> Draft<'a> {
 
     fn tenant(&mut self, tenant: String) {
         match check_tenant(&tenant) {
-            Ok(()) => self.tenant = tenant,
+            Ok(()) => self.tenant = self.envelope.tenants.meant(tenant),
             Err(detail) => self.wrong("/tenant", detail),
         }
     }
@@ -380,6 +392,7 @@ impl<'a> Draft<'a> {
     }
 
     fn finish(mut self) -> Result<Submission, Problem> {
+        let tenant = self.tenant?;
         if !self.errors.is_empty() {
             self.errors.append(&mut self.overdue);
             return Err(Problem::invalid(self.errors));
@@ -388,7 +401,6 @@ impl<'a> Draft<'a> {
             let detail = format!("No workflow {DRONE_DELIVERY} is configured here.");
             return Err(Problem::new(super::problem::Kind::NotFound, detail));
         };
-        let tenant = self.tenant;
         let (operation, id_origin, caller_id) = match self.caller_id {
             None => (id::fresh(&tenant), IdOrigin::Server, None),
             Some(caller_id) => match caller_id.as_ours(&tenant) {

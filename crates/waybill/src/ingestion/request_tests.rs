@@ -35,6 +35,7 @@ fn with_key(key: &str) -> Envelope {
     Envelope {
         idempotency_key: Some(CallerId::new(key).unwrap()),
         traceparent: None,
+        ..Envelope::default()
     }
 }
 
@@ -461,4 +462,40 @@ fn every_contact_that_cannot_be_told_is_named_by_its_place_and_never_repeated() 
             ),
         ]
     );
+}
+
+#[test]
+fn a_request_is_made_in_its_senders_tenant_and_in_no_other() {
+    let caller = |tenant: &str| {
+        Caller::of(Arc::new(crate::auth::Principal {
+            name: "a".into(),
+            scopes: crate::auth::Scopes::default(),
+            tenants: Tenants::named(tenant).unwrap(),
+        }))
+    };
+    let of = |tenant: &str, body: &str| {
+        let envelope = Envelope::default().from(&caller(tenant));
+        operation(body.as_bytes(), &envelope, &rules(), NOW)
+            .map(|submission| submission.record.tenant)
+            .map_err(|problem| problem.kind)
+    };
+    let (none, empty, own, other) = (
+        r#"{"workflow": "order", "input": {}}"#,
+        r#"{"workflow": "order", "tenant": "", "input": {}}"#,
+        r#"{"workflow": "order", "tenant": "acme", "input": {}}"#,
+        r#"{"workflow": "order", "tenant": "zeta", "input": {}}"#,
+    );
+    for body in [none, empty, own] {
+        assert_eq!(of("acme", body).unwrap(), "acme", "{body}");
+    }
+    let refused = of("acme", other).unwrap_err();
+    assert_eq!(refused, Kind::AnotherTenant);
+    let wrong_otherwise = other.replace("{}", "1");
+    assert_eq!(
+        of("acme", &wrong_otherwise).unwrap_err(),
+        Kind::AnotherTenant
+    );
+    for (body, expected) in [(none, ""), (other, "zeta")] {
+        assert_eq!(of("*", body).unwrap(), expected);
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! What must hold: every answer that says no is a problem in `application/problem+json`, also for
 //! addresses that do not exist and for a panic; no request holds more than its bodies' limit, and
-//! all of them together no more than the budget, so that offered load cannot grow memory.
+//! all of them together no more than the budget, so that offered load cannot grow memory; and nothing of a request is
+//! looked at before it is known that whoever sends it may.
 
 mod media_type;
 mod query;
@@ -22,7 +23,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::reply::{page, problem, redirect, refused, whole};
-use self::route::Route;
 use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
 use super::body::{Parts, Patience, Payload, read_whole};
 use super::config::REQUEST_BYTES;
@@ -35,15 +35,18 @@ use super::problem::{FieldProblem, Kind, Problem};
 use super::request::{self, Envelope, Rules, Submission};
 use super::status::{self, Query};
 use super::view::{AcceptedView, DeliveryView, OperationView};
+use crate::auth::{Auth, Caller};
 use crate::clock::wall_clock;
 
 pub use self::media_type::{JSON, NDJSON, check_media_type};
 pub use self::query::{Parameters, decoded, query_value};
 pub use self::reply::{Reply, json, location, not_found, set, set_static};
-pub use self::route::{BATCH, DELIVERIES, DOCS, EVENTS, OPENAPI, OPERATIONS, PROBLEMS};
+pub use self::route::{BATCH, DELIVERIES, DOCS, EVENTS, OPENAPI, OPERATIONS, PROBLEMS, Route};
 
 /// Answers requests.
 pub struct Api {
+    /// Tells who asks.
+    pub auth: Auth,
     /// Takes requests in.
     pub intake: Arc<Intake>,
     /// Lets operations be followed.
@@ -84,7 +87,10 @@ impl Api {
             .await;
         let reply = match answered {
             Ok(Ok(reply)) => reply,
-            Ok(Err(refusal)) => problem(&refusal),
+            Ok(Err(refusal)) => {
+                self.measures.denied(&refusal);
+                problem(&refusal)
+            }
             Err(_) => {
                 tracing::error!("answering a request panicked");
                 let detail = "Answering this request failed; whether it was accepted is not known.";
@@ -100,24 +106,30 @@ impl Api {
         let route = Route::of(head.uri.path());
         let is_get = head.method == Method::GET || head.method == Method::HEAD;
         let is_post = head.method == Method::POST;
-        let query = head.uri.query();
+        let (query, headers) = (head.uri.query(), &head.headers);
+        let caller = &match route.scope(&head.method) {
+            Some(scope) => self.auth.admit(headers, scope)?,
+            None => Caller::ANYBODY,
+        };
         match route {
-            Route::Deliveries if is_post => self.create(&head.headers, body, Form::Delivery).await,
-            Route::Operations if is_post => self.create(&head.headers, body, Form::General).await,
-            Route::Batch if is_post => self.start_batch(&head.headers, body),
-            Route::Delivery(id) if is_get => self.show(id, query, Form::Delivery).await,
+            Route::Deliveries if is_post => {
+                self.create(headers, body, Form::Delivery, caller).await
+            }
+            Route::Operations if is_post => self.create(headers, body, Form::General, caller).await,
+            Route::Batch if is_post => self.start_batch(headers, body, caller),
+            Route::Delivery(id) if is_get => self.show(id, query, Form::Delivery, caller).await,
             Route::Delivery(id) if head.method == Method::DELETE => {
-                self.cancel_delivery(id, query, &head.headers).await
+                self.cancel_delivery(id, query, headers, caller).await
             }
             Route::Delivery(id) if head.method == Method::PATCH => {
-                self.reschedule_delivery(id, query, &head.headers, body)
+                self.reschedule_delivery(id, query, headers, body, caller)
                     .await
             }
-            Route::Operations if is_get => self.list(query).await,
-            Route::Operation(id) if is_get => self.show(id, query, Form::General).await,
-            Route::Operation(part) if is_post => self.ask(part, query, &head.headers, body).await,
+            Route::Operations if is_get => self.list(query, caller).await,
+            Route::Operation(id) if is_get => self.show(id, query, Form::General, caller).await,
+            Route::Operation(part) if is_post => self.ask(part, query, headers, body, caller).await,
             Route::Events(id) if head.method == Method::GET => {
-                self.events(id, query, &head.headers).await
+                self.events(id, query, headers, caller).await
             }
             Route::OpenApi if is_get => Ok(whole(StatusCode::OK, JSON, self.docs.openapi())),
             Route::Docs if is_get => Ok(page(self.docs.page())),
@@ -143,9 +155,10 @@ impl Api {
         headers: &HeaderMap,
         body: Incoming,
         form: Form,
+        caller: &Caller,
     ) -> Result<Reply, Problem> {
         check_media_type(headers, JSON)?;
-        let envelope = Envelope::of(headers)?;
+        let envelope = Envelope::of(headers)?.from(caller);
         let announced = body
             .size_hint()
             .exact()
@@ -186,12 +199,19 @@ impl Api {
         }
     }
 
-    async fn show(&self, id: &str, query: Option<&str>, form: Form) -> Result<Reply, Problem> {
+    async fn show(
+        &self,
+        id: &str,
+        query: Option<&str>,
+        form: Form,
+        caller: &Caller,
+    ) -> Result<Reply, Problem> {
         let id = decoded(id).ok_or_else(not_found)?;
-        let parameters = Parameters::read(query)?;
+        let parameters = Parameters::read(query, caller)?;
         let query = Query {
             id: &id,
             tenant: &parameters.tenant,
+            tenants: &parameters.tenants,
             token: parameters.token,
             wants_request: form == Form::Delivery,
         };
@@ -205,9 +225,14 @@ impl Api {
         Ok(reply)
     }
 
-    fn start_batch(&self, headers: &HeaderMap, body: Incoming) -> Result<Reply, Problem> {
+    fn start_batch(
+        &self,
+        headers: &HeaderMap,
+        body: Incoming,
+        caller: &Caller,
+    ) -> Result<Reply, Problem> {
         check_media_type(headers, NDJSON)?;
-        let envelope = Envelope::of(headers)?;
+        let envelope = Envelope::of(headers)?.from(caller);
         if envelope.has_key() {
             let detail = "Idempotency-Key belongs to one request: give each line its id";
             return Err(Problem::invalid(vec![FieldProblem::new("", detail)]));

@@ -4,6 +4,9 @@
 //! operation before a scheduler has read the request and its retention has passed. The row is read
 //! first; if there is none, the lease, and then the row again: between "no row" and "consumed past
 //! it" the row may have come.
+//!
+//! And: to whoever may see one tenant's operations, another's are not there. They are taken out where they are found, in
+//! the row, in memory and in the log, so that all that follows from "there is none" follows for them.
 
 use std::sync::Arc;
 
@@ -17,6 +20,7 @@ use super::recent::Accepted;
 use super::request::DRONE_DELIVERY;
 use super::token::StatusToken;
 use super::view::{DeliveryView, OperationView};
+use crate::auth::Tenants;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +29,8 @@ pub struct Query<'a> {
     pub id: &'a str,
     /// The tenant whose id it is.
     pub tenant: &'a str,
+    /// Whose operations there are, for whoever asks.
+    pub tenants: &'a Tenants,
     /// The `at` of the `Location`.
     pub token: Option<StatusToken>,
     /// Whether to look for the request itself where there is no row.
@@ -54,18 +60,35 @@ pub struct Pending {
     request: Option<CreateRequest>,
 }
 
+/// Whose a request is that no scheduler has read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Whose {
+    /// The tenant's that is asked about.
+    Theirs,
+    /// That tenant's by the mark in its id, which another's bears once in 65,536 times.
+    LooksTheirs,
+    /// Another's, or nobody's.
+    Anothers,
+}
+
 /// Looks an operation up.
 pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> {
     let ids = id::candidates(query.tenant, query.id);
     if ids.is_empty() {
         return Err(unknown());
     }
-    if let Some(status) = read(intake, &ids, query.token).await? {
+    if let Some(status) = read(intake, &ids, &query).await? {
         return Ok(status);
     }
+    let recent = |id| {
+        intake
+            .recent()
+            .get(id)
+            .filter(|it| query.tenants.include(it.tenant()))
+    };
     let accepted = ids
         .iter()
-        .find_map(|id| intake.recent().get(*id).map(|found| (*id, found)));
+        .find_map(|id| recent(*id).map(|found| (*id, found)));
     let (id, partition, offset) = match (query.token, &accepted) {
         (Some(token), accepted) => {
             let id = accepted.as_ref().map_or(ids[0], |(id, _)| *id);
@@ -80,7 +103,7 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
         .filter(|(found, accepted)| *found == id && is_it(accepted))
         .map(|(_, accepted)| accepted);
     let consumed = intake.reads().consumed(partition).await?;
-    if let Some(status) = read(intake, &ids, query.token).await? {
+    if let Some(status) = read(intake, &ids, &query).await? {
         return Ok(status);
     }
     let is_sent_on = |offset| intake.spread().is_sent_on(partition, offset, id);
@@ -90,7 +113,8 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
     let request = match offset {
         Some(offset) if query.wants_request || accepted.is_none() => {
             let position = Position { partition, offset };
-            request_at(intake, position, id, query.token).await
+            let request = request_at(intake, position, id, query.token).await;
+            request.filter(|request| query.tenants.include(&request.tenant))
         }
         _ => None,
     };
@@ -135,17 +159,22 @@ impl Pending {
         self.accepted.as_ref()?.token()
     }
 
-    /// Whether it is an operation of `tenant`, as far as can be told, which calls it `text`.
-    pub fn is_of(&self, tenant: &str, text: &str) -> bool {
-        if let Some(request) = &self.request {
-            return request.tenant == tenant;
+    /// Whether it is an operation of `tenant`, which calls it `text`, as far as can be told.
+    pub fn is_of(&self, tenant: &str, text: &str) -> Whose {
+        let known = match (&self.request, &self.accepted) {
+            (Some(request), _) => Some(request.tenant.as_str()),
+            (None, Some(accepted)) => Some(accepted.tenant()),
+            (None, None) => None,
+        };
+        match known {
+            Some(known) if known == tenant => Whose::Theirs,
+            Some(_) => Whose::Anothers,
+            None if self.id == OperationId::of_caller(tenant, text) => Whose::Theirs,
+            None if CallerId::new(text).is_ok_and(|id| id.operation(tenant) == self.id) => {
+                Whose::LooksTheirs
+            }
+            None => Whose::Anothers,
         }
-        let caller_id = self
-            .accepted
-            .as_ref()
-            .and_then(|it| it.caller_id.as_deref());
-        CallerId::new(text).is_ok_and(|id| id.operation(tenant) == self.id)
-            || caller_id.is_some_and(|id| OperationId::of_caller(tenant, id) == self.id)
     }
 }
 
@@ -209,12 +238,19 @@ pub fn raw(json: &[u8]) -> Option<Box<RawValue>> {
 async fn read(
     intake: &Intake,
     ids: &[OperationId],
-    token: Option<StatusToken>,
+    query: &Query<'_>,
 ) -> Result<Option<Status>, Problem> {
+    let Query { tenants, token, .. } = *query;
     let mut unreadable = None;
-    for row in intake.rows(ids.to_vec()).await? {
+    for (id, row) in ids.iter().zip(intake.rows(ids.to_vec()).await?) {
         match row {
             Ok(None) => {}
+            Ok(Some(row)) if !tenants.include(&row.created.tenant) => {}
+            // Whose it is cannot be read either, unless its id says so.
+            Err(_)
+                if tenants
+                    .only()
+                    .is_some_and(|only| *id != OperationId::of_caller(only, query.id)) => {}
             Ok(Some(row)) => {
                 return Ok(Some(match token {
                     Some(token) if !token.is_of(row.created.request_hash) => {

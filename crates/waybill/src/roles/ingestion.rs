@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 
 use super::World;
+use crate::admin::Admin;
 use crate::config::Config;
-use crate::ingestion::{Ingestion, IngestionConfig};
+use crate::ingestion::{Guards, Ingestion, IngestionConfig};
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::announce;
 
@@ -12,6 +13,7 @@ use crate::telemetry::announce;
 pub(super) async fn start(
     config: &Config,
     world: &World,
+    admin: &Admin,
     running: &Running,
 ) -> anyhow::Result<SocketAddr> {
     let ingestion = Ingestion::start(
@@ -21,6 +23,9 @@ pub(super) async fn start(
         world.topics.clone(),
         world.spread.clone(),
         world.workflows.clone(),
+        Guards {
+            auth: admin.auth().clone(),
+        },
     )
     .await?;
     let address = ingestion.address();

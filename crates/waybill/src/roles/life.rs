@@ -4,6 +4,7 @@ use anyhow::Context as _;
 
 use super::start;
 use crate::admin::Admin;
+use crate::auth::{Auth, reread};
 use crate::cli::{Role, exposed};
 use crate::config::{Config, Environment};
 use crate::shutdown::{Running, Signals, Stage};
@@ -45,7 +46,8 @@ async fn live(
     }
     let mut signals = Signals::of_process().context("signals cannot be received")?;
     let running = Running::new();
-    let admin = Admin::new(telemetry);
+    let auth = Auth::load(&config.auth)?;
+    let admin = Admin::new(telemetry, auth.clone());
     let all_started = admin
         .readiness
         .expect("every role to be started, and none stopping");
@@ -57,6 +59,9 @@ async fn live(
                 "the admin address {listen} cannot be bound (--admin; does another Waybill run?)"
             )
         })?;
+        running.spawn(Stage::Admin, "files of tokens", |stop| {
+            reread::follow(move || auth.look(), stop)
+        });
         start(role, config, environment, &admin, &running).await?;
         all_started.set(true);
         // The first thing that a stop ends, so that nobody is sent here any more.

@@ -83,7 +83,9 @@ async fn start(
         Role::Ingestion => {
             let world = world(role, config, None, admin, running).await?;
             let config = &config.with_partitions(world.spread.partitions());
-            ingestion::start(config, &world, running).await.map(drop)
+            ingestion::start(config, &world, admin, running)
+                .await
+                .map(drop)
         }
         Role::Scheduler => {
             let world = world(role, config, None, admin, running).await?;
@@ -152,7 +154,7 @@ async fn start(
                     move |stop| trim::run(kafka, requests, spread, store, stop),
                 );
             }
-            let http = ingestion::start(config, &world, running).await?;
+            let http = ingestion::start(config, &world, admin, running).await?;
             if samples > 0 {
                 samples::start(samples, http, world, config, admin, running);
             }

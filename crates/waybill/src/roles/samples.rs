@@ -21,7 +21,8 @@ use waybill_messages::Framing;
 
 use super::World;
 use crate::admin::Admin;
-use crate::config::Config;
+use crate::auth::{Principal, Scope, Tenants, bearer};
+use crate::config::{Config, Secret};
 use crate::shutdown::{Running, Stage};
 
 /// Requests under way at once.
@@ -41,12 +42,21 @@ pub(super) fn start(
     running: &Running,
 ) {
     let World { kafka, topics, .. } = world;
+    // As far as the API is concerned the samples come from outside.
+    let token = admin.auth().authenticator().map(|authenticator| {
+        authenticator.own_token(Principal {
+            name: "samples".into(),
+            scopes: [Scope::Submit].into_iter().collect(),
+            tenants: Tenants::All,
+        })
+    });
     let topic = topics.operation_status().to_owned();
     let partitions = config.partitions;
     let readiness = admin.readiness.clone();
     let addresses = Addresses {
         http,
         admin: admin.address().unwrap_or(config.admin.listen),
+        asks: token.is_some(),
     };
     running.spawn_job(Stage::Samples, "samples", |stop| async move {
         while !readiness.missing().is_empty() {
@@ -55,7 +65,7 @@ pub(super) fn start(
                 () = stop.cancelled() => return Ok(()),
             }
         }
-        let samples = Arc::new(Samples::new(count, stop));
+        let samples = Arc::new(Samples::new(count, token, stop));
         let follower = samples.clone();
         let consumer =
             tokio::task::spawn_blocking(move || consumer_at_the_end(&kafka, &topic, partitions))
@@ -74,14 +84,20 @@ pub(super) fn start(
 struct Addresses {
     http: SocketAddr,
     admin: SocketAddr,
+    /// Whether they ask for a token.
+    asks: bool,
 }
 
 impl Addresses {
     fn tell(&self) {
-        let Self { http, admin } = self;
+        let Self { http, admin, asks } = self;
+        let token = match asks {
+            true => "\n   -H \"authorization: Bearer $(cat TOKEN-FILE)\"",
+            false => "",
+        };
         println!(
             "\nSend one yourself:\n\n  \
-             curl -i http://{http}/api/deliveryrequests -H 'content-type: application/json' -d '\n  \
+             curl -i http://{http}/api/deliveryrequests -H 'content-type: application/json'{token} -d '\n  \
              {{\"ownerId\":\"ada\",\"pickupLocation\":\"12 Harbour Street\",\
              \"dropOffLocation\":\"7 Hill Road\",\n   \
              \"packageInfo\":{{\"packageId\":\"p-1\",\"size\":\"Small\",\"weight\":1.5}}}}'\n\n\
@@ -110,6 +126,7 @@ fn consumer_at_the_end(
 
 struct Samples {
     count: u64,
+    token: Option<Secret>,
     stop: CancellationToken,
     progress: Mutex<Progress>,
 }
@@ -128,9 +145,10 @@ struct Progress {
 }
 
 impl Samples {
-    fn new(count: u64, stop: CancellationToken) -> Self {
+    fn new(count: u64, token: Option<Secret>, stop: CancellationToken) -> Self {
         Self {
             count,
+            token,
             stop,
             progress: Mutex::default(),
         }
@@ -173,9 +191,12 @@ impl Samples {
     ) -> anyhow::Result<()> {
         while let Some(number) = self.next() {
             let began = Instant::now();
-            let request = Request::post(format!("http://{http}/api/deliveryrequests"))
-                .header(header::CONTENT_TYPE, "application/json")
-                .body(Full::from(sample(number).to_string()))?;
+            let mut request = Request::post(format!("http://{http}/api/deliveryrequests"))
+                .header(header::CONTENT_TYPE, "application/json");
+            if let Some(token) = &self.token {
+                request = request.header(header::AUTHORIZATION, bearer(token)?);
+            }
+            let request = request.body(Full::from(sample(number).to_string()))?;
             let answer = client
                 .request(request)
                 .await

@@ -7,7 +7,7 @@ use metrics::Gauge;
 use waybill_telemetry::{Declared, Metric};
 
 use super::process;
-use crate::{alerts, ingestion, roles, scheduler, supervisor};
+use crate::{admin, alerts, ingestion, roles, scheduler, supervisor};
 
 pub(super) const BUILD_INFO: Metric<Gauge, 1> = Metric::new(
     "waybill_build_info",
@@ -16,7 +16,7 @@ pub(super) const BUILD_INFO: Metric<Gauge, 1> = Metric::new(
 );
 
 /// What a label's values are.
-const LABELS: [(&str, &str); 15] = [
+const LABELS: [(&str, &str); 16] = [
     ("agent", "the agent's name in workflows, such as `drone`"),
     (
         "client",
@@ -32,6 +32,11 @@ const LABELS: [(&str, &str); 15] = [
     (
         "reader",
         "the reader; where no partition is shared, the partition's number",
+    ),
+    (
+        "reason",
+        "why somebody was turned away: `no-token`, `invalid-token`, `expired-token`, `insufficient-scope`, \
+         `another-tenant`",
     ),
     ("receiver", "the receiver's name in the configuration"),
     (
@@ -66,7 +71,7 @@ struct Section {
     metrics: Vec<&'static dyn Declared>,
 }
 
-fn sections() -> [Section; 10] {
+fn sections() -> [Section; 11] {
     let section = |title, about, metrics: Vec<&'static dyn Declared>| Section {
         title,
         about,
@@ -114,6 +119,7 @@ fn sections() -> [Section; 10] {
             "With `up` and `broker`.",
             roles::broker_metrics(),
         ),
+        section("Admin port", "With every role.", admin::METRICS.to_vec()),
         section("Program", "With every role.", vec![&BUILD_INFO]),
         section(
             "Process",

@@ -1,6 +1,7 @@
 //! Ingestion as its clients and the topic see it: a real server, librdkafka's mock cluster or the
 //! embedded broker, and the embedded store.
 
+mod access;
 mod batches;
 mod events;
 mod inputs;

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use uuid::Uuid;
-use waybill::ingestion::{Ingestion, IngestionConfig};
+use waybill::ingestion::{Guards, Ingestion, IngestionConfig};
 use waybill::spread::Spread;
 use waybill_broker::{Broker, BrokerConfig};
 use waybill_engine::{
@@ -58,6 +58,11 @@ impl World {
     }
 
     pub async fn with(change: impl FnOnce(&mut IngestionConfig)) -> Self {
+        Self::guarded(Guards::default(), change).await
+    }
+
+    /// Behind these guards.
+    pub async fn guarded(guards: Guards, change: impl FnOnce(&mut IngestionConfig)) -> Self {
         let cluster = MockCluster::new(1).unwrap();
         let topics = Topics::default();
         for topic in [topics.requests(), topics.recovery()] {
@@ -65,7 +70,7 @@ impl World {
         }
         let kafka = KafkaSettings::new(cluster.bootstrap_servers());
         let directory = tempfile::tempdir().unwrap();
-        World::around(cluster, kafka, directory, change).await
+        World::around(cluster, kafka, directory, guards, change).await
     }
 }
 
@@ -87,7 +92,7 @@ impl World<Broker> {
         let admin = Admin::new(&kafka, "test").unwrap();
         admin.wait_ready(PATIENCE).await.unwrap();
         admin.create_topics(&[topic]).await.unwrap();
-        World::around(broker, kafka, directory, |_| {}).await
+        World::around(broker, kafka, directory, Guards::default(), |_| {}).await
     }
 }
 
@@ -96,6 +101,7 @@ impl<C> World<C> {
         cluster: C,
         kafka: KafkaSettings,
         directory: tempfile::TempDir,
+        guards: Guards,
         change: impl FnOnce(&mut IngestionConfig),
     ) -> Self {
         let store = EmbeddedConfig::new(directory.path().join("store"));
@@ -116,6 +122,7 @@ impl<C> World<C> {
             topics.clone(),
             Spread::fixed(PARTITIONS),
             workflows(),
+            guards,
         )
         .await
         .unwrap();

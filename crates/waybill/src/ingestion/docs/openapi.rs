@@ -2,6 +2,7 @@
 
 mod examples;
 mod ops;
+mod security;
 
 use serde_json::{Value, json};
 use utoipa::openapi::header::HeaderBuilder;
@@ -24,6 +25,7 @@ use self::examples::{
     ID, delivery_example, delivery_view_example, location, named_delivery, ndjson,
     operation_example, operation_view_example, with,
 };
+use crate::auth::{Denied, Scope};
 use crate::ingestion::problem::{FieldProblem, Kind, PROBLEM_JSON, Problem};
 use crate::ingestion::service::{
     BATCH, DELIVERIES, DOCS, JSON, NDJSON, OPENAPI, OPERATIONS, PROBLEMS,
@@ -142,7 +144,7 @@ pub fn document() -> String {
     add_schema::<Problem>(&mut schemas);
     ops::add_schemas(&mut schemas);
     let components = ComponentsBuilder::new().schemas_from_iter(schemas);
-    OpenApiBuilder::new()
+    let mut document = OpenApiBuilder::new()
         .info(
             InfoBuilder::new()
                 .title("Waybill")
@@ -170,7 +172,9 @@ pub fn document() -> String {
         ]))
         .paths(paths)
         .components(Some(components.build()))
-        .build()
+        .build();
+    security::secure(&mut document);
+    document
         .to_json()
         .expect("a document of strings and numbers serializes")
 }
@@ -287,6 +291,8 @@ fn refusal(kind: Kind) -> Response {
         )]),
         Kind::MalformedJson => Problem::new(kind, "Line 3, column 12: expected value."),
         Kind::OutcomeUnknown => Problem::new(kind, kind.advice()).with_id(ID),
+        Kind::Unauthenticated => Denied::NoToken.into(),
+        Kind::InsufficientScope => Denied::Scope(Scope::Submit).into(),
         _ => Problem::new(kind, kind.advice()),
     };
     let response = ResponseBuilder::new().description(kind.title()).content(

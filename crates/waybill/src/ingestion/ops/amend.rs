@@ -9,6 +9,7 @@ use super::body::{self, Said};
 use super::judge::{self, CancelWouldBe};
 use super::verb::Verb;
 use super::{AskedView, Key};
+use crate::auth::Caller;
 use crate::clock::wall_clock;
 use crate::ingestion::id::CallerId;
 use crate::ingestion::problem::{FieldProblem, Kind, Problem};
@@ -40,6 +41,7 @@ impl Api {
         id: &str,
         query: Option<&str>,
         headers: &HeaderMap,
+        caller: &Caller,
     ) -> Result<Reply, Problem> {
         let reason = query_value(query, "reason")?.unwrap_or_default();
         let said = Said {
@@ -47,7 +49,8 @@ impl Api {
             workflow: DRONE_DELIVERY.to_owned(),
             ..Said::default()
         };
-        self.cancel(id, query, headers, said, Form::Delivery).await
+        self.cancel(id, query, headers, said, Form::Delivery, caller)
+            .await
     }
 
     /// Cancels an operation, which need not be there yet if its id is the caller's.
@@ -58,10 +61,12 @@ impl Api {
         headers: &HeaderMap,
         said: Said,
         form: Form,
+        caller: &Caller,
     ) -> Result<Reply, Problem> {
         let id = decoded(id).ok_or_else(not_found)?;
-        let parameters = Parameters::read(query)?;
+        let parameters = Parameters::read(query, caller)?;
         let key = Key::of(headers)?;
+        let said = said.by_token(caller)?;
         let amended = match self.asked_about(&id, &parameters, false).await {
             Ok(found) => {
                 if form == Form::Delivery {
@@ -103,10 +108,11 @@ impl Api {
         query: Option<&str>,
         headers: &HeaderMap,
         body: Incoming,
+        caller: &Caller,
     ) -> Result<Reply, Problem> {
         const VERB: &str = "reschedule";
         let id = decoded(id).ok_or_else(not_found)?;
-        let parameters = Parameters::read(query)?;
+        let parameters = Parameters::read(query, caller)?;
         let key = Key::of(headers)?;
         check_media_type(headers, JSON)?;
         let change = {
@@ -139,7 +145,7 @@ impl Api {
             amended,
             amendment,
             VERB,
-            (String::new(), String::new()),
+            (Said::default().by_token(caller)?.by, String::new()),
             &key,
             Form::Delivery,
         )

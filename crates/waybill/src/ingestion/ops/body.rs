@@ -6,6 +6,7 @@ use waybill_engine::NAME_LENGTH_MAX;
 use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
 
 use super::verb::Verb;
+use crate::auth::Caller;
 use crate::ingestion::json;
 use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::ingestion::request::check_asked_by;
@@ -71,6 +72,26 @@ impl Said {
             errors if errors.is_empty() => Ok(said),
             errors => Err(Problem::invalid(errors)),
         }
+    }
+}
+
+impl Said {
+    /// The same, with the name of the token by which it is asked: nobody passes for another in the history.
+    pub fn by_token(mut self, caller: &Caller) -> Result<Self, Problem> {
+        let Some(token) = caller.name() else {
+            return Ok(self);
+        };
+        self.by = match self.by.as_str() {
+            "" | SOMEBODY => token.to_owned(),
+            by => format!("{by} ({token})"),
+        };
+        if self.by.len() > ASKED_BY_BYTES_MAX {
+            let detail = format!(
+                "must be at most {ASKED_BY_BYTES_MAX} bytes with the name of the token behind it"
+            );
+            return Err(Problem::invalid(vec![FieldProblem::new("/by", detail)]));
+        }
+        Ok(self)
     }
 }
 
@@ -222,6 +243,26 @@ mod tests {
         assert!(read(Verb::Resubmit, r#"{"asNew": true}"#).unwrap().as_new);
         assert_eq!(read(Verb::Cancel, "{}").unwrap().by, "");
         assert_eq!(read(Verb::Cancel, r#"{"by": "kim"}"#).unwrap().by, "kim");
+    }
+
+    #[test]
+    fn the_history_says_by_which_token_something_was_asked() {
+        let caller = Caller::of(std::sync::Arc::new(crate::auth::Principal {
+            name: "ops".into(),
+            scopes: crate::auth::Scopes::default(),
+            tenants: crate::auth::Tenants::All,
+        }));
+        let by = |body: &str, caller: &Caller| {
+            let said = read(Verb::Compensate, body).unwrap();
+            said.by_token(caller)
+                .map(|said| said.by)
+                .map_err(|problem| problem.kind)
+        };
+        assert_eq!(by("{}", &caller).unwrap(), "ops");
+        assert_eq!(by(r#"{"by": "kim"}"#, &caller).unwrap(), "kim (ops)");
+        assert_eq!(by(r#"{"by": "kim"}"#, &Caller::ANYBODY).unwrap(), "kim");
+        let longest = format!(r#"{{"by": "{}"}}"#, "x".repeat(ASKED_BY_BYTES_MAX));
+        assert!(by(&longest, &caller).is_err());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::body::Said;
 use super::judge;
 use super::verb::Verb;
 use super::{AskedView, Key};
+use crate::auth::Caller;
 use crate::clock::wall_clock;
 use crate::ingestion::problem::{Kind, Problem};
 use crate::ingestion::request::DRONE_DELIVERY;
@@ -29,6 +30,7 @@ impl Api {
         query: Option<&str>,
         headers: &HeaderMap,
         body: Incoming,
+        caller: &Caller,
     ) -> Result<Reply, Problem> {
         let (id, name) =
             Verb::split(part).ok_or_else(|| Problem::method_not_allowed("GET, HEAD"))?;
@@ -36,7 +38,11 @@ impl Api {
         let body = self.ask_body(headers, body).await?;
         let said = Said::read(verb, headers, body.as_deref(), self.rules.json_depth_max)?;
         let recovery = match verb {
-            Verb::Cancel => return self.cancel(id, query, headers, said, Form::General).await,
+            Verb::Cancel => {
+                return self
+                    .cancel(id, query, headers, said, Form::General, caller)
+                    .await;
+            }
             Verb::Resubmit => RecoveryVerb::Resubmit,
             Verb::Compensate => RecoveryVerb::Compensate { seen: None },
             Verb::Abandon => RecoveryVerb::Abandon,
@@ -46,13 +52,14 @@ impl Api {
             },
         };
         let id = decoded(id).ok_or_else(not_found)?;
-        let parameters = Parameters::read(query)?;
+        let parameters = Parameters::read(query, caller)?;
         let key = Key::of(headers)?;
         let row = match self.asked_about(&id, &parameters, false).await? {
             Status::Row(row) => row,
             Status::Pending(_) => return Err(judge::refused("pending")),
             Status::Rejected(_) => return Err(not_found()),
         };
+        let said = said.by_token(caller)?;
         if said.as_new {
             return self.resubmit_as_new(&row, said, &key).await;
         }

@@ -2,22 +2,31 @@
 
 use percent_encoding::percent_decode_str;
 
+use crate::auth::{Caller, Tenants};
 use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::ingestion::token::StatusToken;
 
 /// What a status query says beside the id.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Parameters {
     /// The tenant whose id it is; empty for the only one.
     pub tenant: String,
     /// The `at` of a `Location`.
     pub token: Option<StatusToken>,
+    /// Whose operations may be found at all.
+    pub tenants: Tenants,
 }
 
 impl Parameters {
-    /// Reads a query; what it says of anything else is ignored.
-    pub fn read(query: Option<&str>) -> Result<Self, Problem> {
-        let mut parameters = Self::default();
+    /// Reads a query; what it says of anything else is ignored. A caller of one tenant need not name it, and may
+    /// not name another.
+    pub fn read(query: Option<&str>, caller: &Caller) -> Result<Self, Problem> {
+        let tenants = caller.tenants().clone();
+        let mut parameters = Self {
+            tenant: tenants.meant(String::new())?,
+            token: None,
+            tenants,
+        };
         for (name, value) in query
             .unwrap_or_default()
             .split('&')
@@ -33,8 +42,9 @@ impl Parameters {
                 }
                 "tenant" => {
                     let value = value.replace('+', " ");
-                    parameters.tenant =
+                    let named =
                         decoded(&value).ok_or_else(|| wrong("tenant must be UTF-8".to_owned()))?;
+                    parameters.tenant = parameters.tenants.meant(named)?;
                 }
                 _ => {}
             }
@@ -64,22 +74,43 @@ pub fn decoded(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::auth::{Principal, Scopes};
     use crate::ingestion::problem::Kind;
+
+    fn read(query: Option<&str>) -> Result<Parameters, Problem> {
+        Parameters::read(query, &Caller::ANYBODY)
+    }
 
     #[test]
     fn a_query_gives_tenant_and_token() {
-        let parameters = Parameters::read(Some("x&tenant=a%20b+c&at=1-2-0a0b0c0d")).unwrap();
+        let parameters = read(Some("x&tenant=a%20b+c&at=1-2-0a0b0c0d")).unwrap();
         assert_eq!(parameters.tenant, "a b c");
         assert_eq!(parameters.token.unwrap().to_string(), "1-2-0a0b0c0d");
+        assert_eq!(read(Some("at=x")).unwrap_err().kind, Kind::InvalidValues);
         assert_eq!(
-            Parameters::read(Some("at=x")).unwrap_err().kind,
+            read(Some("tenant=%ff")).unwrap_err().kind,
             Kind::InvalidValues
         );
-        assert_eq!(
-            Parameters::read(Some("tenant=%ff")).unwrap_err().kind,
-            Kind::InvalidValues
-        );
-        assert!(Parameters::read(None).unwrap().token.is_none());
+        assert!(read(None).unwrap().token.is_none());
+    }
+
+    #[test]
+    fn whoever_may_see_one_tenant_need_not_name_it_and_may_not_name_another() {
+        let caller = Caller::of(Arc::new(Principal {
+            name: "a".into(),
+            scopes: Scopes::default(),
+            tenants: Tenants::One("acme".into()),
+        }));
+        let tenant = |query| Parameters::read(query, &caller).map(|it| it.tenant);
+        for own in [None, Some("tenant="), Some("tenant=acme")] {
+            assert_eq!(tenant(own).unwrap(), "acme", "{own:?}");
+        }
+        for other in ["tenant=other", "tenant=acme&tenant=other"] {
+            let refused = tenant(Some(other)).unwrap_err();
+            assert_eq!(refused.kind, Kind::AnotherTenant, "{other}");
+        }
     }
 }

@@ -2,7 +2,9 @@
 
 use hyper::Method;
 
+use crate::auth::Scope;
 use crate::ingestion::measure::RouteLabel;
+use crate::ingestion::ops::verb::Verb;
 
 /// Where deliveries are.
 pub const DELIVERIES: &str = "/api/deliveryrequests";
@@ -59,6 +61,24 @@ impl Route<'_> {
         }
     }
 
+    /// What whoever asks must be allowed to do; `None` where anybody may ask.
+    pub fn scope(self, method: &Method) -> Option<Scope> {
+        let is_get = method == Method::GET || method == Method::HEAD;
+        match self {
+            Self::Deliveries | Self::Batch => Some(Scope::Submit),
+            Self::Operations | Self::Delivery(_) | Self::Operation(_) if is_get => {
+                Some(Scope::Read)
+            }
+            Self::Operations | Self::Delivery(_) => Some(Scope::Submit),
+            Self::Operation(part) => match Verb::split(part).map(|(_, verb)| Verb::named(verb)) {
+                Some(Some(Verb::Cancel)) => Some(Scope::Submit),
+                _ => Some(Scope::Repair),
+            },
+            Self::Events(_) => Some(Scope::Read),
+            Self::OpenApi | Self::Docs | Self::Problem(_) | Self::Home | Self::Nothing => None,
+        }
+    }
+
     /// What requests of it are counted as.
     pub fn label(self, method: &Method) -> RouteLabel {
         let is_get = method == Method::GET || method == Method::HEAD;
@@ -87,6 +107,41 @@ fn events_of(path: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_route_but_the_documents_needs_a_scope() {
+        let (read, submit, repair) = (Scope::Read, Scope::Submit, Scope::Repair);
+        for (method, path, scope) in [
+            ("POST", "/api/deliveryrequests", Some(submit)),
+            ("GET", "/api/deliveryrequests/x", Some(read)),
+            ("HEAD", "/api/deliveryrequests/x", Some(read)),
+            ("DELETE", "/api/deliveryrequests/x", Some(submit)),
+            ("PATCH", "/api/deliveryrequests/x", Some(submit)),
+            ("POST", "/v1/operations", Some(submit)),
+            ("POST", "/v1/operations:batch", Some(submit)),
+            ("GET", "/v1/operations", Some(read)),
+            ("GET", "/v1/operations/x", Some(read)),
+            ("GET", "/v1/operations/x/events", Some(read)),
+            ("POST", "/v1/operations/x:cancel", Some(submit)),
+            ("POST", "/v1/operations/x:resubmit", Some(repair)),
+            ("POST", "/v1/operations/x:compensate", Some(repair)),
+            ("POST", "/v1/operations/x:abandon", Some(repair)),
+            ("POST", "/v1/operations/x:retry-compensation", Some(repair)),
+            ("POST", "/v1/operations/x:undone", Some(repair)),
+            // What there is not is no way around it.
+            ("POST", "/v1/operations/x:no-such-verb", Some(repair)),
+            ("POST", "/v1/operations/x", Some(repair)),
+            ("PUT", "/v1/operations", Some(submit)),
+            ("GET", "/openapi.json", None),
+            ("GET", "/docs", None),
+            ("GET", "/problems/not-found", None),
+            ("GET", "/", None),
+            ("GET", "/nothing", None),
+        ] {
+            let method: Method = method.parse().unwrap();
+            assert_eq!(Route::of(path).scope(&method), scope, "{method} {path}");
+        }
+    }
 
     #[test]
     fn paths_are_told_apart() {

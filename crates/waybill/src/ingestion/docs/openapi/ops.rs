@@ -27,8 +27,8 @@ use crate::ingestion::view::{DeliveryView, OperationView};
 pub const OPERATORS: &str = "Operators";
 
 /// What is to be known of it.
-pub const OPERATORS_ABOUT: &str = "Repair by a person. There is no authentication: this port must \
-    not be reachable by anybody who may not do this.";
+pub const OPERATORS_ABOUT: &str = "Repair by a person. Where this server runs without authentication, its port must not \
+    be reachable by anybody who may not do this.";
 
 const REQUEST_ID: &str = "5f0e9c1a-7d4e-5b52-9a3c-2f1f6f2d9b10";
 const NEW_ID: &str = "3c1d2e8f-0f65-5a41-8b7e-6a5d4c3b2a19";

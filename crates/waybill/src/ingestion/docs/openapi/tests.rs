@@ -47,6 +47,38 @@ fn every_route_is_listed_with_its_method() {
 }
 
 #[test]
+fn every_operation_but_the_documents_names_its_scope_and_how_it_refuses() {
+    let document = parsed();
+    assert_eq!(
+        document["components"]["securitySchemes"]["bearer"]["scheme"],
+        "bearer"
+    );
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let security = &operation["security"];
+            if operation["tags"][0] == "About" {
+                assert!(security.is_null(), "{method} {path}");
+                continue;
+            }
+            let expected = match (method.as_str(), path.as_str()) {
+                ("get", _) => "read",
+                (_, path) if path.ends_with(":cancel") || path.ends_with(":batch") => "submit",
+                (_, path) if path.contains(':') => "repair",
+                _ => "submit",
+            };
+            assert_eq!(
+                security,
+                &json!([{"bearer": [expected]}]),
+                "{method} {path}"
+            );
+            for status in ["401", "403"] {
+                assert!(!operation["responses"][status].is_null(), "{method} {path}");
+            }
+        }
+    }
+}
+
+#[test]
 fn every_reference_leads_somewhere() {
     fn references(value: &Value, found: &mut Vec<String>) {
         match value {

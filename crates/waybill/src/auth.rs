@@ -1,0 +1,162 @@
+//! Who asks, and what they may do: bearer tokens, scopes and tenants.
+//!
+//! A token is one of a file that holds their hashes (`tokens`), or a JWT that a key of a file has signed (`jwt`). Either
+//! leads to a [`Principal`]: a name, what it may do, and for which tenants. Handlers are given the [`Caller`], which is
+//! anybody where authentication is off.
+//!
+//! What must hold: whoever may see one tenant only is told of another's operations what is told of none at all; a token
+//! is in no log line, no metric, no answer and no `Debug`; and on the way of a request nothing is read from a file.
+//!
+//! Deliberately absent: sessions, passwords, and any state that a restart would lose.
+
+mod bearer;
+mod denied;
+mod principal;
+pub mod reread;
+mod tokens;
+
+use std::sync::{Arc, OnceLock};
+
+use hyper::HeaderMap;
+use sha2::{Digest as _, Sha256};
+
+pub use denied::Denied;
+pub use principal::{AnotherTenant, BadTenant, Caller, Principal, Scope, Scopes, Tenants};
+pub use reread::FileRefused;
+pub use tokens::NewToken;
+
+pub(crate) use bearer::bearer;
+pub(crate) use denied::DENIALS;
+pub(crate) use tokens::{check_name, check_scopes, to_hex};
+
+use self::reread::Reread;
+use self::tokens::Tokens;
+use crate::config::{AuthConfig, Secret};
+
+/// The SHA-256 of a token: all that is kept of one.
+type TokenHash = [u8; 32];
+
+fn hash_of(token: &str) -> TokenHash {
+    Sha256::digest(token).into()
+}
+
+/// Tells who asks.
+#[derive(Debug)]
+pub struct Authenticator {
+    tokens: Option<Reread<Tokens>>,
+    /// The token of this process itself, which no file knows.
+    own: OnceLock<(TokenHash, Arc<Principal>)>,
+}
+
+impl Authenticator {
+    /// By the files that the configuration names; `None` where it names none, and authentication is off.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read, or what it says cannot be.
+    pub fn load(config: &AuthConfig) -> Result<Option<Arc<Self>>, FileRefused> {
+        if !config.is_on() {
+            return Ok(None);
+        }
+        let tokens = config.tokens_file.clone().map(Tokens::follow).transpose()?;
+        Ok(Some(Arc::new(Self {
+            tokens,
+            own: OnceLock::new(),
+        })))
+    }
+
+    /// Who sends a request with these headers.
+    ///
+    /// # Errors
+    ///
+    /// If they hold no token, or none that is known.
+    pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
+        let token = bearer::token(headers)?;
+        if !tokens::is_token(token) {
+            return Err(Denied::UNKNOWN_TOKEN);
+        }
+        let hash = hash_of(token);
+        // The time that looking up takes may tell something of the hash, and so nothing of a token.
+        let known = self
+            .tokens
+            .as_ref()
+            .and_then(|tokens| tokens.get().principal(&hash));
+        let known = known.or_else(|| {
+            let (own, principal) = self.own.get()?;
+            (*own == hash).then(|| Arc::clone(principal))
+        });
+        known.map(Caller::of).ok_or(Denied::UNKNOWN_TOKEN)
+    }
+
+    /// A token for this process itself, which is kept nowhere but here.
+    pub(crate) fn own_token(&self, principal: Principal) -> Secret {
+        let NewToken { token, hash } = NewToken::make();
+        if self.own.set((hash, Arc::new(principal))).is_err() {
+            tracing::warn!("this process has a token of its own, and gets no second one");
+        }
+        token
+    }
+
+    /// Reads the files again that have changed. Blocks.
+    fn look(&self) {
+        if let Some(tokens) = &self.tokens {
+            tokens.look();
+        }
+    }
+}
+
+/// Tells who asks, or that anybody may.
+#[derive(Clone, Debug, Default)]
+pub struct Auth(Option<Arc<Authenticator>>);
+
+impl Auth {
+    /// As [`Authenticator::load`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn load(config: &AuthConfig) -> Result<Self, FileRefused> {
+        Authenticator::load(config).map(Self)
+    }
+
+    /// Whoever sends a request with these headers, which needs this scope.
+    ///
+    /// # Errors
+    ///
+    /// If it is not known who that is, or they may not.
+    pub fn admit(&self, headers: &HeaderMap, scope: Scope) -> Result<Caller, Denied> {
+        let caller = self.caller(headers)?;
+        match caller.may(scope) {
+            true => Ok(caller),
+            false => Err(Denied::Scope(scope)),
+        }
+    }
+
+    /// Whoever sends a request with these headers.
+    ///
+    /// # Errors
+    ///
+    /// If it is not known who that is.
+    pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
+        match &self.0 {
+            None => Ok(Caller::ANYBODY),
+            Some(authenticator) => authenticator.caller(headers),
+        }
+    }
+
+    /// Reads files again that have changed. Blocks.
+    pub fn look(&self) {
+        if let Some(authenticator) = &self.0 {
+            authenticator.look();
+        }
+    }
+
+    /// What tells who asks; `None` where anybody may.
+    #[must_use]
+    pub fn authenticator(&self) -> Option<&Arc<Authenticator>> {
+        self.0.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+//! Files that are read again when they change.
+//!
+//! What must hold: whoever needs what a file says never waits for it; and a file that is broken or gone changes
+//! nothing: what it said before stands, and the log says so, once for each thing that is wrong with it.
+//!
+//! Whether a file has changed is told by its content: mounted secrets are links that are moved, and times of
+//! modification lie.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, Guard};
+use sha2::{Digest as _, Sha256};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+/// How often files are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// The longest file that is read.
+const FILE_BYTES_MAX: u64 = 1024 * 1024;
+
+/// Why a file was refused.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{key}: {problem}")]
+pub struct FileRefused {
+    /// The key that names it.
+    pub key: &'static str,
+    /// What is wrong with it, with its path.
+    pub problem: String,
+}
+
+/// What texts say together, or what is wrong with them.
+type Read<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
+
+/// What files say together.
+pub struct Reread<T> {
+    key: &'static str,
+    paths: Vec<PathBuf>,
+    read: Box<Read<T>>,
+    now: ArcSwap<T>,
+    /// What was looked at last, good or bad.
+    seen: Mutex<[u8; 32]>,
+}
+
+impl<T> Reread<T> {
+    /// Reads the files that `key` names. What is wrong with them `read` says with their paths.
+    ///
+    /// # Errors
+    ///
+    /// If that is refused.
+    pub(crate) fn open(
+        key: &'static str,
+        paths: Vec<PathBuf>,
+        read: impl Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static,
+    ) -> Result<Self, FileRefused> {
+        let texts = texts_of(&paths);
+        let seen = digest(&texts);
+        let first = texts
+            .and_then(|texts| read(&texts))
+            .map_err(|problem| FileRefused { key, problem })?;
+        Ok(Self {
+            key,
+            paths,
+            read: Box::new(read),
+            now: ArcSwap::from_pointee(first),
+            seen: Mutex::new(seen),
+        })
+    }
+
+    /// What they say.
+    pub fn get(&self) -> Guard<Arc<T>> {
+        self.now.load()
+    }
+
+    /// Reads them again if they have changed. Blocks.
+    pub fn look(&self) {
+        let texts = texts_of(&self.paths);
+        let digest = digest(&texts);
+        {
+            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            if *seen == digest {
+                return;
+            }
+            *seen = digest;
+        }
+        match texts.and_then(|texts| (self.read)(&texts)) {
+            Ok(now) => {
+                self.now.store(Arc::new(now));
+                tracing::info!(key = self.key, paths = ?self.paths, "changed, and was read again");
+            }
+            Err(problem) => tracing::warn!(
+                key = self.key,
+                problem,
+                "what is there now cannot be used; what was there before stands"
+            ),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Reread<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reread")
+            .field("key", &self.key)
+            .field("paths", &self.paths)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Looks at files from time to time, until `stop`.
+///
+/// # Errors
+///
+/// If looking panicked.
+pub async fn follow(
+    look: impl Fn() + Send + Sync + 'static,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let look = Arc::new(look);
+    let mut ticks = tokio::time::interval(LOOK_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            _ = ticks.tick() => {}
+        }
+        let look = Arc::clone(&look);
+        tokio::task::spawn_blocking(move || look()).await?;
+    }
+}
+
+fn texts_of(paths: &[PathBuf]) -> Result<Vec<Vec<u8>>, String> {
+    paths.iter().map(|path| text_of(path)).collect()
+}
+
+fn text_of(path: &Path) -> Result<Vec<u8>, String> {
+    let unreadable = |cause: String| format!("{} cannot be read: {cause}", path.display());
+    let file = File::open(path).map_err(|error| unreadable(error.to_string()))?;
+    let mut text = Vec::new();
+    file.take(FILE_BYTES_MAX + 1)
+        .read_to_end(&mut text)
+        .map_err(|error| unreadable(error.to_string()))?;
+    match text.len() as u64 > FILE_BYTES_MAX {
+        true => Err(unreadable(format!(
+            "it is longer than {FILE_BYTES_MAX} bytes"
+        ))),
+        false => Ok(text),
+    }
+}
+
+fn digest(texts: &Result<Vec<Vec<u8>>, String>) -> [u8; 32] {
+    let mut sha = Sha256::new();
+    match texts {
+        Ok(texts) => texts.iter().for_each(|text| {
+            sha.update((text.len() as u64).to_be_bytes());
+            sha.update(text);
+        }),
+        Err(problem) => sha.update(problem),
+    }
+    sha.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_broken_file_said_before_stands() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("number");
+        let number = |texts: &[Vec<u8>]| -> Result<u32, String> {
+            let text = String::from_utf8(texts[0].clone()).map_err(|error| error.to_string())?;
+            text.trim().parse().map_err(|_| "is no number".to_owned())
+        };
+        let open = || Reread::open("a.key", vec![path.clone()], number);
+        assert!(open().unwrap_err().to_string().starts_with("a.key: "));
+        std::fs::write(&path, "x").unwrap();
+        assert_eq!(open().unwrap_err().to_string(), "a.key: is no number");
+
+        std::fs::write(&path, "1").unwrap();
+        let file = open().unwrap();
+        let look = || {
+            file.look();
+            **file.get()
+        };
+        assert_eq!(look(), 1);
+        std::fs::write(&path, "2").unwrap();
+        assert_eq!(look(), 2);
+        std::fs::write(&path, "two").unwrap();
+        assert_eq!(look(), 2, "it is broken");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(look(), 2, "it is gone");
+        std::fs::write(&path, vec![b'0'; 2 * 1024 * 1024]).unwrap();
+        assert_eq!(look(), 2, "it is too long");
+        std::fs::write(&path, "3").unwrap();
+        assert_eq!(look(), 3);
+    }
+}

@@ -1,0 +1,93 @@
+//! `waybill token`: bearer tokens for the API and the admin port.
+
+use clap::{Args, Subcommand};
+
+use crate::auth::{NewToken, Scope, Tenants, check_name, check_scopes, to_hex};
+
+/// What to do with tokens.
+#[derive(Clone, Debug, Subcommand)]
+pub enum TokenCommand {
+    /// Make one: it goes to standard error, once, and its entry for auth.tokensFile to standard output
+    Create(CreateArgs),
+}
+
+/// The arguments of `waybill token create`.
+#[derive(Clone, Debug, Args)]
+pub struct CreateArgs {
+    /// By which name whoever has it is known, such as in the history of operations
+    #[arg(long, value_name = "NAME")]
+    name: String,
+    /// What it allows
+    #[arg(long, value_enum, value_delimiter = ',', required = true)]
+    scopes: Vec<Scope>,
+    /// Whose operations it is for; * for everybody's
+    #[arg(long, value_name = "NAME", default_value = Tenants::ALL)]
+    tenant: String,
+}
+
+impl TokenCommand {
+    /// Does it, and returns what belongs into the file.
+    ///
+    /// # Errors
+    ///
+    /// If there can be no such token.
+    pub fn run(&self) -> anyhow::Result<String> {
+        let Self::Create(arguments) = self;
+        let NewToken { token, hash } = NewToken::make();
+        let entry = arguments.entry(&hash)?;
+        eprintln!("{}", token.reveal());
+        Ok(entry)
+    }
+}
+
+impl CreateArgs {
+    fn entry(&self, hash: &[u8]) -> anyhow::Result<String> {
+        check_name(&self.name).map_err(|problem| anyhow::anyhow!("--{problem}"))?;
+        let tenants = Tenants::named(&self.tenant);
+        let tenants = tenants.map_err(|problem| anyhow::anyhow!("--tenant {problem}"))?;
+        check_scopes(self.scopes.iter().copied().collect(), &tenants)
+            .map_err(|problem| anyhow::anyhow!("--scopes: {problem}"))?;
+        // Text in JSON is text in YAML, whatever is in it.
+        let quoted = |text: &str| serde_json::Value::from(text).to_string();
+        let scopes: Vec<&str> = self.scopes.iter().map(|scope| scope.as_str()).collect();
+        Ok(format!(
+            "- name: {}\n  sha256: {}\n  scopes: [{}]\n  tenant: {}",
+            quoted(&self.name),
+            quoted(&to_hex(hash)),
+            scopes.join(", "),
+            quoted(&self.tenant),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_a_token_is_refused_by_its_flag() {
+        let entry = |name: &str, scopes: &[Scope], tenant: &str| {
+            let arguments = CreateArgs {
+                name: name.to_owned(),
+                scopes: scopes.to_owned(),
+                tenant: tenant.to_owned(),
+            };
+            arguments
+                .entry(&[0xab; 2])
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(
+            entry("orders", &[Scope::Submit, Scope::Read], "acme: 1").unwrap(),
+            "- name: \"orders\"\n  sha256: \"abab\"\n  scopes: [submit, read]\n  tenant: \"acme: 1\""
+        );
+        for (name, scopes, tenant, refused) in [
+            ("", &[Scope::Read][..], "*", "--name must be"),
+            ("a b", &[Scope::Read], "*", "--name must be"),
+            ("a", &[Scope::Read], "", "--tenant must name"),
+            ("a", &[Scope::Admin], "acme", "--scopes: the scope admin"),
+        ] {
+            let error = entry(name, scopes, tenant).unwrap_err();
+            assert!(error.starts_with(refused), "{error}");
+        }
+    }
+}

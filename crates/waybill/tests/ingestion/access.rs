@@ -1,0 +1,215 @@
+//! Who may do what, and that to one tenant another's operations are not there.
+
+mod lists;
+mod tenants;
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use reqwest::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use reqwest::{Method, RequestBuilder};
+use serde_json::json;
+use waybill::auth::{Auth, NewToken};
+use waybill::config::AuthConfig;
+use waybill::ingestion::{Guards, IngestionConfig};
+
+use super::world::*;
+
+/// An ingestion that asks for tokens, and the tokens by name.
+pub struct Guarded {
+    pub world: World,
+    tokens: HashMap<&'static str, String>,
+    _file: tempfile::NamedTempFile,
+}
+
+/// Name, scopes and tenant of each token.
+const TOKENS: [(&str, &str, &str); 7] = [
+    ("acme", "submit, read, repair", "acme"),
+    ("zeta", "submit, read, repair", "zeta"),
+    ("all", "submit, read, repair", "*"),
+    ("submit", "submit", "acme"),
+    ("read", "read", "acme"),
+    ("repair", "repair", "acme"),
+    ("admin", "admin", "*"),
+];
+
+impl Guarded {
+    pub async fn start() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub async fn with(change: impl FnOnce(&mut IngestionConfig)) -> Self {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut tokens = HashMap::new();
+        let mut text = String::new();
+        for (name, scopes, tenant) in TOKENS {
+            let NewToken { token, hash } = NewToken::make();
+            let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+            text.push_str(&format!(
+                "- {{name: {name}, sha256: '{hash}', scopes: [{scopes}], tenant: '{tenant}'}}\n"
+            ));
+            tokens.insert(name, token.reveal().to_owned());
+        }
+        std::fs::write(file.path(), text).unwrap();
+        let guards = Guards {
+            auth: auth(file.path()),
+        };
+        Self {
+            world: World::guarded(guards, change).await,
+            tokens,
+            _file: file,
+        }
+    }
+
+    pub fn token(&self, name: &str) -> &str {
+        &self.tokens[name]
+    }
+
+    pub fn ask(&self, name: &str, method: Method, path: &str) -> RequestBuilder {
+        let request = self.world.http.request(method, self.world.url(path));
+        request.bearer_auth(self.token(name))
+    }
+
+    pub async fn get(&self, name: &str, path: &str) -> (u16, serde_json::Value) {
+        let response = self.ask(name, Method::GET, path).send().await.unwrap();
+        let (status, view) = answer(response).await;
+        (status.as_u16(), view)
+    }
+
+    pub fn post(&self, name: &str, path: &str, body: impl ToString) -> RequestBuilder {
+        self.world.post(path, body).bearer_auth(self.token(name))
+    }
+}
+
+fn auth(tokens: &Path) -> Auth {
+    let config = AuthConfig {
+        tokens_file: Some(tokens.to_owned()),
+    };
+    Auth::load(&config).unwrap()
+}
+
+/// Every route, and the scope that it needs.
+const ROUTES: [(&str, &str, &str); 15] = [
+    ("POST", "/api/deliveryrequests", "submit"),
+    ("GET", "/api/deliveryrequests/x", "read"),
+    ("DELETE", "/api/deliveryrequests/x", "submit"),
+    ("PATCH", "/api/deliveryrequests/x", "submit"),
+    ("POST", "/v1/operations", "submit"),
+    ("POST", "/v1/operations:batch", "submit"),
+    ("GET", "/v1/operations", "read"),
+    ("GET", "/v1/operations/x", "read"),
+    ("GET", "/v1/operations/x/events", "read"),
+    ("POST", "/v1/operations/x:cancel", "submit"),
+    ("POST", "/v1/operations/x:resubmit", "repair"),
+    ("POST", "/v1/operations/x:compensate", "repair"),
+    ("POST", "/v1/operations/x:abandon", "repair"),
+    ("POST", "/v1/operations/x:retry-compensation", "repair"),
+    ("POST", "/v1/operations/x:undone", "repair"),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_good_token_nothing_but_the_documents_is_answered() {
+    let guarded = Guarded::start().await;
+    let world = &guarded.world;
+    let unknown = NewToken::make();
+    let cases = [
+        (None, "no-token", "Bearer realm=\"waybill\""),
+        (
+            Some("Basic YTpi".to_owned()),
+            "no-token",
+            "Bearer realm=\"waybill\"",
+        ),
+        (
+            Some(format!("Bearer {}", unknown.token.reveal())),
+            "invalid-token",
+            "Bearer realm=\"waybill\", error=\"invalid_token\"",
+        ),
+        (
+            Some("Bearer secret".to_owned()),
+            "invalid-token",
+            "Bearer realm=\"waybill\", error=\"invalid_token\"",
+        ),
+    ];
+    for (method, path, _) in ROUTES {
+        for (header, code, challenge) in &cases {
+            let method: Method = method.parse().unwrap();
+            let mut request = world.http.request(method.clone(), world.url(path));
+            if let Some(header) = header {
+                request = request.header(AUTHORIZATION, header);
+            }
+            let response = request.body("{}").send().await.unwrap();
+            assert_eq!(response.headers()[WWW_AUTHENTICATE], *challenge);
+            let (status, kind, problem) = problem(response).await;
+            assert_eq!(
+                (status, &*kind),
+                (401, "unauthenticated"),
+                "{method} {path}"
+            );
+            assert_eq!(problem["code"], *code, "{method} {path}");
+            assert!(!problem.to_string().contains(unknown.token.reveal()));
+        }
+    }
+    for open in ["/openapi.json", "/docs", "/problems/unauthenticated"] {
+        let response = world.http.get(world.url(open)).send().await.unwrap();
+        assert_eq!(response.status(), 200, "{open}");
+    }
+    assert_eq!(world.requests().len(), 0);
+    guarded.world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_route_needs_its_own_scope() {
+    let guarded = Guarded::start().await;
+    for (method, path, needed) in ROUTES {
+        for scope in ["submit", "read", "repair", "admin"] {
+            let method: Method = method.parse().unwrap();
+            let request = guarded.ask(scope, method.clone(), path);
+            let response = request.body("").send().await.unwrap();
+            if scope == needed {
+                assert!(
+                    !matches!(response.status().as_u16(), 401 | 403),
+                    "{scope}: {method} {path}"
+                );
+                continue;
+            }
+            let challenge = format!(
+                "Bearer realm=\"waybill\", error=\"insufficient_scope\", scope=\"{needed}\""
+            );
+            assert_eq!(response.headers()[WWW_AUTHENTICATE], *challenge);
+            let (status, kind, problem) = problem(response).await;
+            assert_eq!(
+                (status, &*kind),
+                (403, "insufficient-scope"),
+                "{scope}: {method} {path}"
+            );
+            let detail = problem["detail"].as_str().unwrap();
+            assert!(detail.contains(needed), "{detail}");
+        }
+    }
+    guarded.world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_history_says_by_which_token_something_was_asked() {
+    let guarded = Guarded::start().await;
+    let world = &guarded.world;
+    let made = guarded.post("acme", OPERATIONS, order("order-1", 1));
+    assert_eq!(made.send().await.unwrap().status(), 202);
+    for (path, body) in [
+        ("/v1/operations/order-1:cancel", json!({"by": "kim"})),
+        ("/v1/operations/order-1:cancel", json!({})),
+    ] {
+        let asked = guarded.post("acme", path, body).send().await.unwrap();
+        assert_eq!(asked.status(), 202);
+    }
+    let by: Vec<String> = world
+        .requests()
+        .into_iter()
+        .filter_map(|(_, request)| match request {
+            waybill_engine::OperationRequest::Amend(amend) => Some(amend.asked_by),
+            waybill_engine::OperationRequest::Create(_) => None,
+        })
+        .collect();
+    assert_eq!(by, ["kim (acme)", "acme"]);
+    guarded.world.ingestion.shutdown().await;
+}
