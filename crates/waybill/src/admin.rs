@@ -63,6 +63,7 @@ use crate::ingestion::problem::{FieldProblem, Kind, Problem};
 use crate::readers::show::Readers;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::{Telemetry, announce};
+use crate::tls::{Listener, Tls};
 
 /// The largest body that is read; those wanted are `{"running": false}` and `{"perPartition": 2}`.
 const BODY_BYTES_MAX: usize = 4 * 1024;
@@ -158,9 +159,15 @@ impl Admin {
     /// # Errors
     ///
     /// If the address cannot be bound.
-    pub async fn start(&self, listen: SocketAddr, running: &Running) -> std::io::Result<()> {
+    pub async fn start(
+        &self,
+        listen: SocketAddr,
+        tls: Tls,
+        running: &Running,
+    ) -> std::io::Result<()> {
         let listener = TcpListener::bind(listen).await?;
         let address = listener.local_addr()?;
+        let listener = Listener::new(listener, tls);
         // A second listener would show the same; the address of the first one stays.
         let _ = self.address.set(address);
         let router = self.router();

@@ -5,6 +5,7 @@
 //!
 //! The commands that look at topics and operations, and end by themselves, lie below this module.
 
+mod access;
 mod admin_port;
 mod agent_check;
 mod avro;
@@ -30,10 +31,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+pub use access::AdminArgs;
 pub use agent_check::AgentCheckArgs;
 pub use capacity::CapacityArgs;
 pub use dlq::DlqCommand;
-pub use exposure::{Exposed, exposed};
+pub use exposure::{Listens, exposed, in_the_clear};
 pub use log::LogArgs;
 pub use ops::{DoctorArgs, ExplainArgs, OpsArgs, OpsError};
 pub use readers::ReadersCommand;
@@ -48,6 +50,7 @@ pub use workflow::WorkflowCommand;
 
 use crate::auth::Auth;
 use crate::config::{Config, ConfigError, Environment, LogFormat};
+use crate::tls::Tls;
 
 const EXIT_CODES: &str = "\
 Configuration: defaults, then the file, then the environment, then flags; later ones win.
@@ -117,6 +120,9 @@ pub enum Command {
     },
     /// See how many readers share a partition and where each stands, or change it while all goes on
     Readers {
+        /// How the process of `up` is asked.
+        #[command(flatten)]
+        admin: Box<AdminArgs>,
         /// What to do with them.
         #[command(subcommand)]
         command: ReadersCommand,
@@ -379,6 +385,8 @@ impl Cli {
             exposure::check(listens, &config)?;
             // Said here, it is a refusal and no failure.
             Auth::load(&config.auth)?;
+            Tls::load("http.tls", &config.http.tls)?;
+            Tls::load("admin.tls", &config.admin.tls)?;
         }
         Ok(config)
     }

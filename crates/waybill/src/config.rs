@@ -21,6 +21,7 @@ mod owners;
 mod registry;
 mod scylla;
 mod sections;
+mod tls;
 mod units;
 mod validate;
 mod workflows;
@@ -50,6 +51,7 @@ pub use sections::{
     SchedulerConfig, ServicesConfig, StoreConfig, SupervisorConfig, TelemetryConfig,
     WorkflowsConfig,
 };
+pub use tls::TlsConfig;
 pub use units::{ByteSize, UnitError, duration_from_text, duration_to_text};
 pub(crate) use validate::PARTITIONS_MAX;
 pub use workflows::{WorkflowsError, load_workflows};

@@ -28,3 +28,4 @@ pub mod shutdown;
 pub mod spread;
 pub mod supervisor;
 pub mod telemetry;
+pub mod tls;

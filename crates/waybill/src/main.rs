@@ -54,7 +54,9 @@ fn main() -> ExitCode {
         (Command::AgentCheck(arguments), None) => examine(&config, arguments),
         (Command::Workflow { command }, None) => judge(command.run(&config)),
         (Command::Store { command }, None) => prepare(&config, || command.run(&config)),
-        (Command::Readers { command }, None) => prepare(&config, || command.run(&config)),
+        (Command::Readers { admin, command }, None) => {
+            prepare(&config, || command.run(&config, admin))
+        }
         (_, None) => judge(waybill::roles::check(&config).map(|()| "ok".to_owned())),
     }
 }

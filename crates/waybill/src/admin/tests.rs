@@ -271,7 +271,9 @@ async fn the_listener_ends_when_it_is_told_to_though_a_connection_staysopen() {
     let (signal, mut signals) = Signals::made_up();
     let open = Mutex::new(None);
     let start = async {
-        admin.start("127.0.0.1:0".parse()?, &running).await?;
+        admin
+            .start("127.0.0.1:0".parse()?, Tls::default(), &running)
+            .await?;
         let address = admin.address().expect("it is bound");
         *open.lock().unwrap() = Some(tokio::net::TcpStream::connect(address).await?);
         signal.send("SIGTERM").await?;
@@ -326,6 +328,7 @@ async fn whoever_looks_or_changes_needs_a_token_for_all_and_probes_need_none() {
     std::fs::write(file.path(), text).unwrap();
     let config = AuthConfig {
         tokens_file: Some(file.path().to_owned()),
+        ..AuthConfig::default()
     };
     let admin = Admin::new(Telemetry::detached(), Auth::load(&config).unwrap());
     admin.set_schedulers(Arc::new(Fake(Mutex::new(SchedulerState::Running))));

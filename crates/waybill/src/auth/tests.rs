@@ -13,6 +13,7 @@ fn entry(name: &str, token: &NewToken, scopes: &str, tenant: &str) -> String {
 fn of_file(path: &Path) -> Auth {
     let config = AuthConfig {
         tokens_file: Some(path.to_owned()),
+        ..AuthConfig::default()
     };
     Auth::load(&config).unwrap()
 }

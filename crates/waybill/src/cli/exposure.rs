@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use super::Role;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, TlsConfig};
 
 /// What a process opens that starts as this one would, were it to start everything.
 pub(super) const EVERYTHING: Role = Role::Up {
@@ -16,19 +16,28 @@ pub(super) const EVERYTHING: Role = Role::Up {
     samples: 0,
 };
 
-/// A listener that others can reach, and that asks nobody who they are.
+/// A listener that others can reach.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Exposed {
+pub struct Listens {
     /// The key of its address.
     key: &'static str,
     /// The flag that sets it.
     flag: &'static str,
     address: SocketAddr,
-    /// What else there is than the loopback interface.
-    way_out: &'static str,
+    /// Whether it can ask, and how connections to it are encrypted.
+    guard: Guard,
 }
 
-impl fmt::Display for Exposed {
+/// What a listener has against those who should not come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Guard {
+    /// It can ask for tokens, which come in the clear or not.
+    Tokens { encrypted: bool },
+    /// Nothing; what else there is than the loopback interface.
+    None { way_out: &'static str },
+}
+
+impl fmt::Display for Listens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             key, flag, address, ..
@@ -39,26 +48,53 @@ impl fmt::Display for Exposed {
 
 /// The listeners of a role that others can reach and that ask nobody who they are.
 #[must_use]
-pub fn exposed(role: Role, config: &Config) -> Vec<Exposed> {
-    let listener = |key, flag, address, way_out| Exposed {
+pub fn exposed(role: Role, config: &Config) -> Vec<Listens> {
+    let mut open = reachable(role, config);
+    let asks = |guard| matches!(guard, Guard::Tokens { .. }) && config.auth.is_on();
+    open.retain(|listener| !asks(listener.guard));
+    open
+}
+
+/// The listeners of a role that others can reach and that are sent tokens unencrypted.
+#[must_use]
+pub fn in_the_clear(role: Role, config: &Config) -> Vec<Listens> {
+    let mut open = reachable(role, config);
+    open.retain(|listener| {
+        config.auth.is_on() && listener.guard == Guard::Tokens { encrypted: false }
+    });
+    open
+}
+
+/// The listeners of a role that others can reach.
+fn reachable(role: Role, config: &Config) -> Vec<Listens> {
+    let listener = |key, flag, address, guard| Listens {
         key,
         flag,
         address,
-        way_out,
+        guard,
     };
-    let http = listener("http.listen", "--http", config.http.listen, TOKENS);
-    let admin = listener("admin.listen", "--admin", config.admin.listen, TOKENS);
+    let asking = |tls: &TlsConfig| Guard::Tokens {
+        encrypted: tls.is_on(),
+    };
+    let http = &config.http;
+    let http = listener("http.listen", "--http", http.listen, asking(&http.tls));
+    let admin = &config.admin;
+    let admin = listener("admin.listen", "--admin", admin.listen, asking(&admin.tls));
     let broker = listener(
         "broker.listen",
         "--broker-listen",
         config.broker.listen,
-        "take brokers that ask (--brokers)",
+        Guard::None {
+            way_out: "take brokers that ask (--brokers)",
+        },
     );
     let services = listener(
         "services.listen",
         "--services",
         config.services.listen,
-        "leave the simulated services out (--no-services)",
+        Guard::None {
+            way_out: "leave the simulated services out (--no-services)",
+        },
     );
     let mut open = vec![admin];
     match role {
@@ -79,15 +115,9 @@ pub fn exposed(role: Role, config: &Config) -> Vec<Exposed> {
         Role::Services => open.push(services),
         Role::Agents | Role::Scheduler | Role::Supervisor => {}
     }
-    open.retain(|listener| {
-        let asks = listener.way_out == TOKENS && config.auth.is_on();
-        !asks && !is_loopback(listener.address.ip())
-    });
+    open.retain(|listener| !is_loopback(listener.address.ip()));
     open
 }
-
-/// What the API and the admin port can do.
-const TOKENS: &str = "have it ask for tokens (auth.tokensFile)";
 
 /// Refuses a role that would be exposed, unless it may be.
 pub(super) fn check(role: Role, config: &Config) -> Result<(), ConfigError> {
@@ -95,7 +125,11 @@ pub(super) fn check(role: Role, config: &Config) -> Result<(), ConfigError> {
     let Some(first) = exposed.first().filter(|_| !config.insecure) else {
         return Ok(());
     };
-    let mut ways: Vec<&str> = exposed.iter().map(|listener| listener.way_out).collect();
+    let ways = exposed.iter().map(|listener| match listener.guard {
+        Guard::Tokens { .. } => "have it ask for tokens (auth.tokensFile, auth.jwt.jwksFile)",
+        Guard::None { way_out } => way_out,
+    });
+    let mut ways: Vec<&str> = ways.collect();
     ways.dedup();
     let also: String = exposed[1..]
         .iter()
@@ -170,6 +204,10 @@ mod tests {
         assert_eq!(ports(up(false), &config), [2, 1], "no broker is embedded");
         config.auth.tokens_file = Some("tokens.yaml".into());
         assert_eq!(ports(up(true), &config), [4], "the other two ask");
+        let clear = |config: &Config| in_the_clear(up(true), config).len();
+        assert_eq!(clear(&config), 2);
+        config.http.tls.cert_file = Some("cert.pem".into());
+        assert_eq!(clear(&config), 1);
         config.insecure = true;
         assert!(check(up(true), &config).is_ok());
         assert_eq!(exposed(up(true), &Config::default()), []);

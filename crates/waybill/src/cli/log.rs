@@ -4,6 +4,7 @@ use clap::Args;
 use serde::Deserialize;
 use serde_json::json;
 
+use super::access::AdminArgs;
 use super::admin_port;
 use crate::config::Config;
 
@@ -14,6 +15,8 @@ pub struct LogArgs {
     /// info,waybill=debug
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
+    #[command(flatten)]
+    admin: AdminArgs,
 }
 
 #[derive(Deserialize)]
@@ -28,8 +31,8 @@ impl LogArgs {
     ///
     /// If the process does not answer, or refuses the filter.
     pub fn run(&self, config: &Config) -> anyhow::Result<String> {
-        let url = admin_port::url(config, "/log");
-        let client = admin_port::client()?;
+        let url = self.admin.url(config, "/log")?;
+        let client = admin_port::client(&self.admin.access)?;
         let request = match &self.filter {
             Some(filter) => client.put(&url).json(&json!({ "filter": filter })),
             None => client.get(&url),

@@ -5,7 +5,8 @@
 //! comes from the operation as it was seen, so that a repeat of the command, or somebody else who
 //! does the same at the same time, asks no second time.
 //!
-//! Deliberately absent: brokers and the store. Whoever reaches the API can work with operations.
+//! Deliberately absent: brokers and the store. Whoever reaches the API, and has a token where it asks for one, can work
+//! with operations.
 
 mod address;
 mod api;
@@ -27,12 +28,13 @@ use std::io;
 
 use clap::{Args, Subcommand};
 
+pub(super) use self::address::ApiAddress;
 pub use self::doctor::DoctorArgs;
 pub use self::explain::ExplainArgs;
 
-use self::address::ApiAddress;
 use self::api::{Api, ApiError};
 use self::verb::Verb;
+use crate::cli::access::AccessArgs;
 use crate::config::Config;
 
 const EXIT_CODES: &str = "\
@@ -48,6 +50,8 @@ pub struct OpsArgs {
     /// The API's address as a URL, where it is not at --http
     #[arg(long, global = true, value_name = "URL")]
     api: Option<ApiAddress>,
+    #[command(flatten)]
+    access: AccessArgs,
     /// What to do with them.
     #[command(subcommand)]
     command: OpsCommand,
@@ -128,7 +132,7 @@ impl OpsArgs {
             .enable_all()
             .build()
             .map_err(|error| OpsError::Client(error.to_string()))?;
-        let api = Api::new(address)?;
+        let api = Api::new(address, &self.access)?;
         runtime.block_on(self.command.run(&api))
     }
 }

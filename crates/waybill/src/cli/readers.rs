@@ -10,6 +10,7 @@ use clap::Subcommand;
 use serde_json::json;
 use waybill_store::CqlStore;
 
+use super::access::AdminArgs;
 use super::admin_port;
 use crate::config::Config;
 use crate::readers::show::{LayoutView, Readers};
@@ -44,7 +45,7 @@ impl ReadersCommand {
     /// # Errors
     ///
     /// If nobody can be asked, or the work cannot be divided so.
-    pub fn run(&self, config: &Config) -> anyhow::Result<String> {
+    pub fn run(&self, config: &Config, admin: &AdminArgs) -> anyhow::Result<String> {
         let (wanted, as_json) = match *self {
             Self::Show { json } => (None, json),
             Self::Set {
@@ -55,7 +56,7 @@ impl ReadersCommand {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let view = runtime.block_on(readers(config, wanted))?;
+        let view = runtime.block_on(readers(config, admin, wanted))?;
         Ok(if as_json {
             serde_json::to_string_pretty(&view)?
         } else {
@@ -69,9 +70,13 @@ impl ReadersCommand {
 /// # Errors
 ///
 /// As [`ReadersCommand::run`].
-pub(super) async fn readers(config: &Config, wanted: Option<u32>) -> anyhow::Result<LayoutView> {
+pub(super) async fn readers(
+    config: &Config,
+    admin: &AdminArgs,
+    wanted: Option<u32>,
+) -> anyhow::Result<LayoutView> {
     let Some(cql) = config.store.scylla.cql() else {
-        return ask(config, wanted).await;
+        return ask(config, admin, wanted).await;
     };
     let store = CqlStore::connect(cql).await?;
     let readers = Readers::new(Arc::new(store), config.partitions);
@@ -82,9 +87,13 @@ pub(super) async fn readers(config: &Config, wanted: Option<u32>) -> anyhow::Res
 }
 
 /// Asks the process that has the embedded store.
-async fn ask(config: &Config, wanted: Option<u32>) -> anyhow::Result<LayoutView> {
-    let url = admin_port::url(config, "/readers");
-    let client = admin_port::client()?;
+async fn ask(
+    config: &Config,
+    admin: &AdminArgs,
+    wanted: Option<u32>,
+) -> anyhow::Result<LayoutView> {
+    let url = admin.url(config, "/readers")?;
+    let client = admin_port::client(&admin.access)?;
     let request = match wanted {
         Some(per_partition) => client
             .put(&url)

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use reqwest::Client;
 
-use super::admin_port;
+use super::access::{AccessArgs, AdminArgs};
 use crate::config::{Config, duration_from_text};
 
 /// How often it is asked anew.
@@ -20,6 +20,8 @@ pub struct ReadyArgs {
     /// For how long it may become ready
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration_from_text)]
     wait: Duration,
+    #[command(flatten)]
+    admin: AdminArgs,
 }
 
 impl ReadyArgs {
@@ -29,12 +31,12 @@ impl ReadyArgs {
     ///
     /// If it is not ready then; the error says what it waits for.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
-        let url = admin_port::url(config, "/readyz");
+        let url = self.admin.url(config, "/readyz")?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         runtime.block_on(async {
-            let client = client()?;
+            let client = client(&self.admin.access)?;
             let until = Instant::now() + self.wait;
             loop {
                 match once(&client, &url).await {
@@ -85,6 +87,7 @@ async fn once(client: &Client, url: &str) -> anyhow::Result<()> {
 }
 
 /// A client that does not wait for long.
-pub(super) fn client() -> reqwest::Result<Client> {
-    Client::builder().timeout(PATIENCE).no_proxy().build()
+pub(super) fn client(access: &AccessArgs) -> anyhow::Result<Client> {
+    let client = Client::builder().timeout(PATIENCE).no_proxy();
+    Ok(access.apply(client)?.build()?)
 }

@@ -17,7 +17,7 @@ use super::{Config, ConfigError};
 const PREFIX: &str = "WAYBILL_";
 
 /// Variables with the prefix that are not keys of the configuration.
-const NOT_KEYS: [&str; 1] = ["WAYBILL_CONFIG"];
+const NOT_KEYS: [&str; 3] = ["WAYBILL_CONFIG", "WAYBILL_TOKEN_FILE", "WAYBILL_CA_FILE"];
 
 /// Keys below which any name may stand.
 const OPEN: [&str; 2] = ["kafka.properties", "kafka.propertyFiles"];

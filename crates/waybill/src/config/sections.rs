@@ -9,6 +9,7 @@ use waybill_drone_delivery::services::FaultsByService;
 
 use super::identity::PartitionChoice;
 use super::scylla::ScyllaConfig;
+use super::tls::TlsConfig;
 use super::units::{self, ByteSize};
 
 /// An address on the loopback interface.
@@ -22,6 +23,8 @@ const fn local(port: u16) -> SocketAddr {
 pub struct HttpConfig {
     /// The address of the API; port 0 picks a free one.
     pub listen: SocketAddr,
+    /// What it proves itself with.
+    pub tls: TlsConfig,
     /// The largest body of a single request.
     pub request_bytes_max: ByteSize,
     /// The largest line of a batch; a batch itself has no limit.
@@ -83,6 +86,7 @@ impl Default for HttpConfig {
     fn default() -> Self {
         Self {
             listen: local(8080),
+            tls: TlsConfig::default(),
             request_bytes_max: ByteSize::kib(64),
             batch_line_bytes_max: ByteSize::kib(64),
             batch_lines_max: 1_000,
@@ -114,12 +118,15 @@ impl Default for HttpConfig {
 pub struct AdminConfig {
     /// The address of livez, readyz, metrics and schedulers; port 0 picks a free one.
     pub listen: SocketAddr,
+    /// What it proves itself with.
+    pub tls: TlsConfig,
 }
 
 impl Default for AdminConfig {
     fn default() -> Self {
         Self {
             listen: local(8081),
+            tls: TlsConfig::default(),
         }
     }
 }

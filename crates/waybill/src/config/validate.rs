@@ -50,7 +50,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
     let heard_after = kafka.clients().metadata_refresh();
-    let rules: [(bool, &str, String); 46] = [
+    let rules: [(bool, &str, String); 48] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -172,6 +172,16 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             !kafka.results_retention.is_zero(),
             "kafka.resultsRetention",
             not_zero(),
+        ),
+        (
+            http.tls.is_whole(),
+            "http.tls.certFile and http.tls.keyFile",
+            "must be set both or neither".to_owned(),
+        ),
+        (
+            config.admin.tls.is_whole(),
+            "admin.tls.certFile and admin.tls.keyFile",
+            "must be set both or neither".to_owned(),
         ),
         (http.connections_max > 0, "http.connectionsMax", not_zero()),
         (
@@ -364,7 +374,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 33] = [
+        let cases: [(&str, Change); 35] = [
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
             ("kafka.growSettle", |c| {
@@ -447,6 +457,12 @@ mod tests {
             ("store.scylla.requestTimeout", |c| {
                 c.store.scylla.nodes = Some(vec!["a:1".to_owned()]);
                 c.store.scylla.request_timeout = c.scheduler.lease;
+            }),
+            ("http.tls.certFile", |c| {
+                c.http.tls.cert_file = Some("/a.pem".into())
+            }),
+            ("admin.tls.certFile", |c| {
+                c.admin.tls.key_file = Some("/a.key".into())
             }),
             ("workflows.files", |c| c.workflows.built_in = false),
             ("telemetry.logFilter", |c| {

@@ -72,6 +72,7 @@ use self::server::Server;
 use self::service::Api;
 use crate::auth::Auth;
 use crate::spread::Spread;
+use crate::tls::Tls;
 
 /// Why ingestion could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +96,8 @@ pub enum StartError {
 pub struct Guards {
     /// Tells who asks.
     pub auth: Auth,
+    /// Proves who answers.
+    pub tls: Tls,
 }
 
 /// Ingestion at work.
@@ -170,6 +173,7 @@ impl Ingestion {
         });
         let server = Server::new(
             listener,
+            guards.tls,
             api,
             config.gate_limits(),
             config.connections_max.max(1),

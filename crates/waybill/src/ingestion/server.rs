@@ -1,6 +1,7 @@
-//! Connections: accepting them, serving HTTP/1.1 and HTTP/2 on each, and ending them in order.
+//! Connections: accepting them, encrypting them, serving HTTP/1.1 and HTTP/2 on each, and ending them in order.
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::gate::{Gate, GateLimits};
 use super::service::Api;
+use crate::tls::{Stream, Tls};
 
 /// How long to wait before accepting again when the system is out of something, such as file
 /// descriptors.
@@ -31,6 +33,7 @@ const HTTP2_PING: Duration = Duration::from_secs(20);
 /// Accepts connections and serves them.
 pub struct Server {
     listener: TcpListener,
+    tls: Tls,
     api: Arc<Api>,
     limits: GateLimits,
     /// One permit for each connection that may be open.
@@ -42,6 +45,7 @@ impl Server {
     /// A server of at most `connections_max` connections at once.
     pub fn new(
         listener: TcpListener,
+        tls: Tls,
         api: Arc<Api>,
         limits: GateLimits,
         connections_max: usize,
@@ -62,6 +66,7 @@ impl Server {
             .keep_alive_interval(HTTP2_PING);
         Self {
             listener,
+            tls,
             api,
             limits,
             connections: Arc::new(Semaphore::new(connections_max.min(Semaphore::MAX_PERMITS))),
@@ -74,6 +79,7 @@ impl Server {
     pub async fn run(self, stop: CancellationToken) {
         let Self {
             listener,
+            tls,
             api,
             limits,
             connections,
@@ -97,8 +103,11 @@ impl Server {
                 },
             };
             let (http, api, stop) = (http.clone(), Arc::clone(&api), stop.clone());
+            let tls = tls.clone();
             serving.spawn(async move {
-                serve(http, api, Gate::new(socket, limits), stop).await;
+                if let Some(stream) = secured(&tls, socket, limits.head_timeout, &stop).await {
+                    serve(http, api, Gate::new(stream, limits), stop).await;
+                }
                 drop(permit);
             });
         }
@@ -128,10 +137,31 @@ async fn accept(
     Ok((permit, socket))
 }
 
+/// The connection once it is encrypted, where it is to be; `None` where it came to nothing.
+async fn secured(
+    tls: &Tls,
+    socket: TcpStream,
+    within: Duration,
+    stop: &CancellationToken,
+) -> Option<Stream> {
+    let handshake = tokio::time::timeout(within, tls.accept(socket));
+    let ended = tokio::select! {
+        ended = handshake => ended,
+        () = stop.cancelled() => return None,
+    };
+    let refused: Box<dyn Error> = match ended {
+        Ok(Ok(stream)) => return Some(stream),
+        Ok(Err(error)) => error.into(),
+        Err(late) => late.into(),
+    };
+    tracing::debug!(error = &*refused, "a handshake came to nothing");
+    None
+}
+
 async fn serve(
     http: auto::Builder<TokioExecutor>,
     api: Arc<Api>,
-    gate: Gate<TcpStream>,
+    gate: Gate<Stream>,
     stop: CancellationToken,
 ) {
     let service = service_fn(move |request| {

@@ -4,18 +4,27 @@ use std::net::SocketAddr;
 
 use super::World;
 use crate::admin::Admin;
+use crate::auth::reread;
 use crate::config::Config;
 use crate::ingestion::{Guards, Ingestion, IngestionConfig};
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::announce;
+use crate::tls::Tls;
 
-/// Starts the API and returns its address.
+/// The API of this process, as it is reached from here.
+pub(super) struct Api {
+    pub(super) address: SocketAddr,
+    pub(super) tls: Tls,
+}
+
+/// Starts the API.
 pub(super) async fn start(
     config: &Config,
     world: &World,
     admin: &Admin,
     running: &Running,
-) -> anyhow::Result<SocketAddr> {
+) -> anyhow::Result<Api> {
+    let tls = Tls::load("http.tls", &config.http.tls)?;
     let ingestion = Ingestion::start(
         ingestion_config(config),
         world.store.clone(),
@@ -25,6 +34,7 @@ pub(super) async fn start(
         world.workflows.clone(),
         Guards {
             auth: admin.auth().clone(),
+            tls: tls.clone(),
         },
     )
     .await?;
@@ -34,8 +44,14 @@ pub(super) async fn start(
         ingestion.shutdown().await;
         Ok(())
     });
+    if tls.is_on() {
+        let tls = tls.clone();
+        running.spawn(Stage::Ingestion, "files of certificates", |stop| {
+            reread::follow(move || tls.look(), stop)
+        });
+    }
     announce("http", address);
-    Ok(address)
+    Ok(Api { address, tls })
 }
 
 fn ingestion_config(config: &Config) -> IngestionConfig {

@@ -5,10 +5,11 @@ use anyhow::Context as _;
 use super::start;
 use crate::admin::Admin;
 use crate::auth::{Auth, reread};
-use crate::cli::{Role, exposed};
+use crate::cli::{Role, exposed, in_the_clear};
 use crate::config::{Config, Environment};
 use crate::shutdown::{Running, Signals, Stage};
 use crate::telemetry::Telemetry;
+use crate::tls::Tls;
 
 /// Runs a role until a signal or a failure ends it.
 ///
@@ -44,23 +45,33 @@ async fn live(
     for listener in exposed(role, config) {
         tracing::warn!("{listener}: others can reach it, and nobody there has to say who they are");
     }
+    for listener in in_the_clear(role, config) {
+        tracing::warn!(
+            "{listener}: tokens come to it in the clear, unless something in front of it ends TLS"
+        );
+    }
     let mut signals = Signals::of_process().context("signals cannot be received")?;
     let running = Running::new();
     let auth = Auth::load(&config.auth)?;
+    let tls = Tls::load("admin.tls", &config.admin.tls)?;
     let admin = Admin::new(telemetry, auth.clone());
     let all_started = admin
         .readiness
         .expect("every role to be started, and none stopping");
     let start = async {
         let listen = config.admin.listen;
-        let bound = admin.start(listen, &running).await;
+        let bound = admin.start(listen, tls.clone(), &running).await;
         bound.with_context(|| {
             format!(
                 "the admin address {listen} cannot be bound (--admin; does another Waybill run?)"
             )
         })?;
+        let look = move || {
+            auth.look();
+            tls.look();
+        };
         running.spawn(Stage::Admin, "files of tokens", |stop| {
-            reread::follow(move || auth.look(), stop)
+            reread::follow(look, stop)
         });
         start(role, config, environment, &admin, &running).await?;
         all_started.set(true);

@@ -154,9 +154,9 @@ async fn start(
                     move |stop| trim::run(kafka, requests, spread, store, stop),
                 );
             }
-            let http = ingestion::start(config, &world, admin, running).await?;
+            let api = ingestion::start(config, &world, admin, running).await?;
             if samples > 0 {
-                samples::start(samples, http, world, config, admin, running);
+                samples::start(samples, api, world, config, admin, running);
             }
             Ok(())
         }

@@ -12,14 +12,15 @@ use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::{Request, StatusCode, header};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::client::legacy::connect::Connect;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{OperationId, OperationStatus, PartitionId, ProcessState};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer, PollLimits};
 use waybill_messages::Framing;
 
 use super::World;
+use super::ingestion::Api;
 use crate::admin::Admin;
 use crate::auth::{Principal, Scope, Tenants, bearer};
 use crate::config::{Config, Secret};
@@ -35,7 +36,7 @@ const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Starts to send `count` sample deliveries once the process is ready.
 pub(super) fn start(
     count: u64,
-    http: SocketAddr,
+    api: Api,
     world: World,
     config: &Config,
     admin: &Admin,
@@ -54,8 +55,11 @@ pub(super) fn start(
     let partitions = config.partitions;
     let readiness = admin.readiness.clone();
     let addresses = Addresses {
-        http,
-        admin: admin.address().unwrap_or(config.admin.listen),
+        http: url(api.address, api.tls.is_on()),
+        admin: url(
+            admin.address().unwrap_or(config.admin.listen),
+            config.admin.tls.is_on(),
+        ),
         asks: token.is_some(),
     };
     running.spawn_job(Stage::Samples, "samples", |stop| async move {
@@ -72,7 +76,7 @@ pub(super) fn start(
                 .await??;
         let following =
             tokio::task::spawn_blocking(move || follower.follow(&consumer, topics.framing()));
-        samples.run(http).await?;
+        samples.run(api).await?;
         following.await??;
         println!("{}", samples.line());
         addresses.tell();
@@ -82,8 +86,8 @@ pub(super) fn start(
 
 /// Where a person can go on from here.
 struct Addresses {
-    http: SocketAddr,
-    admin: SocketAddr,
+    http: String,
+    admin: String,
     /// Whether they ask for a token.
     asks: bool,
 }
@@ -97,16 +101,21 @@ impl Addresses {
         };
         println!(
             "\nSend one yourself:\n\n  \
-             curl -i http://{http}/api/deliveryrequests -H 'content-type: application/json'{token} -d '\n  \
+             curl -i {http}/api/deliveryrequests -H 'content-type: application/json'{token} -d '\n  \
              {{\"ownerId\":\"ada\",\"pickupLocation\":\"12 Harbour Street\",\
              \"dropOffLocation\":\"7 Hill Road\",\n   \
              \"packageInfo\":{{\"packageId\":\"p-1\",\"size\":\"Small\",\"weight\":1.5}}}}'\n\n\
-             and follow the Location of the answer with: curl -s 'http://{http}<Location>'\n\n\
-             The API, described:  http://{http}/docs\n\
-             Metrics, partitions: http://{admin}/metrics  http://{admin}/schedulers\n\n\
+             and follow the Location of the answer with: curl -s '{http}<Location>'\n\n\
+             The API, described:  {http}/docs\n\
+             Metrics, partitions: {admin}/metrics  {admin}/schedulers\n\n\
              Ctrl-C stops in order; the next start finds everything."
         );
     }
+}
+
+fn url(address: SocketAddr, is_encrypted: bool) -> String {
+    let scheme = if is_encrypted { "https" } else { "http" };
+    format!("{scheme}://{address}")
 }
 
 fn consumer_at_the_end(
@@ -158,11 +167,16 @@ impl Samples {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn run(self: &Arc<Self>, http: SocketAddr) -> anyhow::Result<()> {
-        let client = Client::builder(TokioExecutor::new()).build_http();
+    async fn run(self: &Arc<Self>, api: Api) -> anyhow::Result<()> {
+        let Api { address, tls } = api;
+        let connector = tower::service_fn(move |_: hyper::Uri| {
+            let tls = tls.clone();
+            Box::pin(async move { tls.connect(address).await.map(TokioIo::new) })
+        });
+        let client = Client::builder(TokioExecutor::new()).build(connector);
         let mut clients = tokio::task::JoinSet::new();
         for _ in 0..CLIENTS {
-            clients.spawn(self.clone().send_all(client.clone(), http));
+            clients.spawn(self.clone().send_all(client.clone(), address));
         }
         let live = std::io::stdout().is_terminal();
         loop {
@@ -184,9 +198,9 @@ impl Samples {
         Ok(())
     }
 
-    async fn send_all(
+    async fn send_all<C: Connect + Clone + Send + Sync + 'static>(
         self: Arc<Self>,
-        client: Client<HttpConnector, Full<Bytes>>,
+        client: Client<C, Full<Bytes>>,
         http: SocketAddr,
     ) -> anyhow::Result<()> {
         while let Some(number) = self.next() {

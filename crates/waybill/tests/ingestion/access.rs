@@ -53,6 +53,7 @@ impl Guarded {
         std::fs::write(file.path(), text).unwrap();
         let guards = Guards {
             auth: auth(file.path()),
+            ..Guards::default()
         };
         Self {
             world: World::guarded(guards, change).await,
@@ -84,6 +85,7 @@ impl Guarded {
 fn auth(tokens: &Path) -> Auth {
     let config = AuthConfig {
         tokens_file: Some(tokens.to_owned()),
+        ..AuthConfig::default()
     };
     Auth::load(&config).unwrap()
 }

@@ -3,6 +3,8 @@
 
 mod access;
 mod batches;
+#[path = "../support/tls.rs"]
+mod certificate;
 mod events;
 mod inputs;
 mod ops;
@@ -11,5 +13,6 @@ mod repeats;
 #[path = "../support/rows.rs"]
 mod rows;
 mod status;
+mod tls;
 mod wire;
 mod world;

@@ -1,36 +1,47 @@
 //! Where the API is.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use reqwest::Url;
 
-use crate::cli::admin_port::reached_at;
 use crate::config::Config;
 
-/// The address of the API: what stands before its paths.
+/// The address of the API, or of an admin port: what stands before its paths.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct ApiAddress(String);
+pub(in crate::cli) struct ApiAddress(String);
 
 impl ApiAddress {
     /// The API that a person named, or else the one of the configuration.
     pub(super) fn of_configuration(named: Option<&Self>, config: &Config) -> Result<Self, String> {
+        let http = &config.http;
         match named {
             Some(address) => Ok(address.clone()),
-            None => Self::of_listener(config.http.listen),
+            None => Self::of_listener(http.listen, http.tls.is_on(), "--http"),
         }
     }
 
-    /// The API that listens by configuration; one that listens everywhere is asked on this machine.
-    fn of_listener(listener: SocketAddr) -> Result<Self, String> {
+    /// Who listens there by configuration, which `flag` sets; who listens everywhere is asked on this machine.
+    pub(in crate::cli) fn of_listener(
+        listener: SocketAddr,
+        is_encrypted: bool,
+        flag: &str,
+    ) -> Result<Self, String> {
         if listener.port() == 0 {
             return Err(format!(
                 "the port of {listener} is chosen when the API starts: give the address that it \
-                 printed then, with --http"
+                 printed then, with {flag}"
             ));
         }
-        Ok(Self(format!("http://{}", reached_at(listener))))
+        let ip = match listener.ip() {
+            ip if !ip.is_unspecified() => ip,
+            ip if ip.is_ipv4() => Ipv4Addr::LOCALHOST.into(),
+            _ => Ipv6Addr::LOCALHOST.into(),
+        };
+        let address = SocketAddr::new(ip, listener.port());
+        let scheme = if is_encrypted { "https" } else { "http" };
+        Ok(Self(format!("{scheme}://{address}")))
     }
 }
 
@@ -64,7 +75,8 @@ mod tests {
     use super::*;
 
     fn listener(text: &str) -> Result<String, String> {
-        ApiAddress::of_listener(text.parse().unwrap()).map(|address| address.to_string())
+        ApiAddress::of_listener(text.parse().unwrap(), false, "--http")
+            .map(|address| address.to_string())
     }
 
     #[test]
@@ -72,6 +84,8 @@ mod tests {
         assert_eq!(listener("0.0.0.0:81").unwrap(), "http://127.0.0.1:81");
         assert_eq!(listener("[::]:81").unwrap(), "http://[::1]:81");
         assert_eq!(listener("10.1.2.3:81").unwrap(), "http://10.1.2.3:81");
+        let encrypted = ApiAddress::of_listener("[::1]:81".parse().unwrap(), true, "--admin");
+        assert_eq!(encrypted.unwrap().to_string(), "https://[::1]:81");
         assert!(listener("127.0.0.1:0").unwrap_err().contains("--http"));
     }
 

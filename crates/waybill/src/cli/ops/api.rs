@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::OpsError;
 use super::address::ApiAddress;
 use super::wire::{Asked, Operation, Page, Problem};
+use crate::cli::access::AccessArgs;
 use crate::cli::shown::printable;
 use crate::telemetry::VERSION;
 
@@ -147,21 +148,24 @@ pub(super) struct Api {
 }
 
 impl Api {
-    pub(super) fn new(address: ApiAddress) -> Result<Self, OpsError> {
-        Self::with_tries(address, TRIES_MAX, ANSWER_PATIENCE)
+    pub(super) fn new(address: ApiAddress, access: &AccessArgs) -> Result<Self, OpsError> {
+        Self::with_tries(address, access, TRIES_MAX, ANSWER_PATIENCE)
     }
 
     /// The same API for somebody who waits: each question is asked once, and answered soon or not at all.
-    pub(super) fn asked_once(address: ApiAddress) -> Result<Self, OpsError> {
-        Self::with_tries(address, 1, SOON)
+    pub(super) fn asked_once(address: ApiAddress, access: &AccessArgs) -> Result<Self, OpsError> {
+        Self::with_tries(address, access, 1, SOON)
     }
 
     fn with_tries(
         address: ApiAddress,
+        access: &AccessArgs,
         tries_max: u32,
         answer_patience: Duration,
     ) -> Result<Self, OpsError> {
-        let client = Client::builder()
+        let client = access
+            .apply(Client::builder())
+            .map_err(|error| OpsError::Usage(error.to_string()))?
             .user_agent(format!("waybill/{VERSION}"))
             .redirect(Policy::none())
             .no_proxy()

@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use super::address::ApiAddress;
 use super::api::Api;
+use crate::cli::access::AdminArgs;
 use crate::cli::connection::until_reader_leaves;
 use crate::cli::readers::readers;
 use crate::cli::shown::{Output, printable};
@@ -35,6 +36,8 @@ pub struct DoctorArgs {
     /// How it is written; JSON has a line for each finding
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
+    #[command(flatten)]
+    admin: AdminArgs,
 }
 
 /// How something is.
@@ -135,10 +138,12 @@ impl DoctorArgs {
         config: &Config,
         tell: &mut dyn FnMut(&[Finding]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let layout = readers(config, None).await;
+        let Self { admin, .. } = self;
+        let layout = readers(config, admin, None).await;
         let address = ApiAddress::of_configuration(self.api.as_ref(), config);
-        let api =
-            address.and_then(|address| Api::asked_once(address).map_err(|error| error.to_string()));
+        let api = address.and_then(|address| {
+            Api::asked_once(address, &admin.access).map_err(|error| error.to_string())
+        });
         if let Some(id) = &self.id {
             let tenant = self.tenant.as_deref();
             tell(&operation::of_id(&api, id, tenant, &layout).await)?;
@@ -160,7 +165,7 @@ impl DoctorArgs {
             installation::brokers(config, layout.as_ref().ok()),
             installation::store(config),
             installation::registry(config),
-            installation::process(config),
+            installation::process(config, admin),
             answers
         );
         for part in [

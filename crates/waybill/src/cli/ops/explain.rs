@@ -22,6 +22,7 @@ use waybill_engine::{Division, KeyHash, OperationId, PartitionId};
 use super::address::ApiAddress;
 use super::api::{Api, ApiError};
 use super::wire::{Operation, Step};
+use crate::cli::access::AdminArgs;
 use crate::cli::connection::{Connection, chosen, until_reader_leaves};
 use crate::cli::readers::readers;
 use crate::cli::shown::{Output, printable};
@@ -41,6 +42,8 @@ pub struct ExplainArgs {
     /// The API's address as a URL, where it is not at --http
     #[arg(long, global = true, value_name = "URL")]
     api: Option<ApiAddress>,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// What to explain.
     #[command(subcommand)]
     what: What,
@@ -82,13 +85,13 @@ impl ExplainArgs {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let layout = runtime.block_on(readers(config, None))?;
+        let layout = runtime.block_on(readers(config, &self.admin, None))?;
         let division = Division {
             partitions: layout.partitions,
             readers_per_partition: layout.per_partition,
         };
         let address = ApiAddress::of_configuration(self.api.as_ref(), config);
-        let api = Api::asked_once(address.map_err(anyhow::Error::msg)?)?;
+        let api = Api::asked_once(address.map_err(anyhow::Error::msg)?, &self.admin.access)?;
         let connection = Connection::open(config)?;
         let (topic, _) = connection.topic(REQUESTS)?;
         let partitions = chosen(&topic, layout.partitions, partition)?;

@@ -11,6 +11,7 @@ use serde_json::json;
 use waybill_messages::Topics;
 use waybill_store::CqlStore;
 
+use crate::cli::access::AdminArgs;
 use crate::cli::readers::readers;
 use crate::cli::{admin_port, connection};
 use crate::config::{Config, load_workflows};
@@ -26,6 +27,8 @@ pub struct GrowArgs {
     /// How many there are to be: to grow a whole multiple of what there are, to shrink a whole part
     #[arg(long = "partitions", id = "wanted", value_name = "P")]
     partitions: u32,
+    #[command(flatten)]
+    admin: AdminArgs,
 }
 
 /// Which way the number is to be changed.
@@ -63,7 +66,7 @@ impl GrowArgs {
     pub(super) async fn run(&self, config: &Config, way: Way) -> anyhow::Result<()> {
         let told = Told::default();
         let Some(cql) = config.store.scylla.cql() else {
-            way.allows(self.partitions, &readers(config, None).await?)?;
+            way.allows(self.partitions, &readers(config, &self.admin, None).await?)?;
             return self.ask(config, &told).await;
         };
         let workflows = load_workflows(&config.workflows)?;
@@ -81,8 +84,8 @@ impl GrowArgs {
 
     /// Asks the process that has the embedded store, and follows what it does.
     async fn ask(&self, config: &Config, told: &Told) -> anyhow::Result<()> {
-        let url = admin_port::url(config, "/partitions");
-        let client = admin_port::client()?;
+        let url = self.admin.url(config, "/partitions")?;
+        let client = admin_port::client(&self.admin.access)?;
         let asked = client
             .put(&url)
             .json(&json!({ "partitions": self.partitions }));

@@ -6,6 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::Site;
+use crate::cli::access::AdminArgs;
 use crate::cli::readers::readers;
 use crate::cli::shown::Output;
 use crate::config::Config;
@@ -17,6 +18,8 @@ pub struct VerifyArgs {
     /// How findings are written
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
+    #[command(flatten)]
+    admin: AdminArgs,
 }
 
 impl VerifyArgs {
@@ -27,7 +30,7 @@ impl VerifyArgs {
             .iter()
             .any(|finding| site.is_about_a_number(finding))
         {
-            match readers(config, None).await {
+            match readers(config, &self.admin, None).await {
                 Ok(stands) => {
                     site.drop_numbers_that_stand(&mut findings, &stands);
                     let becomes = stands.becomes.map(|to| format!(", going over to {to}"));

@@ -9,7 +9,7 @@ use waybill_messages::Topics;
 use waybill_store::{CqlProblem, CqlStore};
 
 use super::{Finding, Verdict};
-use crate::cli::admin_port;
+use crate::cli::access::AdminArgs;
 use crate::cli::ops::api::Api;
 use crate::cli::ready::{self, Readiness};
 use crate::cli::schemas::subjects_of;
@@ -238,13 +238,18 @@ fn waits_for_another(view: &ReaderView) -> bool {
 
 /// What the process at --admin says of itself, of its readers and of its breakers. Somewhere else there may be
 /// others.
-pub(super) async fn process(config: &Config) -> Vec<Finding> {
+pub(super) async fn process(config: &Config, admin: &AdminArgs) -> Vec<Finding> {
+    match asked_process(config, admin).await {
+        Ok(findings) => findings,
+        Err(error) => vec![Finding::failed("process", &error)],
+    }
+}
+
+async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec<Finding>> {
     const WHAT: &str = "process";
-    let url = |path: &str| admin_port::url(config, path);
-    let at = url("/readyz");
-    let Ok(client) = ready::client() else {
-        return vec![Finding::bad(WHAT, "no HTTP client can be made")];
-    };
+    let url = |path: &str| admin.url(config, path);
+    let at = url("/readyz")?;
+    let client = ready::client(&admin.access)?;
     let mut findings = match ready::asked(&client, &at).await {
         Readiness::Ready => vec![Finding::ok(WHAT, format!("the one at {at} is ready"))],
         Readiness::Waits(what) => {
@@ -253,26 +258,24 @@ pub(super) async fn process(config: &Config) -> Vec<Finding> {
         }
         Readiness::Silent => {
             let said = format!("the one at {at} takes connections and does not answer");
-            return vec![Finding::bad(WHAT, said)];
+            return Ok(vec![Finding::bad(WHAT, said)]);
         }
         Readiness::Away => {
             let said = format!("nobody answers at {at}: name the admin port of one with --admin");
-            return vec![Finding::note(WHAT, said)];
+            return Ok(vec![Finding::note(WHAT, said)]);
         }
     };
-    let stopped = stopped_readers(&client, &url("/schedulers")).await;
+    let schedulers = url("/schedulers")?;
+    let stopped = stopped_readers(&client, &schedulers).await;
     findings.extend(stopped.into_iter().map(|reader| {
-        let how = format!(
-            r#"`PUT {}` with {{"running": true}} starts it"#,
-            url(&format!("/schedulers/{reader}"))
-        );
+        let how = format!(r#"`PUT {schedulers}/{reader}` with {{"running": true}} starts it"#);
         let said = format!("its reader {reader} stands still, as it was told to; {how}");
         Finding::note(WHAT, said)
     }));
-    if let Ok(metrics) = text_at(&client, &url("/metrics")).await {
+    if let Ok(metrics) = text_at(&client, &url("/metrics")?).await {
         findings.extend(breakers(&metrics));
     }
-    findings
+    Ok(findings)
 }
 
 /// The readers of a process that were told to stand still.

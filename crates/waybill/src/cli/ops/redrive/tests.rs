@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::cli::access::AccessArgs;
 use crate::cli::ops::verb::Verb;
 
 #[test]
@@ -77,7 +78,7 @@ async fn refusing_api(looks: Vec<Value>) -> Api {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, router).await });
-    Api::new(address.parse().unwrap()).unwrap()
+    Api::new(address.parse().unwrap(), &AccessArgs::default()).unwrap()
 }
 
 #[tokio::test]

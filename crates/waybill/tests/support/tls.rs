@@ -1,0 +1,82 @@
+//! Certificates that are made for a test, and connections that hold a server to them.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+
+use openssl::asn1::Asn1Time;
+use openssl::bn::{BigNum, MsbOption};
+use openssl::ec::{EcGroup, EcKey};
+use openssl::hash::MessageDigest;
+use openssl::nid::Nid;
+use openssl::pkey::{PKey, Private};
+use openssl::ssl::{SslConnector, SslMethod};
+use openssl::x509::extension::{BasicConstraints, SubjectAlternativeName};
+use openssl::x509::{X509, X509NameBuilder};
+use tokio::net::TcpStream;
+use tokio_openssl::SslStream;
+
+/// A certificate for `localhost` and 127.0.0.1 that signs itself.
+pub struct Certificate {
+    pub x509: X509,
+    key: PKey<Private>,
+}
+
+impl Certificate {
+    pub fn new() -> Self {
+        let curve = EcGroup::from_curve_name(Nid::X9_62_PRIME256V1).unwrap();
+        let key = PKey::from_ec_key(EcKey::generate(&curve).unwrap()).unwrap();
+        let mut serial = BigNum::new().unwrap();
+        serial.rand(64, MsbOption::MAYBE_ZERO, false).unwrap();
+        let mut name = X509NameBuilder::new().unwrap();
+        name.append_entry_by_text("CN", "localhost").unwrap();
+        let name = name.build();
+        let mut x509 = X509::builder().unwrap();
+        x509.set_version(2).unwrap();
+        x509.set_serial_number(&serial.to_asn1_integer().unwrap())
+            .unwrap();
+        x509.set_subject_name(&name).unwrap();
+        x509.set_issuer_name(&name).unwrap();
+        x509.set_pubkey(&key).unwrap();
+        let [start, end] = [0, 1].map(|days| Asn1Time::days_from_now(days).unwrap());
+        x509.set_not_before(&start).unwrap();
+        x509.set_not_after(&end).unwrap();
+        let constraints = BasicConstraints::new().critical().ca().build().unwrap();
+        x509.append_extension(constraints).unwrap();
+        let names = SubjectAlternativeName::new()
+            .dns("localhost")
+            .ip("127.0.0.1")
+            .build(&x509.x509v3_context(None, None));
+        x509.append_extension(names.unwrap()).unwrap();
+        x509.sign(&key, MessageDigest::sha256()).unwrap();
+        Self {
+            x509: x509.build(),
+            key,
+        }
+    }
+
+    /// Writes it and its key below `directory`; returns where they are.
+    pub fn write(&self, directory: &Path) -> (PathBuf, PathBuf) {
+        let [certificate, key] = ["tls.crt", "tls.key"].map(|name| directory.join(name));
+        std::fs::write(&certificate, self.x509.to_pem().unwrap()).unwrap();
+        let pem = self.key.private_key_to_pem_pkcs8().unwrap();
+        std::fs::write(&key, pem).unwrap();
+        (certificate, key)
+    }
+
+    /// A connection to a server that has it, for these protocols, such as `b"\x02h2"`.
+    pub async fn connect(&self, to: SocketAddr, protocols: &[u8]) -> SslStream<TcpStream> {
+        let mut connector = SslConnector::builder(SslMethod::tls_client()).unwrap();
+        connector
+            .cert_store_mut()
+            .add_cert(self.x509.clone())
+            .unwrap();
+        connector.set_alpn_protos(protocols).unwrap();
+        let ssl = connector.build().configure().unwrap();
+        let ssl = ssl.into_ssl("localhost").unwrap();
+        let socket = TcpStream::connect(to).await.unwrap();
+        let mut stream = SslStream::new(ssl, socket).unwrap();
+        Pin::new(&mut stream).connect().await.unwrap();
+        stream
+    }
+}
