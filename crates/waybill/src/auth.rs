@@ -11,9 +11,12 @@
 
 mod bearer;
 mod denied;
+mod jwks;
+mod jwt;
 mod principal;
 pub mod reread;
 mod tokens;
+mod verified;
 
 use std::sync::{Arc, OnceLock};
 
@@ -29,8 +32,10 @@ pub(crate) use bearer::bearer;
 pub(crate) use denied::DENIALS;
 pub(crate) use tokens::{check_name, check_scopes, to_hex};
 
+use self::jwt::Jwt;
 use self::reread::Reread;
 use self::tokens::Tokens;
+use crate::clock::wall_clock;
 use crate::config::{AuthConfig, Secret};
 
 /// The SHA-256 of a token: all that is kept of one.
@@ -44,6 +49,7 @@ fn hash_of(token: &str) -> TokenHash {
 #[derive(Debug)]
 pub struct Authenticator {
     tokens: Option<Reread<Tokens>>,
+    jwt: Option<Jwt>,
     /// The token of this process itself, which no file knows.
     own: OnceLock<(TokenHash, Arc<Principal>)>,
 }
@@ -59,8 +65,11 @@ impl Authenticator {
             return Ok(None);
         }
         let tokens = config.tokens_file.clone().map(Tokens::follow).transpose()?;
+        let jwt = config.jwt.jwks_file.clone();
+        let jwt = jwt.map(|path| Jwt::follow(path, &config.jwt)).transpose()?;
         Ok(Some(Arc::new(Self {
             tokens,
+            jwt,
             own: OnceLock::new(),
         })))
     }
@@ -72,20 +81,27 @@ impl Authenticator {
     /// If they hold no token, or none that is known.
     pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
         let token = bearer::token(headers)?;
-        if !tokens::is_token(token) {
-            return Err(Denied::UNKNOWN_TOKEN);
-        }
         let hash = hash_of(token);
+        match &self.jwt {
+            _ if tokens::is_token(token) => self.holder(&hash),
+            Some(jwt) => jwt.principal(token, hash, wall_clock()),
+            None => Err(Denied::UNKNOWN_TOKEN),
+        }
+        .map(Caller::of)
+    }
+
+    /// Whose token has this hash.
+    fn holder(&self, hash: &TokenHash) -> Result<Arc<Principal>, Denied> {
         // The time that looking up takes may tell something of the hash, and so nothing of a token.
         let known = self
             .tokens
             .as_ref()
-            .and_then(|tokens| tokens.get().principal(&hash));
+            .and_then(|tokens| tokens.get().principal(hash));
         let known = known.or_else(|| {
             let (own, principal) = self.own.get()?;
-            (*own == hash).then(|| Arc::clone(principal))
+            (own == hash).then(|| Arc::clone(principal))
         });
-        known.map(Caller::of).ok_or(Denied::UNKNOWN_TOKEN)
+        known.ok_or(Denied::UNKNOWN_TOKEN)
     }
 
     /// A token for this process itself, which is kept nowhere but here.
@@ -101,6 +117,9 @@ impl Authenticator {
     fn look(&self) {
         if let Some(tokens) = &self.tokens {
             tokens.look();
+        }
+        if let Some(jwt) = &self.jwt {
+            jwt.look();
         }
     }
 }

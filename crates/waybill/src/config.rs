@@ -36,7 +36,7 @@ use crate::auth::FileRefused;
 pub use alerts::{
     AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, Secret, SecretUrl, WebhookConfig,
 };
-pub use auth::AuthConfig;
+pub use auth::{AuthConfig, JwtConfig};
 pub use environment::Environment;
 pub(crate) use environment::variables;
 pub use file::FileError;
@@ -168,6 +168,7 @@ impl Config {
         })?;
         self.alerts.check()?;
         self.schema_registry.check()?;
+        self.auth.check()?;
         Ok(self)
     }
 

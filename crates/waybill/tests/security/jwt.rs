@@ -1,0 +1,52 @@
+//! JSON web tokens that a test signs.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use openssl::pkey::{PKey, Private};
+use openssl::sign::Signer;
+use serde_json::{Value, json};
+
+/// A key that signs by EdDSA.
+pub struct Signing(PKey<Private>);
+
+impl Signing {
+    pub fn new() -> Self {
+        Self(PKey::generate_ed25519().unwrap())
+    }
+
+    /// The set with its public half.
+    pub fn set(&self) -> String {
+        let x = URL_SAFE_NO_PAD.encode(self.0.raw_public_key().unwrap());
+        json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": "one", "x": x}]}).to_string()
+    }
+
+    pub fn token(&self, claims: &Value) -> String {
+        let signed = signed(&json!({"alg": "EdDSA", "kid": "one"}), claims);
+        let mut signer = Signer::new_without_digest(&self.0).unwrap();
+        let signature = signer.sign_oneshot_to_vec(signed.as_bytes()).unwrap();
+        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+    }
+}
+
+/// A token that nobody signed.
+pub fn unsigned(claims: &Value) -> String {
+    format!("{}.", signed(&json!({"alg": "none"}), claims))
+}
+
+/// The claims of a token that is good for a while.
+pub fn claims(scope: &str, tenant: &str) -> Value {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    json!({
+        "iss": "https://id.example",
+        "aud": ["waybill"],
+        "sub": "anna",
+        "exp": now.unwrap().as_secs() + 600,
+        "scope": scope,
+        "tenant": tenant,
+    })
+}
+
+fn signed(header: &Value, claims: &Value) -> String {
+    let parts = [header, claims].map(|part| URL_SAFE_NO_PAD.encode(part.to_string()));
+    parts.join(".")
+}

@@ -1,0 +1,231 @@
+//! The whole program behind TLS and tokens: its listeners, its own commands, and what it says.
+
+#[path = "../support/tls.rs"]
+mod certificate;
+mod jwt;
+mod program;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::Request;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+
+use self::program::{Site, Token};
+
+fn delivery() -> Value {
+    json!({
+        "ownerId": "ada",
+        "pickupLocation": "12 Harbour Street",
+        "dropOffLocation": "7 Hill Road",
+        "packageInfo": {"packageId": "p-1", "size": "Small", "weight": 1.5},
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
+    let mut site = Site::new();
+    let submit = site.token("orders", "submit,read", "acme");
+    let operator = site.token("ops", "read,repair,admin", "*");
+    let stranger = Token::unknown();
+    let up = site.up(&["--samples", "20", "--log", "trace"]);
+    let http = site.client();
+
+    // The samples have a token of their own.
+    up.wait_for("completed 20  failed 0").await;
+
+    let api = |path: &str| format!("https://localhost:{}{path}", up.http.port());
+    let create = |token: Option<&str>| {
+        let request = http.post(api("/api/deliveryrequests")).json(&delivery());
+        match token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        }
+    };
+    let made = create(Some(&submit.text)).send().await.unwrap();
+    assert_eq!(made.status(), StatusCode::ACCEPTED);
+    let id = made.json::<Value>().await.unwrap()["id"].clone();
+    let id = id.as_str().unwrap();
+    for (token, status) in [
+        (None, 401),
+        (Some(&*stranger.text), 401),
+        (Some(&*operator.text), 403),
+    ] {
+        assert_eq!(create(token).send().await.unwrap().status(), status);
+    }
+
+    // HTTP/2 has layers of its own that might tell of a header.
+    let stream = site.certificate.connect(up.http, b"\x02h2").await;
+    let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    for (token, status) in [(&submit, 200), (&stranger, 401)] {
+        let request = Request::get(api(&format!("/v1/operations/{id}")))
+            .header("authorization", format!("Bearer {}", token.text))
+            .body(Full::<Bytes>::default())
+            .unwrap();
+        let answer = sender.send_request(request).await.unwrap();
+        assert_eq!(answer.status(), status);
+        answer.into_body().collect().await.unwrap();
+    }
+
+    // By our own commands.
+    let api = format!("https://localhost:{}", up.http.port());
+    let shown = site.run(&["ops", "show", id, "--api", &api], Some(&operator));
+    assert_eq!(shown.code, 0, "{}", shown.text);
+    for (token, expected) in [(None, "needs a token"), (Some(&stranger), "not known here")] {
+        let refused = site.run(&["ops", "show", id, "--api", &api], token);
+        assert_eq!(refused.code, 2, "{}", refused.text);
+        assert!(refused.text.contains(expected), "{}", refused.text);
+    }
+    let admin = format!("https://localhost:{}", up.admin.port());
+    for command in [
+        &["readers", "show"][..],
+        &["readers", "set", "1"],
+        &["topics", "grow", "--partitions", "4"],
+    ] {
+        let command = [command, &["--admin-url", &admin]].concat();
+        let done = site.run(&command, Some(&operator));
+        assert_eq!(done.code, 0, "{command:?}: {}", done.text);
+        let refused = site.run(&command, Some(&submit));
+        assert_eq!(refused.code, 1, "{command:?}: {}", refused.text);
+        assert!(refused.text.contains("403"), "{}", refused.text);
+    }
+    let untrusted = site.run_without_ca(&["ops", "list", "--api", &api], Some(&operator));
+    assert_eq!(untrusted.code, 2, "{}", untrusted.text);
+
+    let metrics = http.get(format!("{admin}/metrics")).send().await.unwrap();
+    let metrics = metrics.text().await.unwrap();
+    for (name, reason, count) in [
+        ("ingestion", "no-token", 2),
+        ("ingestion", "invalid-token", 3),
+        ("ingestion", "insufficient-scope", 1),
+        ("admin", "insufficient-scope", 1),
+        ("admin", "another-tenant", 2),
+    ] {
+        let line = format!("waybill_{name}_unauthorized_total{{reason=\"{reason}\"}} {count}\n");
+        assert!(metrics.contains(&line), "{line}{metrics}");
+    }
+    let output = up.stop();
+    assert!(output.contains("TRACE"), "all was told that is ever told");
+    for secret in ["wb_", &submit.text, &operator.text, &stranger.text] {
+        let line = output.lines().find(|line| line.contains(secret));
+        assert_eq!(line, None, "of {secret}");
+        assert!(!metrics.contains(secret));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_change_count_without_a_restart() {
+    let mut site = Site::new();
+    let old = site.token("old", "read", "*");
+    let up = site.up(&[]);
+    let status = async |site: &Site, token: &Token| {
+        let url = format!("https://localhost:{}/v1/operations", up.http.port());
+        let request = site.client().get(url).bearer_auth(&token.text);
+        request.send().await.map(|answer| answer.status().as_u16())
+    };
+    assert_eq!(status(&site, &old).await.unwrap(), 200);
+
+    let new = site.token("new", "read", "*");
+    program::until(async || status(&site, &new).await.unwrap() == 200).await;
+    site.break_tokens();
+    up.wait_for("what was there before stands").await;
+    assert_eq!(status(&site, &old).await.unwrap(), 200);
+    site.revoke("old");
+    program::until(async || status(&site, &old).await.unwrap() == 401).await;
+    assert_eq!(status(&site, &new).await.unwrap(), 200);
+
+    site.renew_certificate();
+    program::until(async || status(&site, &new).await.is_ok()).await;
+    up.stop();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn json_web_tokens_are_taken_as_their_keys_and_claims_say() {
+    let mut site = Site::new();
+    let signing = jwt::Signing::new();
+    site.take_jwts(&signing);
+    let up = site.up(&[]);
+    let http = site.client();
+    let create = async |token: &str| {
+        let url = format!("https://localhost:{}/api/deliveryrequests", up.http.port());
+        let request = http.post(url).json(&delivery()).bearer_auth(token);
+        let answer = request.send().await.unwrap();
+        let status = answer.status().as_u16();
+        (status, answer.json::<Value>().await.unwrap())
+    };
+    let claims = jwt::claims("submit read", "acme");
+    let good = signing.token(&claims);
+    for _ in 0..2 {
+        assert_eq!(create(&good).await.0, 202);
+    }
+    let mut expired = claims.clone();
+    expired["exp"] = json!(1_000_000_000);
+    let mut elsewhere = claims.clone();
+    elsewhere["aud"] = json!("elsewhere");
+    for (token, status, code) in [
+        (signing.token(&expired), 401, json!("expired-token")),
+        (signing.token(&elsewhere), 401, json!("invalid-token")),
+        (
+            jwt::Signing::new().token(&claims),
+            401,
+            json!("invalid-token"),
+        ),
+        (jwt::unsigned(&claims), 401, json!("invalid-token")),
+        (
+            signing.token(&jwt::claims("read", "acme")),
+            403,
+            Value::Null,
+        ),
+    ] {
+        let (found, problem) = create(&token).await;
+        assert_eq!((found, &problem["code"]), (status, &code), "{problem}");
+    }
+    let output = up.stop();
+    assert!(!output.contains(&good));
+}
+
+#[test]
+fn a_made_token_goes_nowhere_but_to_standard_error() {
+    let site = Site::new();
+    let made = site.run(
+        &["token", "create", "--name", "a", "--scopes", "read"],
+        None,
+    );
+    assert_eq!(made.code, 0);
+    let token = made.stderr.trim();
+    assert!(token.starts_with("wb_") && token.len() == 46, "{token}");
+    assert!(!made.stdout.contains("wb_"), "{}", made.stdout);
+    for wrong in [
+        &["--name", "a", "--scopes", "admin", "--tenant", "acme"][..],
+        &["--name", "a", "--scopes", "everything"],
+        &["--name", "a"],
+    ] {
+        let refused = site.run(&[&["token", "create"], wrong].concat(), None);
+        assert_eq!(refused.code, 2, "{wrong:?}");
+        assert_eq!(refused.stdout, "", "nothing is added to a file");
+    }
+}
+
+#[test]
+fn broken_files_are_refused_at_the_start_with_their_place() {
+    let site = Site::new();
+    site.break_tokens();
+    let refused = site.run(&["config", "check"], None);
+    assert_eq!(refused.code, 2, "{}", refused.text);
+    assert!(
+        refused.stderr.starts_with("waybill: auth.tokensFile: "),
+        "{}",
+        refused.text
+    );
+    let refused = site.run(&["up"], None);
+    assert_eq!(refused.code, 2, "{}", refused.text);
+}
+
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(60);
