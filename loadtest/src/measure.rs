@@ -150,7 +150,7 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
     };
     let deadline = began + schedule.length() + patience;
     let target = Target {
-        http: world.http,
+        http: &world.http,
         brokers: &world.brokers,
         topics: &topics,
     };

@@ -17,6 +17,7 @@ use waybill_messages::{Framing, Topics};
 use waybill_registry::{Registry, RegistrySettings, SchemaCache, schema_ids, subjects};
 
 use crate::load::client::Client;
+use crate::load::door::Door;
 use crate::report::model::Part;
 use crate::scenario::{Scenario, Transport};
 use crate::watch::proc::Watched;
@@ -25,7 +26,7 @@ use crate::watch::proc::Watched;
 #[derive(Clone, Debug)]
 pub struct World {
     /// The API.
-    pub http: SocketAddr,
+    pub http: Door,
     /// The brokers.
     pub brokers: String,
     /// The prefix of Waybill's topics.
@@ -70,8 +71,9 @@ impl World {
     /// If the API does not answer where a scenario needs it, or the services have no ledger to read.
     pub async fn answers(&self, scenario: &Scenario) -> anyhow::Result<()> {
         if scenario.transport != Transport::Topic {
-            let asked = Client::new(self.http).get("/v1/operations?limit=1").await;
-            let http = self.http;
+            let mut client = Client::new(self.http.clone());
+            let asked = client.get("/v1/operations?limit=1").await;
+            let http = self.http.url();
             asked.with_context(|| format!("the API at {http} (--http) does not answer"))?;
         }
         let Some(services) = self.services else {
@@ -247,7 +249,7 @@ impl Up {
         let mut processes = vec![self.watched()];
         processes.extend(own.is_none().then(|| services.watched()));
         World {
-            http: self.process.addresses["http"],
+            http: self.process.addresses["http"].into(),
             brokers: self.process.addresses["broker"].to_string(),
             topic_prefix: "waybill".to_owned(),
             schema_registry: None,

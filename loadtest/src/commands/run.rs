@@ -7,6 +7,7 @@ use clap::Args;
 
 use super::world::{Running, StartedWorld, Starting};
 use crate::interrupt::{Interrupt, Interrupted};
+use crate::load::door::Access;
 use crate::measure::{self, Options};
 use crate::report::model::Report;
 use crate::scenario::{Expect, Scenario, Transport, file, time};
@@ -57,6 +58,8 @@ pub struct Arguments {
     #[command(flatten)]
     running: Running,
     #[command(flatten)]
+    access: Access,
+    #[command(flatten)]
     starting: Starting,
     /// Write the report as JSON to this file
     #[arg(long, value_name = "FILE", help_heading = "Report")]
@@ -82,14 +85,14 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
     };
     let run = match arguments.start {
         false => {
-            let world = arguments.running.world();
+            let world = arguments.getting_in(arguments.running.world())?;
             measure::run_as_far_as_it_goes(&scenario, &world, &options).await?
         }
         true => {
             let start = arguments.starting.options();
             let started = interrupt.unless(StartedWorld::start(&start)).await?;
-            let world: World = started.world();
             let run = async {
+                let world = arguments.getting_in(started.world())?;
                 warm_up(&world, &options, scenario.schedule().count()).await?;
                 measure::run_as_far_as_it_goes(&scenario, &world, &options).await
             };
@@ -113,6 +116,12 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
 }
 
 impl Arguments {
+    /// The world with what the flags say of getting in.
+    fn getting_in(&self, world: World) -> anyhow::Result<World> {
+        let http = world.http.clone().with(&self.access)?;
+        Ok(World { http, ..world })
+    }
+
     /// The scenario with what the flags say in the place of what it says.
     fn scenario(&self) -> anyhow::Result<Scenario> {
         let mut scenario = match &self.scenario {

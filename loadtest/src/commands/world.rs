@@ -70,7 +70,7 @@ impl Running {
     /// The world that the flags name.
     pub fn world(&self) -> World {
         World {
-            http: self.http,
+            http: self.http.into(),
             brokers: self.brokers.clone(),
             topic_prefix: self.topic_prefix.clone(),
             schema_registry: self.schema_registry.clone(),

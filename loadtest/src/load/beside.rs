@@ -40,7 +40,9 @@ impl Beside {
     pub(super) fn new(source: Rc<Source>, asked: UnboundedReceiver<(OperationId, Drawn)>) -> Self {
         Self {
             asked,
-            clients: (0..CONNECTIONS).map(|_| Client::new(source.http)).collect(),
+            clients: (0..CONNECTIONS)
+                .map(|_| Client::new(source.http.clone()))
+                .collect(),
             source,
         }
     }

@@ -1,7 +1,6 @@
 //! Connections to the API or the services, opened again when they break.
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -12,7 +11,9 @@ use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper::{Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::door::{Door, Stream};
 
 type Body = Full<Bytes>;
 
@@ -21,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Who sends one request after the other.
 pub struct Client {
-    address: SocketAddr,
+    door: Door,
     line: Line,
 }
 
@@ -39,15 +40,21 @@ pub struct Http2(Rc<RefCell<Option<http2::SendRequest<Body>>>>);
 
 impl Client {
     /// With an HTTP/1.1 connection of its own.
-    pub fn new(address: SocketAddr) -> Self {
+    pub fn new(door: impl Into<Door>) -> Self {
         let line = Line::Http1(None);
-        Self { address, line }
+        Self {
+            door: door.into(),
+            line,
+        }
     }
 
     /// On an HTTP/2 connection that it shares.
-    pub fn sharing(address: SocketAddr, connection: Http2) -> Self {
+    pub fn sharing(door: impl Into<Door>, connection: Http2) -> Self {
         let line = Line::Http2(connection);
-        Self { address, line }
+        Self {
+            door: door.into(),
+            line,
+        }
     }
 
     /// Posts `body` and returns the status and the answer.
@@ -61,7 +68,7 @@ impl Client {
         content_type: &'static str,
         body: Bytes,
     ) -> anyhow::Result<(StatusCode, Bytes)> {
-        let request = Request::post(format!("http://{}{path}", self.address))
+        let request = Request::post(format!("{}{path}", self.door.url()))
             .header(header::CONTENT_TYPE, content_type)
             .body(Full::new(body))?;
         self.send(request).await
@@ -73,7 +80,7 @@ impl Client {
     ///
     /// If no whole answer came in time.
     pub async fn put(&mut self, path: &str, body: Bytes) -> anyhow::Result<(StatusCode, Bytes)> {
-        let request = Request::put(format!("http://{}{path}", self.address))
+        let request = Request::put(format!("{}{path}", self.door.url()))
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(body))?;
         self.send(request).await
@@ -85,7 +92,7 @@ impl Client {
     ///
     /// If no whole answer came in time.
     pub async fn delete(&mut self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
-        let request = Request::delete(format!("http://{}{path}", self.address));
+        let request = Request::delete(format!("{}{path}", self.door.url()));
         self.send(request.body(Full::default())?).await
     }
 
@@ -95,7 +102,7 @@ impl Client {
     ///
     /// If no whole answer came in time.
     pub async fn get(&mut self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
-        let request = Request::get(format!("http://{}{path}", self.address));
+        let request = Request::get(format!("{}{path}", self.door.url()));
         self.send(request.body(Full::default())?).await
     }
 
@@ -110,10 +117,15 @@ impl Client {
         answer
     }
 
-    async fn try_send(&mut self, request: Request<Body>) -> anyhow::Result<(StatusCode, Bytes)> {
+    async fn try_send(
+        &mut self,
+        mut request: Request<Body>,
+    ) -> anyhow::Result<(StatusCode, Bytes)> {
+        let door = &self.door;
+        door.admit(&mut request);
         let answer = match &mut self.line {
-            Line::Http1(connection) => send_http1(self.address, connection, request).await?,
-            Line::Http2(shared) => shared.send(self.address, request).await?,
+            Line::Http1(connection) => send_http1(door, connection, request).await?,
+            Line::Http2(shared) => shared.send(door, request).await?,
         };
         let status = answer.status();
         Ok((status, answer.into_body().collect().await?.to_bytes()))
@@ -122,41 +134,58 @@ impl Client {
 
 /// HTTP/1.1 has the host in a header, and the path alone in the request.
 async fn send_http1(
-    address: SocketAddr,
+    door: &Door,
     connection: &mut Option<http1::SendRequest<Body>>,
     mut request: Request<Body>,
 ) -> anyhow::Result<Response<Incoming>> {
-    let host = address.to_string().parse()?;
-    request.headers_mut().insert(header::HOST, host);
+    request.headers_mut().insert(header::HOST, door.host()?);
     if let Some(path) = request.uri().path_and_query() {
         *request.uri_mut() = path.as_str().parse()?;
     }
     let connection = match connection {
         Some(connection) => connection,
-        none => {
-            let (sender, served) = http1::handshake(TokioIo::new(connect(address).await?)).await?;
-            // Ends with the connection; an error shows up as a failed request.
-            tokio::spawn(served);
-            none.insert(sender)
-        }
+        none => none.insert(match door.connect(b"\x08http/1.1").await? {
+            Stream::Plain(socket) => over_http1(socket).await?,
+            Stream::Tls(stream) => over_http1(stream).await?,
+        }),
     };
     connection.ready().await.context("the connection is gone")?;
     Ok(connection.send_request(request).await?)
 }
 
+async fn over_http1<S>(stream: S) -> hyper::Result<http1::SendRequest<Body>>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, served) = http1::handshake(TokioIo::new(stream)).await?;
+    // Ends with the connection; an error shows up as a failed request.
+    tokio::spawn(served);
+    Ok(sender)
+}
+
+async fn over_http2<S>(stream: S) -> hyper::Result<http2::SendRequest<Body>>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, served) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
+    tokio::spawn(served);
+    Ok(sender)
+}
+
 impl Http2 {
     async fn send(
         &self,
-        address: SocketAddr,
+        door: &Door,
         request: Request<Body>,
     ) -> anyhow::Result<Response<Incoming>> {
         let open = self.0.borrow().clone();
         let mut connection = match open.filter(|connection| !connection.is_closed()) {
             Some(connection) => connection,
             None => {
-                let stream = TokioIo::new(connect(address).await?);
-                let (sender, served) = http2::handshake(TokioExecutor::new(), stream).await?;
-                tokio::spawn(served);
+                let sender = match door.connect(b"\x02h2").await? {
+                    Stream::Plain(socket) => over_http2(socket).await?,
+                    Stream::Tls(stream) => over_http2(stream).await?,
+                };
                 // Of several that open it at once the last stays; the others end with their requests.
                 *self.0.borrow_mut() = Some(sender.clone());
                 sender
@@ -165,12 +194,4 @@ impl Http2 {
         connection.ready().await.context("the connection is gone")?;
         Ok(connection.send_request(request).await?)
     }
-}
-
-async fn connect(address: SocketAddr) -> anyhow::Result<TcpStream> {
-    let stream = TcpStream::connect(address)
-        .await
-        .with_context(|| format!("{address} cannot be reached"))?;
-    stream.set_nodelay(true)?;
-    Ok(stream)
 }

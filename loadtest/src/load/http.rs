@@ -27,16 +27,16 @@ pub(super) fn spawn(scenario: &Scenario, load: &Rc<Load>, local: &LocalSet) {
     for _ in 0..scenario.connections {
         match scenario.transport {
             Transport::Single => {
-                local.spawn_local(worker(Client::new(load.source.http)).singles());
+                local.spawn_local(worker(Client::new(load.source.http.clone())).singles());
             }
             Transport::Batch => {
                 let size = scenario.batch as u64;
-                local.spawn_local(worker(Client::new(load.source.http)).batches(size));
+                local.spawn_local(worker(Client::new(load.source.http.clone())).batches(size));
             }
             Transport::Http2 => {
                 let connection = Http2::default();
                 for _ in 0..STREAMS_PER_CONNECTION {
-                    let client = Client::sharing(load.source.http, connection.clone());
+                    let client = Client::sharing(load.source.http.clone(), connection.clone());
                     local.spawn_local(worker(client).singles());
                 }
             }

@@ -6,13 +6,13 @@
 
 mod beside;
 pub mod client;
+pub mod door;
 pub mod garbage;
 mod http;
 mod pace;
 mod topic;
 
 use std::cell::Cell;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +23,7 @@ use waybill_engine::OperationId;
 use waybill_messages::Topics;
 
 use self::beside::Beside;
+use self::door::Door;
 use self::garbage::Garbage;
 use self::pace::Pace;
 use self::topic::Topic;
@@ -50,7 +51,7 @@ struct Load {
 
 /// Where requests come from and go to, and the book that they are written into.
 struct Source {
-    http: SocketAddr,
+    http: Door,
     deck: Deck,
     /// Tells the ids of this run from those of others.
     run: String,
@@ -60,7 +61,7 @@ struct Source {
 /// Where requests go.
 pub struct Target<'a> {
     /// The API.
-    pub http: SocketAddr,
+    pub http: &'a Door,
     /// The brokers.
     pub brokers: &'a str,
     /// Waybill's topics.
@@ -86,7 +87,7 @@ pub async fn send(
     };
     let (beside, asked) = unbounded_channel();
     let source = Rc::new(Source {
-        http: target.http,
+        http: target.http.clone(),
         deck: scenario.deck(),
         run: format!("load-{}", uuid::Uuid::new_v4().simple()),
         book: book.clone(),

@@ -1,0 +1,146 @@
+//! Where a server is, and how one gets in: with a token, over TLS, or just so.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+
+use anyhow::Context as _;
+use clap::Args;
+use hyper::Request;
+use hyper::header::{self, HeaderValue};
+use openssl::ssl::{SslConnector, SslMethod};
+use openssl::x509::X509;
+use tokio::net::TcpStream;
+use tokio_openssl::SslStream;
+
+/// How one gets in.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Getting in")]
+pub struct Access {
+    /// The file with the bearer token that the API asks for
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// Speak TLS to the API, whose certificate has to bear this name
+    #[arg(long, value_name = "NAME")]
+    https: Option<String>,
+    /// Certificates (PEM) that are trusted beside the system's
+    #[arg(long, value_name = "FILE", requires = "https")]
+    ca_file: Option<PathBuf>,
+}
+
+/// Where a server is, and how one gets in.
+#[derive(Clone)]
+pub struct Door {
+    address: SocketAddr,
+    token: Option<HeaderValue>,
+    tls: Option<Tls>,
+}
+
+#[derive(Clone)]
+struct Tls {
+    connector: SslConnector,
+    name: String,
+}
+
+/// A connection.
+pub enum Stream {
+    /// In the clear.
+    Plain(TcpStream),
+    /// Encrypted.
+    Tls(SslStream<TcpStream>),
+}
+
+impl From<SocketAddr> for Door {
+    fn from(address: SocketAddr) -> Self {
+        Self {
+            address,
+            token: None,
+            tls: None,
+        }
+    }
+}
+
+impl fmt::Debug for Door {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Door").field(&self.address).finish()
+    }
+}
+
+impl Door {
+    /// The same with what the flags say.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read, or holds something else.
+    pub fn with(mut self, access: &Access) -> anyhow::Result<Self> {
+        if let Some(path) = &access.token_file {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("--token-file: {}", path.display()))?;
+            let mut token = HeaderValue::from_str(&format!("Bearer {}", text.trim()))
+                .with_context(|| format!("--token-file: {} holds no token", path.display()))?;
+            token.set_sensitive(true);
+            self.token = Some(token);
+        }
+        if let Some(name) = &access.https {
+            let mut connector = SslConnector::builder(SslMethod::tls_client())?;
+            if let Some(path) = &access.ca_file {
+                let text = std::fs::read(path)
+                    .with_context(|| format!("--ca-file: {}", path.display()))?;
+                for certificate in X509::stack_from_pem(&text)? {
+                    connector.cert_store_mut().add_cert(certificate)?;
+                }
+            }
+            self.tls = Some(Tls {
+                connector: connector.build(),
+                name: name.clone(),
+            });
+        }
+        Ok(self)
+    }
+
+    /// The beginning of a URL there.
+    pub fn url(&self) -> String {
+        match &self.tls {
+            None => format!("http://{}", self.address),
+            Some(_) => format!("https://{}", self.address),
+        }
+    }
+
+    /// Gives a request what it needs to get in.
+    pub fn admit<B>(&self, request: &mut Request<B>) {
+        if let Some(token) = &self.token {
+            let headers = request.headers_mut();
+            headers.insert(header::AUTHORIZATION, token.clone());
+        }
+    }
+
+    /// The value of `Host` there.
+    pub fn host(&self) -> anyhow::Result<HeaderValue> {
+        Ok(self.address.to_string().parse()?)
+    }
+
+    /// A connection for this protocol, as ALPN has it behind its length.
+    ///
+    /// # Errors
+    ///
+    /// If nobody answers, or somebody else.
+    pub async fn connect(&self, protocol: &[u8]) -> anyhow::Result<Stream> {
+        let address = self.address;
+        let socket = TcpStream::connect(address)
+            .await
+            .with_context(|| format!("{address} cannot be reached"))?;
+        socket.set_nodelay(true)?;
+        let Some(Tls { connector, name }) = &self.tls else {
+            return Ok(Stream::Plain(socket));
+        };
+        let mut ssl = connector.configure()?.into_ssl(name)?;
+        ssl.set_alpn_protos(protocol)?;
+        let mut stream = SslStream::new(ssl, socket)?;
+        Pin::new(&mut stream)
+            .connect()
+            .await
+            .with_context(|| format!("{address} is not {name}"))?;
+        Ok(Stream::Tls(stream))
+    }
+}
