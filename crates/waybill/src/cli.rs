@@ -385,8 +385,10 @@ impl Cli {
             exposure::check(listens, &config)?;
             // Said here, it is a refusal and no failure.
             Auth::load(&config.auth)?;
-            Tls::load("http.tls", &config.http.tls)?;
             Tls::load("admin.tls", &config.admin.tls)?;
+            if matches!(listens, Role::Up { .. } | Role::Ingestion) {
+                Tls::load("http.tls", &config.http.tls)?;
+            }
         }
         Ok(config)
     }

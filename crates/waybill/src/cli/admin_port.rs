@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use reqwest::redirect::Policy;
-use reqwest::{Client, RequestBuilder};
+use reqwest::{Client, RequestBuilder, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -46,7 +46,14 @@ pub(super) async fn answered<T: DeserializeOwned>(
         let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
         let of_field = problem["errors"][0]["detail"].as_str();
         let detail = of_field.or(problem["detail"].as_str());
-        anyhow::bail!("{url} answers {status}: {}", detail.unwrap_or("no detail"));
+        let hint = match status {
+            StatusCode::UNAUTHORIZED => " (--token-file)",
+            _ => "",
+        };
+        anyhow::bail!(
+            "{url} answers {status}: {}{hint}",
+            detail.unwrap_or("no detail")
+        );
     }
     serde_json::from_slice(&body).with_context(|| format!("{url} answers something else"))
 }

@@ -96,7 +96,7 @@ impl Addresses {
     fn tell(&self) {
         let Self { http, admin, asks } = self;
         let token = match asks {
-            true => "\n   -H \"authorization: Bearer $(cat TOKEN-FILE)\"",
+            true => " -H \"authorization: Bearer $(cat TOKEN-FILE)\"",
             false => "",
         };
         println!(

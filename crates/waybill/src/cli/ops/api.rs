@@ -116,10 +116,11 @@ impl ApiError {
             status if status.is_client_error() => Fault::Wrong,
             _ => Fault::Away,
         };
-        Self {
-            fault,
-            text: problem_text(status, &problem),
+        let mut text = problem_text(status, &problem);
+        if status == StatusCode::UNAUTHORIZED {
+            text.push_str(" (--token-file)");
         }
+        Self { fault, text }
     }
 }
 

@@ -76,6 +76,8 @@ function operationView(path, method, operation) {
     make("summary", {}, make("span", { class: `method ${method}` }, method.toUpperCase()),
       make("code", {}, path), make("span", { class: "soft" }, operation.summary ?? "")),
     ...paragraphs(operation.description),
+    ...(operation.security ?? []).map(({ bearer }) =>
+      make("p", { class: "soft" }, "Scope, where tokens are asked for: ", make("code", {}, bearer.join(" ")))),
     parameters.length ? make("h3", {}, "Parameters") : null,
     table(["Name", "In", "Meaning", "Example"], parameters),
     operation.requestBody ? make("h3", {}, "Body") : null,
