@@ -110,6 +110,20 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
         let line = format!("waybill_{name}_unauthorized_total{{reason=\"{reason}\"}} {count}\n");
         assert!(metrics.contains(&line), "{line}{metrics}");
     }
+    // What looks and asks for an operator gets in in the same way; a probe needs no token.
+    let ready = site.run(&["ready", "--admin-url", &admin], None);
+    assert_eq!(ready.code, 0, "{}", ready.text);
+    let log = ["log", "--admin-url", &admin];
+    assert_eq!(site.run(&log, Some(&operator)).stdout, "trace\n");
+    let refused = site.run(&[&log[..], &["info"]].concat(), Some(&submit));
+    assert!(refused.text.contains("403"), "{}", refused.text);
+    let doctor = ["doctor", "--admin-url", &admin, "--api", &api];
+    for (token, verdict) in [(&operator, "ok   "), (&submit, "BAD  ")] {
+        let said = site.run(&doctor, Some(token)).text;
+        assert!(said.contains(&format!("{verdict} leases")), "{said}");
+        assert!(said.contains("ok    api"), "{said}");
+    }
+
     let output = up.stop();
     assert!(output.contains("TRACE"), "all was told that is ever told");
     for secret in ["wb_", &submit.text, &operator.text, &stranger.text] {
