@@ -37,25 +37,33 @@ fn functions(directory: &Path, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn every_test_that_the_guarantees_name_is_there() {
-    let page = std::fs::read_to_string(root().join("docs/guarantees.md")).expect("it is there");
-    let named = names_in(&page);
-    assert!(named.len() > 20, "{named:?}");
+fn every_test_that_the_guarantees_and_the_threats_name_is_there() {
     let mut found = BTreeSet::new();
     functions(&root().join("crates"), &mut found);
-    let missing: Vec<_> = named
-        .iter()
-        .filter(|name| !found.contains(**name))
-        .collect();
-    assert!(
-        missing.is_empty(),
-        "no function has these names: {missing:?}"
-    );
+    for page in ["docs/guarantees.md", "SECURITY.md"] {
+        let text = std::fs::read_to_string(root().join(page)).expect("it is there");
+        let named = names_in(&text);
+        assert!(named.len() > 20, "{page}: {named:?}");
+        let missing: Vec<_> = named
+            .iter()
+            .filter(|name| !found.contains(**name))
+            .collect();
+        assert!(
+            missing.is_empty(),
+            "{page}: no function has these names: {missing:?}"
+        );
+    }
 }
 
 #[test]
 fn links_between_the_documents_lead_somewhere() {
-    let mut pages = vec![root().join("README.md"), root().join("ARCHITECTURE.md")];
+    let at_the_top = [
+        "README.md",
+        "ARCHITECTURE.md",
+        "SECURITY.md",
+        "CONTRIBUTING.md",
+    ];
+    let mut pages: Vec<PathBuf> = at_the_top.map(|page| root().join(page)).to_vec();
     for directory in ["docs", "docs/runbooks"] {
         let files = std::fs::read_dir(root().join(directory)).expect("it is there");
         let files = files.map(|file| file.expect("it can be read").path());

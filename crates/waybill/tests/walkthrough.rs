@@ -1,5 +1,5 @@
-//! Runs every command of docs/failure-walkthrough.md, in order, and holds its output against the
-//! page.
+//! Runs every command of the README's tour, of docs/failure-walkthrough.md and of docs/first-workflow.md, in order, and
+//! holds its output against the page.
 //!
 //! A block ```` ```console ```` has commands (`$ …`) with their output below them; one that says
 //! `console until` is repeated until the output is as printed. `…` matches anything within a line.
@@ -7,7 +7,6 @@
 #[path = "support/process.rs"]
 mod process;
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,11 +30,54 @@ struct Step {
 
 #[test]
 fn every_command_of_the_walkthrough_says_what_the_page_prints() {
+    let world = |root: &Path| {
+        World::start(
+            root,
+            Some("examples/failure-walkthrough/waybill.yaml"),
+            None,
+        )
+    };
+    walk("docs/failure-walkthrough.md", world);
+}
+
+#[test]
+fn every_command_of_the_tour_says_what_the_readme_prints() {
+    walk("README.md", |root| World::start(root, None, None));
+}
+
+#[test]
+fn every_command_of_the_first_workflow_says_what_the_page_prints_and_the_files_are_those_of_the_page()
+ {
+    const PAGE: &str = "docs/first-workflow.md";
+    let example = Path::new("examples/first-workflow");
+    let page = std::fs::read_to_string(root().join(PAGE)).unwrap();
+    for file in ["workflow.yaml", "agents.yaml", "waybill.yaml"] {
+        let path = example.join(file);
+        let text = std::fs::read_to_string(root().join(&path)).unwrap();
+        let block = format!("```yaml\n# {}\n{text}```\n", path.display());
+        assert!(
+            page.contains(&block),
+            "{PAGE} does not show {file} as it is"
+        );
+    }
+    if Command::new("python3").arg("--version").output().is_err() {
+        println!("SKIPPED: {PAGE}: there is no python3 for its services");
+        return;
+    }
+    let config = example.join("waybill.yaml");
+    let services = example.join("services.py");
+    walk(PAGE, |root| {
+        World::start(root, config.to_str(), Some(&services))
+    });
+}
+
+/// Runs the commands of a page in a world.
+fn walk(page: &str, start: impl FnOnce(&Path) -> World) {
     let root = root();
-    let page = std::fs::read_to_string(root.join("docs/failure-walkthrough.md")).unwrap();
-    let steps = steps(&page);
-    assert!(steps.len() > 10, "the page has lost its commands");
-    let world = World::start(&root);
+    let text = std::fs::read_to_string(root.join(page)).unwrap();
+    let steps = steps(&text);
+    assert!(steps.len() > 10, "{page} has lost its commands");
+    let world = start(&root);
     for step in steps {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -45,7 +87,7 @@ fn every_command_of_the_walkthrough_says_what_the_page_prints() {
             }
             assert!(
                 step.until && Instant::now() < deadline,
-                "line {}: {}\nprints\n{output}\nnot\n{}\n{}",
+                "{page}, line {}: {}\nprints\n{output}\nnot\n{}\n{}",
                 step.line,
                 step.command,
                 step.output.join("\n"),
@@ -117,71 +159,114 @@ fn line_matches(expected: &str, line: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// The `waybill up` of the page, on ports of its own.
+/// The `waybill up` of the page, on ports of its own, and the services, where the page has some of its own.
 struct World {
     dir: TempDir,
-    _process: Process,
+    _processes: Vec<Process>,
     root: PathBuf,
-    addresses: HashMap<String, SocketAddr>,
+    config: Option<PathBuf>,
+    /// Where the page says that something is, and where it is here.
+    addresses: Vec<(&'static str, SocketAddr)>,
 }
 
 impl World {
-    fn start(root: &Path) -> Self {
+    fn start(root: &Path, config: Option<&str>, services: Option<&Path>) -> Self {
         let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log.txt");
+        let mut world = Self {
+            _processes: Vec::new(),
+            root: root.to_owned(),
+            config: config.map(|config| root.join(config)),
+            addresses: Vec::new(),
+            dir,
+        };
+        let mut listeners = vec![
+            ("http", "127.0.0.1:8080"),
+            ("admin", "127.0.0.1:8081"),
+            ("broker", "127.0.0.1:9092"),
+        ];
+        match services {
+            None => listeners.push(("services", "127.0.0.1:8082")),
+            Some(script) => {
+                let mut command = Command::new("python3");
+                command.arg(root.join(script)).arg("0");
+                let (process, addresses) = Process::start(command, &["services"], &log);
+                world._processes.push(process);
+                let address = addresses["services"];
+                world.addresses.push(("127.0.0.1:8090", address));
+                world.config = Some(world.moved(script.parent().unwrap()));
+            }
+        }
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
-        command
-            .current_dir(root)
-            .args([
-                "up",
-                "--config",
-                "examples/failure-walkthrough/waybill.yaml",
-            ])
-            .arg("--data-dir")
-            .arg(dir.path().join("data"));
-        for flag in ["--http", "--admin", "--broker-listen", "--services"] {
+        command.current_dir(root).arg("up");
+        if let Some(config) = &world.config {
+            command.arg("--config").arg(config);
+        }
+        command.arg("--data-dir").arg(world.dir.path().join("data"));
+        for flag in ["--http", "--admin", "--broker-listen"] {
             command.args([flag, "127.0.0.1:0"]);
         }
-        let listeners = ["http", "admin", "broker", "services"];
-        let (process, addresses) = Process::start(command, &listeners, &dir.path().join("log.txt"));
-        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_waybill"), dir.path().join("waybill"))
-            .unwrap();
-        let world = Self {
-            dir,
-            _process: process,
-            root: root.to_owned(),
-            addresses,
+        match services {
+            None => command.args(["--services", "127.0.0.1:0"]),
+            Some(_) => command.arg("--no-services"),
         };
-        let readiness = format!("curl -sf http://{}/readyz", world.addresses["admin"]);
-        let deadline = Instant::now() + PATIENCE;
-        while world.run(&readiness).is_empty() {
-            assert!(
-                Instant::now() < deadline,
-                "it is not ready\n{}",
-                world.log()
-            );
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let names: Vec<&str> = listeners.iter().map(|(name, _)| *name).collect();
+        let (process, addresses) = Process::start(command, &names, &log);
+        world._processes.push(process);
+        let moved = listeners
+            .iter()
+            .map(|(name, page)| (*page, addresses[*name]));
+        world.addresses.extend(moved);
+        std::os::unix::fs::symlink(
+            env!("CARGO_BIN_EXE_waybill"),
+            world.dir.path().join("waybill"),
+        )
+        .unwrap();
+        let ready = world.run("waybill ready --wait 60s && echo ready");
+        assert_eq!(ready, "ready\n", "{}", world.log());
         world
     }
 
-    /// Runs a command of the page, with the addresses of this world in place of the page's.
-    fn run(&self, command: &str) -> String {
-        let mut command = command.to_owned();
-        for (name, address) in [
-            ("http", "127.0.0.1:8080"),
-            ("services", "127.0.0.1:8082"),
-            ("broker", "127.0.0.1:9092"),
-        ] {
-            command = command.replace(address, &self.addresses[name].to_string());
+    /// The configuration of an example, whose agents go to where its services are here.
+    fn moved(&self, example: &Path) -> PathBuf {
+        for file in ["agents.yaml", "waybill.yaml"] {
+            let text = std::fs::read_to_string(self.root.join(example).join(file)).unwrap();
+            let agents = example.join("agents.yaml");
+            let here = self.dir.path().join("agents.yaml");
+            let text = self.as_here(&text);
+            let text = text.replace(agents.to_str().unwrap(), here.to_str().unwrap());
+            std::fs::write(self.dir.path().join(file), text).unwrap();
         }
+        self.dir.path().join("waybill.yaml")
+    }
+
+    /// A text with the addresses of this world in place of the page's.
+    fn as_here(&self, text: &str) -> String {
+        let moved = self.addresses.iter();
+        moved.fold(text.to_owned(), |text, (page, here)| {
+            text.replace(page, &here.to_string())
+        })
+    }
+
+    /// Runs a command of the page.
+    fn run(&self, command: &str) -> String {
         let path = std::env::var("PATH").unwrap_or_default();
-        let output = without_test_variables(&mut Command::new("bash"))
-            .args(["-c", &command])
+        let mut shell = Command::new("bash");
+        without_test_variables(&mut shell)
+            .args(["-c", &self.as_here(command)])
             .current_dir(&self.root)
-            .env("PATH", format!("{}:{path}", self.dir.path().display()))
-            .env("WAYBILL_HTTP__LISTEN", self.addresses["http"].to_string())
-            .output()
-            .unwrap();
+            .env("PATH", format!("{}:{path}", self.dir.path().display()));
+        if let Some(config) = &self.config {
+            shell.env("WAYBILL_CONFIG", config);
+        }
+        for (listener, page) in [
+            ("WAYBILL_HTTP__LISTEN", "127.0.0.1:8080"),
+            ("WAYBILL_ADMIN__LISTEN", "127.0.0.1:8081"),
+            ("WAYBILL_BROKER__LISTEN", "127.0.0.1:9092"),
+        ] {
+            shell.env(listener, self.as_here(page));
+        }
+        let output = shell.output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     }
 
