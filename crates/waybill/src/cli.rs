@@ -19,7 +19,9 @@ mod readers;
 mod ready;
 mod records;
 mod reference;
+mod role;
 mod schemas;
+mod shell;
 mod shown;
 mod store;
 mod token;
@@ -30,6 +32,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 
 pub use access::AdminArgs;
 pub use agent_check::AgentCheckArgs;
@@ -42,6 +45,7 @@ pub use readers::ReadersCommand;
 pub use ready::ReadyArgs;
 pub use records::RecordsArgs;
 pub use reference::Reference;
+pub use role::Role;
 pub use schemas::SchemasCommand;
 pub use store::StoreCommand;
 pub use token::TokenCommand;
@@ -162,6 +166,18 @@ pub enum Command {
         #[arg(value_enum)]
         page: Reference,
     },
+    /// Print what completes commands and flags in a shell
+    Completions {
+        /// Which one.
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Write pages of the manual, one for each command, into a directory
+    Man {
+        /// Where; it has to be there
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
     /// Make bearer tokens for the API and the admin port
     Token {
         /// What to do with them.
@@ -193,50 +209,6 @@ pub enum ConfigCommand {
     },
     /// Print what applies after all layers, secrets redacted
     Show,
-}
-
-/// A command that starts roles and lasts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
-    /// All roles.
-    Up {
-        /// Whether the agents run in this process.
-        agents: bool,
-        /// Whether the simulated services run in this process.
-        services: bool,
-        /// How many sample deliveries to send.
-        samples: u64,
-    },
-    /// The embedded broker.
-    Broker,
-    /// The agents.
-    Agents,
-    /// The simulated services.
-    Services,
-    /// The HTTP API.
-    Ingestion,
-    /// The scheduler.
-    Scheduler,
-    /// The supervisor, and what tells people of alerts.
-    Supervisor,
-}
-
-impl Role {
-    /// What it cannot do without if it runs alone: nothing of that is in its process.
-    fn needs(self) -> Needs {
-        let (brokers, store) = match self {
-            Self::Up { .. } | Self::Broker | Self::Services => (false, false),
-            Self::Agents => (true, false),
-            Self::Ingestion | Self::Scheduler | Self::Supervisor => (true, true),
-        };
-        Needs { brokers, store }
-    }
-}
-
-/// What has to run elsewhere.
-struct Needs {
-    brokers: bool,
-    store: bool,
 }
 
 impl Command {
@@ -273,6 +245,8 @@ impl Command {
             | Self::Ops(_)
             | Self::Capacity(_)
             | Self::Reference { .. }
+            | Self::Completions { .. }
+            | Self::Man { .. }
             | Self::Token { .. }
             | Self::Workflow { .. }
             | Self::Config { .. } => None,

@@ -26,6 +26,11 @@ fn main() -> ExitCode {
     match &cli.command {
         Command::Capacity(arguments) => return judge(arguments.run()),
         Command::Reference { page } => return print(&page.page()),
+        Command::Completions { shell } => return print(&Cli::completions(*shell)),
+        Command::Man { directory } => {
+            let written = Cli::write_manual(directory);
+            return judge(written.map(|()| format!("man {}/waybill.1", directory.display())));
+        }
         Command::Token { command } => return judge(command.run()),
         _ => {}
     }

@@ -1,0 +1,66 @@
+//! `waybill completions` and `waybill man`: what shells and `man` know of the commands, made from the command line itself.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use clap::CommandFactory as _;
+use clap_complete::Shell;
+
+use super::Cli;
+
+impl Cli {
+    /// What completes commands and flags in a shell.
+    #[must_use]
+    pub fn completions(shell: Shell) -> String {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Self::command(), "waybill", &mut script);
+        String::from_utf8_lossy(&script).into_owned()
+    }
+
+    /// Writes pages of the manual into a directory, `waybill.1` and one for each command below it.
+    ///
+    /// # Errors
+    ///
+    /// If they cannot be written.
+    pub fn write_manual(directory: &Path) -> anyhow::Result<()> {
+        clap_mangen::generate_to(Self::command(), directory)
+            .with_context(|| format!("{} cannot be written", directory.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum as _;
+
+    use super::*;
+
+    #[test]
+    fn every_shell_is_told_of_every_command() {
+        for shell in Shell::value_variants() {
+            let script = Cli::completions(*shell);
+            for command in Cli::command().get_subcommands() {
+                let name = command.get_name();
+                assert!(script.contains(name), "{shell} is not told of {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_command_has_a_page_that_says_what_its_help_says() {
+        let directory = tempfile::tempdir().unwrap();
+        Cli::write_manual(directory.path()).unwrap();
+        let page = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
+        assert!(
+            page("waybill.1").starts_with(".ie"),
+            "{}",
+            page("waybill.1")
+        );
+        for command in Cli::command().get_subcommands() {
+            let name = command.get_name();
+            assert!(page(&format!("waybill-{name}.1")).contains(name));
+        }
+        assert!(page("waybill-ops-list.1").contains("older\\-than"));
+        let nowhere = directory.path().join("nowhere");
+        assert!(Cli::write_manual(&nowhere).is_err());
+    }
+}
