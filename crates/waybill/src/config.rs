@@ -21,6 +21,7 @@ mod owners;
 mod registry;
 mod scylla;
 mod sections;
+mod tenants;
 mod tls;
 mod units;
 mod validate;
@@ -51,6 +52,7 @@ pub use sections::{
     SchedulerConfig, ServicesConfig, StoreConfig, SupervisorConfig, TelemetryConfig,
     WorkflowsConfig,
 };
+pub use tenants::{TenantLimit, TenantLimitsConfig};
 pub use tls::TlsConfig;
 pub use units::{ByteSize, UnitError, duration_from_text, duration_to_text};
 pub(crate) use validate::PARTITIONS_MAX;

@@ -23,7 +23,8 @@ const NOT_KEYS: [&str; 3] = ["WAYBILL_CONFIG", "WAYBILL_TOKEN_FILE", "WAYBILL_CA
 const OPEN: [&str; 2] = ["kafka.properties", "kafka.propertyFiles"];
 
 /// Keys that no variable sets: they have a structure that belongs into a file.
-const FILE_ONLY: [&str; 3] = [
+const FILE_ONLY: [&str; 4] = [
+    "http.tenantLimits.tenants",
     "alerts.receivers",
     "alerts.owners.email",
     "alerts.owners.sms",

@@ -9,6 +9,7 @@ use waybill_drone_delivery::services::FaultsByService;
 
 use super::identity::PartitionChoice;
 use super::scylla::ScyllaConfig;
+use super::tenants::TenantLimitsConfig;
 use super::tls::TlsConfig;
 use super::units::{self, ByteSize};
 
@@ -80,6 +81,8 @@ pub struct HttpConfig {
     /// Streams of an operation's events at once; further ones are answered 503. Less than
     /// `connections_max`.
     pub event_streams_max: usize,
+    /// How much each tenant may send to this process.
+    pub tenant_limits: TenantLimitsConfig,
 }
 
 impl Default for HttpConfig {
@@ -108,6 +111,7 @@ impl Default for HttpConfig {
             pending_read_timeout: Duration::from_millis(500),
             reply_to_prefixes: Vec::new(),
             event_streams_max: 500,
+            tenant_limits: TenantLimitsConfig::default(),
         }
     }
 }

@@ -175,7 +175,10 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             while group.len() < room
                 && let Some(line) = self.lines.next()
             {
-                group.push(self.read_line(&line));
+                group.push(self.read_line(&line).and_then(|submission| {
+                    self.rules.tenant_limits.take(&submission.record.tenant)?;
+                    Ok(submission)
+                }));
             }
             if group.is_empty() {
                 return Ok(());

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::gate::{GateLimits, HEADERS_LIMIT_MAX};
 use super::json::DEPTH_LIMIT_MAX;
+use super::tenant_limits::TenantRates;
 use crate::contact::ContactRules;
 
 /// The settings of ingestion. Every queue, and everything that a client can make grow, is bounded
@@ -57,6 +58,8 @@ pub struct IngestionConfig {
     pub contacts: ContactRules,
     /// Streams of an operation's events at once; further ones are answered 503.
     pub event_streams_max: usize,
+    /// How much each tenant may send.
+    pub tenant_rates: TenantRates,
     /// How long requests under way may take to finish at shutdown.
     pub drain_timeout: Duration,
 }
@@ -86,6 +89,7 @@ impl Default for IngestionConfig {
             reply_to_prefixes: Vec::new(),
             contacts: ContactRules::default(),
             event_streams_max: 500,
+            tenant_rates: TenantRates::default(),
             drain_timeout: Duration::from_secs(5),
         }
     }

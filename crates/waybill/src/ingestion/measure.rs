@@ -6,7 +6,7 @@ use hyper::StatusCode;
 use metrics::{Counter, Gauge, Histogram};
 use waybill_telemetry::{Declared, Metric};
 
-use super::problem::Problem;
+use super::problem::{Kind, Problem};
 use crate::auth::DENIALS;
 
 const REQUESTS: Metric<Counter, 2> = Metric::new(
@@ -29,6 +29,11 @@ const UNAUTHORIZED: Metric<Counter, 1> = Metric::new(
     "Requests, and lines of batches, that were turned away for who asked",
     ["reason"],
 );
+const LIMITED: Metric<Counter> = Metric::new(
+    "waybill_ingestion_limited_total",
+    "Requests, and lines of batches, that were turned away because their tenant sent too many",
+    [],
+);
 pub(super) const EVENT_STREAMS: Metric<Gauge> = Metric::new(
     "waybill_ingestion_event_streams",
     "Streams of events that are open",
@@ -41,6 +46,7 @@ pub(crate) const METRICS: &[&dyn Declared] = &[
     &DURATION,
     &ACCEPTED,
     &UNAUTHORIZED,
+    &LIMITED,
     &EVENT_STREAMS,
 ];
 
@@ -93,6 +99,7 @@ pub struct Measures {
     routes: [RouteMeasures; RouteLabel::ALL.len()],
     accepted: Counter,
     denials: [Counter; DENIALS.len()],
+    limited: Counter,
 }
 
 #[derive(Debug)]
@@ -112,6 +119,7 @@ impl Measures {
             }),
             accepted: ACCEPTED.of([]),
             denials: DENIALS.map(|reason| UNAUTHORIZED.of([reason])),
+            limited: LIMITED.of([]),
         }
     }
 
@@ -125,8 +133,11 @@ impl Measures {
         }
     }
 
-    /// Counts a problem that turns somebody away for who they are.
+    /// Counts a problem that turns somebody away for who they are, or for how much they send.
     pub fn denied(&self, problem: &Problem) {
+        if problem.kind == Kind::TooManyRequests {
+            self.limited.increment(1);
+        }
         let reason = problem.denial();
         let place = reason.and_then(|reason| DENIALS.iter().position(|known| *known == reason));
         if let Some(place) = place {

@@ -38,6 +38,7 @@ pub(crate) mod request;
 mod server;
 mod service;
 mod status;
+pub(crate) mod tenant_limits;
 mod token;
 mod view;
 
@@ -58,6 +59,7 @@ use waybill_store::Store;
 
 pub use config::IngestionConfig;
 pub(crate) use measure::METRICS;
+pub use tenant_limits::{Rate, TenantRates};
 
 use self::batch::BatchLimits;
 use self::body::Patience;
@@ -70,6 +72,7 @@ use self::reads::Reads;
 use self::request::Rules;
 use self::server::Server;
 use self::service::Api;
+use self::tenant_limits::TenantLimits;
 use crate::auth::Auth;
 use crate::spread::Spread;
 use crate::tls::Tls;
@@ -153,6 +156,7 @@ impl Ingestion {
                 json_depth_max: config.depth_max(),
                 reply_to_prefixes: config.reply_to_prefixes.clone(),
                 contacts: config.contacts.clone(),
+                tenant_limits: TenantLimits::new(&config.tenant_rates),
             }),
             measures: Arc::new(Measures::new()),
             docs: Docs::new(),

@@ -4,6 +4,7 @@
 //! relative reference to a page of this server that says what to do about it.
 
 use std::borrow::Cow;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -66,6 +67,8 @@ pub enum Kind {
     Internal,
     /// What is stored of the operation is damaged.
     RowUnreadable,
+    /// The request's tenant has sent as many as it may for now.
+    TooManyRequests,
     /// More is under way than this process may hold.
     Overloaded,
     /// The broker does not take the request.
@@ -84,7 +87,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::MalformedRequest,
         Self::AmbiguousLength,
         Self::IncompleteBody,
@@ -108,6 +111,7 @@ impl Kind {
         Self::HeadTooLarge,
         Self::Internal,
         Self::RowUnreadable,
+        Self::TooManyRequests,
         Self::Overloaded,
         Self::BrokerUnavailable,
         Self::StoreUnavailable,
@@ -215,6 +219,9 @@ impl Kind {
             Self::RowUnreadable => ("/problems/row-unreadable", S::INTERNAL_SERVER_ERROR,
                 "What is stored of the operation cannot be read",
                 "Nothing was accepted. The program's log names the operation and the cause; other operations are not affected. A person has to look at the state store."),
+            Self::TooManyRequests => ("/problems/too-many-requests", S::TOO_MANY_REQUESTS,
+                "The tenant sends too many requests",
+                "The request was not accepted. Send it again after the time that Retry-After says; http.tenantLimits says how many there may be."),
             Self::Overloaded => ("/problems/overloaded", S::SERVICE_UNAVAILABLE,
                 "Too much is under way",
                 "The request was not accepted. Send it again after the time that Retry-After says."),
@@ -293,6 +300,9 @@ pub struct Problem {
     /// The value of the header that belongs to its kind: the methods that are allowed, or how to say who asks.
     #[serde(skip)]
     header: Option<&'static str>,
+    /// How long to wait before it is worth trying again, in seconds, where that is known.
+    #[serde(skip)]
+    wait: Option<NonZeroU32>,
 }
 
 fn uri<S: Serializer>(kind: &Kind, serializer: S) -> Result<S::Ok, S::Error> {
@@ -315,6 +325,7 @@ impl Problem {
             id: None,
             code: None,
             header: None,
+            wait: None,
         }
     }
 
@@ -355,6 +366,15 @@ impl Problem {
         }
     }
 
+    /// The problem, with how long to wait before it is worth trying again.
+    pub fn with_wait(self, wait: Duration) -> Self {
+        let seconds = u32::try_from(wait.as_millis().div_ceil(1_000)).unwrap_or(u32::MAX);
+        Self {
+            wait: NonZeroU32::new(seconds.max(1)),
+            ..self
+        }
+    }
+
     /// The problem, with how to say who asks.
     pub fn with_challenge(self, challenge: &'static str) -> Self {
         Self {
@@ -379,7 +399,11 @@ impl Problem {
 
     /// The value of `Retry-After`, if there is to be one.
     pub fn retry_after(&self) -> Option<Duration> {
-        (self.status() == StatusCode::SERVICE_UNAVAILABLE).then_some(RETRY_AFTER)
+        let is_unavailable = self.status() == StatusCode::SERVICE_UNAVAILABLE;
+        let known = self
+            .wait
+            .map(|seconds| Duration::from_secs(seconds.get().into()));
+        known.or(is_unavailable.then_some(RETRY_AFTER))
     }
 
     /// Whether the connection must end with it: where the next request begins is not known.

@@ -21,6 +21,7 @@ use waybill_messages::is_topic_name;
 use super::id::{self, CallerId};
 use super::json;
 use super::problem::{FieldProblem, Problem};
+use super::tenant_limits::TenantLimits;
 use crate::auth::{AnotherTenant, Caller, Tenants};
 use crate::contact::ContactRules;
 
@@ -44,6 +45,8 @@ pub struct Rules {
     pub reply_to_prefixes: Vec<String>,
     /// Who may be named to be told of an operation.
     pub contacts: ContactRules,
+    /// How many there may be of each tenant.
+    pub tenant_limits: TenantLimits,
 }
 
 /// What comes with a body, in the request's head.

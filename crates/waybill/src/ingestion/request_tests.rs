@@ -19,6 +19,7 @@ fn workflow(name: &str) -> Workflow {
 
 fn rules() -> Rules {
     Rules {
+        tenant_limits: TenantLimits::default(),
         workflows: Arc::new(
             Workflows::new(vec![workflow(DRONE_DELIVERY), workflow("order")]).unwrap(),
         ),

@@ -174,6 +174,7 @@ impl Api {
             Form::General => request::operation(&body, &envelope, &self.rules, wall_clock()),
         }?;
         drop(body);
+        self.rules.tenant_limits.take(&submission.record.tenant)?;
         match self.intake.submit(&submission).await? {
             Answer::Accepted(id, accepted) => Ok(created(
                 form,

@@ -7,6 +7,7 @@ mod batches;
 mod certificate;
 mod events;
 mod inputs;
+mod limits;
 mod ops;
 mod pressure;
 mod repeats;

@@ -195,7 +195,7 @@ const DELIVERY_DEADLINE: &str = "The `deadline` is what the customer was told, a
     repeat is answered though its deadline has passed since.";
 
 /// How creating one operation may be refused.
-const CREATE_REFUSALS: [Kind; 10] = [
+const CREATE_REFUSALS: [Kind; 11] = [
     Kind::MalformedJson,
     Kind::RequestTimeout,
     Kind::IdConflict,
@@ -203,6 +203,7 @@ const CREATE_REFUSALS: [Kind; 10] = [
     Kind::UnsupportedMediaType,
     Kind::InvalidValues,
     Kind::HeadTooLarge,
+    Kind::TooManyRequests,
     Kind::Internal,
     Kind::BrokerUnavailable,
     Kind::OutcomeUnknown,

@@ -10,6 +10,7 @@ use super::*;
 use crate::contact::ContactRules;
 use crate::ingestion::id::fresh;
 use crate::ingestion::request::{Envelope, Rules, delivery, operation};
+use crate::ingestion::tenant_limits::TenantLimits;
 
 const NOW: Timestamp = Timestamp(1_000_000);
 
@@ -22,6 +23,7 @@ fn rules() -> Rules {
         definition.try_into().unwrap()
     };
     Rules {
+        tenant_limits: TenantLimits::default(),
         workflows: Arc::new(
             Workflows::new(vec![workflow(DRONE_DELIVERY), workflow("order")]).unwrap(),
         ),

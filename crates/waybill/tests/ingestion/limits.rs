@@ -1,0 +1,59 @@
+//! What a tenant may send.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use axum::http::header::RETRY_AFTER;
+use serde_json::{Value, json};
+use waybill::ingestion::{Rate, TenantRates};
+
+use super::world::{World, problem};
+
+const BATCH: &str = "/v1/operations:batch";
+
+fn of_tenant(tenant: &str) -> Value {
+    json!({"workflow": "order", "tenant": tenant, "input": {}})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_that_floods_is_turned_away_with_a_time_and_the_others_are_not() {
+    const BURST: u32 = 5;
+    // So slow that next to nothing comes back while this runs.
+    let slow = Rate {
+        per_second: NonZeroU32::MIN,
+        burst: NonZeroU32::new(BURST).unwrap(),
+    };
+    let world = World::with(|config| {
+        config.tenant_rates = TenantRates {
+            each: Some(slow),
+            named: BTreeMap::new(),
+        };
+    })
+    .await;
+    let flood = (0..4 * BURST).map(|_| world.post("/v1/operations", of_tenant("noisy")).send());
+    let mut refused = 0;
+    for answer in futures_util::future::join_all(flood).await {
+        let answer = answer.unwrap();
+        if answer.status() == 202 {
+            continue;
+        }
+        refused += 1;
+        assert_eq!(answer.headers()[RETRY_AFTER], "1");
+        let (status, kind, _) = problem(answer).await;
+        assert_eq!((status, kind.as_str()), (429, "too-many-requests"));
+    }
+    assert!(refused >= BURST, "{refused}");
+
+    let mut lines = vec![of_tenant("noisy").to_string(); 4 * BURST as usize];
+    lines.extend(vec![of_tenant("quiet").to_string(); BURST as usize]);
+    let answers = world.post(BATCH, lines.join("\n"));
+    let answers = answers.send().await.unwrap().text().await.unwrap();
+    let statuses: Vec<Value> = answers
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["status"].clone())
+        .collect();
+    let (noisy, quiet) = statuses.split_at(4 * BURST as usize);
+    assert!(noisy.contains(&json!(429)), "{answers}");
+    assert_eq!(quiet, vec![json!(202); BURST as usize], "{answers}");
+    world.ingestion.shutdown().await;
+}
