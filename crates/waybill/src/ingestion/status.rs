@@ -159,14 +159,20 @@ impl Pending {
         self.accepted.as_ref()?.token()
     }
 
-    /// Whether it is an operation of `tenant`, which calls it `text`, as far as can be told.
-    pub fn is_of(&self, tenant: &str, text: &str) -> Whose {
-        let known = match (&self.request, &self.accepted) {
-            (Some(request), _) => Some(request.tenant.as_str()),
+    /// Whose it is, where that is known.
+    pub fn tenant(&self) -> Option<&str> {
+        match (&self.request, &self.accepted) {
+            (Some(request), _) => Some(&request.tenant),
             (None, Some(accepted)) => Some(accepted.tenant()),
             (None, None) => None,
-        };
-        match known {
+        }
+    }
+
+    /// Whether it is an operation of `tenant`, which calls it `text`, as far as can be told. Where no tenant is named,
+    /// any will do, as it does for a row.
+    pub fn is_of(&self, tenant: &str, text: &str) -> Whose {
+        match self.tenant() {
+            Some(_) if tenant.is_empty() => Whose::Theirs,
             Some(known) if known == tenant => Whose::Theirs,
             Some(_) => Whose::Anothers,
             None if self.id == OperationId::of_caller(tenant, text) => Whose::Theirs,

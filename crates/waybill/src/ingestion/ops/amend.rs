@@ -224,12 +224,15 @@ impl Amended {
         }
     }
 
+    /// It is asked in the name of the request's own tenant, which need not have been named: the scheduler refuses
+    /// another's.
     fn of_pending(pending: &Pending, text: &str, parameters: &Parameters) -> Self {
+        let tenant = pending.tenant().unwrap_or(&parameters.tenant);
         Self {
             id: pending.id(),
-            tenant: parameters.tenant.clone(),
-            caller_id: callers_own(text, &parameters.tenant)
-                .filter(|own| OperationId::of_caller(&parameters.tenant, own) == pending.id()),
+            tenant: tenant.to_owned(),
+            caller_id: callers_own(text, tenant)
+                .filter(|own| OperationId::of_caller(tenant, own) == pending.id()),
             token: parameters.token.or(pending.token()),
             is_absent: false,
         }

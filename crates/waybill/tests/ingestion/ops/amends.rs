@@ -204,9 +204,15 @@ async fn a_tenants_operation_is_cancelled_in_its_name_and_not_in_anothers() {
         (format!("{OPERATIONS}/o-1:cancel?tenant=acme"), 202),
         (format!("{OPERATIONS}/{id}:cancel?tenant=acme"), 202),
         (format!("{OPERATIONS}/{id}:cancel?tenant=other"), 404),
-        (format!("{OPERATIONS}/{id}:cancel"), 404),
+        (format!("{OPERATIONS}/{id}:cancel"), 202),
+        (format!("{OPERATIONS}/{id}:abandon?tenant=other"), 404),
+        (format!("{OPERATIONS}/{id}:abandon"), 409),
     ] {
-        let response = world.post(&path, json!({})).send().await.unwrap();
+        let body = match path.contains("abandon") {
+            true => json!({"reason": "no"}),
+            false => json!({}),
+        };
+        let response = world.post(&path, body).send().await.unwrap();
         assert_eq!(response.status().as_u16(), expected, "{path}");
     }
     for (_, amend) in world.amendments() {
@@ -221,8 +227,40 @@ async fn a_tenants_operation_is_cancelled_in_its_name_and_not_in_anothers() {
         assert_eq!(response.status().as_u16(), expected, "{path}");
     }
     let amendments = world.amendments();
-    assert_eq!(amendments.len(), 4);
+    assert_eq!(amendments.len(), 5);
     assert!(amendments.iter().all(|(_, amend)| amend.tenant == "acme"));
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whose_a_pending_request_is_its_location_says_where_memory_does_not() {
+    let world = World::with(|config| config.recent_accepted_max = 0).await;
+    let body = json!({"workflow": "drone-delivery", "tenant": "acme", "input": delivery()});
+    let accepted = world.post(OPERATIONS, body).send().await.unwrap();
+    let place = location(&accepted);
+    let (address, at) = place.split_once('?').unwrap();
+    let id: OperationId = address.rsplit('/').next().unwrap().parse().unwrap();
+    let change = json!({"deadline": "2031-05-08T20:00:00Z"});
+    for (query, expected) in [
+        (format!("?{at}"), 202),
+        (format!("?{at}&tenant=acme"), 202),
+        (format!("?{at}&tenant=other"), 404),
+        // Nothing says whose it is, nor that it is.
+        (String::new(), 404),
+        ("?tenant=acme".to_owned(), 404),
+    ] {
+        let path = format!("{DELIVERIES}/{id}{query}");
+        let cancel = world.ask(Method::DELETE, &path).send().await.unwrap();
+        assert_eq!(cancel.status().as_u16(), expected, "{path}");
+        let patch = world.ask(Method::PATCH, &path).json(&change);
+        let patched = patch.send().await.unwrap();
+        assert_eq!(patched.status().as_u16(), expected, "{path}");
+    }
+    let asked = world.amendments();
+    let said = asked
+        .iter()
+        .map(|(_, amend)| (amend.operation, amend.tenant.as_str()));
+    assert_eq!(said.collect::<Vec<_>>(), [(id, "acme"); 4]);
     world.ingestion.shutdown().await;
 }
 
