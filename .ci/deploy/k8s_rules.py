@@ -53,6 +53,7 @@ class Rules:
             self.check_configuration(workload)
         if len(self.configs) == len(self.workloads):
             self.check_agreement()
+            self.check_access()
             self.check_scheduler()
             self.check_grace()
             self.check_flows()
@@ -211,6 +212,23 @@ class Rules:
             for key in ["http", "admin"]:
                 if not config[key]["listen"].startswith("0.0.0.0:"):
                     self.wrong(name, f"{key}.listen is {config[key]['listen']}, where nobody gets to")
+
+    def check_access(self):
+        """Production asks who comes, keeps its secrets to itself, and probes speak as the admin port listens."""
+        for workload in self.workloads:
+            config = self.configs[name_of(workload)]
+            asks = config["auth"]["tokensFile"] or config["auth"]["jwt"]["jwksFile"]
+            if self.render.name.startswith("overlays/production") and (config["insecure"] or not asks):
+                self.wrong(workload, "does not ask who comes")
+            for volume in pod_of(workload).get("volumes", []):
+                if volume.get("projected", volume.get("secret", {"defaultMode": 0})).get("defaultMode", 0o644) & 0o007:
+                    self.wrong(workload, f"every user may read the secrets of volume {volume['name']}")
+            scheme = "HTTPS" if config["admin"]["tls"]["certFile"] else "HTTP"
+            for container in containers(workload):
+                for probe in ["startupProbe", "livenessProbe", "readinessProbe"]:
+                    get = container.get(probe, {}).get("httpGet")
+                    if get and get.get("scheme", "HTTP") != scheme:
+                        self.wrong(workload, f"its {probe} speaks {get.get('scheme', 'HTTP')}, and the admin port {scheme}")
 
     def check_scheduler(self):
         for scheduler in [one for one in self.workloads if component(one) == "scheduler"]:
