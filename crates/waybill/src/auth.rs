@@ -13,6 +13,7 @@ mod bearer;
 mod denied;
 mod jwks;
 mod jwt;
+pub(crate) mod others;
 mod principal;
 pub mod reread;
 mod tokens;
@@ -63,6 +64,12 @@ impl Authenticator {
     pub fn load(config: &AuthConfig) -> Result<Option<Arc<Self>>, FileRefused> {
         if !config.is_on() {
             return Ok(None);
+        }
+        for path in [&config.tokens_file, &config.jwt.jwks_file]
+            .into_iter()
+            .flatten()
+        {
+            others::warn_if_they_may_write(path, "who may use the API");
         }
         let tokens = config.tokens_file.clone().map(Tokens::follow).transpose()?;
         let jwt = config.jwt.jwks_file.clone();

@@ -32,8 +32,8 @@ use tokio_openssl::SslStream;
 pub(crate) use listener::Listener;
 pub(crate) use stream::Stream;
 
-use crate::auth::FileRefused;
 use crate::auth::reread::Reread;
+use crate::auth::{FileRefused, others};
 use crate::config::TlsConfig;
 
 /// The protocols that are offered, the best first, each behind its length.
@@ -147,6 +147,7 @@ impl Identity {
             ));
         };
         let key = read_key(key_path, key)?;
+        others::warn_if_they_may_read(key_path, "the key of a listener");
         if !certificate
             .public_key()
             .is_ok_and(|public| public.public_eq(&key))
@@ -211,3 +212,7 @@ impl fmt::Debug for Identity {
         f.debug_struct("Identity").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+#[path = "../tests/support/tls.rs"]
+mod certificate;

@@ -9,7 +9,7 @@ use clap::Args;
 use reqwest::header::{AUTHORIZATION, HeaderMap};
 use reqwest::{Certificate, ClientBuilder};
 
-use crate::auth::bearer;
+use crate::auth::{bearer, others};
 use crate::config::{Config, Secret};
 
 use super::ops::ApiAddress;
@@ -48,6 +48,14 @@ impl fmt::Display for AccessError {
 impl std::error::Error for AccessError {}
 
 impl AccessArgs {
+    /// The same for who asks what anybody may: a token goes nowhere without need, and none has to be there.
+    pub(super) fn without_token(&self) -> Self {
+        Self {
+            token_file: None,
+            ..self.clone()
+        }
+    }
+
     /// The client with what the files say.
     pub(super) fn apply(&self, mut client: ClientBuilder) -> Result<ClientBuilder, AccessError> {
         if let Some(path) = &self.token_file {
@@ -59,6 +67,7 @@ impl AccessArgs {
                 return Err(refused("is empty"));
             }
             let token = bearer(&token).map_err(|_| refused("holds no token"))?;
+            others::warn_if_they_may_read(path, "the token");
             client = client.default_headers(HeaderMap::from_iter([(AUTHORIZATION, token)]));
         }
         if let Some(path) = &self.ca_file {
@@ -94,6 +103,15 @@ impl AdminArgs {
             }
         }
     }
+}
+
+/// The innermost cause of an error, which says what happened; the ones above it only say that something did.
+pub(super) fn innermost(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
 }
 
 fn file_refused(flag: &str, path: &Path, problem: &str) -> AccessError {

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use reqwest::Client;
+use reqwest::redirect::Policy;
 
-use super::access::{AccessArgs, AdminArgs};
+use super::access::{AccessArgs, AdminArgs, innermost};
 use crate::config::{Config, duration_from_text};
 
 /// How often it is asked anew.
@@ -36,7 +37,7 @@ impl ReadyArgs {
             .enable_all()
             .build()?;
         runtime.block_on(async {
-            let client = client(&self.admin.access)?;
+            let client = client(&self.admin.access.without_token())?;
             let until = Instant::now() + self.wait;
             loop {
                 match once(&client, &url).await {
@@ -56,8 +57,8 @@ pub(super) enum Readiness {
     Waits(String),
     /// It takes connections and does not answer.
     Silent,
-    /// Nobody answers.
-    Away,
+    /// Nobody answers, or nobody who is believed, and why.
+    Away(String),
 }
 
 /// Asks a process.
@@ -67,7 +68,7 @@ pub(super) async fn asked(client: &Client, url: &str) -> Readiness {
         Err(error) if error.is_timeout() && !error.is_connect() => {
             return Readiness::Silent;
         }
-        Err(_) => return Readiness::Away,
+        Err(error) => return Readiness::Away(innermost(&error)),
     };
     if answer.status().is_success() {
         return Readiness::Ready;
@@ -82,12 +83,15 @@ async fn once(client: &Client, url: &str) -> anyhow::Result<()> {
         Readiness::Ready => Ok(()),
         Readiness::Waits(what) => anyhow::bail!("not ready: {what}"),
         Readiness::Silent => anyhow::bail!("{url} takes connections and does not answer"),
-        Readiness::Away => anyhow::bail!("nobody answers at {url}"),
+        Readiness::Away(why) => anyhow::bail!("nobody answers at {url}: {why}"),
     }
 }
 
 /// A client that does not wait for long.
 pub(super) fn client(access: &AccessArgs) -> anyhow::Result<Client> {
-    let client = Client::builder().timeout(PATIENCE).no_proxy();
+    let client = Client::builder()
+        .timeout(PATIENCE)
+        .redirect(Policy::none())
+        .no_proxy();
     Ok(access.apply(client)?.build()?)
 }

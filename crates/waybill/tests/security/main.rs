@@ -32,6 +32,7 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
     let submit = site.token("orders", "submit,read", "acme");
     let operator = site.token("ops", "read,repair,admin", "*");
     let stranger = Token::unknown();
+    site.let_everybody_read("tls.key");
     let up = site.up(&["--samples", "20", "--log", "trace"]);
     let http = site.client();
 
@@ -118,14 +119,18 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
     let refused = site.run(&[&log[..], &["info"]].concat(), Some(&submit));
     assert!(refused.text.contains("403"), "{}", refused.text);
     let doctor = ["doctor", "--admin-url", &admin, "--api", &api];
-    for (token, verdict) in [(&operator, "ok   "), (&submit, "BAD  ")] {
+    let readers = "does not say whether its readers stand still: 403 Forbidden";
+    for (token, verdict, is_refused) in [(&operator, "ok   ", false), (&submit, "BAD  ", true)] {
         let said = site.run(&doctor, Some(token)).text;
         assert!(said.contains(&format!("{verdict} leases")), "{said}");
         assert!(said.contains("ok    api"), "{said}");
+        assert_eq!(said.contains(readers), is_refused, "{said}");
     }
 
     let output = up.stop();
     assert!(output.contains("TRACE"), "all was told that is ever told");
+    let key = "every user of this machine may read the file with the key of a listener";
+    assert!(output.contains(key));
     for secret in ["wb_", &submit.text, &operator.text, &stranger.text] {
         let line = output.lines().find(|line| line.contains(secret));
         assert_eq!(line, None, "of {secret}");

@@ -1,8 +1,9 @@
 //! A directory with everything that a guarded program needs, and the program as a process.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -98,6 +99,12 @@ impl Site {
             .collect();
         assert!(made.stdout.contains(&hash), "{}", made.stdout);
         token
+    }
+
+    /// Gives a file the mode that it has where nobody thought of it.
+    pub fn let_everybody_read(&self, name: &str) {
+        let mode = Permissions::from_mode(0o644);
+        std::fs::set_permissions(self.path(name), mode).unwrap();
     }
 
     /// What somebody leaves who was called away.

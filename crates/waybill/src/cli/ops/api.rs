@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::OpsError;
 use super::address::ApiAddress;
 use super::wire::{Asked, Operation, Page, Problem};
-use crate::cli::access::AccessArgs;
+use crate::cli::access::{AccessArgs, innermost};
 use crate::cli::shown::printable;
 use crate::telemetry::VERSION;
 
@@ -399,15 +399,6 @@ fn problem_text(status: StatusCode, problem: &Problem) -> String {
         text.push_str(&format!("; {}{separator}{}", field.pointer, field.detail));
     }
     printable(&text)
-}
-
-/// The cause that says what happened; the ones above it only say that something did.
-fn innermost(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }
 
 #[cfg(test)]

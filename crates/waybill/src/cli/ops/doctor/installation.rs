@@ -9,7 +9,7 @@ use waybill_messages::Topics;
 use waybill_store::{CqlProblem, CqlStore};
 
 use super::{Finding, Verdict};
-use crate::cli::access::AdminArgs;
+use crate::cli::access::{AdminArgs, innermost};
 use crate::cli::ops::api::Api;
 use crate::cli::ready::{self, Readiness};
 use crate::cli::schemas::subjects_of;
@@ -260,18 +260,29 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
             let said = format!("the one at {at} takes connections and does not answer");
             return Ok(vec![Finding::bad(WHAT, said)]);
         }
-        Readiness::Away => {
-            let said = format!("nobody answers at {at}: name the admin port of one with --admin");
+        Readiness::Away(why) => {
+            let said = format!(
+                "nobody answers at {at} ({why}): name the admin port of one with --admin or --admin-url"
+            );
             return Ok(vec![Finding::note(WHAT, said)]);
         }
     };
     let schedulers = url("/schedulers")?;
-    let stopped = stopped_readers(&client, &schedulers).await;
-    findings.extend(stopped.into_iter().map(|reader| {
-        let how = format!(r#"`PUT {schedulers}/{reader}` with {{"running": true}} starts it"#);
-        let said = format!("its reader {reader} stands still, as it was told to; {how}");
-        Finding::note(WHAT, said)
-    }));
+    match stopped_readers(&client, &schedulers).await {
+        Ok(stopped) => findings.extend(stopped.into_iter().map(|reader| {
+            let how = format!(r#"`PUT {schedulers}/{reader}` with {{"running": true}} starts it"#);
+            let said = format!("its reader {reader} stands still, as it was told to; {how}");
+            Finding::note(WHAT, said)
+        })),
+        Err(error) => {
+            let why = error.status().map_or_else(
+                || innermost(&error),
+                |status| format!("{status} (--token-file)"),
+            );
+            let said = format!("{schedulers} does not say whether its readers stand still: {why}");
+            findings.push(Finding::note(WHAT, said));
+        }
+    }
     if let Ok(metrics) = text_at(&client, &url("/metrics")?).await {
         findings.extend(breakers(&metrics));
     }
@@ -279,16 +290,16 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
 }
 
 /// The readers of a process that were told to stand still.
-async fn stopped_readers(client: &Client, url: &str) -> Vec<u32> {
+async fn stopped_readers(client: &Client, url: &str) -> reqwest::Result<Vec<u32>> {
     #[derive(Deserialize)]
     struct Reader {
         reader: u32,
         state: String,
     }
-    let text = text_at(client, url).await.unwrap_or_default();
+    let text = text_at(client, url).await?;
     let readers: Vec<Reader> = serde_json::from_str(&text).unwrap_or_default();
     let stopped = readers.iter().filter(|it| it.state == "stopped");
-    stopped.map(|it| it.reader).collect()
+    Ok(stopped.map(|it| it.reader).collect())
 }
 
 async fn text_at(client: &Client, url: &str) -> reqwest::Result<String> {

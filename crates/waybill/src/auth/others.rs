@@ -1,0 +1,54 @@
+//! Files that others of this machine may read, or write, and should not.
+//!
+//! What must hold: nothing is refused for it. In a container the only user is the process's own, and what mounts a
+//! file there chooses its mode; whoever runs it elsewhere is told.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+/// Says so if every user may read a file that holds `what`.
+pub(crate) fn warn_if_they_may_read(path: &Path, what: &str) {
+    const READ: u32 = 0o004;
+    if may(path, READ) {
+        let path = path.display();
+        tracing::warn!(%path, "every user of this machine may read the file with {what}: chmod 600");
+    }
+}
+
+/// Says so if every user may change a file that says `what`.
+pub(crate) fn warn_if_they_may_write(path: &Path, what: &str) {
+    const WRITE: u32 = 0o002;
+    if may(path, WRITE) {
+        let path = path.display();
+        tracing::warn!(%path, "every user of this machine may change the file that says {what}: chmod 600");
+    }
+}
+
+/// Whether those who are neither its user nor in its group may. Of a link it is what it leads to that counts.
+fn may(path: &Path, bit: u32) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & bit != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_every_user_may_is_told_by_the_mode_of_the_file_itself() {
+        let directory = tempfile::tempdir().unwrap();
+        let [file, link] = ["file", "link"].map(|name| directory.path().join(name));
+        std::fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        for (mode, expected) in [
+            (0o600, [false, false]),
+            (0o640, [false, false]),
+            (0o644, [true, false]),
+            (0o666, [true, true]),
+        ] {
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+            let found = [0o004, 0o002].map(|bit| may(&link, bit));
+            assert_eq!(found, expected, "{mode:o}");
+        }
+        assert!(!may(&directory.path().join("nothing"), 0o004));
+    }
+}
