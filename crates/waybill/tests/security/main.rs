@@ -112,8 +112,10 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
         assert!(metrics.contains(&line), "{line}{metrics}");
     }
     // What looks and asks for an operator gets in in the same way; a probe needs no token.
-    let ready = site.run(&["ready", "--admin-url", &admin], None);
-    assert_eq!(ready.code, 0, "{}", ready.text);
+    for token in [&[][..], &["--token-file", "/nonexistent"]] {
+        let ready = site.run(&[&["ready", "--admin-url", &admin], token].concat(), None);
+        assert_eq!(ready.code, 0, "{}", ready.text);
+    }
     let log = ["log", "--admin-url", &admin];
     assert_eq!(site.run(&log, Some(&operator)).stdout, "trace\n");
     let refused = site.run(&[&log[..], &["info"]].concat(), Some(&submit));
