@@ -34,6 +34,7 @@ pub use config::{
 use crate::breaker::{Breaker, BreakerSettings, Called, Judged};
 use crate::handler::{Handler, StepCall, not_attempted, permanent, transient, unknown};
 use crate::metrics::{ServiceMetrics, breaker_state};
+use crate::spans;
 use crate::template::{Scope, TemplateError};
 use answer::{Judge, Verdict, retry_after};
 use client::{Answer, BodyError, Client, SendError};
@@ -300,9 +301,10 @@ impl HttpAgent {
         &self,
         step: &StepPlan,
         action: Action,
-        request: hyper::Request<bytes::Bytes>,
+        mut request: hyper::Request<bytes::Bytes>,
         deadline: Instant,
     ) -> Exchanged {
+        let span = spans::of_call(&mut request);
         let began = Instant::now();
         let until = deadline.min(began + self.timeout);
         let answer = self
@@ -314,6 +316,9 @@ impl HttpAgent {
             Ok(Err(_)) | Err(_) => None,
         };
         self.service.count(status, began.elapsed());
+        if let Some(span) = span {
+            spans::called(span, status);
+        }
         Exchanged::of(match answer {
             Ok(Ok(answer)) => return self.judge(step, action, answer),
             Ok(Err(SendError::Unconnected(why))) => transient(

@@ -26,6 +26,7 @@ pub mod http;
 mod instance;
 mod metrics;
 mod run;
+mod spans;
 mod template;
 pub mod testing;
 

@@ -23,6 +23,7 @@ mod scylla;
 mod sections;
 mod tenants;
 mod tls;
+mod traces;
 mod units;
 mod validate;
 mod workflows;
@@ -54,6 +55,7 @@ pub use sections::{
 };
 pub use tenants::{TenantLimit, TenantLimitsConfig};
 pub use tls::TlsConfig;
+pub use traces::TracesConfig;
 pub use units::{ByteSize, UnitError, duration_from_text, duration_to_text};
 pub(crate) use validate::PARTITIONS_MAX;
 pub use workflows::{WorkflowsError, load_workflows};
@@ -171,6 +173,7 @@ impl Config {
         self.alerts.check()?;
         self.schema_registry.check()?;
         self.auth.check()?;
+        self.telemetry.traces.check()?;
         Ok(self)
     }
 

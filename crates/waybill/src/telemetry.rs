@@ -1,13 +1,13 @@
-//! What the process says of itself: log lines on standard error, metrics for the admin listener,
-//! and one stable line on standard output for every address that it listens on.
+//! What the process says of itself: log lines on standard error, metrics for the admin listener, spans for a collector
+//! if there is one, and one stable line on standard output for every address that it listens on.
 //!
-//! Deliberately absent: a span per record. Work is measured by counters and histograms; log lines
-//! tell what changed.
+//! Log lines tell what changed; what is done for each record is told by spans alone, which are off by default.
 
 pub mod catalogue;
 mod log;
 mod process;
 mod repeats;
+pub(crate) mod traces;
 
 use std::fmt;
 use std::io::{self, Write as _};

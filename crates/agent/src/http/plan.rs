@@ -11,9 +11,8 @@ use waybill_engine::Action;
 use super::LoadError;
 use super::answer::Keep;
 use super::config::{HttpConfig, InverseConfig, RequestConfig};
+use crate::spans::TRACEPARENT;
 use crate::template::{Body, Path, RenderError, Scope, TemplateError, Text, rfc3339};
-
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// Headers that belong to the connection, not to a template.
 const RESERVED_HEADERS: [&str; 10] = [

@@ -10,6 +10,7 @@ use waybill_engine::{Action, Outcome, StepRequest, Timestamp};
 
 use super::queue::RETRY_AFTER_MIN;
 use crate::handler::{Handler, StepCall, not_attempted, unknown};
+use crate::spans;
 
 /// The wall clock, which complete-by is measured with.
 pub(crate) fn wall_clock() -> Timestamp {
@@ -25,8 +26,22 @@ pub(crate) fn call_of(request: StepRequest) -> StepCall {
     StepCall { request, deadline }
 }
 
-/// Runs one attempt: not past its deadline, and with panics caught. `None` is no answer.
-pub(crate) async fn perform(handler: &dyn Handler, call: &StepCall) -> Option<Outcome> {
+/// Runs one attempt in a span of its own: not past its deadline, and with panics caught. `None` is no answer. The
+/// request came through `topic`, or from the scheduler directly.
+pub(crate) async fn perform(
+    handler: &dyn Handler,
+    call: &mut StepCall,
+    topic: Option<&str>,
+) -> Option<Outcome> {
+    let span = spans::of_attempt(call, topic);
+    let outcome = perform_untraced(handler, call).await;
+    if let Some(span) = span {
+        spans::attempted(span, outcome.as_ref());
+    }
+    outcome
+}
+
+async fn perform_untraced(handler: &dyn Handler, call: &StepCall) -> Option<Outcome> {
     if Instant::now() >= call.deadline {
         return None;
     }

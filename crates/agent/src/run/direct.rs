@@ -210,13 +210,13 @@ impl<T> fmt::Debug for DirectAgents<T> {
 async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
     let agent = &shared.agents[agent];
     while let Some(Work {
-        call,
+        mut call,
         source,
         bytes,
     }) = agent.queue.next().await
     {
         let start = Instant::now();
-        let outcome = perform(&*agent.handler, &call).await;
+        let outcome = perform(&*agent.handler, &mut call, None).await;
         let took = start.elapsed();
         agent.metrics.duration.record(took);
         match outcome {

@@ -278,7 +278,7 @@ impl Poller {
 async fn work(shared: Arc<Shared>, agent: usize) {
     let agent = &shared.agents[agent];
     while let Some(Work {
-        call,
+        mut call,
         source,
         bytes,
     }) = agent.queue.next().await
@@ -289,7 +289,7 @@ async fn work(shared: Arc<Shared>, agent: usize) {
             continue;
         }
         let start = Instant::now();
-        let outcome = perform(&*agent.handler, &call).await;
+        let outcome = perform(&*agent.handler, &mut call, Some(&agent.topic)).await;
         let took = start.elapsed();
         agent.metrics.duration.record(took);
         agent.queue.finished(bytes, Some(took));

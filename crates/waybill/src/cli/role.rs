@@ -27,6 +27,19 @@ pub enum Role {
 }
 
 impl Role {
+    /// What the process is called where the spans of many are looked at.
+    pub(crate) const fn service(self) -> &'static str {
+        match self {
+            Self::Up { .. } => "waybill",
+            Self::Broker => "waybill-broker",
+            Self::Agents => "waybill-agents",
+            Self::Services => "waybill-services",
+            Self::Ingestion => "waybill-ingestion",
+            Self::Scheduler => "waybill-scheduler",
+            Self::Supervisor => "waybill-supervisor",
+        }
+    }
+
     /// What it cannot do without if it runs alone: nothing of that is in its process.
     pub(super) fn needs(self) -> Needs {
         let (brokers, store) = match self {

@@ -11,6 +11,7 @@ use super::identity::PartitionChoice;
 use super::scylla::ScyllaConfig;
 use super::tenants::TenantLimitsConfig;
 use super::tls::TlsConfig;
+use super::traces::TracesConfig;
 use super::units::{self, ByteSize};
 
 /// An address on the loopback interface.
@@ -431,6 +432,8 @@ pub struct TelemetryConfig {
     pub log_format: LogFormat,
     /// Which log lines are written: a level, or `target=level` pairs separated by commas.
     pub log_filter: String,
+    /// Where spans go.
+    pub traces: TracesConfig,
 }
 
 impl Default for TelemetryConfig {
@@ -438,6 +441,7 @@ impl Default for TelemetryConfig {
         Self {
             log_format: LogFormat::Text,
             log_filter: "info".to_owned(),
+            traces: TracesConfig::default(),
         }
     }
 }

@@ -23,6 +23,7 @@ use waybill_kafka::{
 };
 use waybill_messages::{Topics, headers};
 use waybill_store::CorruptRow;
+use waybill_telemetry::trace::OpenSpan;
 
 use super::config::IngestionConfig;
 use super::flow::Flow;
@@ -32,6 +33,7 @@ use super::reads::Reads;
 use super::recent::{Accepted, Claim, Meeting, Recent, Settled};
 use super::reply_topics::ReplyTopics;
 use super::request::Submission;
+use super::spans;
 use crate::spread::Spread;
 
 /// How a request was answered that was not refused.
@@ -187,6 +189,12 @@ impl Intake {
         }
         self.begin()?;
         let (tell, told) = oneshot::channel();
+        let topic = self.topics.requests();
+        let span = spans::of_record(record, topic);
+        let trace = match &span {
+            Some(span) => Some(span.context().to_string()),
+            None => record.traceparent.clone(),
+        };
         let ticket = Box::new(Ticket::Request(Waiting {
             recent: Arc::clone(&self.recent),
             flow: Arc::clone(&self.flow),
@@ -199,17 +207,18 @@ impl Intake {
                 .map(Arc::from),
             caller_id: record.caller_id.as_deref().map(Arc::from),
             requested_at: record.requested_at,
+            span,
             tell,
         }));
         let key = record.operation.key();
-        let trace = record.traceparent.as_ref().map(|trace| Header {
+        let trace = trace.as_ref().map(|trace| Header {
             key: headers::TRACEPARENT,
             value: Some(trace.as_bytes()),
         });
         let partition = self.spread.partition_of(record.operation);
         let record = OutRecord {
             headers: trace.as_slice(),
-            ..OutRecord::new(self.topics.requests(), partition, &key, &value)
+            ..OutRecord::new(topic, partition, &key, &value)
         };
         match self.producer.send(&record, ticket) {
             Ok(()) => Ok(Sent::OnItsWay(InFlight::new(told, submission))),
@@ -386,6 +395,7 @@ struct Waiting {
     tenant: Option<Arc<str>>,
     caller_id: Option<Arc<str>>,
     requested_at: Timestamp,
+    span: Option<OpenSpan>,
     tell: oneshot::Sender<Settled>,
 }
 
@@ -393,6 +403,9 @@ impl Waiting {
     /// Tells everyone what became of it: its partition and offset, or why it is not there.
     fn end(self, outcome: Produced) {
         self.flow.end(outcome.as_ref().err());
+        if let Some(span) = self.span {
+            spans::sent(span, &outcome);
+        }
         let settled = outcome.map(|(partition, offset)| Accepted {
             partition,
             offset,

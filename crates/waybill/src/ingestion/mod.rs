@@ -37,6 +37,7 @@ mod reply_topics;
 pub(crate) mod request;
 mod server;
 mod service;
+mod spans;
 mod status;
 pub(crate) mod tenant_limits;
 mod token;

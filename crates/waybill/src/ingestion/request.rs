@@ -17,10 +17,12 @@ use waybill_engine::{
     Workflows,
 };
 use waybill_messages::is_topic_name;
+use waybill_telemetry::trace::TraceContext;
 
 use super::id::{self, CallerId};
 use super::json;
 use super::problem::{FieldProblem, Problem};
+use super::spans::TRACEPARENT;
 use super::tenant_limits::TenantLimits;
 use crate::auth::{AnotherTenant, Caller, Tenants};
 use crate::contact::ContactRules;
@@ -543,29 +545,8 @@ fn date_and_time(text: &str) -> Option<Timestamp> {
 }
 
 fn traceparent(headers: &HeaderMap) -> Option<String> {
-    let value = headers.get("traceparent")?.to_str().ok()?;
-    trace_context(value).map(str::to_owned)
-}
-
-/// The W3C trace context, if it is well formed; a malformed one is to be ignored.
-pub fn trace_context(value: &str) -> Option<&str> {
-    let is_hex = |part: &str, len: usize| {
-        part.len() == len && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
-    };
-    let is_zero = |part: &str| part.bytes().all(|b| b == b'0');
-    let mut parts = value.split('-');
-    let (version, trace, parent, flags) =
-        (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-    let well_formed = value.len() <= 64
-        && is_hex(version, 2)
-        && version != "ff"
-        && (version != "00" || parts.next().is_none())
-        && is_hex(trace, 32)
-        && !is_zero(trace)
-        && is_hex(parent, 16)
-        && !is_zero(parent)
-        && is_hex(flags, 2);
-    well_formed.then_some(value)
+    let value = headers.get(TRACEPARENT)?.to_str().ok()?;
+    TraceContext::parse(value).map(|_| value.to_owned())
 }
 
 #[cfg(test)]

@@ -33,6 +33,7 @@ use super::intake::{Answer, Intake};
 use super::measure::{Measures, RouteLabel};
 use super::problem::{FieldProblem, Kind, Problem};
 use super::request::{self, Envelope, Rules, Submission};
+use super::spans;
 use super::status::{self, Query};
 use super::view::{AcceptedView, DeliveryView, OperationView};
 use crate::auth::{Auth, Caller};
@@ -73,7 +74,7 @@ pub struct Api {
 
 impl Api {
     /// Answers one request.
-    pub async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Reply {
+    pub async fn answer(self: Arc<Self>, mut request: Request<Incoming>) -> Reply {
         let began = Instant::now();
         if request.method().as_str() == Refusal::METHOD {
             let reply = problem(&refused(Refusal::of_path(request.uri().path())));
@@ -81,7 +82,9 @@ impl Api {
                 .answered(RouteLabel::Other, reply.status(), began);
             return reply;
         }
-        let label = Route::of(request.uri().path()).label(request.method());
+        let route = Route::of(request.uri().path());
+        let label = route.label(request.method());
+        let span = spans::pattern(route).and_then(|it| spans::of_request(&mut request, it));
         let answered = AssertUnwindSafe(self.dispatch(request))
             .catch_unwind()
             .await;
@@ -98,6 +101,9 @@ impl Api {
             }
         };
         self.measures.answered(label, reply.status(), began);
+        if let Some(span) = span {
+            spans::answered(span, reply.status());
+        }
         reply
     }
 

@@ -8,7 +8,7 @@ use crate::auth::{Auth, reread};
 use crate::cli::{Role, exposed, in_the_clear};
 use crate::config::{Config, Environment};
 use crate::shutdown::{Running, Signals, Stage};
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Telemetry, traces};
 use crate::tls::Tls;
 
 /// Runs a role until a signal or a failure ends it.
@@ -54,6 +54,7 @@ async fn live(
     let running = Running::new();
     let auth = Auth::load(&config.auth)?;
     let tls = Tls::load("admin.tls", &config.admin.tls)?;
+    let spans = traces::install(&config.telemetry.traces, role.service())?;
     let admin = Admin::new(telemetry, auth.clone());
     let all_started = admin
         .readiness
@@ -73,6 +74,9 @@ async fn live(
         running.spawn(Stage::Admin, "files of tokens", |stop| {
             reread::follow(look, stop)
         });
+        if let Some(spans) = spans {
+            running.spawn(Stage::Admin, "spans", |stop| spans.run(stop));
+        }
         start(role, config, environment, &admin, &running).await?;
         all_started.set(true);
         // The first thing that a stop ends, so that nobody is sent here any more.

@@ -14,6 +14,7 @@ use waybill_engine::{
     BatchNumber, Command, Event, Message, PartitionId, ReaderId, StepReply, Timestamp,
 };
 use waybill_store::{AttentionEntry, DueEntry, RowWrite, Store, StoreError, WriteBatch, Written};
+use waybill_telemetry::trace::OpenSpan;
 
 use super::gathering::Gathering;
 use super::index;
@@ -21,6 +22,7 @@ use super::input::{Generation, Input, Inputs};
 use super::metrics::CommitMetrics;
 use super::outlet::{Asker, Outlet, Settled};
 use super::partition::{Slot, SlotState};
+use super::spans;
 use super::unreadable::UnreadableRows;
 use crate::chain::chain;
 
@@ -51,6 +53,8 @@ impl Part {
 struct UnderWay {
     began: Instant,
     parts: Vec<(Part, Vec<Message>)>,
+    /// What the rows tell. They end with the commit.
+    spans: Vec<OpenSpan>,
 }
 
 /// Everything between the engines and the store and topics.
@@ -98,6 +102,7 @@ impl Commits {
         let mut under_way = UnderWay {
             began,
             parts: Vec::new(),
+            spans: Vec::new(),
         };
         for (&reader, slot) in slots.iter_mut() {
             let generation = slot.generation;
@@ -122,13 +127,16 @@ impl Commits {
                             .attention
                             .push((partition, AttentionEntry { at, operation }));
                     }
-                    Command::Persist(row) => write.rows.push(RowWrite {
-                        id: row.id,
-                        created: row.created,
-                        state: row.state,
-                        stamp: row.stamp,
-                        keep_for: row.keep_for,
-                    }),
+                    Command::Persist(row) => {
+                        spans::of_row(&row, self.outlet.requests(), &mut under_way.spans);
+                        write.rows.push(RowWrite {
+                            id: row.id,
+                            created: row.created,
+                            state: row.state,
+                            stamp: row.stamp,
+                            keep_for: row.keep_for,
+                        });
+                    }
                     Command::Send(message) => messages.push(message),
                 }
             }

@@ -11,10 +11,11 @@ use waybill_engine::{
 };
 use waybill_kafka::{RawRecord, RecordRef};
 use waybill_messages::{DecodeError, Framing, Lookup, SchemaId, headers};
+use waybill_telemetry::trace::TraceContext;
 
+use super::admission::admit;
+use super::spans;
 use crate::chain::chain;
-use crate::ingestion::request::trace_context;
-use crate::scheduler::admission::admit;
 
 /// Decodes the records of one topic.
 pub(super) struct Decoder {
@@ -97,7 +98,7 @@ impl Decoder {
             Err(refused) => return Ok(self.unreadable(record, refused.to_string())),
         };
         if let OperationRequest::Create(create) = &mut request {
-            create.traceparent = traceparent(record);
+            create.traceparent = traceparent(record).or_else(|| spans::context_of(operation));
         }
         Ok(Event::Request {
             offset: record.offset(),
@@ -194,7 +195,7 @@ fn rerouted_by(record: &RecordRef<'_>) -> Option<u32> {
 fn traceparent(record: &RecordRef<'_>) -> Option<String> {
     let value = record.header(headers::TRACEPARENT)?;
     let text = std::str::from_utf8(value).ok()?;
-    trace_context(text).map(str::to_owned)
+    TraceContext::parse(text).map(|_| text.to_owned())
 }
 
 fn forwarded(raw: RawRecord) -> ForwardRecord {

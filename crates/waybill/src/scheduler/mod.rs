@@ -28,6 +28,7 @@ mod ownership;
 mod partition;
 mod relayout;
 mod shell;
+mod spans;
 mod unreadable;
 mod upkeep;
 mod view;

@@ -19,6 +19,7 @@ use waybill_messages::{Record, Topics, is_topic_name};
 use super::SchedulerSettings;
 use super::input::Generation;
 use super::metrics::{COPIES_DROPPED, UNSENDABLE, alert_raised};
+use super::spans;
 use crate::chain::chain;
 use crate::limits::DEAD_LETTER_BYTES_MAX;
 
@@ -116,12 +117,14 @@ impl Outlet {
     /// Sends the messages of a reader; [`Outlet::settled`] has `number` when all records are acknowledged. What agents
     /// of this process are asked needs no acknowledgement: it is lost with the engine, which then asks again.
     pub(super) fn send(&mut self, number: u64, from: Asker, mut messages: Vec<Message>) {
+        let spans = spans::of_messages(&mut messages, |request| self.topic_for(request));
         if let Some(direct) = &self.direct {
             direct.ask(asked_directly(direct, from, &mut messages));
         }
         let sender = self.settled.0.clone();
         let settlement = Settlement::new(messages.len(), move |settled| {
             let result = settled.map_err(|error: ProduceError| chain(&error));
+            spans::sent(spans, result.as_ref().err().map(String::as_str));
             let _ = sender.send(Settled { number, result });
         });
         self.wait_until = Instant::now() + QUEUE_PATIENCE;
@@ -130,6 +133,11 @@ impl Outlet {
             self.send_one(from.partition, message, &mut buffer, &settlement);
         }
         self.buffer = buffer;
+    }
+
+    /// The topic that requests are read from.
+    pub(super) fn requests(&self) -> &str {
+        self.topics.requests()
     }
 
     /// What was settled since this was last asked.
@@ -281,6 +289,15 @@ impl Outlet {
         {
             self.copy_to_caller(reply_to, status, buffer);
         }
+    }
+
+    /// The topic by which an agent is asked; `None` if it is asked directly, or is not known.
+    fn topic_for(&self, request: &StepRequest) -> Option<&str> {
+        let direct = self.direct.as_ref();
+        if direct.is_some_and(|direct| direct.has(&request.agent)) {
+            return None;
+        }
+        self.of_agent.get(&request.agent).map(String::as_str)
     }
 
     fn step(&self, request: &StepRequest, buffer: &mut Vec<u8>, settlement: &Arc<Settlement>) {

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use metrics::Gauge;
 use waybill_telemetry::{Declared, Metric};
 
-use super::process;
+use super::{process, traces};
 use crate::{admin, alerts, ingestion, roles, scheduler, supervisor};
 
 pub(super) const BUILD_INFO: Metric<Gauge, 1> = Metric::new(
@@ -26,7 +26,7 @@ const LABELS: [(&str, &str); 16] = [
     (
         "outcome",
         "how an attempt ended: `success`, `transient`, `permanent`, `unknown`, `not-attempted`, `late`; of a record: \
-         `acknowledged` or `failed`",
+         `acknowledged` or `failed`; of a span: `sent`, `dropped` for want of room, or `failed`",
     ),
     ("partition", "the partition of the operation topics"),
     (
@@ -120,7 +120,14 @@ fn sections() -> [Section; 11] {
             roles::broker_metrics(),
         ),
         section("Admin port", "With every role.", admin::METRICS.to_vec()),
-        section("Program", "With every role.", vec![&BUILD_INFO]),
+        section(
+            "Program",
+            "With every role; spans, where the configuration says where they go.",
+            [&BUILD_INFO as &dyn Declared]
+                .into_iter()
+                .chain(traces::METRICS.iter().copied())
+                .collect(),
+        ),
         section(
             "Process",
             "With every role, on Linux, under the names that Prometheus' client libraries agreed on.",
