@@ -161,6 +161,7 @@ impl Api {
         key: &Key,
         form: Form,
     ) -> Result<Reply, Problem> {
+        self.rules.tenant_limits.take(&amended.tenant)?;
         let id = amended.id;
         let request = AmendRequest {
             id: key.id(id, verb),

@@ -82,7 +82,10 @@ fn cancel_delivery() -> OperationBuilder {
         .parameter(in_query("reason", "Why.", json!("ordered twice")))
         .response("202", asked(Verb::Cancel.as_str()))
         .response("200", repeated::<DeliveryView>(cancelled(delivery_view_example())));
-    refusing(refusing(operation, &[Kind::OperationFinal]), &ASK_REFUSALS)
+    refusing(
+        refusing(operation, &[Kind::OperationFinal, Kind::TooManyRequests]),
+        &ASK_REFUSALS,
+    )
 }
 
 fn reschedule_delivery() -> OperationBuilder {
@@ -102,7 +105,10 @@ fn reschedule_delivery() -> OperationBuilder {
         ))
         .request_body(Some(body.build()))
         .response("202", asked("reschedule"));
-    refusing(refusing(operation, &[Kind::StepSent]), &ASK_REFUSALS)
+    refusing(
+        refusing(operation, &[Kind::StepSent, Kind::TooManyRequests]),
+        &ASK_REFUSALS,
+    )
 }
 
 fn asking(verb: Verb) -> OperationBuilder {
@@ -165,12 +171,12 @@ fn asking(verb: Verb) -> OperationBuilder {
             operation.parameter(operator())
         }
     };
-    let forbidden = match verb {
-        Verb::Cancel => Kind::OperationFinal,
-        _ => Kind::VerbRefused,
+    let of_its_own: &[Kind] = match verb {
+        Verb::Cancel => &[Kind::OperationFinal, Kind::TooManyRequests],
+        _ => &[Kind::VerbRefused],
     };
     let operation = operation.response("202", asked(verb.as_str()));
-    refusing(refusing(operation, &[forbidden]), &ASK_REFUSALS)
+    refusing(refusing(operation, of_its_own), &ASK_REFUSALS)
 }
 
 fn list() -> OperationBuilder {
