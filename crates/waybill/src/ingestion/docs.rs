@@ -29,8 +29,8 @@ impl Docs {
         script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-    /// Makes everything.
-    pub fn new() -> Self {
+    /// Makes everything, for a server that asks who comes, or for one that does not.
+    pub fn new(is_guarded: bool) -> Self {
         let page = include_str!("docs/page.html")
             .replace("/*style*/", STYLE)
             .replace("/*script*/", include_str!("docs/page.js"));
@@ -39,7 +39,7 @@ impl Docs {
             .map(|kind| (kind.name(), problem_page(kind).into()))
             .collect();
         Self {
-            openapi: openapi::document().into(),
+            openapi: openapi::document(is_guarded).into(),
             page: page.into(),
             problems,
         }
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn pages_are_complete_and_load_nothing_from_elsewhere() {
-        let docs = Docs::new();
+        let docs = Docs::new(true);
         let mut pages = vec![docs.page()];
         pages.extend(Kind::ALL.map(|kind| docs.problem(kind.name()).unwrap()));
         for page in pages {

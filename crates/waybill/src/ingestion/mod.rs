@@ -148,6 +148,7 @@ impl Ingestion {
         let batches_stop = CancellationToken::new();
         batches.spawn(Arc::clone(&events).run(batches_stop.clone()));
         let budget = config.body_bytes_max.min(Semaphore::MAX_PERMITS);
+        let docs = Docs::new(guards.auth.authenticator().is_some());
         let api = Arc::new(Api {
             auth: guards.auth,
             intake: Arc::clone(&intake),
@@ -160,7 +161,7 @@ impl Ingestion {
                 tenant_limits: TenantLimits::new(&config.tenant_rates),
             }),
             measures: Arc::new(Measures::new()),
-            docs: Docs::new(),
+            docs,
             request_bytes_max: config.request_bytes_max,
             patience: Patience {
                 pause_max: config.body_read_timeout,

@@ -31,6 +31,7 @@ use super::events::Events;
 use super::gate::Refusal;
 use super::intake::{Answer, Intake};
 use super::measure::{Measures, RouteLabel};
+use super::ops::verb::Verb;
 use super::problem::{FieldProblem, Kind, Problem};
 use super::request::{self, Envelope, Rules, Submission};
 use super::spans;
@@ -148,6 +149,9 @@ impl Api {
             Route::Operations => Err(Problem::method_not_allowed("GET, HEAD, POST")),
             Route::Delivery(_) => Err(Problem::method_not_allowed("GET, HEAD, DELETE, PATCH")),
             Route::Events(_) => Err(Problem::method_not_allowed("GET")),
+            Route::Operation(part) if Verb::is_asked(part) => {
+                Err(Problem::method_not_allowed("POST"))
+            }
             Route::Operation(_)
             | Route::OpenApi
             | Route::Docs

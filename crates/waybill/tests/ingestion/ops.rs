@@ -101,6 +101,8 @@ async fn methods_that_are_not_known_say_which_are() {
         ),
         (Method::DELETE, OPERATIONS.to_owned(), "GET, HEAD, POST"),
         (Method::POST, format!("{OPERATIONS}/x"), "GET, HEAD"),
+        (Method::PUT, format!("{OPERATIONS}/x:cancel"), "POST"),
+        (Method::PUT, format!("{OPERATIONS}/x:y"), "GET, HEAD"),
         (Method::POST, format!("{OPERATIONS}/x/events"), "GET"),
     ] {
         let response = world.ask(method, &path).send().await.unwrap();

@@ -10,10 +10,10 @@ use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathItemBuilder,
 };
 use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
-use utoipa::openapi::schema::{AdditionalProperties, KnownFormat, SchemaFormat, Type};
+use utoipa::openapi::schema::{AdditionalProperties, KnownFormat, SchemaFormat, SchemaType, Type};
 use utoipa::openapi::tag::TagBuilder;
 use utoipa::openapi::{
-    ArrayBuilder, ComponentsBuilder, Content, ContentBuilder, InfoBuilder, LicenseBuilder,
+    ArrayBuilder, ComponentsBuilder, Content, ContentBuilder, InfoBuilder, LicenseBuilder, Object,
     ObjectBuilder, OpenApiBuilder, PathsBuilder, Ref, RefOr, Required, Response, ResponseBuilder,
     Schema,
 };
@@ -26,14 +26,15 @@ use self::examples::{
     operation_example, operation_view_example, with,
 };
 use crate::auth::{Denied, Scope};
+use crate::ingestion::id::CALLER_ID_CHARS_MAX;
 use crate::ingestion::problem::{FieldProblem, Kind, PROBLEM_JSON, Problem};
 use crate::ingestion::service::{
     BATCH, DELIVERIES, DOCS, JSON, NDJSON, OPENAPI, OPERATIONS, PROBLEMS,
 };
 use crate::ingestion::view::{AcceptedView, BatchLine, DeliveryView, OperationView};
 
-/// The document, as JSON.
-pub fn document() -> String {
+/// The document, as JSON, of a server that asks who comes, or of one that does not.
+pub fn document(is_guarded: bool) -> String {
     let accepted = json!({"id": ID, "state": "Pending", "workflow": "drone-delivery"});
     let deliveries = post("createDelivery", "Request a delivery", "Deliveries")
         .description(Some(format!("{CREATING}\n\n{DELIVERY_DEADLINE}")))
@@ -127,11 +128,14 @@ pub fn document() -> String {
             format!("{PROBLEMS}/{{kind}}"),
             only(
                 HttpMethod::Get,
-                page("getProblem", "What a kind of problem means", HTML).parameter(in_path(
-                    "kind",
-                    "The end of a problem's `type`.",
-                    json!("invalid-values"),
-                )),
+                refusing(
+                    page("getProblem", "What a kind of problem means", HTML).parameter(in_path(
+                        "kind",
+                        "The end of a problem's `type`.",
+                        json!("invalid-values"),
+                    )),
+                    &[Kind::NotFound],
+                ),
             ),
         );
     let mut schemas = vec![("OperationRequest".to_owned(), operation_request().into())];
@@ -173,7 +177,9 @@ pub fn document() -> String {
         .paths(paths)
         .components(Some(components.build()))
         .build();
-    security::secure(&mut document);
+    if is_guarded {
+        security::secure(&mut document);
+    }
     document
         .to_json()
         .expect("a document of strings and numbers serializes")
@@ -359,7 +365,7 @@ fn body(media_type: &str, schema: Ref, example: Value) -> RequestBody {
         .build()
 }
 
-fn content(schema: Ref, example: Value) -> Content {
+fn content(schema: impl Into<RefOr<Schema>>, example: Value) -> Content {
     ContentBuilder::new()
         .schema(Some(schema))
         .example(Some(example))
@@ -379,7 +385,11 @@ fn idempotency_key() -> ParameterBuilder {
         .name("Idempotency-Key")
         .parameter_in(ParameterIn::Header)
         .description(Some("The caller's own id, where the body gives none."))
-        .schema(Some(text()))
+        .schema(Some(
+            text()
+                .min_length(Some(1))
+                .max_length(Some(CALLER_ID_CHARS_MAX)),
+        ))
         .example(Some(json!("order-17")))
 }
 
@@ -408,9 +418,9 @@ fn text() -> ObjectBuilder {
 }
 
 /// The general form, which has no type of its own: it is read field by field.
-fn operation_request() -> ObjectBuilder {
+fn operation_request() -> Object {
     let described = |description: &str| text().description(Some(description));
-    ObjectBuilder::new()
+    let object = ObjectBuilder::new()
         .description(Some("A request for an operation of any workflow."))
         .property(
             "workflow",
@@ -449,7 +459,25 @@ fn operation_request() -> ObjectBuilder {
             described("A topic for the operation's status records, where this server allows it.")
                 .max_length(Some(249)),
         )
-        .property("notify", notify())
+        .property("notify", notify());
+    null_is_absent(object)
+}
+
+/// The schema, in which what may be missing may be null as well: they mean the same.
+fn null_is_absent(object: ObjectBuilder) -> Object {
+    let mut object = object.build();
+    for (name, property) in &mut object.properties {
+        let types = match property {
+            _ if object.required.contains(name) => continue,
+            RefOr::T(Schema::Object(property)) => &mut property.schema_type,
+            RefOr::T(Schema::Array(property)) => &mut property.schema_type,
+            _ => continue,
+        };
+        if let SchemaType::Type(of_value) = types {
+            *types = SchemaType::Array(vec![of_value.clone(), Type::Null]);
+        }
+    }
+    object
 }
 
 /// The schema of a delivery as it is requested.
@@ -460,7 +488,8 @@ fn new_delivery() -> RefOr<Schema> {
     let mut schema = DeliveryRequest::schema();
     if let RefOr::T(Schema::Object(delivery)) = &mut schema {
         let properties = &mut delivery.properties;
-        properties.insert("notify".to_owned(), notify().into());
+        let with_notify = null_is_absent(ObjectBuilder::new().property("notify", notify()));
+        properties.extend(with_notify.properties);
     }
     schema
 }

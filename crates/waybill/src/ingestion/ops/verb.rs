@@ -46,6 +46,11 @@ impl Verb {
         part.rsplit_once(':').filter(|(id, _)| !id.is_empty())
     }
 
+    /// Whether a part of a path ends with a verb.
+    pub fn is_asked(part: &str) -> bool {
+        Self::split(part).is_some_and(|(_, verb)| Self::named(verb).is_some())
+    }
+
     /// The verb of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|verb| verb.as_str() == name)

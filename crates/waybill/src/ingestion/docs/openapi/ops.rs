@@ -13,7 +13,8 @@ use waybill_drone_delivery::request::Reschedule;
 
 use super::{
     ID, add_schema, content, delivery_view_example, found, in_path, in_query, location_header,
-    only, operation_view_example, post, reference, refusing, repeated, tenant, text, with,
+    null_is_absent, only, operation_view_example, post, reference, refusing, repeated, tenant,
+    text, with,
 };
 use crate::ingestion::events::{EVENT_STREAM, EventView};
 use crate::ingestion::ops::AskedView;
@@ -269,7 +270,7 @@ fn events() -> OperationBuilder {
         .content(
             EVENT_STREAM,
             content(
-                reference::<EventView<'_>>(),
+                event(),
                 Value::String(format!("id: 1.C1\nevent: step\ndata: {data}\n\n")),
             ),
         )
@@ -367,7 +368,7 @@ fn body(verb: Verb) -> RequestBody {
         .content(
             JSON,
             ContentBuilder::new()
-                .schema(Some(object))
+                .schema(Some(null_is_absent(object)))
                 .example(Some(example))
                 .build(),
         )
@@ -389,6 +390,21 @@ fn operator() -> ParameterBuilder {
         "Who asks, for the history.",
         json!("kim"),
     )
+}
+
+/// A server-sent event; what it says is JSON in a text, which a schema of this document describes.
+fn event() -> ObjectBuilder {
+    let data = format!(
+        "JSON: see the schema `{}`.",
+        <EventView<'_> as utoipa::ToSchema>::name()
+    );
+    ObjectBuilder::new()
+        .property("id", text())
+        .property("event", text())
+        .property(
+            "data",
+            text().description(Some(data)).content_media_type(JSON),
+        )
 }
 
 fn header(name: &str, description: &str, example: Value) -> ParameterBuilder {

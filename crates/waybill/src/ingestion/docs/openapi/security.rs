@@ -13,8 +13,7 @@ use crate::ingestion::service::Route;
 const BEARER: &str = "bearer";
 
 const ABOUT: &str = "A token of this server, or a JWT that it takes. What it allows are scopes (`submit`, `read`, \
-    `repair`, `admin`), for one tenant or for all: what is another tenant's is not there for it. Where this server runs \
-    without authentication, none is needed.";
+    `repair`, `admin`), for one tenant or for all: what is another tenant's is not there for it.";
 
 /// Says of every operation which scope it needs, and how it refuses who does not have it.
 pub(super) fn secure(document: &mut OpenApi) {

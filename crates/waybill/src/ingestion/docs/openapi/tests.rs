@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use super::*;
 
 fn parsed() -> Value {
-    serde_json::from_str(&document()).unwrap()
+    serde_json::from_str(&document(true)).unwrap()
 }
 
 #[test]
@@ -44,6 +44,14 @@ fn every_route_is_listed_with_its_method() {
         .map(|(path, method)| (path.to_owned(), method.to_owned()))
         .into();
     assert_eq!(listed, expected);
+}
+
+#[test]
+fn a_server_that_asks_nobody_describes_no_tokens() {
+    let document = document(false);
+    for word in ["securitySchemes", "\"security\"", "\"401\"", "\"403\""] {
+        assert!(!document.contains(word), "{word}");
+    }
 }
 
 #[test]
@@ -123,7 +131,7 @@ fn every_body_and_answer_has_an_example() {
 #[test]
 fn the_examples_of_requests_are_good_requests() {
     waybill_drone_delivery::request::validate(&delivery_example()).unwrap();
-    let fields = operation_request().build();
+    let fields = operation_request();
     for name in operation_example().as_object().unwrap().keys() {
         assert!(fields.properties.contains_key(name), "{name}");
     }

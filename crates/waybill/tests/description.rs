@@ -1,0 +1,139 @@
+//! The API against its own description, by somebody who makes up requests from it: what is answered must be as
+//! described, whatever is sent.
+//!
+//! Schemathesis does that (<https://schemathesis.readthedocs.io>). One of its checks is left out: that whatever fits the
+//! description is taken. Some rules no schema can tell, as that a contact must be one that this server can reach. It does
+//! not know batches, whose lines are read as single requests are.
+
+#[path = "support/process.rs"]
+#[allow(dead_code)]
+mod process;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use self::process::{Process, log_tail, without_test_variables};
+
+/// Of Python's package index. Another version may make up other requests.
+const SCHEMATHESIS: &str = "schemathesis==4.32.5";
+/// The same requests every time.
+const SEED: &str = "1";
+
+#[test]
+fn every_answer_is_as_described() {
+    let Some(schemathesis) = schemathesis() else {
+        return;
+    };
+    for is_guarded in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let token = is_guarded.then(|| token(&directory));
+        let (_process, addresses) = up(&directory, is_guarded);
+        let mut play = Command::new(&schemathesis);
+        play.args([
+            "run",
+            "--seed",
+            SEED,
+            "--no-color",
+            "--request-timeout",
+            "20",
+        ])
+        .args(["--exclude-checks", "positive_data_acceptance"])
+        .args(["--exclude-operation-id", "createOperations"])
+        .arg(format!("http://{}/openapi.json", addresses["http"]));
+        if let Some(token) = token {
+            play.arg("--header")
+                .arg(format!("Authorization: Bearer {token}"));
+        }
+        let played = play.current_dir(directory.path()).output().unwrap();
+        let log = directory.path().join("log");
+        let said = String::from_utf8_lossy(&played.stdout);
+        assert!(
+            played.status.success(),
+            "with tokens: {is_guarded}\n{said}\n{}\n{}",
+            String::from_utf8_lossy(&played.stderr),
+            log_tail(&log)
+        );
+        let log = std::fs::read_to_string(log).unwrap();
+        assert!(!log.contains("panicked"), "{log}");
+    }
+}
+
+/// A token that may do everything, which the program will know.
+fn token(directory: &TempDir) -> String {
+    let made = waybill()
+        .args(["token", "create", "--name", "tester", "--tenant", "*"])
+        .args(["--scopes", "submit,read,repair,admin"])
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    std::fs::write(directory.path().join("tokens.yaml"), made.stdout).unwrap();
+    String::from_utf8(made.stderr).unwrap().trim().to_owned()
+}
+
+fn up(directory: &TempDir, is_guarded: bool) -> (Process, HashMap<String, SocketAddr>) {
+    let here = directory.path().display();
+    let auth = match is_guarded {
+        true => format!("auth: {{tokensFile: {here}/tokens.yaml}}\n"),
+        false => String::new(),
+    };
+    let listen = ["http", "admin", "broker", "services"]
+        .map(|listener| format!("{listener}: {{listen: '127.0.0.1:0'}}\n"))
+        .concat();
+    let settings = format!("dataDir: {here}/data\n{listen}{auth}");
+    let file = directory.path().join("waybill.yaml");
+    std::fs::write(&file, settings).unwrap();
+    let mut command = waybill();
+    command.arg("up").arg("--config").arg(file);
+    Process::start(command, &["http"], &directory.path().join("log"))
+}
+
+fn waybill() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+    without_test_variables(&mut command);
+    command
+}
+
+/// The program, installed once for all runs. `None`, said aloud, where it cannot be had.
+fn schemathesis() -> Option<PathBuf> {
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(SCHEMATHESIS);
+    let program = place.join("bin/schemathesis");
+    let is_there = || {
+        let version = Command::new(&program).arg("--version").output();
+        version.is_ok_and(|version| version.status.success())
+    };
+    if is_there() {
+        return Some(program);
+    }
+    let pip = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        SCHEMATHESIS,
+    ];
+    let installed = run(Command::new("python3").args(["-m", "venv"]).arg(&place))
+        .and_then(|()| run(Command::new(place.join("bin/python")).args(pip)));
+    match installed {
+        Ok(()) => {
+            assert!(is_there(), "what was installed does not run");
+            Some(program)
+        }
+        Err(reason) => {
+            println!("SKIPPED: the API against its description: {reason}");
+            None
+        }
+    }
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| error.to_string())?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+    }
+}
