@@ -24,8 +24,8 @@ from k8s_rules import Capacity, Rules
 KUBERNETES = ["1.30", "1.37"]
 OVERLAYS = {
     "base": [],
-    "overlays/trial": ["monitoring", "dashboards"],
-    "overlays/production": ["monitoring", "dashboards", "keda", "kafka", "scylla"],
+    "overlays/trial": ["monitoring", "dashboards", "tracing"],
+    "overlays/production": ["monitoring", "dashboards", "tracing", "keda", "kafka", "scylla"],
 }
 
 wrong, unknown_kinds = [], set()

@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import tempfile
+import urllib.parse
 
 import yaml
 
@@ -20,6 +21,7 @@ SHARD_PORT = 10_000
 # What stands in the place of a secret that the binary looks into.
 STAND_INS = {"tokens.yaml": "[]"}
 VOLUMES = {"configMap", "emptyDir", "projected", "secret", "downwardAPI"}
+TRACES = "WAYBILL_TELEMETRY__TRACES__ENDPOINT"
 API_CLIENT, SERVICES = {"waybill/api-client": "true"}, {"waybill/services": "true"}
 
 
@@ -198,15 +200,16 @@ class Rules:
         return None
 
     def check_agreement(self):
-        """One configuration for all, but for the login that agents do not get."""
+        """One configuration for all, but for the login that agents do not get, and spans, which the roles alone make."""
 
-        def without_login(config):
+        def in_common(config):
             scylla = config["store"]["scylla"] | {"user": None, "password": None, "passwordFile": None}
-            return config | {"store": config["store"] | {"scylla": scylla}}
+            telemetry = config["telemetry"] | {"traces": None}
+            return config | {"store": config["store"] | {"scylla": scylla}, "telemetry": telemetry}
 
         first, *others = self.configs
         for other in others:
-            if without_login(self.configs[other]) != without_login(self.configs[first]):
+            if in_common(self.configs[other]) != in_common(self.configs[first]):
                 self.wrong(other, f"has another configuration than {first}")
         for name, config in self.configs.items():
             for key in ["http", "admin"]:
@@ -319,16 +322,17 @@ class Rules:
         shards = {f"{host}:{int(port) + SHARD_PORT}" for host, _, port in (node.rpartition(":") for node in nodes)}
         for role in ["ingestion", "scheduler", "supervisor", "prepare"]:
             needed[role] |= shards
-        allowed_ports = {DNS} | {int(one.rpartition(":")[2]) for one in set().union(*needed.values())}
         for workload in self.workloads:
             role = component(workload)
             flows = self.flows(workload)
+            wanted = needed[role] | self.collectors(workload)
+            allowed_ports = {DNS} | {int(one.rpartition(":")[2]) for one in wanted.union(*needed.values())}
             if (("kube-system", DNS) not in flows) or not any(space == "kube-system" for space, _ in flows):
                 self.wrong(workload, "may not ask for names")
             ports = {port for _, port in flows}
             for port in ports - allowed_ports:
                 self.wrong(workload, f"may go to port {port}, where nothing is that the configuration names")
-            for address in needed[role]:
+            for address in wanted:
                 host, _, port = address.rpartition(":")
                 space = (host.split(".") + [NAMESPACE])[1] if "." in host else NAMESPACE
                 if address == config["services"]["address"] and space != NAMESPACE:
@@ -349,6 +353,15 @@ class Rules:
                         for policy in comes_in
                     ):
                         self.wrong(workload, f"nobody gets to its port {port['name']}")
+
+    def collectors(self, workload):
+        """Where a workload's spans go."""
+        (container,) = pod_of(workload)["containers"]
+        endpoint = self.environment(workload, container).get(TRACES)
+        makes_spans = component(workload) in ["ingestion", "scheduler", "supervisor", "agents"]
+        if ("tracing" in self.render.components and makes_spans) != bool(endpoint):
+            self.wrong(workload, f"{TRACES} is {endpoint}")
+        return {urllib.parse.urlsplit(endpoint).netloc} if endpoint else set()
 
     def flows(self, workload):
         """Where a workload may go, as (namespace, port)."""
