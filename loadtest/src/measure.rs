@@ -157,14 +157,14 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
     let sent = load::send(scenario, &target, &book, garbage.clone(), (began, deadline));
     // Once it has begun, an interruption ends what is under way, and not the report.
     let sent = interrupt.unless(sent).await;
+    let mut after = usages(&processes);
+    if let Some(held) = held {
+        held.start().await?;
+    }
     if let Err(error) = sent
         && !error.is::<Interrupted>()
     {
         return Err(error);
-    }
-    let mut after = usages(&processes);
-    if let Some(held) = held {
-        held.start().await?;
     }
     if let Some(statuses) = &statuses {
         let ends = async {
@@ -323,7 +323,7 @@ fn failures(scenario: &Scenario, run: &Run, outcome: &Outcome, is_followed: bool
     let (count, examples) = &outcome.wrong_answers;
     if *count > 0 {
         failures.push(format!(
-            "{count} answers were wrong, such as: {}",
+            "wrong answers: {count}, such as: {}",
             examples.join("; ")
         ));
     }

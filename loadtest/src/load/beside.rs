@@ -94,9 +94,8 @@ async fn repeat(client: &mut Client, source: &Source, id: OperationId, drawn: Dr
                 }
                 return;
             }
-            Ok((StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)) | Err(_) => {
-                tokio::time::sleep(REST).await;
-            }
+            Ok((status, _)) if is_for_now(status) => tokio::time::sleep(REST).await,
+            Err(_) => tokio::time::sleep(REST).await,
             Ok((status, _)) => {
                 let what = format!("{id}: the same request again was answered {status}");
                 source.book.wrong_answer(what);
@@ -119,15 +118,10 @@ async fn cancel(client: &mut Client, source: &Source, id: OperationId, drawn: Dr
         match client.delete(&path).await {
             Ok((StatusCode::ACCEPTED | StatusCode::OK | StatusCode::CONFLICT, _)) => return,
             // An id that came from a tenant's own is known once its request was read.
-            Ok((
-                StatusCode::NOT_FOUND
-                | StatusCode::SERVICE_UNAVAILABLE
-                | StatusCode::GATEWAY_TIMEOUT,
-                _,
-            ))
-            | Err(_) => {
+            Ok((status, _)) if is_for_now(status) || status == StatusCode::NOT_FOUND => {
                 tokio::time::sleep(REST).await;
             }
+            Err(_) => tokio::time::sleep(REST).await,
             Ok((status, _)) => {
                 source
                     .book
@@ -139,4 +133,14 @@ async fn cancel(client: &mut Client, source: &Source, id: OperationId, drawn: Dr
     source
         .book
         .wrong_answer(format!("{id}: its cancel was not answered"));
+}
+
+/// Whether the server may answer otherwise soon: it has too much to do, or its tenant has asked too much.
+fn is_for_now(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT
+    )
 }

@@ -1,6 +1,6 @@
 //! What becomes of orders, and of what was half done when a process was killed.
 
-use crate::shop::{Member, Shop, wait_until};
+use crate::shop::{Member, Shop, wait_until, wait_until_or_say};
 
 const REQUESTS: &str = "waybill.operation-requests.v1";
 
@@ -138,9 +138,11 @@ fn a_listener_that_dies_with_news_in_hand_hears_them_again() {
     assert_eq!(shop.status("1"), "placed");
     shop.start(Member::Listener);
     shop.wait_for_status("1", "completed");
-    wait_until("all is told", || {
-        shop.postgres
-            .ask("SELECT string_agg(sequence::text, ' ' ORDER BY sequence) FROM news")
-            == "1 2 3 4 5"
-    });
+    let told = "SELECT string_agg(sequence::text, ' ' ORDER BY sequence) FROM news";
+    let by = "SELECT string_agg(sequence || ' by ' || topic, ', ' ORDER BY sequence) FROM news";
+    wait_until_or_say(
+        "all is told",
+        || shop.postgres.ask(told) == "1 2 3 4 5",
+        || format!("told: {}\n{}", shop.postgres.ask(by), shop.logs()),
+    );
 }

@@ -225,10 +225,21 @@ impl Shop {
 }
 
 /// Waits for a condition.
-pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
+    wait_until_or_say(what, is_so, String::new);
+}
+
+/// Waits for a condition; where it does not come about, says what there is instead.
+pub fn wait_until_or_say(
+    what: &str,
+    mut is_so: impl FnMut() -> bool,
+    instead: impl FnOnce() -> String,
+) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        if Instant::now() >= deadline {
+            panic!("waited in vain until {what}\n{}", instead());
+        }
         std::thread::sleep(Duration::from_millis(50));
     }
 }
