@@ -1,0 +1,15 @@
+//! Files of agents, with the templates in them.
+#![no_main]
+
+use std::collections::BTreeMap;
+
+use libfuzzer_sys::fuzz_target;
+use waybill_agent::http::AgentsFile;
+
+fuzz_target!(|text: &str| {
+    let Ok(file) = AgentsFile::from_yaml(text) else {
+        return;
+    };
+    let variables = BTreeMap::from([("services".to_owned(), "127.0.0.1:1".to_owned())]);
+    _ = file.load(&variables);
+});

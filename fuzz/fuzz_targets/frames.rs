@@ -1,0 +1,49 @@
+//! Requests to the embedded broker: each is answered, refused or closes its connection.
+#![no_main]
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use libfuzzer_sys::fuzz_target;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use waybill_broker::{Broker, BrokerConfig};
+
+/// Some requests may wait for something that does not come.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+struct World {
+    runtime: Runtime,
+    broker: Broker,
+    _directory: TempDir,
+}
+
+static WORLD: LazyLock<World> = LazyLock::new(|| {
+    let runtime = Runtime::new().expect("threads can be had");
+    let directory = tempfile::tempdir().expect("a directory can be had");
+    let config = BrokerConfig {
+        listen: ([127, 0, 0, 1], 0).into(),
+        partitions_max: 16,
+        groups_max: 16,
+        producers_max: 16,
+        group_initial_delay: Duration::ZERO,
+        auto_create_topics: true,
+        ..BrokerConfig::new(directory.path())
+    };
+    let broker = runtime
+        .block_on(Broker::start(config))
+        .expect("a broker starts");
+    World {
+        runtime,
+        broker,
+        _directory: directory,
+    }
+});
+
+fuzz_target!(|frame: &[u8]| {
+    let World {
+        runtime, broker, ..
+    } = &*WORLD;
+    let answer = broker.answer(frame.to_vec().into());
+    _ = runtime.block_on(async { tokio::time::timeout(PATIENCE, answer).await });
+});
