@@ -17,6 +17,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::api::{self, Reply};
+use crate::backup::Logs;
 use crate::connection::{Closed, Connection};
 use crate::group::Coordinator;
 use crate::log::Limits;
@@ -152,6 +153,12 @@ impl Broker {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where copies of it are begun.
+    #[must_use]
+    pub fn logs(&self) -> Logs {
+        Logs::of(&self.server)
     }
 
     /// What it has done since it started.

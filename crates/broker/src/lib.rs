@@ -30,6 +30,7 @@
 //! `logs/<topic>/<partition>/<base offset>.log` with an `.index` beside each closed segment.
 
 mod api;
+mod backup;
 mod broker;
 mod config;
 mod connection;
@@ -43,6 +44,7 @@ mod topic_config;
 mod topics;
 mod wire;
 
+pub use backup::{CopyError, Logs, LogsRestore, LogsSnapshot, Segment};
 pub use broker::{Broker, BrokerFailure, StartError};
 pub use config::BrokerConfig;
 pub use stats::Stats;

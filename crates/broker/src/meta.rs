@@ -6,9 +6,9 @@
 //! consumer that repeats records and a log that begins earlier can both bear.
 
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable, Snapshot};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
@@ -229,6 +229,29 @@ impl Meta {
         Ok(found)
     }
 
+    /// Everything as it is now.
+    pub(crate) fn snapshot(self: &Arc<Self>) -> MetaSnapshot {
+        MetaSnapshot {
+            snapshot: self.database.snapshot(),
+            meta: Arc::clone(self),
+        }
+    }
+
+    /// Writes an entry that was read from a snapshot; `false` if there is no such table. Durable after the
+    /// next [`sync`](Self::sync).
+    pub(crate) fn put_raw(&self, table: &str, key: &[u8], value: &[u8]) -> Result<bool, MetaError> {
+        let tables = self.tables();
+        let Some((_, keyspace)) = tables.into_iter().find(|(name, _)| *name == table) else {
+            return Ok(false);
+        };
+        let written = keyspace.insert(key, value);
+        written.map(|()| true).map_err(self.failed("write"))
+    }
+
+    fn tables(&self) -> [(&'static str, &Keyspace); 2] {
+        [("cluster", &self.cluster), ("offsets", &self.offsets)]
+    }
+
     /// Makes everything durable.
     pub(crate) fn sync(&self) -> Result<(), MetaError> {
         self.database
@@ -272,6 +295,29 @@ impl Meta {
             path: self.path.clone(),
             source,
         }
+    }
+}
+
+/// The store as it was at one instant.
+pub(crate) struct MetaSnapshot {
+    meta: Arc<Meta>,
+    snapshot: Snapshot,
+}
+
+impl MetaSnapshot {
+    /// Every entry: table, key and value.
+    pub(crate) fn entries(
+        &self,
+    ) -> impl Iterator<Item = Result<(&'static str, Vec<u8>, Vec<u8>), MetaError>> {
+        self.meta
+            .tables()
+            .into_iter()
+            .flat_map(move |(table, keyspace)| {
+                self.snapshot.iter(keyspace).map(move |entry| {
+                    let (key, value) = entry.into_inner().map_err(self.meta.failed("read"))?;
+                    Ok((table, key.to_vec(), value.to_vec()))
+                })
+            })
     }
 }
 

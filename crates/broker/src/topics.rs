@@ -93,7 +93,7 @@ impl Topics {
         limits: Limits,
         meta: Arc<Meta>,
     ) -> Result<Self, OpenTopicsError> {
-        let (logs, graves) = (data_dir.join("logs"), data_dir.join("deleted"));
+        let (logs, graves) = (logs_dir(data_dir), data_dir.join("deleted"));
         let at = |path: &Path| {
             let path = path.to_owned();
             move |source| OpenTopicsError::Directory { path, source }
@@ -181,13 +181,7 @@ impl Topics {
 
     /// Whether a topic could be created.
     pub(crate) fn check_new(&self, name: &str, partitions: i32) -> Result<(), TopicError> {
-        let valid_name = (1..=NAME_CHARS_MAX).contains(&name.len())
-            && name != "."
-            && name != ".."
-            && name
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
-        if !valid_name {
+        if !is_topic_name(name) {
             return Err(TopicError::Name);
         }
         if self.get(name).is_some() {
@@ -305,6 +299,12 @@ impl Topics {
         Ok(())
     }
 
+    /// Has `look` look at all topics, by name, while none is made, changed or deleted. Blocks.
+    pub(crate) fn while_unchanged<T>(&self, look: impl FnOnce(&[Arc<Topic>]) -> T) -> T {
+        let _changing = locked(&self.changing);
+        look(&self.all())
+    }
+
     /// Applies retention to every partition. Blocks.
     pub(crate) fn apply_retention(&self, now_ms: i64) {
         for topic in self.all() {
@@ -341,7 +341,7 @@ impl Topics {
         Partition::open(
             Arc::clone(name),
             index,
-            self.logs.join(&**name).join(index.to_string()),
+            partition_dir(&self.logs, name, index),
             record.config,
             log_start,
             Arc::clone(bytes),
@@ -356,6 +356,26 @@ impl Topics {
         }
         Ok(())
     }
+}
+
+/// Whether a topic can be called so.
+pub(crate) fn is_topic_name(name: &str) -> bool {
+    (1..=NAME_CHARS_MAX).contains(&name.len())
+        && name != "."
+        && name != ".."
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+}
+
+/// Where the logs lie in a broker's directory.
+pub(crate) fn logs_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join("logs")
+}
+
+/// Where a partition's log lies among the logs.
+pub(crate) fn partition_dir(logs: &Path, topic: &str, index: i32) -> PathBuf {
+    logs.join(topic).join(index.to_string())
 }
 
 fn topic_of(

@@ -13,6 +13,7 @@
 //! Deliberately absent: settings that trade durability for speed.
 
 mod attention;
+mod backup;
 mod group;
 mod purge;
 mod recent;
@@ -30,6 +31,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
 use waybill_engine::{OperationId, PartitionId, Timestamp};
 
+pub use self::backup::{EmbeddedRestore, EmbeddedSnapshot, StoreEntry};
 use self::group::EncodedBatch;
 use self::purge::Purge;
 use self::tables::Tables;

@@ -48,7 +48,7 @@ pub use cql::{
     CqlReport, CqlServer, CqlStore, CqlTls,
 };
 pub use due::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
-pub use embedded::{EmbeddedConfig, EmbeddedStore};
+pub use embedded::{EmbeddedConfig, EmbeddedRestore, EmbeddedSnapshot, EmbeddedStore, StoreEntry};
 pub use error::{CorruptRow, SchemaError, StoreError};
 pub use layout::{Layout, LayoutError, LayoutGeneration, Retired};
 pub use lease::{Begins, Checkpoint, Followed, Lease, LeaseKey, LeaseRole};

@@ -1,5 +1,7 @@
 //! The embedded store: the contract of every store, and what only a store on disk can get wrong.
 
+#[path = "embedded/backup.rs"]
+mod backup;
 mod contract;
 #[path = "embedded/damage.rs"]
 mod damage;

@@ -6,8 +6,10 @@
 //! * `partition`: appending, syncing and who waits for it.
 //! * `read`: reading by offset and by time.
 //! * `trim`: deleting old segments.
+//! * `noted`: what there is at one instant.
 
 mod batch;
+mod noted;
 mod partition;
 mod producers;
 mod read;
@@ -18,4 +20,4 @@ mod trim;
 pub(crate) use batch::{BatchError, BatchHeader, LEADER_EPOCH};
 pub(crate) use partition::{AppendError, Appended, Closing, Condition, Limits, Partition};
 pub(crate) use read::ReadError;
-pub(crate) use segment::{LogError, sync_dir};
+pub(crate) use segment::{LogError, new_segment, sync_dir};

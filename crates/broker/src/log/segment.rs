@@ -208,6 +208,13 @@ pub(super) fn open_segment(dir: &Path, base: i64) -> io::Result<Arc<File>> {
         .map(Arc::new)
 }
 
+/// Begins a segment that is not there yet.
+pub(crate) fn new_segment(dir: &Path, base: i64) -> io::Result<(PathBuf, File)> {
+    let path = segment_path(dir, base);
+    let file = File::create_new(&path)?;
+    Ok((path, file))
+}
+
 /// Makes the names in `dir` durable.
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()

@@ -91,6 +91,20 @@ impl Tables {
         })
     }
 
+    /// All of them, by name. The names are part of what backups are made of.
+    pub(super) fn all(&self) -> [(&'static str, &Keyspace); 8] {
+        [
+            ("state", &self.state),
+            ("created", &self.created),
+            ("expiry", &self.expiry),
+            ("due", &self.due),
+            ("attention", &self.attention),
+            ("leases", &self.leases),
+            ("cursors", &self.cursors),
+            ("corrupt", &self.corrupt),
+        ]
+    }
+
     /// Reads rows in the order of `ids`.
     pub(super) fn rows(
         &self,

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use waybill_engine::{OperationId, PartitionId, Timestamp};
 
 use super::EmbeddedConfig;
+use super::backup::Hold;
 use super::group::{EncodedBatch, Group};
 use super::recent::RecentStamps;
 use super::tables::Tables;
@@ -48,6 +49,8 @@ pub(super) enum Command {
         now: Timestamp,
         reply: Reply<()>,
     },
+    /// Commit nothing for a while.
+    Hold(Hold),
 }
 
 /// The writer's state.
@@ -86,17 +89,19 @@ impl Writer {
 
     fn run(&mut self) {
         while let Some(command) = self.queue.blocking_recv() {
-            if let Some(purge) = self.commit_group(command) {
-                self.purge(purge);
+            match self.commit_group(command) {
+                None => {}
+                Some(Between::Purge(purge)) => self.purge(purge),
+                Some(Between::Hold(hold)) => hold.stand_still(&self.tables),
             }
         }
     }
 
-    /// Commits `first` and what waits behind it, up to a purge, which it returns.
-    fn commit_group(&mut self, first: Command) -> Option<PurgeCall> {
+    /// Commits `first` and what waits behind it, up to what is done between two groups, which it returns.
+    fn commit_group(&mut self, first: Command) -> Option<Between> {
         let mut group = Group::new(&self.tables, &mut self.recent);
         let mut pending = Vec::new();
-        let mut purge = None;
+        let mut between = None;
         let mut rows = 0;
         let mut next = Some(first);
         while let Some(command) = next {
@@ -139,11 +144,15 @@ impl Writer {
                     now,
                     reply,
                 } => {
-                    purge = Some(PurgeCall {
+                    between = Some(Between::Purge(PurgeCall {
                         entries,
                         now,
                         reply,
-                    });
+                    }));
+                    break;
+                }
+                Command::Hold(hold) => {
+                    between = Some(Between::Hold(hold));
                     break;
                 }
             }
@@ -157,7 +166,7 @@ impl Writer {
         for pending in pending {
             pending.answer(&outcome);
         }
-        purge
+        between
     }
 
     /// Removes rows past their retention. Not synced: what comes back after a crash is purged again.
@@ -200,6 +209,12 @@ impl Writer {
         }
         Ok(())
     }
+}
+
+/// What the writer does when no group is under way.
+enum Between {
+    Purge(PurgeCall),
+    Hold(Hold),
 }
 
 /// A [`Command::Purge`], taken apart.

@@ -1,0 +1,310 @@
+//! Everything that a broker keeps as it is at one instant, and a new data directory made of that.
+//!
+//! What must hold:
+//!
+//! * **Offsets before logs.** What groups have committed is noted before the ends of the logs, so that no
+//!   offset leads beyond the end of its log, and what was produced before an offset was committed is there.
+//! * **What is noted stays readable.** Every segment is open from then on: what retention deletes meanwhile
+//!   is read all the same.
+//! * **No name leads out of the directory.** What is restored goes to places that this broker would choose
+//!   itself.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+use crate::log::{new_segment, sync_dir};
+use crate::meta::{Meta, MetaError, MetaSnapshot};
+use crate::server::Server;
+use crate::topics::{is_topic_name, logs_dir, partition_dir};
+
+/// Why logs could not be copied.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The broker has stopped.
+    #[error("the broker has stopped")]
+    Stopped,
+    /// A partition cannot be used, so that a copy would be without its records.
+    #[error("partition {partition} of topic {topic} is offline")]
+    Offline {
+        /// The topic.
+        topic: String,
+        /// The partition.
+        partition: i32,
+    },
+    /// A name or number that this broker would not give.
+    #[error("{what} is nothing that this broker keeps")]
+    Unknown {
+        /// What it is.
+        what: String,
+    },
+    /// The broker's metadata could not be read or written.
+    #[error("the broker's metadata cannot be copied")]
+    Meta(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The disk failed.
+    #[error("{path} cannot be copied")]
+    Disk {
+        /// The file or directory.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl From<MetaError> for CopyError {
+    fn from(error: MetaError) -> Self {
+        Self::Meta(Box::new(error))
+    }
+}
+
+/// Where copies of a running broker are begun. It does not keep the broker running.
+#[derive(Clone)]
+pub struct Logs(Weak<Server>);
+
+impl Logs {
+    pub(crate) fn of(server: &Arc<Server>) -> Self {
+        Self(Arc::downgrade(server))
+    }
+
+    /// Notes everything as it is now. No topic is made, changed or deleted meanwhile; clients go on. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// If the broker has stopped, or something of it cannot be read.
+    pub fn snapshot(&self) -> Result<LogsSnapshot, CopyError> {
+        let server = self.0.upgrade().ok_or(CopyError::Stopped)?;
+        server.topics.while_unchanged(|topics| {
+            let meta = server.meta.snapshot();
+            let mut segments = Vec::new();
+            let mut records = 0;
+            for partition in topics.iter().flat_map(|topic| &topic.partitions) {
+                let noted = partition.segments().map_err(|error| match error {
+                    Some(source) => CopyError::Disk {
+                        path: partition.path().to_owned(),
+                        source,
+                    },
+                    None => CopyError::Offline {
+                        topic: partition.topic.to_string(),
+                        partition: partition.index,
+                    },
+                })?;
+                records += noted.records;
+                segments.extend(
+                    noted
+                        .segments
+                        .into_iter()
+                        .map(|(base, file, bytes)| Segment {
+                            topic: partition.topic.clone(),
+                            partition: partition.index,
+                            base,
+                            file,
+                            bytes,
+                        }),
+                );
+            }
+            Ok(LogsSnapshot {
+                meta,
+                segments,
+                records,
+            })
+        })
+    }
+}
+
+impl std::fmt::Debug for Logs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Logs").finish_non_exhaustive()
+    }
+}
+
+/// What a broker kept at one instant.
+pub struct LogsSnapshot {
+    meta: MetaSnapshot,
+    segments: Vec<Segment>,
+    records: u64,
+}
+
+impl LogsSnapshot {
+    /// The entries of the broker's metadata: table, key and value.
+    ///
+    /// # Errors
+    ///
+    /// [`CopyError::Meta`] in the place of what cannot be read.
+    pub fn meta(
+        &self,
+    ) -> impl Iterator<Item = Result<(&'static str, Vec<u8>, Vec<u8>), CopyError>> {
+        self.meta.entries().map(|entry| Ok(entry?))
+    }
+
+    /// The segments of all partitions, those of one in order.
+    #[must_use]
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// How many records they hold.
+    #[must_use]
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+}
+
+impl std::fmt::Debug for LogsSnapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogsSnapshot")
+            .field("segments", &self.segments.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A segment as far as it was filled at one instant.
+#[derive(Debug)]
+pub struct Segment {
+    /// Whose it is.
+    pub topic: Arc<str>,
+    /// The number of its partition.
+    pub partition: i32,
+    /// The offset that it begins with.
+    pub base: i64,
+    /// How many bytes it had.
+    pub bytes: u64,
+    file: Arc<File>,
+}
+
+impl Segment {
+    /// Reads the bytes from `at` on into all of `buffer`, which is not to reach beyond [`bytes`](Self::bytes).
+    ///
+    /// # Errors
+    ///
+    /// If the disk fails.
+    pub fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buffer, at)
+    }
+}
+
+/// A new data directory of a broker, filled piece by piece. It is of use once it is
+/// [finished](Self::finish).
+pub struct LogsRestore {
+    dir: PathBuf,
+    meta: Meta,
+    segment: Option<(PathBuf, File)>,
+}
+
+impl LogsRestore {
+    /// Begins a data directory in `dir`, where none may be.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be made.
+    pub fn begin(dir: &Path) -> Result<Self, CopyError> {
+        fs::create_dir_all(dir).map_err(of(dir))?;
+        Ok(Self {
+            meta: Meta::open(&dir.join("meta"))?,
+            dir: dir.to_owned(),
+            segment: None,
+        })
+    }
+
+    /// Adds an entry to the metadata.
+    ///
+    /// # Errors
+    ///
+    /// [`CopyError::Unknown`] if there is no such table, others if it cannot be written.
+    pub fn put_meta(&mut self, table: &str, key: &[u8], value: &[u8]) -> Result<(), CopyError> {
+        match self.meta.put_raw(table, key, value)? {
+            true => Ok(()),
+            false => Err(CopyError::Unknown {
+                what: format!("a table {table}"),
+            }),
+        }
+    }
+
+    /// Begins a segment, which is empty at first, and ends the one before.
+    ///
+    /// # Errors
+    ///
+    /// [`CopyError::Unknown`] if no segment could be called so, [`CopyError::Disk`] if the disk fails.
+    pub fn begin_segment(
+        &mut self,
+        topic: &str,
+        partition: i32,
+        base: i64,
+    ) -> Result<(), CopyError> {
+        self.end_segment()?;
+        if !is_topic_name(topic) || partition < 0 || base < 0 {
+            return Err(CopyError::Unknown {
+                what: format!("a segment {base} of partition {partition} of {topic:?}"),
+            });
+        }
+        let dir = partition_dir(&logs_dir(&self.dir), topic, partition);
+        fs::create_dir_all(&dir).map_err(of(&dir))?;
+        self.segment = Some(new_segment(&dir, base).map_err(of(&dir))?);
+        Ok(())
+    }
+
+    /// Adds bytes to the segment that was begun last.
+    ///
+    /// # Errors
+    ///
+    /// [`CopyError::Unknown`] if none was begun, [`CopyError::Disk`] if the disk fails.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), CopyError> {
+        let Some((path, file)) = &mut self.segment else {
+            return Err(CopyError::Unknown {
+                what: "a piece of no segment".to_owned(),
+            });
+        };
+        file.write_all(bytes).map_err(of(path))
+    }
+
+    /// Ends the last segment, and syncs everything.
+    ///
+    /// # Errors
+    ///
+    /// If the disk fails.
+    pub fn finish(mut self) -> Result<(), CopyError> {
+        self.end_segment()?;
+        self.meta.sync()?;
+        sync_below(&logs_dir(&self.dir))
+    }
+
+    fn end_segment(&mut self) -> Result<(), CopyError> {
+        match self.segment.take() {
+            None => Ok(()),
+            Some((path, file)) => file.sync_all().map_err(of(&path)),
+        }
+    }
+}
+
+impl std::fmt::Debug for LogsRestore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogsRestore")
+            .field("dir", &self.dir)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Makes the names in `dir` and in the directories below durable.
+fn sync_below(dir: &Path) -> Result<(), CopyError> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(of(dir))?,
+    };
+    for entry in entries {
+        let path = entry.map_err(of(dir))?.path();
+        if path.is_dir() {
+            sync_below(&path)?;
+        }
+    }
+    sync_dir(dir).map_err(of(dir))
+}
+
+fn of(path: &Path) -> impl Fn(io::Error) -> CopyError + use<> {
+    let path = path.to_owned();
+    move |source| CopyError::Disk {
+        path: path.clone(),
+        source,
+    }
+}
