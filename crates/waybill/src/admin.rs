@@ -12,6 +12,7 @@
 //! | `PUT /readers` | `{"perPartition": 2}` divides the work anew |
 //! | `PUT /partitions` | `{"partitions": 8}` begins to make more of them |
 //! | `GET /partitions` | how far that is |
+//! | `POST /backup` | everything that a process keeps which has broker and store to itself, as it is now |
 //! | `GET /log` | which log lines are written |
 //! | `PUT /log` | `{"filter": "info,waybill=debug"}` writes others from now on |
 //!
@@ -25,6 +26,7 @@
 //! start or a drain that hangs can be looked at; no answer waits for a role, except the `PUT`,
 //! which answers once the partition stands still or is on its way.
 
+mod backup;
 mod guard;
 mod health;
 mod log;
@@ -42,7 +44,7 @@ use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{Html, IntoResponse, Response};
-use axum::routing::{get, put};
+use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -56,6 +58,7 @@ pub(crate) use guard::METRICS;
 pub use health::{Condition, Heartbeat, Liveness, Readiness};
 
 use crate::auth::Auth;
+use crate::backup::Backups;
 use crate::growing::Growing;
 use crate::ingestion::docs::problem_page;
 use crate::ingestion::json;
@@ -87,6 +90,7 @@ pub struct Admin {
     schedulers: Arc<OnceLock<Arc<dyn SchedulerControl>>>,
     readers: Arc<OnceLock<Readers>>,
     growing: Arc<OnceLock<Growing>>,
+    backups: Arc<OnceLock<Backups>>,
 }
 
 impl Admin {
@@ -103,6 +107,7 @@ impl Admin {
             schedulers: Arc::default(),
             readers: Arc::default(),
             growing: Arc::default(),
+            backups: Arc::default(),
         }
     }
 
@@ -135,6 +140,13 @@ impl Admin {
         }
     }
 
+    /// Connects what makes backups, likewise.
+    pub fn set_backups(&self, backups: Backups) {
+        if self.backups.set(backups).is_err() {
+            tracing::warn!("a second store is not backed up on the admin listener");
+        }
+    }
+
     /// The routes, for a listener or for a test.
     pub fn router(&self) -> Router {
         Router::new()
@@ -145,6 +157,7 @@ impl Admin {
             .route("/schedulers/{partition}", put(put_scheduler))
             .route("/readers", get(readers::show).put(readers::set))
             .route("/partitions", get(partitions::show).put(partitions::grow))
+            .route("/backup", post(backup::make))
             .route("/log", get(log::show).put(log::set))
             .route("/problems/{kind}", get(show_problem))
             .fallback(nothing_here)

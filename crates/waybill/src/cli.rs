@@ -9,6 +9,7 @@ mod access;
 mod admin_port;
 mod agent_check;
 mod avro;
+mod backup;
 mod capacity;
 mod connection;
 mod dlq;
@@ -36,6 +37,7 @@ use clap_complete::Shell;
 
 pub use access::AdminArgs;
 pub use agent_check::AgentCheckArgs;
+pub use backup::{BackupArgs, RestoreArgs};
 pub use capacity::CapacityArgs;
 pub use dlq::DlqCommand;
 pub use exposure::{Listens, exposed, in_the_clear};
@@ -141,6 +143,10 @@ pub enum Command {
         #[command(subcommand)]
         command: SchemasCommand,
     },
+    /// Have the process at --admin, which has broker and store to itself, make a backup of both while it runs
+    Backup(BackupArgs),
+    /// Make the directory --data-dir, which must be new or empty, of a backup
+    Restore(RestoreArgs),
     /// Print the records of a topic, decoded; reads only
     Records(RecordsArgs),
     /// List, show and replay poison records
@@ -239,6 +245,8 @@ impl Command {
             | Self::Doctor(_)
             | Self::Explain(_)
             | Self::Log(_)
+            | Self::Backup(_)
+            | Self::Restore(_)
             | Self::Records(_)
             | Self::AgentCheck(_)
             | Self::Dlq { .. }

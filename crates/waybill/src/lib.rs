@@ -4,13 +4,14 @@
 //! so that tests drive the same code in process. The modules split by responsibility: [`cli`] and
 //! [`config`] say what is wanted, [`roles`] wires it, [`ingestion`], [`scheduler`] and
 //! [`supervisor`] do the work,
-//! [`auth`] says who may ask, [`admin`] and [`telemetry`] show it, [`alerts`] tells people, [`contact`] says whom it may tell, and [`shutdown`] ends it in order.
+//! [`auth`] says who may ask, [`admin`] and [`telemetry`] show it, [`alerts`] tells people, [`contact`] says whom it may tell, [`backup`] keeps a copy, and [`shutdown`] ends it in order.
 //!
 //! Deliberately absent: any decision about an operation. Those are the engine's.
 
 pub mod admin;
 pub mod alerts;
 pub mod auth;
+pub mod backup;
 mod chain;
 pub mod cli;
 mod clock;

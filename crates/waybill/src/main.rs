@@ -51,6 +51,8 @@ fn main() -> ExitCode {
         (Command::Schemas { command }, None) => look(&config, || command.run(&config)),
         (Command::Ready(arguments), None) => look(&config, || arguments.run(&config)),
         (Command::Log(arguments), None) => prepare(&config, || arguments.run(&config)),
+        (Command::Backup(arguments), None) => prepare(&config, || arguments.run(&config)),
+        (Command::Restore(arguments), None) => prepare(&config, || arguments.run(&config)),
         (Command::Explain(arguments), None) => look(&config, || arguments.run(&config)),
         (Command::Doctor(arguments), None) => look(&config, || arguments.run(&config)),
         (Command::Records(arguments), None) => look(&config, || arguments.run(&config)),

@@ -109,6 +109,7 @@ mod tests {
             ("PUT", "/schedulers/2", Needs::Change),
             ("PUT", "/readers", Needs::Change),
             ("PUT", "/partitions", Needs::Change),
+            ("POST", "/backup", Needs::Change),
             ("GET", "/metrics/", Needs::Look),
             ("GET", "/nothing", Needs::Look),
             ("POST", "/nothing", Needs::Change),

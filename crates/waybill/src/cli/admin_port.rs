@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use reqwest::redirect::Policy;
-use reqwest::{Client, RequestBuilder, StatusCode};
+use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -26,6 +26,20 @@ pub(super) fn client(access: &AccessArgs) -> anyhow::Result<Client> {
     Ok(access.apply(client)?.build()?)
 }
 
+/// A client for an answer that goes on for long: each piece of it may take so long.
+///
+/// # Errors
+///
+/// If what it needs to get in cannot be read.
+pub(super) fn streaming_client(access: &AccessArgs, patience: Duration) -> anyhow::Result<Client> {
+    let client = Client::builder()
+        .connect_timeout(PATIENCE)
+        .read_timeout(patience)
+        .redirect(Policy::none())
+        .no_proxy();
+    Ok(access.apply(client)?.build()?)
+}
+
 /// What it answers to a request to `url`.
 ///
 /// # Errors
@@ -35,14 +49,25 @@ pub(super) async fn answered<T: DeserializeOwned>(
     url: &str,
     request: RequestBuilder,
 ) -> anyhow::Result<T> {
+    let answer = accepted(url, request).await?;
+    let body = answer.bytes().await?;
+    serde_json::from_slice(&body).with_context(|| format!("{url} answers something else"))
+}
+
+/// Its answer to a request to `url`, which it does not refuse.
+///
+/// # Errors
+///
+/// If it does not answer, or refuses it.
+pub(super) async fn accepted(url: &str, request: RequestBuilder) -> anyhow::Result<Response> {
     let answer = request.send().await.with_context(|| {
         format!(
             "{url} does not answer: name the admin port of `up` with --admin or --admin-url, or a cluster with --scylla"
         )
     })?;
     let status = answer.status();
-    let body = answer.bytes().await?;
     if !status.is_success() {
+        let body = answer.bytes().await?;
         let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
         let of_field = problem["errors"][0]["detail"].as_str();
         let detail = of_field.or(problem["detail"].as_str());
@@ -55,5 +80,5 @@ pub(super) async fn answered<T: DeserializeOwned>(
             detail.unwrap_or("no detail")
         );
     }
-    serde_json::from_slice(&body).with_context(|| format!("{url} answers something else"))
+    Ok(answer)
 }

@@ -74,6 +74,7 @@ use self::request::Rules;
 use self::server::Server;
 use self::service::Api;
 use self::tenant_limits::TenantLimits;
+pub(crate) use self::view::time_text;
 use crate::auth::Auth;
 use crate::spread::Spread;
 use crate::tls::Tls;

@@ -1,9 +1,10 @@
 //! What `waybill` brings along: the embedded broker and the simulated services.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use waybill_broker::{Broker, BrokerConfig};
+use waybill_broker::{Broker, BrokerConfig, Logs};
 use waybill_drone_delivery::services::{Services, ServicesConfig};
 
 use super::agents::Reached;
@@ -12,10 +13,18 @@ use crate::config::Config;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::announce;
 
-/// Starts the embedded broker and returns its address.
-pub(super) async fn broker(config: &Config, running: &Running) -> anyhow::Result<SocketAddr> {
+/// Where the embedded broker keeps its files.
+pub(crate) fn broker_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join("broker")
+}
+
+/// Starts the embedded broker and returns its address, and where copies of it are begun.
+pub(super) async fn broker(
+    config: &Config,
+    running: &Running,
+) -> anyhow::Result<(SocketAddr, Logs)> {
     let settings = &config.broker;
-    let mut broker_config = BrokerConfig::new(config.data_dir.join("broker"));
+    let mut broker_config = BrokerConfig::new(broker_dir(&config.data_dir));
     broker_config.listen = settings.listen;
     broker_config.advertised = settings.advertised_host_and_port();
     broker_config.connections_max = settings.connections_max;
@@ -24,7 +33,7 @@ pub(super) async fn broker(config: &Config, running: &Running) -> anyhow::Result
     let broker = Broker::start(broker_config)
         .await
         .context("the embedded broker cannot be started")?;
-    let address = broker.address();
+    let (address, logs) = (broker.address(), broker.logs());
     running.spawn(Stage::Broker, "broker", |stop| async move {
         tokio::select! {
             () = stop.cancelled() => {}
@@ -35,7 +44,7 @@ pub(super) async fn broker(config: &Config, running: &Running) -> anyhow::Result
         Ok(())
     });
     announce("broker", address);
-    Ok(address)
+    Ok((address, logs))
 }
 
 /// Starts the simulated services and returns how they are reached.

@@ -20,16 +20,17 @@ pub(crate) mod topics;
 mod trim;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use anyhow::Context as _;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
-use waybill_store::Store;
+use waybill_store::{EmbeddedStore, Store};
 
 use self::agents::Reached;
 use crate::admin::Admin;
+use crate::backup::Backups;
 use crate::cli::Role;
 use crate::config::{AgentReach, Config, Environment, load_workflows, readers_of_this_process};
 use crate::registry;
@@ -38,8 +39,10 @@ use crate::spread::Spread;
 
 pub(crate) use agents::load_file as load_agents_file;
 pub(crate) use broker_metrics::declared as broker_metrics;
+pub(crate) use embedded::broker_dir;
 pub use life::run;
 pub(crate) use measured::METRICS as STORE_METRICS;
+pub(crate) use store::store_dir;
 
 /// What the roles have in common that take requests in, decide and supervise.
 struct World {
@@ -47,6 +50,8 @@ struct World {
     topics: Topics,
     workflows: Arc<Workflows>,
     store: Arc<dyn Store>,
+    /// The store, if it is embedded.
+    embedded: Option<Weak<EmbeddedStore>>,
     spread: Spread,
 }
 
@@ -113,11 +118,17 @@ async fn start(
             services,
             samples,
         } => {
-            let broker = match config.kafka.brokers {
-                Some(_) => None,
-                None => Some(embedded::broker(config, running).await?),
+            let (broker, logs) = match config.kafka.brokers {
+                Some(_) => (None, None),
+                None => {
+                    let (address, logs) = embedded::broker(config, running).await?;
+                    (Some(address), Some(logs))
+                }
             };
             let world = world(role, config, broker, admin, running).await?;
+            if let (Some(store), Some(logs)) = (world.embedded.clone(), logs) {
+                admin.set_backups(Backups::new(store, logs));
+            }
             let stands = world.spread.layout().division();
             let own = readers_of_this_process(config, environment, stands)?;
             let config = &config.with_partitions(world.spread.partitions());
@@ -174,7 +185,7 @@ async fn world(
 ) -> anyhow::Result<World> {
     let workflows = load_workflows(&config.workflows)?;
     let kafka = kafka_settings(config, broker);
-    let store = store::open(role, config, running).await?;
+    let store::Opened { store, embedded } = store::open(role, config, running).await?;
     let (spread, follower) = Spread::follow(store.clone(), config.partitions)
         .await
         .context("how operations are spread over partitions cannot be read")?;
@@ -207,6 +218,7 @@ async fn world(
         topics: registry::topics(config, &workflows, &admin.readiness).await?,
         workflows: Arc::new(workflows),
         store,
+        embedded,
         spread,
     })
 }

@@ -1,6 +1,7 @@
 //! The state store: the embedded one of this process, or the cluster that the configuration names.
 
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -21,20 +22,28 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How often one supervisor looks whether old attention entries still lead anywhere.
 const ATTENTION_WALK: Duration = Duration::from_secs(60 * 60);
 
-/// Opens the store. A process with all roles prepares a cluster for itself; one with a single role
-/// leaves that to whoever deploys it.
-pub(super) async fn open(
-    role: Role,
-    config: &Config,
-    running: &Running,
-) -> anyhow::Result<Arc<dyn Store>> {
-    let store = opened(role, config, running).await?;
-    Ok(Arc::new(Measured::new(store)))
+/// Where the embedded store keeps its files.
+pub(crate) fn store_dir(data_dir: &Path) -> PathBuf {
+    data_dir.join("store")
 }
 
-async fn opened(role: Role, config: &Config, running: &Running) -> anyhow::Result<Arc<dyn Store>> {
+/// An open store.
+pub(super) struct Opened {
+    pub(super) store: Arc<dyn Store>,
+    /// The same, if it is embedded.
+    pub(super) embedded: Option<Weak<EmbeddedStore>>,
+}
+
+/// Opens the store. A process with all roles prepares a cluster for itself; one with a single role
+/// leaves that to whoever deploys it.
+pub(super) async fn open(role: Role, config: &Config, running: &Running) -> anyhow::Result<Opened> {
     let Some(mut cql) = config.store.scylla.cql() else {
-        return embedded(config, running).await;
+        let store = embedded(config, running).await?;
+        let embedded = Some(Arc::downgrade(&store));
+        return Ok(Opened {
+            store: Arc::new(Measured::new(store)),
+            embedded,
+        });
     };
     if let Role::Up { .. } | Role::Supervisor = role {
         cql.attention_walk_interval = Some(ATTENTION_WALK);
@@ -47,7 +56,10 @@ async fn opened(role: Role, config: &Config, running: &Running) -> anyhow::Resul
     let store = once_there(|| connected(cql.clone()))
         .await
         .context("the state store cannot be opened")?;
-    Ok(Arc::new(store))
+    Ok(Opened {
+        store: Arc::new(Measured::new(Arc::new(store))),
+        embedded: None,
+    })
 }
 
 /// A store, or that the database does not answer: by itself the driver would wait for a minute for servers that
@@ -84,8 +96,8 @@ where
     }
 }
 
-async fn embedded(config: &Config, running: &Running) -> anyhow::Result<Arc<dyn Store>> {
-    let mut store_config = EmbeddedConfig::new(config.data_dir.join("store"));
+async fn embedded(config: &Config, running: &Running) -> anyhow::Result<Arc<EmbeddedStore>> {
+    let mut store_config = EmbeddedConfig::new(store_dir(&config.data_dir));
     store_config.cache_bytes = config.store.cache_bytes.as_u64();
     let store = tokio::task::spawn_blocking(move || EmbeddedStore::open(store_config))
         .await?

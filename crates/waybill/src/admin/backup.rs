@@ -1,0 +1,36 @@
+//! `/backup`: everything that a process keeps, as it is now.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse as _, Response};
+use futures_util::stream;
+
+use super::Admin;
+use crate::backup::BackupError;
+use crate::chain::chain;
+use crate::ingestion::problem::{Kind, Problem};
+
+pub(super) async fn make(State(admin): State<Admin>) -> Result<Response, Problem> {
+    let Some(backups) = admin.backups.get() else {
+        let detail = "This process has not both broker and store to itself: what lies in Kafka and in a \
+                      database is backed up there.";
+        return Err(Problem::new(Kind::VerbRefused, detail));
+    };
+    let mut pieces = backups.begin().await?;
+    let pieces = stream::poll_fn(move |context| pieces.poll_recv(context));
+    let media_type = [(CONTENT_TYPE, "application/octet-stream")];
+    Ok((media_type, Body::from_stream(pieces)).into_response())
+}
+
+impl From<BackupError> for Problem {
+    fn from(error: BackupError) -> Self {
+        let kind = match &error {
+            BackupError::UnderWay => Kind::VerbRefused,
+            BackupError::Store(_) => Kind::StoreUnavailable,
+            BackupError::Logs(_) => Kind::BrokerUnavailable,
+            BackupError::ShuttingDown => Kind::ShuttingDown,
+        };
+        Self::new(kind, format!("No backup is made: {}.", chain(&error)))
+    }
+}

@@ -1,0 +1,289 @@
+//! Backups of the program while it runs under load, and what is restored of them.
+
+#[path = "../system/supervision"]
+mod supervision {
+    pub mod balance;
+    pub mod ends;
+    pub mod setting;
+}
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../system/world.rs"]
+mod world;
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use serde_json::json;
+use supervision::setting::Setting;
+use world::process::without_test_variables;
+use world::{Process, World, delivery};
+
+/// How many clients send at a time.
+const CLIENTS: usize = 8;
+/// After how many accepted deliveries a backup is made, and after how many the process is killed.
+const BEFORE: usize = 200;
+const AFTER: usize = 400;
+
+fn is_remote(index: usize) -> bool {
+    index.is_multiple_of(5)
+}
+
+fn world_of(setting: &Setting) -> World {
+    let world = World::new("");
+    let yaml = setting.sections(world.path("").as_path());
+    std::fs::write(world.path("waybill.yaml"), yaml).unwrap();
+    world
+}
+
+/// A world whose services run elsewhere.
+fn world_at(services: &World) -> World {
+    let mut world = world_of(&Setting::hasty());
+    let address = services.address("services");
+    world.addresses.insert("services".to_owned(), address);
+    world
+}
+
+fn up(world: &mut World) -> Process {
+    let services = world.address("services").to_string();
+    let flags = ["--no-services", "--services", &services];
+    world.start("up", &flags, &["http", "admin", "broker"])
+}
+
+fn waybill(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+    without_test_variables(&mut command).args(arguments);
+    command.output().unwrap()
+}
+
+/// `waybill backup`; fails with what it says.
+fn backup(world: &World, file: &Path) -> String {
+    let admin = world.address("admin").to_string();
+    let made = waybill(&["backup", file.to_str().unwrap(), "--admin", &admin]);
+    said(&made, 0)
+}
+
+/// `waybill restore` to the data directory of a world.
+fn restore(file: &Path, data_dir: &Path, code: i32) -> String {
+    let data_dir = data_dir.to_str().unwrap();
+    let restored = waybill(&["restore", file.to_str().unwrap(), "--data-dir", data_dir]);
+    said(&restored, code)
+}
+
+fn said(output: &Output, code: i32) -> String {
+    assert_eq!(output.status.code(), Some(code), "{output:?}");
+    let both = [&output.stdout[..], &output.stderr[..]].concat();
+    String::from_utf8(both).unwrap()
+}
+
+/// Deliveries that are sent until that is stopped, and the ids of those that were accepted.
+struct Load {
+    accepted: Arc<Mutex<Vec<(usize, String)>>>,
+    stop: Arc<AtomicBool>,
+    clients: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Load {
+    fn begin(world: &World) -> Self {
+        let accepted: Arc<Mutex<Vec<(usize, String)>>> = Arc::default();
+        let stop = Arc::new(AtomicBool::new(false));
+        let next = Arc::new(AtomicUsize::new(0));
+        let clients = (0..CLIENTS).map(|_| {
+            let (accepted, stop, next) = (Arc::clone(&accepted), stop.clone(), next.clone());
+            let (client, url) = (
+                world.client.clone(),
+                world.url("http", "/api/deliveryrequests"),
+            );
+            tokio::spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let body = delivery(&format!("delivery-{index}"), is_remote(index));
+                    // Of what is not answered nothing is known.
+                    let Ok(answer) = client.post(&url).json(&body).send().await else {
+                        continue;
+                    };
+                    if answer.status().is_success()
+                        && let Ok(body) = answer.json::<serde_json::Value>().await
+                    {
+                        let id = body["id"].as_str().unwrap().to_owned();
+                        accepted.lock().unwrap().push((index, id));
+                    }
+                }
+            })
+        });
+        Self {
+            clients: clients.collect(),
+            accepted,
+            stop,
+        }
+    }
+
+    fn accepted(&self) -> Vec<(usize, String)> {
+        self.accepted.lock().unwrap().clone()
+    }
+
+    async fn reaches(&self, world: &World, count: usize) {
+        let reached = async || self.accepted.lock().unwrap().len() >= count;
+        world.eventually("enough is accepted", reached).await;
+    }
+
+    async fn end(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for client in self.clients {
+            client.await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_is_restored() {
+    // The same keys are refused before the backup and after it, so that some are undone in both worlds.
+    let faults =
+        json!({ "errorRate": 0.05, "refuseRate": 0.05, "doThenTimeoutRate": 0.01, "jitterMs": 60 });
+    let mut services = world_of(&Setting::hasty().with_faults(&faults));
+    let _services = services.start("services", &[], &["services"]);
+    let mut first = world_at(&services);
+    let running = up(&mut first);
+    first.ready().await;
+    let load = Load::begin(&first);
+    load.reaches(&first, BEFORE).await;
+    let before = load.accepted();
+    let file = first.path("one.backup");
+    let told = backup(&first, &file);
+    assert!(told.contains(" operations, "), "{told}");
+    assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(!first.path("one.backup.partial").exists());
+    let while_it_was_made = load.accepted().len();
+    load.reaches(&first, AFTER.max(while_it_was_made + 1)).await;
+    running.kill();
+    let later = load.accepted();
+    load.end().await;
+
+    let mut second = world_at(&services);
+    let told = restore(&file, &second.path("data"), 0);
+    assert!(told.contains(" operations, "), "{told}");
+    let running = up(&mut second);
+    second.ready().await;
+    second.clear_faults().await;
+    let (indices, ids): (Vec<_>, Vec<_>) = before.into_iter().unzip();
+    let remote = |index: usize| is_remote(indices[index]);
+    let ends = second.all_end_in_balance(&ids, remote).await;
+    assert_eq!(ends.error + ends.compensation_failed, 0, "{ends:?}");
+    assert!(ends.processed > BEFORE / 2, "{ends:?}");
+    // What was accepted later is lost with the first world. Sent again, it is made once all the same.
+    let later = later.iter().filter(|(index, _)| !indices.contains(index));
+    let (index, id) = later.last().expect("the load went on");
+    let again = second
+        .deliver(&delivery(&format!("delivery-{index}"), is_remote(*index)))
+        .await;
+    assert_eq!(&again, id);
+    second
+        .all_end_in_balance(&[again], |_| is_remote(*index))
+        .await;
+    assert_eq!(running.terminate(), Some(0), "{}", second.log_tail());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_that_are_not_whole_and_directories_that_are_not_free_are_refused() {
+    let mut world = World::new("partitions: 1\n");
+    let running = world.up();
+    world.ready().await;
+    let id = world.deliver(&delivery("one", false)).await;
+    world
+        .all_reach(std::slice::from_ref(&id), "Processed")
+        .await;
+    let file = world.path("whole.backup");
+    backup(&world, &file);
+    // One that is there is replaced.
+    backup(&world, &file);
+
+    let taken = restore(&file, &world.path("data"), 1);
+    assert!(taken.contains("new or empty"), "{taken}");
+    let whole = std::fs::read(&file).unwrap();
+    let (bad, new) = (world.path("bad.backup"), world.path("new"));
+    let half = whole.len() / 2;
+    let mut flipped = whole.clone();
+    flipped[half] ^= 1;
+    for (bytes, why) in [
+        (&whole[..half], "cut off or altered"),
+        (&whole[..whole.len() - 1], "cut off or altered"),
+        (&flipped[..], "cut off or altered"),
+        (&b"{}"[..], "no backup"),
+    ] {
+        std::fs::write(&bad, bytes).unwrap();
+        let refused = restore(&bad, &new, 1);
+        assert!(refused.contains(why), "{refused}");
+        assert!(!new.exists() && !world.path("new.partial").exists());
+    }
+    // What an earlier try left, and nobody knows what it is.
+    std::fs::create_dir(world.path("new.partial")).unwrap();
+    let left = restore(&file, &new, 1);
+    assert!(left.contains("new.partial"), "{left}");
+    std::fs::remove_dir(world.path("new.partial")).unwrap();
+
+    // A directory with nothing in it is free.
+    std::fs::create_dir(&new).unwrap();
+    restore(&file, &new, 0);
+    assert_eq!(running.terminate(), Some(0));
+    std::fs::rename(world.path("data"), world.path("old")).unwrap();
+    std::fs::rename(&new, world.path("data")).unwrap();
+    let _running = world.up();
+    world.ready().await;
+    assert_eq!(world.state(&id).await.as_deref(), Some("Processed"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_backup_is_made_at_a_time_and_who_does_not_read_it_loses_it() {
+    let mut world = World::new("partitions: 1\n");
+    let _running = world.up();
+    world.ready().await;
+    fill(&world).await;
+    let url = world.url("admin", "/backup");
+    let unread = world.client.post(&url).send().await.unwrap();
+    assert_eq!(unread.status(), 200);
+    let second = world.client.post(&url).send().await.unwrap();
+    assert_eq!(second.status(), 409);
+    let problem: serde_json::Value = second.json().await.unwrap();
+    assert_eq!(problem["type"], "/problems/verb-refused", "{problem}");
+    let admin = world.address("admin").to_string();
+    let file = world.path("second.backup");
+    let refused = waybill(&["backup", file.to_str().unwrap(), "--admin", &admin]);
+    let refused = said(&refused, 1);
+    assert!(refused.contains("another backup"), "{refused}");
+    assert!(!file.exists() && !world.path("second.backup.partial").exists());
+    // The world goes on meanwhile, and afterwards the next one can be made.
+    let id = world.deliver(&delivery("meanwhile", false)).await;
+    world.all_reach(&[id], "Processed").await;
+    drop(unread);
+    let url = url.as_str();
+    world
+        .eventually("the place is free again", async || {
+            let answer = world.client.post(url).send().await;
+            answer.is_ok_and(|answer| answer.status() == 200)
+        })
+        .await;
+}
+
+/// Writes more to the broker than fits between it and a client that does not read.
+async fn fill(world: &World) {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", world.address("broker").to_string());
+    let admin: AdminClient<DefaultClientContext> = config.create().unwrap();
+    let topic = NewTopic::new("ballast", 1, TopicReplication::Fixed(1));
+    let options = AdminOptions::new();
+    admin.create_topics([&topic], &options).await.unwrap();
+    let producer: FutureProducer = config.create().unwrap();
+    let payload = vec![7; 900_000];
+    for _ in 0..40 {
+        let record = FutureRecord::<(), _>::to("ballast").payload(&payload);
+        let sent = producer.send(record, Duration::from_secs(30)).await;
+        sent.unwrap();
+    }
+}
