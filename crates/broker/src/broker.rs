@@ -247,6 +247,27 @@ impl Broker {
     }
 }
 
+/// Where the partitions of a topic end, in the data directory of a broker that does not run; none if there is no
+/// such topic. The logs are recovered as at a start. Blocks.
+///
+/// # Errors
+///
+/// See [`StartError`].
+pub fn log_ends(data_dir: &Path, topic: &str) -> Result<Vec<i64>, StartError> {
+    let (server, _, threads, lock) = open(BrokerConfig::new(data_dir))?;
+    let topic = server.topics.get(topic);
+    let partitions = topic.iter().flat_map(|topic| &topic.partitions);
+    let ends = partitions.map(|partition| partition.high_watermark());
+    let ends = ends.collect();
+    drop(threads);
+    server.topics.close().map_err(|source| StartError::Open {
+        path: data_dir.to_owned(),
+        source: Box::new(source),
+    })?;
+    drop(lock);
+    Ok(ends)
+}
+
 type Opened = (Arc<Server>, Arc<SyncQueue>, SyncThreads, File);
 
 fn open(mut config: BrokerConfig) -> Result<Opened, StartError> {

@@ -45,7 +45,7 @@ mod topics;
 mod wire;
 
 pub use backup::{CopyError, Logs, LogsRestore, LogsSnapshot, Segment};
-pub use broker::{Broker, BrokerFailure, StartError};
+pub use broker::{Broker, BrokerFailure, StartError, log_ends};
 pub use config::BrokerConfig;
 pub use stats::Stats;
 pub use topic_config::{TopicConfig, TopicConfigError};

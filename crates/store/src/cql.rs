@@ -19,7 +19,7 @@
 //! 270, 100 and 30 µs. With 65,536 slots nothing is gained, and few slots for all time would be
 //! partitions without end: so slots follow the time that is in the server's own ids.
 //!
-//! Deliberately absent: indexes, scans of rows, logged batches, counters, and reads before writes.
+//! Deliberately absent: indexes, scans of rows by anything that runs, logged batches, counters, and reads before writes.
 
 mod attention;
 mod clocks;
@@ -37,8 +37,8 @@ mod walk;
 use std::fmt;
 use std::sync::Arc;
 
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, Stream};
 use tokio::task::JoinHandle;
 use waybill_engine::{OperationId, PartitionId};
 
@@ -53,8 +53,8 @@ use self::rows::Rows;
 pub use self::server::{CqlKeyspace, CqlProblem, CqlReport, CqlServer};
 use self::walk::Walk;
 use crate::{
-    AttentionCursor, AttentionPage, DueBucket, DueEntry, Layout, Lease, LeaseKey, RowRead, Store,
-    StoreError, WriteBatch, Written,
+    AttentionCursor, AttentionPage, CorruptRow, DueBucket, DueEntry, KeptRow, Layout, Lease,
+    LeaseKey, RowRead, Store, StoreError, WriteBatch, Written,
 };
 
 /// The state store on ScyllaDB or Apache Cassandra. See the [module](crate) for what holds.
@@ -123,6 +123,19 @@ impl CqlStore {
             rows,
             walk,
         })
+    }
+
+    /// Every row that is there now, in no order that means anything, each readable or not. It reads the whole
+    /// table, page by page: for whoever moves a store elsewhere, and nobody else.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Unavailable`] if the servers do not answer, also in the place of a page.
+    pub async fn rows(
+        &self,
+    ) -> Result<impl Stream<Item = Result<Result<KeptRow, CorruptRow>, StoreError>>, StoreError>
+    {
+        self.rows.all(&self.link).await
     }
 
     async fn write_batch(&self, batch: WriteBatch) -> Result<Written, StoreError> {

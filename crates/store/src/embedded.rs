@@ -37,8 +37,8 @@ use self::purge::Purge;
 use self::tables::Tables;
 use self::writer::{Command, Reply, Writer};
 use crate::{
-    AttentionCursor, AttentionPage, DueBucket, DueEntry, Layout, Lease, LeaseKey, RowRead, Store,
-    StoreError, WriteBatch, Written,
+    AttentionCursor, AttentionPage, CorruptRow, DueBucket, DueEntry, KeptRow, Layout, Lease,
+    LeaseKey, RowRead, Store, StoreError, WriteBatch, Written,
 };
 
 /// How an [`EmbeddedStore`] is opened. Every bound that it has is here.
@@ -142,6 +142,16 @@ impl EmbeddedStore {
                 purge,
             })),
         })
+    }
+
+    /// Every row that is there now, in no order that means anything, each readable or not. Blocks while the
+    /// disk is read.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Unavailable`] in the place of what the disk does not give.
+    pub fn rows(&self) -> impl Iterator<Item = Result<Result<KeptRow, CorruptRow>, StoreError>> {
+        self.tables.kept_rows(wall_clock())
     }
 
     /// Closes the store: refuses new writes, finishes those that wait, and stops its threads. The

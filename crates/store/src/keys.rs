@@ -25,6 +25,11 @@ pub(crate) fn row(id: OperationId) -> [u8; 16] {
     id.0.into_bytes()
 }
 
+/// The operation of a key that [`row`] made.
+pub(crate) fn read_row(key: &[u8]) -> Option<OperationId> {
+    operation(key)
+}
+
 /// The key of the layout, among those of the leases.
 pub(crate) const LAYOUT: [u8; 1] = [3];
 

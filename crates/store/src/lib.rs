@@ -21,7 +21,8 @@
 //! * **A layout has one successor.** [`Store::set_layout`] is conditional likewise.
 //!
 //! Deliberately absent: any query by state, tenant or age over the rows. Lists read the attention
-//! table; due work is read from the deadline index.
+//! table; due work is read from the deadline index. (Whoever moves a whole store elsewhere reads all of it, by
+//! [`EmbeddedStore::rows`] and [`CqlStore::rows`].)
 
 mod attention;
 mod codec;
@@ -52,7 +53,7 @@ pub use embedded::{EmbeddedConfig, EmbeddedRestore, EmbeddedSnapshot, EmbeddedSt
 pub use error::{CorruptRow, SchemaError, StoreError};
 pub use layout::{Layout, LayoutError, LayoutGeneration, Retired};
 pub use lease::{Begins, Checkpoint, Followed, Lease, LeaseKey, LeaseRole};
-pub use row::{RowRead, RowWrite, WriteBatch, Written};
+pub use row::{KeptRow, RowRead, RowWrite, WriteBatch, Written};
 #[doc(hidden)]
 pub use row_codec::{RowBytes, RowCodec};
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use waybill_engine::{Created, OperationId, OperationRow, OperationState, PartitionId, Stamp};
+use waybill_engine::{
+    Created, OperationId, OperationRow, OperationState, PartitionId, Stamp, Timestamp,
+};
 
 use crate::attention::AttentionEntry;
 use crate::due::DueEntry;
@@ -12,6 +14,15 @@ use crate::error::CorruptRow;
 /// What was read for one operation: its row, `None` where there is none or its retention has
 /// passed, or why it cannot be read.
 pub type RowRead = Result<Option<OperationRow>, CorruptRow>;
+
+/// A row, and how long its store keeps it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct KeptRow {
+    /// The row.
+    pub row: OperationRow,
+    /// When its retention ends; `None` if it is kept for good.
+    pub expires_at: Option<Timestamp>,
+}
 
 /// One write of one operation's row.
 #[derive(Clone, PartialEq, Debug)]

@@ -27,6 +27,7 @@ mod shown;
 mod store;
 mod token;
 mod topics;
+mod transfer;
 mod workflow;
 
 use std::net::SocketAddr;
@@ -52,6 +53,7 @@ pub use schemas::SchemasCommand;
 pub use store::StoreCommand;
 pub use token::TokenCommand;
 pub use topics::TopicsCommand;
+pub use transfer::{ExportArgs, ImportArgs};
 pub use workflow::WorkflowCommand;
 
 use crate::auth::Auth;
@@ -147,6 +149,10 @@ pub enum Command {
     Backup(BackupArgs),
     /// Make the directory --data-dir, which must be new or empty, of a backup
     Restore(RestoreArgs),
+    /// Write all operations of the store as lines of JSON: of --scylla, or of --data-dir while no process runs on it
+    Export(ExportArgs),
+    /// Write the operations of a file to the store of --scylla, or of --data-dir while no process runs on it
+    Import(ImportArgs),
     /// Print the records of a topic, decoded; reads only
     Records(RecordsArgs),
     /// List, show and replay poison records
@@ -247,6 +253,8 @@ impl Command {
             | Self::Log(_)
             | Self::Backup(_)
             | Self::Restore(_)
+            | Self::Export(_)
+            | Self::Import(_)
             | Self::Records(_)
             | Self::AgentCheck(_)
             | Self::Dlq { .. }

@@ -4,7 +4,7 @@
 //! so that tests drive the same code in process. The modules split by responsibility: [`cli`] and
 //! [`config`] say what is wanted, [`roles`] wires it, [`ingestion`], [`scheduler`] and
 //! [`supervisor`] do the work,
-//! [`auth`] says who may ask, [`admin`] and [`telemetry`] show it, [`alerts`] tells people, [`contact`] says whom it may tell, [`backup`] keeps a copy, and [`shutdown`] ends it in order.
+//! [`auth`] says who may ask, [`admin`] and [`telemetry`] show it, [`alerts`] tells people, [`contact`] says whom it may tell, [`backup`] keeps a copy, `transfer` moves operations elsewhere, and [`shutdown`] ends it in order.
 //!
 //! Deliberately absent: any decision about an operation. Those are the engine's.
 
@@ -30,3 +30,4 @@ pub mod spread;
 pub mod supervisor;
 pub mod telemetry;
 pub mod tls;
+mod transfer;

@@ -53,6 +53,8 @@ fn main() -> ExitCode {
         (Command::Log(arguments), None) => prepare(&config, || arguments.run(&config)),
         (Command::Backup(arguments), None) => prepare(&config, || arguments.run(&config)),
         (Command::Restore(arguments), None) => prepare(&config, || arguments.run(&config)),
+        (Command::Export(arguments), None) => look(&config, || arguments.run(&config)),
+        (Command::Import(arguments), None) => prepare(&config, || arguments.run(&config)),
         (Command::Explain(arguments), None) => look(&config, || arguments.run(&config)),
         (Command::Doctor(arguments), None) => look(&config, || arguments.run(&config)),
         (Command::Records(arguments), None) => look(&config, || arguments.run(&config)),

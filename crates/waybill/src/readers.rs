@@ -310,6 +310,19 @@ pub(crate) async fn requests_done(
     lowest(store, layout, partition, |lease| lease.checkpoint.requests).await
 }
 
+/// Up to where a partition's requests are consumed by all who read it.
+///
+/// # Errors
+///
+/// If the store fails.
+pub(crate) async fn requests_consumed(
+    store: &dyn Store,
+    layout: &Layout,
+    partition: PartitionId,
+) -> Result<Offset, StoreError> {
+    lowest(store, layout, partition, |lease| lease.consumed).await
+}
+
 async fn lowest(
     store: &dyn Store,
     layout: &Layout,

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures_util::{Stream, StreamExt as _};
 use scylla::statement::batch::{Batch, BatchType};
 use scylla::statement::prepared::PreparedStatement;
 use scylla::value::{CqlTimestamp, MaybeUnset};
@@ -26,7 +27,7 @@ use waybill_engine::{
 use super::link::Link;
 use super::unreadable::{Damage, Part, Unreadable};
 use crate::codec::{self, Encoder};
-use crate::{CorruptRow, RowRead, RowWrite, StoreError};
+use crate::{CorruptRow, KeptRow, RowRead, RowWrite, StoreError};
 
 /// How many slots there are at a time. Divides usual numbers of partitions, so that the rows of one
 /// scheduler's commit lie in few slots.
@@ -50,10 +51,14 @@ const LAST_EXPIRY_S: u64 = i32::MAX as u64 - 86_400;
 /// The longest TTL that CQL takes: 20 years.
 const TTL_S_MAX: u64 = 20 * 365 * 86_400;
 
+/// How many rows one page of a scan has.
+const SCAN_ROWS: i32 = 500;
+
 /// Reads and writes rows.
 pub(super) struct Rows {
     update: PreparedStatement,
     select: PreparedStatement,
+    scan: String,
     unreadable: Unreadable,
     row_bytes_max: usize,
 }
@@ -111,6 +116,15 @@ type Values<'a> = (
 /// What is read of a row: body, its write time, immutable part, its write time.
 type Cells<'a> = (Option<&'a [u8]>, Option<i64>, Option<&'a [u8]>, Option<i64>);
 
+/// What a scan reads of a row: id, body, its write time, its TTL, immutable part.
+type Scanned = (
+    Uuid,
+    Option<Vec<u8>>,
+    Option<i64>,
+    Option<i32>,
+    Option<Vec<u8>>,
+);
+
 impl Rows {
     pub(super) async fn new(
         link: &Link,
@@ -132,6 +146,7 @@ impl Rows {
                      WHERE slot = ? AND id = ?"
                 ))
                 .await?,
+            scan: format!("SELECT id, body, WRITETIME(body), TTL(body), created FROM {table}"),
             unreadable: Unreadable::new(link, keyspace).await?,
             row_bytes_max,
         })
@@ -203,6 +218,25 @@ impl Rows {
         Ok(answers)
     }
 
+    /// Reads every row that is there, page by page. What is written meanwhile may be among them or not.
+    pub(super) async fn all(
+        &self,
+        link: &Link,
+    ) -> Result<impl Stream<Item = Result<Result<KeptRow, CorruptRow>, StoreError>>, StoreError>
+    {
+        const ACTION: &str = "reading all rows";
+        let mut scan = link.prepare(self.scan.clone()).await?;
+        scan.set_page_size(SCAN_ROWS);
+        let pages = link.session.execute_iter(scan, ()).await;
+        let pages = pages.map_err(|error| StoreError::unavailable(ACTION, error))?;
+        let rows = pages.rows_stream::<Scanned>();
+        let rows = rows.map_err(|error| StoreError::unavailable(ACTION, error))?;
+        Ok(rows.filter_map(async |row| match row {
+            Err(error) => Some(Err(StoreError::unavailable(ACTION, error))),
+            Ok(row) => kept(row, wall_clock()).transpose().map(Ok),
+        }))
+    }
+
     async fn read_one(&self, link: &Link, id: OperationId) -> Result<RowRead, StoreError> {
         const ACTION: &str = "reading rows";
         let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
@@ -252,6 +286,39 @@ impl Rows {
         };
         Ok(Err(self.unreadable.found(link, damage).await))
     }
+}
+
+/// A row as it was scanned; `None` if it has no state.
+fn kept(scanned: Scanned, now: Timestamp) -> Result<Option<KeptRow>, CorruptRow> {
+    let (id, Some(body), Some(stamp), ttl_s, created) = scanned else {
+        return Ok(None);
+    };
+    let id = OperationId(id);
+    let corrupt = |what, cause: String| CorruptRow { id, what, cause };
+    let state = codec::bare(&body).map_err(|cause| corrupt("state", cause.to_string()))?;
+    let Some(created) = created else {
+        let cause = "it has a state but no immutable part".to_owned();
+        return Err(corrupt("row", cause));
+    };
+    let created = codec::bare::<Created>(&created)
+        .map_err(|cause| corrupt("immutable part", cause.to_string()))?;
+    let ttl_s = ttl_s.and_then(|ttl_s| u64::try_from(ttl_s).ok());
+    Ok(Some(KeptRow {
+        row: OperationRow {
+            id,
+            created: Arc::new(created),
+            state,
+            stamp: Stamp(stamp),
+        },
+        expires_at: ttl_s.map(|ttl_s| now + Duration::from_secs(ttl_s)),
+    }))
+}
+
+fn wall_clock() -> Timestamp {
+    let since_epoch = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    Timestamp(0) + since_epoch
 }
 
 impl Encoded {

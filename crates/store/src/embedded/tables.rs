@@ -24,7 +24,9 @@ use waybill_engine::{OperationId, OperationRow, OperationState, PartitionId, Sta
 
 use super::EmbeddedConfig;
 use crate::codec::{self, Malformed, StateHeader};
-use crate::{CorruptRow, DueBucket, DueEntry, Layout, Lease, LeaseKey, RowRead, StoreError, keys};
+use crate::{
+    CorruptRow, DueBucket, DueEntry, KeptRow, Layout, Lease, LeaseKey, RowRead, StoreError, keys,
+};
 
 /// What the tables other than the row tables gather in memory each, in bytes: little is written to
 /// them.
@@ -147,6 +149,29 @@ impl Tables {
                 stamp: header.stamp,
             })
         }))
+    }
+
+    /// Reads every row that is kept at `now`.
+    pub(super) fn kept_rows(
+        &self,
+        now: Timestamp,
+    ) -> impl Iterator<Item = Result<Result<KeptRow, CorruptRow>, StoreError>> {
+        let snapshot = self.db.snapshot();
+        snapshot
+            .iter(&self.state)
+            .map(move |entry| {
+                let key = entry.key().map_err(failed("reading rows"))?;
+                let id = keys::read_row(&key).ok_or_else(|| bad_key("state", &key))?;
+                let expires_at = match self.state_of(&snapshot, id)? {
+                    Some(Ok((header, _))) => header.expires_at,
+                    Some(Err(_)) | None => None,
+                };
+                let row = self.row(&snapshot, id, now)?;
+                Ok(row
+                    .map(|row| row.map(|row| KeptRow { row, expires_at }))
+                    .transpose())
+            })
+            .filter_map(Result::transpose)
     }
 
     /// Reads the state of a row.

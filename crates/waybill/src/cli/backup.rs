@@ -1,8 +1,7 @@
 //! `waybill backup` and `waybill restore`: what `up` keeps, as a file, and a data directory made of one.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use reqwest::Response;
 
 use super::access::AdminArgs;
 use super::admin_port;
-use crate::backup::{self, Contents, partial_of, put_in_place};
+use crate::backup::{self, Contents, partial_of, private_file, put_in_place};
 use crate::config::Config;
 use crate::ingestion::time_text;
 
@@ -89,16 +88,7 @@ impl RestoreArgs {
 
 /// Writes the answer to a file that nobody else can read: it holds what clients sent.
 async fn write(mut answer: Response, path: &Path) -> anyhow::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-        _ => {}
-    }
-    let mut options = OpenOptions::new();
-    let mut file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
+    let mut file = private_file(path)?;
     while let Some(piece) = answer.chunk().await? {
         file.write_all(&piece)?;
     }

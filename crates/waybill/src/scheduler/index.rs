@@ -16,7 +16,7 @@ const INDEX_LEAD: Duration = Duration::from_secs(1);
 
 /// Writes a commit, and its index entries until the sweeps' cursors lie behind none of them. `now` is the time
 /// that the engines were told.
-pub(super) async fn write(
+pub(crate) async fn write(
     store: &dyn Store,
     batch: WriteBatch,
     now: Timestamp,

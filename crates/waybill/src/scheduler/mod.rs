@@ -52,7 +52,8 @@ use waybill_store::{Layout, Store};
 
 use self::clock::Clock;
 use self::commit::Commits;
-pub(crate) use self::ownership::takeable;
+pub(crate) use self::index::write as write_indexed;
+pub(crate) use self::ownership::{begin_index, takeable};
 pub use self::relayout::Own;
 
 use self::credit::Amount;

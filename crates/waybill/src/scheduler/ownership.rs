@@ -128,7 +128,7 @@ pub(crate) async fn takeable(
 
 /// Sees to it that the sweep of a shard begins no later than now: one that never had a cursor gets one,
 /// durably, before anything is written that is to be found.
-async fn begin_index(store: &dyn Store, shard: PartitionId) -> Result<(), StoreError> {
+pub(crate) async fn begin_index(store: &dyn Store, shard: PartitionId) -> Result<(), StoreError> {
     // The time from before it is looked: somebody else may set it, and write entries, meanwhile.
     let cursor = DueBucket::of(wall_clock());
     match store.due_cursor(shard).await? {

@@ -1,5 +1,7 @@
-//! Backups of the program while it runs under load, and what is restored of them.
+//! Backups of the program while it runs under load, and what is restored of them; and operations that move from
+//! one store to another.
 
+mod transfer;
 #[allow(dead_code, reason = "other tests use the rest")]
 #[path = "../system/supervision"]
 mod supervision {

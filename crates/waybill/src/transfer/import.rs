@@ -1,0 +1,267 @@
+//! Writing the operations of a file to a store.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Lines};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use waybill_engine::{
+    Epoch, Offset, OperationId, OperationRow, PartitionId, Position, Timestamp, partition_for,
+};
+use waybill_store::{AttentionEntry, DueEntry, KeptRow, RowWrite, Store, WriteBatch};
+
+use super::line::{FORMAT, Line, Operation};
+use super::{Opened, open};
+use crate::clock::wall_clock;
+use crate::config::Config;
+use crate::readers;
+use crate::scheduler::{begin_index, write_indexed};
+
+/// How many operations are written at once.
+const BATCH_ROWS: usize = 200;
+/// How many operations that differ are named.
+const NAMED_MAX: usize = 20;
+
+/// What became of the operations of a file.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Imported {
+    /// Those that were written.
+    pub written: u64,
+    /// Of them those that are not final, and go on.
+    pub going_on: u64,
+    /// Of them those that are parked.
+    pub parked: u64,
+    /// Those that were there already, as the file says.
+    pub there: u64,
+    /// Those whose retention has passed.
+    pub expired: u64,
+    /// How many are there as something else; nothing of them was changed.
+    pub different: u64,
+    /// The first of them, with their lines.
+    pub named: Vec<(u64, OperationId)>,
+}
+
+/// Writes the operations of the file at `path` to the configured store. All of it is read first, and nothing is
+/// written if anything of it is refused. May be repeated.
+///
+/// # Errors
+///
+/// If the file is refused, with its line, or the store cannot be written: some of the operations are there then.
+pub async fn import(config: &Config, path: &Path) -> anyhow::Result<Imported> {
+    check(path)?;
+    let opened = open(config).await?;
+    let store: &dyn Store = match &opened {
+        Opened::Embedded(store) => store,
+        Opened::Cql(store) => store,
+    };
+    let layout = readers::layout_at_start(store, config).await?;
+    let partitions = layout.partitions_written();
+    for shard in (0..partitions).map(PartitionId) {
+        begin_index(store, shard).await?;
+    }
+    let mut imported = Imported::default();
+    let mut operations = Operations::open(path)?;
+    loop {
+        let mut batch = Vec::with_capacity(BATCH_ROWS);
+        while batch.len() < BATCH_ROWS {
+            let Some((line, operation)) = operations.next()? else {
+                break;
+            };
+            batch.push((line, operation.row()?));
+        }
+        if batch.is_empty() {
+            break;
+        }
+        put(store, partitions, batch, &mut imported).await?;
+    }
+    if let Opened::Embedded(store) = &opened {
+        store.close().await?;
+    }
+    Ok(imported)
+}
+
+/// Reads all of a file, and refuses it if anything of it cannot be.
+fn check(path: &Path) -> anyhow::Result<()> {
+    let mut operations = Operations::open(path)?;
+    let mut ids = HashSet::new();
+    while let Some((line, operation)) = operations.next()? {
+        judge(&operation, &mut ids).with_context(|| format!("{}:{line}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn judge(operation: &Operation, ids: &mut HashSet<OperationId>) -> anyhow::Result<()> {
+    let row = operation.row()?.row;
+    anyhow::ensure!(ids.insert(row.id), "operation {} is there already", row.id);
+    let ahead = Timestamp(row.stamp.0).since(wall_clock());
+    anyhow::ensure!(
+        ahead.is_zero(),
+        "operation {} was written {ahead:?} ahead of this machine's clock: what its next owner writes would be \
+         older. Set the clock right, or wait",
+        row.id
+    );
+    Ok(())
+}
+
+/// The operations of a file, with their lines. Whoever has read them to the end has read all of it.
+struct Operations<'a> {
+    path: &'a Path,
+    lines: Lines<BufReader<File>>,
+    /// The line that was read last, from 1.
+    line: u64,
+    count: u64,
+    has_ended: bool,
+}
+
+impl<'a> Operations<'a> {
+    fn open(path: &'a Path) -> anyhow::Result<Self> {
+        let file = File::open(path);
+        let file = file.with_context(|| format!("{} cannot be read", path.display()))?;
+        let mut operations = Self {
+            path,
+            lines: BufReader::new(file).lines(),
+            line: 0,
+            count: 0,
+            has_ended: false,
+        };
+        match operations.read()? {
+            Some(Line::Export(header)) if header.format == FORMAT => Ok(operations),
+            Some(Line::Export(header)) => Err(operations.refused(format!(
+                "it is of format {}, and this program knows format {FORMAT}",
+                header.format
+            ))),
+            _ => Err(operations.refused("no file of `waybill export` begins like this".to_owned())),
+        }
+    }
+
+    fn next(&mut self) -> anyhow::Result<Option<(u64, Operation)>> {
+        let why = match self.read()? {
+            Some(_) if self.has_ended => "something follows its end".to_owned(),
+            Some(Line::Operation(operation)) => {
+                self.count += 1;
+                return Ok(Some((self.line, *operation)));
+            }
+            Some(Line::End(end)) if end.operations == self.count => {
+                self.has_ended = true;
+                return self.next();
+            }
+            Some(Line::End(end)) => format!(
+                "there were {} operations, and {} are here: some are missing",
+                end.operations, self.count
+            ),
+            Some(Line::Export(_)) => "a file begins once".to_owned(),
+            None if self.has_ended => return Ok(None),
+            None => "the file was cut off behind this line".to_owned(),
+        };
+        Err(self.refused(why))
+    }
+
+    fn read(&mut self) -> anyhow::Result<Option<Line>> {
+        let Some(text) = self.lines.next() else {
+            return Ok(None);
+        };
+        self.line += 1;
+        let place = || format!("{}:{}", self.path.display(), self.line);
+        let text = text.with_context(place)?;
+        serde_json::from_str(&text).map(Some).with_context(place)
+    }
+
+    fn refused(&self, why: String) -> anyhow::Error {
+        anyhow::anyhow!("{}:{}: {why}", self.path.display(), self.line)
+    }
+}
+
+/// Writes those of a batch that are not there.
+async fn put(
+    store: &dyn Store,
+    partitions: u32,
+    batch: Vec<(u64, KeptRow)>,
+    imported: &mut Imported,
+) -> anyhow::Result<()> {
+    let now = wall_clock();
+    let ids = batch.iter().map(|(_, kept)| kept.row.id).collect();
+    let found = store.get_many(ids).await?;
+    let mut write = WriteBatch::default();
+    for ((line, kept), found) in batch.into_iter().zip(found) {
+        let KeptRow { row, expires_at } = kept;
+        let shard = partition_for(row.id, partitions);
+        let row = handed_off(row, shard, now);
+        match found {
+            Ok(Some(found)) if is_same(&found, &row) => imported.there += 1,
+            Ok(Some(_)) | Err(_) => {
+                imported.different += 1;
+                if imported.named.len() < NAMED_MAX {
+                    imported.named.push((line, row.id));
+                }
+            }
+            Ok(None) if expires_at.is_some_and(|at| at <= now) => imported.expired += 1,
+            Ok(None) => {
+                imported.written += 1;
+                add(&mut write, row, shard, expires_at, now, imported);
+            }
+        }
+    }
+    if !write.is_empty() {
+        write_indexed(store, write, now).await?;
+    }
+    Ok(())
+}
+
+fn add(
+    write: &mut WriteBatch,
+    row: OperationRow,
+    shard: PartitionId,
+    expires_at: Option<Timestamp>,
+    now: Timestamp,
+    imported: &mut Imported,
+) {
+    let (id, state) = (row.id, &row.state);
+    if !state.state.is_final() {
+        imported.going_on += 1;
+        let entry = DueEntry {
+            due: now,
+            operation: id,
+        };
+        write.due.push((shard, entry));
+    }
+    if !state.state.is_final() || state.state.is_parked() {
+        imported.parked += u64::from(state.state.is_parked());
+        let entry = AttentionEntry {
+            at: state.updated_at,
+            operation: id,
+        };
+        write.attention.push((shard, entry));
+    }
+    write.rows.push(RowWrite {
+        id,
+        created: Some(row.created),
+        stamp: row.stamp,
+        keep_for: expires_at.map(|at| at.since(now)),
+        state: row.state,
+    });
+}
+
+/// A row as its last owner would have left it behind when it handed it off. It was created by a request that lies
+/// nowhere in this world's log, before all that does.
+fn handed_off(mut row: OperationRow, shard: PartitionId, now: Timestamp) -> OperationRow {
+    Arc::make_mut(&mut row.created).request = Position {
+        partition: shard,
+        offset: Offset(-1),
+    };
+    row.state.locked_by = None;
+    row.state.epoch = Epoch(0);
+    if !row.state.state.is_final() {
+        row.state.handed_off = true;
+        row.state.next_due = Some(now);
+    }
+    row
+}
+
+/// Whether a row is what an earlier import of the same line wrote, and nobody has changed since.
+fn is_same(found: &OperationRow, row: &OperationRow) -> bool {
+    let mut found = found.clone();
+    found.state.next_due = row.state.next_due;
+    found == *row
+}

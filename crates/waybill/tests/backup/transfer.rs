@@ -1,0 +1,334 @@
+//! Operations that move from one store to another, and go on there.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use reqwest::StatusCode;
+use scylla::client::session_builder::SessionBuilder;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::supervision::setting::Setting;
+use super::world::{Process, World, delivery};
+use super::{said, up, waybill, world_at, world_of};
+
+const SCYLLA: &str = "WAYBILL_TEST_SCYLLA";
+
+/// What was exported, and the services that its operations are about.
+struct Exported {
+    services: World,
+    _services: Process,
+    first: World,
+    file: PathBuf,
+    ids: Vec<String>,
+    parked: String,
+}
+
+/// A store of its own to import into: flags that name it.
+struct Target {
+    world: World,
+    flags: Vec<String>,
+}
+
+impl Target {
+    fn embedded(services: &World) -> Self {
+        let world = world_at(services);
+        let data = world.path("data").display().to_string();
+        Self {
+            flags: ["--data-dir".to_owned(), data].into(),
+            world,
+        }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let config = self.world.path("waybill.yaml").display().to_string();
+        let flags = self.flags.iter().map(String::as_str);
+        let all: Vec<&str> = arguments.iter().copied().chain(flags).collect();
+        waybill(&[&all[..], &["--config", &config]].concat())
+    }
+
+    fn import(&self, file: &Path, code: i32) -> String {
+        said(&self.run(&["import", file.to_str().unwrap()]), code)
+    }
+
+    fn export(&self, file: &Path, code: i32) -> String {
+        said(
+            &self.run(&["export", "--out", file.to_str().unwrap()]),
+            code,
+        )
+    }
+}
+
+/// A world of which some operations are final, one is parked, and some are under way; stopped, and exported.
+async fn exported() -> Exported {
+    let mut services = world_of(&Setting::hasty());
+    let _services = services.start("services", &[], &["services"]);
+    let from = Target::embedded(&services);
+    let mut first = from.world;
+    let from_flags = from.flags;
+    let running = up(&mut first);
+    first.ready().await;
+    let mut ids = Vec::new();
+    for index in 0..4 {
+        ids.push(
+            first
+                .deliver(&delivery(&format!("done-{index}"), false))
+                .await,
+        );
+    }
+    first.all_reach(&ids, "Processed").await;
+    services
+        .put_faults("drone", &json!({ "refuseRate": 1 }))
+        .await;
+    services
+        .put_faults("package", &json!({ "undoRefuseRate": 1 }))
+        .await;
+    let parked = first.deliver(&delivery("parked", false)).await;
+    first
+        .all_reach(std::slice::from_ref(&parked), "CompensationFailed")
+        .await;
+    services.clear_faults().await;
+    services
+        .put_faults("drone", &json!({ "latencyMs": 30_000 }))
+        .await;
+    let mut under_way = Vec::new();
+    for index in 0..3 {
+        under_way.push(
+            first
+                .deliver(&delivery(&format!("lingers-{index}"), false))
+                .await,
+        );
+    }
+    first
+        .eventually("the drones are asked for", async || {
+            let ledger = first.ledger().await;
+            under_way.iter().all(|id| ledger.contains_key(id))
+        })
+        .await;
+    let file = first.path("all.ndjson");
+    let from = Target {
+        world: first,
+        flags: from_flags,
+    };
+    let locked = from.export(&file, 1);
+    assert!(locked.contains("stop that first"), "{locked}");
+    assert!(!file.exists());
+    assert_eq!(running.terminate(), Some(0), "{}", from.world.log_tail());
+    let told = from.export(&file, 0);
+    assert!(told.contains("8 operations were exported"), "{told}");
+    assert!(!told.contains("requests wait"), "{told}");
+    ids.push(parked.clone());
+    ids.extend(under_way);
+    Exported {
+        services,
+        _services,
+        first: from.world,
+        file,
+        ids,
+        parked,
+    }
+}
+
+/// Starts a world on what was imported: what is parked is repaired there, and what was under way ends.
+async fn goes_on(mut exported: Exported, target: &mut Target, flags: &[&str]) -> Exported {
+    exported
+        .services
+        .put_faults("drone", &json!({ "latencyMs": 0 }))
+        .await;
+    let services = exported.services.address("services").to_string();
+    let flags = [&["--no-services", "--services", &services], flags].concat();
+    let world = &mut target.world;
+    let running = world.start("up", &flags, &["http", "admin", "broker"]);
+    world.ready().await;
+    assert_eq!(
+        world.state(&exported.parked).await.as_deref(),
+        Some("CompensationFailed")
+    );
+    let api = world.url("http", "");
+    let listed = said(&waybill(&["ops", "list", "--api", &api]), 0);
+    assert!(listed.contains("CompensationFailed"), "{listed}");
+    let url = format!("{api}/v1/operations/{}:retry-compensation", exported.parked);
+    let body = json!({ "by": "a test", "reason": "the package may be undone now" });
+    let answer = world.client.post(url).json(&body).send().await.unwrap();
+    assert_eq!(answer.status(), StatusCode::ACCEPTED);
+    let parked = std::slice::from_ref(&exported.parked);
+    world.all_reach(parked, "Compensated").await;
+    let ends = world.all_end_in_balance(&exported.ids, |_| false).await;
+    assert_eq!((ends.processed, ends.compensated), (7, 1), "{ends:?}");
+    // A repeat of what was imported is known for what it is, and something new is not in its way.
+    let again = world.deliver(&delivery("done-0", false)).await;
+    assert_eq!(again, exported.ids[0]);
+    let fresh = world.deliver(&delivery("fresh", false)).await;
+    world.all_reach(&[fresh], "Processed").await;
+    assert_eq!(running.terminate(), Some(0), "{}", world.log_tail());
+    exported.ids.sort();
+    exported
+}
+
+/// The operations of a file by their ids, without what every import sets anew.
+fn lines(file: &Path) -> Vec<(String, Value)> {
+    let text = std::fs::read_to_string(file).unwrap();
+    let mut lines: Vec<_> = text
+        .lines()
+        .filter_map(|line| {
+            let mut line: Value = serde_json::from_str(line).unwrap();
+            let operation = line.get_mut("operation")?.take();
+            let id = operation["id"].as_str()?.to_owned();
+            Some((id, operation))
+        })
+        .collect();
+    for (_, operation) in &mut lines {
+        for name in ["locked_by", "epoch", "next_due", "handed_off"] {
+            operation["state"][name] = Value::Null;
+        }
+        operation["created"]["request"] = Value::Null;
+        let expires = operation["expiresAt"].as_i64();
+        // To the hour: a database counts in seconds that are left.
+        operation["expiresAt"] = expires.map(|at| at / 3_600_000_000).into();
+    }
+    lines.sort_by(|one, other| one.0.cmp(&other.0));
+    lines
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_exported_is_imported_once_and_goes_on_in_another_world() {
+    let exported = exported().await;
+    let file = exported.file.clone();
+    let mut target = Target::embedded(&exported.services);
+    let told = target.import(&file, 0);
+    assert!(
+        told.contains("8 operations were imported, of which 3 go on and 1 are parked"),
+        "{told}"
+    );
+    let told = target.import(&file, 0);
+    assert!(told.contains("0 operations were imported"), "{told}");
+    assert!(told.contains("8 were there already"), "{told}");
+    let back = target.world.path("back.ndjson");
+    target.export(&back, 0);
+    assert_eq!(lines(&back), lines(&file));
+    let exported = goes_on(exported, &mut target, &[]).await;
+
+    // What has gone on since is not set back.
+    let told = target.import(&file, 1);
+    assert!(told.contains("are there as something else"), "{told}");
+    assert!(told.contains(&exported.parked), "{told}");
+    let after = target.world.path("after.ndjson");
+    target.export(&after, 0);
+    let parked = lines(&after)
+        .into_iter()
+        .find(|(id, _)| *id == exported.parked);
+    assert_eq!(parked.unwrap().1["state"]["state"], "Compensated");
+    drop(exported.first);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_imported() {
+    let mut world = World::new("partitions: 1\n");
+    let running = world.up();
+    world.ready().await;
+    let mut ids = Vec::new();
+    for index in 0..3 {
+        ids.push(
+            world
+                .deliver(&delivery(&format!("one-{index}"), false))
+                .await,
+        );
+    }
+    world.all_reach(&ids, "Processed").await;
+    assert_eq!(running.terminate(), Some(0));
+    let (file, data) = (world.path("all.ndjson"), world.path("data"));
+    let from = data.to_str().unwrap();
+    let out = said(&waybill(&["export", "--data-dir", from]), 0);
+    let whole = out.lines().filter(|line| line.starts_with('{'));
+    let whole: Vec<&str> = whole.collect();
+    assert_eq!(whole.len(), 5, "{out}");
+    let bad = whole[2].replace("\"Processed\"", "\"Lost\"");
+    let ahead = Value::from(4_000_000_000_000_000_i64).to_string();
+    let mut future: Value = serde_json::from_str(whole[3]).unwrap();
+    future["operation"]["stamp"] = serde_json::from_str(&ahead).unwrap();
+    let future = future.to_string();
+    let new = world.path("new");
+    let import = |lines: &[&str], code| {
+        std::fs::write(&file, lines.join("\n") + "\n").unwrap();
+        let target = new.to_str().unwrap();
+        said(
+            &waybill(&["import", file.to_str().unwrap(), "--data-dir", target]),
+            code,
+        )
+    };
+    for (lines, line, why) in [
+        (&whole[..4], 4, "cut off"),
+        (&whole[1..], 1, "begins like this"),
+        (&[whole[0], whole[1], whole[4]][..], 3, "some are missing"),
+        (&[whole[0], whole[1], &bad][..], 3, "Lost"),
+        (
+            &[whole[0], whole[1], &future][..],
+            3,
+            "ahead of this machine's clock",
+        ),
+        (
+            &[whole[0], whole[1], whole[1], whole[4]][..],
+            3,
+            "there already",
+        ),
+        (&[whole[0], "{\"operation\":{\"id\""][..], 2, "EOF"),
+        (
+            &[&whole[..], &whole[1..2]].concat()[..],
+            6,
+            "follows its end",
+        ),
+    ] {
+        let refused = import(lines, 1);
+        let place = format!("{}:{line}", file.display());
+        assert!(
+            refused.contains(&place) && refused.contains(why),
+            "{refused}"
+        );
+        assert!(!new.exists(), "{refused}");
+    }
+    assert!(import(&whole, 0).contains("3 operations were imported"));
+    let missing = waybill(&["export", "--data-dir", file.to_str().unwrap()]);
+    assert!(said(&missing, 1).contains("is not there"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_exported_is_imported_into_a_cluster_and_goes_on_there() {
+    let Ok(scylla) = std::env::var(SCYLLA) else {
+        println!("SKIPPED: operations that move to a cluster: {SCYLLA} names none");
+        return;
+    };
+    let exported = exported().await;
+    let keyspace = format!("test_{}", Uuid::new_v4().simple());
+    let world = world_at(&exported.services);
+    let flags = ["--scylla", &scylla, "--keyspace", &keyspace];
+    let mut target = Target {
+        world,
+        flags: flags.map(str::to_owned).into(),
+    };
+    let config = target.world.path("waybill.yaml");
+    let yaml = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(
+        &config,
+        format!("store: {{ scylla: {{ replicationFactor: 1 }} }}\n{yaml}"),
+    )
+    .unwrap();
+    said(&target.run(&["store", "migrate"]), 0);
+    let told = target.import(&exported.file, 0);
+    assert!(told.contains("8 operations were imported"), "{told}");
+    let told = target.import(&exported.file, 0);
+    assert!(told.contains("8 were there already"), "{told}");
+    let back = target.world.path("back.ndjson");
+    let told = target.export(&back, 0);
+    assert!(told.contains("cannot be told without --brokers"), "{told}");
+    assert_eq!(lines(&back), lines(&exported.file));
+    let exported = goes_on(exported, &mut target, &flags).await;
+    let told = target.import(&exported.file, 1);
+    assert!(told.contains("are there as something else"), "{told}");
+    let session = SessionBuilder::new()
+        .known_node(&scylla)
+        .build()
+        .await
+        .unwrap();
+    let statement = format!("DROP KEYSPACE IF EXISTS {keyspace}");
+    session.query_unpaged(statement, ()).await.unwrap();
+}
