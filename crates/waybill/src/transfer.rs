@@ -30,15 +30,14 @@ use crate::roles::store_dir;
 /// The store of a configuration, without a process that works on it.
 enum Opened {
     Embedded(EmbeddedStore),
-    Cql(CqlStore),
+    Cql(Box<CqlStore>),
 }
 
 async fn open(config: &Config) -> anyhow::Result<Opened> {
     if let Some(cql) = config.store.scylla.cql() {
         let store = CqlStore::connect(cql).await;
-        return Ok(Opened::Cql(
-            store.context("the state store cannot be opened")?,
-        ));
+        let store = store.context("the state store cannot be opened")?;
+        return Ok(Opened::Cql(Box::new(store)));
     }
     let dir = store_dir(&config.data_dir);
     match EmbeddedStore::open(EmbeddedConfig::new(dir)) {

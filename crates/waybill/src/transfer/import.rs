@@ -54,7 +54,7 @@ pub async fn import(config: &Config, path: &Path) -> anyhow::Result<Imported> {
     let opened = open(config).await?;
     let store: &dyn Store = match &opened {
         Opened::Embedded(store) => store,
-        Opened::Cql(store) => store,
+        Opened::Cql(store) => &**store,
     };
     let layout = readers::layout_at_start(store, config).await?;
     let partitions = layout.partitions_written();

@@ -189,8 +189,8 @@ async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_i
     assert_eq!(ends.error + ends.compensation_failed, 0, "{ends:?}");
     assert!(ends.processed > BEFORE / 2, "{ends:?}");
     // What was accepted later is lost with the first world. Sent again, it is made once all the same.
-    let later = later.iter().filter(|(index, _)| !indices.contains(index));
-    let (index, id) = later.last().expect("the load went on");
+    let mut later = later.iter().filter(|(index, _)| !indices.contains(index));
+    let (index, id) = later.next_back().expect("the load went on");
     let again = second
         .deliver(&delivery(&format!("delivery-{index}"), is_remote(*index)))
         .await;
