@@ -178,11 +178,12 @@ fn write(noted: &Noted, out: impl Write) -> io::Result<Contents> {
     Ok(contents)
 }
 
-/// What something is called until it is whole.
+/// What something is called until it is whole: it lies beside `path`, also where that ends in a slash or is `.`.
 pub(crate) fn partial_of(path: &Path) -> PathBuf {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    partial.into()
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".partial");
+    path.with_file_name(name)
 }
 
 /// A new file that nobody else can read, in the place of one that was left.
@@ -227,5 +228,21 @@ impl Write for Outlet {
             Ok(Err(_)) => Err(io::ErrorKind::BrokenPipe.into()),
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_whole_lies_beside_its_place_however_that_is_written() {
+        let here = std::env::current_dir().unwrap();
+        for path in ["there", "there/", "./there//"] {
+            assert_eq!(partial_of(Path::new(path)), here.join("there.partial"));
+        }
+        let mut expected = here.clone().into_os_string();
+        expected.push(".partial");
+        assert_eq!(partial_of(Path::new(".")), PathBuf::from(expected));
     }
 }
