@@ -43,6 +43,8 @@ pub struct Cluster {
     pub copies: u16,
     /// What the processes that are started from now on find in their environment.
     pub env: Vec<(String, String)>,
+    /// The program that the processes are which are started from now on.
+    pub program: PathBuf,
     dir: TempDir,
     _turn: MutexGuard<'static, ()>,
 }
@@ -61,6 +63,7 @@ impl Cluster {
             patience: "30s",
             copies: 1,
             env: Vec::new(),
+            program: env!("CARGO_BIN_EXE_waybill").into(),
             dir: tempfile::tempdir().expect("a temporary directory can be made"),
             _turn: TURN.lock().await,
         })
@@ -135,7 +138,7 @@ impl Cluster {
     /// The program with the cluster's configuration, not started.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let config = self.write_config();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+        let mut command = Command::new(&self.program);
         without_test_variables(&mut command);
         command.envs(self.env.iter().cloned());
         command.args(arguments).arg("--config").arg(config);
@@ -159,6 +162,7 @@ impl Cluster {
     fn world(&self, yaml: &str) -> World {
         let mut world = World::new(yaml);
         world.env.clone_from(&self.env);
+        world.set_program(&self.program);
         world
     }
 

@@ -21,12 +21,15 @@ mod line;
 mod logs;
 mod member;
 mod outage;
+#[path = "../support/previous.rs"]
+mod previous;
 mod readers;
 mod refusals;
 mod secured;
 mod servers;
 mod statuses;
 mod stops;
+mod upgrade;
 #[path = "../system/supervision"]
 mod supervision {
     pub mod balance;

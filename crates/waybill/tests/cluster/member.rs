@@ -1,5 +1,6 @@
 //! One process of a cluster: started, killed and started again where it was.
 
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -58,6 +59,13 @@ impl Member {
     pub fn terminate(&mut self) {
         let code = self.process.take().expect("it runs").terminate();
         assert_eq!(code, Some(0), "{}", self.world.log_tail());
+    }
+
+    /// An orderly end, and a start as another version of the program.
+    pub fn becomes(&mut self, program: &Path) {
+        self.terminate();
+        self.world.set_program(program);
+        self.start_again();
     }
 
     /// SIGSTOP: it stands still and does not know it.

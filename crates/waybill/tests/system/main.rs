@@ -6,9 +6,12 @@ mod dashboards;
 mod doctor;
 mod growing;
 mod lost_state;
+#[path = "../support/previous.rs"]
+mod previous;
 mod readers;
 mod repair;
 mod supervision;
+mod upgrade;
 mod world;
 
 use std::sync::Arc;

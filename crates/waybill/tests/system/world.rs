@@ -7,8 +7,9 @@ mod servers;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -32,6 +33,8 @@ pub struct World {
     pub client: reqwest::Client,
     /// What its processes find in their environment.
     pub env: Vec<(String, String)>,
+    /// The program that its processes are from now on.
+    program: Mutex<PathBuf>,
     /// The servers that its processes use instead of what is embedded.
     servers: Option<Servers>,
 }
@@ -50,6 +53,7 @@ impl World {
             addresses: HashMap::new(),
             client,
             env: Vec::new(),
+            program: Mutex::new(env!("CARGO_BIN_EXE_waybill").into()),
             servers: None,
         }
     }
@@ -99,6 +103,11 @@ impl World {
         process
     }
 
+    /// Has the processes that are started from now on be of another version.
+    pub fn set_program(&self, program: &Path) {
+        *self.program.lock().expect("nobody fails with it") = program.to_owned();
+    }
+
     /// Starts a role whose listeners have all been there before.
     pub fn again(&self, role: &str, extra: &[&str], announces: &[&str]) -> Process {
         self.spawn(role, extra, announces).0
@@ -114,7 +123,7 @@ impl World {
         let mut announces = announces.to_vec();
         announces.retain(|name| self.servers.is_none() || *name != "broker");
         let announces = announces.as_slice();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+        let mut command = Command::new(&*self.program.lock().expect("nobody fails with it"));
         command.arg(role).args(extra);
         command.envs(self.env.iter().cloned());
         command.arg("--config").arg(self.path("waybill.yaml"));

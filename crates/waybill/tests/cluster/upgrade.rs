@@ -1,0 +1,59 @@
+//! A rolling upgrade from the release before, and the way back, while deliveries flow.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
+use crate::previous::previous_or_skip;
+use crate::world::World;
+
+/// Deliveries between two changes. A multiple of five, for one in five goes by others.
+const ROUND: usize = 100;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_versions_work_together_whichever_roles_are_of_which() {
+    let Some(previous) = previous_or_skip() else {
+        return;
+    };
+    let Some(mut cluster) = Cluster::new_or_skip().await else {
+        return;
+    };
+    cluster.program.clone_from(&previous);
+    cluster.migrate();
+    let services = cluster.services("");
+    let mut members = [
+        cluster.agents(&services, ""),
+        cluster.scheduler("0-1", ""),
+        cluster.ingestion(&services, ""),
+        cluster.supervisor(""),
+        cluster.agents(&services, ""),
+        cluster.scheduler("2-3", ""),
+        cluster.ingestion(&services, ""),
+        cluster.supervisor(""),
+    ];
+    for member in &members {
+        member.world.ready().await;
+    }
+    let worlds: Vec<Arc<World>> = [2, 6]
+        .map(|index: usize| members[index].world.clone())
+        .into();
+
+    let this = Path::new(env!("CARGO_BIN_EXE_waybill"));
+    cluster.program = this.to_owned();
+    cluster.migrate();
+    let mut ids = Vec::new();
+    for (way, program) in [("up", this), ("down", &previous), ("again", this)] {
+        for (round, member) in members.iter_mut().enumerate() {
+            let change = || member.becomes(program);
+            let prefix = format!("{way}-{round}");
+            ids.extend(deliver_while(&worlds, &prefix, ROUND, change).await);
+            member.world.ready().await;
+        }
+    }
+    all_end_without_a_person(&worlds[0], &ids).await;
+    for mut member in members {
+        member.terminate();
+    }
+    drop(services);
+    cluster.remove().await;
+}
