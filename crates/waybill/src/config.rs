@@ -20,6 +20,7 @@ mod kafka;
 mod owners;
 mod registry;
 mod scylla;
+mod secret_files;
 mod sections;
 mod tenants;
 mod tls;
@@ -34,6 +35,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::auth::FileRefused;
+use secret_files::SecretFiles;
 
 pub use alerts::{
     AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, Secret, SecretUrl, WebhookConfig,
@@ -101,6 +103,9 @@ pub struct Config {
     pub alerts: AlertsConfig,
     /// Log lines.
     pub telemetry: TelemetryConfig,
+    /// Where secrets were read from.
+    #[serde(skip)]
+    pub(crate) secret_files: SecretFiles,
 }
 
 impl Default for Config {
@@ -124,6 +129,7 @@ impl Default for Config {
             services: ServicesConfig::default(),
             alerts: AlertsConfig::default(),
             telemetry: TelemetryConfig::default(),
+            secret_files: SecretFiles::default(),
         }
     }
 }
@@ -160,10 +166,12 @@ impl Config {
     ///
     /// If a file that a value comes from cannot be read, or a value or a combination cannot work.
     pub fn finish(mut self) -> Result<Self, ConfigError> {
-        self.kafka.read_property_files()?;
-        self.store.scylla.read_files()?;
-        self.schema_registry.read_files()?;
-        self.alerts.read_files()?;
+        let mut files = SecretFiles::default();
+        self.kafka.read_property_files(&mut files)?;
+        self.store.scylla.read_files(&mut files)?;
+        self.schema_registry.read_files(&mut files)?;
+        self.alerts.read_files(&mut files)?;
+        self.secret_files = files;
         validate::check(&self)?;
         let faults = self.services.faults.check();
         faults.map_err(|error| ConfigError::Invalid {
@@ -175,6 +183,11 @@ impl Config {
         self.auth.check()?;
         self.telemetry.traces.check()?;
         Ok(self)
+    }
+
+    /// Logs which of the files that secrets were read from every user of this machine may read.
+    pub fn warn_of_open_files(&self) {
+        self.secret_files.warn();
     }
 
     /// The whole configuration as YAML, secrets redacted.

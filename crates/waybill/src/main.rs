@@ -137,6 +137,7 @@ fn run(role: Role, config: &Config, environment: &Environment) -> ExitCode {
         Err(error) => return report(FAILED, &error),
     };
     tracing::info!(version = VERSION, ?role, "starting");
+    config.warn_of_open_files();
     match waybill::roles::run(role, config, environment, telemetry) {
         Ok(()) => {
             tracing::info!("stopped");

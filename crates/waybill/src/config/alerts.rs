@@ -3,7 +3,6 @@
 mod secret;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use serde::{Deserialize, Serialize};
 pub use secret::{Secret, SecretUrl};
 
 use super::owners::OwnersConfig;
+use super::secret_files::SecretFiles;
 use super::{ConfigError, units};
 
 /// A name of a receiver is at most this long: it is a label of metrics.
@@ -73,18 +73,23 @@ impl Default for AlertsConfig {
 
 impl AlertsConfig {
     /// Moves what stands in files to where it would stand in the configuration.
-    pub(super) fn read_files(&mut self) -> Result<(), ConfigError> {
+    pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         for (name, receiver) in &mut self.receivers {
             let key = |key: &str| format!("alerts.receivers.{name}.{key}");
             match receiver {
-                ReceiverConfig::Webhook(webhook) => webhook.read_files(&key("webhook"))?,
+                ReceiverConfig::Webhook(webhook) => webhook.read_files(files, &key("webhook"))?,
                 ReceiverConfig::Email(email) => {
                     let password = key("email.password");
-                    read_secret(&mut email.password, &mut email.password_file, &password)?;
+                    read_secret(
+                        files,
+                        &mut email.password,
+                        &mut email.password_file,
+                        &password,
+                    )?;
                 }
             }
         }
-        self.owners.read_files()
+        self.owners.read_files(files)
     }
 
     /// Reports the first thing that cannot work.
@@ -165,17 +170,26 @@ pub struct WebhookConfig {
 
 impl WebhookConfig {
     /// Moves what stands in files to where it would stand in the configuration, at `place`.
-    pub(super) fn read_files(&mut self, place: &str) -> Result<(), ConfigError> {
+    pub(super) fn read_files(
+        &mut self,
+        files: &mut SecretFiles,
+        place: &str,
+    ) -> Result<(), ConfigError> {
         let key = |key: &str| format!("{place}.{key}");
-        if let Some(url) = take_file(&mut self.url_file, &key("url"))? {
+        if let Some(url) = take_file(files, &mut self.url_file, &key("url"))? {
             refuse_second(self.url.is_some(), &key("url"))?;
             self.url = Some(url.into());
         }
-        read_secret(&mut self.secret, &mut self.secret_file, &key("secret"))?;
+        read_secret(
+            files,
+            &mut self.secret,
+            &mut self.secret_file,
+            &key("secret"),
+        )?;
         for (header, path) in std::mem::take(&mut self.header_files) {
             let key = key(&format!("headers.{header}"));
             refuse_second(self.headers.contains_key(&header), &key)?;
-            let value = read(&path, &key)?.into();
+            let value = files.read(&path, &key)?.into();
             self.headers.insert(header, value);
         }
         Ok(())
@@ -226,30 +240,24 @@ pub enum EmailTls {
 }
 
 pub(super) fn read_secret(
+    files: &mut SecretFiles,
     value: &mut Option<Secret>,
     file: &mut Option<PathBuf>,
     key: &str,
 ) -> Result<(), ConfigError> {
-    if let Some(text) = take_file(file, key)? {
+    if let Some(text) = take_file(files, file, key)? {
         refuse_second(value.is_some(), key)?;
         *value = Some(text.into());
     }
     Ok(())
 }
 
-fn take_file(file: &mut Option<PathBuf>, key: &str) -> Result<Option<String>, ConfigError> {
-    file.take().map(|path| read(&path, key)).transpose()
-}
-
-/// The text of a file; a line end at its end does not count.
-fn read(path: &std::path::Path, key: &str) -> Result<String, ConfigError> {
-    fs::read_to_string(path)
-        .map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
-        .map_err(|source| ConfigError::SecretFile {
-            key: key.to_owned(),
-            path: path.display().to_string(),
-            source,
-        })
+fn take_file(
+    files: &mut SecretFiles,
+    file: &mut Option<PathBuf>,
+    key: &str,
+) -> Result<Option<String>, ConfigError> {
+    file.take().map(|path| files.read(&path, key)).transpose()
 }
 
 fn refuse_second(is_set: bool, key: &str) -> Result<(), ConfigError> {

@@ -10,6 +10,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use waybill_kafka::{ClientError, KafkaSettings};
 
+use super::secret_files::SecretFiles;
 use super::{ConfigError, units};
 
 /// The `kafka` section.
@@ -65,7 +66,10 @@ impl Default for KafkaConfig {
 
 impl KafkaConfig {
     /// Moves the values of `propertyFiles` to `properties`, and refuses properties that no client takes.
-    pub(super) fn read_property_files(&mut self) -> Result<(), ConfigError> {
+    pub(super) fn read_property_files(
+        &mut self,
+        files: &mut SecretFiles,
+    ) -> Result<(), ConfigError> {
         for (property, path) in std::mem::take(&mut self.property_files) {
             if self.properties.0.contains_key(&property) {
                 return Err(ConfigError::Invalid {
@@ -78,6 +82,7 @@ impl KafkaConfig {
                 path: path.display().to_string(),
                 source,
             })?;
+            files.note(&path, &format!("kafka.properties.{property}"));
             self.properties
                 .0
                 .insert(property, text.trim_end_matches(['\r', '\n']).to_owned());
@@ -244,7 +249,9 @@ mod tests {
         let mut plain = kafka.clone();
         let protocol = ("security.protocol".to_owned(), "SASL_SSL".to_owned());
         kafka.properties.0.extend([protocol]);
-        kafka.read_property_files().unwrap();
+        kafka
+            .read_property_files(&mut SecretFiles::default())
+            .unwrap();
         assert_eq!(
             kafka.properties.iter().collect::<Vec<_>>(),
             [
@@ -254,7 +261,10 @@ mod tests {
         );
 
         // It would be of no use, and everybody could read along.
-        let error = plain.read_property_files().unwrap_err().to_string();
+        let error = plain
+            .read_property_files(&mut SecretFiles::default())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("security.protocol"), "{error}");
         assert!(!error.contains("pass word"), "{error}");
     }
@@ -277,7 +287,10 @@ mod tests {
                 properties: Properties(properties),
                 ..KafkaConfig::default()
             };
-            let refused = kafka.read_property_files().unwrap_err().to_string();
+            let refused = kafka
+                .read_property_files(&mut SecretFiles::default())
+                .unwrap_err()
+                .to_string();
             assert_eq!(
                 refused.find(&format!("kafka.properties.{expected}")),
                 Some(0),
@@ -298,7 +311,10 @@ mod tests {
             ..KafkaConfig::default()
         };
         let mut twice = kafka.clone();
-        let error = kafka.read_property_files().unwrap_err().to_string();
+        let error = kafka
+            .read_property_files(&mut SecretFiles::default())
+            .unwrap_err()
+            .to_string();
         assert_eq!(
             error,
             "kafka.propertyFiles.sasl.password: /nonexistent/secret cannot be read"
@@ -308,7 +324,10 @@ mod tests {
             .properties
             .0
             .insert("sasl.password".to_owned(), "hunter2".to_owned());
-        let error = twice.read_property_files().unwrap_err().to_string();
+        let error = twice
+            .read_property_files(&mut SecretFiles::default())
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("sasl.password is set in kafka.properties too"),
             "{error}"

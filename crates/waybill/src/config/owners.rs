@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
 use super::alerts::{EmailConfig, EmailTls, Secret, WebhookConfig, invalid, read_secret};
+use super::secret_files::SecretFiles;
 use crate::contact::{ContactRules, is_domain};
 
 /// The `alerts.owners` section. By default nobody is told, and requests that name contacts are
@@ -102,13 +103,13 @@ impl OwnersConfig {
     }
 
     /// Moves what stands in files to where it would stand in the configuration.
-    pub(super) fn read_files(&mut self) -> Result<(), ConfigError> {
+    pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         if let Some(email) = &mut self.email {
             let key = "alerts.owners.email.password";
-            read_secret(&mut email.password, &mut email.password_file, key)?;
+            read_secret(files, &mut email.password, &mut email.password_file, key)?;
         }
         if let Some(sms) = &mut self.sms {
-            sms.read_files("alerts.owners.sms")?;
+            sms.read_files(files, "alerts.owners.sms")?;
         }
         Ok(())
     }
@@ -208,7 +209,7 @@ alerts:
             );
         let read = parse_config("w.yaml", &text).unwrap().finish().unwrap();
         let whole = parse_config("w.yaml", BOTH).unwrap().finish().unwrap();
-        assert_eq!(read, whole);
+        assert_eq!(read.alerts, whole.alerts);
     }
 
     #[test]

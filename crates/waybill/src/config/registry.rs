@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use waybill_registry::{Login, Registry, RegistrySettings};
 
 use super::alerts::{Secret, read_secret};
+use super::secret_files::SecretFiles;
 use super::{ConfigError, units};
 
 /// What writers put before a datum.
@@ -91,9 +92,9 @@ impl RegistryConfig {
     }
 
     /// Reads the password and the certificates from their files.
-    pub(super) fn read_files(&mut self) -> Result<(), ConfigError> {
+    pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         let key = "schemaRegistry.password";
-        read_secret(&mut self.password, &mut self.password_file, key)?;
+        read_secret(files, &mut self.password, &mut self.password_file, key)?;
         if let Some(path) = &self.ca_file {
             let pem = std::fs::read_to_string(path).map_err(|source| ConfigError::SecretFile {
                 key: "schemaRegistry.caFile".to_owned(),
@@ -149,7 +150,7 @@ mod tests {
             password_file: Some(file.path().to_owned()),
             ..config()
         };
-        config.read_files().unwrap();
+        config.read_files(&mut SecretFiles::default()).unwrap();
         config.check().unwrap();
         assert_eq!(config.password.as_ref().unwrap().reveal(), "open sesame");
         let client = config.client().unwrap().unwrap();
@@ -191,7 +192,10 @@ mod tests {
             ca_file: Some("/nonexistent".into()),
             ..config()
         };
-        let error = missing.read_files().unwrap_err().to_string();
+        let error = missing
+            .read_files(&mut SecretFiles::default())
+            .unwrap_err()
+            .to_string();
         assert_eq!(error, "schemaRegistry.caFile: /nonexistent cannot be read");
     }
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use waybill_store::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls};
 
 use super::alerts::{Secret, read_secret};
+use super::secret_files::SecretFiles;
 use super::{ConfigError, units};
 
 /// The `store.scylla` section: ScyllaDB or Apache Cassandra.
@@ -123,7 +124,7 @@ impl ScyllaConfig {
 
     /// Reads the password from its file, and refuses half a certificate, or one that nobody sees. The
     /// files of the certificate are read with each connection to a cluster.
-    pub(super) fn read_files(&mut self) -> Result<(), ConfigError> {
+    pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         let refused = |key: &str, problem: &str| {
             Err(ConfigError::Invalid {
                 key: format!("store.scylla.{key}"),
@@ -136,10 +137,11 @@ impl ScyllaConfig {
             (Some(_), Some(_)) if !self.tls => {
                 return refused("certFile", "is of use only with store.scylla.tls");
             }
-            (Some(_), Some(_)) | (None, None) => {}
+            (Some(_), Some(key)) => files.note(key, "store.scylla.keyFile"),
+            (None, None) => {}
         }
         let key = "store.scylla.password";
-        read_secret(&mut self.password, &mut self.password_file, key)
+        read_secret(files, &mut self.password, &mut self.password_file, key)
     }
 }
 
@@ -217,9 +219,14 @@ mod tests {
                 "certFile is of use only with",
             ),
         ] {
-            let refused = config.read_files().unwrap_err().to_string();
+            let refused = config
+                .read_files(&mut SecretFiles::default())
+                .unwrap_err()
+                .to_string();
             assert!(refused.contains(expected), "{refused}");
         }
-        of(Some("/c"), Some("/k"), true).read_files().unwrap();
+        of(Some("/c"), Some("/k"), true)
+            .read_files(&mut SecretFiles::default())
+            .unwrap();
     }
 }

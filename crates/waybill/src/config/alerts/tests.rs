@@ -1,3 +1,5 @@
+use std::fs;
+
 use super::*;
 use crate::config::Environment;
 use crate::config::file::parse_config;
