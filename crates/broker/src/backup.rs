@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use crate::log::{new_segment, sync_dir};
-use crate::meta::{Meta, MetaError, MetaSnapshot};
+use crate::meta::{Meta, MetaError, MetaSnapshot, TOPIC_PREFIX};
+use crate::now_ms;
 use crate::server::Server;
 use crate::topics::{is_topic_name, logs_dir, partition_dir};
 
@@ -212,8 +213,15 @@ impl LogsRestore {
     ///
     /// # Errors
     ///
-    /// [`CopyError::Unknown`] if there is no such table, others if it cannot be written.
+    /// [`CopyError::Unknown`] if there is no such table, or can be no such topic, others if it cannot be written.
     pub fn put_meta(&mut self, table: &str, key: &[u8], value: &[u8]) -> Result<(), CopyError> {
+        if let Some(topic) = key.strip_prefix(TOPIC_PREFIX)
+            && !std::str::from_utf8(topic).is_ok_and(is_topic_name)
+        {
+            return Err(CopyError::Unknown {
+                what: format!("a topic {:?}", String::from_utf8_lossy(topic)),
+            });
+        }
         match self.meta.put_raw(table, key, value)? {
             true => Ok(()),
             false => Err(CopyError::Unknown {
@@ -259,13 +267,15 @@ impl LogsRestore {
         file.write_all(bytes).map_err(of(path))
     }
 
-    /// Ends the last segment, and syncs everything.
+    /// Ends the last segment, notes that all of it is of `at_ms` (milliseconds since the Unix epoch), so that no record
+    /// ages in the time since, and syncs everything.
     ///
     /// # Errors
     ///
     /// If the disk fails.
-    pub fn finish(mut self) -> Result<(), CopyError> {
+    pub fn finish(mut self, at_ms: i64) -> Result<(), CopyError> {
         self.end_segment()?;
+        self.meta.note_restored(at_ms, now_ms())?;
         self.meta.sync()?;
         sync_below(&logs_dir(&self.dir))
     }
@@ -306,5 +316,23 @@ fn of(path: &Path) -> impl Fn(io::Error) -> CopyError + use<> {
     move |source| CopyError::Disk {
         path: path.clone(),
         source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_topic_whose_name_leads_elsewhere_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut restore = LogsRestore::begin(directory.path()).unwrap();
+        for name in ["../x", "/x", "a/b", "..", "", "\u{fc}"] {
+            let key = [TOPIC_PREFIX, name.as_bytes()].concat();
+            let refused = restore.put_meta("cluster", &key, b"{}").unwrap_err();
+            assert!(matches!(refused, CopyError::Unknown { .. }), "{refused}");
+        }
+        let other = restore.put_meta("nonsense", b"key", b"").unwrap_err();
+        assert!(other.to_string().contains("nonsense"), "{other}");
     }
 }

@@ -23,7 +23,10 @@ const JOURNAL_BYTES: u64 = 64 << 20;
 
 const CLUSTER_ID: &[u8] = b"cluster-id";
 const NEXT_PRODUCER_ID: &[u8] = b"next-producer-id";
-const TOPIC_PREFIX: &[u8] = b"topic/";
+const RESTORED: &[u8] = b"restored";
+/// By how much the ids of producers leap where a backup is restored: further than any process gets.
+const PRODUCER_ID_LEAP: i64 = 1 << 40;
+pub(crate) const TOPIC_PREFIX: &[u8] = b"topic/";
 const LOG_START_PREFIX: &[u8] = b"start/";
 
 /// Why the store could not do what it was asked.
@@ -111,6 +114,21 @@ impl Meta {
         self.put_synced(NEXT_PRODUCER_ID, &end)?;
         *block = first + 1..end;
         Ok(first)
+    }
+
+    /// Notes that everything is as it was at `at_ms`, and that it is `now_ms` by now. Producers of the broker that it
+    /// was copied from may go on with ids that it has given out since.
+    pub(crate) fn note_restored(&self, at_ms: i64, now_ms: i64) -> Result<(), MetaError> {
+        let before = self.restored()?.map_or(0, |restored| restored.away_ms);
+        let away_ms = now_ms.saturating_sub(at_ms).max(0).saturating_add(before);
+        self.put_synced(RESTORED, &Restored { at_ms, away_ms })?;
+        let first: i64 = self.get(&self.cluster, NEXT_PRODUCER_ID)?.unwrap_or(0);
+        self.put_synced(NEXT_PRODUCER_ID, &first.saturating_add(PRODUCER_ID_LEAP))
+    }
+
+    /// What was restored; `None` if nothing was.
+    pub(crate) fn restored(&self) -> Result<Option<Restored>, MetaError> {
+        self.get(&self.cluster, RESTORED)
     }
 
     /// All topics.
@@ -298,6 +316,25 @@ impl Meta {
     }
 }
 
+/// Of when a broker is that was made of a backup. Records from before do not age in the time that nothing ran in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Restored {
+    /// The instant of the backup.
+    at_ms: i64,
+    /// How much later it was restored.
+    away_ms: i64,
+}
+
+impl Restored {
+    /// The time that a record of `timestamp_ms` counts as, to retention.
+    pub(crate) fn counts_as(self, timestamp_ms: i64) -> i64 {
+        match (0..=self.at_ms).contains(&timestamp_ms) {
+            true => timestamp_ms.saturating_add(self.away_ms),
+            false => timestamp_ms,
+        }
+    }
+}
+
 /// The store as it was at one instant.
 pub(crate) struct MetaSnapshot {
     meta: Arc<Meta>,
@@ -406,5 +443,26 @@ mod tests {
         assert_eq!(meta.topics().unwrap(), []);
         assert_eq!(meta.groups().unwrap(), Vec::<String>::new());
         assert_eq!(meta.log_start([7; 16], 2).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_was_restored_counts_as_younger_and_what_came_later_as_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let meta = Meta::open(directory.path()).unwrap();
+        assert_eq!(meta.restored().unwrap(), None);
+        let before = meta.next_producer_id().unwrap();
+        meta.note_restored(1_000, 5_000).unwrap();
+        let restored = meta.restored().unwrap().unwrap();
+        let counted = [-1, 0, 1_000, 1_001].map(|at_ms| restored.counts_as(at_ms));
+        assert_eq!(counted, [-1, 4_000, 5_000, 1_001]);
+
+        // A backup of what was restored once, restored: what was there at first was away twice.
+        meta.note_restored(7_000, 8_000).unwrap();
+        let restored = meta.restored().unwrap().unwrap();
+        assert_eq!(restored.counts_as(1_000), 6_000);
+        drop(meta);
+        let meta = Meta::open(directory.path()).unwrap();
+        let after = meta.next_producer_id().unwrap();
+        assert!(after - before >= PRODUCER_ID_LEAP, "{before} {after}");
     }
 }

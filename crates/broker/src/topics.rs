@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::log::{Limits, LogError, Partition, sync_dir};
 
-use crate::meta::{Meta, MetaError, TopicRecord};
+use crate::meta::{Meta, MetaError, Restored, TopicRecord};
 use crate::{TopicConfig, locked};
 
 /// The longest name of a topic, as Kafka has it.
@@ -81,6 +81,7 @@ pub(crate) struct Topics {
     partitions_max: usize,
     limits: Limits,
     meta: Arc<Meta>,
+    restored: Option<Restored>,
     topics: RwLock<HashMap<Arc<str>, Arc<Topic>>>,
     changing: Mutex<()>,
 }
@@ -112,6 +113,7 @@ impl Topics {
             graves,
             partitions_max,
             limits,
+            restored: meta.restored()?,
             meta,
             topics: RwLock::default(),
             changing: Mutex::new(()),
@@ -309,7 +311,7 @@ impl Topics {
     pub(crate) fn apply_retention(&self, now_ms: i64) {
         for topic in self.all() {
             for partition in &topic.partitions {
-                if let Err(error) = partition.apply_retention(now_ms) {
+                if let Err(error) = partition.apply_retention(now_ms, self.restored) {
                     tracing::warn!(%error, topic = %topic.name, partition = partition.index, "retention failed");
                 }
             }

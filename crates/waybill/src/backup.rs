@@ -101,8 +101,10 @@ impl Backups {
         let place = place.map_err(|_| BackupError::UnderWay)?;
         let store = self.store.upgrade().ok_or(BackupError::ShuttingDown)?;
         let logs = self.logs.clone();
-        let noted = tokio::task::spawn_blocking(move || note(&store, &logs));
-        let noted = noted.await.map_err(|_| BackupError::ShuttingDown)??;
+        // The place is held for as long as anything is noted, also where nobody waits for it any more.
+        let noted = tokio::task::spawn_blocking(move || (note(&store, &logs), place));
+        let (noted, place) = noted.await.map_err(|_| BackupError::ShuttingDown)?;
+        let noted = noted?;
         let (sender, pieces) = mpsc::channel(PIECES_WAITING);
         let runtime = Handle::current();
         tokio::task::spawn_blocking(move || send(noted, sender, runtime, place));

@@ -11,10 +11,15 @@ use std::sync::atomic::Ordering;
 use super::partition::{Condition, Log, Partition};
 use super::segment::{ClosedSegment, index_path, segment_path};
 use crate::locked;
+use crate::meta::Restored;
 
 impl Partition {
-    /// Applies the topic's retention at the time `now_ms`.
-    pub(crate) fn apply_retention(self: &Arc<Self>, now_ms: i64) -> io::Result<()> {
+    /// Applies the topic's retention at the time `now_ms`, in a log that was `restored` or not.
+    pub(crate) fn apply_retention(
+        self: &Arc<Self>,
+        now_ms: i64,
+        restored: Option<Restored>,
+    ) -> io::Result<()> {
         let mut log = locked(&self.log);
         if self.condition() != Condition::Online {
             return Ok(());
@@ -24,7 +29,8 @@ impl Partition {
         });
         let is_expired = |max_timestamp: i64| {
             // Batches without timestamps carry -1 and do not age.
-            oldest_kept_ms.is_some_and(|oldest| (0..oldest).contains(&max_timestamp))
+            let time = restored.map_or(max_timestamp, |restored| restored.counts_as(max_timestamp));
+            oldest_kept_ms.is_some_and(|oldest| (0..oldest).contains(&time))
         };
         if is_expired(log.active.max_timestamp) && self.is_visible_whole(&log) {
             self.roll(&mut log)?;

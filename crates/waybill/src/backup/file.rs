@@ -15,6 +15,7 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek as _, SeekFrom, Write};
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use sha2::{Digest as _, Sha256};
@@ -27,6 +28,10 @@ const HASH_BYTES: u64 = 32;
 /// What lies behind the last piece.
 const END_BYTES: u64 = 1 + 8 + 8 + HASH_BYTES;
 const READ_BYTES: usize = 256 << 10;
+/// No piece is longer: the longest rows are far from it.
+const PIECE_BYTES_MAX: u32 = 64 << 20;
+/// How long keys are in either database.
+const KEY_BYTES: RangeInclusive<usize> = 1..=65_535;
 
 const END: u8 = 0;
 const STORE_TABLE: u8 = 1;
@@ -262,7 +267,7 @@ impl Reader {
             let wrong = FileError::Piece { at: self.at };
             let [kind] = self.number()?;
             let length = u32::from_le_bytes(self.number()?);
-            if u64::from(length) > self.end.saturating_sub(self.at) {
+            if length > PIECE_BYTES_MAX || u64::from(length) > self.end.saturating_sub(self.at) {
                 return Err(wrong);
             }
             let mut content = vec![0; length as usize];
@@ -283,6 +288,9 @@ impl Reader {
     fn entry(&self, content: &[u8]) -> Option<Piece> {
         let (length, rest) = content.split_first_chunk()?;
         let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
+        if !KEY_BYTES.contains(&length) {
+            return None;
+        }
         let (key, value) = rest.split_at_checked(length)?;
         Some(Piece::Entry {
             table: self.table.clone()?,
@@ -333,7 +341,7 @@ mod tests {
         let mut bytes = Vec::new();
         let mut file = Writer::begin(&mut bytes, CONTENTS.at).unwrap();
         file.store_entry("state", b"a", b"one").unwrap();
-        file.store_entry("state", b"", b"").unwrap();
+        file.store_entry("state", b"b", b"").unwrap();
         file.store_entry("due", b"b", b"").unwrap();
         file.broker_entry("due", b"b", b"").unwrap();
         file.segment("topic", 3, 1_000).unwrap();
@@ -369,7 +377,7 @@ mod tests {
         };
         let expected = vec![
             entry(store("state"), b"a", b"one"),
-            entry(store("state"), b"", b""),
+            entry(store("state"), b"b", b""),
             entry(store("due"), b"b", b""),
             entry(Table::Broker("due".to_owned()), b"b", b""),
             segment(3, 1_000),
@@ -414,6 +422,7 @@ mod tests {
     fn pieces_that_make_no_sense_are_refused_though_their_hash_is_right() {
         for (kind, length, content) in [
             (ENTRY, 4, &b"\x00\x00\x00\x00"[..]),
+            (LOG_BYTES, PIECE_BYTES_MAX + 1, b""),
             (STORE_TABLE, 1, b"\xff"),
             (SEGMENT, 3, b"abc"),
             (LOG_BYTES, 1_000, b"short"),

@@ -1,7 +1,8 @@
 //! A data directory made of a backup.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use waybill_broker::{CopyError, LogsRestore};
@@ -59,8 +60,15 @@ pub fn restore(file: &Path, data_dir: &Path) -> Result<Contents, RestoreError> {
         return Err(RestoreError::Taken(data_dir.to_owned()));
     }
     let partial = partial_of(data_dir);
-    if partial.exists() {
-        return Err(RestoreError::Taken(partial));
+    if let Some(parent) = partial.parent() {
+        fs::create_dir_all(parent).map_err(of(parent))?;
+    }
+    // It holds what the file does, which nobody else may read.
+    match DirBuilder::new().mode(0o700).create(&partial) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            return Err(RestoreError::Taken(partial));
+        }
+        made => made.map_err(of(&partial))?,
     }
     let made = fill(&mut backup, &partial, unusable)
         .and_then(|()| put_in_place(&partial, data_dir).map_err(of(data_dir)));
@@ -103,7 +111,7 @@ fn fill(
         }
     }
     store.finish()?;
-    logs.finish()?;
+    logs.finish(backup.contents().at.0 / 1_000)?;
     for dir in [&store_dir, &broker_dir, dir] {
         let synced = File::open(dir).and_then(|dir| dir.sync_all());
         synced.map_err(of(dir))?;

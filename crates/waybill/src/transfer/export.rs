@@ -12,6 +12,7 @@ use waybill_store::{CorruptRow, KeptRow, Layout, Store, StoreError};
 
 use super::line::{End, FORMAT, Header, Line, Operation};
 use super::{Opened, open};
+use crate::chain::chain;
 use crate::clock::wall_clock;
 use crate::config::Config;
 use crate::ingestion::time_text;
@@ -83,10 +84,16 @@ async fn write(
     let (mut operations, mut unreadable) = (0, 0);
     while let Some(row) = rows.try_next().await? {
         match row {
-            Ok(kept) => {
-                put(&Line::Operation(Box::new(Operation::of(&kept)?)))?;
-                operations += 1;
-            }
+            Ok(kept) => match Operation::of(&kept) {
+                Ok(operation) => {
+                    put(&Line::Operation(Box::new(operation)))?;
+                    operations += 1;
+                }
+                Err(error) => {
+                    tracing::warn!(error = %chain(&error), "a row is left out");
+                    unreadable += 1;
+                }
+            },
             Err(corrupt) => {
                 tracing::warn!(%corrupt, "a row is left out");
                 unreadable += 1;

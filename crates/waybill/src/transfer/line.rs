@@ -93,7 +93,7 @@ impl Operation {
     pub(super) fn of(kept: &KeptRow) -> Result<Self, LineError> {
         let KeptRow { row, expires_at } = kept;
         let operation = Self::written(row, *expires_at)?;
-        match operation.parts()? == *kept {
+        match operation.row()? == *kept {
             true => Ok(operation),
             false => Err(LineError::Impossible(
                 row.id,
