@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, Command, CreateRequest, EngineConfig, Epoch, Event, IdOrigin, Message, Offset,
-    OperationId, OperationRequest, Outcome, OwnerId, Ownership, PartitionEngine, PartitionId,
-    RequestHash, Stamp, StepDefinition, StepReply, StepRequest, Timestamp, Workflow,
-    WorkflowDefinition, Workflows,
+    Attempt, ByLane, Command, CreateRequest, EngineConfig, Epoch, Event, IdOrigin, Lane, Message,
+    Offset, OperationId, OperationRequest, Outcome, OwnerId, Ownership, PartitionEngine,
+    PartitionId, Places, RequestHash, Room, Stamp, StepDefinition, StepReply, StepRequest,
+    Timestamp, Workflow, WorkflowDefinition, Workflows,
 };
 
 const ROUNDS: usize = 20;
@@ -63,10 +63,15 @@ fn run() -> Duration {
         }
         events.push(Event::Tick);
 
+        let room = Room {
+            operations: usize::MAX,
+            bytes: usize::MAX,
+        };
         let started = Instant::now();
         for event in events {
             engine.apply(event, now);
         }
+        engine.admit(room, now);
         let batch = engine.take_batch(now);
         spent += started.elapsed();
 
@@ -86,7 +91,7 @@ fn run() -> Duration {
         spent += started.elapsed();
     }
     assert_eq!(
-        engine.checkpoint().requests.0.unsigned_abs(),
+        engine.checkpoint().at.requests.0.unsigned_abs(),
         DELIVERIES,
         "every delivery is done"
     );
@@ -118,10 +123,8 @@ fn engine() -> PartitionEngine {
             partition: PartitionId(0),
             owner: OwnerId(Uuid::from_u128(1)),
             epoch: Epoch(1),
-            requests_next: Offset(0),
-            replies_next: Offset(0),
-            recoveries_next: Offset(0),
-            requests_end: Offset(0),
+            next: Places::default(),
+            requests_end: ByLane::default(),
             replies_end: Offset(0),
             stamp_floor: Stamp(0),
             stamp_limit: Stamp(i64::MAX),
@@ -132,6 +135,7 @@ fn engine() -> PartitionEngine {
 fn request(number: u64, now: Timestamp) -> Event {
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Event::Request {
+        lane: Lane::Ordinary,
         offset: Offset(i64::try_from(number).expect("there are fewer deliveries")),
         fingerprint: mixed,
         bytes: 600,

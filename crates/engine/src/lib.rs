@@ -39,7 +39,7 @@ pub use operation::{
 };
 pub use partition::{
     Batch, Census, Command, EngineCheckpoint, EngineConfig, EngineStats, Event, ForwardRecord,
-    Held, InFlight, Message, Ownership, PartitionEngine, RowChange,
+    Held, InFlight, Message, Ownership, PartitionEngine, Room, RowChange, Waiting,
 };
 pub use partitioner::{murmur2, partition_for};
 pub use preview::{Asked, refusal};
@@ -48,9 +48,10 @@ pub use reader::{
     Stood,
 };
 pub use record::{
-    Action, AlertKind, AmendRequest, Amendment, AttemptSeen, CreateRequest, FailedOperation,
-    IdOrigin, OperationRequest, OperationStatus, OperatorAlert, Outcome, Outputs, OwnerNotice,
-    Position, Recovery, RecoveryVerb, Source, StatusKind, StepReply, StepRequest,
+    Action, AlertKind, AmendRequest, Amendment, AttemptSeen, ByLane, CreateRequest,
+    FailedOperation, IdOrigin, Lane, OperationRequest, OperationStatus, OperatorAlert, Outcome,
+    Outputs, OwnerNotice, Position, Recovery, RecoveryVerb, Source, StatusKind, StepReply,
+    StepRequest,
 };
 pub use supervision::Supervision;
 pub use time::{Stamp, Timestamp};

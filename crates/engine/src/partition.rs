@@ -14,13 +14,16 @@
 //!   what it caused, and all batches before it, are settled.
 //! * **Whoever was handed off is never forgotten.** Until it is final and announced, the deadline
 //!   index has an entry for it whose hint was not settled.
+//! * **Requests are let in fairly.** They wait until there is room, and then go in by turns: so many expedited ones
+//!   for each ordinary one, and of each lane one of each tenant (`fair.rs`). Those of one tenant in one lane keep
+//!   their order.
 //! * **Bad input harms only itself.** The logic of one operation runs under `catch_unwind`: if it
 //!   panics, or meets a state that cannot be, that operation is parked in `Error` with the code
 //!   `internal-error`, and the partition goes on.
 //!
-//! Deliberately absent: limits. The engine says how much it holds ([`PartitionEngine::has_room`]);
-//! not to offer more requests then is the shell's part. Replies, rows and hints are always taken,
-//! for they are what empties it.
+//! Deliberately absent: limits. The engine says how much it holds ([`PartitionEngine::in_flight`]) and how much waits
+//! ([`PartitionEngine::waiting`]); what to let in, and not to read more than may wait, is the shell's part. Replies, rows
+//! and hints are always taken, for they are what empties it.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -28,20 +31,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 pub use command::{Batch, Command, Message, RowChange};
-pub use config::{Census, EngineCheckpoint, EngineConfig, EngineStats, Held, InFlight, Ownership};
+pub use config::{
+    Census, EngineCheckpoint, EngineConfig, EngineStats, Held, InFlight, Ownership, Room, Waiting,
+};
 pub use event::{Event, ForwardRecord};
 
 use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
 use crate::operation::ProcessState;
 use crate::partition::batch::{OpenBatch, Unsettled};
+use crate::partition::fair::{FairQueue, Queued};
 use crate::partition::hasher::IdHash;
 use crate::partition::live::{Desk, Live};
-use crate::partition::load::{Loading, Waiting};
+use crate::partition::load::{ForRow, Loading};
+use crate::partition::places::KeptPlaces;
 use crate::partition::timers::Timers;
+use crate::reader::Places;
 use crate::record::{
-    AmendRequest, Amendment, CreateRequest, IdOrigin, OperationRequest, Position, Recovery,
-    StepReply,
+    AmendRequest, Amendment, ByLane, CreateRequest, IdOrigin, Lane, OperationRequest, Position,
+    Recovery, StepReply,
 };
 use crate::step::IllegalTransition;
 use crate::time::{Stamp, Timestamp};
@@ -52,11 +60,13 @@ mod batch;
 mod command;
 mod config;
 mod event;
+mod fair;
 mod forward;
 mod hasher;
 mod live;
 mod load;
 mod messages;
+mod places;
 mod timers;
 
 /// The engine of one partition: a state machine over [`Event`]s without clock, I/O or randomness.
@@ -75,9 +85,10 @@ pub struct PartitionEngine {
     bytes: usize,
     /// Ids whose rows nobody was asked for yet.
     loads: Vec<OperationId>,
-    requests: OffsetTracker,
-    /// Requests again, done as soon as their first row is durable.
-    consumed: OffsetTracker,
+    requests: ByLane<RequestLog>,
+    /// Requests that were begun and are not let in yet.
+    queue: FairQueue,
+    kept_places: KeptPlaces,
     replies: OffsetTracker,
     recoveries: OffsetTracker,
     /// Below this offset the inbox holds no reply that was not given.
@@ -93,6 +104,36 @@ pub struct PartitionEngine {
     /// Operations whose rows could not be read, and when the deadline index has them looked at again.
     unreadable: HashMap<OperationId, Timestamp, IdHash>,
     stats: EngineStats,
+}
+
+/// How far the engine has got with a topic of requests.
+#[derive(Debug)]
+struct RequestLog {
+    /// Which of them are done.
+    finished: OffsetTracker,
+    /// The same requests, done as soon as their first row is durable.
+    consumed: OffsetTracker,
+}
+
+impl RequestLog {
+    fn new(next: Offset) -> Self {
+        Self {
+            finished: OffsetTracker::new(next),
+            consumed: OffsetTracker::new(next),
+        }
+    }
+
+    /// Begins a request; see [`OffsetTracker::begin_with`].
+    fn begin(&mut self, offset: Offset, fingerprint: u64) -> bool {
+        self.consumed.begin(offset);
+        self.finished.begin_with(offset, fingerprint)
+    }
+
+    /// Passes over requests; see [`OffsetTracker::pass`].
+    fn pass(&mut self, offset: Offset, fingerprint: u64) {
+        self.finished.pass(offset, fingerprint);
+        self.consumed.pass(offset, fingerprint);
+    }
 }
 
 /// An operation that the engine has to do with.
@@ -111,10 +152,14 @@ impl PartitionEngine {
             loading: 0,
             bytes: 0,
             loads: Vec::new(),
-            requests: OffsetTracker::new(ownership.requests_next),
-            consumed: OffsetTracker::new(ownership.requests_next),
-            replies: OffsetTracker::new(ownership.replies_next),
-            recoveries: OffsetTracker::new(ownership.recoveries_next),
+            requests: ByLane {
+                ordinary: RequestLog::new(ownership.next.requests),
+                expedited: RequestLog::new(ownership.next.expedited),
+            },
+            queue: FairQueue::new(config.expedited_weight),
+            kept_places: KeptPlaces::default(),
+            replies: OffsetTracker::new(ownership.next.replies),
+            recoveries: OffsetTracker::new(ownership.next.recoveries),
             replies_read: Offset(0),
             timers: Timers::default(),
             held_back: Vec::new(),
@@ -135,12 +180,24 @@ impl PartitionEngine {
     pub fn apply(&mut self, event: Event, now: Timestamp) {
         match event {
             Event::Request {
+                lane,
                 offset,
                 fingerprint,
                 bytes,
                 rerouted,
                 request,
-            } => self.request(offset, fingerprint, bytes, rerouted, request, now),
+            } => {
+                if self.requests[lane].begin(offset, fingerprint) {
+                    self.queue.push(Queued {
+                        lane,
+                        offset,
+                        bytes,
+                        rerouted,
+                        request,
+                        since: now,
+                    });
+                }
+            }
             Event::Reply { offset, reply } => {
                 if self.replies.begin(offset) {
                     self.reply(Some(offset), reply, now);
@@ -189,6 +246,28 @@ impl PartitionEngine {
         }
     }
 
+    /// Lets requests in that wait, in their turns, while there is room. Returns what is left of it.
+    pub fn admit(&mut self, mut room: Room, now: Timestamp) -> Room {
+        while room.operations > 0
+            && room.bytes > 0
+            && let Some(queued) = self.queue.pop()
+        {
+            let (slots, bytes) = (self.slots.len(), self.bytes);
+            self.request(queued, now);
+            let more = self.slots.len().saturating_sub(slots);
+            room.operations = room.operations.saturating_sub(more);
+            let more = self.bytes.saturating_sub(bytes);
+            room.bytes = room.bytes.saturating_sub(more);
+        }
+        room
+    }
+
+    /// How many requests of a lane wait to be let in.
+    #[must_use]
+    pub fn waiting(&self, lane: Lane) -> Waiting {
+        self.queue.waiting(lane)
+    }
+
     /// Ids whose rows are to be read from the store, each answered with [`Event::Loaded`].
     pub fn loads(&mut self) -> Vec<OperationId> {
         std::mem::take(&mut self.loads)
@@ -204,21 +283,25 @@ impl PartitionEngine {
         }
     }
 
-    /// Whether more requests may be offered.
-    #[must_use]
-    pub fn has_room(&self) -> bool {
-        self.slots.len() < self.config.in_flight_max && self.bytes < self.config.in_flight_bytes_max
-    }
-
     /// How far the engine has got.
     #[must_use]
     pub fn checkpoint(&self) -> EngineCheckpoint {
         EngineCheckpoint {
-            requests: self.requests.low(),
-            replies: self.replies.low(),
-            recoveries: self.recoveries.low(),
-            requests_fingerprint: self.requests.fingerprint_below_low(),
-            consumed: self.consumed.low(),
+            at: Places {
+                requests: self.requests.ordinary.finished.low(),
+                expedited: self.requests.expedited.finished.low(),
+                replies: self.replies.low(),
+                recoveries: self.recoveries.low(),
+            },
+            fingerprints: self.of_lanes(|log| log.finished.fingerprint_below_low()),
+            consumed: self.of_lanes(|log| log.consumed.low()),
+        }
+    }
+
+    fn of_lanes<T>(&self, of: impl Fn(&RequestLog) -> T) -> ByLane<T> {
+        ByLane {
+            ordinary: of(&self.requests.ordinary),
+            expedited: of(&self.requests.expedited),
         }
     }
 
@@ -234,26 +317,32 @@ impl PartitionEngine {
         self.gates.narrowed()
     }
 
-    /// The operation whose request holds the requests checkpoint, if it is one: it may also be a
+    /// The operation whose request holds the checkpoint of a lane, if it is one: it may also be a
     /// record whose batch is not settled. Looks at all operations; meant for explaining a lag.
     #[must_use]
-    pub fn oldest_held(&self) -> Option<Held> {
-        let low = self.requests.low();
-        self.slots.iter().find_map(|(id, slot)| {
+    pub fn oldest_held(&self, lane: Lane) -> Option<Held> {
+        let finished = &self.requests[lane].finished;
+        if finished.pending() == 0 {
+            return None;
+        }
+        let low = finished.low();
+        let held = |operation, since, waits| Held {
+            operation,
+            lane,
+            offset: low,
+            since,
+            waits,
+        };
+        let in_memory = self.slots.iter().find_map(|(id, slot)| {
             let (holds, since) = match slot {
-                Slot::Live(live) => (live.held == Some(low), live.since),
-                Slot::Loading(loading) => (
-                    loading.waiting.iter().any(
-                        |event| matches!(event, Waiting::Request { offset, .. } if *offset == low),
-                    ),
-                    loading.since,
-                ),
+                Slot::Live(live) => (live.held == Some((lane, low)), live.since),
+                Slot::Loading(loading) => (loading.has_request(lane, low), loading.since),
             };
-            holds.then_some(Held {
-                operation: *id,
-                offset: low,
-                since,
-            })
+            holds.then(|| held(*id, since, false))
+        });
+        in_memory.or_else(|| {
+            let queued = self.queue.find(lane, low)?;
+            Some(held(queued.request.operation(), queued.since, true))
         })
     }
 
@@ -283,35 +372,35 @@ impl PartitionEngine {
         std::mem::take(&mut self.stats)
     }
 
-    fn request(
-        &mut self,
-        offset: Offset,
-        fingerprint: u64,
-        bytes: usize,
-        rerouted: bool,
-        request: OperationRequest,
-        now: Timestamp,
-    ) {
-        if !self.requests.begin_with(offset, fingerprint) {
-            return;
-        }
-        self.consumed.begin(offset);
+    fn request(&mut self, queued: Queued, now: Timestamp) {
+        let Queued {
+            lane,
+            offset,
+            bytes,
+            rerouted,
+            request,
+            since: _,
+        } = queued;
         let is_fresh = match &request {
             OperationRequest::Create(create) => {
                 create.id_origin == IdOrigin::Server
                     && !rerouted
-                    && offset >= self.ownership.requests_end
+                    && offset >= self.ownership.requests_end[lane]
                     && now.since(create.requested_at) < self.config.fresh_for
+                    && !self
+                        .kept_places
+                        .may_have(create.operation, create.requested_at)
             }
             OperationRequest::Amend(_) => false,
         };
         let id = request.operation();
         match self.slots.get(&id) {
-            Some(Slot::Live(_)) => self.request_known_row(offset, bytes, request, now),
-            None if is_fresh => self.request_known_row(offset, bytes, request, now),
+            Some(Slot::Live(_)) => self.request_known_row((lane, offset), bytes, request, now),
+            None if is_fresh => self.request_known_row((lane, offset), bytes, request, now),
             Some(Slot::Loading(_)) | None => {
                 let request = Box::new(request);
-                let event = Waiting::Request {
+                let event = ForRow::Request {
+                    lane,
                     offset,
                     bytes,
                     request,
@@ -324,13 +413,14 @@ impl PartitionEngine {
     /// A request of an operation that is in memory if it has a row.
     fn request_known_row(
         &mut self,
-        offset: Offset,
+        (lane, offset): (Lane, Offset),
         bytes: usize,
         request: OperationRequest,
         now: Timestamp,
     ) {
-        self.open.done.consumed.push(offset);
+        self.open.done.consumed.push((lane, offset));
         let position = Position {
+            lane,
             partition: self.ownership.partition,
             offset,
         };
@@ -341,7 +431,7 @@ impl PartitionEngine {
     }
 
     fn create(&mut self, position: Position, bytes: usize, request: CreateRequest, now: Timestamp) {
-        let (id, offset) = (request.operation, position.offset);
+        let (id, offset) = (request.operation, (position.lane, position.offset));
         let Some(Slot::Live(live)) = self.slots.get_mut(&id) else {
             self.create_new(position, bytes, request, now);
             return;
@@ -355,8 +445,7 @@ impl PartitionEngine {
             });
         } else if live.created.request_hash != request.request_hash {
             self.stats.rejected += 1;
-            let partition = position.partition;
-            let status = messages::rejected_status(request, partition, offset, now);
+            let status = messages::rejected_status(request, position, now);
             self.open.sends.push(status);
             self.open.done.requests.push(offset);
         } else if live.created.request != position {
@@ -381,7 +470,10 @@ impl PartitionEngine {
     fn amend(&mut self, position: Position, request: AmendRequest, now: Timestamp) {
         let id = request.operation;
         if self.slots.contains_key(&id) {
-            self.open.done.requests.push(position.offset);
+            self.open
+                .done
+                .requests
+                .push((position.lane, position.offset));
             self.with_live(id, now, |live, desk| live.amend(request, position, desk));
             return;
         }
@@ -389,9 +481,13 @@ impl PartitionEngine {
             self.stats.amendments_refused += 1;
             let answer = messages::answer_unknown(&request, position, now);
             self.open.sends.push(answer);
-            self.open.done.requests.push(position.offset);
+            self.open
+                .done
+                .requests
+                .push((position.lane, position.offset));
             return;
         };
+        self.kept_places.keep(id, now, self.config.fresh_for);
         let live = Live::tombstone(&request, workflow, position, &self.ownership, now);
         self.stats.cancelled += 1;
         self.bytes += live.bytes;
@@ -429,7 +525,7 @@ impl PartitionEngine {
             self.reply_known_row(offset, reply, now);
         } else {
             let id = reply.operation;
-            self.wait_for_row(id, Waiting::Reply { offset, reply }, now);
+            self.wait_for_row(id, ForRow::Reply { offset, reply }, now);
         }
     }
 
@@ -452,7 +548,7 @@ impl PartitionEngine {
         if let Some(Slot::Live(_)) = self.slots.get(&id) {
             self.recovery_known_row(offset, *recovery, now);
         } else {
-            self.wait_for_row(id, Waiting::Recovery { offset, recovery }, now);
+            self.wait_for_row(id, ForRow::Recovery { offset, recovery }, now);
         }
     }
 

@@ -63,9 +63,6 @@ pub enum DivisionError {
     },
 }
 
-/// The topics of a partition.
-const SOURCES: [Source; 3] = [Source::Requests, Source::Replies, Source::Recoveries];
-
 /// The most readers that a partition may have.
 pub const READERS_PER_PARTITION_MAX: u32 = 64;
 
@@ -197,11 +194,15 @@ impl KeyHash {
     }
 }
 
-/// An offset on each of a partition's three topics.
+/// An offset on each of a partition's topics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Places {
     /// On `operation-requests`.
     pub requests: Offset,
+    /// On `expedited-requests`. Whoever stores places keeps these beside the rest: the form of the rest is of before
+    /// there was this topic.
+    #[serde(skip)]
+    pub expedited: Offset,
     /// On `step-replies`.
     pub replies: Offset,
     /// On `recovery`.
@@ -214,15 +215,17 @@ impl Places {
     pub const fn on(&self, source: Source) -> Offset {
         match source {
             Source::Requests => self.requests,
+            Source::Expedited => self.expedited,
             Source::Replies => self.replies,
             Source::Recoveries => self.recoveries,
         }
     }
 
     /// The offset on one of the topics, to be changed.
-    fn on_mut(&mut self, source: Source) -> &mut Offset {
+    pub fn on_mut(&mut self, source: Source) -> &mut Offset {
         match source {
             Source::Requests => &mut self.requests,
+            Source::Expedited => &mut self.expedited,
             Source::Replies => &mut self.replies,
             Source::Recoveries => &mut self.recoveries,
         }
@@ -231,7 +234,7 @@ impl Places {
     /// Whether these lie nowhere before `others`.
     #[must_use]
     pub fn reach(&self, others: &Self) -> bool {
-        SOURCES
+        Source::ALL
             .into_iter()
             .all(|source| self.on(source) >= others.on(source))
     }
@@ -250,7 +253,7 @@ pub struct Stood {
 
 impl Stood {
     fn reach(&mut self, other: &Self) {
-        for source in SOURCES {
+        for source in Source::ALL {
             let at = self.at.on_mut(source);
             *at = other.at.on(source).max(*at);
         }
@@ -293,6 +296,11 @@ impl Handover {
         &self.stood
     }
 
+    /// The same, for whoever stores them.
+    pub fn stood_mut(&mut self) -> &mut [Stood] {
+        &mut self.stood
+    }
+
     /// Whether a record was done by whom its operation belonged to.
     #[must_use]
     pub fn had_done(&self, source: Source, offset: Offset, key: KeyHash) -> bool {
@@ -320,7 +328,7 @@ impl Handover {
     /// Forgets what nobody asks for any more: the follower is done below these offsets.
     pub fn forget_below(&mut self, done: impl Fn(Source) -> Offset) {
         self.stood
-            .retain(|stood| SOURCES.into_iter().any(|of| stood.at.on(of) > done(of)));
+            .retain(|stood| Source::ALL.into_iter().any(|of| stood.at.on(of) > done(of)));
     }
 }
 

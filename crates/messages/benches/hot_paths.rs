@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use gungraun::prelude::*;
 use waybill_engine::{
-    Action, Attempt, CreateRequest, Epoch, IdOrigin, Offset, OperationId, OperationRequest,
+    Action, Attempt, CreateRequest, Epoch, IdOrigin, Lane, Offset, OperationId, OperationRequest,
     OperationStatus, Outcome, PartitionId, Position, ProcessState, RequestHash, StatusKind,
     StepReply, StepRequest, Timestamp,
 };
@@ -223,6 +223,7 @@ fn status() -> OperationStatus {
         failing_step: None,
         step: None,
         request: Position {
+            lane: Lane::Ordinary,
             partition: PartitionId(3),
             offset: Offset(123_456),
         },

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use waybill_engine::{
-    Action, Attempt, CreateRequest, Epoch, IdOrigin, Offset, OperationId, OperationRequest,
+    Action, Attempt, CreateRequest, Epoch, IdOrigin, Lane, Offset, OperationId, OperationRequest,
     OperationStatus, Outcome, PartitionId, Position, ProcessState, RequestHash, StatusKind,
     StepReply, StepRequest, Timestamp,
 };
@@ -85,6 +85,7 @@ fn main() {
             failing_step: None,
             step: None,
             request: Position {
+                lane: Lane::Ordinary,
                 partition: PartitionId(3),
                 offset: Offset(123_456),
             },

@@ -4,7 +4,8 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 use waybill_engine::{
-    Offset, OperationId, OperationStatus, PartitionId, Position, StatusKind, StepError, Timestamp,
+    Lane, Offset, OperationId, OperationStatus, PartitionId, Position, StatusKind, StepError,
+    Timestamp,
 };
 
 use crate::codec::Codec;
@@ -19,6 +20,7 @@ pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     &[
         include_str!("../../../schemas/released/operation-status/v1.avsc"),
         include_str!("../../../schemas/released/operation-status/v2.avsc"),
+        include_str!("../../../schemas/released/operation-status/v3.avsc"),
     ],
 );
 
@@ -87,6 +89,7 @@ struct Out<'a> {
     requested_at: i64,
     at: i64,
     reply_to: Option<&'a str>,
+    request_expedited: bool,
 }
 
 #[derive(Deserialize)]
@@ -108,6 +111,7 @@ struct In {
     requested_at: i64,
     at: i64,
     reply_to: Option<String>,
+    request_expedited: bool,
 }
 
 impl Record for OperationStatus {
@@ -135,6 +139,7 @@ impl Record for OperationStatus {
             requested_at: self.requested_at.as_micros(),
             at: self.at.as_micros(),
             reply_to: self.reply_to.as_deref(),
+            request_expedited: self.request.lane == Lane::Expedited,
         };
         CODEC.encode(&wire, frame, out)
     }
@@ -156,6 +161,10 @@ impl Record for OperationStatus {
             failing_step: wire.failing_step,
             step: step.transpose()?,
             request: Position {
+                lane: match wire.request_expedited {
+                    true => Lane::Expedited,
+                    false => Lane::Ordinary,
+                },
                 partition: PartitionId(partition),
                 offset: Offset(wire.request_offset),
             },

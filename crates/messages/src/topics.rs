@@ -1,5 +1,7 @@
 //! The topics: their names, and how what lies on them is framed.
 
+use waybill_engine::Lane;
+
 use crate::framing::Framing;
 
 /// The topics of one installation, told from others on the same brokers by their prefix.
@@ -8,6 +10,7 @@ pub struct Topics {
     framing: Framing,
     prefix: String,
     requests: String,
+    expedited: String,
     step_replies: String,
     failed_operations: String,
     operation_status: String,
@@ -25,6 +28,7 @@ impl Topics {
             framing: Framing::single_object(),
             prefix: prefix.to_owned(),
             requests: format!("{prefix}.operation-requests.v1"),
+            expedited: format!("{prefix}.expedited-requests.v1"),
             step_replies: format!("{prefix}.step-replies.v1"),
             failed_operations: format!("{prefix}.failed-operations.v1"),
             operation_status: format!("{prefix}.operation-status.v1"),
@@ -56,6 +60,21 @@ impl Topics {
     #[must_use]
     pub fn requests(&self) -> &str {
         &self.requests
+    }
+
+    /// What callers ask for and is not to wait behind the rest.
+    #[must_use]
+    pub fn expedited(&self) -> &str {
+        &self.expedited
+    }
+
+    /// The requests of a lane.
+    #[must_use]
+    pub fn of_lane(&self, lane: Lane) -> &str {
+        match lane {
+            Lane::Ordinary => &self.requests,
+            Lane::Expedited => &self.expedited,
+        }
     }
 
     /// What one agent is asked for. The name is made anew: keep it where records are sent.
@@ -129,6 +148,7 @@ mod tests {
     fn topics_have_the_documented_names() {
         let topics = Topics::default();
         assert_eq!(topics.requests(), "waybill.operation-requests.v1");
+        assert_eq!(topics.expedited(), "waybill.expedited-requests.v1");
         assert_eq!(topics.step_requests("drone"), "waybill.drone.requests.v1");
         assert_eq!(topics.step_replies(), "waybill.step-replies.v1");
         assert_eq!(topics.failed_operations(), "waybill.failed-operations.v1");

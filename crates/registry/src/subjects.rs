@@ -38,7 +38,10 @@ pub fn subjects<A: AsRef<str>>(topics: &Topics, agents: &[A]) -> Vec<Subject> {
     let mut subjects = Vec::new();
     for schema in RECORD_SCHEMAS {
         let topic = match schema.kind {
-            RecordKind::OperationRequest => topics.requests(),
+            RecordKind::OperationRequest => {
+                subjects.push(subject(topics.expedited(), schema));
+                topics.requests()
+            }
             RecordKind::StepReply => topics.step_replies(),
             RecordKind::FailedOperation => topics.failed_operations(),
             RecordKind::OperationStatus => topics.operation_status(),
@@ -96,6 +99,7 @@ mod tests {
         assert_eq!(
             names,
             [
+                "acme.expedited-requests.v1-value",
                 "acme.operation-requests.v1-value",
                 "acme.drone.requests.v1-value",
                 "acme.account.requests.v1-value",

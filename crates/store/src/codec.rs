@@ -10,8 +10,10 @@
 //! ```text
 //! state    format u8 = 3 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState
 //! created  format u8 = 3 · stamp i64 · Created
-//! lease    format u8 = 4 · Lease              or 3, of before there were layouts
-//! layout   format u8 = 6 · Layout             or 4, of one number of partitions
+//! lease    format u8 = 4 · Lease              or 3, of before there were layouts;
+//!                    = 5 · Lease · Expedited  once the topic of expedited requests was read
+//! layout   format u8 = 6 · Layout             or 4, of one number of partitions;
+//!                    = 7 · Layout · offsets   of expedited requests, once it holds any
 //! cursor   format u8 = 3 · bucket i64
 //! ```
 //!
@@ -22,6 +24,10 @@
 //! lease, layout     as above
 //! ```
 //!
+//! What is known of expedited requests stands behind the rest, and only where there is any: before the first of
+//! them a version that does not know of them reads what this one has written, and from then on it refuses to run
+//! what it would lose half of.
+//!
 //! What must hold: reading never panics, whatever the bytes, nor does what is read later on: a
 //! division without readers, or with too many to count, is refused here. The golden bytes in the tests
 //! change only together with the format's number.
@@ -31,8 +37,8 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use waybill_engine::{
-    Created, Division, Epoch, Offset, OperationState, OwnerId, PartitionId, ReaderId, Stamp,
-    Timestamp,
+    ByLane, Created, Division, Epoch, Offset, OperationState, OwnerId, PartitionId, ReaderId,
+    Stamp, Timestamp,
 };
 
 use crate::due::DueBucket;
@@ -42,15 +48,21 @@ use crate::lease::{Checkpoint, Lease, LeaseKey, LeaseRole};
 /// The format that this program writes, and the only one that it reads, but for leases.
 const FORMAT: u8 = 3;
 
-/// The format of leases.
+/// The format of leases of readers that have read no expedited requests.
 const LEASE_FORMAT: u8 = 4;
+
+/// The format of all others.
+const LEASE_FORMAT_WITH_EXPEDITED: u8 = 5;
 
 /// The format of layouts of before the number of partitions could change: those before, and the division in
 /// force.
 const FORMAT_4: u8 = 4;
 
-/// The format of layouts.
+/// The format of layouts of which all places lie at the beginning of the expedited requests.
 const LAYOUT_FORMAT: u8 = 6;
+
+/// The format of all others.
+const LAYOUT_FORMAT_WITH_EXPEDITED: u8 = 7;
 
 /// The expiry of a row that is kept for good.
 const NEVER: Timestamp = Timestamp(i64::MAX);
@@ -70,6 +82,8 @@ pub(crate) enum Malformed {
     Trailing(usize),
     #[error("it is of {0}, which cannot be")]
     Division(Division),
+    #[error("it has {0} places of expedited requests, and another number of others")]
+    Places(usize),
 }
 
 /// What stands in front of a state's body.
@@ -112,14 +126,24 @@ impl Encoder {
 
     /// A lease.
     pub(crate) fn lease(&mut self, lease: &Lease) -> &[u8] {
-        self.start_as(LEASE_FORMAT);
-        self.body(lease)
+        let expedited = Expedited::of(lease);
+        if expedited.is_at_the_beginning() {
+            self.start_as(LEASE_FORMAT);
+            return self.body(lease);
+        }
+        self.start_as(LEASE_FORMAT_WITH_EXPEDITED);
+        self.body(&(lease, expedited))
     }
 
     /// A layout.
     pub(crate) fn layout(&mut self, layout: &Layout) -> &[u8] {
-        self.start_as(LAYOUT_FORMAT);
-        self.body(layout)
+        let expedited: Vec<Offset> = layout.places().map(|at| at.expedited).collect();
+        if expedited.iter().all(|at| *at == Offset(0)) {
+            self.start_as(LAYOUT_FORMAT);
+            return self.body(layout);
+        }
+        self.start_as(LAYOUT_FORMAT_WITH_EXPEDITED);
+        self.body(&(layout, expedited))
     }
 
     /// The value of the `cursors` keyspace.
@@ -173,7 +197,14 @@ pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Malformed> {
     if bytes.first() == Some(&FORMAT) {
         return Reader::new(bytes)?.body().map(Format3Lease::read);
     }
-    let lease: Lease = Reader::of(LEASE_FORMAT, bytes)?.body()?;
+    let lease: Lease = match bytes.first() {
+        Some(&LEASE_FORMAT_WITH_EXPEDITED) => {
+            let (lease, expedited): (Lease, Expedited) =
+                Reader::of(LEASE_FORMAT_WITH_EXPEDITED, bytes)?.body()?;
+            expedited.put_into(lease)?
+        }
+        _ => Reader::of(LEASE_FORMAT, bytes)?.body()?,
+    };
     for stood in lease.handover.stood() {
         check_division(stood.division)?;
     }
@@ -186,6 +217,17 @@ pub(crate) fn layout(bytes: &[u8]) -> Result<Layout, Malformed> {
         Some(&FORMAT_4) => {
             let (past, division) = Reader::of(FORMAT_4, bytes)?.body()?;
             Layout::of_one_number(past, division)
+        }
+        Some(&LAYOUT_FORMAT_WITH_EXPEDITED) => {
+            let (mut layout, expedited): (Layout, Vec<Offset>) =
+                Reader::of(LAYOUT_FORMAT_WITH_EXPEDITED, bytes)?.body()?;
+            if expedited.len() != layout.places().count() {
+                return Err(Malformed::Places(expedited.len()));
+            }
+            for (at, expedited) in layout.places_mut().zip(expedited) {
+                at.expedited = expedited;
+            }
+            layout
         }
         _ => Reader::of(LAYOUT_FORMAT, bytes)?.body()?,
     };
@@ -207,6 +249,50 @@ fn check_division(division: Division) -> Result<(), Malformed> {
     match readers {
         None | Some(0) => Err(Malformed::Division(division)),
         Some(_) => Ok(()),
+    }
+}
+
+/// What a lease says of expedited requests.
+#[derive(Serialize, serde::Deserialize)]
+struct Expedited {
+    checkpoint: Offset,
+    fingerprint: Option<u64>,
+    consumed: Offset,
+    /// Of each of those in its handover, in order.
+    stood: Vec<Offset>,
+}
+
+impl Expedited {
+    fn of(lease: &Lease) -> Self {
+        let stood = lease.handover.stood().iter();
+        Self {
+            checkpoint: lease.checkpoint.at.expedited,
+            fingerprint: lease.checkpoint.fingerprints.expedited,
+            consumed: lease.consumed.expedited,
+            stood: stood.map(|stood| stood.at.expedited).collect(),
+        }
+    }
+
+    /// Whether nobody has read any.
+    fn is_at_the_beginning(&self) -> bool {
+        let nowhere = Offset(0);
+        self.checkpoint == nowhere
+            && self.fingerprint.is_none()
+            && self.consumed == nowhere
+            && self.stood.iter().all(|at| *at == nowhere)
+    }
+
+    fn put_into(self, mut lease: Lease) -> Result<Lease, Malformed> {
+        if self.stood.len() != lease.handover.stood().len() {
+            return Err(Malformed::Places(self.stood.len()));
+        }
+        lease.checkpoint.at.expedited = self.checkpoint;
+        lease.checkpoint.fingerprints.expedited = self.fingerprint;
+        lease.consumed.expedited = self.consumed;
+        for (stood, at) in lease.handover.stood_mut().iter_mut().zip(self.stood) {
+            stood.at.expedited = at;
+        }
+        Ok(lease)
     }
 }
 
@@ -239,7 +325,10 @@ impl Format3Lease {
             duration: self.duration,
             stamp_limit: self.stamp_limit,
             checkpoint: self.checkpoint,
-            consumed: self.consumed,
+            consumed: ByLane {
+                ordinary: self.consumed,
+                expedited: Offset(0),
+            },
             ..Lease::new(key, self.partition)
         }
     }

@@ -394,6 +394,20 @@ impl Layout {
         &self.retired
     }
 
+    /// All places in it, in an order that follows from it.
+    pub(crate) fn places(&self) -> impl Iterator<Item = &Places> {
+        let change = self.change.iter().flat_map(Change::places);
+        let retired = self.retired.iter().flat_map(Retired::places);
+        self.cuts.iter().chain(change).chain(retired)
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn places_mut(&mut self) -> impl Iterator<Item = &mut Places> {
+        let change = self.change.iter_mut().flat_map(Change::places_mut);
+        let retired = self.retired.iter_mut().flat_map(Retired::places_mut);
+        self.cuts.iter_mut().chain(change).chain(retired)
+    }
+
     /// The numbers of partitions that somebody divides by, besides those of the divisions.
     pub(crate) fn numbers(&self) -> Vec<u32> {
         let change = self.change.iter();

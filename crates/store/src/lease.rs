@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use waybill_engine::{
-    Epoch, Handover, Offset, OwnerId, PartitionId, Places, ReaderId, Source, Stamp, Stood,
+    ByLane, Epoch, Handover, Offset, OwnerId, PartitionId, Places, ReaderId, Source, Stamp, Stood,
 };
 
 use crate::layout::LayoutGeneration;
@@ -72,68 +72,75 @@ impl fmt::Display for LeaseKey {
     }
 }
 
-/// The offsets below which every record of a reader is done, on each of its three topics.
+/// The offsets below which every record of a reader is done, on each of its topics.
 ///
-/// The fingerprint tells the next owner whether the topic of requests is still the same. The others
+/// The fingerprints tell the next owner whether the topics of requests are still the same. The others
 /// need none: replies can be derived again, and a recovery that is read twice applies once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Checkpoint {
-    /// On `operation-requests`.
-    pub requests: Offset,
-    /// On `step-replies`.
-    pub replies: Offset,
-    /// On `recovery`.
-    pub recoveries: Offset,
-    /// Of the last request record below `requests`; `None` at the log's start.
-    pub requests_fingerprint: Option<u64>,
+    /// The offsets.
+    pub at: Places,
+    /// Of the last request record below each of them; `None` at the log's start.
+    #[serde(with = "ordinary")]
+    pub fingerprints: ByLane<Option<u64>>,
 }
 
 impl Checkpoint {
     /// The offset on one of the topics.
     #[must_use]
     pub const fn on(&self, source: Source) -> Offset {
-        self.places().on(source)
+        self.at.on(source)
     }
 
     /// At these offsets, with nothing known of what lies below.
     #[must_use]
     pub const fn at(places: Places) -> Self {
-        let Places {
-            requests,
-            replies,
-            recoveries,
-        } = places;
         Self {
-            requests,
-            replies,
-            recoveries,
-            requests_fingerprint: None,
-        }
-    }
-
-    /// The offsets alone.
-    #[must_use]
-    pub const fn places(&self) -> Places {
-        Places {
-            requests: self.requests,
-            replies: self.replies,
-            recoveries: self.recoveries,
+            at: places,
+            fingerprints: ByLane {
+                ordinary: None,
+                expedited: None,
+            },
         }
     }
 
     /// The lower one on each topic.
     #[must_use]
-    pub fn lowest(self, other: Self) -> Self {
-        let requests = if other.requests < self.requests {
-            other
-        } else {
-            self
-        };
-        Self {
-            replies: self.replies.min(other.replies),
-            recoveries: self.recoveries.min(other.recoveries),
-            ..requests
+    pub fn lowest(mut self, other: Self) -> Self {
+        for source in Source::ALL {
+            let (own, others) = (self.at.on_mut(source), other.on(source));
+            if others >= *own {
+                continue;
+            }
+            *own = others;
+            if let Some(lane) = source.lane() {
+                self.fingerprints[lane] = other.fingerprints[lane];
+            }
         }
+        self
+    }
+}
+
+/// How what there is of each lane is serialized: that of the ordinary one alone, as it was when there was no other.
+/// The codec puts the rest behind.
+mod ordinary {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use waybill_engine::ByLane;
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(
+        of: &ByLane<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        of.ordinary.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, T: Deserialize<'de> + Default, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<ByLane<T>, D::Error> {
+        Ok(ByLane {
+            ordinary: T::deserialize(deserializer)?,
+            expedited: T::default(),
+        })
     }
 }
 
@@ -157,7 +164,8 @@ pub struct Lease {
     /// Below these offsets everything is done.
     pub checkpoint: Checkpoint,
     /// The offset of the next request record that the owner has not yet consumed durably.
-    pub consumed: Offset,
+    #[serde(with = "ordinary")]
+    pub consumed: ByLane<Offset>,
     /// The partition that the offsets are of.
     pub partition: PartitionId,
     /// What those whom a merging reader follows had done beyond its checkpoint.
@@ -178,7 +186,7 @@ impl Lease {
             duration: Duration::ZERO,
             stamp_limit: Stamp::default(),
             checkpoint: Checkpoint::default(),
-            consumed: Offset(0),
+            consumed: ByLane::default(),
             partition,
             handover: Handover::default(),
             is_ended: false,
@@ -219,7 +227,7 @@ impl Lease {
         };
         if leases().all(|lease| lease.partition != partition) {
             return Self {
-                consumed: begins.unread.requests,
+                consumed: requests_of(begins.unread),
                 checkpoint: Checkpoint::at(begins.unread),
                 ..all
             };
@@ -237,13 +245,24 @@ impl Lease {
         Self {
             consumed: leases()
                 .map(|lease| lease.consumed)
-                .chain(begins.cut.map(|cut| cut.requests))
-                .min()
+                .chain(begins.cut.map(requests_of))
+                .reduce(|one, other| ByLane {
+                    ordinary: one.ordinary.min(other.ordinary),
+                    expedited: one.expedited.min(other.expedited),
+                })
                 .unwrap_or_default(),
             handover: Handover::new(stood, |source| checkpoint.on(source)),
             checkpoint,
             ..all
         }
+    }
+}
+
+/// The places on the topics of requests.
+fn requests_of(places: Places) -> ByLane<Offset> {
+    ByLane {
+        ordinary: places.requests,
+        expedited: places.expedited,
     }
 }
 
@@ -271,7 +290,7 @@ impl Followed {
         let stood = Stood {
             division,
             reader: ReaderId(lease.key.number),
-            at: lease.checkpoint.places(),
+            at: lease.checkpoint.at,
         };
         Self { lease, stood }
     }
@@ -288,12 +307,21 @@ mod tests {
         let lease = Lease {
             epoch: Epoch(u64::from(reader) + 3),
             stamp_limit: Stamp(1_000 - i64::from(reader)),
-            consumed: Offset(at + 5),
+            consumed: ByLane {
+                ordinary: Offset(at + 5),
+                expedited: Offset(61 - at),
+            },
             checkpoint: Checkpoint {
-                requests: Offset(at),
-                replies: Offset(200 - at),
-                recoveries: Offset(7),
-                requests_fingerprint: Some(fingerprint),
+                at: Places {
+                    requests: Offset(at),
+                    expedited: Offset(60 - at),
+                    replies: Offset(200 - at),
+                    recoveries: Offset(7),
+                },
+                fingerprints: ByLane {
+                    ordinary: Some(fingerprint),
+                    expedited: Some(fingerprint + 10),
+                },
             },
             ..Lease::new(key, PartitionId(0))
         };
@@ -312,12 +340,21 @@ mod tests {
         let expected = Lease {
             epoch: Epoch(5),
             stamp_limit: Stamp(1_000),
-            consumed: Offset(45),
+            consumed: ByLane {
+                ordinary: Offset(45),
+                expedited: Offset(11),
+            },
             checkpoint: Checkpoint {
-                requests: Offset(40),
-                replies: Offset(150),
-                recoveries: Offset(7),
-                requests_fingerprint: Some(2),
+                at: Places {
+                    requests: Offset(40),
+                    expedited: Offset(10),
+                    replies: Offset(150),
+                    recoveries: Offset(7),
+                },
+                fingerprints: ByLane {
+                    ordinary: Some(2),
+                    expedited: Some(11),
+                },
             },
             handover: lease.handover.clone(),
             ..Lease::new(key, PartitionId(0))
@@ -356,11 +393,11 @@ mod tests {
         let expected = Lease {
             epoch: parent.lease.epoch,
             stamp_limit: parent.lease.stamp_limit,
-            consumed: Offset(3),
-            checkpoint: Checkpoint {
-                requests: Offset(3),
-                ..Checkpoint::default()
+            consumed: ByLane {
+                ordinary: Offset(3),
+                expedited: Offset(0),
             },
+            checkpoint: Checkpoint::at(begins.unread),
             ..Lease::new(key, PartitionId(5))
         };
         assert_eq!(lease, expected);
@@ -372,6 +409,7 @@ mod tests {
         let parent = ended(1, 40, 2);
         let cut = Places {
             requests: Offset(30),
+            expedited: Offset(25),
             replies: Offset(170),
             recoveries: Offset(7),
         };
@@ -382,12 +420,22 @@ mod tests {
         let parents = std::slice::from_ref(&parent);
         let lease = Lease::following(key, PartitionId(0), begins, parents);
         let expected = Checkpoint {
-            requests: Offset(30),
-            replies: Offset(160),
-            recoveries: Offset(7),
-            requests_fingerprint: None,
+            at: Places {
+                requests: Offset(30),
+                expedited: Offset(20),
+                replies: Offset(160),
+                recoveries: Offset(7),
+            },
+            fingerprints: ByLane {
+                ordinary: None,
+                expedited: Some(12),
+            },
         };
-        assert_eq!((lease.checkpoint, lease.consumed), (expected, Offset(30)));
+        let consumed = ByLane {
+            ordinary: Offset(30),
+            expedited: Offset(21),
+        };
+        assert_eq!((lease.checkpoint, lease.consumed), (expected, consumed));
         // What it had done itself beyond is not done again.
         assert_eq!(lease.handover.stood(), [parent.stood]);
     }

@@ -243,10 +243,16 @@ pub struct SchedulerView {
     pub checkpoint: CheckpointView,
     /// The next request record that is not yet consumed durably.
     pub consumed: Offset,
+    /// The next expedited one.
+    pub consumed_expedited: Offset,
     /// Operations in memory.
     pub in_flight: usize,
+    /// Requests that were read and wait for room.
+    pub waiting: usize,
     /// The operation that the checkpoint on the requests waits for, if there is one.
     pub held_by: Option<HeldView>,
+    /// The one that the checkpoint on the expedited requests waits for.
+    pub expedited_held_by: Option<HeldView>,
     /// Why it is refused, and what mends that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -260,8 +266,10 @@ pub struct HeldView {
     pub operation: OperationId,
     /// The offset of its request.
     pub offset: Offset,
-    /// Since when it is in memory, in microseconds since the Unix epoch.
+    /// Since when it, or its request, is in memory, in microseconds since the Unix epoch.
     pub since_us: Timestamp,
+    /// Whether its request was read and waits for room.
+    pub waits: bool,
 }
 
 /// What the scheduler of a partition is doing.
@@ -287,6 +295,8 @@ pub enum SchedulerState {
 pub struct CheckpointView {
     /// On `operation-requests`.
     pub requests: Offset,
+    /// On `expedited-requests`.
+    pub expedited: Offset,
     /// On `step-replies`.
     pub replies: Offset,
 }

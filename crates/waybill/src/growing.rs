@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use waybill_engine::{Division, Offset, PartitionId, Places, ReaderId, Workflows};
+use waybill_engine::{Division, Offset, PartitionId, Places, ReaderId, Source, Workflows};
 use waybill_kafka::{Admin, AdminError, ClientError, KafkaSettings};
 use waybill_messages::Topics;
 use waybill_store::{Layout, LayoutError, Lease, LeaseKey, Retired, Store, StoreError};
@@ -65,8 +65,8 @@ pub enum GrowError {
     /// Another number is read, and not every reader has gone over yet.
     #[error(
         "the new number of partitions is read; reader {reader} has yet to read partition {partition} to where it ended \
-         (requests {}, replies {}, recoveries {}). That goes on by itself",
-        .end.requests, .end.replies, .end.recoveries
+         (requests {}, expedited {}, replies {}, recoveries {}). That goes on by itself",
+        .end.requests, .end.expedited, .end.replies, .end.recoveries
     )]
     Unmoved {
         /// One that is behind.
@@ -369,8 +369,7 @@ impl Growing {
             let sent_home = sent_home.unwrap_or(Lease::new(key, retired.partition));
             // Those that this change has ended are remembered until what was sent home is done there.
             let begin = layout.begin_of(layout.generation(), retired.partition);
-            if retired.until != Some(begin) && retired.is_over_below(&sent_home.checkpoint.places())
-            {
+            if retired.until != Some(begin) && retired.is_over_below(&sent_home.checkpoint.at) {
                 through.push(*retired);
             }
         }
@@ -481,19 +480,20 @@ impl Growing {
             bounds.resize(partitions as usize, <(Offset, Offset)>::default());
             Ok(bounds)
         };
-        let requests = of(self.topics.requests()).await?;
-        let replies = of(self.topics.step_replies()).await?;
-        let recoveries = of(self.topics.recovery()).await?;
-        let all = requests.into_iter().zip(replies).zip(recoveries);
-        let bounds = all.map(|((requests, replies), recoveries)| {
-            let places = |of: fn((Offset, Offset)) -> Offset| Places {
-                requests: of(requests),
-                replies: of(replies),
-                recoveries: of(recoveries),
-            };
-            (places(|(begin, _)| begin), places(|(_, end)| end))
-        });
-        Ok(bounds.collect())
+        let mut bounds = vec![<(Places, Places)>::default(); partitions as usize];
+        for source in Source::ALL {
+            let found = of(match source {
+                Source::Requests => self.topics.requests(),
+                Source::Expedited => self.topics.expedited(),
+                Source::Replies => self.topics.step_replies(),
+                Source::Recoveries => self.topics.recovery(),
+            });
+            for ((begins, ends), (begin, end)) in bounds.iter_mut().zip(found.await?) {
+                *begins.on_mut(source) = begin;
+                *ends.on_mut(source) = end;
+            }
+        }
+        Ok(bounds)
     }
 
     /// How many partitions a topic has.

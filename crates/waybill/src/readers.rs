@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, try_join_all};
-use waybill_engine::{Division, Offset, OwnerId, PartitionId, Places, ReaderId};
+use waybill_engine::{Division, Lane, Offset, OwnerId, PartitionId, Places, ReaderId};
 use waybill_store::{
     Begins, Followed, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError,
 };
@@ -91,7 +91,7 @@ pub(crate) async fn generation_to_run(
         return Ok(generation);
     }
     let stands = standing(store, layout, before, reader).await?;
-    Ok(match stands.checkpoint.places().reach(&end) {
+    Ok(match stands.checkpoint.at.reach(&end) {
         true => generation,
         false => before,
     })
@@ -131,7 +131,7 @@ pub(crate) async fn unmoved(
         let key = LeaseKey::scheduler(generation, reader);
         let cut = layout.cut_of(generation, partition).map(|cut| cut.ends);
         match (store.lease(key).await?, cut) {
-            (Some(lease), Some(cut)) if !lease.checkpoint.places().reach(&cut) => {
+            (Some(lease), Some(cut)) if !lease.checkpoint.at.reach(&cut) => {
                 return Ok(Some((reader, partition, cut)));
             }
             (Some(_), _) => {}
@@ -245,7 +245,7 @@ async fn end(
         };
         let ended = stands.ended();
         if store.take_lease(seen, ended.clone()).await? {
-            tracing::info!(lease = %key, checkpoint = %ended.checkpoint.requests, "taken for good");
+            tracing::info!(lease = %key, checkpoint = %ended.checkpoint.at.requests, "taken for good");
             return Ok(ended);
         }
     }
@@ -292,40 +292,32 @@ impl Step {
     }
 }
 
-/// The first offset of a partition that not all of its readers have durably consumed.
+/// The first request of a partition that not all of its readers have durably consumed.
 pub(crate) async fn consumed(
     store: &dyn Store,
     layout: &Layout,
+    lane: Lane,
     partition: PartitionId,
 ) -> Result<Offset, StoreError> {
-    lowest(store, layout, partition, |lease| lease.consumed).await
+    let consumed = |lease: &Lease| lease.consumed[lane];
+    lowest(store, layout, lane, partition, consumed).await
 }
 
 /// The first request of a partition that is not done by all of its readers.
 pub(crate) async fn requests_done(
     store: &dyn Store,
     layout: &Layout,
+    lane: Lane,
     partition: PartitionId,
 ) -> Result<Offset, StoreError> {
-    lowest(store, layout, partition, |lease| lease.checkpoint.requests).await
-}
-
-/// Up to where a partition's requests are consumed by all who read it.
-///
-/// # Errors
-///
-/// If the store fails.
-pub(crate) async fn requests_consumed(
-    store: &dyn Store,
-    layout: &Layout,
-    partition: PartitionId,
-) -> Result<Offset, StoreError> {
-    lowest(store, layout, partition, |lease| lease.consumed).await
+    let done = |lease: &Lease| lease.checkpoint.on(lane.source());
+    lowest(store, layout, lane, partition, done).await
 }
 
 async fn lowest(
     store: &dyn Store,
     layout: &Layout,
+    lane: Lane,
     partition: PartitionId,
     offset: impl Fn(&Lease) -> Offset,
 ) -> Result<Offset, StoreError> {
@@ -347,7 +339,7 @@ async fn lowest(
     }
     // Beyond there they leave things to others, who have not begun.
     if let (Some(lowest), Some(begin)) = (&mut lowest, layout.to_begin(partition)) {
-        *lowest = begin.requests.min(*lowest);
+        *lowest = begin.on(lane.source()).min(*lowest);
     }
     // Nobody waits for what lies in one that all have left.
     Ok(lowest.unwrap_or(Offset(i64::MAX)))

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use waybill_engine::{Offset, OperationId, PartitionId, Source, partition_for};
+use waybill_engine::{OperationId, PartitionId, Position, partition_for};
 use waybill_store::{Layout, Store, StoreError};
 
 use crate::chain::chain;
@@ -78,18 +78,18 @@ impl Spread {
     /// Whether a request at this place came when its partition was already cut, so that it is sent on to its
     /// operation's own: that nobody knows of it there says nothing yet.
     #[must_use]
-    pub fn is_sent_on(
-        &self,
-        partition: PartitionId,
-        offset: Offset,
-        operation: OperationId,
-    ) -> bool {
+    pub fn is_sent_on(&self, position: Position, operation: OperationId) -> bool {
+        let Position {
+            lane,
+            partition,
+            offset,
+        } = position;
+        let source = lane.source();
         let layout = self.layout();
         let cut = layout.first_cut(partition);
-        let is_beyond = cut.is_some_and(|cut| offset >= cut.requests);
+        let is_beyond = cut.is_some_and(|cut| offset >= cut.on(source));
         let mut retired = layout.retired().iter();
-        let is_left_over =
-            retired.any(|of| of.partition == partition && of.has(Source::Requests, offset));
+        let is_left_over = retired.any(|of| of.partition == partition && of.has(source, offset));
         is_left_over || is_beyond && self.partition_of(operation) != partition
     }
 
@@ -159,7 +159,7 @@ impl Follower {
 #[cfg(test)]
 mod tests {
     use uuid::Uuid;
-    use waybill_engine::Places;
+    use waybill_engine::{Lane, Offset, Places};
 
     use super::*;
 
@@ -184,7 +184,12 @@ mod tests {
         let more = more.moved(vec![at(10)]).unwrap().settled(&[]).unwrap();
         let is_sent_on = |layout: &Layout, partition, offset, operation| {
             let spread = Spread::of(layout.clone());
-            spread.is_sent_on(PartitionId(partition), Offset(offset), operation)
+            let position = Position {
+                lane: Lane::Ordinary,
+                partition: PartitionId(partition),
+                offset: Offset(offset),
+            };
+            spread.is_sent_on(position, operation)
         };
         assert!(is_sent_on(&more, 0, 10, of(1)), "late by the old number");
         assert!(!is_sent_on(&more, 0, 9, of(1)), "before");

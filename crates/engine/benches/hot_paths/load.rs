@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Action, AttemptSeen, Command, CreateRequest, EngineConfig, Epoch, Event, FailedOperation,
-    IdOrigin, Message, Offset, OperationId, OperationRequest, Outcome, OwnerId, Ownership,
-    PartitionEngine, PartitionId, Recovery, RecoveryVerb, RequestHash, Stamp, StepDefinition,
-    StepError, StepReply, StepRequest, Timestamp, Workflow, WorkflowDefinition, Workflows,
+    Action, AttemptSeen, ByLane, Command, CreateRequest, EngineConfig, Epoch, Event,
+    FailedOperation, IdOrigin, Lane, Message, Offset, OperationId, OperationRequest, Outcome,
+    OwnerId, Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb, RequestHash,
+    Room, Stamp, StepDefinition, StepError, StepReply, StepRequest, Timestamp, Workflow,
+    WorkflowDefinition, Workflows,
 };
 
 const STEPS: [&str; 5] = ["account", "package", "transport", "drone", "delivery"];
@@ -87,7 +88,7 @@ impl Load {
             let batch = batch.number;
             self.engine.apply(Event::Settled { batch }, self.now);
         }
-        let done = self.engine.checkpoint().requests.0;
+        let done = self.engine.checkpoint().at.requests.0;
         assert_eq!(usize::try_from(done), Ok(self.deliveries), "all are done");
         let stats = self.engine.take_stats();
         let ended = match self.ending {
@@ -103,6 +104,13 @@ impl Load {
         let room = (self.window - in_flight).min(BATCH);
         for request in self.requests.drain(..room.min(self.requests.len())) {
             self.engine.apply(request, self.now);
+        }
+        let room = Room {
+            operations: room,
+            bytes: usize::MAX,
+        };
+        if room.operations > 0 {
+            self.engine.admit(room, self.now);
         }
         for reply in self.replies.drain(..BATCH.min(self.replies.len())) {
             let offset = self.next_reply;
@@ -192,10 +200,8 @@ fn engine() -> PartitionEngine {
             partition: PartitionId(0),
             owner: OwnerId(Uuid::from_u128(1)),
             epoch: Epoch(1),
-            requests_next: Offset(0),
-            replies_next: Offset(0),
-            recoveries_next: Offset(0),
-            requests_end: Offset(0),
+            next: Places::default(),
+            requests_end: ByLane::default(),
             replies_end: Offset(0),
             stamp_floor: Stamp(0),
             stamp_limit: Stamp(i64::MAX),
@@ -207,6 +213,7 @@ fn request(number: u32) -> Event {
     let number = u64::from(number);
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Event::Request {
+        lane: Lane::Ordinary,
         offset: Offset(number.cast_signed()),
         fingerprint: mixed,
         bytes: 600,

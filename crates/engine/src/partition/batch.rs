@@ -12,6 +12,7 @@ use crate::partition::command::{Batch, Command, Message, RowChange};
 use crate::partition::live::{Live, index_at};
 use crate::partition::messages;
 use crate::partition::{PartitionEngine, Slot};
+use crate::record::Lane;
 use crate::time::{Stamp, Timestamp};
 
 /// The batch that is being filled.
@@ -33,9 +34,9 @@ pub(super) struct OpenBatch {
 /// Records that are done when a batch settles.
 #[derive(Debug, Default)]
 pub(super) struct Done {
-    pub(super) requests: Vec<Offset>,
+    pub(super) requests: Vec<(Lane, Offset)>,
     /// Requests that are consumed durably then, done or not.
-    pub(super) consumed: Vec<Offset>,
+    pub(super) consumed: Vec<(Lane, Offset)>,
     pub(super) replies: Vec<Offset>,
     pub(super) recoveries: Vec<Offset>,
 }
@@ -234,11 +235,11 @@ impl PartitionEngine {
     }
 
     fn release(&mut self, batch: Unsettled) {
-        for offset in batch.done.requests {
-            self.requests.done(offset);
+        for (lane, offset) in batch.done.requests {
+            self.requests[lane].finished.done(offset);
         }
-        for offset in batch.done.consumed {
-            self.consumed.done(offset);
+        for (lane, offset) in batch.done.consumed {
+            self.requests[lane].consumed.done(offset);
         }
         for offset in batch.done.replies {
             self.replies.done(offset);
@@ -252,9 +253,9 @@ impl PartitionEngine {
             };
             // Handed off, it is safe in the store, even if a reply has kept it here since.
             // (Its request may have been read again since, and ride with a later batch.)
-            if let Some(offset) = live.held.take() {
-                self.requests.done(offset);
-                self.consumed.done(offset);
+            if let Some((lane, offset)) = live.held.take() {
+                self.requests[lane].finished.done(offset);
+                self.requests[lane].consumed.done(offset);
             }
             if live.leaving == Some(batch.number) {
                 self.bytes -= live.bytes;

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use crate::id::{Epoch, Offset, OperationId, OwnerId, PartitionId};
 use crate::operation::ProcessState;
+use crate::reader::Places;
+use crate::record::{ByLane, Lane};
 use crate::time::{Stamp, Timestamp};
 
 /// Settings of a partition engine.
@@ -18,10 +20,8 @@ pub struct EngineConfig {
     /// have been repeated meanwhile by a caller who was told that its outcome is unknown: less than
     /// the time after which ingestion says so.
     pub fresh_for: Duration,
-    /// How many operations may be in memory before no more requests should be offered.
-    pub in_flight_max: usize,
-    /// How many bytes the operations in memory may take before no more requests should be offered.
-    pub in_flight_bytes_max: usize,
+    /// How many expedited requests go ahead for each ordinary one, while both wait for room. At least 1.
+    pub expedited_weight: u32,
     /// How long after its complete-by an attempt counts as timed out: its reply may be on the way.
     pub timeout_grace: Duration,
     /// How long the supervisor may take to decide about an operation that failed for good, before
@@ -40,8 +40,7 @@ impl Default for EngineConfig {
             retention: Duration::from_secs(7 * 24 * 60 * 60),
             hand_off_after: Duration::from_secs(5),
             fresh_for: Duration::from_secs(5),
-            in_flight_max: 10_000,
-            in_flight_bytes_max: 64 * 1024 * 1024,
+            expedited_weight: 4,
             timeout_grace: Duration::from_millis(500),
             decide_within: Duration::from_secs(15),
             unreadable_again: Duration::from_secs(10 * 60),
@@ -60,15 +59,11 @@ pub struct Ownership {
     /// The number of this ownership. **One engine per epoch**: whatever a row of this epoch
     /// intends, this engine has sent, so that it is not sent again when the row is loaded.
     pub epoch: Epoch,
-    /// The first request to read, from the checkpoint.
-    pub requests_next: Offset,
-    /// The first reply to read, from the checkpoint.
-    pub replies_next: Offset,
-    /// The first recovery to read, from the checkpoint.
-    pub recoveries_next: Offset,
-    /// The end of the requests log when the lease was taken: an id of the server's at or past it
+    /// The first record to read of each topic, from the checkpoint.
+    pub next: Places,
+    /// The end of each requests log when the lease was taken: an id of the server's at or past it
     /// needs no read of the store.
-    pub requests_end: Offset,
+    pub requests_end: ByLane<Offset>,
     /// The end of the inbox when the shell resumed: no time-outs until replies were read to it.
     pub replies_end: Offset,
     /// Stamps of this owner's writes are at least this: the limit of the owner before it.
@@ -88,32 +83,50 @@ pub struct InFlight {
     pub loading: usize,
 }
 
+/// Requests that wait for room, and are nowhere else yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Waiting {
+    /// How many.
+    pub requests: usize,
+    /// How many bytes their records have.
+    pub bytes: usize,
+}
+
+/// How much may yet be let in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Room {
+    /// Operations.
+    pub operations: usize,
+    /// Bytes. One request may exceed them.
+    pub bytes: usize,
+}
+
 /// How far a partition engine has got.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EngineCheckpoint {
-    /// Below this offset every request record is done.
-    pub requests: Offset,
-    /// Below this offset every reply record is done.
-    pub replies: Offset,
-    /// Below this offset every recovery record is done.
-    pub recoveries: Offset,
-    /// A fingerprint of the last request record below `requests`; `None` until the first record
+    /// Below these offsets every record is done.
+    pub at: Places,
+    /// A fingerprint of the last request record below each; `None` until the first record
     /// of this ownership is done: then the one that was stored with the old checkpoint stands.
-    pub requests_fingerprint: Option<u64>,
+    pub fingerprints: ByLane<Option<u64>>,
     /// The next request record that was not yet consumed durably: what lies below it has a row or
-    /// was answered. Starts at `requests_next`, which may lie before the predecessor's.
-    pub consumed: Offset,
+    /// was answered. Starts where reading began, which may lie before the predecessor's.
+    pub consumed: ByLane<Offset>,
 }
 
-/// The operation whose request holds the requests checkpoint.
+/// The operation whose request holds the checkpoint of a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Held {
     /// The operation.
     pub operation: OperationId,
+    /// The lane.
+    pub lane: Lane,
     /// Its request: the checkpoint cannot pass it.
     pub offset: Offset,
-    /// Since when the operation is in memory.
+    /// Since when the operation, or its request, is in memory.
     pub since: Timestamp,
+    /// Whether the request waits for room, and nothing was done for it yet.
+    pub waits: bool,
 }
 
 /// How many operations are in memory in one process state.

@@ -2,7 +2,7 @@
 
 use crate::id::{BatchNumber, Offset, OperationId, PartitionId};
 use crate::operation::OperationRow;
-use crate::record::{OperationRequest, Recovery, Source, StepReply};
+use crate::record::{Lane, OperationRequest, Recovery, Source, StepReply};
 use crate::time::Stamp;
 
 /// Something that happened, for [`PartitionEngine::apply`](super::PartitionEngine::apply).
@@ -11,8 +11,11 @@ use crate::time::Stamp;
 /// never comes (a compacted or a control record, or one that was passed over) counts as done.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
-    /// A record of `operation-requests` that belongs to this partition.
+    /// A request that belongs to this partition. It waits until it is let
+    /// [in](super::PartitionEngine::admit).
     Request {
+        /// The topic that it was read from.
+        lane: Lane,
         /// Where it lies.
         offset: Offset,
         /// A fingerprint of the record, for the checkpoint.

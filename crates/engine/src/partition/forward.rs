@@ -8,7 +8,7 @@ use crate::id::{Offset, PartitionId};
 use crate::partition::PartitionEngine;
 use crate::partition::command::Message;
 use crate::partition::event::ForwardRecord;
-use crate::record::Source;
+use crate::record::{Lane, Source};
 
 impl PartitionEngine {
     pub(super) fn unreadable(
@@ -58,10 +58,8 @@ impl PartitionEngine {
     /// Passes over records that are not this reader's.
     pub(super) fn passed(&mut self, source: Source, offset: Offset, fingerprint: u64) {
         match source {
-            Source::Requests => {
-                self.requests.pass(offset, fingerprint);
-                self.consumed.pass(offset, fingerprint);
-            }
+            Source::Requests => self.requests.ordinary.pass(offset, fingerprint),
+            Source::Expedited => self.requests.expedited.pass(offset, fingerprint),
             Source::Replies => self.replies.pass(offset, fingerprint),
             Source::Recoveries => self.recoveries.pass(offset, fingerprint),
         }
@@ -70,15 +68,8 @@ impl PartitionEngine {
     /// Begins a record that concerns no operation here.
     fn begin_foreign(&mut self, source: Source, offset: Offset, fingerprint: u64) -> bool {
         match source {
-            Source::Requests => {
-                let is_new = self.requests.begin_with(offset, fingerprint);
-                if is_new {
-                    self.consumed.begin(offset);
-                    self.open.done.requests.push(offset);
-                    self.open.done.consumed.push(offset);
-                }
-                is_new
-            }
+            Source::Requests => self.begin_foreign_request(Lane::Ordinary, offset, fingerprint),
+            Source::Expedited => self.begin_foreign_request(Lane::Expedited, offset, fingerprint),
             Source::Replies => {
                 let is_new = self.replies.begin_with(offset, fingerprint);
                 if is_new {
@@ -94,6 +85,15 @@ impl PartitionEngine {
                 is_new
             }
         }
+    }
+
+    fn begin_foreign_request(&mut self, lane: Lane, offset: Offset, fingerprint: u64) -> bool {
+        let is_new = self.requests[lane].begin(offset, fingerprint);
+        if is_new {
+            self.open.done.requests.push((lane, offset));
+            self.open.done.consumed.push((lane, offset));
+        }
+        is_new
     }
 
     fn dead_letter(

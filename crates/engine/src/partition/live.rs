@@ -17,7 +17,7 @@ use crate::operation::{
 use crate::partition::command::Message;
 use crate::partition::config::{EngineConfig, EngineStats, Ownership};
 use crate::partition::messages;
-use crate::record::{CreateRequest, Outcome, Position, StepReply};
+use crate::record::{CreateRequest, Lane, Outcome, Position, StepReply};
 use crate::step::IllegalTransition;
 use crate::time::Timestamp;
 use crate::workflow::{StepSet, Workflow, Workflows};
@@ -62,7 +62,7 @@ pub(super) struct Live {
     /// When it was created, loaded, or changed after it had been handed off.
     pub(super) since: Timestamp,
     /// Its request, if that is not done yet.
-    pub(super) held: Option<Offset>,
+    pub(super) held: Option<(Lane, Offset)>,
     /// The deadline index has an entry for this instant which did not come up yet.
     pub(super) indexed: Option<Timestamp>,
     /// The instant that the timers have a valid entry for.
@@ -162,7 +162,7 @@ impl Live {
         let state = OperationState::new(ownership, created.step_names.len(), now);
         Self {
             bytes: bytes.max(created.input.len()) + OPERATION_BYTES,
-            held: Some(position.offset),
+            held: Some((position.lane, position.offset)),
             pending: Pending {
                 write_created: true,
                 ..Pending::default()

@@ -14,7 +14,7 @@ use crate::operation::StepError;
 use crate::partition::live::Live;
 use crate::partition::messages;
 use crate::partition::{PartitionEngine, Slot};
-use crate::record::{OperationRequest, Recovery, StepReply};
+use crate::record::{Lane, OperationRequest, Recovery, StepReply};
 use crate::time::Timestamp;
 
 /// About how many bytes an event takes that waits for a row, beside what it carries.
@@ -28,14 +28,24 @@ const UNREADABLE_MAX: usize = 10_000;
 #[derive(Debug)]
 pub(super) struct Loading {
     pub(super) since: Timestamp,
-    pub(super) waiting: Vec<Waiting>,
+    pub(super) waiting: Vec<ForRow>,
     bytes: usize,
+}
+
+impl Loading {
+    /// Whether this request waits for the row.
+    pub(super) fn has_request(&self, of: Lane, at: Offset) -> bool {
+        self.waiting.iter().any(
+            |event| matches!(event, ForRow::Request { lane, offset, .. } if (*lane, *offset) == (of, at)),
+        )
+    }
 }
 
 /// An event that waits for a row.
 #[derive(Debug)]
-pub(super) enum Waiting {
+pub(super) enum ForRow {
     Request {
+        lane: Lane,
         offset: Offset,
         bytes: usize,
         request: Box<OperationRequest>,
@@ -51,7 +61,7 @@ pub(super) enum Waiting {
     },
 }
 
-impl Waiting {
+impl ForRow {
     /// Whether it came of an entry of the deadline index for this instant, or a later one.
     fn is_of_entry_at(&self, at: Timestamp) -> bool {
         match self {
@@ -70,7 +80,7 @@ impl Waiting {
 
 impl PartitionEngine {
     /// Lets an event wait for the row of an operation that is not in memory.
-    pub(super) fn wait_for_row(&mut self, id: OperationId, event: Waiting, now: Timestamp) {
+    pub(super) fn wait_for_row(&mut self, id: OperationId, event: ForRow, now: Timestamp) {
         let bytes = event.bytes();
         let slot = self.slots.entry(id).or_insert_with(|| {
             self.loads.push(id);
@@ -104,16 +114,17 @@ impl PartitionEngine {
         // Recoveries last: a reply that was read in time is not overtaken by its time-out.
         loading
             .waiting
-            .sort_by_key(|event| matches!(event, Waiting::Recovery { .. }));
+            .sort_by_key(|event| matches!(event, ForRow::Recovery { .. }));
         for event in loading.waiting {
             match event {
-                Waiting::Request {
+                ForRow::Request {
+                    lane,
                     offset,
                     bytes,
                     request,
-                } => self.request_known_row(offset, bytes, *request, now),
-                Waiting::Reply { offset, reply } => self.reply_known_row(offset, reply, now),
-                Waiting::Recovery { offset, recovery } => {
+                } => self.request_known_row((lane, offset), bytes, *request, now),
+                ForRow::Reply { offset, reply } => self.reply_known_row(offset, reply, now),
+                ForRow::Recovery { offset, recovery } => {
                     self.recovery_known_row(offset, *recovery, now);
                 }
             }
@@ -156,15 +167,15 @@ impl PartitionEngine {
     }
 
     /// What waited for a row that cannot be read is done, and nothing comes of it.
-    fn let_go(&mut self, waiting: Vec<Waiting>) {
+    fn let_go(&mut self, waiting: Vec<ForRow>) {
         for event in waiting {
             match event {
-                Waiting::Request { offset, .. } => {
-                    self.open.done.consumed.push(offset);
-                    self.open.done.requests.push(offset);
+                ForRow::Request { lane, offset, .. } => {
+                    self.open.done.consumed.push((lane, offset));
+                    self.open.done.requests.push((lane, offset));
                 }
-                Waiting::Reply { offset, .. } => self.open.done.replies.extend(offset),
-                Waiting::Recovery { offset, .. } => self.open.done.recoveries.push(offset),
+                ForRow::Reply { offset, .. } => self.open.done.replies.extend(offset),
+                ForRow::Recovery { offset, .. } => self.open.done.recoveries.push(offset),
             }
         }
     }

@@ -8,13 +8,13 @@
 use std::sync::Arc;
 
 use crate::advance::results_for;
-use crate::id::{Offset, OperationId, PartitionId};
+use crate::id::OperationId;
 use crate::operation::{Created, ProcessState, StepError, StepState, input};
 use crate::partition::command::{Command, Message};
 use crate::partition::config::Ownership;
 use crate::partition::live::{Live, Pending, is_told};
 use crate::record::{
-    AlertKind, AmendRequest, Amendment, CreateRequest, FailedOperation, OperationStatus,
+    AlertKind, AmendRequest, Amendment, CreateRequest, FailedOperation, Lane, OperationStatus,
     OperatorAlert, OwnerNotice, Position, StatusKind, StepRequest,
 };
 use crate::time::Timestamp;
@@ -243,13 +243,17 @@ fn refusal(code: &str) -> &'static str {
 /// not one of the operation's own, hence without a place in their sequence.
 pub(super) fn rejected_status(
     request: CreateRequest,
-    partition: PartitionId,
-    offset: Offset,
+    position: Position,
     now: Timestamp,
 ) -> Message {
     let id = request.operation;
+    let lane = match position.lane {
+        Lane::Ordinary => "",
+        Lane::Expedited => "expedited-",
+    };
+    let (partition, offset) = (position.partition, position.offset);
     Message::Status(Box::new(OperationStatus {
-        event_id: id.event_id(&format!("rejected-{partition}-{offset}")),
+        event_id: id.event_id(&format!("rejected-{lane}{partition}-{offset}")),
         operation: id,
         caller_id: request.caller_id,
         workflow: request.workflow,
@@ -263,7 +267,7 @@ pub(super) fn rejected_status(
         }),
         failing_step: None,
         step: None,
-        request: Position { partition, offset },
+        request: position,
         requested_at: request.requested_at,
         at: now,
         reply_to: request.reply_to,

@@ -105,6 +105,7 @@ fn a_merging_reader_passes_what_those_it_follows_had_done_and_nothing_else() {
         reader: ReaderId(reader),
         at: Places {
             requests: Offset(requests),
+            expedited: Offset(requests),
             replies: Offset(replies),
             recoveries: Offset(recoveries),
         },
@@ -150,13 +151,14 @@ fn one_who_splits_has_nothing_to_pass_over() {
         reader: ReaderId(0),
         at: Places {
             requests: Offset(7),
+            expedited: Offset(7),
             replies: Offset(8),
             recoveries: Offset(9),
         },
     };
     let handover = Handover::new([stood], |source| stood.at.on(source));
     assert!(handover.is_empty());
-    for source in SOURCES {
+    for source in Source::ALL {
         assert!(!handover.had_done(source, Offset(0), KeyHash::of(b"any")));
     }
 }
@@ -168,6 +170,7 @@ fn a_reader_that_was_followed_again_and_again_counts_once() {
         reader: ReaderId(1),
         at: Places {
             requests: Offset(requests),
+            expedited: Offset(requests),
             replies: Offset(replies),
             recoveries: Offset(0),
         },
@@ -184,6 +187,7 @@ fn nothing_counts_as_done_on_a_log_that_is_not_trusted() {
         reader: ReaderId(0),
         at: Places {
             requests: Offset(50),
+            expedited: Offset(50),
             replies: Offset(50),
             recoveries: Offset(50),
         },
@@ -191,8 +195,8 @@ fn nothing_counts_as_done_on_a_log_that_is_not_trusted() {
     let mut handover = Handover::new([stood], |_| Offset(5));
     handover.distrust(Source::Recoveries);
     let any = KeyHash::of(b"any");
-    let had_done = SOURCES.map(|source| handover.had_done(source, Offset(7), any));
-    assert_eq!(had_done, [true, true, false]);
+    let had_done = Source::ALL.map(|source| handover.had_done(source, Offset(7), any));
+    assert_eq!(had_done, [true, true, true, false]);
 }
 
 #[test]
@@ -217,6 +221,7 @@ fn readers_of_more_partitions_follow_those_of_their_number_who_had_the_same_oper
 fn every_record_of_a_partition_that_others_come_to_is_taken_once_also_where_it_does_not_belong() {
     let begins = Places {
         requests: Offset(10),
+        expedited: Offset(10),
         replies: Offset(20),
         recoveries: Offset(0),
     };
@@ -232,7 +237,7 @@ fn every_record_of_a_partition_that_others_come_to_is_taken_once_also_where_it_d
                 (reader, share.with_cut(Some(cut)))
             });
             let shares: Vec<(ReaderId, Share)> = shares.collect();
-            for (source, id) in SOURCES
+            for (source, id) in Source::ALL
                 .into_iter()
                 .flat_map(|of| ids().map(move |id| (of, id)))
             {
@@ -261,6 +266,7 @@ fn every_record_of_a_partition_that_others_come_to_is_taken_once_also_where_it_d
 fn every_record_of_a_partition_that_was_cut_is_taken_once_also_where_it_does_not_belong() {
     let end = Places {
         requests: Offset(10),
+        expedited: Offset(10),
         replies: Offset(20),
         recoveries: Offset(0),
     };
@@ -285,7 +291,7 @@ fn every_record_of_a_partition_that_was_cut_is_taken_once_also_where_it_does_not
             });
             let shares: Vec<(ReaderId, Share)> = stay.chain(leave).collect();
             assert_eq!(shares.len(), before.readers_per_partition as usize);
-            for (source, id) in SOURCES
+            for (source, id) in Source::ALL
                 .into_iter()
                 .flat_map(|of| ids().map(move |id| (of, id)))
             {
@@ -313,6 +319,7 @@ fn every_record_of_a_partition_that_was_cut_is_taken_once_also_where_it_does_not
 fn a_record_is_judged_by_the_number_of_partitions_that_it_was_put_there_by() {
     let ends = Places {
         requests: Offset(10),
+        expedited: Offset(10),
         ..Places::default()
     };
     let share = Share::new(division(8, 1), ReaderId(1), Handover::default());

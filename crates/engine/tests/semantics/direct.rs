@@ -17,7 +17,7 @@ fn a_direct_answer_goes_on_with_its_operation_and_moves_no_checkpoint_of_replies
     assert_eq!(fixture.state(id(1)).state, ProcessState::Processed);
     let checkpoint = fixture.engine.checkpoint();
     assert_eq!(
-        (checkpoint.requests, checkpoint.replies),
+        (checkpoint.at.requests, checkpoint.at.replies),
         (Offset(1), Offset(0))
     );
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Action, AmendRequest, Amendment, Attempt, Batch, BatchNumber, Command, CreateRequest,
-    EngineConfig, Epoch, Event, IdOrigin, Message, Offset, OperationId, OperationRequest,
+    Action, AmendRequest, Amendment, Attempt, Batch, BatchNumber, ByLane, Command, CreateRequest,
+    EngineConfig, Epoch, Event, IdOrigin, Lane, Message, Offset, OperationId, OperationRequest,
     OperationRow, OperationState, Outcome, OwnerId, Ownership, PartitionEngine, PartitionId,
-    Recovery, RecoveryVerb, RequestHash, Stamp, StepDefinition, StepError, StepReply, StepState,
-    Supervision, Timestamp, Workflow, WorkflowDefinition, Workflows,
+    Places, Recovery, RecoveryVerb, RequestHash, Room, Stamp, StepDefinition, StepError, StepReply,
+    StepState, Supervision, Timestamp, Workflow, WorkflowDefinition, Workflows,
 };
 
 pub const T0: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -80,10 +80,8 @@ pub fn ownership(epoch: Epoch) -> Ownership {
         partition: PARTITION,
         owner: owner(epoch),
         epoch,
-        requests_next: Offset(0),
-        replies_next: Offset(0),
-        recoveries_next: Offset(0),
-        requests_end: Offset(0),
+        next: Places::default(),
+        requests_end: ByLane::default(),
         replies_end: Offset(0),
         stamp_floor: Stamp(0),
         stamp_limit: Stamp(i64::MAX),
@@ -109,10 +107,16 @@ pub struct Fixture {
     pub rows: BTreeMap<OperationId, OperationRow>,
     /// Ids that the engine asked the store for.
     pub loaded: Vec<OperationId>,
-    next_request: Offset,
-    next_reply: Offset,
-    next_recovery: Offset,
+    /// The next offset of each topic.
+    next: Places,
+    /// How much is let in; without bound, as it begins.
+    pub room: Room,
 }
+
+const NO_BOUND: Room = Room {
+    operations: usize::MAX,
+    bytes: usize::MAX,
+};
 
 impl Fixture {
     pub fn new() -> Self {
@@ -132,9 +136,8 @@ impl Fixture {
     pub fn with(config: EngineConfig, ownership: Ownership) -> Self {
         let workflows = Arc::new(workflows());
         Self {
-            next_request: ownership.requests_next,
-            next_reply: ownership.replies_next,
-            next_recovery: ownership.recoveries_next,
+            next: ownership.next,
+            room: NO_BOUND,
             engine: PartitionEngine::new(Arc::new(config), Arc::clone(&workflows), ownership),
             workflows,
             now: T0,
@@ -147,21 +150,39 @@ impl Fixture {
     pub fn restart(&mut self, requests_next: i64, replies_next: i64) {
         let epoch = EPOCH.next();
         let ownership = Ownership {
-            requests_next: Offset(requests_next),
-            replies_next: Offset(replies_next),
-            requests_end: self.next_request,
-            replies_end: self.next_reply,
+            next: Places {
+                requests: Offset(requests_next),
+                replies: Offset(replies_next),
+                ..Places::default()
+            },
+            requests_end: ByLane {
+                ordinary: self.next.requests,
+                expedited: self.next.expedited,
+            },
+            replies_end: self.next.replies,
             ..ownership(epoch)
         };
-        self.next_request = ownership.requests_next;
-        self.next_reply = ownership.replies_next;
-        self.next_recovery = ownership.recoveries_next;
+        self.next = ownership.next;
         self.loaded.clear();
         self.engine = PartitionEngine::new(Arc::default(), Arc::clone(&self.workflows), ownership);
     }
 
     pub fn apply(&mut self, event: Event) {
         self.engine.apply(event, self.now);
+        self.room = self.engine.admit(self.room, self.now);
+    }
+
+    /// Lets so many operations in, with what waits.
+    pub fn admit(&mut self, operations: usize) {
+        let bytes = usize::MAX;
+        self.room = self.engine.admit(Room { operations, bytes }, self.now);
+    }
+
+    fn next(&mut self, lane: Lane) -> Offset {
+        let next = self.next.on_mut(lane.source());
+        let offset = *next;
+        *next = offset.next();
+        offset
     }
 
     pub fn request(&mut self, request: CreateRequest) -> Offset {
@@ -169,9 +190,17 @@ impl Fixture {
     }
 
     pub fn request_with(&mut self, request: CreateRequest, rerouted: bool) -> Offset {
-        let offset = self.next_request;
-        self.next_request = offset.next();
+        self.request_by(Lane::Ordinary, request, rerouted)
+    }
+
+    pub fn expedited(&mut self, request: CreateRequest) -> Offset {
+        self.request_by(Lane::Expedited, request, false)
+    }
+
+    fn request_by(&mut self, lane: Lane, request: CreateRequest, rerouted: bool) -> Offset {
+        let offset = self.next(lane);
         self.apply(Event::Request {
+            lane,
             offset,
             fingerprint: offset.0.unsigned_abs() + 100,
             bytes: 200,
@@ -182,9 +211,13 @@ impl Fixture {
     }
 
     pub fn amend(&mut self, number: u128, amendment: Amendment) -> Offset {
-        let offset = self.next_request;
-        self.next_request = offset.next();
+        self.amend_by(Lane::Ordinary, number, amendment)
+    }
+
+    pub fn amend_by(&mut self, lane: Lane, number: u128, amendment: Amendment) -> Offset {
+        let offset = self.next(lane);
         self.apply(Event::Request {
+            lane,
             offset,
             fingerprint: offset.0.unsigned_abs() + 100,
             bytes: 200,
@@ -223,8 +256,8 @@ impl Fixture {
         action: Action,
         reply: (String, u32, Outcome),
     ) -> Offset {
-        let offset = self.next_reply;
-        self.next_reply = offset.next();
+        let offset = self.next.replies;
+        self.next.replies = offset.next();
         let reply = step_reply(operation, action, reply);
         self.apply(Event::Reply { offset, reply });
         offset
@@ -251,8 +284,8 @@ impl Fixture {
         due: Option<Timestamp>,
         verb: RecoveryVerb,
     ) -> Offset {
-        let offset = self.next_recovery;
-        self.next_recovery = offset.next();
+        let offset = self.next.recoveries;
+        self.next.recoveries = offset.next();
         self.apply(Event::Recovery {
             offset,
             recovery: Box::new(Recovery {
@@ -287,8 +320,8 @@ impl Fixture {
     /// The supervisor decides, and the scheduler hears of it.
     pub fn decide(&mut self, commands: &[Command]) {
         let recovery = Box::new(self.decision(commands));
-        let offset = self.next_recovery;
-        self.next_recovery = offset.next();
+        let offset = self.next.recoveries;
+        self.next.recoveries = offset.next();
         self.apply(Event::Recovery { offset, recovery });
     }
 
@@ -348,11 +381,11 @@ impl Fixture {
     }
 
     pub fn requests_checkpoint(&self) -> i64 {
-        self.engine.checkpoint().requests.0
+        self.engine.checkpoint().at.requests.0
     }
 
     pub fn replies_checkpoint(&self) -> i64 {
-        self.engine.checkpoint().replies.0
+        self.engine.checkpoint().at.replies.0
     }
 }
 

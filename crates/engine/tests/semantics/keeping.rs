@@ -1,7 +1,8 @@
 //! Time: retries, time-outs, hand-off, hints; and what a new owner does with what it finds.
 
 use waybill_engine::{
-    Attempt, EngineConfig, Event, Offset, Outcome, Ownership, ProcessState, StepState, Timestamp,
+    Attempt, EngineConfig, Event, Lane, Offset, Outcome, Ownership, ProcessState, StepState,
+    Timestamp,
 };
 
 use crate::fixture::{
@@ -184,7 +185,7 @@ fn a_lingering_operation_is_handed_off_and_holds_the_checkpoint_no_longer() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
-    let held = fixture.engine.oldest_held().unwrap();
+    let held = fixture.engine.oldest_held(Lane::Ordinary).unwrap();
     assert_eq!(
         (held.operation, held.offset, held.since),
         (id(1), Offset(0), T0)
@@ -204,7 +205,7 @@ fn a_lingering_operation_is_handed_off_and_holds_the_checkpoint_no_longer() {
     fixture.settle(batch.number);
     assert_eq!(fixture.requests_checkpoint(), 1);
     assert_eq!(fixture.engine.in_flight().operations, 0);
-    assert_eq!(fixture.engine.oldest_held(), None);
+    assert_eq!(fixture.engine.oldest_held(Lane::Ordinary), None);
 }
 
 #[test]
@@ -302,9 +303,9 @@ fn a_hint_times_an_overdue_attempt_out_and_leaves_a_new_entry() {
     assert_eq!(told(&batch.commands)[0], "index 11500");
     assert_eq!(fixture.state(id(1)).steps[0].state, StepState::TimedOut);
     assert_eq!(fixture.state(id(1)).locked_by, Some(owner(EPOCH)));
-    assert_eq!(fixture.engine.checkpoint().recoveries, sequence);
+    assert_eq!(fixture.engine.checkpoint().at.recoveries, sequence);
     fixture.settle(batch.number);
-    assert_eq!(fixture.engine.checkpoint().recoveries, sequence.next());
+    assert_eq!(fixture.engine.checkpoint().at.recoveries, sequence.next());
 }
 
 #[test]
@@ -315,7 +316,7 @@ fn a_hint_that_another_entry_has_overtaken_is_settled_without_a_write() {
     fixture.load();
     assert_eq!(fixture.engine.in_flight().operations, 0);
     assert_eq!(told(&fixture.round()), [""; 0]);
-    assert_eq!(fixture.engine.checkpoint().recoveries, Offset(1));
+    assert_eq!(fixture.engine.checkpoint().at.recoveries, Offset(1));
 }
 
 #[test]
@@ -338,12 +339,12 @@ fn a_hint_for_an_operation_that_is_here_leaves_a_new_entry_while_it_lives() {
     let batch = fixture.take().unwrap();
     assert_eq!(told(&batch.commands).len(), 2, "final: no entry any more");
     assert_eq!(
-        fixture.engine.checkpoint().recoveries,
+        fixture.engine.checkpoint().at.recoveries,
         Offset(1),
         "but not before it is announced"
     );
     fixture.settle(batch.number);
-    assert_eq!(fixture.engine.checkpoint().recoveries, Offset(2));
+    assert_eq!(fixture.engine.checkpoint().at.recoveries, Offset(2));
 }
 
 #[test]
@@ -352,7 +353,7 @@ fn a_hint_for_an_unknown_or_final_operation_is_settled() {
     fixture.hint(T0, id(7));
     fixture.load();
     assert_eq!(told(&fixture.round()), [""; 0]);
-    assert_eq!(fixture.engine.checkpoint().recoveries, Offset(1));
+    assert_eq!(fixture.engine.checkpoint().at.recoveries, Offset(1));
 }
 
 #[test]
@@ -400,7 +401,14 @@ fn a_new_owner_rewrites_what_runs_and_asks_for_it_again_under_the_same_attempt()
         0,
         "its request holds it again"
     );
-    assert_eq!(fixture.engine.oldest_held().unwrap().operation, id(1));
+    assert_eq!(
+        fixture
+            .engine
+            .oldest_held(Lane::Ordinary)
+            .unwrap()
+            .operation,
+        id(1)
+    );
     let stats = fixture.engine.take_stats();
     assert_eq!((stats.resumed, stats.duplicates), (1, 0));
 }

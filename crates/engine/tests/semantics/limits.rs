@@ -1,8 +1,9 @@
 //! Batches, stamps, the window, strangers, and failures of the engine itself.
 
 use waybill_engine::{
-    Command, EngineConfig, Event, ForwardRecord, InFlight, Message, Offset, Outcome, Ownership,
-    PartitionId, Position, Source, Stamp,
+    Amendment, Command, CreateRequest, EngineConfig, Event, ForwardRecord, IdOrigin, InFlight,
+    Lane, Message, Offset, Outcome, Ownership, PartitionId, Position, ProcessState, Room, Source,
+    Stamp,
 };
 
 use crate::fixture::{EPOCH, Fixture, T0, error, id, ms, ownership, request, success, told};
@@ -25,10 +26,10 @@ fn batches_count_as_settled_in_their_order() {
     let second = fixture.take().unwrap();
     fixture.settle(second.number);
     assert_eq!(fixture.replies_checkpoint(), 0);
-    assert_eq!(fixture.engine.checkpoint().consumed, Offset(0));
+    assert_eq!(fixture.engine.checkpoint().consumed.ordinary, Offset(0));
     fixture.settle(first.number);
     assert_eq!(fixture.replies_checkpoint(), 1);
-    assert_eq!(fixture.engine.checkpoint().consumed, Offset(1));
+    assert_eq!(fixture.engine.checkpoint().consumed.ordinary, Offset(1));
     fixture.settle(first.number);
     assert_eq!(fixture.replies_checkpoint(), 1, "settled twice is settled");
 }
@@ -41,9 +42,9 @@ fn a_batch_that_only_carries_doneness_has_no_commands() {
     fixture.request(request(id(1)));
     let batch = fixture.take().unwrap();
     assert_eq!(batch.commands, []);
-    assert_eq!(fixture.engine.checkpoint().consumed, Offset(1));
+    assert_eq!(fixture.engine.checkpoint().consumed.ordinary, Offset(1));
     fixture.settle(batch.number);
-    assert_eq!(fixture.engine.checkpoint().consumed, Offset(2));
+    assert_eq!(fixture.engine.checkpoint().consumed.ordinary, Offset(2));
     assert_eq!(fixture.take(), None);
 }
 
@@ -88,33 +89,131 @@ fn without_a_stamp_below_the_limit_rows_wait_until_the_limit_rises() {
 }
 
 #[test]
-fn the_window_is_full_by_count_or_by_bytes_until_operations_leave() {
-    let by_count = EngineConfig {
-        in_flight_max: 2,
-        ..EngineConfig::default()
+fn requests_wait_for_room_by_count_or_by_bytes_until_operations_leave() {
+    let by_count = Room {
+        operations: 2,
+        bytes: usize::MAX,
     };
-    let by_bytes = EngineConfig {
-        in_flight_bytes_max: 2_000,
-        ..EngineConfig::default()
+    let by_bytes = Room {
+        operations: usize::MAX,
+        bytes: 2_000,
     };
-    for config in [by_count, by_bytes] {
-        let mut fixture = Fixture::with(config, ownership(EPOCH));
-        fixture.request(request(id(1)));
-        assert!(fixture.engine.has_room());
-        fixture.request(request(id(2)));
-        assert!(!fixture.engine.has_room());
+    for room in [by_count, by_bytes] {
+        let mut fixture = Fixture::new();
+        fixture.room = room;
+        for number in [1, 2, 3] {
+            fixture.request(request(id(number)));
+        }
+        let waiting = |fixture: &Fixture| fixture.engine.waiting(Lane::Ordinary).requests;
+        assert_eq!(fixture.engine.in_flight().operations, 2);
+        assert_eq!(waiting(&fixture), 1);
+        assert_eq!(
+            fixture
+                .engine
+                .oldest_held(Lane::Ordinary)
+                .unwrap()
+                .operation,
+            id(1)
+        );
         for number in [1, 2] {
             fixture.reply(id(number), success("a", 1));
             fixture.reply(id(number), success("b", 1));
         }
-        assert!(
-            !fixture.engine.has_room(),
-            "they leave when they are settled"
-        );
         fixture.round();
-        assert!(fixture.engine.has_room());
+        let held = fixture.engine.oldest_held(Lane::Ordinary).unwrap();
+        assert_eq!((held.operation, held.waits), (id(3), true));
+        assert_eq!(
+            fixture.requests_checkpoint(),
+            2,
+            "nothing passes a request that waits"
+        );
         assert_eq!(fixture.engine.in_flight(), InFlight::default());
+        fixture.admit(1);
+        assert_eq!(waiting(&fixture), 0);
+        assert_eq!(fixture.engine.in_flight().operations, 1);
     }
+}
+
+#[test]
+fn a_tenant_s_crowd_and_the_other_lane_s_are_passed_by_and_checkpoints_know_of_it() {
+    let mut fixture = Fixture::new();
+    fixture.admit(0);
+    let of = |number: u128, tenant: &str| CreateRequest {
+        tenant: tenant.to_owned(),
+        ..request(id(number))
+    };
+    for number in 1..=3 {
+        fixture.request(of(number, "flood"));
+    }
+    fixture.request(of(4, "calm"));
+    fixture.expedited(of(5, "flood"));
+    fixture.admit(3);
+    let batch = fixture.take().unwrap();
+    let begun: Vec<_> = batch
+        .commands
+        .iter()
+        .filter_map(|command| match command {
+            Command::Persist(change) => Some(change.id),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(begun, [id(5), id(1), id(4)]);
+    fixture.settle(batch.number);
+    let reached = fixture.engine.checkpoint();
+    assert_eq!(reached.consumed.ordinary, Offset(1), "the second waits");
+    assert_eq!(reached.consumed.expedited, Offset(1));
+    assert_eq!(reached.at.expedited, Offset(0), "it is not through");
+}
+
+#[test]
+fn an_operation_that_came_by_both_lanes_is_made_by_the_first_that_is_let_in() {
+    let mut fixture = Fixture::new();
+    fixture.admit(0);
+    let caller = CreateRequest {
+        id_origin: IdOrigin::Caller,
+        ..request(id(1))
+    };
+    fixture.request(caller.clone());
+    fixture.expedited(caller);
+    fixture.admit(9);
+    fixture.load();
+    fixture.round();
+    let position = fixture.rows[&id(1)].created.request;
+    assert_eq!(
+        (position.lane, position.offset),
+        (Lane::Expedited, Offset(0))
+    );
+    let reached = fixture.engine.checkpoint();
+    assert_eq!(
+        (reached.at.requests, reached.at.expedited),
+        (Offset(1), Offset(0)),
+        "the repeat is done, and the one that made it holds its own checkpoint"
+    );
+    for step in ["a", "b"] {
+        fixture.reply(id(1), success(step, 1));
+    }
+    fixture.round();
+    assert_eq!(fixture.engine.checkpoint().at.expedited, Offset(1));
+}
+
+#[test]
+fn a_cancel_that_overtakes_a_create_with_an_id_of_the_server_s_is_not_forgotten() {
+    let mut fixture = Fixture::new();
+    fixture.admit(0);
+    fixture.request(request(id(1)));
+    let workflow = "pair".to_owned();
+    fixture.amend_by(Lane::Expedited, 7, Amendment::Cancel { workflow });
+    fixture.admit(1);
+    fixture.load();
+    fixture.round();
+    assert!(fixture.state(id(1)).tombstone, "it keeps the place");
+    assert_eq!(fixture.engine.in_flight(), InFlight::default());
+    fixture.admit(1);
+    fixture.load();
+    fixture.round();
+    let state = fixture.state(id(1));
+    assert_eq!(state.state, ProcessState::Cancelled);
+    assert!(!state.tombstone);
 }
 
 #[test]
@@ -168,11 +267,11 @@ fn an_unreadable_record_goes_to_the_dead_letters_as_it_came() {
     }
     let checkpoint = fixture.engine.checkpoint();
     assert_eq!(
-        (checkpoint.requests, checkpoint.replies),
+        (checkpoint.at.requests, checkpoint.at.replies),
         (Offset(1), Offset(1))
     );
-    assert_eq!(checkpoint.requests_fingerprint, Some(9));
-    assert_eq!(checkpoint.consumed, Offset(1));
+    assert_eq!(checkpoint.fingerprints.ordinary, Some(9));
+    assert_eq!(checkpoint.consumed.ordinary, Offset(1));
 }
 
 #[test]
@@ -183,6 +282,7 @@ fn a_request_that_was_sent_on_from_the_partition_that_had_it_leads_to_its_operat
     fixture.round();
     let row = fixture.rows.get_mut(&id(1)).unwrap();
     let elsewhere = Position {
+        lane: Lane::Ordinary,
         partition: PartitionId(1),
         offset: Offset(90),
     };
@@ -288,5 +388,5 @@ fn the_fingerprint_of_a_checkpoint_that_did_not_move_is_that_of_the_old_one() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
-    assert_eq!(fixture.engine.checkpoint().requests_fingerprint, None);
+    assert_eq!(fixture.engine.checkpoint().fingerprints.ordinary, None);
 }

@@ -1,6 +1,6 @@
 //! Records that are another reader's.
 
-use waybill_engine::{Event, Offset, Source};
+use waybill_engine::{Event, Lane, Offset, Source};
 
 use crate::fixture::Fixture;
 
@@ -8,11 +8,8 @@ use crate::fixture::Fixture;
 fn a_record_that_is_passed_over_is_done_at_once_and_causes_nothing() {
     let mut fixture = Fixture::new();
     let before = fixture.engine.checkpoint();
-    for (source, offset) in [
-        (Source::Requests, before.requests),
-        (Source::Replies, before.replies),
-        (Source::Recoveries, before.recoveries),
-    ] {
+    for source in Source::ALL {
+        let offset = before.at.on(source);
         fixture.apply(Event::Passed {
             source,
             offset: Offset(offset.0 + 2),
@@ -20,11 +17,13 @@ fn a_record_that_is_passed_over_is_done_at_once_and_causes_nothing() {
         });
     }
     let after = fixture.engine.checkpoint();
-    assert_eq!(after.requests, Offset(before.requests.0 + 3));
-    assert_eq!(after.consumed, after.requests);
-    assert_eq!(after.replies, Offset(before.replies.0 + 3));
-    assert_eq!(after.recoveries, Offset(before.recoveries.0 + 3));
-    assert_eq!(after.requests_fingerprint, Some(77));
+    for source in Source::ALL {
+        assert_eq!(after.at.on(source), Offset(before.at.on(source).0 + 3));
+    }
+    for lane in Lane::ALL {
+        assert_eq!(after.consumed[lane], after.at.on(lane.source()));
+        assert_eq!(after.fingerprints[lane], Some(77));
+    }
     assert_eq!(fixture.engine.loads(), []);
     assert_eq!(fixture.take(), None);
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use waybill_engine::{
-    Action, Amendment, Attempt, AttemptSeen, Exhausted, Message, Offset, Outcome, PartitionId,
-    Position, ProcessState, RecoveryVerb, StepDefinition, StepKind,
+    Action, Amendment, Attempt, AttemptSeen, Exhausted, Lane, Message, Offset, Outcome,
+    PartitionId, Position, ProcessState, RecoveryVerb, StepDefinition, StepKind,
 };
 
 use crate::fixture::{
@@ -442,7 +442,11 @@ fn a_reschedule_came_too_early_by_its_place_in_the_partition_of_its_request_alon
         fixture.round();
         let row = fixture.rows.get_mut(&id(1)).unwrap();
         let offset = Offset(1_000);
-        Arc::make_mut(&mut row.created).request = Position { partition, offset };
+        Arc::make_mut(&mut row.created).request = Position {
+            lane: Lane::Ordinary,
+            partition,
+            offset,
+        };
         fixture.restart(1, 0);
         fixture.amend(
             1,

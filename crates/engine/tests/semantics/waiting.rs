@@ -158,9 +158,9 @@ fn a_row_that_cannot_be_read_holds_nothing_up_and_a_person_is_told() {
     let checkpoint = fixture.engine.checkpoint();
     assert_eq!(
         (
-            checkpoint.requests.0,
-            checkpoint.replies.0,
-            checkpoint.recoveries.0
+            checkpoint.at.requests.0,
+            checkpoint.at.replies.0,
+            checkpoint.at.recoveries.0
         ),
         (2, 1, 1)
     );

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use waybill_engine::{
-    Action, Attempt, Batch, BatchNumber, Command, Event, Message, OperationId, Outcome,
-    ProcessState, Source, StepReply, Timestamp,
+    Action, Attempt, Batch, BatchNumber, Command, Event, Lane, Message, OperationId, Outcome,
+    ProcessState, StepReply, Timestamp,
 };
 
 use crate::bugs::Bug;
@@ -397,10 +397,10 @@ impl Run {
                 record,
             } => {
                 let (from, at) = position_of(&record);
-                let record = self.store.shards[from].requests[at].clone();
-                if source != Source::Requests {
-                    self.fail(Rule::Contract, None, || format!("sent home: {record:?}"));
-                }
+                let Some(lane) = source.lane() else {
+                    return self.fail(Rule::Contract, None, || format!("sent home: {record:?}"));
+                };
+                let record = self.store.shards[from].requests[lane][at].clone();
                 let record = match record {
                     Record::Request { request, .. } => Record::Request {
                         request,
@@ -408,12 +408,12 @@ impl Run {
                     },
                     Record::Poison => Record::Poison,
                 };
-                self.judge.sent_home.push((from, at));
-                self.request_arrives(partition.0 as usize, record);
+                self.judge.sent_home.push((source, from, at));
+                self.request_arrives(lane, partition.0 as usize, record);
             }
-            Message::DeadLetter { offset, .. } => {
+            Message::DeadLetter { source, offset, .. } => {
                 let at = usize::try_from(offset.0).unwrap();
-                self.judge.dead_letters.push((partition, at));
+                self.judge.dead_letters.push((source, partition, at));
             }
         }
     }
@@ -432,7 +432,9 @@ impl Run {
             self.check_asked_for(&intents.unwrap_or_default());
         }
         self.apply(index, Event::Settled { batch });
-        self.wake(index, Source::Requests);
+        for lane in Lane::ALL {
+            self.wake(index, lane.source());
+        }
     }
 
     pub fn crash(&mut self, index: usize) {

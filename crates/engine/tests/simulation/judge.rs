@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 use waybill_engine::{
-    AlertKind, Amendment, Attempt, Batch, Command, FailedOperation, OperationId, OperationRequest,
-    OperationRow, OperationStatus, OperatorAlert, OwnerNotice, ProcessState, Recovery,
-    RecoveryVerb, RequestHash, Stamp, StatusKind, StepReply, StepRequest, StepState, Timestamp,
+    AlertKind, Amendment, Attempt, Batch, ByLane, Command, FailedOperation, Lane, OperationId,
+    OperationRequest, OperationRow, OperationStatus, OperatorAlert, OwnerNotice, ProcessState,
+    Recovery, RecoveryVerb, RequestHash, Source, Stamp, StatusKind, StepReply, StepRequest,
+    StepState, Timestamp,
 };
 
 use crate::agents::describe;
@@ -25,10 +26,10 @@ mod rows;
 #[derive(Clone, Copy, Debug)]
 struct Accepted {
     partition: usize,
-    /// Of the first record about the operation.
-    at: usize,
-    /// Of the first create; `None` if there was only a cancel.
-    create: Option<RequestHash>,
+    /// Of the first record about the operation, in each lane that has any.
+    at: ByLane<Option<usize>>,
+    /// Of the first create there; `None` if there was only a cancel.
+    create: ByLane<Option<RequestHash>>,
 }
 
 /// Where a reply lies that came without a log: no checkpoint ever passes it.
@@ -71,9 +72,9 @@ pub struct Judge {
     alerts: BTreeMap<Uuid, OperatorAlert>,
     notices: BTreeMap<Uuid, OwnerNotice>,
     /// Requests that were sent home: partition and offset.
-    pub sent_home: Vec<(usize, usize)>,
+    pub sent_home: Vec<(Source, usize, usize)>,
     /// Requests on the dead-letter topic: partition and offset.
-    pub dead_letters: Vec<(usize, usize)>,
+    pub dead_letters: Vec<(Source, usize, usize)>,
     pub asked_by_operators: Vec<Recovery>,
     /// Operations of whose row a version of an earlier ownership stands that nobody has read.
     branched: BTreeSet<OperationId>,
@@ -140,7 +141,7 @@ impl Run {
     }
 
     /// A request is in the log: from here on it counts as accepted.
-    pub fn judge_request(&mut self, partition: usize, record: &Record) {
+    pub fn judge_request(&mut self, lane: Lane, partition: usize, record: &Record) {
         let Record::Request { request, .. } = record else {
             return;
         };
@@ -155,13 +156,14 @@ impl Run {
         if partition != self.home_of(operation) {
             return;
         }
-        let at = self.store.shards[partition].requests.len();
+        let at = self.store.shards[partition].requests[lane].len();
         let accepted = self.judge.accepted.entry(operation).or_insert(Accepted {
             partition,
-            at,
-            create: None,
+            at: ByLane::default(),
+            create: ByLane::default(),
         });
-        accepted.create = accepted.create.or(hash);
+        accepted.at[lane].get_or_insert(at);
+        accepted.create[lane] = accepted.create[lane].or(hash);
     }
 
     /// A reply was given: on the log that it is about to be put on, or without one.
@@ -319,8 +321,17 @@ impl Run {
         let accepted = self.judge.accepted.iter();
         let unsafe_one = accepted
             .filter(|(_, accepted)| accepted.partition == partition)
-            .map(|(id, accepted)| (*id, accepted.at, self.store.reached_of(partition, *id)))
-            .filter(|(_, at, reached)| *at < reached.requests)
+            .map(|(id, accepted)| (*id, accepted, self.store.reached_of(partition, *id)))
+            .filter(|(id, accepted, reached)| match self.store.row(*id) {
+                // It is what will be read again, if it is.
+                Some(row) => {
+                    let made_by = row.created.request;
+                    made_by.offset < reached.0.on(made_by.lane.source())
+                }
+                None => Lane::ALL
+                    .into_iter()
+                    .any(|lane| accepted.at[lane].is_some_and(|at| at < reached.on(lane.source()))),
+            })
             .find(|(id, _, reached)| !self.is_safe(*id, partition, *reached));
         if let Some((id, _, reached)) = unsafe_one {
             let state = self.store.row(id).map(|row| row.state.clone());
@@ -329,7 +340,9 @@ impl Run {
                 format!("{reached:?} and cursor {cursor} have passed {state:?}")
             });
         }
-        self.check_records_below(partition);
+        for lane in Lane::ALL {
+            self.check_records_below(lane, partition);
+        }
         self.check_replies_below(partition);
     }
 
@@ -341,15 +354,18 @@ impl Run {
         let shard = &self.store.shards[partition];
         let buckets = shard.index.range(shard.cursor..);
         let mut entries = buckets.flat_map(|(_, entries)| entries);
-        let mut recoveries = shard.recoveries[checkpoint.recoveries..].iter();
+        let mut recoveries = shard.recoveries[checkpoint.on(Source::Recoveries)..].iter();
         let is_hinted_at = entries.any(|(_, operation)| *operation == id)
             || recoveries.any(|recovery| recovery.operation == id);
         if !row.state.state.is_final() {
             return (row.state.handed_off || self.judge.was_unreadable(id)) && is_hinted_at;
         }
         // Whatever loads its row has its end announced, if that did not happen.
-        let mut replies = shard.replies[checkpoint.replies..].iter().flatten();
-        let mut requests = shard.requests[checkpoint.requests..].iter();
+        let mut replies = shard.replies[checkpoint.on(Source::Replies)..]
+            .iter()
+            .flatten();
+        let requests = |lane: Lane| shard.requests[lane][checkpoint.on(lane.source())..].iter();
+        let mut requests = Lane::ALL.into_iter().flat_map(requests);
         self.judge.is_announced(row)
             || is_hinted_at
             || replies.any(|reply| reply.operation == id)
@@ -357,27 +373,29 @@ impl Run {
     }
 
     /// Whatever is no operation's went where it can be found; a cancel is noted.
-    fn check_records_below(&mut self, partition: usize) {
+    fn check_records_below(&mut self, lane: Lane, partition: usize) {
         let shard = &self.store.shards[partition];
-        let records = shard.requests.iter().enumerate();
-        let mut below = records
-            .filter(|(at, record)| *at < self.store.reached(partition, record.key(*at)).requests);
-        let lost = below.find(|(at, _)| !self.is_seen_to(partition, *at));
+        let records = shard.requests[lane].iter().enumerate();
+        let mut below = records.filter(|(at, record)| {
+            let reached = self.store.reached(partition, record.key(*at));
+            *at < reached.on(lane.source())
+        });
+        let lost = below.find(|(at, _)| !self.is_seen_to(lane, partition, *at));
         let lost = lost.map(|(at, _)| at);
         if let Some(at) = lost {
-            let record = self.store.shards[partition].requests[at].clone();
+            let record = self.store.shards[partition].requests[lane][at].clone();
             self.fail(Rule::NotAnswered, record.operation(), || {
                 format!("{at}: {record:?}")
             });
         }
     }
 
-    fn is_seen_to(&self, partition: usize, at: usize) -> bool {
-        let place = (partition, at);
+    fn is_seen_to(&self, lane: Lane, partition: usize, at: usize) -> bool {
+        let place = (lane.source(), partition, at);
         let Record::Request {
             request,
             is_rerouted,
-        } = &self.store.shards[partition].requests[at]
+        } = &self.store.shards[partition].requests[lane][at]
         else {
             return self.judge.dead_letters.contains(&place);
         };
@@ -395,7 +413,11 @@ impl Run {
         let row = self.store.row(id);
         match &**request {
             OperationRequest::Create(create) => {
-                let rejected = id.event_id(&format!("rejected-{partition}-{at}"));
+                let lane = match lane {
+                    Lane::Ordinary => "",
+                    Lane::Expedited => "expedited-",
+                };
+                let rejected = id.event_id(&format!("rejected-{lane}{partition}-{at}"));
                 row.is_some_and(|row| row.created.request_hash == create.request_hash)
                     || self.judge.statuses.contains_key(&rejected)
             }
@@ -422,7 +444,7 @@ impl Run {
         let awaited = self.store.rows().find_map(|row| {
             let replies = self.judge.replies.get(&row.id)?;
             let is_ours = self.home_of(row.id) == partition && !row.state.state.is_final();
-            let end = self.store.reached_of(partition, row.id).replies;
+            let end = self.store.reached_of(partition, row.id).on(Source::Replies);
             let reply = replies.iter().find(|reply| {
                 let step = &row.state.steps[reply.step];
                 reply.at < end

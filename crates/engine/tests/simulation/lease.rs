@@ -3,9 +3,7 @@
 
 use std::time::Duration;
 
-use waybill_engine::{
-    Division, Event, Handover, Offset, Places, ReaderId, Source, Stamp, Stood, Timestamp,
-};
+use waybill_engine::{Division, Event, Handover, Lane, ReaderId, Source, Stamp, Stood, Timestamp};
 
 use crate::bugs::Bug;
 use crate::clock::Clock;
@@ -98,20 +96,12 @@ impl Run {
             true => at(source).max().unwrap_or_default(),
             false => at(source).min().unwrap_or_default(),
         };
-        let checkpoint = Checkpoint {
-            requests: begin(Source::Requests),
-            replies: begin(Source::Replies),
-            recoveries: begin(Source::Recoveries),
-        };
+        let checkpoint = Checkpoint::of(begin);
         let stood = leases.iter().flat_map(|(parent, lease)| {
             let own = Stood {
                 division: of_before,
                 reader: *parent,
-                at: Places {
-                    requests: offset(lease.checkpoint.requests),
-                    replies: offset(lease.checkpoint.replies),
-                    recoveries: offset(lease.checkpoint.recoveries),
-                },
+                at: lease.checkpoint.0,
             };
             lease.handover.stood().iter().copied().chain([own])
         });
@@ -203,22 +193,22 @@ impl Run {
             return;
         };
         let reached = engine.checkpoint();
-        let position = |offset: Offset| usize::try_from(offset.0).unwrap();
-        let mut checkpoint = Checkpoint {
-            requests: position(reached.requests),
-            replies: position(reached.replies),
-            recoveries: position(reached.recoveries),
+        let mut checkpoint = Checkpoint(reached.at);
+        let fits = |lane: Lane| {
+            let done = checkpoint.on(lane.source());
+            let has_fingerprint = reached.fingerprints[lane]
+                .is_none_or(|fingerprint| fingerprint + 1 == done as u64 + FINGERPRINT_BASE);
+            has_fingerprint && reached.consumed[lane] >= reached.at.on(lane.source())
         };
-        let fits = reached.requests_fingerprint.is_none_or(|fingerprint| {
-            fingerprint + 1 == checkpoint.requests as u64 + FINGERPRINT_BASE
-        });
-        if !fits || reached.consumed < reached.requests {
+        if !Lane::ALL.into_iter().all(fits) {
             self.fail(Rule::Contract, None, || format!("{reached:?}"));
         }
         let owner = &mut self.owners[index];
         if self.bug == Some(Bug::CheckpointEarly) {
-            checkpoint.requests = owner.next[0];
-            checkpoint.replies = owner.next[1];
+            checkpoint = Checkpoint::of(|source| match source {
+                Source::Recoveries => checkpoint.on(source),
+                _ => owner.next[Self::index_of(source)],
+            });
         }
         owner.is_renewing = true;
         let is_free = owner.may_release(self.now);

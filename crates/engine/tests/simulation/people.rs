@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use waybill_engine::{
-    Action, OperationId, OperationRequest, OperationRow, ProcessState, Recovery, RecoveryVerb,
-    Source, StepState,
+    Action, Lane, OperationId, OperationRequest, OperationRow, ProcessState, Recovery,
+    RecoveryVerb, StepState,
 };
 
 use crate::queue::What;
@@ -16,23 +16,23 @@ impl Run {
     /// A caller's record reaches the log.
     pub fn ask(&mut self, index: usize) {
         let ask = self.plan.asks[index].clone();
-        self.request_arrives(ask.partition, ask.record);
+        self.request_arrives(ask.lane, ask.partition, ask.record);
     }
 
-    pub fn request_arrives(&mut self, partition: usize, record: Record) {
+    pub fn request_arrives(&mut self, lane: Lane, partition: usize, record: Record) {
         if let Record::Request { request, .. } = &record {
             let what = match &**request {
                 OperationRequest::Create(create) => format!("create {}", create.workflow),
                 OperationRequest::Amend(amend) => format!("{:?}", amend.amendment),
             };
-            let at = self.store.shards[partition].requests.len();
+            let at = self.store.shards[partition].requests[lane].len();
             self.note(request.operation(), || {
-                format!("request: {what}, offset {at} of partition {partition}")
+                format!("request: {what}, {lane:?} offset {at} of partition {partition}")
             });
         }
-        self.judge_request(partition, &record);
-        self.store.shards[partition].requests.push(record);
-        self.wake_owners(partition, Source::Requests);
+        self.judge_request(lane, partition, &record);
+        self.store.shards[partition].requests[lane].push(record);
+        self.wake_owners(partition, lane.source());
     }
 
     /// An operator looks at what there is, and asks for something: mostly for what fits.

@@ -18,6 +18,10 @@ pub const BOUND: Duration = Duration::from_secs(240);
 pub struct Plan {
     pub partitions: u32,
     pub config: Arc<EngineConfig>,
+    /// How many operations an owner has in memory at most.
+    pub in_flight_max: usize,
+    /// How many requests of each lane wait with it at most.
+    pub waiting_max: usize,
     pub workflows: Arc<Workflows>,
     pub protection: Protection,
     pub asks: Vec<Ask>,
@@ -66,8 +70,7 @@ impl Plan {
             retention: Duration::from_secs(86_400),
             hand_off_after: millis(rng, 5, 3_000),
             fresh_for: millis(rng, 1, 3_000),
-            in_flight_max: 2 + rng.index(8),
-            in_flight_bytes_max: 1 << 20,
+            expedited_weight: 1 + u32::try_from(rng.below(4)).unwrap(),
             timeout_grace: millis(rng, 0, 400),
             decide_within: millis(rng, 1_000, 5_000),
             unreadable_again: millis(rng, 500, 4_000),
@@ -93,6 +96,8 @@ impl Plan {
         Self {
             relayouts,
             partitions,
+            in_flight_max: 2 + rng.index(8),
+            waiting_max: 1 + rng.index(6),
             config: Arc::new(config),
             workflows: Arc::new(workflows),
             protection,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use waybill_engine::{Division, Event, InFlight, OperationId, ReaderId, Source, Timestamp};
+use waybill_engine::{Division, Event, InFlight, Lane, OperationId, ReaderId, Source, Timestamp};
 
 use crate::agents::Agents;
 use crate::bugs::Bug;
@@ -379,9 +379,11 @@ impl Run {
             engine.in_flight() == InFlight::default() && !owner.has_work_under_way()
         });
         let last_reply = shard.replies.iter().rposition(Option::is_some);
-        idle && lease.checkpoint.requests == shard.requests.len()
-            && lease.checkpoint.replies >= last_reply.map_or(0, |last| last + 1)
-            && lease.checkpoint.recoveries == shard.recoveries.len()
+        let is_done = |source| lease.checkpoint.on(source) == shard.len(source);
+        idle && is_done(Source::Requests)
+            && is_done(Source::Expedited)
+            && lease.checkpoint.on(Source::Replies) >= last_reply.map_or(0, |last| last + 1)
+            && is_done(Source::Recoveries)
             && shard.failed_next == shard.failed.len()
     }
 
@@ -392,18 +394,18 @@ impl Run {
         let shards = self.store.shards.iter();
         let logs: Vec<_> = shards
             .map(|shard| {
-                let ends = (
-                    shard.requests.len(),
-                    shard.replies.len(),
-                    shard.recoveries.len(),
-                );
+                let ends = Source::ALL.map(|source| shard.len(source));
                 (ends, shard.failed_next, shard.failed.len())
             })
             .collect();
         let held: Vec<_> = self
             .owners
             .iter()
-            .filter_map(|owner| Some((owner.engine.as_ref()?.in_flight(), owner.state())))
+            .filter_map(|owner| {
+                let engine = owner.engine.as_ref()?;
+                let waiting = Lane::ALL.map(|lane| engine.waiting(lane));
+                Some((engine.in_flight(), waiting, owner.state()))
+            })
             .collect();
         let leases = self.store.leases.clone();
         self.fail(Rule::Lost, operation, || {
@@ -420,12 +422,13 @@ impl Run {
         }
     }
 
-    /// The position of a source among the three.
+    /// The position of a source among all of them.
     pub fn index_of(source: Source) -> usize {
         match source {
             Source::Requests => 0,
             Source::Replies => 1,
             Source::Recoveries => 2,
+            Source::Expedited => 3,
         }
     }
 }

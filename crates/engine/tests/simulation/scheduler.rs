@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_engine::{
-    Division, Epoch, Event, ForwardRecord, KeyHash, Offset, OperationId, OwnerId, Ownership,
-    PartitionEngine, PartitionId, Recovery, RecoveryVerb, Share, Source, Stamp, StepReply,
-    Timestamp, partition_for,
+    ByLane, Division, Epoch, Event, ForwardRecord, KeyHash, Lane, Offset, OperationId, OwnerId,
+    Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb, Room, Share, Source,
+    Stamp, StepReply, Timestamp, partition_for,
 };
 
 use crate::bugs::Bug;
@@ -61,8 +61,8 @@ pub struct Owner {
     stamp_floor: Stamp,
     pub stamp_limit: Stamp,
     /// How far it has read its logs.
-    pub next: [usize; 3],
-    will_poll: [bool; 3],
+    pub next: [usize; 4],
+    will_poll: [bool; 4],
     will_commit: bool,
     ticks_at: Option<Timestamp>,
     pub is_renewing: bool,
@@ -80,7 +80,10 @@ impl Owner {
         stamp_floor: Stamp,
         clock: Clock,
     ) -> Self {
-        let checkpoint = lease.checkpoint;
+        let mut next = [0; 4];
+        for source in Source::ALL {
+            next[Run::index_of(source)] = lease.checkpoint.on(source);
+        }
         Self {
             partition: division.partition_of(key.1).0 as usize,
             key,
@@ -97,12 +100,8 @@ impl Owner {
             replies_end: 0,
             stamp_floor,
             stamp_limit: lease.stamp_limit,
-            next: [
-                checkpoint.requests,
-                checkpoint.replies,
-                checkpoint.recoveries,
-            ],
-            will_poll: [false; 3],
+            next,
+            will_poll: [false; 4],
             will_commit: false,
             ticks_at: None,
             is_renewing: false,
@@ -144,7 +143,7 @@ impl Owner {
         next.max(self.stamp_floor) >= self.stamp_limit
     }
 
-    pub fn state(&self) -> (Life, [usize; 3], bool, usize) {
+    pub fn state(&self) -> (Life, [usize; 4], bool, usize) {
         let commit = self.commit.is_some();
         (self.life, self.next, commit, self.unsettled.len())
     }
@@ -159,14 +158,19 @@ impl Run {
         let shard = &self.store.shards[owner.partition];
         owner.inbox_end = shard.replies.len();
         owner.replies_end = owner.inbox_end;
+        let mut next = Places::default();
+        for source in Source::ALL {
+            *next.on_mut(source) = offset(owner.next[Self::index_of(source)]);
+        }
         let ownership = Ownership {
             partition: PartitionId(u32::try_from(owner.partition).unwrap()),
             owner: name,
             epoch: owner.epoch,
-            requests_next: offset(owner.next[0]),
-            replies_next: offset(owner.next[1]),
-            recoveries_next: offset(owner.next[2]),
-            requests_end: offset(shard.requests.len()),
+            next,
+            requests_end: ByLane {
+                ordinary: offset(shard.len(Source::Requests)),
+                expedited: offset(shard.len(Source::Expedited)),
+            },
             replies_end: offset(if ignores_inbox {
                 0
             } else {
@@ -180,7 +184,7 @@ impl Run {
             Arc::clone(&self.plan.workflows),
         );
         owner.engine = Some(PartitionEngine::new(config, workflows, ownership));
-        for source in [Source::Requests, Source::Replies, Source::Recoveries] {
+        for source in Source::ALL {
             self.wake(index, source);
         }
     }
@@ -280,7 +284,9 @@ impl Run {
             if owner.releasing_since.is_some() {
                 return;
             }
-            if source == Source::Requests && !engine.has_room() {
+            if let Some(lane) = source.lane()
+                && engine.waiting(lane).requests >= self.plan.waiting_max
+            {
                 self.seen.count(Sight::WindowWasFull);
                 return;
             }
@@ -326,7 +332,8 @@ impl Run {
         let shard = &self.store.shards[partition];
         let of = |id: OperationId| KeyHash::of(&id.key());
         match source {
-            Source::Requests => Some(shard.requests.get(at)?.key(at)),
+            Source::Requests => Some(shard.requests.ordinary.get(at)?.key(at)),
+            Source::Expedited => Some(shard.requests.expedited.get(at)?.key(at)),
             Source::Replies => Some(of(shard.replies.get(at)?.as_ref()?.operation)),
             Source::Recoveries => Some(of(shard.recoveries.get(at)?.operation)),
         }
@@ -336,8 +343,12 @@ impl Run {
     fn event_at(&self, partition: usize, source: Source, at: usize) -> Option<Event> {
         let shard = &self.store.shards[partition];
         let offset = offset(at);
+        if let Some(lane) = source.lane() {
+            let record = shard.requests[lane].get(at)?;
+            return Some(self.request_event(lane, partition, record, at));
+        }
         match source {
-            Source::Requests => Some(self.request_event(partition, shard.requests.get(at)?, at)),
+            Source::Requests | Source::Expedited => None,
             Source::Replies => {
                 let Some(reply) = shard.replies.get(at)? else {
                     return Some(Event::InboxRead(offset.next()));
@@ -361,9 +372,9 @@ impl Run {
         }
     }
 
-    fn request_event(&self, partition: usize, record: &Record, at: usize) -> Event {
+    fn request_event(&self, lane: Lane, partition: usize, record: &Record, at: usize) -> Event {
         let (offset, fingerprint) = (offset(at), at as u64 + FINGERPRINT_BASE);
-        let source = Source::Requests;
+        let source = lane.source();
         let Record::Request {
             request,
             is_rerouted,
@@ -395,6 +406,7 @@ impl Run {
             };
         }
         Event::Request {
+            lane,
             offset,
             fingerprint,
             bytes: 300,
@@ -437,6 +449,16 @@ impl Run {
             return;
         };
         engine.apply(event, now);
+        // Who stops begins nothing more.
+        if owner.releasing_since.is_none() {
+            let held = engine.in_flight();
+            let held = held.operations + held.loading;
+            let room = Room {
+                operations: self.plan.in_flight_max.saturating_sub(held),
+                bytes: 1 << 20,
+            };
+            engine.admit(room, now);
+        }
         let loads = engine.loads();
         let timer = engine.next_timer().map(|at| owner.clock.true_time_of(at));
         for operation in loads {

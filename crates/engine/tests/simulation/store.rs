@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use waybill_engine::{
-    Division, Epoch, FailedOperation, Handover, KeyHash, OperationId, OperationRow, PartitionId,
-    ReaderId, Recovery, RowChange, Source, Stamp, StepReply, Timestamp,
+    ByLane, Division, Epoch, FailedOperation, Handover, KeyHash, Lane, OperationId, OperationRow,
+    PartitionId, Places, ReaderId, Recovery, RowChange, Source, Stamp, StepReply, Timestamp,
 };
 
 use crate::scheduler::offset;
@@ -17,22 +17,23 @@ pub const LEASE_MICROS: u64 = 1_000_000;
 /// What owners and candidates allow for delay.
 pub const LEASE_MARGIN_MICROS: u64 = 100_000;
 
-/// How far the three logs of a partition were read and done.
+/// How far the logs of a partition were read and done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Checkpoint {
-    pub requests: usize,
-    pub replies: usize,
-    pub recoveries: usize,
-}
+pub struct Checkpoint(pub Places);
 
 impl Checkpoint {
+    /// What the logs say, one after the other.
+    pub fn of(at: impl Fn(Source) -> usize) -> Self {
+        let mut places = Places::default();
+        for source in Source::ALL {
+            *places.on_mut(source) = offset(at(source));
+        }
+        Self(places)
+    }
+
     /// The position in one of the logs.
     pub fn on(&self, source: Source) -> usize {
-        match source {
-            Source::Requests => self.requests,
-            Source::Replies => self.replies,
-            Source::Recoveries => self.recoveries,
-        }
+        usize::try_from(self.0.on(source).0).unwrap()
     }
 }
 
@@ -73,7 +74,7 @@ pub enum Written {
 /// The logs of one partition, and its shard of the deadline index.
 #[derive(Debug, Default)]
 pub struct Shard {
-    pub requests: Vec<Record>,
+    pub requests: ByLane<Vec<Record>>,
     /// `None` where a transaction's marker lies.
     pub replies: Vec<Option<Rc<StepReply>>>,
     pub recoveries: Vec<Rc<Recovery>>,
@@ -112,6 +113,18 @@ pub fn bucket_of(at: Timestamp) -> i64 {
     at.as_micros().div_euclid(1_000_000)
 }
 
+impl Shard {
+    /// How many records a log has.
+    pub fn len(&self, source: Source) -> usize {
+        match source {
+            Source::Requests => self.requests[Lane::Ordinary].len(),
+            Source::Expedited => self.requests[Lane::Expedited].len(),
+            Source::Replies => self.replies.len(),
+            Source::Recoveries => self.recoveries.len(),
+        }
+    }
+}
+
 impl Store {
     pub fn row(&self, id: OperationId) -> Option<&OperationRow> {
         let mut rows = self.rows.iter();
@@ -136,18 +149,13 @@ impl Store {
         let Some(lease) = newest.next() else {
             return Checkpoint::default();
         };
-        let beyond = |source| {
+        Checkpoint::of(|source| {
             let mut at = lease.checkpoint.on(source);
             while lease.handover.had_done(source, offset(at), key) {
                 at += 1;
             }
             at
-        };
-        Checkpoint {
-            requests: beyond(Source::Requests),
-            replies: beyond(Source::Replies),
-            recoveries: beyond(Source::Recoveries),
-        }
+        })
     }
 
     /// The same for an operation.

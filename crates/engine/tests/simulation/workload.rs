@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use waybill_engine::{
     AmendRequest, Amendment, Backoff, CancelPolicy, CompensationDefinition, Condition, Contact,
-    CreateRequest, Exhausted, IdOrigin, KeyHash, OperationId, OperationRequest, RequestHash,
+    CreateRequest, Exhausted, IdOrigin, KeyHash, Lane, OperationId, OperationRequest, RequestHash,
     StepDefinition, StepKind, Timestamp, Workflow, WorkflowDefinition, Workflows, partition_for,
 };
 
@@ -14,7 +14,7 @@ use crate::bugs::Bug;
 use crate::clock::SKEW_MICROS;
 use crate::rng::Rng;
 
-/// A record of `operation-requests`.
+/// A record of a requests topic.
 #[derive(Clone, Debug)]
 pub enum Record {
     Request {
@@ -47,6 +47,7 @@ impl Record {
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub at: Timestamp,
+    pub lane: Lane,
     pub partition: usize,
     pub record: Record,
 }
@@ -265,8 +266,11 @@ fn condition(step: &str, equals: &str) -> Option<Condition> {
 
 /// What callers of a few operations will send.
 pub fn asks(rng: &mut Rng, start: Timestamp, partitions: u32, fresh_for: Duration) -> Vec<Ask> {
+    // Some send nothing expedited, others half of it.
+    let expedited = [0, 0, 20, 50][rng.index(4)];
     let mut callers = Callers {
         rng,
+        expedited,
         start,
         partitions,
         fresh_for,
@@ -285,6 +289,8 @@ pub fn asks(rng: &mut Rng, start: Timestamp, partitions: u32, fresh_for: Duratio
 
 struct Callers<'a> {
     rng: &'a mut Rng,
+    /// Of a hundred records, how many come by the other topic, whatever else there is about their operation.
+    expedited: u64,
     start: Timestamp,
     partitions: u32,
     fresh_for: Duration,
@@ -447,8 +453,13 @@ impl Callers<'_> {
     }
 
     fn append(&mut self, at: Timestamp, partition: usize, record: Record) {
+        let lane = match self.rng.chance(self.expedited) {
+            true => Lane::Expedited,
+            false => Lane::Ordinary,
+        };
         self.asks.push(Ask {
             at,
+            lane,
             partition,
             record,
         });

@@ -12,8 +12,9 @@ use apache_avro::Schema;
 use apache_avro::schema_compatibility::SchemaCompatibility;
 use apache_avro::types::Value;
 use waybill_engine::{
-    Action, AmendRequest, Attempt, CreateRequest, FailedOperation, OperationRequest,
-    OperationStatus, Outcome, OwnerNotice, ProcessState, StatusKind, StepReply, StepRequest,
+    Action, AmendRequest, Attempt, CreateRequest, FailedOperation, Lane, OperationRequest,
+    OperationStatus, Outcome, OwnerNotice, Position, ProcessState, StatusKind, StepReply,
+    StepRequest,
 };
 use waybill_messages::{
     DecodeError, EncodeError, Frame, Framing, Lookup, RECORD_SCHEMAS, Record, RecordKind, SchemaId,
@@ -77,9 +78,28 @@ fn first_versions_are_read_with_the_defaults_of_what_they_did_not_have() {
             state: ProcessState::Error,
             sequence: 1,
             step: None,
-            ..samples::operation_status()
+            ..before_there_were_lanes()
         }
     );
+}
+
+#[test]
+fn statuses_of_the_second_version_answer_ordinary_requests() {
+    assert_eq!(
+        golden::<OperationStatus>("operation-status.v2"),
+        before_there_were_lanes()
+    );
+}
+
+fn before_there_were_lanes() -> OperationStatus {
+    let status = samples::operation_status();
+    OperationStatus {
+        request: Position {
+            lane: Lane::Ordinary,
+            ..status.request
+        },
+        ..status
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use apache_avro::types::Value;
 use uuid::Uuid;
 use waybill_engine::{
     Action, AlertKind, AmendRequest, Amendment, Attempt, AttemptSeen, Contact, CreateRequest,
-    Epoch, FailedOperation, IdOrigin, Offset, OperationId, OperationRequest, OperationStatus,
+    Epoch, FailedOperation, IdOrigin, Lane, Offset, OperationId, OperationRequest, OperationStatus,
     OperatorAlert, Outcome, OwnerNotice, PartitionId, ProcessState, Recovery, RecoveryVerb,
     StatusKind, StepReply, StepRequest, StepState, Timestamp,
 };
@@ -111,7 +111,7 @@ fn records_look_like_their_golden_bytes_and_survive() {
     matches_golden("step-request.v2", samples::step_request());
     matches_golden("step-reply.v2", samples::step_reply());
     matches_golden("failed-operation.v2", samples::failed_operation());
-    matches_golden("operation-status.v2", samples::operation_status());
+    matches_golden("operation-status.v3", samples::operation_status());
     matches_golden("recovery.v1", samples::recovery());
     let step = "package".to_owned();
     matches_golden(
@@ -218,6 +218,7 @@ fn empty_and_extreme_values_survive() {
         reply_to: None,
         sequence: 0,
         request: waybill_engine::Position {
+            lane: Lane::Ordinary,
             partition: PartitionId(0),
             offset: Offset(i64::MAX),
         },

@@ -6,7 +6,7 @@ use std::time::Duration;
 use uuid::Uuid;
 use waybill_engine::{
     Action, AlertKind, AmendRequest, Amendment, Attempt, AttemptSeen, Contact, CreateRequest,
-    Epoch, FailedOperation, IdOrigin, Offset, OperationId, OperationRequest, OperationStatus,
+    Epoch, FailedOperation, IdOrigin, Lane, Offset, OperationId, OperationRequest, OperationStatus,
     OperatorAlert, Outcome, OwnerNotice, PartitionId, Position, ProcessState, Recovery,
     RecoveryVerb, RequestHash, StatusKind, StepError, StepReply, StepRequest, StepState, Timestamp,
 };
@@ -165,6 +165,7 @@ pub fn operation_status() -> OperationStatus {
         failing_step: Some("account".to_owned()),
         step: Some(("package".to_owned(), StepState::Compensated)),
         request: Position {
+            lane: Lane::Expedited,
             partition: PartitionId(3),
             offset: Offset(123_456_789_012),
         },

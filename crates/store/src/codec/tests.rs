@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, Contact, Handover, OperationError, Places, Position, ProcessState, RequestHash,
-    StepError, StepProgress, StepState, Stood,
+    Attempt, ByLane, Contact, Handover, Lane, OperationError, Places, Position, ProcessState,
+    RequestHash, StepError, StepProgress, StepState, Stood,
 };
 
 use super::*;
@@ -22,6 +22,7 @@ fn sample_created() -> Created {
         reply_to: None,
         request_hash: RequestHash([0xab; 16]),
         request: Position {
+            lane: Lane::Ordinary,
             partition: PartitionId(2),
             offset: Offset(300),
         },
@@ -83,12 +84,21 @@ fn sample_lease() -> Lease {
         duration: Duration::from_millis(1_500),
         stamp_limit: Stamp(1_000_000),
         checkpoint: Checkpoint {
-            requests: Offset(10),
-            replies: Offset(20),
-            recoveries: Offset(30),
-            requests_fingerprint: Some(0xfeed),
+            at: Places {
+                requests: Offset(10),
+                replies: Offset(20),
+                recoveries: Offset(30),
+                ..Places::default()
+            },
+            fingerprints: ByLane {
+                ordinary: Some(0xfeed),
+                expedited: None,
+            },
         },
-        consumed: Offset(11),
+        consumed: ByLane {
+            ordinary: Offset(11),
+            expedited: Offset(0),
+        },
         ..Lease::new(LeaseKey::supervisor(PartitionId(1)), PartitionId(1))
     }
 }
@@ -219,6 +229,7 @@ fn a_layout_reads_back() {
 
     let place = |offset| Places {
         requests: Offset(offset),
+        expedited: Offset(0),
         replies: Offset(1),
         recoveries: Offset(2),
     };
@@ -232,7 +243,57 @@ fn a_layout_reads_back() {
         hex(bytes),
         "060302010201020204010102040303020e02041002040102020002040a0204020e020410020400"
     );
-    assert_eq!(layout(bytes), Ok(sample));
+    assert_eq!(layout(bytes), Ok(sample.clone()));
+
+    let mut sample = sample;
+    for (at, offset) in sample.places_mut().zip(70..) {
+        at.expedited = Offset(offset);
+    }
+    let bytes = encoder.layout(&sample).to_vec();
+    // The same, with the offsets of expedited requests behind: of cuts, then of the change.
+    assert_eq!(
+        hex(&bytes),
+        "070302010201020204010102040303020e02041002040102020002040a0204020e020410020400\
+         068c018e019001920194019601"
+    );
+    assert_eq!(layout(&bytes), Ok(sample));
+    let mut one_less = bytes;
+    one_less.truncate(one_less.len() - 2);
+    let count = one_less.len() - 11;
+    one_less[count] -= 1;
+    assert_eq!(layout(&one_less), Err(Malformed::Places(5)));
+}
+
+#[test]
+fn a_lease_of_a_reader_of_expedited_requests_has_a_format_of_its_own_and_reads_back() {
+    let mut encoder = Encoder::default();
+    let at = Places {
+        requests: Offset(9),
+        expedited: Offset(8),
+        ..Places::default()
+    };
+    let stood = Stood {
+        division: Division::one_each(4),
+        reader: ReaderId(0),
+        at,
+    };
+    let mut sample = sample_lease();
+    sample.handover = Handover::new([stood], |_| Offset(0));
+    let bytes = encoder.lease(&sample).to_vec();
+    assert_eq!((bytes[0], lease(&bytes)), (5, Ok(sample.clone())));
+
+    sample.handover = Handover::default();
+    for change in [
+        |lease: &mut Lease| lease.checkpoint.at.expedited = Offset(4),
+        |lease: &mut Lease| lease.checkpoint.fingerprints.expedited = Some(5),
+        |lease: &mut Lease| lease.consumed.expedited = Offset(6),
+    ] {
+        let mut sample = sample.clone();
+        change(&mut sample);
+        let bytes = encoder.lease(&sample).to_vec();
+        assert_eq!((bytes[0], lease(&bytes)), (5, Ok(sample)));
+    }
+    assert_eq!(encoder.lease(&sample)[0], 4, "an older version reads it");
 }
 
 #[test]
@@ -310,8 +371,7 @@ fn a_lease_that_was_handed_over_by_an_impossible_reader_is_refused() {
             reader: ReaderId(0),
             at: Places {
                 requests: Offset(9),
-                replies: Offset(0),
-                recoveries: Offset(0),
+                ..Places::default()
             },
         });
         let sample = Lease {

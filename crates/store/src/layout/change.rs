@@ -80,6 +80,24 @@ impl Change {
     }
 }
 
+impl Change {
+    pub(super) fn places(&self) -> impl Iterator<Item = &Places> {
+        let begins = self.begins.iter().flat_map(|begins| &begins.at);
+        begins.chain(match &self.step {
+            Step::Moved { ends, .. } => ends.as_slice(),
+            Step::Intended | Step::Cut | Step::Announced => &[],
+        })
+    }
+
+    pub(super) fn places_mut(&mut self) -> impl Iterator<Item = &mut Places> {
+        let begins = self.begins.iter_mut().flat_map(|begins| &mut begins.at);
+        begins.chain(match &mut self.step {
+            Step::Moved { ends, .. } => ends.as_mut_slice(),
+            Step::Intended | Step::Cut | Step::Announced => &mut [],
+        })
+    }
+}
+
 /// A time in which operations were not spread over a partition that the topics have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Retired {
@@ -92,6 +110,14 @@ pub struct Retired {
 }
 
 impl Retired {
+    pub(super) fn places(&self) -> impl Iterator<Item = &Places> {
+        [&self.from].into_iter().chain(&self.until)
+    }
+
+    pub(super) fn places_mut(&mut self) -> impl Iterator<Item = &mut Places> {
+        [&mut self.from].into_iter().chain(&mut self.until)
+    }
+
     /// Whether what lies at this place is sent home.
     #[must_use]
     pub fn has(&self, source: Source, offset: Offset) -> bool {

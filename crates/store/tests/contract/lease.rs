@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Division, Epoch, Handover, Offset, OwnerId, PartitionId, Places, ReaderId, Source, Stamp, Stood,
+    ByLane, Division, Epoch, Handover, Lane, Offset, OwnerId, PartitionId, Places, ReaderId,
+    Source, Stamp, Stood,
 };
 use waybill_store::{LayoutGeneration, Lease, LeaseKey};
 
@@ -36,11 +37,13 @@ fn renewal(lease: &Lease) -> Lease {
     let mut renewed = lease.clone();
     renewed.renewal += 1;
     renewed.stamp_limit.0 += 500;
-    renewed.consumed.0 += 20;
-    renewed.checkpoint.requests.0 += 10;
-    renewed.checkpoint.replies.0 += 30;
-    renewed.checkpoint.recoveries.0 += 40;
-    renewed.checkpoint.requests_fingerprint = Some(0xdead_beef_dead_beef);
+    for lane in Lane::ALL {
+        renewed.consumed[lane].0 += 20;
+        renewed.checkpoint.fingerprints[lane] = Some(0xdead_beef_dead_beef);
+    }
+    for (source, further) in Source::ALL.into_iter().zip(1..) {
+        renewed.checkpoint.at.on_mut(source).0 += 10 * further;
+    }
     renewed
 }
 
@@ -188,7 +191,10 @@ pub async fn a_renewal_never_goes_back_and_its_repeat_is_accepted(subject: &impl
         );
         assert!(!store.renew_lease(second).await.unwrap(), "it is older");
         let other = Lease {
-            consumed: Offset(999),
+            consumed: ByLane {
+                ordinary: Offset(999),
+                ..third.consumed
+            },
             ..third.clone()
         };
         assert!(
@@ -291,6 +297,7 @@ pub async fn an_ended_lease_is_kept_with_its_handover_and_renewed_by_nobody(
         reader: ReaderId(5),
         at: Places {
             requests: Offset(100),
+            expedited: Offset(80),
             replies: Offset(0),
             recoveries: Offset(7),
         },

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use uuid::Uuid;
-use waybill_engine::{Epoch, Offset, OwnerId, PartitionId, ReaderId};
+use waybill_engine::{ByLane, Epoch, Offset, OwnerId, PartitionId, Places, ReaderId};
 use waybill_store::{
     Checkpoint, CqlProblem, CqlServer, CqlStore, Layout, LayoutGeneration, Lease, LeaseKey,
     SchemaError, Store as _, StoreError,
@@ -181,12 +181,21 @@ async fn a_keyspace_of_the_first_version_is_migrated_with_what_it_holds() {
         renewal: 7,
         duration: Duration::from_secs(10),
         checkpoint: Checkpoint {
-            requests: Offset(40),
-            replies: Offset(200),
-            recoveries: Offset(1),
-            requests_fingerprint: Some(9),
+            at: Places {
+                requests: Offset(40),
+                replies: Offset(200),
+                recoveries: Offset(1),
+                ..Places::default()
+            },
+            fingerprints: ByLane {
+                ordinary: Some(9),
+                expedited: None,
+            },
         },
-        consumed: Offset(41),
+        consumed: ByLane {
+            ordinary: Offset(41),
+            expedited: Offset(0),
+        },
         ..Lease::new(key, PartitionId(3))
     };
     let store = subject.store().await;

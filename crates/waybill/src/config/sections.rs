@@ -150,7 +150,7 @@ pub struct BrokerConfig {
     pub request_bytes_max: ByteSize,
     /// Connections at once; further ones are closed.
     pub connections_max: usize,
-    /// What the topic of requests may take on disk. Beyond it ingestion answers 503.
+    /// What each of the two topics of requests may take on disk. Beyond it ingestion answers 503.
     pub requests_disk_bytes_max: ByteSize,
 }
 
@@ -215,6 +215,13 @@ pub struct SchedulerConfig {
     pub in_flight_max: usize,
     /// Their size in all.
     pub in_flight_bytes_max: ByteSize,
+    /// Requests that are read before there is room for them, of each of their two topics, over all partitions of the
+    /// process. Among these no tenant waits for another's crowd, and no expedited request for ordinary ones.
+    pub read_ahead_max: usize,
+    /// Their size in all, of each topic.
+    pub read_ahead_bytes_max: ByteSize,
+    /// How many expedited requests go ahead for each ordinary one, while both wait.
+    pub expedited_weight: u32,
     /// How long an operation stays in memory before it is handed to the deadline index and holds
     /// the checkpoint no longer.
     #[serde(with = "units::duration")]
@@ -259,6 +266,9 @@ impl Default for SchedulerConfig {
             readers_per_partition: 1,
             in_flight_max: 4_000,
             in_flight_bytes_max: ByteSize::mib(64),
+            read_ahead_max: 8_000,
+            read_ahead_bytes_max: ByteSize::mib(16),
+            expedited_weight: 4,
             hand_off_after: Duration::from_secs(5),
             checkpoint_every: Duration::from_secs(1),
             checkpoint_records: 10_000,

@@ -50,7 +50,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
     let heard_after = kafka.clients().metadata_refresh();
-    let rules: [(bool, &str, String); 48] = [
+    let rules: [(bool, &str, String); 50] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -263,6 +263,16 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         (
             scheduler.in_flight_max > 0 && scheduler.in_flight_bytes_max > ByteSize::bytes(0),
             "scheduler.inFlightMax and scheduler.inFlightBytesMax",
+            not_zero(),
+        ),
+        (
+            scheduler.read_ahead_max > 0 && scheduler.read_ahead_bytes_max > ByteSize::bytes(0),
+            "scheduler.readAheadMax and scheduler.readAheadBytesMax",
+            not_zero(),
+        ),
+        (
+            scheduler.expedited_weight > 0,
+            "scheduler.expeditedWeight",
             not_zero(),
         ),
         (

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use waybill_engine::{
-    IdOrigin, Offset, OperationId, OperationRow, PartitionId, RequestHash, Timestamp,
+    IdOrigin, Lane, Offset, OperationId, OperationRow, PartitionId, RequestHash, Timestamp,
 };
 use waybill_kafka::{
     ClientError, Delivered, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
@@ -189,7 +189,7 @@ impl Intake {
         }
         self.begin()?;
         let (tell, told) = oneshot::channel();
-        let topic = self.topics.requests();
+        let topic = self.topics.of_lane(submission.lane);
         let span = spans::of_record(record, topic);
         let trace = match &span {
             Some(span) => Some(span.context().to_string()),
@@ -200,6 +200,7 @@ impl Intake {
             flow: Arc::clone(&self.flow),
             claim,
             id: record.operation,
+            lane: submission.lane,
             hash: record.request_hash,
             workflow: Arc::clone(&submission.workflow),
             tenant: Some(&*record.tenant)
@@ -390,6 +391,7 @@ struct Waiting {
     /// Where the id is the caller's.
     claim: Option<Claim>,
     id: OperationId,
+    lane: Lane,
     hash: RequestHash,
     workflow: Arc<str>,
     tenant: Option<Arc<str>>,
@@ -407,6 +409,7 @@ impl Waiting {
             spans::sent(span, &outcome);
         }
         let settled = outcome.map(|(partition, offset)| Accepted {
+            lane: self.lane,
             partition,
             offset,
             hash: self.hash,

@@ -70,7 +70,7 @@ impl Peek {
 impl fmt::Debug for Peek {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Peek")
-            .field("topic", &self.topics.requests())
+            .field("topics", &self.topics.prefix())
             .finish_non_exhaustive()
     }
 }
@@ -82,7 +82,11 @@ fn read_within(
     position: Position,
     due: Instant,
 ) -> Option<CreateRequest> {
-    let Position { partition, offset } = position;
+    let Position {
+        lane,
+        partition,
+        offset,
+    } = position;
     let consumer = match slot.take() {
         Some(consumer) => consumer,
         None => PartitionConsumer::new(settings, &options())
@@ -90,7 +94,7 @@ fn read_within(
             .ok()?,
     };
     consumer
-        .assign(&[(topics.requests(), partition, offset)])
+        .assign(&[(topics.of_lane(lane), partition, offset)])
         .ok()?;
     let found = first(&consumer, topics, partition, offset, due);
     // Nothing is fetched between two reads. A consumer that cannot go on is made anew.

@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
-use waybill_engine::{Offset, OperationId, PartitionId};
+use waybill_engine::{Lane, Offset, OperationId, PartitionId};
 use waybill_store::{AttentionCursor, AttentionPage, RowRead, Store, StoreError};
 
 use super::problem::{Kind, Problem};
@@ -28,7 +28,7 @@ pub struct Reads {
     within: Duration,
     is_away: AtomicBool,
     spread: Spread,
-    consumed: std::sync::Mutex<HashMap<PartitionId, Arc<Mutex<Known>>>>,
+    consumed: std::sync::Mutex<HashMap<(Lane, PartitionId), Arc<Mutex<Known>>>>,
 }
 
 /// When a partition's leases were read last, and what they said.
@@ -81,14 +81,14 @@ impl Reads {
     /// # Errors
     ///
     /// As [`rows`](Self::rows).
-    pub async fn consumed(&self, partition: PartitionId) -> Result<Offset, Problem> {
+    pub async fn consumed(&self, lane: Lane, partition: PartitionId) -> Result<Offset, Problem> {
         let partitions = self.spread.partitions();
         if !self.spread.all_ever().contains(&partition) {
             return Ok(Offset(0));
         }
         let known = {
             let mut of = self.consumed.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(of.entry(partition).or_default())
+            Arc::clone(of.entry((lane, partition)).or_default())
         };
         // The wait for whoever reads it now counts, too.
         self.answered(async {
@@ -100,7 +100,7 @@ impl Reads {
             }
             let read_at = Instant::now();
             let layout = readers::layout(&*self.store, partitions).await?;
-            let offset = readers::consumed(&*self.store, &layout, partition).await?;
+            let offset = readers::consumed(&*self.store, &layout, lane, partition).await?;
             *known = Some((read_at, offset));
             Ok(offset)
         })

@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::oneshot;
-use waybill_engine::{Offset, OperationId, PartitionId, Position, RequestHash, Timestamp};
+use waybill_engine::{Lane, Offset, OperationId, PartitionId, Position, RequestHash, Timestamp};
 
 use waybill_kafka::ProduceError;
 
@@ -23,6 +23,8 @@ use super::token::StatusToken;
 /// A request that the broker has acknowledged.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Accepted {
+    /// The lane that it came by.
+    pub lane: Lane,
     /// The partition that it lies in.
     pub partition: PartitionId,
     /// Its offset there; `None` in the rare case that the broker acknowledged it without saying.
@@ -48,6 +50,7 @@ impl Accepted {
     /// What its `Location` carries.
     pub fn token(&self) -> Option<StatusToken> {
         let position = Position {
+            lane: self.lane,
             partition: self.partition,
             offset: self.offset?,
         };
@@ -165,7 +168,8 @@ impl Recent {
 }
 
 impl Shard {
-    /// Of two requests with one id the first in the partition stands, as it does at the scheduler.
+    /// Of two requests with one id the first in the partition stands, as it does at the scheduler. Of two lanes
+    /// either may be the first there: the one that was entered stands.
     fn insert(&mut self, id: OperationId, accepted: Accepted, max: usize) {
         if max == 0 {
             return;
@@ -173,7 +177,9 @@ impl Shard {
         match self.accepted.entry(id) {
             Entry::Occupied(mut entry) => {
                 // `None` is below every offset: what is not known does not take another's place.
-                if accepted.offset.is_some() && accepted.offset < entry.get().offset {
+                let known = entry.get();
+                let is_earlier = accepted.lane == known.lane && accepted.offset < known.offset;
+                if accepted.offset.is_some() && is_earlier {
                     entry.insert(accepted);
                 }
             }
@@ -226,6 +232,7 @@ mod tests {
 
     fn accepted(offset: i64, hash: u8) -> Accepted {
         Accepted {
+            lane: Lane::Ordinary,
             partition: PartitionId(0),
             offset: Some(Offset(offset)),
             hash: RequestHash([hash; 16]),

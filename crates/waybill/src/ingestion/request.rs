@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 use waybill_drone_delivery::request::{self as drone_delivery, DeliveryRequest};
 use waybill_engine::{
-    Contact, CreateRequest, INPUT_BYTES_MAX, IdOrigin, OperationId, RequestHash, Timestamp,
+    Contact, CreateRequest, INPUT_BYTES_MAX, IdOrigin, Lane, OperationId, RequestHash, Timestamp,
     Workflows,
 };
 use waybill_messages::is_topic_name;
@@ -65,6 +65,8 @@ pub struct Envelope {
 pub struct Submission {
     /// The record.
     pub record: CreateRequest,
+    /// Which topic it goes to.
+    pub lane: Lane,
     /// Its workflow.
     pub workflow: Arc<str>,
     /// Deadlines that have passed already.
@@ -180,6 +182,7 @@ struct Draft<'a> {
     caller_id: Option<CallerId>,
     deadline: Option<Timestamp>,
     reply_to: Option<String>,
+    expedited: Option<bool>,
     notify: Vec<Contact>,
     input: Option<Input>,
 }
@@ -203,6 +206,7 @@ impl<'a> Draft<'a> {
             caller_id: envelope.idempotency_key.clone(),
             deadline: None,
             reply_to: None,
+            expedited: None,
             notify: Vec::new(),
             input: None,
         }
@@ -236,8 +240,15 @@ impl<'a> Draft<'a> {
     }
 
     fn operation(&mut self, fields: &mut Map<String, Value>) {
-        const KNOWN: [&str; 7] = [
-            "workflow", "id", "input", "deadline", "tenant", "replyTo", NOTIFY,
+        const KNOWN: [&str; 8] = [
+            "workflow",
+            "id",
+            "input",
+            "deadline",
+            "expedited",
+            "tenant",
+            "replyTo",
+            NOTIFY,
         ];
         let name = match self.text(fields, "workflow") {
             Some(name) => {
@@ -280,6 +291,11 @@ impl<'a> Draft<'a> {
         }
         if let Some(topic) = self.text(fields, "replyTo") {
             self.reply_to(topic);
+        }
+        match fields.get("expedited") {
+            None | Some(Value::Null) => {}
+            Some(Value::Bool(expedited)) => self.expedited = Some(*expedited),
+            Some(_) => self.wrong("/expedited", "must be true or false"),
         }
         self.notify(fields.get(NOTIFY));
         match fields.remove("input") {
@@ -419,6 +435,15 @@ impl<'a> Draft<'a> {
             },
         };
         let caller_id = caller_id.map(CallerId::into_string);
+        // A delivery says so by itself, unless the general form says otherwise.
+        let of_delivery = match &input {
+            Input::Delivery(delivery) => delivery.expedited,
+            Input::Other(_) => false,
+        };
+        let lane = match self.expedited.unwrap_or(of_delivery) {
+            true => Lane::Expedited,
+            false => Lane::Ordinary,
+        };
         let hash = |input: &[u8]| {
             request_hash(
                 &workflow,
@@ -457,6 +482,7 @@ impl<'a> Draft<'a> {
                 resubmission_of: None,
                 notify: self.notify,
             },
+            lane,
             workflow,
             overdue: self.overdue,
         })

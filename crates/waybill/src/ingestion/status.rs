@@ -11,7 +11,9 @@
 use std::sync::Arc;
 
 use serde_json::value::RawValue;
-use waybill_engine::{CreateRequest, OperationId, OperationRow, PartitionId, Position, Workflows};
+use waybill_engine::{
+    CreateRequest, Lane, OperationId, OperationRow, PartitionId, Position, Workflows,
+};
 
 use super::id::{self, CallerId};
 use super::intake::Intake;
@@ -89,31 +91,40 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
     let accepted = ids
         .iter()
         .find_map(|id| recent(*id).map(|found| (*id, found)));
-    let (id, partition, offset) = match (query.token, &accepted) {
+    let (id, lane, partition, offset) = match (query.token, &accepted) {
         (Some(token), accepted) => {
             let id = accepted.as_ref().map_or(ids[0], |(id, _)| *id);
-            let id = at_partition(intake, &ids, token.position.partition).unwrap_or(id);
-            (id, token.position.partition, Some(token.position.offset))
+            let Position {
+                lane,
+                partition,
+                offset,
+            } = token.position;
+            let id = at_partition(intake, &ids, partition).unwrap_or(id);
+            (id, lane, partition, Some(offset))
         }
-        (None, Some((id, accepted))) => (*id, accepted.partition, accepted.offset),
+        (None, Some((id, accepted))) => (*id, accepted.lane, accepted.partition, accepted.offset),
         (None, None) => return Err(unknown()),
     };
     let is_it = |found: &Accepted| query.token.is_none_or(|token| token.is_of(found.hash));
     let accepted = accepted
         .filter(|(found, accepted)| *found == id && is_it(accepted))
         .map(|(_, accepted)| accepted);
-    let consumed = intake.reads().consumed(partition).await?;
+    let consumed = intake.reads().consumed(lane, partition).await?;
     if let Some(status) = read(intake, &ids, &query).await? {
         return Ok(status);
     }
-    let is_sent_on = |offset| intake.spread().is_sent_on(partition, offset, id);
+    let position = |offset| Position {
+        lane,
+        partition,
+        offset,
+    };
+    let is_sent_on = |offset| intake.spread().is_sent_on(position(offset), id);
     if offset.is_some_and(|offset| offset < consumed && !is_sent_on(offset)) {
         return Err(unknown());
     }
     let request = match offset {
         Some(offset) if query.wants_request || accepted.is_none() => {
-            let position = Position { partition, offset };
-            let request = request_at(intake, position, id, query.token).await;
+            let request = request_at(intake, position(offset), id, query.token).await;
             request.filter(|request| query.tenants.include(&request.tenant))
         }
         _ => None,
@@ -157,6 +168,11 @@ impl Pending {
     /// What its `Location` carries, if memory knows it.
     pub fn token(&self) -> Option<StatusToken> {
         self.accepted.as_ref()?.token()
+    }
+
+    /// The lane that it came by, if memory knows it.
+    pub fn lane(&self) -> Option<Lane> {
+        Some(self.accepted.as_ref()?.lane)
     }
 
     /// Whose it is, where that is known.

@@ -6,9 +6,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use waybill_engine::{Offset, PartitionId, Position, RequestHash};
+use waybill_engine::{Lane, Offset, PartitionId, Position, RequestHash};
 
-/// The value of `at` in a `Location`: `partition-offset-hash`.
+/// The value of `at` in a `Location`: `partition-offset-hash`, with an `x` before it of an expedited request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StatusToken {
     /// Where the request lies.
@@ -16,6 +16,9 @@ pub struct StatusToken {
     /// The first bytes of its hash.
     pub hash_prefix: [u8; 4],
 }
+
+/// What tells the token of an expedited request.
+const EXPEDITED: &str = "x";
 
 /// A text is not a status token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -53,6 +56,9 @@ impl StatusToken {
 impl fmt::Display for StatusToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let prefix = u32::from_be_bytes(self.hash_prefix);
+        if self.position.lane == Lane::Expedited {
+            f.write_str(EXPEDITED)?;
+        }
         write!(
             f,
             "{}-{}-{prefix:08x}",
@@ -65,6 +71,10 @@ impl FromStr for StatusToken {
     type Err = BadToken;
 
     fn from_str(text: &str) -> Result<Self, BadToken> {
+        let (lane, text) = match text.strip_prefix(EXPEDITED) {
+            Some(rest) => (Lane::Expedited, rest),
+            None => (Lane::Ordinary, text),
+        };
         let digits = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
         let mut parts = text.split('-');
         let (Some(partition), Some(offset), Some(prefix), None) =
@@ -78,6 +88,7 @@ impl FromStr for StatusToken {
         }
         Ok(Self {
             position: Position {
+                lane,
                 partition: PartitionId(partition.parse().map_err(|_| BadToken)?),
                 offset: Offset(offset.parse().map_err(|_| BadToken)?),
             },
@@ -95,6 +106,7 @@ mod tests {
     #[test]
     fn a_token_reads_back_as_it_was_written() {
         let position = Position {
+            lane: Lane::Ordinary,
             partition: PartitionId(3),
             offset: Offset(1_234_567),
         };
@@ -104,11 +116,20 @@ mod tests {
         assert_eq!(token.to_string().parse(), Ok(token));
         assert!(token.is_of(hash));
         assert!(!token.is_of(RequestHash([1; 16])));
+
+        let position = Position {
+            lane: Lane::Expedited,
+            ..position
+        };
+        let token = StatusToken::new(position, hash);
+        assert_eq!(token.to_string(), "x3-1234567-00ab0102");
+        assert_eq!(token.to_string().parse(), Ok(token));
     }
 
     #[test]
     fn the_token_of_a_cancel_is_of_any_request() {
         let position = Position {
+            lane: Lane::Ordinary,
             partition: PartitionId(3),
             offset: Offset(7),
         };
@@ -126,6 +147,8 @@ mod tests {
             "1-2-0000000g",
             "-1-2-00000000",
             "1--2-00000000",
+            "xx1-2-00000000",
+            "x-1-2-00000000",
             "+1-2-00000000",
             "1-2-00000000-",
             "4294967296-0-00000000",

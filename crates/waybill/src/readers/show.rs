@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{Division, Offset, ReaderId, Timestamp};
+use waybill_engine::{Division, Lane, Offset, ReaderId, Timestamp};
 use waybill_store::{Layout, LayoutError, LayoutGeneration, Lease, LeaseKey, Store, StoreError};
 
 use crate::clock::wall_clock;
@@ -49,8 +49,31 @@ pub struct ReaderView {
     pub checkpoint: CheckpointView,
     /// The next request that is not consumed durably.
     pub consumed: Offset,
+    /// The next expedited one.
+    #[serde(default)]
+    pub consumed_expedited: Offset,
     /// What it waits for, if it does not run.
     pub waits_for: Vec<String>,
+}
+
+impl ReaderView {
+    /// Below it every request of a lane is done.
+    #[must_use]
+    pub fn done(&self, lane: Lane) -> Offset {
+        match lane {
+            Lane::Ordinary => self.checkpoint.requests,
+            Lane::Expedited => self.checkpoint.expedited,
+        }
+    }
+
+    /// The next request of a lane that is not consumed durably.
+    #[must_use]
+    pub fn consumed(&self, lane: Lane) -> Offset {
+        match lane {
+            Lane::Ordinary => self.consumed,
+            Lane::Expedited => self.consumed_expedited,
+        }
+    }
 }
 
 /// The offsets of a checkpoint.
@@ -59,6 +82,9 @@ pub struct ReaderView {
 pub struct CheckpointView {
     /// On `operation-requests`.
     pub requests: Offset,
+    /// On `expedited-requests`.
+    #[serde(default)]
+    pub expedited: Offset,
     /// On `step-replies`.
     pub replies: Offset,
     /// On `recovery`.
@@ -207,11 +233,13 @@ fn view(reader: ReaderId, lease: &Lease, waits_for: Vec<String>) -> ReaderView {
         silent: lease.owner.is_some() && has_run_out(lease, wall_clock()),
         epoch: lease.epoch.0,
         checkpoint: CheckpointView {
-            requests: checkpoint.requests,
-            replies: checkpoint.replies,
-            recoveries: checkpoint.recoveries,
+            requests: checkpoint.at.requests,
+            expedited: checkpoint.at.expedited,
+            replies: checkpoint.at.replies,
+            recoveries: checkpoint.at.recoveries,
         },
-        consumed: lease.consumed,
+        consumed: lease.consumed.ordinary,
+        consumed_expedited: lease.consumed.expedited,
         waits_for,
     }
 }
@@ -234,7 +262,7 @@ impl fmt::Display for LayoutView {
         )?;
         writeln!(
             f,
-            "reader  partition   requests    replies  recoveries  epoch  owner"
+            "reader  partition   requests  expedited    replies  recoveries  epoch  owner"
         )?;
         for view in readers {
             let mut state = view.owner.clone().unwrap_or_default();
@@ -246,12 +274,13 @@ impl fmt::Display for LayoutView {
             }
             let CheckpointView {
                 requests,
+                expedited,
                 replies,
                 recoveries,
             } = view.checkpoint;
             writeln!(
                 f,
-                "{:>6}  {:>9}  {requests:>9}  {replies:>9}  {recoveries:>10}  {:>5}  {state}",
+                "{:>6}  {:>9}  {requests:>9}  {expedited:>9}  {replies:>9}  {recoveries:>10}  {:>5}  {state}",
                 view.reader, view.partition, view.epoch
             )?;
         }

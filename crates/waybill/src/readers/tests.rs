@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use uuid::Uuid;
-use waybill_engine::{Epoch, Stamp};
+use waybill_engine::{ByLane, Epoch, Lane, Stamp};
 use waybill_store::{Checkpoint, EmbeddedConfig, EmbeddedStore};
 
 use super::show::{Readers, SetError};
@@ -50,11 +50,14 @@ impl Site {
             epoch: Epoch(4 + u64::from(reader)),
             duration: Duration::from_millis(50),
             stamp_limit: Stamp(100 + i64::from(reader)),
-            consumed: Offset(requests + 1),
-            checkpoint: Checkpoint {
-                requests: Offset(requests),
-                ..Checkpoint::default()
+            consumed: ByLane {
+                ordinary: Offset(requests + 1),
+                expedited: Offset(0),
             },
+            checkpoint: Checkpoint::at(Places {
+                requests: Offset(requests),
+                ..Places::default()
+            }),
             ..Lease::new(key, partition)
         };
         assert!(self.store.take_lease(None, lease).await.unwrap());
@@ -86,7 +89,7 @@ async fn whoever_merges_begins_at_the_lowest_and_its_parents_can_never_be_renewe
     let layout = layout_of(&[2, 1]);
     let before = standing(&*site.store, &layout, LayoutGeneration(2), ReaderId(0)).await;
     let begun = site.begin(&layout, 0).await;
-    assert_eq!(begun.checkpoint.requests, Offset(30));
+    assert_eq!(begun.checkpoint.at.requests, Offset(30));
     assert_eq!((begun.stamp_limit, begun.epoch), (Stamp(101), Epoch(6)));
     assert_eq!(before.unwrap().checkpoint, begun.checkpoint);
     assert_eq!(begun.handover.stood().len(), 1);
@@ -104,7 +107,10 @@ async fn an_own_reader_is_waited_for_and_another_process_of_before_is_not() {
     site.lease(0, 0, Some(OTHER), 10).await;
     // Nobody else can have this store open: that one is dead.
     let layout = layout_of(&[2]);
-    assert_eq!(site.begin(&layout, 1).await.checkpoint.requests, Offset(10));
+    assert_eq!(
+        site.begin(&layout, 1).await.checkpoint.at.requests,
+        Offset(10)
+    );
 
     let site = Site::new();
     site.lease(0, 0, Some(ME), 10).await;
@@ -120,7 +126,10 @@ async fn an_own_reader_is_waited_for_and_another_process_of_before_is_not() {
         ..held.clone()
     };
     assert!(site.store.take_lease(Some(held), free).await.unwrap());
-    assert_eq!(site.begin(&layout, 0).await.checkpoint.requests, Offset(10));
+    assert_eq!(
+        site.begin(&layout, 0).await.checkpoint.at.requests,
+        Offset(10)
+    );
 }
 
 #[tokio::test]
@@ -129,9 +138,9 @@ async fn a_layout_that_nobody_has_begun_is_passed_through() {
     site.lease(0, 0, None, 25).await;
     let layout = layout_of(&[2, 4, 1]);
     let begun = site.begin(&layout, 0).await;
-    assert_eq!(begun.checkpoint.requests, Offset(25));
+    assert_eq!(begun.checkpoint.at.requests, Offset(25));
     assert!(begun.handover.is_empty());
-    let consumed = consumed(&*site.store, &layout, PartitionId(0)).await;
+    let consumed = consumed(&*site.store, &layout, Lane::Ordinary, PartitionId(0)).await;
     assert_eq!(consumed.unwrap(), Offset(26));
 }
 
@@ -143,7 +152,7 @@ async fn many_layouts_that_nobody_has_begun_are_seen_through_at_once() {
         .map(|nth| if nth % 2 == 0 { 64 } else { 1 })
         .collect();
     let layout = layout_of(&numbers);
-    let seen = consumed(&*site.store, &layout, PartitionId(0)).await;
+    let seen = consumed(&*site.store, &layout, Lane::Ordinary, PartitionId(0)).await;
     assert_eq!(seen.unwrap(), Offset(26));
 }
 
@@ -200,7 +209,7 @@ async fn a_reader_that_gets_another_partition_reads_the_old_one_to_its_end_first
     let key = LeaseKey::scheduler(LayoutGeneration(2), leaves);
     let held = site.store.lease(key).await.unwrap().unwrap();
     let mut read = held.clone();
-    read.checkpoint.requests = Offset(40);
+    read.checkpoint.at.requests = Offset(40);
     assert!(site.store.take_lease(Some(held), read).await.unwrap());
     assert_eq!(to_run(leaves).await, 3);
     let begun = site.begin(&layout, 1).await;
@@ -209,7 +218,7 @@ async fn a_reader_that_gets_another_partition_reads_the_old_one_to_its_end_first
     assert_eq!((begun.epoch, begun.stamp_limit), (Epoch(6), Stamp(101)));
     let stays = site.begin(&layout, 0).await;
     assert_eq!(
-        stays.checkpoint.requests,
+        stays.checkpoint.at.requests,
         Offset(30),
         "it goes on where it was"
     );
@@ -222,7 +231,7 @@ async fn a_partition_is_done_as_far_as_those_who_will_leave_it_are_too() {
     site.lease(2, 0, None, 60).await;
     site.lease(2, 1, None, 35).await;
     let done = async || {
-        let done = requests_done(&*site.store, &layout, PartitionId(0)).await;
+        let done = requests_done(&*site.store, &layout, Lane::Ordinary, PartitionId(0)).await;
         done.unwrap().0
     };
     let unmoved = async || {
@@ -232,7 +241,7 @@ async fn a_partition_is_done_as_far_as_those_who_will_leave_it_are_too() {
     assert_eq!((done().await, unmoved().await), (35, Some((0, 0))));
     // Who stays had passed over what the other left behind beyond the cut, and looks at that again.
     let stays = site.begin(&layout, 0).await;
-    assert_eq!(stays.checkpoint.requests, Offset(40));
+    assert_eq!(stays.checkpoint.at.requests, Offset(40));
     assert_eq!(stays.handover.stood().len(), 1, "its own it had done");
     assert!(site.store.take_lease(None, stays).await.unwrap());
     assert_eq!((done().await, unmoved().await), (35, Some((1, 0))));
@@ -251,7 +260,13 @@ async fn what_lies_in_partitions_that_nobody_reads_yet_was_not_consumed() {
     let layout = Layout::first(1).intended(2).unwrap();
     let layout = layout.announced(vec![Places::default()]).unwrap();
     for (partition, until) in [(0, 91), (1, 0)] {
-        let consumed = consumed(&*site.store, &layout, PartitionId(partition)).await;
+        let consumed = consumed(
+            &*site.store,
+            &layout,
+            Lane::Ordinary,
+            PartitionId(partition),
+        )
+        .await;
         assert_eq!(consumed.unwrap(), Offset(until), "{partition}");
     }
 }
@@ -285,14 +300,14 @@ async fn of_fewer_partitions_whoever_comes_to_one_begins_where_it_was_cut() {
     let begun = site.begin(&layout, 1).await;
     assert_eq!(begun.partition, PartitionId(0));
     assert_eq!(
-        (begun.checkpoint.requests, begun.consumed),
+        (begun.checkpoint.at.requests, begun.consumed.ordinary),
         (Offset(20), Offset(20))
     );
     assert_eq!((begun.epoch, begun.stamp_limit), (Epoch(6), Stamp(101)));
     let stays = site.begin(&layout, 0).await;
-    assert_eq!(stays.checkpoint.requests, Offset(29));
+    assert_eq!(stays.checkpoint.at.requests, Offset(29));
     // What is left in the other one nobody waits for any more, once its last reader has left.
-    let done = requests_done(&*site.store, &layout, PartitionId(1)).await;
+    let done = requests_done(&*site.store, &layout, Lane::Ordinary, PartitionId(1)).await;
     assert_eq!(done.unwrap(), Offset(i64::MAX));
 }
 
@@ -314,7 +329,7 @@ async fn what_lies_beyond_a_cut_was_not_consumed_before_others_have_come() {
     let layout = cut(20);
     site.lease(2, 0, None, 29).await;
     for layout in [layout.clone(), layout.announced(Vec::new()).unwrap()] {
-        let consumed = consumed(&*site.store, &layout, PartitionId(0)).await;
+        let consumed = consumed(&*site.store, &layout, Lane::Ordinary, PartitionId(0)).await;
         assert_eq!(consumed.unwrap(), Offset(20));
     }
 }

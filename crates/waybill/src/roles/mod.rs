@@ -158,11 +158,11 @@ async fn start(
                     world.store.clone(),
                     world.spread.clone(),
                 );
-                let requests = world.topics.requests().to_owned();
+                let topics = world.topics.clone();
                 running.spawn(
                     Stage::Scheduler,
                     "trimming of finished requests",
-                    move |stop| trim::run(kafka, requests, spread, store, stop),
+                    move |stop| trim::run(kafka, topics, spread, store, stop),
                 );
             }
             let api = ingestion::start(config, &world, admin, running).await?;

@@ -308,6 +308,7 @@ pub(crate) fn needed(config: &Config, workflows: &Workflows, broker: BrokerKind)
     let dead_letters = |name: &str| letters(name, Kind::DeadLetters);
     let mut needed = vec![
         of(names.requests(), Kind::Requests),
+        of(names.expedited(), Kind::Requests),
         of(names.step_replies(), Kind::Steps),
         of(names.recovery(), Kind::Recoveries),
         of(names.operation_status(), Kind::Results),
@@ -315,6 +316,7 @@ pub(crate) fn needed(config: &Config, workflows: &Workflows, broker: BrokerKind)
         of(names.operator_alerts(), Kind::Results),
         of(names.owner_notices(), Kind::Notices),
         dead_letters(names.requests()),
+        dead_letters(names.expedited()),
         dead_letters(names.step_replies()),
         dead_letters(names.recovery()),
         dead_letters(names.failed_operations()),

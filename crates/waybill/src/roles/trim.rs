@@ -1,6 +1,6 @@
 //! Giving back the disk that finished requests take on the embedded broker.
 //!
-//! The requests topic has a bound on disk, past which ingestion answers 503. What is done must not
+//! The topics of requests have a bound on disk, past which ingestion answers 503. What is done must not
 //! count against it: records below the checkpoint are deleted, all but the last, whose fingerprint
 //! the next owner of the partition checks. On Kafka retention does this.
 
@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use waybill_engine::{Offset, PartitionId, Source};
+use waybill_engine::{ByLane, Lane, Offset, PartitionId};
 use waybill_kafka::{Admin, KafkaSettings};
+use waybill_messages::Topics;
 use waybill_store::{Layout, LeaseKey, Store, StoreError};
 
 use crate::readers;
@@ -22,13 +23,13 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// Deletes finished requests until it is stopped.
 pub(super) async fn run(
     kafka: KafkaSettings,
-    requests: String,
+    topics: Topics,
     spread: Spread,
     store: Arc<dyn Store>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let admin = Admin::new(&kafka, "waybill-trim")?;
-    let mut trimmed: BTreeMap<PartitionId, Offset> = BTreeMap::new();
+    let mut trimmed: ByLane<BTreeMap<PartitionId, Offset>> = ByLane::default();
     loop {
         tokio::select! {
             () = tokio::time::sleep(INTERVAL) => {}
@@ -39,26 +40,29 @@ pub(super) async fn run(
         if layout.becomes().is_some() {
             continue;
         }
-        let mut below = Vec::new();
-        for partition in spread.all_ever() {
-            let trimmed = trimmed.entry(partition).or_default();
-            let keep_from = keep_from(&*store, &layout, partition).await?;
-            if keep_from > *trimmed {
-                *trimmed = keep_from;
-                below.push((partition, keep_from));
+        for lane in Lane::ALL {
+            let trimmed = &mut trimmed[lane];
+            let mut below = Vec::new();
+            for partition in spread.all_ever() {
+                let trimmed = trimmed.entry(partition).or_default();
+                let keep_from = keep_from(&*store, &layout, lane, partition).await?;
+                if keep_from > *trimmed {
+                    *trimmed = keep_from;
+                    below.push((partition, keep_from));
+                }
             }
-        }
-        if below.is_empty() {
-            continue;
-        }
-        let stands = readers::layout(&*store, spread.partitions()).await?;
-        if stands.generation() != layout.generation() {
-            trimmed.clear();
-            continue;
-        }
-        if let Err(error) = admin.delete_records(&requests, &below).await {
-            tracing::warn!(%error, "finished requests could not be deleted; trying again later");
-            trimmed.clear();
+            if below.is_empty() {
+                continue;
+            }
+            let stands = readers::layout(&*store, spread.partitions()).await?;
+            if stands.generation() != layout.generation() {
+                trimmed.clear();
+                continue;
+            }
+            if let Err(error) = admin.delete_records(topics.of_lane(lane), &below).await {
+                tracing::warn!(%error, "finished requests could not be deleted; trying again later");
+                trimmed.clear();
+            }
         }
     }
 }
@@ -67,9 +71,11 @@ pub(super) async fn run(
 async fn keep_from(
     store: &dyn Store,
     layout: &Layout,
+    lane: Lane,
     partition: PartitionId,
 ) -> Result<Offset, StoreError> {
-    let done = readers::requests_done(store, layout, partition).await?;
+    let source = lane.source();
+    let done = readers::requests_done(store, layout, lane, partition).await?;
     let read = Offset(done.0 - 1);
     let retired = layout.retired().iter();
     let times: Vec<_> = retired.filter(|of| of.partition == partition).collect();
@@ -78,12 +84,10 @@ async fn keep_from(
     }
     // What was written while it was left over is sent home by whoever looks after its shard.
     let shard = store.lease(LeaseKey::supervisor(partition)).await?;
-    let sent_home = shard.map_or(Offset(0), |lease| lease.checkpoint.requests);
-    let mut left = times
-        .iter()
-        .filter(|of| !of.is_over(Source::Requests, sent_home));
+    let sent_home = shard.map_or(Offset(0), |lease| lease.checkpoint.on(source));
+    let mut left = times.iter().filter(|of| !of.is_over(source, sent_home));
     Ok(match left.next() {
-        Some(oldest) => read.min(oldest.from.requests.max(sent_home)),
+        Some(oldest) => read.min(oldest.from.on(source).max(sent_home)),
         None => read,
     })
 }
@@ -108,7 +112,11 @@ mod tests {
         let layout = layout.moved(vec![at(30), at(40)]).unwrap();
         let layout = layout.settled(&[]).unwrap();
         let left_over = PartitionId(1);
-        let kept = async || keep_from(&store, &layout, left_over).await.unwrap();
+        let kept = async || {
+            keep_from(&store, &layout, Lane::Ordinary, left_over)
+                .await
+                .unwrap()
+        };
         assert_eq!(kept().await, Offset(40), "what was read there is done");
         let shard = Lease {
             checkpoint: Checkpoint::at(at(45)),

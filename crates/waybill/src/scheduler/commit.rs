@@ -128,7 +128,7 @@ impl Commits {
                             .push((partition, AttentionEntry { at, operation }));
                     }
                     Command::Persist(row) => {
-                        spans::of_row(&row, self.outlet.requests(), &mut under_way.spans);
+                        spans::of_row(&row, self.outlet.topics(), &mut under_way.spans);
                         write.rows.push(RowWrite {
                             id: row.id,
                             created: row.created,

@@ -6,7 +6,7 @@
 //! the schema that it was written with, becomes none.
 
 use waybill_engine::{
-    Event, ForwardRecord, OperationId, OperationRequest, Recovery, Share, Source, StepReply,
+    Event, ForwardRecord, Lane, OperationId, OperationRequest, Recovery, Share, Source, StepReply,
     partition_for,
 };
 use waybill_kafka::{RawRecord, RecordRef};
@@ -38,7 +38,8 @@ impl Decoder {
             return Ok(self.unreadable(record, "the record has no value".to_owned()));
         };
         let decoded = match self.source {
-            Source::Requests => return self.request(record, value, share),
+            Source::Requests => return self.request(Lane::Ordinary, record, value, share),
+            Source::Expedited => return self.request(Lane::Expedited, record, value, share),
             Source::Replies => self.framing.decode(value).map(|reply: StepReply| {
                 (
                     reply.operation,
@@ -77,6 +78,7 @@ impl Decoder {
     /// asks for what ingestion would have let through.
     fn request(
         &self,
+        lane: Lane,
         record: &RecordRef<'_>,
         value: &[u8],
         share: &Share,
@@ -101,6 +103,7 @@ impl Decoder {
             create.traceparent = traceparent(record).or_else(|| spans::context_of(operation));
         }
         Ok(Event::Request {
+            lane,
             offset: record.offset(),
             fingerprint: self.fingerprint(record),
             bytes: record.bytes(),

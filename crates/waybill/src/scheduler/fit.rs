@@ -3,7 +3,9 @@
 //! What must hold: **nothing is skipped silently**. A log that begins behind the checkpoint, ends before it, or
 //! has another record below it, is refused; whoever says so in the configuration begins where the log does.
 
-use waybill_engine::{Handover, Offset, Source};
+use std::fmt;
+
+use waybill_engine::{ByLane, Handover, Lane, Offset, Places, Source};
 use waybill_store::Lease;
 
 use super::input::LogEnds;
@@ -11,21 +13,26 @@ use super::input::LogEnds;
 /// Where the consumers begin.
 #[derive(Clone, Debug)]
 pub(super) struct StartOffsets {
-    /// The first request to apply.
-    pub requests: Offset,
-    /// The record below it, which must have this fingerprint.
-    pub verify: Option<(Offset, u64)>,
-    /// The first reply to apply.
-    pub replies: Offset,
-    /// The first recovery to apply.
-    pub recoveries: Offset,
+    /// The first record of each topic to apply.
+    pub at: Places,
+    /// The record below the first request of each lane, which must have this fingerprint.
+    pub verify: ByLane<Option<(Offset, u64)>>,
     /// What of all that was done by those whom the reader follows.
     pub handover: Handover,
 }
 
+/// Why a log of requests does not fit its checkpoint.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Unfit {
+    /// Which one.
+    pub lane: Lane,
+    /// Why.
+    pub why: Misfit,
+}
+
 /// Why a log does not fit its checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub(super) enum Unfit {
+pub(super) enum Misfit {
     /// It begins behind the checkpoint.
     #[error(
         "requests from offset {done} are not done, but the log begins at {begins}: its retention overtook \
@@ -58,70 +65,85 @@ pub(super) enum Unfit {
     Differs(String),
 }
 
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.lane {
+            Lane::Ordinary => write!(f, "{}", self.why),
+            Lane::Expedited => write!(f, "expedited requests: {}", self.why),
+        }
+    }
+}
+
 impl Unfit {
     /// Has a reader begin where the log does.
-    pub(super) fn pass_over(&self, row: &mut Lease, begins: Offset) {
-        row.checkpoint.requests = begins;
-        row.checkpoint.requests_fingerprint = None;
-        row.handover.distrust(Source::Requests);
-        row.consumed = match self {
-            Self::Overtaken { .. } => row.consumed.max(begins),
+    pub(super) fn pass_over(&self, row: &mut Lease, first: &Places) {
+        let source = self.lane.source();
+        let begins = first.on(source);
+        *row.checkpoint.at.on_mut(source) = begins;
+        row.checkpoint.fingerprints[self.lane] = None;
+        row.handover.distrust(source);
+        row.consumed[self.lane] = match self.why {
+            Misfit::Overtaken { .. } => row.consumed[self.lane].max(begins),
             // Offsets of another log say nothing of this one.
-            Self::Shorter { .. } | Self::Differs(_) => begins,
+            Misfit::Shorter { .. } | Misfit::Differs(_) => begins,
         };
     }
 }
 
-/// Holds the checkpoint against the log. A log that lost requests which are not done, or that ends
+/// Holds the checkpoint against the logs. A log that lost requests which are not done, or that ends
 /// before the checkpoint, is refused: skipping silently would lose operations.
-pub(super) fn start_offsets(row: &Lease, ends: LogEnds) -> Result<StartOffsets, Unfit> {
+pub(super) fn start_offsets(row: &Lease, ends: &LogEnds) -> Result<StartOffsets, Unfit> {
     let checkpoint = row.checkpoint;
-    let (first, end) = ends.requests;
-    // An owner that never got to a first renewal has done nothing that another must not do again.
-    let has_done_none = row.checkpoint.requests == Offset(0) && row.consumed == Offset(0);
-    let requests = if has_done_none {
-        checkpoint.requests.max(first)
-    } else {
-        checkpoint.requests
-    };
-    if requests < first {
-        return Err(Unfit::Overtaken {
-            done: requests,
-            begins: first,
-        });
-    }
     let mut handover = row.handover.clone();
-    let done = requests.max(handover.furthest(Source::Requests));
-    if done > end {
-        return Err(Unfit::Shorter { done, end });
+    // An owner that never got to a first renewal has done nothing that another must not do again.
+    let has_done_none = Lane::ALL
+        .into_iter()
+        .all(|lane| checkpoint.on(lane.source()) == Offset(0) && row.consumed[lane] == Offset(0));
+    let mut at = Places::default();
+    let mut verify = ByLane::default();
+    for lane in Lane::ALL {
+        let source = lane.source();
+        let (first, end) = (ends.first.on(source), ends.next.on(source));
+        let begin = match has_done_none {
+            true => checkpoint.on(source).max(first),
+            false => checkpoint.on(source),
+        };
+        let unfit = |why| Unfit { lane, why };
+        if begin < first {
+            return Err(unfit(Misfit::Overtaken {
+                done: begin,
+                begins: first,
+            }));
+        }
+        let done = begin.max(handover.furthest(source));
+        if done > end {
+            return Err(unfit(Misfit::Shorter { done, end }));
+        }
+        *at.on_mut(source) = begin;
+        let below = Offset(begin.0 - 1);
+        verify[lane] = checkpoint.fingerprints[lane]
+            .filter(|_| below >= first)
+            .map(|fingerprint| (below, fingerprint));
     }
     // Replies can be derived again, for every running step of a live operation is asked for anew.
-    let replies = checkpoint.replies.clamp(ends.replies.0, ends.replies.1);
+    at.replies = checkpoint
+        .at
+        .replies
+        .clamp(ends.first.replies, ends.next.replies);
     // Recoveries cannot: whoever asked for one counts on it. A log that ends before the checkpoint
     // is another one, and all of it is new. (Of what is not, nothing applies twice.)
-    let (first_recovery, recoveries_end) = ends.recoveries;
-    let recoveries = match checkpoint.recoveries {
-        beyond if beyond > recoveries_end => first_recovery,
-        next => next.max(first_recovery),
+    at.recoveries = match checkpoint.at.recoveries {
+        beyond if beyond > ends.next.recoveries => ends.first.recoveries,
+        next => next.max(ends.first.recoveries),
     };
-    for (source, end) in [
-        (Source::Replies, ends.replies.1),
-        (Source::Recoveries, recoveries_end),
-    ] {
-        if handover.furthest(source) > end {
+    for source in [Source::Replies, Source::Recoveries] {
+        if handover.furthest(source) > ends.next.on(source) {
             handover.distrust(source);
         }
     }
-    let below = Offset(requests.0 - 1);
-    let verify = checkpoint
-        .requests_fingerprint
-        .filter(|_| below >= first)
-        .map(|fingerprint| (below, fingerprint));
     Ok(StartOffsets {
-        requests,
+        at,
         verify,
-        replies,
-        recoveries,
         handover,
     })
 }
@@ -139,17 +161,25 @@ mod tests {
 
     fn held(epoch: u64, requests: i64, replies: i64) -> Lease {
         let checkpoint = Checkpoint {
-            requests: Offset(requests),
-            replies: Offset(replies),
-            requests_fingerprint: (requests > 0).then_some(FINGERPRINT),
-            ..Checkpoint::default()
+            at: Places {
+                requests: Offset(requests),
+                replies: Offset(replies),
+                ..Places::default()
+            },
+            fingerprints: ByLane {
+                ordinary: (requests > 0).then_some(FINGERPRINT),
+                expedited: None,
+            },
         };
         Lease {
             owner: Some(OwnerId(uuid::Uuid::nil())),
             epoch: Epoch(epoch),
             duration: Duration::from_secs(10),
             checkpoint,
-            consumed: Offset(requests),
+            consumed: ByLane {
+                ordinary: Offset(requests),
+                expedited: Offset(0),
+            },
             ..Lease::new(
                 LeaseKey::scheduler(LayoutGeneration(0), ReaderId(0)),
                 PartitionId(0),
@@ -158,44 +188,60 @@ mod tests {
     }
 
     fn logs(requests: (i64, i64), replies: (i64, i64)) -> LogEnds {
-        let ends = |(first, end)| (Offset(first), Offset(end));
+        let places = |requests, replies| Places {
+            requests: Offset(requests),
+            replies: Offset(replies),
+            ..Places::default()
+        };
         LogEnds {
-            requests: ends(requests),
-            replies: ends(replies),
-            recoveries: ends((0, 0)),
+            first: places(requests.0, replies.0),
+            next: places(requests.1, replies.1),
         }
     }
 
     #[test]
     fn reading_begins_at_the_checkpoint_and_the_record_below_it_is_verified() {
-        let start = start_offsets(&held(3, 50, 200), logs((10, 60), (0, 300))).unwrap();
-        assert_eq!((start.requests, start.replies), (Offset(50), Offset(200)));
-        assert_eq!(start.verify, Some((Offset(49), FINGERPRINT)));
+        let start = start_offsets(&held(3, 50, 200), &logs((10, 60), (0, 300))).unwrap();
+        assert_eq!(
+            (start.at.requests, start.at.replies),
+            (Offset(50), Offset(200))
+        );
+        assert_eq!(start.verify.ordinary, Some((Offset(49), FINGERPRINT)));
     }
 
     #[test]
     fn a_record_below_the_checkpoint_that_was_deleted_is_not_verified() {
-        let start = start_offsets(&held(3, 50, 200), logs((50, 60), (0, 300))).unwrap();
-        assert_eq!((start.requests, start.verify), (Offset(50), None));
+        let start = start_offsets(&held(3, 50, 200), &logs((50, 60), (0, 300))).unwrap();
+        assert_eq!(
+            (start.at.requests, start.verify.ordinary),
+            (Offset(50), None)
+        );
     }
 
     #[test]
     fn requests_that_are_not_done_and_gone_or_not_there_are_refused() {
-        let overtaken = start_offsets(&held(3, 50, 0), logs((51, 60), (0, 0))).unwrap_err();
-        assert!(matches!(overtaken, Unfit::Overtaken { .. }), "{overtaken}");
-        let another = start_offsets(&held(3, 50, 0), logs((0, 49), (0, 0))).unwrap_err();
-        assert!(matches!(another, Unfit::Shorter { .. }), "{another}");
+        let overtaken = start_offsets(&held(3, 50, 0), &logs((51, 60), (0, 0))).unwrap_err();
+        assert!(
+            matches!(overtaken.why, Misfit::Overtaken { .. }),
+            "{overtaken}"
+        );
+        let another = start_offsets(&held(3, 50, 0), &logs((0, 49), (0, 0))).unwrap_err();
+        assert!(matches!(another.why, Misfit::Shorter { .. }), "{another}");
     }
 
     #[test]
     fn what_is_gone_may_be_passed_over_and_the_rest_of_the_log_is_read() {
         let passed = |checkpoint: i64, consumed: i64, ends: LogEnds| {
             let mut row = held(3, checkpoint, 0);
-            row.consumed = Offset(consumed);
-            let unfit = start_offsets(&row, ends).unwrap_err();
-            unfit.pass_over(&mut row, ends.requests.0);
-            let start = start_offsets(&row, ends).unwrap();
-            (start.requests.0, start.verify, row.consumed.0)
+            row.consumed.ordinary = Offset(consumed);
+            let unfit = start_offsets(&row, &ends).unwrap_err();
+            unfit.pass_over(&mut row, &ends.first);
+            let start = start_offsets(&row, &ends).unwrap();
+            (
+                start.at.requests.0,
+                start.verify.ordinary,
+                row.consumed.ordinary.0,
+            )
         };
         assert_eq!(passed(50, 55, logs((52, 60), (0, 0))), (52, None, 55));
         assert_eq!(passed(50, 50, logs((58, 60), (0, 0))), (58, None, 58));
@@ -203,26 +249,36 @@ mod tests {
 
         let mut row = held(3, 50, 0);
         let ends = logs((0, 60), (0, 0));
-        Unfit::Differs(String::new()).pass_over(&mut row, ends.requests.0);
-        let start = start_offsets(&row, ends).unwrap();
-        assert_eq!((start.requests, start.verify), (Offset(0), None));
+        let unfit = Unfit {
+            lane: Lane::Ordinary,
+            why: Misfit::Differs(String::new()),
+        };
+        unfit.pass_over(&mut row, &ends.first);
+        let start = start_offsets(&row, &ends).unwrap();
+        assert_eq!(
+            (start.at.requests, start.verify.ordinary),
+            (Offset(0), None)
+        );
     }
 
     #[test]
     fn the_first_owner_of_all_begins_where_the_log_does() {
-        let start = start_offsets(&held(1, 0, 0), logs((40, 60), (5, 9))).unwrap();
-        assert_eq!((start.requests, start.replies), (Offset(40), Offset(5)));
+        let start = start_offsets(&held(1, 0, 0), &logs((40, 60), (5, 9))).unwrap();
+        assert_eq!(
+            (start.at.requests, start.at.replies),
+            (Offset(40), Offset(5))
+        );
         // Its predecessor never got to a first renewal.
         let mut second = held(2, 0, 0);
-        assert!(start_offsets(&second, logs((40, 60), (5, 9))).is_ok());
-        second.consumed = Offset(1);
-        assert!(start_offsets(&second, logs((40, 60), (5, 9))).is_err());
+        assert!(start_offsets(&second, &logs((40, 60), (5, 9))).is_ok());
+        second.consumed.ordinary = Offset(1);
+        assert!(start_offsets(&second, &logs((40, 60), (5, 9))).is_err());
     }
 
     #[test]
     fn replies_that_were_lost_with_the_machine_do_not_stop_a_partition() {
-        let start = start_offsets(&held(3, 50, 900), logs((0, 60), (100, 300))).unwrap();
-        assert_eq!(start.replies, Offset(300));
+        let start = start_offsets(&held(3, 50, 900), &logs((0, 60), (100, 300))).unwrap();
+        assert_eq!(start.at.replies, Offset(300));
     }
 
     #[test]
@@ -238,35 +294,62 @@ mod tests {
                 at: Places {
                     requests: Offset(stood),
                     replies: Offset(280),
-                    recoveries: Offset(0),
+                    ..Places::default()
                 },
             };
             held.handover = Handover::new([stood], |_| Offset(0));
-            start_offsets(&held, ends)
+            start_offsets(&held, &ends)
         };
         let start = merged(58, logs((0, 60), (0, 300))).unwrap();
         assert_eq!(start.handover.furthest(Source::Replies), Offset(280));
         let lost_replies = merged(58, logs((0, 60), (0, 270))).unwrap();
-        assert_eq!(lost_replies.replies, Offset(200));
+        assert_eq!(lost_replies.at.replies, Offset(200));
         assert_eq!(lost_replies.handover.furthest(Source::Replies), Offset(0));
         assert_eq!(lost_replies.handover.furthest(Source::Requests), Offset(58));
         let lost_requests = merged(58, logs((0, 55), (0, 300))).unwrap_err();
         let done = Offset(58);
         let end = Offset(55);
-        assert_eq!(lost_requests, Unfit::Shorter { done, end });
+        assert_eq!(lost_requests.why, Misfit::Shorter { done, end });
     }
 
     #[test]
     fn recoveries_of_a_log_that_was_made_anew_are_all_read() {
         let recoveries_from = |checkpoint, first, end| {
             let mut held = held(3, 50, 0);
-            held.checkpoint.recoveries = Offset(checkpoint);
+            held.checkpoint.at.recoveries = Offset(checkpoint);
             let mut ends = logs((0, 60), (0, 0));
-            ends.recoveries = (Offset(first), Offset(end));
-            start_offsets(&held, ends).unwrap().recoveries.0
+            ends.first.recoveries = Offset(first);
+            ends.next.recoveries = Offset(end);
+            start_offsets(&held, &ends).unwrap().at.recoveries.0
         };
         assert_eq!(recoveries_from(7, 0, 9), 7);
         assert_eq!(recoveries_from(7, 8, 9), 8, "retention took what was done");
         assert_eq!(recoveries_from(7, 0, 5), 0);
+    }
+
+    #[test]
+    fn each_topic_of_requests_is_held_against_its_own_checkpoint() {
+        let of = |checkpoint: i64, first: i64, end: i64| {
+            let mut row = held(3, 50, 0);
+            row.checkpoint.at.expedited = Offset(checkpoint);
+            row.consumed.expedited = Offset(checkpoint);
+            row.checkpoint.fingerprints.expedited = Some(FINGERPRINT + 1);
+            let mut ends = logs((0, 60), (0, 0));
+            ends.first.expedited = Offset(first);
+            ends.next.expedited = Offset(end);
+            start_offsets(&row, &ends)
+        };
+        let start = of(8, 0, 9).unwrap();
+        assert_eq!(
+            (start.at.requests, start.at.expedited),
+            (Offset(50), Offset(8))
+        );
+        assert_eq!(start.verify.expedited, Some((Offset(7), FINGERPRINT + 1)));
+        let overtaken = of(8, 9, 9).unwrap_err();
+        assert_eq!(overtaken.lane, Lane::Expedited);
+        assert!(overtaken.to_string().starts_with("expedited requests: "));
+        // The other lane was run, so what is gone here was not done.
+        assert!(of(0, 1, 9).is_err());
+        assert!(of(0, 0, 9).is_ok());
     }
 }

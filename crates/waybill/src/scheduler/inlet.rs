@@ -1,5 +1,6 @@
-//! The two consumers: `requests`, which reads only while there is room, and `inbox` (replies and
-//! recoveries), which is always read, because what is in it makes room.
+//! The three consumers: `requests` and `expedited`, each of which reads no more than may wait, and `inbox` (replies
+//! and recoveries), which is always read, because what is in it makes room. The two of requests are apart so that no
+//! backlog of the one stands before the other, not even in a client's queue.
 //!
 //! Each is polled by a thread of its own, which also decodes, so that the loop sees values only.
 
@@ -12,7 +13,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use waybill_engine::{Offset, PartitionId, ReaderId, Share, Source};
+use waybill_engine::{ByLane, Lane, Offset, PartitionId, ReaderId, Share, Source};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer};
 use waybill_messages::Topics;
 use waybill_store::Checkpoint;
@@ -30,9 +31,9 @@ const FETCH_WAIT_MAX: Duration = Duration::from_millis(100);
 /// The consumer group that shows the checkpoints to lag tools.
 const GROUP_FOR_LAG: &str = "waybill-scheduler";
 
-/// Both consumers.
+/// All consumers.
 pub(super) struct Inlets {
-    requests: Inlet,
+    requests: ByLane<Inlet>,
     inbox: Inlet,
 }
 
@@ -46,7 +47,7 @@ struct Inlet {
 }
 
 impl Inlets {
-    /// Starts both consumers, with nothing assigned.
+    /// Starts all consumers, with nothing assigned.
     ///
     /// # Errors
     ///
@@ -62,10 +63,16 @@ impl Inlets {
             Inlet::start(kafka, topics, client_id, &decoder, sender.clone())
         };
         Ok(Self {
-            requests: start(
-                &[(Source::Requests, topics.requests())],
-                "waybill-scheduler-requests",
-            )?,
+            requests: ByLane {
+                ordinary: start(
+                    &[(Source::Requests, topics.requests())],
+                    "waybill-scheduler-requests",
+                )?,
+                expedited: start(
+                    &[(Source::Expedited, topics.expedited())],
+                    "waybill-scheduler-expedited",
+                )?,
+            },
             inbox: start(
                 &[
                     (Source::Replies, topics.step_replies()),
@@ -78,9 +85,18 @@ impl Inlets {
 
     fn inlet(&self, source: Source) -> &Inlet {
         match source {
-            Source::Requests => &self.requests,
+            Source::Requests => &self.requests.ordinary,
+            Source::Expedited => &self.requests.expedited,
             Source::Replies | Source::Recoveries => &self.inbox,
         }
+    }
+
+    fn all(&self) -> [&Inlet; 3] {
+        [
+            &self.requests.ordinary,
+            &self.requests.expedited,
+            &self.inbox,
+        ]
     }
 
     /// The allowance of a consumer.
@@ -98,20 +114,11 @@ impl Inlets {
         start: &StartOffsets,
         ends: LogEnds,
     ) {
-        for (source, start, verify, end) in [
-            (Source::Replies, start.replies, None, ends.replies.1),
-            (
-                Source::Recoveries,
-                start.recoveries,
-                None,
-                ends.recoveries.1,
-            ),
-            (
-                Source::Requests,
-                start.requests,
-                start.verify,
-                ends.requests.1,
-            ),
+        for source in [
+            Source::Replies,
+            Source::Recoveries,
+            Source::Expedited,
+            Source::Requests,
         ] {
             self.inlet(source).order(Order::Add {
                 source,
@@ -119,16 +126,16 @@ impl Inlets {
                 reader,
                 generation,
                 share: share.clone(),
-                start,
-                verify,
-                end,
+                start: start.at.on(source),
+                verify: source.lane().and_then(|lane| start.verify[lane]),
+                end: ends.next.on(source),
             });
         }
     }
 
     /// The share of a reader is another by now.
     pub(super) fn share(&self, reader: ReaderId, share: &Share) {
-        for inlet in [&self.requests, &self.inbox] {
+        for inlet in self.all() {
             let share = share.clone();
             inlet.order(Order::Share { reader, share });
         }
@@ -142,13 +149,14 @@ impl Inlets {
 
     /// Ends reading for a reader.
     pub(super) fn remove(&self, reader: ReaderId) {
-        self.requests.order(Order::Remove(reader));
-        self.inbox.order(Order::Remove(reader));
+        for inlet in self.all() {
+            inlet.order(Order::Remove(reader));
+        }
     }
 
     /// Copies a checkpoint to the consumer group that lag tools look at. Nothing reads it back.
     pub(super) fn copy_checkpoint(&self, partition: PartitionId, checkpoint: &Checkpoint) {
-        for inlet in [&self.requests, &self.inbox] {
+        for inlet in self.all() {
             for (source, topic) in &inlet.topics {
                 let offset = checkpoint.on(*source);
                 inlet.consumer.commit_copy(&[(topic, partition, offset)]);
@@ -157,25 +165,31 @@ impl Inlets {
     }
 
     /// Where the requests of a partition end, as far as the last fetch told.
-    pub(super) fn known_end(&self, partition: PartitionId) -> Option<Offset> {
-        let (_, topic) = self.requests.topics.first()?;
-        self.requests.consumer.known_end(topic, partition)
+    pub(super) fn known_end(&self, lane: Lane, partition: PartitionId) -> Option<Offset> {
+        let inlet = &self.requests[lane];
+        let (_, topic) = inlet.topics.first()?;
+        inlet.consumer.known_end(topic, partition)
     }
 
     /// What asks the broker where the logs begin and end.
     pub(super) fn ends_reader(&self) -> EndsReader {
         EndsReader {
             consumer: self.inbox.consumer.clone(),
-            topics: [&self.requests, &self.inbox]
+            topics: self
+                .all()
                 .into_iter()
                 .flat_map(|inlet| inlet.topics.iter().cloned())
                 .collect(),
         }
     }
 
-    /// Stops both threads and closes the consumers.
+    /// Stops the threads and closes the consumers.
     pub(super) fn stop(self) {
-        for inlet in [self.requests, self.inbox] {
+        let ByLane {
+            ordinary,
+            expedited,
+        } = self.requests;
+        for inlet in [ordinary, expedited, self.inbox] {
             inlet.order(Order::Stop);
             if inlet.thread.join().is_err() {
                 tracing::error!(topics = ?inlet.topics, "the consumer's thread panicked");

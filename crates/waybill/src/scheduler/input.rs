@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 
 use tokio::sync::oneshot;
-use waybill_engine::{Event, Offset, OperationId, ReaderId, Source};
+use waybill_engine::{Event, Offset, OperationId, Places, ReaderId, Source};
 use waybill_store::{Checkpoint, Layout, RowRead, StoreError, Written};
 
 use super::credit::Amount;
@@ -37,23 +37,10 @@ pub(super) struct Arrived {
 /// Where a partition's records stand when its lease was taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LogEnds {
-    /// The first and the next offset of the requests.
-    pub requests: (Offset, Offset),
-    /// The first and the next offset of the replies.
-    pub replies: (Offset, Offset),
-    /// The first and the next offset of the recoveries.
-    pub recoveries: (Offset, Offset),
-}
-
-impl LogEnds {
-    /// The ends of one of the topics.
-    pub(super) fn of(&mut self, source: Source) -> &mut (Offset, Offset) {
-        match source {
-            Source::Requests => &mut self.requests,
-            Source::Replies => &mut self.replies,
-            Source::Recoveries => &mut self.recoveries,
-        }
-    }
+    /// The first offset of each topic.
+    pub first: Places,
+    /// The next one.
+    pub next: Places,
 }
 
 /// What the loop reacts to.

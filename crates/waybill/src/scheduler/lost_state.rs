@@ -6,7 +6,7 @@
 //! tools see, and a log whose beginning is gone. They are signs and nothing more: no position is ever
 //! taken from them.
 
-use waybill_engine::{Epoch, Offset, ReaderId, Source};
+use waybill_engine::{Epoch, Lane, Offset, ReaderId};
 use waybill_store::{Layout, LayoutGeneration, Store};
 
 use super::inlet::EndsReader;
@@ -31,12 +31,15 @@ pub(super) async fn refuse(
         return Ok(());
     }
     let partition = lease.partition;
-    let (first, end) = logs.read(partition).await?.requests;
-    let committed = logs.committed(Source::Requests, partition).await?;
-    match sign(first, end, committed) {
-        Some(sign) => Err(AcquireError::StateElsewhere { sign }),
-        None => Ok(()),
+    let ends = logs.read(partition).await?;
+    for lane in Lane::ALL {
+        let source = lane.source();
+        let committed = logs.committed(source, partition).await?;
+        if let Some(sign) = sign(ends.first.on(source), ends.next.on(source), committed) {
+            return Err(AcquireError::StateElsewhere { sign });
+        }
     }
+    Ok(())
 }
 
 /// What says that a log of requests was run before. A copy that lies beyond the end was made of another

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram};
 use waybill_engine::{
-    AlertKind, Census, EngineStats, PartitionId, ProcessState, ReaderId, Timestamp,
+    AlertKind, ByLane, Census, EngineStats, Lane, Offset, PartitionId, ProcessState, ReaderId,
+    Timestamp,
 };
 use waybill_telemetry::{Declared, Kind, Metric};
 
 use super::lag::Lag;
-use crate::admin::SchedulerView;
+use crate::admin::{HeldView, SchedulerView};
 
 const COMMIT_DURATION: Metric<Histogram> = Metric::new(
     "waybill_scheduler_commit_duration_seconds",
@@ -65,23 +66,27 @@ const IN_FLIGHT: Metric<Gauge, 2> = of_reader(
     "waybill_scheduler_in_flight_operations",
     "Operations in memory",
 );
-const CHECKPOINT: Metric<Gauge, 2> = of_reader(
+const WAITING: Metric<Gauge, 3> = of_lane(
+    "waybill_scheduler_waiting_requests",
+    "Requests that were read and wait for room, of all tenants",
+);
+const CHECKPOINT: Metric<Gauge, 3> = of_lane(
     "waybill_scheduler_checkpoint_offset",
     "Requests below this offset are done",
 );
-const CHECKPOINT_AGE: Metric<Gauge, 2> = of_reader(
+const CHECKPOINT_AGE: Metric<Gauge, 3> = of_lane(
     "waybill_scheduler_checkpoint_age_seconds",
-    "How long the operation that holds the checkpoint has been in memory; 0 if none does",
+    "How long the operation that holds the checkpoint has been in memory, or waited for room; 0 if none does",
 );
-const CONSUMED: Metric<Gauge, 2> = of_reader(
+const CONSUMED: Metric<Gauge, 3> = of_lane(
     "waybill_scheduler_consumed_offset",
     "Requests below this offset have a row or an answer",
 );
-const LAG: Metric<Gauge, 2> = of_reader(
+const LAG: Metric<Gauge, 3> = of_lane(
     "waybill_scheduler_lag_records",
     "Requests of the partition, of all its readers, that have neither row nor answer, as of the last fetch",
 );
-const LAG_SECONDS: Metric<Gauge, 2> = of_reader(
+const LAG_SECONDS: Metric<Gauge, 3> = of_lane(
     "waybill_scheduler_lag_seconds",
     "Since when the oldest request without row or answer was known to wait; 0 if none does",
 );
@@ -124,6 +129,7 @@ pub(crate) fn declared() -> Vec<&'static dyn Declared> {
         &UNSENDABLE,
         &COPIES_DROPPED,
         &IN_FLIGHT,
+        &WAITING,
         &CHECKPOINT,
         &CHECKPOINT_AGE,
         &CONSUMED,
@@ -143,6 +149,11 @@ pub(crate) fn declared() -> Vec<&'static dyn Declared> {
 
 const fn of_reader<K: Kind>(name: &'static str, help: &'static str) -> Metric<K, 2> {
     Metric::new(name, help, ["partition", "reader"])
+}
+
+/// Of the requests of a lane: `ordinary` or `expedited`.
+const fn of_lane<K: Kind>(name: &'static str, help: &'static str) -> Metric<K, 3> {
+    Metric::new(name, help, ["partition", "reader", "lane"])
 }
 
 /// Where the engine counts something.
@@ -397,14 +408,69 @@ impl CommitMetrics {
 /// Of one reader.
 pub(super) struct PartitionMetrics {
     in_flight: Gauge,
+    lanes: ByLane<LaneMetrics>,
+    owned: Gauge,
+    operations: [(Gauge, Gauge); ProcessState::ALL.len()],
+    counters: Vec<(Counter, CountOf)>,
+}
+
+/// Of the requests of one lane.
+struct LaneMetrics {
+    waiting: Gauge,
     checkpoint: Gauge,
     checkpoint_age: Gauge,
     consumed: Gauge,
     lag: Gauge,
     lag_seconds: Gauge,
-    owned: Gauge,
-    operations: [(Gauge, Gauge); ProcessState::ALL.len()],
-    counters: Vec<(Counter, CountOf)>,
+}
+
+/// How far a reader is with the requests of one lane.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LaneView {
+    /// Requests that wait for room.
+    pub waiting: usize,
+    /// Below it all are done.
+    pub checkpoint: Offset,
+    /// What holds it.
+    pub held_by: Option<HeldView>,
+    /// Below it all have a row or an answer.
+    pub consumed: Offset,
+    /// How far that is behind the end.
+    pub lag: Lag,
+}
+
+impl LaneMetrics {
+    fn new([partition, reader]: [&str; 2], lane: &str) -> Self {
+        let of = [partition, reader, lane];
+        Self {
+            waiting: WAITING.of(of),
+            checkpoint: CHECKPOINT.of(of),
+            checkpoint_age: CHECKPOINT_AGE.of(of),
+            consumed: CONSUMED.of(of),
+            lag: LAG.of(of),
+            lag_seconds: LAG_SECONDS.of(of),
+        }
+    }
+
+    fn show(&self, view: &LaneView, now: Timestamp) {
+        self.waiting.set(view.waiting as f64);
+        self.checkpoint.set(view.checkpoint.0 as f64);
+        let held = view.held_by.map(|held| seconds_between(held.since_us, now));
+        self.checkpoint_age.set(held.unwrap_or_default());
+        self.consumed.set(view.consumed.0 as f64);
+        self.lag.set(view.lag.records as f64);
+        self.lag_seconds.set(view.lag.seconds);
+    }
+
+    /// Those that say nothing of a reader that another process has.
+    fn gauges(&self) -> [&Gauge; 4] {
+        [
+            &self.waiting,
+            &self.checkpoint_age,
+            &self.lag,
+            &self.lag_seconds,
+        ]
+    }
 }
 
 impl PartitionMetrics {
@@ -414,11 +480,10 @@ impl PartitionMetrics {
         let counters = ENGINE_COUNTERS.iter();
         Self {
             in_flight: IN_FLIGHT.of(of),
-            checkpoint: CHECKPOINT.of(of),
-            checkpoint_age: CHECKPOINT_AGE.of(of),
-            consumed: CONSUMED.of(of),
-            lag: LAG.of(of),
-            lag_seconds: LAG_SECONDS.of(of),
+            lanes: ByLane {
+                ordinary: LaneMetrics::new(of, "ordinary"),
+                expedited: LaneMetrics::new(of, "expedited"),
+            },
             owned: OWNED.of(of),
             operations: ProcessState::ALL.map(|state| {
                 let of = [of[0], of[1], state.as_str()];
@@ -447,32 +512,26 @@ impl PartitionMetrics {
 
     /// The reader is not one of this process any more.
     pub(super) fn forget(&self) {
-        let gauges = [
-            &self.in_flight,
-            &self.checkpoint_age,
-            &self.lag,
-            &self.lag_seconds,
-            &self.owned,
-        ];
+        let of_lanes = Lane::ALL
+            .into_iter()
+            .flat_map(|lane| self.lanes[lane].gauges());
         let counted = self
             .operations
             .iter()
             .flat_map(|(operations, oldest)| [operations, oldest]);
-        gauges
+        [&self.in_flight, &self.owned]
             .into_iter()
+            .chain(of_lanes)
             .chain(counted)
             .for_each(|gauge| gauge.set(0.0));
     }
 
     /// Shows how far the reader is.
-    pub(super) fn show(&self, view: &SchedulerView, lag: Lag, now: Timestamp) {
+    pub(super) fn show(&self, view: &SchedulerView, lanes: &ByLane<LaneView>, now: Timestamp) {
         self.in_flight.set(view.in_flight as f64);
-        self.checkpoint.set(view.checkpoint.requests.0 as f64);
-        let held = view.held_by.map(|held| seconds_between(held.since_us, now));
-        self.checkpoint_age.set(held.unwrap_or_default());
-        self.consumed.set(view.consumed.0 as f64);
-        self.lag.set(lag.records as f64);
-        self.lag_seconds.set(lag.seconds);
+        for lane in Lane::ALL {
+            self.lanes[lane].show(&lanes[lane], now);
+        }
         self.owned.set(if view.epoch.is_some() { 1.0 } else { 0.0 });
     }
 }

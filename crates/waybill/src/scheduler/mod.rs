@@ -1,7 +1,7 @@
 //! The scheduler: owns the work of readers, each of one partition of the operation topics, and drives
 //! their engines.
 //!
-//! One thread runs the loop (`shell`) with the engines of all readers of this process; two more
+//! One thread runs the loop (`shell`) with the engines of all readers of this process; three more
 //! poll the consumers (`inlet`); one producer and one group commit (`commit`) serve all of them, so
 //! that cost does not grow with the number of partitions. `upkeep` takes and keeps the leases that
 //! carry the checkpoints, by the rules of `ownership`. What is due for operations that were handed off
@@ -78,6 +78,12 @@ pub struct SchedulerSettings {
     pub in_flight_max: usize,
     /// How many bytes of requests may be in memory.
     pub in_flight_bytes_max: usize,
+    /// How many requests of each lane may wait for room, over all partitions of the process.
+    pub read_ahead_max: usize,
+    /// How many bytes of requests of each lane may wait.
+    pub read_ahead_bytes_max: usize,
+    /// How many expedited requests go ahead for each ordinary one, while both wait.
+    pub expedited_weight: u32,
     /// After how long an operation is handed off to the deadline index.
     pub hand_off_after: Duration,
     /// How long rows of final operations are kept.
@@ -202,6 +208,7 @@ impl Scheduler {
             fresh_for: settings.fresh_for,
             decide_within: settings.decide_within,
             tell_steps: settings.tell_steps,
+            expedited_weight: settings.expedited_weight,
             ..EngineConfig::default()
         };
         let own = settings.own.of(layout.division());
@@ -227,6 +234,7 @@ impl Scheduler {
             layout_unread: false,
             assigned: input::Generation::default(),
             clock: Clock::default(),
+            first_in_turn: ReaderId(0),
             stopping: None,
             failure: None,
             settings,

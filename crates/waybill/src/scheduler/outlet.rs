@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use waybill_agent::DirectAgents;
 use waybill_engine::{
-    FailedOperation, ForwardRecord, Message, Offset, OperationId, OperationStatus, PartitionId,
-    ReaderId, Source, StatusKind, StepReply, StepRequest, Workflows, partition_for,
+    ByLane, FailedOperation, ForwardRecord, Message, Offset, OperationId, OperationStatus,
+    PartitionId, ReaderId, Source, StatusKind, StepReply, StepRequest, Workflows, partition_for,
 };
 use waybill_kafka::{
     DeliveredShared as _, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
@@ -56,7 +56,7 @@ pub(super) struct Outlet {
     reply_to_prefixes: Vec<String>,
     /// Topic of each agent's step requests.
     of_agent: HashMap<Arc<str>, String>,
-    dead_requests: String,
+    dead_requests: ByLane<String>,
     dead_replies: String,
     dead_recoveries: String,
     partitions: u32,
@@ -97,7 +97,10 @@ impl Outlet {
             reply_to_prefixes: settings.reply_to_prefixes.clone(),
             topics: topics.clone(),
             of_agent,
-            dead_requests: Topics::dead_letter(topics.requests()),
+            dead_requests: ByLane {
+                ordinary: Topics::dead_letter(topics.requests()),
+                expedited: Topics::dead_letter(topics.expedited()),
+            },
             dead_replies: Topics::dead_letter(topics.step_replies()),
             dead_recoveries: Topics::dead_letter(topics.recovery()),
             partitions,
@@ -135,9 +138,9 @@ impl Outlet {
         self.buffer = buffer;
     }
 
-    /// The topic that requests are read from.
-    pub(super) fn requests(&self) -> &str {
-        self.topics.requests()
+    /// The topics' names.
+    pub(super) fn topics(&self) -> &Topics {
+        &self.topics
     }
 
     /// What was settled since this was last asked.
@@ -379,7 +382,8 @@ impl Outlet {
             }))
             .collect();
         let dead_letters = match source {
-            Source::Requests => &self.dead_requests,
+            Source::Requests => &self.dead_requests.ordinary,
+            Source::Expedited => &self.dead_requests.expedited,
             Source::Replies => &self.dead_replies,
             Source::Recoveries => &self.dead_recoveries,
         };
@@ -413,6 +417,7 @@ impl Outlet {
     fn topic_of(&self, source: Source) -> &str {
         match source {
             Source::Requests => self.topics.requests(),
+            Source::Expedited => self.topics.expedited(),
             Source::Replies => self.topics.step_replies(),
             Source::Recoveries => self.topics.recovery(),
         }

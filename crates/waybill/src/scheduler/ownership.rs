@@ -15,7 +15,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use waybill_engine::{Offset, OwnerId, PartitionId, ReaderId, Stamp, Timestamp};
+use waybill_engine::{ByLane, Lane, Offset, OwnerId, PartitionId, ReaderId, Stamp, Timestamp};
 use waybill_store::{
     Checkpoint, DueBucket, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError,
 };
@@ -166,14 +166,16 @@ impl HeldLease {
         terms: LeaseTerms,
         now: Timestamp,
         checkpoint: Checkpoint,
-        consumed: Offset,
+        consumed: ByLane<Offset>,
         release: bool,
     ) -> Renewal {
         let mut row = self.row.clone();
         row.renewal += 1;
         row.checkpoint = checkpoint;
         row.handover.forget_below(|source| checkpoint.on(source));
-        row.consumed = row.consumed.max(consumed);
+        for lane in Lane::ALL {
+            row.consumed[lane] = row.consumed[lane].max(consumed[lane]);
+        }
         row.stamp_limit = raised_limit(row.stamp_limit, now, terms.duration);
         if release {
             row.owner = None;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
-use waybill_engine::{Offset, PartitionEngine, PartitionId, ReaderId, Share};
+use waybill_engine::{ByLane, Lane, Offset, PartitionEngine, PartitionId, ReaderId, Share, Source};
 use waybill_store::{Checkpoint, Layout};
 
 use super::SchedulerSettings;
@@ -84,6 +84,15 @@ impl Slot {
         }
     }
 
+    /// Whether requests wait with it that it may begin with.
+    pub(super) fn has_waiting(&self) -> bool {
+        let SlotState::Owned(owned) = &self.state else {
+            return false;
+        };
+        let mut lanes = Lane::ALL.into_iter();
+        owned.releasing_since.is_none() && lanes.any(|lane| owned.engine.waiting(lane).requests > 0)
+    }
+
     /// Drops what is owned and rests before the lease is taken again.
     pub(super) fn rest(&mut self, duration: Duration) {
         self.state = SlotState::Idle;
@@ -108,7 +117,8 @@ impl Slot {
         };
         // What it had begun before it knew of the end, it finishes.
         let reached = owned.engine.checkpoint();
-        reached.requests >= reached.consumed && row.checkpoint.places().reach(&end)
+        let has_finished = |lane: Lane| reached.at.on(lane.source()) >= reached.consumed[lane];
+        Lane::ALL.into_iter().all(has_finished) && row.checkpoint.at.reach(&end)
     }
 
     /// Begins anew under a layout, if it was not running: what was being taken, or stood in the way, was
@@ -176,7 +186,7 @@ impl Owned {
     pub(super) fn renewal_due(
         &self,
         checkpoint: Checkpoint,
-        consumed: Offset,
+        consumed: ByLane<Offset>,
         settings: &SchedulerSettings,
     ) -> bool {
         let row = &self.lease.row;
@@ -184,10 +194,9 @@ impl Owned {
         if since >= settings.lease / 3 {
             return true;
         }
-        let records = (checkpoint.requests.0 - row.checkpoint.requests.0)
-            .max(checkpoint.replies.0 - row.checkpoint.replies.0)
-            .max(checkpoint.recoveries.0 - row.checkpoint.recoveries.0)
-            .max(consumed.0 - row.consumed.0);
+        let done = Source::ALL.map(|source| checkpoint.on(source).0 - row.checkpoint.on(source).0);
+        let taken = Lane::ALL.map(|lane| consumed[lane].0 - row.consumed[lane].0);
+        let records = done.into_iter().chain(taken).max().unwrap_or_default();
         records >= settings.checkpoint_records
             || (records > 0 && since >= settings.checkpoint_every)
     }

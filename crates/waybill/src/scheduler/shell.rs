@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use waybill_engine::{EngineConfig, Event, OperationId, OwnerId, ReaderId, Source, Workflows};
+use waybill_engine::{
+    EngineConfig, Event, Lane, OperationId, OwnerId, ReaderId, Room, Source, Timestamp, Workflows,
+};
 use waybill_store::{Layout, RowRead, Store, StoreError};
 
 use super::SchedulerSettings;
@@ -68,6 +70,8 @@ pub(super) struct Shell {
     /// The newest assignment of any reader.
     pub assigned: Generation,
     pub clock: Clock,
+    /// Whose requests were let in first in the last turn.
+    pub first_in_turn: ReaderId,
     pub stopping: Option<Instant>,
     pub failure: Option<anyhow::Error>,
 }
@@ -131,6 +135,7 @@ impl Shell {
         if all_taken {
             self.tick();
         }
+        self.admit(now);
         self.load();
         self.commits.go_on(&mut self.slots, now);
         self.renew();
@@ -344,17 +349,74 @@ impl Shell {
         sum
     }
 
-    fn offer_room(&mut self) {
+    /// Lets requests in that wait, while the window has room: of each engine as many, and the rest of whoever has
+    /// more. Another one is the first each time, so that the last few places are nobody's for good.
+    fn admit(&mut self, now: Timestamp) {
+        if self.stopping.is_some() {
+            return;
+        }
         let held = self.in_flight();
-        let room = if self.stopping.is_some() {
-            Amount::default()
-        } else {
-            Amount {
-                records: self.settings.in_flight_max.saturating_sub(held.records),
-                bytes: self.settings.in_flight_bytes_max.saturating_sub(held.bytes),
-            }
+        let mut room = Room {
+            operations: self.settings.in_flight_max.saturating_sub(held.records),
+            bytes: self.settings.in_flight_bytes_max.saturating_sub(held.bytes),
         };
-        self.inlets.credit(Source::Requests).offer(room);
+        let slots = self.slots.iter();
+        let waiting = slots.filter(|(_, slot)| slot.has_waiting());
+        let mut waiting: Vec<ReaderId> = waiting.map(|(&reader, _)| reader).collect();
+        let first = waiting
+            .iter()
+            .position(|reader| *reader > self.first_in_turn);
+        waiting.rotate_left(first.unwrap_or_default());
+        if let Some(first) = waiting.first() {
+            self.first_in_turn = *first;
+        }
+        while room.operations > 0 && room.bytes > 0 && !waiting.is_empty() {
+            let each = Room {
+                operations: room.operations.div_ceil(waiting.len()),
+                bytes: room.bytes.div_ceil(waiting.len()),
+            };
+            waiting.retain(|reader| {
+                let Some(slot) = self.slots.get_mut(reader) else {
+                    return false;
+                };
+                let SlotState::Owned(owned) = &mut slot.state else {
+                    return false;
+                };
+                let own = Room {
+                    operations: each.operations.min(room.operations),
+                    bytes: each.bytes.min(room.bytes),
+                };
+                let left = owned.engine.admit(own, now);
+                room.operations -= own.operations - left.operations;
+                room.bytes -= own.bytes - left.bytes;
+                slot.has_waiting()
+            });
+        }
+    }
+
+    /// Has the consumers read on, as far as more may wait.
+    fn offer_room(&mut self) {
+        for lane in Lane::ALL {
+            let mut waiting = Amount::default();
+            for slot in self.slots.values() {
+                if let SlotState::Owned(owned) = &slot.state {
+                    let of_it = owned.engine.waiting(lane);
+                    waiting.records += of_it.requests;
+                    waiting.bytes += of_it.bytes;
+                }
+            }
+            let room = match self.stopping {
+                Some(_) => Amount::default(),
+                None => Amount {
+                    records: self.settings.read_ahead_max.saturating_sub(waiting.records),
+                    bytes: self
+                        .settings
+                        .read_ahead_bytes_max
+                        .saturating_sub(waiting.bytes),
+                },
+            };
+            self.inlets.credit(lane.source()).offer(room);
+        }
         self.inlets
             .credit(Source::Replies)
             .offer(self.settings.inbox_room());
@@ -379,7 +441,7 @@ impl Shell {
             self.runtime.spawn(async move {
                 let end = loop {
                     match ends.read(partition).await {
-                        Ok(ends) => break ends.replies.1,
+                        Ok(ends) => break ends.next.replies,
                         Err(error) => {
                             tracing::warn!(%partition, %error, "asking again for the inbox's end");
                             tokio::time::sleep(RETRY_AFTER).await;

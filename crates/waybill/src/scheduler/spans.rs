@@ -8,6 +8,7 @@
 use std::time::{Duration, SystemTime};
 
 use waybill_engine::{Message, OperationId, ProcessState, RowChange, StepRequest, Timestamp};
+use waybill_messages::Topics;
 use waybill_telemetry::trace::{self, OpenSpan, SpanId, SpanKind, TraceContext, TraceId, names};
 
 const SCOPE: &str = "waybill.scheduler";
@@ -21,8 +22,8 @@ pub(super) fn context_of(operation: OperationId) -> Option<String> {
     })
 }
 
-/// The spans of what a row tells: its operation was taken up from `requests`, or has ended.
-pub(super) fn of_row(row: &RowChange, requests: &str, spans: &mut Vec<OpenSpan>) {
+/// The spans of what a row tells: its operation was taken up from its topic, or has ended.
+pub(super) fn of_row(row: &RowChange, topics: &Topics, spans: &mut Vec<OpenSpan>) {
     if !trace::is_on() {
         return;
     }
@@ -33,6 +34,7 @@ pub(super) fn of_row(row: &RowChange, requests: &str, spans: &mut Vec<OpenSpan>)
     let Some(parent) = created.traceparent.as_deref() else {
         return;
     };
+    let requests = topics.of_lane(created.request.lane);
     let is_final = row.state.state.is_final();
     let is_first = !is_final || row.state.steps.iter().all(|step| !step.was_asked_for());
     if is_first

@@ -4,11 +4,11 @@
 use std::time::{Duration, Instant};
 
 use waybill_engine::{
-    Event, Handover, Ownership, PartitionEngine, PartitionId, ReaderId, Share, Source,
+    ByLane, Event, Handover, Lane, Ownership, PartitionEngine, PartitionId, ReaderId, Share, Source,
 };
 use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store, StoreError};
 
-use super::fit::{Unfit, start_offsets};
+use super::fit::{Misfit, Unfit, start_offsets};
 use super::inlet::EndsReader;
 use super::input::{AcquireError, Generation, Input, LogEnds, LostCause};
 use super::lost_state;
@@ -106,20 +106,21 @@ impl Shell {
         let differs = differs.filter(|(_, judged)| *judged == lease.row.checkpoint);
         let mut found = match differs {
             Some((unfit, _)) => Err(unfit),
-            None => start_offsets(&lease.row, ends),
+            None => start_offsets(&lease.row, &ends),
         };
-        if self.settings.skip_deleted_requests
+        while self.settings.skip_deleted_requests
             && let Err(unfit) = &found
         {
-            let (done, begins) = (lease.row.checkpoint.requests, ends.requests.0);
+            let source = unfit.lane.source();
+            let (done, begins) = (lease.row.checkpoint.on(source), ends.first.on(source));
             tracing::error!(
                 %reader, %unfit, %done, %begins,
                 "what is gone from the log is passed over, as scheduler.skipDeletedRequests says: it is read \
                  from its beginning"
             );
-            unfit.pass_over(&mut lease.row, begins);
+            unfit.pass_over(&mut lease.row, &ends.first);
             row_is_known = false;
-            found = start_offsets(&lease.row, ends);
+            found = start_offsets(&lease.row, &ends);
         }
         let start = match found {
             Ok(start) => start,
@@ -136,11 +137,12 @@ impl Shell {
             partition,
             owner: self.owner,
             epoch: lease.row.epoch,
-            requests_next: start.requests,
-            replies_next: start.replies,
-            recoveries_next: start.recoveries,
-            requests_end: ends.requests.1,
-            replies_end: ends.replies.1,
+            next: start.at,
+            requests_end: ByLane {
+                ordinary: ends.next.requests,
+                expedited: ends.next.expedited,
+            },
+            replies_end: ends.next.replies,
             stamp_floor: lease.stamp_floor,
             stamp_limit: lease.row.stamp_limit,
         };
@@ -149,9 +151,11 @@ impl Shell {
             %reader,
             layout = %lease.row.key.generation,
             epoch = %lease.row.epoch,
-            requests_from = %start.requests,
-            requests_end = %ends.requests.1,
-            replies_from = %start.replies,
+            requests_from = %start.at.requests,
+            requests_end = %ends.next.requests,
+            expedited_from = %start.at.expedited,
+            expedited_end = %ends.next.expedited,
+            replies_from = %start.at.replies,
             "owning the partition"
         );
         let engine = PartitionEngine::new(
@@ -196,9 +200,11 @@ impl Shell {
         tracing::error!(%reader, ?source, %cause, "the partition cannot be read");
         self.give_up(reader, "the partition cannot be read");
         if let LostCause::Fingerprint { .. } = cause
+            && let Some(lane) = source.lane()
             && let Some(slot) = self.slots.get_mut(&reader)
         {
-            let differs = Unfit::Differs(cause.to_string());
+            let why = Misfit::Differs(cause.to_string());
+            let differs = Unfit { lane, why };
             match self.settings.skip_deleted_requests {
                 true => slot.differs = Some((differs, judged)),
                 false => slot.state = SlotState::Refused(differs.to_string()),
@@ -260,11 +266,13 @@ impl Shell {
             }
             let reached = owned.engine.checkpoint();
             let stored = owned.lease.row.checkpoint;
+            let fingerprint = |lane| reached.fingerprints[lane].or(stored.fingerprints[lane]);
             let checkpoint = Checkpoint {
-                requests: reached.requests,
-                replies: reached.replies,
-                recoveries: reached.recoveries,
-                requests_fingerprint: reached.requests_fingerprint.or(stored.requests_fingerprint),
+                at: reached.at,
+                fingerprints: ByLane {
+                    ordinary: fingerprint(Lane::Ordinary),
+                    expedited: fingerprint(Lane::Expedited),
+                },
             };
             let ends = owned.may_release(self.commits.involve(reader));
             // It is given back as it stands, and after a renewal without an answer that is not known.
@@ -325,7 +333,7 @@ impl Shell {
         owned.row_is_known = result.is_ok();
         match result {
             Ok(true) if released => {
-                tracing::info!(%reader, checkpoint = %renewal.row.checkpoint.requests, "released");
+                tracing::info!(%reader, checkpoint = %renewal.row.checkpoint.at.requests, "released");
                 if let Some(slot) = self.slots.get_mut(&reader) {
                     slot.released();
                 }
@@ -335,7 +343,7 @@ impl Shell {
                 let stamp_limit = renewal.row.stamp_limit;
                 let partition = renewal.row.partition;
                 let share = owned.share.clone();
-                let share = share.beyond(&renewal.row.checkpoint.places());
+                let share = share.beyond(&renewal.row.checkpoint.at);
                 owned.lease.renewed(renewal);
                 owned.engine.apply(Event::StampLimit(stamp_limit), now);
                 if share != owned.share {
@@ -365,7 +373,7 @@ fn share_of(layout: &Layout, lease: &HeldLease, handover: Handover) -> Share {
         .with_cut(layout.cut_of(generation, row.partition))
         .with_end(layout.end_of(generation, reader))
         .with_written(layout.partitions_written())
-        .beyond(&row.checkpoint.places())
+        .beyond(&row.checkpoint.at)
 }
 
 /// How far a whole partition is done, as the lease that was just written and those of the other readers

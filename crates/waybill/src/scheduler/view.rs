@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use waybill_engine::{Offset, ReaderId, Timestamp};
+use waybill_engine::{ByLane, Lane, Offset, ReaderId, Timestamp};
 use waybill_store::Layout;
 
 use super::inlet::Inlets;
 use super::lag::{Lag, LagClock};
-use super::metrics::{PartitionMetrics, show_layout};
+use super::metrics::{LaneView, PartitionMetrics, show_layout};
 use super::partition::{Slot, SlotState};
 use super::relayout::Own;
 use crate::admin::{
@@ -33,7 +33,9 @@ struct Shown {
     view: SchedulerView,
     ready: Condition,
     metrics: PartitionMetrics,
-    lag: LagClock,
+    lag: ByLane<LagClock>,
+    /// What was shown last.
+    lanes: ByLane<LaneView>,
 }
 
 impl Views {
@@ -72,13 +74,17 @@ impl Views {
                     epoch: None,
                     checkpoint: CheckpointView::default(),
                     consumed: Offset(0),
+                    consumed_expedited: Offset(0),
                     in_flight: 0,
+                    waiting: 0,
                     held_by: None,
+                    expedited_held_by: None,
                     reason: None,
                 },
                 ready,
                 metrics: PartitionMetrics::new(reader, partition),
-                lag: LagClock::default(),
+                lag: ByLane::default(),
+                lanes: ByLane::default(),
             };
             shown.insert(reader, new);
         }
@@ -129,7 +135,7 @@ impl Shown {
                 self.view.partition = partition;
                 self.metrics.forget();
                 self.metrics = PartitionMetrics::new(self.view.reader, partition);
-                self.lag = LagClock::default();
+                self.lag = ByLane::default();
             }
         }
         self.view.state = match &slot.state {
@@ -141,8 +147,14 @@ impl Shown {
         };
         self.view.epoch = None;
         self.view.in_flight = 0;
-        self.view.held_by = None;
-        let mut lag = Lag::default();
+        for lane in Lane::ALL {
+            // Where it was stays to be seen; what it has is nobody's.
+            self.lanes[lane] = LaneView {
+                checkpoint: self.lanes[lane].checkpoint,
+                consumed: self.lanes[lane].consumed,
+                ..LaneView::default()
+            };
+        }
         self.view.reason = match &slot.state {
             SlotState::Refused(reason) => Some(reason.clone()),
             SlotState::Idle | SlotState::Acquiring | SlotState::Owned(_) => None,
@@ -152,28 +164,43 @@ impl Shown {
             let reached = owned.engine.checkpoint();
             self.view.epoch = Some(owned.lease.row.epoch);
             self.view.in_flight = owned.engine.in_flight().operations;
-            self.view.held_by = owned.engine.oldest_held().map(|held| HeldView {
-                operation: held.operation,
-                offset: held.offset,
-                since_us: held.since,
-            });
-            self.view.consumed = reached.consumed.max(owned.lease.row.consumed);
-            self.view.checkpoint = CheckpointView {
-                requests: reached.requests,
-                replies: reached.replies,
-            };
-            if let Some(end) = inlets.known_end(owned.partition()) {
-                lag = self.lag.lag(end, self.view.consumed, now);
+            self.view.checkpoint.replies = reached.at.replies;
+            for lane in Lane::ALL {
+                let consumed = reached.consumed[lane].max(owned.lease.row.consumed[lane]);
+                let end = inlets.known_end(lane, owned.partition());
+                self.lanes[lane] = LaneView {
+                    waiting: owned.engine.waiting(lane).requests,
+                    checkpoint: reached.at.on(lane.source()),
+                    held_by: owned.engine.oldest_held(lane).map(|held| HeldView {
+                        operation: held.operation,
+                        offset: held.offset,
+                        since_us: held.since,
+                        waits: held.waits,
+                    }),
+                    consumed,
+                    lag: end.map_or(Lag::default(), |end| self.lag[lane].lag(end, consumed, now)),
+                };
             }
             self.metrics.count(&owned.engine.take_stats());
             self.metrics.show_census(&owned.engine.census(), now);
         }
+        let ByLane {
+            ordinary,
+            expedited,
+        } = self.lanes;
+        self.view.checkpoint.requests = ordinary.checkpoint;
+        self.view.checkpoint.expedited = expedited.checkpoint;
+        self.view.consumed = ordinary.consumed;
+        self.view.consumed_expedited = expedited.consumed;
+        self.view.held_by = ordinary.held_by;
+        self.view.expedited_held_by = expedited.held_by;
+        self.view.waiting = ordinary.waiting + expedited.waiting;
         // A partition that a person stopped is as it should be.
         self.ready.set(matches!(
             self.view.state,
             SchedulerState::Running | SchedulerState::Stopped | SchedulerState::Stopping
         ));
         self.ready.note(self.view.reason.as_deref());
-        self.metrics.show(&self.view, lag, now);
+        self.metrics.show(&self.view, &self.lanes, now);
     }
 }

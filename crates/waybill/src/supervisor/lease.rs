@@ -51,7 +51,7 @@ impl ShardLease {
 
     /// To where the partition of the shard was sent home.
     pub(super) fn sent_home(&self) -> Places {
-        self.row.checkpoint.places()
+        self.row.checkpoint.at
     }
 
     /// Keeps to where it was, with a renewal. Returns whether the lease is still held.

@@ -99,11 +99,8 @@ impl Strays {
         if times.is_empty() || turn.is_err() {
             return (now, first);
         }
-        for (source, at) in [
-            (Source::Requests, &mut now.requests),
-            (Source::Replies, &mut now.replies),
-            (Source::Recoveries, &mut now.recoveries),
-        ] {
+        for source in Source::ALL {
+            let at = now.on_mut(source);
             let by = Instant::now() + TURN;
             for retired in &times {
                 let sent = self.one_time(retired, source, at, by).await;
@@ -131,10 +128,16 @@ impl Strays {
         }
         let topic = match source {
             Source::Requests => self.topics.requests(),
+            Source::Expedited => self.topics.expedited(),
             Source::Replies => self.topics.step_replies(),
             Source::Recoveries => self.topics.recovery(),
         };
         let partition = retired.partition;
+        // One that was made when the partition was left over need not have it.
+        let has = self.admin.topic_partitions(topic).await?;
+        if has.is_none_or(|has| partition.0 >= has) {
+            return Ok(());
+        }
         let offsets = self.admin.offsets(topic, &[partition]).await?;
         let Some(&(first, end)) = offsets.first() else {
             return Ok(());

@@ -16,13 +16,17 @@ pub(super) const BUILD_INFO: Metric<Gauge, 1> = Metric::new(
 );
 
 /// What a label's values are.
-const LABELS: [(&str, &str); 16] = [
+const LABELS: [(&str, &str); 17] = [
     ("agent", "the agent's name in workflows, such as `drone`"),
     (
         "client",
         "the Kafka client's id, such as `waybill-scheduler`",
     ),
     ("kind", "what an alert is about, such as `operation-parked`"),
+    (
+        "lane",
+        "which of the two topics requests came by: `ordinary` or `expedited`",
+    ),
     (
         "outcome",
         "how an attempt ended: `success`, `transient`, `permanent`, `unknown`, `not-attempted`, `late`; of a record: \

@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::Context as _;
 use futures_util::stream::{self, BoxStream};
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use waybill_engine::{Offset, PartitionId};
+use waybill_engine::{Lane, Offset, PartitionId};
 use waybill_kafka::Admin;
 use waybill_messages::Topics;
 use waybill_store::{CorruptRow, KeptRow, Layout, Store, StoreError};
@@ -115,22 +115,25 @@ async fn waiting(
     let topics = Topics::new(&config.kafka.topic_prefix);
     let partitions: Vec<_> = (0..layout.partitions_written()).map(PartitionId).collect();
     let broker = broker_dir(&config.data_dir);
-    let ends: Vec<Offset> = if config.kafka.brokers.is_some() {
-        let admin = Admin::new(&kafka_settings(config, None), "waybill-export")?;
-        let offsets = admin.offsets(topics.requests(), &partitions).await;
-        let offsets = offsets.context("where the requests end cannot be asked")?;
-        offsets.into_iter().map(|(_, end)| end).collect()
-    } else if is_embedded && broker.exists() {
-        let ends = waybill_broker::log_ends(&broker, topics.requests());
-        let ends = ends.context("where the requests end cannot be read")?;
-        ends.into_iter().map(Offset).collect()
-    } else {
-        return Ok(None);
-    };
     let mut waiting = 0;
-    for (partition, end) in partitions.into_iter().zip(ends) {
-        let consumed = readers::requests_consumed(store, layout, partition).await?;
-        waiting += u64::try_from(end.0.saturating_sub(consumed.0)).unwrap_or(0);
+    for lane in Lane::ALL {
+        let topic = topics.of_lane(lane);
+        let ends: Vec<Offset> = if config.kafka.brokers.is_some() {
+            let admin = Admin::new(&kafka_settings(config, None), "waybill-export")?;
+            let offsets = admin.offsets(topic, &partitions).await;
+            let offsets = offsets.context("where the requests end cannot be asked")?;
+            offsets.into_iter().map(|(_, end)| end).collect()
+        } else if is_embedded && broker.exists() {
+            let ends = waybill_broker::log_ends(&broker, topic);
+            let ends = ends.context("where the requests end cannot be read")?;
+            ends.into_iter().map(Offset).collect()
+        } else {
+            return Ok(None);
+        };
+        for (&partition, end) in partitions.iter().zip(ends) {
+            let consumed = readers::consumed(store, layout, lane, partition).await?;
+            waiting += u64::try_from(end.0.saturating_sub(consumed.0)).unwrap_or(0);
+        }
     }
     Ok(Some(waiting))
 }

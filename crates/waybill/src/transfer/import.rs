@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use waybill_engine::{
-    Epoch, Offset, OperationId, OperationRow, PartitionId, Position, Timestamp, partition_for,
+    Epoch, Lane, Offset, OperationId, OperationRow, PartitionId, Position, Timestamp, partition_for,
 };
 use waybill_store::{AttentionEntry, DueEntry, KeptRow, RowWrite, Store, WriteBatch};
 
@@ -247,6 +247,7 @@ fn add(
 /// nowhere in this world's log, before all that does.
 fn handed_off(mut row: OperationRow, shard: PartitionId, now: Timestamp) -> OperationRow {
     Arc::make_mut(&mut row.created).request = Position {
+        lane: Lane::Ordinary,
         partition: shard,
         offset: Offset(-1),
     };

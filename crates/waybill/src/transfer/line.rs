@@ -195,7 +195,7 @@ impl Operation {
 mod tests {
     use uuid::Uuid;
     use waybill_engine::{
-        Contact, Epoch, HistoryEntry, Offset, OwnerId, PartitionId, Position, RequestHash,
+        Contact, Epoch, HistoryEntry, Lane, Offset, OwnerId, PartitionId, Position, RequestHash,
         StepError, StepProgress, StepState,
     };
 
@@ -213,6 +213,7 @@ mod tests {
             reply_to: None,
             request_hash: RequestHash([9; 16]),
             request: Position {
+                lane: Lane::Ordinary,
                 partition: PartitionId(3),
                 offset: Offset(44),
             },

@@ -6,6 +6,7 @@ mod batches;
 #[path = "../support/tls.rs"]
 mod certificate;
 mod events;
+mod expedited;
 mod inputs;
 mod limits;
 mod ops;

@@ -20,9 +20,9 @@ use waybill::ingestion::{Guards, Ingestion, IngestionConfig};
 use waybill::spread::Spread;
 use waybill_broker::{Broker, BrokerConfig};
 use waybill_engine::{
-    CreateRequest, Created, Epoch, Offset, OperationId, OperationRequest, OwnerId, PartitionId,
-    Position, ProcessState, ReaderId, Recovery, Stamp, Timestamp, Workflow, WorkflowDefinition,
-    Workflows, partition_for,
+    ByLane, CreateRequest, Created, Epoch, Lane, Offset, OperationId, OperationRequest, OwnerId,
+    PartitionId, Position, ProcessState, ReaderId, Recovery, Stamp, Timestamp, Workflow,
+    WorkflowDefinition, Workflows, partition_for,
 };
 use waybill_kafka::{Admin, KafkaSettings, TopicSpec};
 use waybill_messages::{Record, Topics};
@@ -65,7 +65,7 @@ impl World {
     pub async fn guarded(guards: Guards, change: impl FnOnce(&mut IngestionConfig)) -> Self {
         let cluster = MockCluster::new(1).unwrap();
         let topics = Topics::default();
-        for topic in [topics.requests(), topics.recovery()] {
+        for topic in [topics.requests(), topics.expedited(), topics.recovery()] {
             cluster.create_topic(topic, PARTITIONS as i32, 1).unwrap();
         }
         let kafka = KafkaSettings::new(cluster.bootstrap_servers());
@@ -192,6 +192,11 @@ impl<C> World<C> {
         created.collect()
     }
 
+    /// All records of the expedited requests' topic.
+    pub fn expedited(&self) -> Vec<(Lying, OperationRequest)> {
+        self.decoded(self.topics.expedited())
+    }
+
     /// All records of the requests topic.
     pub fn requests(&self) -> Vec<(Lying, OperationRequest)> {
         self.decoded(self.topics.requests())
@@ -260,6 +265,7 @@ impl<C> World<C> {
             reply_to: request.reply_to.clone(),
             request_hash: request.request_hash,
             request: Position {
+                lane: Lane::Ordinary,
                 partition: record.partition,
                 offset: record.offset,
             },
@@ -292,7 +298,10 @@ impl<C> World<C> {
             renewal: 1,
             duration: Duration::from_secs(10),
             stamp_limit: Stamp(1),
-            consumed,
+            consumed: ByLane {
+                ordinary: consumed,
+                expedited: Offset(0),
+            },
             ..Lease::new(
                 LeaseKey::scheduler(LayoutGeneration(0), ReaderId(partition.0)),
                 partition,
@@ -318,6 +327,7 @@ pub fn row(id: OperationId, workflow: &str, state: ProcessState) -> RowWrite {
     let created = Created {
         input: delivery_input().into(),
         request: Position {
+            lane: Lane::Ordinary,
             partition: partition_for(id, PARTITIONS),
             offset: Offset(0),
         },
@@ -390,7 +400,7 @@ pub fn delivery() -> Value {
         "dropoffLocation": "drop off",
         "pickupTime": "2030-05-08T20:00:00Z",
         "deadline": "2030-05-08T22:00:00Z",
-        "expedited": true,
+        "expedited": false,
         "confirmationRequired": "None",
         "packageInfo": {"packageId": "mypackage", "size": "Small", "weight": 10, "tag": "mytag"},
     })

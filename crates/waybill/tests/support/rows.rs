@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use waybill_engine::{
-    Created, Epoch, Offset, OperationState, PartitionId, Position, ProcessState, RequestHash,
+    Created, Epoch, Lane, Offset, OperationState, PartitionId, Position, ProcessState, RequestHash,
     StepProgress, Timestamp,
 };
 
@@ -20,6 +20,7 @@ pub fn created(workflow: &str, steps: &[&str]) -> Created {
         reply_to: None,
         request_hash: RequestHash::default(),
         request: Position {
+            lane: Lane::Ordinary,
             partition: PartitionId(0),
             offset: Offset(0),
         },

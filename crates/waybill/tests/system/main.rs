@@ -11,6 +11,7 @@ mod previous;
 mod readers;
 mod repair;
 mod supervision;
+mod turns;
 mod upgrade;
 mod world;
 
@@ -32,6 +33,7 @@ use world::{Dice, PATIENCE, Process, World, delivery};
 
 const PARTITIONS: u32 = 4;
 const REQUESTS: &str = "operation-requests";
+const EXPEDITED: &str = "expedited-requests";
 const REPLIES: &str = "step-replies";
 const FAILED: &str = "failed-operations";
 
@@ -168,7 +170,7 @@ async fn the_checkpoint_reaches_the_end_and_a_restart_finds_everything() {
         .eventually(
             "the checkpoint reaches the end of both topics",
             async || {
-                let ends = (log_end(&world, REQUESTS), log_end(&world, REPLIES));
+                let ends = (requests_end(&world), log_end(&world, REPLIES));
                 // A request whose answer was late was sent again.
                 ends.0 >= DELIVERIES as u64 && checkpoint(&world).await == ends
             },
@@ -180,7 +182,7 @@ async fn the_checkpoint_reaches_the_end_and_a_restart_finds_everything() {
     world.ready().await;
     world.all_reach(&ids, "Processed").await;
     world.assert_one_effect_per_step(&ids, is_remote).await;
-    assert_eq!(checkpoint(&world).await.0, log_end(&world, REQUESTS));
+    assert_eq!(checkpoint(&world).await.0, requests_end(&world));
 }
 
 /// A client of the broker that only looks.
@@ -204,11 +206,18 @@ fn log_end(world: &World, topic: &str) -> u64 {
     (0..PARTITIONS as i32).map(end).sum()
 }
 
+/// The ends of both topics of requests added up.
+fn requests_end(world: &World) -> u64 {
+    log_end(world, REQUESTS) + log_end(world, EXPEDITED)
+}
+
 /// The checkpoints of all partitions added up: requests and replies.
 async fn checkpoint(world: &World) -> (u64, u64) {
     let mut sums = (0, 0);
     for scheduler in schedulers(world).await {
-        sums.0 += scheduler["checkpoint"]["requests"].as_u64().unwrap_or(0);
+        for lane in ["requests", "expedited"] {
+            sums.0 += scheduler["checkpoint"][lane].as_u64().unwrap_or(0);
+        }
         sums.1 += scheduler["checkpoint"]["replies"].as_u64().unwrap_or(0);
     }
     sums

@@ -10,7 +10,9 @@ use serde_json::{Value, json};
 
 use crate::world::process::without_test_variables;
 use crate::world::{World, delivery};
-use crate::{PARTITIONS, REPLIES, REQUESTS, deliver_all, is_remote, log_end, restart, schedulers};
+use crate::{
+    PARTITIONS, REPLIES, deliver_all, is_remote, log_end, requests_end, restart, schedulers,
+};
 
 const CONFIG: &str = "partitions: 4\nscheduler: { lease: 3s, leaseMargin: 300ms }\n";
 /// Requests that are sent at once.
@@ -59,8 +61,8 @@ async fn readers_of_a_partition_are_split_and_merged_while_deliveries_and_cancel
     world
         .eventually("every reader has done all of its partition", async || {
             let lowest = lowest_checkpoints(&world).await;
-            let of = |at: usize| lowest.values().map(|pair| pair[at]).sum::<u64>();
-            (of(0), of(1)) == (log_end(&world, REQUESTS), log_end(&world, REPLIES))
+            let of = |at: usize| lowest.values().map(|least| least[at]).sum::<u64>();
+            (of(0) + of(2), of(1)) == (requests_end(&world), log_end(&world, REPLIES))
         })
         .await;
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
@@ -155,15 +157,17 @@ async fn all_own(world: &World, per_partition: u32) {
 }
 
 /// For each partition, the lowest checkpoint of its readers: requests and replies.
-async fn lowest_checkpoints(world: &World) -> BTreeMap<u64, [u64; 2]> {
-    let mut lowest: BTreeMap<u64, [u64; 2]> = BTreeMap::new();
+async fn lowest_checkpoints(world: &World) -> BTreeMap<u64, [u64; 3]> {
+    let mut lowest: BTreeMap<u64, [u64; 3]> = BTreeMap::new();
     for view in schedulers(world).await {
         let on = |name: &str| view["checkpoint"][name].as_u64().unwrap_or(0);
         let partition = view["partition"]
             .as_u64()
             .expect("a reader has a partition");
-        let pair = lowest.entry(partition).or_insert([u64::MAX; 2]);
-        *pair = [pair[0].min(on("requests")), pair[1].min(on("replies"))];
+        let least = lowest.entry(partition).or_insert([u64::MAX; 3]);
+        for (least, name) in least.iter_mut().zip(["requests", "replies", "expedited"]) {
+            *least = on(name).min(*least);
+        }
     }
     lowest
 }

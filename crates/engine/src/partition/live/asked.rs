@@ -49,7 +49,7 @@ impl Live {
         };
         Self {
             bytes: OPERATION_BYTES,
-            held: Some(position.offset),
+            held: Some((position.lane, position.offset)),
             was: Was {
                 state: ProcessState::Processing,
                 failed_count: 0,
@@ -151,10 +151,10 @@ impl Live {
             return Ok(());
         }
         // Read again, it gets the answer that it got when the operation was not there yet. (Of another partition,
-        // since there are more of them, it came later.)
+        // since there are more of them, it came later. Of the other lane nothing is known of the order.)
         let created_at = self.created.request;
         let came_too_early = matches!(request.amendment, Amendment::Reschedule { .. })
-            && position.partition == created_at.partition
+            && (position.lane, position.partition) == (created_at.lane, created_at.partition)
             && position.offset < created_at.offset;
         let verdict = if came_too_early || *request.tenant != *self.created.tenant {
             Verdict::Refused("unknown-operation")

@@ -1,8 +1,8 @@
 //! The whole, once it has come to rest.
 
 use waybill_engine::{
-    Amendment, OperationId, OperationRequest, OperationRow, ProcessState, RecoveryVerb, StepState,
-    Undo, Workflow,
+    Amendment, ByLane, Lane, OperationId, OperationRequest, OperationRow, ProcessState,
+    RecoveryVerb, StepState, Undo, Workflow,
 };
 
 use super::is_undone;
@@ -20,12 +20,16 @@ impl Run {
             .iter()
             .map(|(id, accepted)| (*id, accepted.create))
             .collect();
-        for (id, create) in &accepted {
+        for (id, creates) in &accepted {
             let Some(row) = self.store.row(*id).cloned() else {
                 return self.fail(Rule::Lost, *id, || "it has no row".to_owned());
             };
             let was_unreadable = self.judge.was_unreadable(*id);
-            if create.is_some_and(|hash| hash != row.created.request_hash) && !was_unreadable {
+            // Of those that came by the two topics either may be taken up first.
+            let mut first = Lane::ALL.into_iter().filter_map(|lane| creates[lane]);
+            let is_first =
+                creates == &ByLane::default() || first.any(|hash| hash == row.created.request_hash);
+            if !is_first && !was_unreadable {
                 self.fail(Rule::Lost, *id, || {
                     "another request took its place".to_owned()
                 });
@@ -160,8 +164,9 @@ impl Run {
     fn judge_amendments(&mut self, row: &OperationRow) {
         let partition = self.home_of(row.id);
         let requests = &self.store.shards[partition].requests;
-        let amendments: Vec<_> = requests
-            .iter()
+        let amendments: Vec<_> = Lane::ALL
+            .into_iter()
+            .flat_map(|lane| &requests[lane])
             .filter_map(|record| match record {
                 Record::Request { request, .. } => match &**request {
                     OperationRequest::Amend(amend) if amend.operation == row.id => Some(amend),

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Created, Epoch, Offset, OperationId, OperationState, Position, ProcessState, RequestHash, Stamp,
+    Created, Epoch, Lane, Offset, OperationId, OperationState, Position, ProcessState, RequestHash,
+    Stamp,
 };
 
 use super::*;
@@ -123,6 +124,7 @@ fn row(n: u128, stamp: i64, keep_for: Option<Duration>) -> RowWrite {
         reply_to: None,
         request_hash: RequestHash::default(),
         request: Position {
+            lane: Lane::Ordinary,
             partition: PartitionId(0),
             offset: Offset(0),
         },

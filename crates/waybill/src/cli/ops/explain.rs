@@ -17,7 +17,7 @@ use std::ops::{ControlFlow, Range};
 use clap::{Args, Subcommand};
 use futures_util::{StreamExt as _, stream};
 use serde::Serialize;
-use waybill_engine::{Division, KeyHash, OperationId, PartitionId};
+use waybill_engine::{ByLane, Division, KeyHash, Lane, OperationId, PartitionId};
 
 use super::address::ApiAddress;
 use super::api::{Api, ApiError};
@@ -29,8 +29,11 @@ use crate::cli::shown::{Output, printable};
 use crate::config::Config;
 use crate::readers::show::ReaderView;
 
-/// The topic of requests, short.
-const REQUESTS: &str = "operation-requests";
+/// The topics of requests, short.
+const REQUESTS: ByLane<&str> = ByLane {
+    ordinary: "operation-requests",
+    expedited: "expedited-requests",
+};
 /// How many requests behind a checkpoint are looked at.
 const LOOKED_AT_MAX: usize = 200;
 /// How many operations are asked for at once.
@@ -60,7 +63,7 @@ enum What {
         /// How many operations to name of each reader
         #[arg(long, value_name = "N", default_value = "3")]
         operations: NonZeroUsize,
-        /// How it is written; JSON has a line for each reader
+        /// How it is written; JSON has a line for each reader, and one for its expedited requests
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
         output: Output,
     },
@@ -93,13 +96,21 @@ impl ExplainArgs {
         let address = ApiAddress::of_configuration(self.api.as_ref(), config);
         let api = Api::asked_once(address.map_err(anyhow::Error::msg)?, &self.admin.access)?;
         let connection = Connection::open(config)?;
-        let (topic, _) = connection.topic(REQUESTS)?;
-        let partitions = chosen(&topic, layout.partitions, partition)?;
+        let mut topics = ByLane::default();
+        for lane in Lane::ALL {
+            (topics[lane], _) = connection.topic(REQUESTS[lane])?;
+        }
+        let partitions = chosen(&topics.ordinary, layout.partitions, partition)?;
         let wanted = |view: &&ReaderView| partitions.contains(&PartitionId(view.partition));
+        let of_lanes = |view| Lane::ALL.into_iter().map(move |lane| (view, lane));
         let mut is_away = false;
-        for view in layout.readers.iter().filter(wanted) {
-            let mut lag = Lag::of(view, &connection, &topic)?;
-            let open = unended(&connection, &topic, division, view)?;
+        for (view, lane) in layout.readers.iter().filter(wanted).flat_map(of_lanes) {
+            let topic = &topics[lane];
+            let mut lag = Lag::of(view, lane, &connection, topic)?;
+            if lane == Lane::Expedited && lag.end == 0 {
+                continue;
+            }
+            let open = unended(&connection, topic, division, view, lane)?;
             is_away = runtime.block_on(lag.look(&api, &open, operations.get(), is_away));
             match output {
                 Output::Json => writeln!(out, "{}", serde_json::to_string(&lag)?)?,
@@ -116,6 +127,8 @@ impl ExplainArgs {
 struct Lag {
     partition: u32,
     reader: u32,
+    /// Whether it is about the expedited requests.
+    expedited: bool,
     owner: Option<String>,
     /// Whether the owner has let its lease run out.
     silent: bool,
@@ -151,12 +164,18 @@ struct Holder {
 }
 
 impl Lag {
-    fn of(view: &ReaderView, connection: &Connection, topic: &str) -> anyhow::Result<Self> {
+    fn of(
+        view: &ReaderView,
+        lane: Lane,
+        connection: &Connection,
+        topic: &str,
+    ) -> anyhow::Result<Self> {
         let end = connection.offsets(topic, PartitionId(view.partition))?.end;
-        let (checkpoint, consumed) = (view.checkpoint.requests.0, view.consumed.0);
+        let (checkpoint, consumed) = (view.done(lane).0, view.consumed(lane).0);
         Ok(Self {
             partition: view.partition,
             reader: view.reader,
+            expedited: lane == Lane::Expedited,
             owner: view.owner.clone(),
             silent: view.silent,
             waits_for: view.waits_for.clone(),
@@ -291,12 +310,13 @@ fn unended(
     topic: &str,
     division: Division,
     view: &ReaderView,
+    lane: Lane,
 ) -> anyhow::Result<Open> {
     let partition = PartitionId(view.partition);
     let held = connection.offsets(topic, partition)?;
     let range = Range {
-        start: view.checkpoint.requests.0.max(held.start),
-        end: view.consumed.0.min(held.end),
+        start: view.done(lane).0.max(held.start),
+        end: view.consumed(lane).0.min(held.end),
     };
     let mut open = Open::default();
     let mut seen = BTreeSet::new();
@@ -328,6 +348,7 @@ impl fmt::Display for Lag {
         let Self {
             partition,
             reader,
+            expedited,
             owner,
             silent,
             waits_for,
@@ -346,8 +367,13 @@ impl fmt::Display for Lag {
         };
         writeln!(
             f,
-            "partition {partition}, reader {reader}: {not_consumed} not consumed, {held} behind the checkpoint \
-             (checkpoint {checkpoint}, consumed {consumed}, end {end}); {owner}"
+            "partition {partition}, reader {reader}{}: {not_consumed} not consumed, {held} behind the checkpoint \
+             (checkpoint {checkpoint}, consumed {consumed}, end {end}); {owner}",
+            if *expedited {
+                ", expedited requests"
+            } else {
+                ""
+            }
         )?;
         for Holder {
             operation,
@@ -440,6 +466,7 @@ mod tests {
         let mut lag = Lag {
             partition: 1,
             reader: 1,
+            expedited: false,
             owner: None,
             silent: false,
             waits_for: vec!["an owner".to_owned()],

@@ -451,6 +451,15 @@ fn operation_request() -> Object {
             .format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime))),
         )
         .property(
+            "expedited",
+            ObjectBuilder::new()
+                .schema_type(SchemaType::Type(Type::Boolean))
+                .description(Some(
+                    "Whether it goes ahead of what is not expedited and waits. For drone-delivery the input's own \
+                     `expedited` says it where nothing is said here.",
+                )),
+        )
+        .property(
             "tenant",
             described("On whose behalf it runs. Tenants do not share ids.").max_length(Some(256)),
         )

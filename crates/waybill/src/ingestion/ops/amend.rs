@@ -3,7 +3,9 @@
 use hyper::body::Incoming;
 use hyper::{HeaderMap, StatusCode};
 use waybill_drone_delivery::request::{DeliveryRequest, Reschedule, validate_reschedule};
-use waybill_engine::{AmendRequest, Amendment, OperationId, OperationRequest, Position, Timestamp};
+use waybill_engine::{
+    AmendRequest, Amendment, Lane, OperationId, OperationRequest, Position, Timestamp,
+};
 
 use super::body::{self, Said};
 use super::judge::{self, CancelWouldBe};
@@ -28,6 +30,8 @@ struct Amended {
     id: OperationId,
     tenant: String,
     caller_id: Option<String>,
+    /// By which it came, as far as that is known: what is asked of it goes the same way, and does not overtake it.
+    lane: Lane,
     /// What its `Location` carries.
     token: Option<StatusToken>,
     /// There is no such operation yet.
@@ -180,10 +184,15 @@ impl Api {
             .framing()
             .encode(&OperationRequest::Amend(request), &mut value)
             .map_err(|_| unwritable())?;
-        let topic = topics.requests();
+        let lane = amended.lane;
+        let topic = topics.of_lane(lane);
         let (partition, offset) = self.intake.tell(topic, id, &value, &key.0).await?;
         let token = match (amended.is_absent, offset) {
-            (true, Some(offset)) => Some(StatusToken::of_any(Position { partition, offset })),
+            (true, Some(offset)) => Some(StatusToken::of_any(Position {
+                lane,
+                partition,
+                offset,
+            })),
             (true, None) | (false, _) => amended.token,
         };
         let asked = AskedView {
@@ -220,6 +229,7 @@ impl Amended {
             id: row.id,
             tenant: row.created.tenant.to_string(),
             caller_id: row.created.caller_id.clone(),
+            lane: row.created.request.lane,
             token: None,
             is_absent: false,
         }
@@ -234,6 +244,11 @@ impl Amended {
             tenant: tenant.to_owned(),
             caller_id: callers_own(text, tenant)
                 .filter(|own| OperationId::of_caller(tenant, own) == pending.id()),
+            lane: parameters
+                .token
+                .map(|token| token.position.lane)
+                .or(pending.lane())
+                .unwrap_or_default(),
             token: parameters.token.or(pending.token()),
             is_absent: false,
         }
@@ -250,6 +265,7 @@ impl Amended {
             id: OperationId::of_caller(tenant, &caller_id),
             tenant: tenant.to_owned(),
             caller_id: Some(caller_id),
+            lane: Lane::default(),
             token: None,
             is_absent: true,
         })

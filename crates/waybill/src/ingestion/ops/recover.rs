@@ -102,7 +102,12 @@ impl Api {
             .encode_create(&again, &mut value)
             .map_err(|_| unwritable())?;
         self.intake
-            .tell(topics.requests(), new, &value, &key.0)
+            .tell(
+                topics.of_lane(row.created.request.lane),
+                new,
+                &value,
+                &key.0,
+            )
             .await?;
         let noted = RecoveryVerb::Resubmitted { as_operation: new };
         let request_id = self.recover(row.id, noted, said, key).await?;

@@ -29,11 +29,12 @@ impl EndsReader {
         let read = move || -> Result<LogEnds, String> {
             let mut ends = LogEnds::default();
             for (source, topic) in &reader.topics {
-                let found = reader
+                let (first, next) = reader
                     .consumer
                     .watermarks(topic, partition, ENDS_TIMEOUT)
                     .map_err(|error| chain(&error))?;
-                *ends.of(*source) = found;
+                *ends.first.on_mut(*source) = first;
+                *ends.next.on_mut(*source) = next;
             }
             Ok(ends)
         };

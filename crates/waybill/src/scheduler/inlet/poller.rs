@@ -215,7 +215,7 @@ impl Poller {
                 };
                 if !takes {
                     let fingerprint = match source {
-                        Source::Requests => feed.decoder.fingerprint(&record),
+                        Source::Requests | Source::Expedited => feed.decoder.fingerprint(&record),
                         Source::Replies | Source::Recoveries => 0,
                     };
                     reading.passed = Some((offset, fingerprint));

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use reqwest::Client;
 use serde::Deserialize;
+use waybill_engine::Lane;
 use waybill_engine::PartitionId;
 use waybill_messages::Topics;
 use waybill_store::{CqlProblem, CqlStore};
@@ -83,20 +84,22 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
     const WHAT: &str = "lag";
     let topics = Topics::new(&config.kafka.topic_prefix);
     let partitions: Vec<_> = (0..layout.partitions).map(PartitionId).collect();
-    let offsets = site.offsets(topics.requests(), &partitions).await?;
     let (mut not_consumed, mut held) = (0, 0);
     let mut gone = Vec::new();
-    for (partition, (start, end)) in partitions.into_iter().zip(offsets) {
-        let of_it = || {
-            let views = layout.readers.iter();
-            views.filter(|view| view.partition == partition.0)
-        };
-        let consumed = of_it().map(|view| view.consumed).min();
-        not_consumed += (end.0 - consumed.map_or(0, |consumed| consumed.0)).max(0);
-        let behind = |view: &ReaderView| (view.consumed.0 - view.checkpoint.requests.0).max(0);
-        held += of_it().map(behind).max().unwrap_or(0);
-        if consumed.is_some_and(|consumed| consumed < start) {
-            gone.push(partition.to_string());
+    for lane in Lane::ALL {
+        let offsets = site.offsets(topics.of_lane(lane), &partitions).await?;
+        for (partition, (start, end)) in partitions.iter().zip(offsets) {
+            let of_it = || {
+                let views = layout.readers.iter();
+                views.filter(|view| view.partition == partition.0)
+            };
+            let consumed = of_it().map(|view| view.consumed(lane)).min();
+            not_consumed += (end.0 - consumed.map_or(0, |consumed| consumed.0)).max(0);
+            let behind = |view: &ReaderView| (view.consumed(lane).0 - view.done(lane).0).max(0);
+            held += of_it().map(behind).max().unwrap_or(0);
+            if consumed.is_some_and(|consumed| consumed < start) {
+                gone.push(partition.to_string());
+            }
         }
     }
     if !gone.is_empty() {

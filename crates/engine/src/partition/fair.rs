@@ -1,0 +1,219 @@
+//! Requests that wait to be let in, and in which order they are.
+//!
+//! What must hold: **nobody waits for another's crowd.** While requests of both lanes wait, so many expedited ones go
+//! for each ordinary one; within a lane the tenants take turns, one request each. Requests of one tenant in one lane
+//! keep their order, so that a cancel stays behind its create.
+//!
+//! This is fair among those who wait here. What lies further back in the topic waits for all that lies before it: how
+//! far the shell reads ahead says how large a crowd can be passed by.
+//!
+//! Deliberately absent: how much may wait. Whoever reads the topics bounds it by [`FairQueue::waiting`].
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::id::Offset;
+use crate::partition::config::Waiting;
+use crate::record::{ByLane, Lane, OperationRequest};
+use crate::time::Timestamp;
+
+/// A request that was read, and waits.
+#[derive(Debug)]
+pub(super) struct Queued {
+    pub(super) lane: Lane,
+    pub(super) offset: Offset,
+    pub(super) bytes: usize,
+    pub(super) rerouted: bool,
+    pub(super) request: OperationRequest,
+    /// Since when.
+    pub(super) since: Timestamp,
+}
+
+/// All that wait.
+#[derive(Debug)]
+pub(super) struct FairQueue {
+    lanes: ByLane<Turns>,
+    /// How many expedited requests go for each ordinary one.
+    weight: u32,
+    /// How many have gone since an ordinary one last did.
+    expedited_in_a_row: u32,
+}
+
+/// Those of one lane.
+#[derive(Debug, Default)]
+struct Turns {
+    /// Of each tenant that has any, in their order.
+    tenants: HashMap<String, VecDeque<Queued>>,
+    /// The tenants, in the order of their turns.
+    order: VecDeque<String>,
+    waiting: Waiting,
+}
+
+impl FairQueue {
+    pub(super) fn new(weight: u32) -> Self {
+        Self {
+            lanes: ByLane::default(),
+            weight: weight.max(1),
+            expedited_in_a_row: 0,
+        }
+    }
+
+    /// Lets a request wait behind those of its tenant.
+    pub(super) fn push(&mut self, queued: Queued) {
+        self.lanes[queued.lane].push(queued);
+    }
+
+    /// Takes out the one whose turn it is.
+    pub(super) fn pop(&mut self) -> Option<Queued> {
+        let lane = match (
+            self.lanes.ordinary.is_empty(),
+            self.lanes.expedited.is_empty(),
+        ) {
+            (true, true) => return None,
+            (false, true) => Lane::Ordinary,
+            (true, false) => Lane::Expedited,
+            (false, false) if self.expedited_in_a_row < self.weight => Lane::Expedited,
+            (false, false) => Lane::Ordinary,
+        };
+        self.expedited_in_a_row = match lane {
+            Lane::Ordinary => 0,
+            Lane::Expedited => self.expedited_in_a_row.saturating_add(1),
+        };
+        self.lanes[lane].pop()
+    }
+
+    /// How many of a lane wait.
+    pub(super) fn waiting(&self, lane: Lane) -> Waiting {
+        self.lanes[lane].waiting
+    }
+
+    /// The one that lies there. Looks at all.
+    pub(super) fn find(&self, lane: Lane, offset: Offset) -> Option<&Queued> {
+        let mut all = self.lanes[lane].tenants.values().flatten();
+        all.find(|queued| queued.offset == offset)
+    }
+}
+
+impl Turns {
+    fn is_empty(&self) -> bool {
+        self.waiting.requests == 0
+    }
+
+    fn push(&mut self, queued: Queued) {
+        self.waiting.requests += 1;
+        self.waiting.bytes += queued.bytes;
+        let tenant = queued.request.tenant();
+        if let Some(own) = self.tenants.get_mut(tenant) {
+            own.push_back(queued);
+        } else {
+            let tenant = tenant.to_owned();
+            self.order.push_back(tenant.clone());
+            self.tenants.insert(tenant, VecDeque::from([queued]));
+        }
+    }
+
+    fn pop(&mut self) -> Option<Queued> {
+        let tenant = self.order.pop_front()?;
+        let own = self.tenants.get_mut(&tenant)?;
+        let queued = own.pop_front()?;
+        if own.is_empty() {
+            self.tenants.remove(&tenant);
+        } else {
+            self.order.push_back(tenant);
+        }
+        self.waiting.requests -= 1;
+        self.waiting.bytes -= queued.bytes;
+        Some(queued)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::id::OperationId;
+    use crate::record::{AmendRequest, Amendment};
+
+    fn queue(weight: u32, waiting: &[(Lane, &str, i64)]) -> FairQueue {
+        let mut queue = FairQueue::new(weight);
+        for &(lane, tenant, offset) in waiting {
+            queue.push(Queued {
+                lane,
+                offset: Offset(offset),
+                bytes: 10,
+                rerouted: false,
+                request: OperationRequest::Amend(AmendRequest {
+                    id: Uuid::nil(),
+                    operation: OperationId(Uuid::nil()),
+                    tenant: tenant.to_owned(),
+                    caller_id: None,
+                    amendment: Amendment::Cancel {
+                        workflow: String::new(),
+                    },
+                    reason: String::new(),
+                    asked_by: String::new(),
+                    requested_at: Timestamp(0),
+                }),
+                since: Timestamp(0),
+            });
+        }
+        queue
+    }
+
+    fn order(mut queue: FairQueue) -> Vec<i64> {
+        std::iter::from_fn(|| queue.pop())
+            .map(|queued| queued.offset.0)
+            .collect()
+    }
+
+    #[test]
+    fn tenants_take_turns_and_each_keeps_its_order() {
+        use Lane::Ordinary as O;
+        let waiting = [
+            (O, "flood", 1),
+            (O, "flood", 2),
+            (O, "flood", 3),
+            (O, "calm", 4),
+            (O, "", 5),
+            (O, "calm", 6),
+        ];
+        assert_eq!(order(queue(1, &waiting)), [1, 4, 5, 2, 6, 3]);
+    }
+
+    #[test]
+    fn expedited_requests_go_first_but_for_the_share_of_the_others() {
+        use Lane::{Expedited as X, Ordinary as O};
+        let waiting = [
+            (O, "a", 1),
+            (O, "a", 2),
+            (O, "a", 3),
+            (X, "a", 11),
+            (X, "a", 12),
+            (X, "a", 13),
+            (X, "a", 14),
+            (X, "a", 15),
+        ];
+        assert_eq!(
+            order(queue(2, &waiting)),
+            [11, 12, 1, 13, 14, 2, 15, 3],
+            "two for one, and the rest when nobody else waits"
+        );
+        assert_eq!(order(queue(9, &waiting))[..5], [11, 12, 13, 14, 15]);
+    }
+
+    #[test]
+    fn what_waits_is_counted_by_lane_and_found_where_it_lies() {
+        use Lane::{Expedited as X, Ordinary as O};
+        let mut queue = queue(1, &[(O, "a", 1), (X, "b", 1), (O, "c", 2)]);
+        let of = |queue: &FairQueue, lane| {
+            let waiting = queue.waiting(lane);
+            (waiting.requests, waiting.bytes)
+        };
+        assert_eq!((of(&queue, O), of(&queue, X)), ((2, 20), (1, 10)));
+        let found = queue.find(X, Offset(1)).unwrap();
+        assert_eq!(found.request.tenant(), "b");
+        assert!(queue.find(X, Offset(2)).is_none());
+        queue.pop();
+        assert_eq!((of(&queue, O), of(&queue, X)), ((2, 20), (0, 0)));
+    }
+}

@@ -1,0 +1,90 @@
+//! Cancels that came before their create, of which an id of the server's must not make the engine forget.
+//!
+//! Why it exists. A create with an id that ingestion made is not looked up in the store: nobody can have asked
+//! anything of it before. That holds for what lies behind it in its own topic. A cancel that came by the other lane
+//! may be let in first, and has written a row that keeps the operation's place. Whoever cancels knows the id from the
+//! create's answer, so the create was requested before; once it is no longer [young](super::EngineConfig::fresh_for),
+//! it is looked up anyway. So it is enough to remember such places for a while.
+
+use std::collections::{HashSet, VecDeque};
+use std::time::Duration;
+
+use crate::id::OperationId;
+use crate::time::Timestamp;
+
+/// How many are remembered. Beyond that nothing that was requested before counts as young.
+const KEPT_MAX: usize = 10_000;
+
+/// Places that were kept by a cancel not long ago.
+#[derive(Debug, Default)]
+pub(super) struct KeptPlaces {
+    ids: HashSet<OperationId>,
+    order: VecDeque<(Timestamp, OperationId)>,
+    /// Up to then some were forgotten too early.
+    blind_until: Timestamp,
+}
+
+impl KeptPlaces {
+    /// A cancel keeps the place of an operation.
+    pub(super) fn keep(&mut self, id: OperationId, now: Timestamp, fresh_for: Duration) {
+        // Clocks of others may be ahead, which makes their requests young for longer.
+        while let Some(&(at, oldest)) = self.order.front()
+            && now.since(at) > 2 * fresh_for
+        {
+            self.order.pop_front();
+            self.ids.remove(&oldest);
+        }
+        if self.order.len() >= KEPT_MAX {
+            self.order.clear();
+            self.ids.clear();
+            self.blind_until = now + fresh_for;
+        }
+        if self.ids.insert(id) {
+            self.order.push_back((now, id));
+        }
+    }
+
+    /// Whether a cancel may have kept the place of an operation that was requested at this instant.
+    pub(super) fn may_have(&self, id: OperationId, requested_at: Timestamp) -> bool {
+        requested_at < self.blind_until || self.ids.contains(&id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn id(number: usize) -> OperationId {
+        OperationId(Uuid::from_u128(number as u128))
+    }
+
+    #[test]
+    fn a_place_is_remembered_for_as_long_as_its_create_may_be_young() {
+        let (fresh_for, start) = (Duration::from_secs(5), Timestamp::from_millis(1_000_000));
+        let mut places = KeptPlaces::default();
+        places.keep(id(1), start, fresh_for);
+        assert!(places.may_have(id(1), start));
+        assert!(!places.may_have(id(2), start));
+        places.keep(id(2), start + fresh_for, fresh_for);
+        assert!(places.may_have(id(1), start));
+        places.keep(id(3), start + 3 * fresh_for, fresh_for);
+        assert!(!places.may_have(id(1), start) && places.may_have(id(2), start));
+    }
+
+    #[test]
+    fn of_more_than_are_remembered_nothing_older_counts_as_young() {
+        let (fresh_for, start) = (Duration::from_secs(5), Timestamp::from_millis(1_000_000));
+        let mut places = KeptPlaces::default();
+        for number in 0..=KEPT_MAX {
+            places.keep(id(number), start, fresh_for);
+        }
+        assert!(
+            places.may_have(id(0), start),
+            "it was forgotten, and is looked up"
+        );
+        assert!(!places.may_have(id(0), start + 2 * fresh_for));
+        assert!(places.order.len() <= KEPT_MAX);
+    }
+}

@@ -1,0 +1,97 @@
+//! Requests that are not to wait behind the rest.
+
+use reqwest::StatusCode;
+use serde_json::json;
+use waybill_engine::{Amendment, OperationRequest};
+
+use super::world::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_expedited_delivery_goes_by_its_own_topic_and_so_does_what_is_asked_of_it() {
+    let world = World::start().await;
+    let mut body = delivery();
+    body["expedited"] = json!(true);
+    let response = world.post(DELIVERIES, body).send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::ACCEPTED);
+    let location = location(&response);
+    let (_, accepted) = answer(response).await;
+    assert!(world.requests().is_empty());
+    let [(record, OperationRequest::Create(create))] = &world.expedited()[..] else {
+        panic!("one create")
+    };
+    let prefix = &create.request_hash.to_string()[..8];
+    let token = format!("x{}-{}-{prefix}", record.partition, record.offset);
+    let id = create.operation;
+    assert_eq!(location, format!("{DELIVERIES}/{id}?at={token}"));
+    let (status, pending) = world.get(&location).await;
+    assert_eq!(
+        (status, &pending["state"]),
+        (StatusCode::OK, &json!("Pending"))
+    );
+    assert_eq!(
+        pending["request"], accepted["request"],
+        "it is read where it lies"
+    );
+
+    for at in [format!("?at={token}"), String::new()] {
+        let cancel = world
+            .http
+            .delete(world.url(&format!("{DELIVERIES}/{id}{at}")));
+        let cancelled = cancel.send().await.unwrap();
+        assert_eq!(cancelled.status(), StatusCode::ACCEPTED, "{at}");
+    }
+    let behind = world.expedited().split_off(1);
+    let is_cancel = |request: &OperationRequest| {
+        matches!(request, OperationRequest::Amend(amend)
+            if matches!(amend.amendment, Amendment::Cancel { .. }) && amend.operation == id)
+    };
+    assert_eq!(behind.len(), 2);
+    assert!(behind.iter().all(|(_, request)| is_cancel(request)));
+    assert!(world.requests().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_general_form_says_whether_a_request_is_expedited() {
+    let world = World::start().await;
+    let mut expedited = order("fast", 1);
+    expedited["expedited"] = json!(true);
+    assert_eq!(
+        world.request(expedited).await.status(),
+        StatusCode::ACCEPTED
+    );
+    let mut plain = order("slow", 2);
+    plain["expedited"] = json!(null);
+    assert_eq!(world.request(plain).await.status(), StatusCode::ACCEPTED);
+    let mut held_back = json!({"workflow": "drone-delivery", "input": delivery()});
+    held_back["input"]["expedited"] = json!(true);
+    held_back["expedited"] = json!(false);
+    assert_eq!(
+        world.request(held_back).await.status(),
+        StatusCode::ACCEPTED
+    );
+    let callers = |taken: Vec<(Lying, OperationRequest)>| {
+        let mut ids: Vec<Option<String>> = taken
+            .into_iter()
+            .map(|(_, request)| match request {
+                OperationRequest::Create(create) => create.caller_id,
+                OperationRequest::Amend(_) => panic!("nothing was amended"),
+            })
+            .collect();
+        ids.sort();
+        ids
+    };
+    assert_eq!(callers(world.expedited()), [Some("fast".to_owned())]);
+    assert_eq!(callers(world.requests()), [None, Some("slow".to_owned())]);
+
+    let mut again = order("fast", 1);
+    again["expedited"] = json!(false);
+    let repeated = world.request(again).await;
+    assert_eq!(repeated.status(), StatusCode::ACCEPTED, "the same request");
+    assert_eq!(world.requests().len(), 2, "it is not sent again");
+
+    let mut wrong = order("wrong", 3);
+    wrong["expedited"] = json!("very");
+    let (status, kind, problem) = problem(world.request(wrong).await).await;
+    assert_eq!((status, kind.as_str()), (422, "invalid-values"));
+    assert_eq!(problem["errors"][0]["pointer"], "/expedited");
+}

@@ -1,0 +1,112 @@
+//! Whose requests go first where more wait than there is room for.
+
+use std::time::{Duration, Instant};
+
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::message::Message as _;
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use reqwest::header::CONTENT_TYPE;
+use serde_json::{Value, json};
+use waybill_engine::{OperationStatus, StatusKind};
+use waybill_messages::Record as _;
+
+use crate::world::{PATIENCE, World, delivery};
+
+/// Requests of a tenant that sends all at once.
+const CROWD: usize = 300;
+/// Of those that come after it: of another tenant, and expedited.
+const FEW: usize = 6;
+/// How many of the crowd may end before any of the few: those that were let in by turns with them, and a window.
+const AHEAD_MAX: usize = 80;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_is_passed_by_another_tenant_and_by_what_is_expedited_and_comes_to_its_end() {
+    let config = "partitions: 1\nscheduler: { inFlightMax: 8 }\n";
+    let mut world = World::of_either_kind(config);
+    let up = world.up();
+    world.ready().await;
+    run(&world, false).await;
+    let of = |prefix: &str, count: usize, tenant: &str, expedited: bool| -> Vec<Value> {
+        let request = |index: usize| {
+            let mut input = delivery(&format!("{prefix}-{index}"), false);
+            input["expedited"] = json!(expedited);
+            json!({ "workflow": "drone-delivery", "tenant": tenant, "input": input })
+        };
+        (0..count).map(request).collect()
+    };
+    send(&world, of("crowd", CROWD, "noisy", false)).await;
+    send(&world, of("calm", FEW, "calm", false)).await;
+    send(&world, of("fast", FEW, "noisy", true)).await;
+    run(&world, true).await;
+    let ended = ended(&world, CROWD + 2 * FEW);
+    for prefix in ["calm", "fast"] {
+        let last = ended.iter().rposition(|id| id.starts_with(prefix));
+        let last = last.expect("they have ended");
+        let ahead = ended[..last].iter();
+        let ahead = ahead.filter(|id| id.starts_with("crowd")).count();
+        println!("measured: {ahead} of the crowd ended before the last of {prefix}");
+        assert!(
+            ahead < AHEAD_MAX,
+            "{ahead} ended before the last of {prefix}"
+        );
+    }
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+}
+
+/// The callers' ids of so many operations that were processed, in the order in which they ended.
+fn ended(world: &World, count: usize) -> Vec<String> {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", world.address("broker").to_string())
+        .set("group.id", "turns")
+        .create()
+        .expect("a consumer can be made");
+    let mut from = TopicPartitionList::new();
+    from.add_partition_offset(&world.topic("operation-status"), 0, Offset::Beginning)
+        .expect("it is an offset");
+    consumer.assign(&from).expect("the topic is there");
+    let deadline = Instant::now() + PATIENCE;
+    let mut ended = Vec::new();
+    while ended.len() < count {
+        assert!(
+            Instant::now() < deadline,
+            "{} of {count} have ended",
+            ended.len()
+        );
+        let Some(record) = consumer.poll(Duration::from_millis(100)) else {
+            continue;
+        };
+        let record = record.expect("the broker is there");
+        let status = OperationStatus::decode(record.payload().expect("it has a value"));
+        let status = status.expect("it is a status");
+        if status.kind == StatusKind::Final {
+            assert_eq!(status.state.as_str(), "Processed");
+            ended.push(status.caller_id.expect("it has one"));
+        }
+    }
+    ended
+}
+
+/// Has the only partition run, or stand still.
+async fn run(world: &World, running: bool) {
+    let url = world.url("admin", "/schedulers/0");
+    let body = json!({ "running": running });
+    let answer = world.client.put(url).json(&body).send().await;
+    assert!(answer.is_ok_and(|answer| answer.status().is_success()));
+}
+
+/// Sends requests in one batch.
+async fn send(world: &World, requests: Vec<Value>) {
+    let lines: String = requests.iter().map(|line| format!("{line}\n")).collect();
+    let sent = world
+        .client
+        .post(world.url("http", "/v1/operations:batch"))
+        .header(CONTENT_TYPE, "application/x-ndjson")
+        .body(lines)
+        .send()
+        .await
+        .expect("it is answered");
+    let answers = sent.text().await.expect("it is text");
+    let accepted = answers.lines().filter(|line| line.contains("202")).count();
+    assert_eq!(accepted, requests.len(), "{answers}");
+}
