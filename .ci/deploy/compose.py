@@ -10,6 +10,8 @@ import sys
 
 import yaml
 
+from flags import for_every_command
+
 LOOPBACK = "127.0.0.1"
 # The image's own environment, which lies below that of each service.
 IMAGE = {"WAYBILL_DATA_DIR": "/var/lib/waybill"}
@@ -103,7 +105,7 @@ def check_ours(name, service, waybill):
         else:
             accepts(f"{name}, health check", waybill, test[2:], environment)
     for check in ["check", "show"]:
-        ran = run([waybill, "config", check], environment)
+        ran = run([waybill, "config", check, *for_every_command(waybill, command)], environment)
         if ran.returncode:
             wrong.append(f"{name}: {ran.stderr.strip()}")
             return None

@@ -10,6 +10,8 @@ import urllib.parse
 
 import yaml
 
+from flags import for_every_command
+
 NAMESPACE = "waybill"
 LASTING = ("Deployment", "StatefulSet")
 # Of containers, what kubelet makes; of the image, what its Dockerfile says.
@@ -153,7 +155,8 @@ class Rules:
                 rooted = pathlib.Path(root, "config.yaml")
                 rooted.write_text(text)
                 environment["WAYBILL_CONFIG"] = str(rooted if config.exists() else config)
-                for command in [[*container["args"], "--help"], ["config", "check"], ["config", "show"]]:
+                flags = for_every_command(self.waybill, container["args"])
+                for command in [[*container["args"], "--help"], ["config", "check", *flags], ["config", "show", *flags]]:
                     ran = subprocess.run([self.waybill, *command], env=environment, capture_output=True, text=True)
                     if ran.returncode:
                         said = ran.stderr.strip().replace(root, "")
