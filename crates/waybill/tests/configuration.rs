@@ -172,6 +172,21 @@ fn a_log_filter_that_means_nothing_is_refused() {
         "waybill: telemetry.logFilter (or --log) cannot be read: \"bananas\" is neither a level \
          (error, warn, info, debug, trace, off) nor a pair such as waybill=debug\n"
     );
+    let of_nobody = "info,waybil_kafka=debug";
+    let by_flag = waybill(&["config", "check", "--log", of_nobody]);
+    let variable = [("WAYBILL_TELEMETRY__LOG_FILTER", of_nobody)];
+    let by_variable = command(&["config", "check"]).envs(variable).output();
+    for refused in [by_flag, by_variable.unwrap()] {
+        assert_eq!(refused.status.code(), Some(2));
+        let said = String::from_utf8(refused.stderr).unwrap();
+        for part in [
+            "waybill: telemetry.logFilter (or --log) cannot be read: ",
+            "nothing writes lines as \"waybil_kafka\"",
+            "waybill_kafka, ",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+    }
 }
 
 #[test]

@@ -299,6 +299,7 @@ async fn the_log_filter_is_shown_and_changed() {
     assert_eq!(ask(&admin, "PUT", "/log", debug).await, (200, debug.into()));
     for (body, said) in [
         (r#"{"filter":"bananas"}"#, "neither a level"),
+        (r#"{"filter":"waybil_kafka=debug"}"#, "waybill_kafka, "),
         (r#"{"filter":7}"#, "must be a level"),
         ("{}", "must be a level"),
     ] {

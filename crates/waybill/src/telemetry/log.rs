@@ -104,6 +104,21 @@ fn is_coloured() -> bool {
     !no_color && io::IsTerminal::is_terminal(&io::stderr())
 }
 
+/// Whose lines there are: the crates that write any, and librdkafka, which writes under its own name.
+const WRITERS: [&str; 11] = [
+    "waybill",
+    "waybill_agent",
+    "waybill_broker",
+    "waybill_drone_delivery",
+    "waybill_kafka",
+    "waybill_registry",
+    "waybill_store",
+    "librdkafka",
+    "scylla",
+    "hyper_util",
+    "h2",
+];
+
 /// Why a log filter cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum LogFilterError {
@@ -113,6 +128,12 @@ pub enum LogFilterError {
          waybill=debug"
     )]
     Word(String),
+    /// A pair of it names nobody who writes lines.
+    #[error(
+        "nothing writes lines as {0:?}; there are {them}, and their modules, such as waybill::scheduler",
+        them = WRITERS.join(", ")
+    )]
+    Target(String),
     /// A pair of it cannot be read.
     #[error(transparent)]
     Pair(#[from] ParseError),
@@ -128,19 +149,31 @@ pub struct LogFilter {
 impl FromStr for LogFilter {
     type Err = LogFilterError;
 
-    /// `Targets` alone would take any word for a target, and so a misspelt level for one that logs everything.
+    /// `Targets` alone would take any word for a target: a misspelt level for one that logs everything, and a misspelt
+    /// target for one that never writes a line.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let word = text
             .split(',')
             .find(|part| !part.contains('=') && !is_level(part));
-        match word {
-            Some(word) => Err(LogFilterError::Word(word.to_owned())),
-            None => Ok(Self {
-                text: text.to_owned(),
-                targets: text.parse()?,
-            }),
+        if let Some(word) = word {
+            return Err(LogFilterError::Word(word.to_owned()));
         }
+        let targets: Targets = text.parse()?;
+        let mut named = targets.iter().map(|(target, _)| target);
+        if let Some(nobody) = named.find(|target| !writes(target)) {
+            return Err(LogFilterError::Target(nobody.to_owned()));
+        }
+        Ok(Self {
+            text: text.to_owned(),
+            targets,
+        })
     }
+}
+
+/// Whether a target is somebody who writes lines, or a part of one.
+fn writes(target: &str) -> bool {
+    let name = target.split("::").next().unwrap_or_default();
+    WRITERS.contains(&name)
 }
 
 fn is_level(word: &str) -> bool {
@@ -161,6 +194,7 @@ mod tests {
             "waybill::scheduler=trace",
             "off",
             "INFO,waybill=debug",
+            "info,librdkafka=debug,waybill_kafka::lanes=trace",
         ] {
             assert!(good.parse::<LogFilter>().is_ok(), "{good}");
         }
@@ -174,6 +208,48 @@ mod tests {
             "inf",
         ] {
             assert!(bad.parse::<LogFilter>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_target_that_writes_no_lines_is_refused_and_told_which_do() {
+        for (filter, nobody) in [
+            ("waybil_kafka=debug", "waybil_kafka"),
+            ("info,waybil::scheduler=debug", "waybil::scheduler"),
+            ("waybill=debug,kafka=trace", "kafka"),
+        ] {
+            let refused = filter.parse::<LogFilter>().unwrap_err().to_string();
+            for part in [&format!("{nobody:?}"), "waybill_kafka", "librdkafka"] {
+                assert!(refused.contains(part), "{part}: {refused}");
+            }
+        }
+    }
+
+    #[test]
+    fn whoever_can_write_lines_can_be_named() {
+        let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
+        let mut writers = 0;
+        for member in std::fs::read_dir(crates).unwrap() {
+            let member = member.unwrap();
+            if read(&member.path().join("Cargo.toml")).contains("\ntracing = ") {
+                writers += 1;
+                let directory = member.file_name().into_string().unwrap();
+                let name = format!("waybill_{}", directory.replace('-', "_"));
+                let is_known = directory == "waybill" || WRITERS.contains(&name.as_str());
+                assert!(is_known, "{name} writes lines");
+            }
+        }
+        let ours = WRITERS.iter().filter(|name| name.starts_with("waybill"));
+        assert_eq!(writers, ours.count());
+        let locked = read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.lock").as_ref());
+        for name in WRITERS.iter().filter(|name| **name != "librdkafka") {
+            let package = format!("name = \"{}\"\n", name.replace('_', "-"));
+            let mut named = locked
+                .split("[[package]]")
+                .filter(|it| it.contains(&package));
+            let can_write = named.any(|package| package.contains(" \"tracing\",\n"));
+            assert!(can_write, "{name} writes no lines any more");
         }
     }
 }
