@@ -67,6 +67,9 @@ fn compile(name: &str, text: &str) -> Result<Workflow, WorkflowsError> {
 }
 
 #[cfg(test)]
+mod page;
+
+#[cfg(test)]
 mod tests {
     use std::error::Error as _;
     use std::fs;
