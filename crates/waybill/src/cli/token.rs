@@ -20,9 +20,27 @@ pub struct CreateArgs {
     /// What it allows
     #[arg(long, value_enum, value_delimiter = ',', required = true)]
     scopes: Vec<Scope>,
-    /// Whose operations it is for; * for everybody's
-    #[arg(long, value_name = "NAME", default_value = Tenants::ALL)]
-    tenant: String,
+    #[command(flatten)]
+    whose: Whose,
+}
+
+/// Whose operations it is for: that has to be said, for a token for all is not to be had by leaving something out.
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = false)]
+struct Whose {
+    /// The tenant whose operations it is for
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+    /// It is for the operations of all tenants, and for those without one
+    #[arg(long)]
+    all_tenants: bool,
+}
+
+impl Whose {
+    /// As the file has it.
+    fn tenant(&self) -> &str {
+        self.tenant.as_deref().unwrap_or(Tenants::ALL)
+    }
 }
 
 impl TokenCommand {
@@ -43,7 +61,8 @@ impl TokenCommand {
 impl CreateArgs {
     fn entry(&self, hash: &[u8]) -> anyhow::Result<String> {
         check_name(&self.name).map_err(|problem| anyhow::anyhow!("--{problem}"))?;
-        let tenants = Tenants::named(&self.tenant);
+        let tenant = self.whose.tenant();
+        let tenants = Tenants::named(tenant);
         let tenants = tenants.map_err(|problem| anyhow::anyhow!("--tenant {problem}"))?;
         check_scopes(self.scopes.iter().copied().collect(), &tenants)
             .map_err(|problem| anyhow::anyhow!("--scopes: {problem}"))?;
@@ -55,7 +74,7 @@ impl CreateArgs {
             quoted(&self.name),
             quoted(&to_hex(hash)),
             scopes.join(", "),
-            quoted(&self.tenant),
+            quoted(tenant),
         ))
     }
 }
@@ -70,7 +89,10 @@ mod tests {
             let arguments = CreateArgs {
                 name: name.to_owned(),
                 scopes: scopes.to_owned(),
-                tenant: tenant.to_owned(),
+                whose: Whose {
+                    tenant: Some(tenant.to_owned()),
+                    all_tenants: false,
+                },
             };
             arguments
                 .entry(&[0xab; 2])
@@ -88,6 +110,29 @@ mod tests {
         ] {
             let error = entry(name, scopes, tenant).unwrap_err();
             assert!(error.starts_with(refused), "{error}");
+        }
+    }
+
+    #[test]
+    fn for_whom_a_token_is_has_to_be_said() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            create: CreateArgs,
+        }
+        let tenant = |flags: &str| {
+            let line = format!("create --name a --scopes read {flags}");
+            let parsed = <Line as clap::Parser>::try_parse_from(line.split_whitespace());
+            let parsed = parsed.map_err(|error| error.to_string());
+            parsed.map(|line| line.create.whose.tenant().to_owned())
+        };
+        assert_eq!(tenant("--tenant acme").unwrap(), "acme");
+        assert_eq!(tenant("--all-tenants").unwrap(), "*");
+        for flags in ["", "--tenant acme --all-tenants"] {
+            let refused = tenant(flags).unwrap_err();
+            for flag in ["--tenant", "--all-tenants"] {
+                assert!(refused.contains(flag), "{flags}: {refused}");
+            }
         }
     }
 }

@@ -215,7 +215,15 @@ async fn json_web_tokens_are_taken_as_their_keys_and_claims_say() {
 fn a_made_token_goes_nowhere_but_to_standard_error() {
     let site = Site::new();
     let made = site.run(
-        &["token", "create", "--name", "a", "--scopes", "read"],
+        &[
+            "token",
+            "create",
+            "--name",
+            "a",
+            "--scopes",
+            "read",
+            "--all-tenants",
+        ],
         None,
     );
     assert_eq!(made.code, 0);
@@ -224,8 +232,9 @@ fn a_made_token_goes_nowhere_but_to_standard_error() {
     assert!(!made.stdout.contains("wb_"), "{}", made.stdout);
     for wrong in [
         &["--name", "a", "--scopes", "admin", "--tenant", "acme"][..],
-        &["--name", "a", "--scopes", "everything"],
-        &["--name", "a"],
+        &["--name", "a", "--scopes", "everything", "--all-tenants"],
+        &["--name", "a", "--all-tenants"],
+        &["--name", "a", "--scopes", "read"],
     ] {
         let refused = site.run(&[&["token", "create"], wrong].concat(), None);
         assert_eq!(refused.code, 2, "{wrong:?}");

@@ -25,7 +25,15 @@ pub struct Token {
 impl Token {
     /// One that no file knows.
     pub fn unknown() -> Self {
-        let made = output(program().args(["token", "create", "--name", "x", "--scopes", "read"]));
+        let made = output(program().args([
+            "token",
+            "create",
+            "--name",
+            "x",
+            "--scopes",
+            "read",
+            "--all-tenants",
+        ]));
         Self::of(made.stderr.trim())
     }
 
