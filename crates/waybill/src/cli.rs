@@ -56,9 +56,7 @@ pub use topics::TopicsCommand;
 pub use transfer::{ExportArgs, ImportArgs};
 pub use workflow::WorkflowCommand;
 
-use crate::auth::Auth;
 use crate::config::{Config, ConfigError, Environment, LogFormat};
-use crate::tls::Tls;
 
 const EXIT_CODES: &str = "\
 Configuration: defaults, then the file, then the environment, then flags; later ones win.
@@ -372,13 +370,7 @@ impl Cli {
         }
         let config = config.finish()?;
         if let Some(listens) = self.command.listens_as() {
-            exposure::check(listens, &config)?;
-            // Said here, it is a refusal and no failure.
-            Auth::load(&config.auth)?;
-            Tls::load("admin.tls", &config.admin.tls)?;
-            if matches!(listens, Role::Up { .. } | Role::Ingestion) {
-                Tls::load("http.tls", &config.http.tls)?;
-            }
+            exposure::check_with_files(listens, &config)?;
         }
         Ok(config)
     }

@@ -92,6 +92,11 @@ impl AdminArgs {
         Ok(format!("{}{path}", self.address(config)?))
     }
 
+    /// Whether somebody said where the admin port is, be it in the configuration.
+    pub(super) fn is_named(&self, config: &Config) -> bool {
+        self.admin_url.is_some() || config.admin.listen != Config::default().admin.listen
+    }
+
     /// Where the admin port is.
     fn address(&self, config: &Config) -> anyhow::Result<ApiAddress> {
         match &self.admin_url {
@@ -105,13 +110,63 @@ impl AdminArgs {
     }
 }
 
-/// The innermost cause of an error, which says what happened; the ones above it only say that something did.
-pub(super) fn innermost(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
+/// Why there was no answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Silence {
+    /// Nobody was there, or the connection broke; and how.
+    Away(String),
+    /// Somebody was there who is not taken for whom was asked; and why, with what helps.
+    Distrusted(String),
+}
+
+impl Silence {
+    pub(super) fn of(error: &reqwest::Error) -> Self {
+        let first: &dyn std::error::Error = error;
+        let causes = std::iter::successors(Some(first), |cause| cause.source());
+        Self::told_by(causes.map(ToString::to_string))
     }
-    cause.to_string()
+
+    /// The innermost cause says what happened; the ones above it only say that something did. Why a certificate was
+    /// refused stands above what OpenSSL says.
+    fn told_by(causes: impl Iterator<Item = String>) -> Self {
+        let mut innermost = String::new();
+        for cause in causes {
+            if let Some(why) = distrust(&cause) {
+                return Self::Distrusted(why);
+            }
+            innermost = cause;
+        }
+        Self::Away(of_openssl(&innermost).unwrap_or(innermost))
+    }
+}
+
+/// Why the other side's certificate is not taken, if that is what an error says.
+fn distrust(text: &str) -> Option<String> {
+    let (_, behind) = text.split_once("certificate verify failed")?;
+    let why = behind.rsplit_once('(').map(|(_, why)| why);
+    let why = why.and_then(|why| why.strip_suffix(')'));
+    let why = why.unwrap_or("no reason was given");
+    let is_about = |word: &str| why.to_ascii_lowercase().contains(word);
+    Some(if is_about("mismatch") {
+        format!("its certificate is for another name ({why}); ask by a name that it is for")
+    } else if is_about("expired") || is_about("not yet valid") {
+        format!("its certificate is not valid now ({why})")
+    } else {
+        format!(
+            "its certificate is not trusted ({why}); --ca-file or WAYBILL_CA_FILE names a file with the one to trust"
+        )
+    })
+}
+
+/// What OpenSSL says, without the places in its sources: `error:CODE:LIBRARY:FUNCTION:REASON:FILE:LINE:`.
+fn of_openssl(text: &str) -> Option<String> {
+    let reason = text.strip_prefix("error:")?.split(':').nth(3)?;
+    Some(match reason {
+        "wrong version number" | "packet length too long" | "record layer failure" => {
+            format!("TLS: {reason}; does it speak TLS at all, or is it http://?")
+        }
+        reason => format!("TLS: {reason}"),
+    })
 }
 
 fn file_refused(flag: &str, path: &Path, problem: &str) -> AccessError {
@@ -125,6 +180,55 @@ mod tests {
     fn apply(args: &AccessArgs) -> Result<ClientBuilder, String> {
         args.apply(reqwest::Client::builder())
             .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn whose_certificate_is_not_taken_is_not_away_and_no_source_of_openssl_is_named() {
+        const REFUSED: &str = "error:0A000086:SSL routines:tls_post_process_server_certificate:certificate verify \
+                               failed:../ssl/statem/statem_clnt.c:1889:";
+        let told = |why: &str| {
+            let causes = [
+                "client error (Connect)",
+                &format!("{REFUSED}{why}"),
+                REFUSED,
+            ];
+            match Silence::told_by(causes.map(str::to_owned).into_iter()) {
+                Silence::Distrusted(why) => why,
+                Silence::Away(why) => panic!("{why}"),
+            }
+        };
+        for (why, expected) in [
+            (
+                " (self-signed certificate)",
+                "its certificate is not trusted (self-signed certificate); --ca-file or WAYBILL_CA_FILE names",
+            ),
+            (
+                " (hostname mismatch)",
+                "its certificate is for another name (hostname mismatch); ask by",
+            ),
+            (
+                " (certificate has expired)",
+                "its certificate is not valid now (certificate has expired)",
+            ),
+            ("", "its certificate is not trusted (no reason was given)"),
+        ] {
+            let told = told(why);
+            assert!(told.starts_with(expected), "{told}");
+            assert!(!told.contains("statem"), "{told}");
+        }
+        let away = |text: &str| Silence::told_by([text.to_owned()].into_iter());
+        assert_eq!(
+            away(
+                "error:0A00010B:SSL routines:ssl3_get_record:wrong version number:../ssl/record/x.c:354:"
+            ),
+            Silence::Away(
+                "TLS: wrong version number; does it speak TLS at all, or is it http://?".to_owned()
+            )
+        );
+        assert_eq!(
+            away("Connection refused (os error 111)"),
+            Silence::Away("Connection refused (os error 111)".to_owned())
+        );
     }
 
     #[test]

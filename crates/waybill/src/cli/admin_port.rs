@@ -8,10 +8,25 @@ use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::access::AccessArgs;
+use super::access::{AccessArgs, Silence};
 
 /// How long it may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// It refuses what it is asked.
+#[derive(Debug, thiserror::Error)]
+#[error("{said}")]
+pub(super) struct Refused {
+    status: StatusCode,
+    said: String,
+}
+
+impl Refused {
+    /// Whether somebody else may have it done.
+    pub(super) fn is_forbidden(&self) -> bool {
+        self.status == StatusCode::FORBIDDEN
+    }
+}
 
 /// A client for it.
 ///
@@ -60,10 +75,13 @@ pub(super) async fn answered<T: DeserializeOwned>(
 ///
 /// If it does not answer, or refuses it.
 pub(super) async fn accepted(url: &str, request: RequestBuilder) -> anyhow::Result<Response> {
-    let answer = request.send().await.with_context(|| {
-        format!(
-            "{url} does not answer: name the admin port of `up` with --admin or --admin-url, or a cluster with --scylla"
-        )
+    let answer = request.send().await;
+    let answer = answer.map_err(|error| match Silence::of(&error) {
+        Silence::Away(why) => anyhow::anyhow!(
+            "{url} does not answer ({why}): name the admin port of `up` with --admin or --admin-url, or a cluster \
+             with --scylla"
+        ),
+        Silence::Distrusted(why) => anyhow::anyhow!("{url} answers, but {why}"),
     })?;
     let status = answer.status();
     if !status.is_success() {
@@ -75,10 +93,12 @@ pub(super) async fn accepted(url: &str, request: RequestBuilder) -> anyhow::Resu
             StatusCode::UNAUTHORIZED => " (--token-file)",
             _ => "",
         };
-        anyhow::bail!(
-            "{url} answers {status}: {}{hint}",
-            detail.unwrap_or("no detail")
-        );
+        let detail = detail.unwrap_or("no detail");
+        return Err(Refused {
+            status,
+            said: format!("{url} answers {status}: {detail}{hint}"),
+        }
+        .into());
     }
     Ok(answer)
 }

@@ -7,7 +7,9 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use super::Role;
+use crate::auth::Auth;
 use crate::config::{Config, ConfigError, TlsConfig};
+use crate::tls::Tls;
 
 /// What a process opens that starts as this one would, were it to start everything.
 pub(super) const EVERYTHING: Role = Role::Up {
@@ -117,6 +119,22 @@ fn reachable(role: Role, config: &Config) -> Vec<Listens> {
     }
     open.retain(|listener| !is_loopback(listener.address.ip()));
     open
+}
+
+/// Whether a process may listen as this role does, and has the files that it needs for it. Said before it starts, it is a
+/// refusal and no failure.
+///
+/// # Errors
+///
+/// If it may not, or a file of tokens, keys or certificates cannot be used.
+pub(super) fn check_with_files(role: Role, config: &Config) -> Result<(), ConfigError> {
+    check(role, config)?;
+    Auth::load(&config.auth)?;
+    Tls::load("admin.tls", &config.admin.tls)?;
+    if matches!(role, Role::Up { .. } | Role::Ingestion) {
+        Tls::load("http.tls", &config.http.tls)?;
+    }
+    Ok(())
 }
 
 /// Refuses a role that would be exposed, unless it may be.

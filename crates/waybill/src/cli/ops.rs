@@ -40,8 +40,8 @@ use crate::config::Config;
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  refused, or it did not come to what was asked
-  2  the command line is wrong, or the API could not be reached or could not answer";
+  1  refused for what the operation is, or it did not come to what was asked
+  2  the command line or the token is wrong, or the API could not be reached or could not answer";
 
 /// The arguments of `waybill ops`.
 #[derive(Clone, Debug, Args)]

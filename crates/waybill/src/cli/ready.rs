@@ -7,7 +7,7 @@ use clap::Args;
 use reqwest::Client;
 use reqwest::redirect::Policy;
 
-use super::access::{AccessArgs, AdminArgs, innermost};
+use super::access::{AccessArgs, AdminArgs, Silence};
 use crate::config::{Config, duration_from_text};
 
 /// How often it is asked anew.
@@ -57,8 +57,10 @@ pub(super) enum Readiness {
     Waits(String),
     /// It takes connections and does not answer.
     Silent,
-    /// Nobody answers, or nobody who is believed, and why.
+    /// Nobody is there, and why.
     Away(String),
+    /// Somebody is there who is not believed, and why.
+    Distrusted(String),
 }
 
 /// Asks a process.
@@ -68,7 +70,12 @@ pub(super) async fn asked(client: &Client, url: &str) -> Readiness {
         Err(error) if error.is_timeout() && !error.is_connect() => {
             return Readiness::Silent;
         }
-        Err(error) => return Readiness::Away(innermost(&error)),
+        Err(error) => {
+            return match Silence::of(&error) {
+                Silence::Away(why) => Readiness::Away(why),
+                Silence::Distrusted(why) => Readiness::Distrusted(why),
+            };
+        }
     };
     if answer.status().is_success() {
         return Readiness::Ready;
@@ -84,6 +91,7 @@ async fn once(client: &Client, url: &str) -> anyhow::Result<()> {
         Readiness::Waits(what) => anyhow::bail!("not ready: {what}"),
         Readiness::Silent => anyhow::bail!("{url} takes connections and does not answer"),
         Readiness::Away(why) => anyhow::bail!("nobody answers at {url}: {why}"),
+        Readiness::Distrusted(why) => anyhow::bail!("{url} answers, but {why}"),
     }
 }
 

@@ -96,8 +96,20 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
         assert_eq!(refused.code, 1, "{command:?}: {}", refused.text);
         assert!(refused.text.contains("403"), "{}", refused.text);
     }
-    let untrusted = site.run_without_ca(&["ops", "list", "--api", &api], Some(&operator));
-    assert_eq!(untrusted.code, 2, "{}", untrusted.text);
+    let doctor = ["doctor", "--admin-url", &admin, "--api", &api];
+    for (command, code) in [
+        (&["ops", "list", "--api", &api][..], 2),
+        (&["ready", "--admin-url", &admin], 1),
+        (&["readers", "show", "--admin-url", &admin], 1),
+        (&doctor, 1),
+    ] {
+        let untrusted = site.run_without_ca(command, Some(&operator));
+        assert_eq!(untrusted.code, code, "{}", untrusted.text);
+        let said = &untrusted.text;
+        let helps = "answers, but its certificate is not trusted (self-signed certificate); --ca-file or WAYBILL_CA_FILE";
+        assert!(said.contains(helps), "{command:?}: {said}");
+        assert!(!said.contains("ssl/"), "{command:?}: {said}");
+    }
 
     let metrics = http.get(format!("{admin}/metrics")).send().await.unwrap();
     let metrics = metrics.text().await.unwrap();
@@ -120,11 +132,11 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
     assert_eq!(site.run(&log, Some(&operator)).stdout, "trace\n");
     let refused = site.run(&[&log[..], &["info"]].concat(), Some(&submit));
     assert!(refused.text.contains("403"), "{}", refused.text);
-    let doctor = ["doctor", "--admin-url", &admin, "--api", &api];
     let readers = "does not say whether its readers stand still: 403 Forbidden";
-    for (token, verdict, is_refused) in [(&operator, "ok   ", false), (&submit, "BAD  ", true)] {
+    for (token, verdict, is_refused) in [(&operator, "ok   ", false), (&submit, "note ", true)] {
         let said = site.run(&doctor, Some(token)).text;
         assert!(said.contains(&format!("{verdict} leases")), "{said}");
+        assert!(said.contains("note  lag"), "no broker can be asked: {said}");
         assert!(said.contains("ok    api"), "{said}");
         assert_eq!(said.contains(readers), is_refused, "{said}");
     }

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::OpsError;
 use super::address::ApiAddress;
 use super::wire::{Asked, Operation, Page, Problem};
-use crate::cli::access::{AccessArgs, innermost};
+use crate::cli::access::{AccessArgs, Silence};
 use crate::cli::shown::printable;
 use crate::telemetry::VERSION;
 
@@ -62,6 +62,10 @@ enum Fault {
     Broken,
     /// The request is wrong, whatever operation it is about.
     Wrong,
+    /// Whoever asks may not.
+    Forbidden,
+    /// Who answers is not taken for the API.
+    Distrusted,
     /// The API cannot be reached, or cannot answer now.
     Away,
 }
@@ -86,7 +90,7 @@ impl ApiError {
     pub(super) fn is_about_the_operation(&self) -> bool {
         match self.fault {
             Fault::Unknown | Fault::Refused | Fault::Broken => true,
-            Fault::Wrong | Fault::Away => false,
+            Fault::Wrong | Fault::Forbidden | Fault::Distrusted | Fault::Away => false,
         }
     }
 
@@ -95,9 +99,23 @@ impl ApiError {
         self.fault == Fault::Away
     }
 
+    /// Whether it answered that whoever asks may not.
+    pub(super) fn is_forbidden(&self) -> bool {
+        self.fault == Fault::Forbidden
+    }
+
     /// Whether there is no such operation.
     pub(super) fn is_unknown(&self) -> bool {
         self.fault == Fault::Unknown
+    }
+
+    /// What helps where an id is not known that was looked up without a tenant.
+    fn of_id(mut self, tenant: Option<&str>) -> Self {
+        if self.is_unknown() && tenant.is_none() {
+            let hint = " (if it is a tenant's: --tenant NAME, or use the operation's id)";
+            self.text.push_str(hint);
+        }
+        self
     }
 
     fn away(text: String) -> Self {
@@ -112,6 +130,7 @@ impl ApiError {
         let fault = match status {
             StatusCode::NOT_FOUND if problem.r#type == UNKNOWN => Fault::Unknown,
             StatusCode::CONFLICT => Fault::Refused,
+            StatusCode::FORBIDDEN => Fault::Forbidden,
             StatusCode::INTERNAL_SERVER_ERROR => Fault::Broken,
             status if status.is_client_error() => Fault::Wrong,
             _ => Fault::Away,
@@ -193,7 +212,8 @@ impl Api {
     /// Looks an operation up, by its id or by the one that `tenant` knows it by.
     pub(super) async fn find(&self, id: &str, tenant: Option<&str>) -> Result<Found, ApiError> {
         let path = format!("{}{}", path_of(id), query_of(&tenant_pair(tenant)));
-        let json = self.send(Method::GET, &path, None).await?.1;
+        let found = self.send(Method::GET, &path, None).await;
+        let json = found.map_err(|error| error.of_id(tenant))?.1;
         let operation = self.read(&json)?;
         Ok(Found { json, operation })
     }
@@ -326,14 +346,20 @@ impl Api {
     /// lost may be.
     fn not_answered(&self, error: &reqwest::Error) -> Failed {
         let address = &self.address;
+        let why = match Silence::of(error) {
+            Silence::Away(why) => why,
+            Silence::Distrusted(why) => {
+                return Failed::ForGood(ApiError {
+                    fault: Fault::Distrusted,
+                    text: format!("the API at {address} answers, but {why}"),
+                });
+            }
+        };
         if error.is_connect() {
-            let text = format!(
-                "the API at {address} cannot be reached: {}",
-                innermost(error)
-            );
+            let text = format!("the API at {address} cannot be reached: {why}");
             return Failed::Unreachable(ApiError::away(text));
         }
-        let text = format!("the API at {address} did not answer: {}", innermost(error));
+        let text = format!("the API at {address} did not answer: {why}");
         Failed::ForNow(ApiError::away(text), PAUSE)
     }
 }
@@ -390,7 +416,12 @@ fn problem_text(status: StatusCode, problem: &Problem) -> String {
         ("", title) => title.to_owned(),
         (detail, _) => detail.to_owned(),
     };
-    let mut text = match &problem.code {
+    // Who may not is told so by the problem's type alone.
+    let by_type = || {
+        let name = problem.r#type.strip_prefix("/problems/");
+        name.filter(|_| status == StatusCode::FORBIDDEN)
+    };
+    let mut text = match problem.code.as_deref().or_else(by_type) {
         Some(code) => format!("{code}: {text}"),
         None => text,
     };
@@ -424,6 +455,8 @@ mod tests {
             r#"{"type": "/x", "title": "t", "detail": "It is final.", "code": "final"}"#,
         );
         assert_eq!(refused.to_string(), "final: It is final.");
+        let forbidden = r#"{"type": "/problems/insufficient-scope", "detail": "No."}"#;
+        assert_eq!(error(403, forbidden).to_string(), "insufficient-scope: No.");
         let wrong = error(
             422,
             r#"{"detail": "2 fields.", "errors": [{"pointer": "", "detail": "limit is bad"},

@@ -158,7 +158,7 @@ impl DoctorArgs {
         let answers = async {
             match self.id {
                 Some(_) => Vec::new(),
-                None => vec![installation::api(&api, self.api.is_some()).await],
+                None => vec![installation::api(&api, self.names_api(config)).await],
             }
         };
         let (brokers, store, registry, process, answers) = tokio::join!(
@@ -180,6 +180,11 @@ impl DoctorArgs {
             tell_part(part)?;
         }
         Ok(())
+    }
+
+    /// Whether somebody said where the API is, be it in the configuration.
+    fn names_api(&self, config: &Config) -> bool {
+        self.api.is_some() || config.http.listen != Config::default().http.listen
     }
 
     fn write(&self, findings: &[Finding], out: &mut dyn Write) -> anyhow::Result<()> {

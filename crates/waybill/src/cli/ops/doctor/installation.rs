@@ -10,7 +10,9 @@ use waybill_messages::Topics;
 use waybill_store::{CqlProblem, CqlStore};
 
 use super::{Finding, Verdict};
-use crate::cli::access::{AdminArgs, innermost};
+use crate::cli::access::{AdminArgs, Silence};
+use crate::cli::admin_port::Refused;
+use crate::cli::exposure::{EVERYTHING, check_with_files};
 use crate::cli::ops::api::Api;
 use crate::cli::ready::{self, Readiness};
 use crate::cli::schemas::subjects_of;
@@ -33,7 +35,8 @@ const OPEN: &str = "2";
 
 pub(super) fn configuration(config: &Config) -> Finding {
     const WHAT: &str = "configuration";
-    match crate::roles::check(config) {
+    let checked = check_with_files(EVERYTHING, config).map_err(anyhow::Error::from);
+    match checked.and_then(|()| crate::roles::check(config)) {
         Ok(()) => Finding::ok(WHAT, "it can be used, with its workflows and agents"),
         Err(error) => Finding::failed(WHAT, &error),
     }
@@ -41,18 +44,26 @@ pub(super) fn configuration(config: &Config) -> Finding {
 
 /// The brokers, their topics, and how many requests nobody has read.
 pub(super) async fn brokers(config: &Config, layout: Option<&LayoutView>) -> Vec<Finding> {
+    const LAG: &str = "lag";
     let site = match Site::open_within(config, BROKER_PATIENCE).await {
         Ok(site) => site,
-        Err(error) => return vec![Finding::failed("brokers", &error)],
+        Err(error) => {
+            let unknown = Finding::note(LAG, "not known, as the brokers cannot be asked");
+            return vec![Finding::failed("brokers", &error), unknown];
+        }
     };
     let mut findings = vec![Finding::ok("brokers", "they answer")];
     findings.extend(topics(&site, config, layout).await);
-    if let Some(layout) = layout {
-        findings.push(match lag(&site, config, layout).await {
+    findings.push(match layout {
+        Some(layout) => match lag(&site, config, layout).await {
             Ok(finding) => finding,
-            Err(error) => Finding::failed("lag", &error),
-        });
-    }
+            Err(error) => Finding::failed(LAG, &error),
+        },
+        None => Finding::note(
+            LAG,
+            "not known, as nobody said how far readers are (see leases)",
+        ),
+    });
     findings
 }
 
@@ -198,7 +209,18 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>) -> Vec<Finding> {
     const WHAT: &str = "leases";
     let layout = match layout {
         Ok(layout) => layout,
-        Err(error) => return vec![Finding::failed(WHAT, error)],
+        Err(error) => {
+            let refused = error.downcast_ref::<Refused>();
+            return vec![match refused.filter(|refused| refused.is_forbidden()) {
+                Some(_) => {
+                    let said = format!(
+                        "not known: {error:#} It needs a token for all tenants, with the scope read or admin"
+                    );
+                    Finding::note(WHAT, said)
+                }
+                None => Finding::failed(WHAT, error),
+            }];
+        }
     };
     let of_reader = |view: &ReaderView| {
         let place = format!("reader {} of partition {}", view.reader, view.partition);
@@ -267,7 +289,14 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
             let said = format!(
                 "nobody answers at {at} ({why}): name the admin port of one with --admin or --admin-url"
             );
-            return Ok(vec![Finding::note(WHAT, said)]);
+            return Ok(vec![match admin.is_named(config) {
+                true => Finding::bad(WHAT, said),
+                false => Finding::note(WHAT, said),
+            }]);
+        }
+        Readiness::Distrusted(why) => {
+            let said = format!("the one at {at} answers, but {why}");
+            return Ok(vec![Finding::bad(WHAT, said)]);
         }
     };
     let schedulers = url("/schedulers")?;
@@ -279,7 +308,9 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
         })),
         Err(error) => {
             let why = error.status().map_or_else(
-                || innermost(&error),
+                || match Silence::of(&error) {
+                    Silence::Away(why) | Silence::Distrusted(why) => why,
+                },
                 |status| format!("{status} (--token-file)"),
             );
             let said = format!("{schedulers} does not say whether its readers stand still: {why}");
@@ -342,6 +373,7 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Finding {
     const WHAT: &str = "api";
     let api = match api {
         Ok(api) => api,
+        Err(problem) if is_named => return Finding::bad(WHAT, problem),
         Err(problem) => return Finding::note(WHAT, problem),
     };
     let (mut waiting, mut cursor) = (0, None);
@@ -356,7 +388,12 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Finding {
                 waiting += page.items.len();
                 cursor = page.next;
             }
-            Err(error) if is_named => return Finding::bad(WHAT, error.to_string()),
+            Err(error) if error.is_forbidden() => {
+                return Finding::note(WHAT, format!("it answers, and does not say more: {error}"));
+            }
+            Err(error) if is_named || !error.is_away() => {
+                return Finding::bad(WHAT, error.to_string());
+            }
             Err(error) => return Finding::note(WHAT, format!("{error}; name it with --api")),
         }
         if cursor.is_none() {

@@ -1,11 +1,11 @@
 //! An operation: what it waits for, who has it, and what happens next.
 
-use waybill_engine::{Division, OperationId};
+use waybill_engine::{Action, Division, OperationId};
 
 use super::Finding;
 use crate::cli::ops::api::{Api, ApiError};
 use crate::cli::ops::explain::why;
-use crate::cli::ops::wire::Operation;
+use crate::cli::ops::wire::{Operation, Step};
 use crate::readers::show::LayoutView;
 
 /// What is to be said of the operation with this id, or with this id of its caller's.
@@ -40,15 +40,7 @@ pub(super) fn of_operation(
         true => Finding::note("operation", said),
         false => Finding::ok("operation", said),
     }];
-    let missing: Vec<&str> = operation
-        .steps
-        .iter()
-        .filter(|step| !matches!(step.state.as_str(), "Completed" | "Skipped" | "Compensated"))
-        .map(|step| step.name.as_str())
-        .collect();
-    if !missing.is_empty() && !matches!(state, "Compensated" | "Cancelled") {
-        findings.push(Finding::ok("missing", missing.join(", ")));
-    }
+    findings.extend(left(&operation));
     if matches!(state, "Pending" | "Processing" | "Compensating") {
         findings.push(Finding::ok("waits for", why(&operation)));
         findings.extend(layout.and_then(|layout| holder(&operation, layout)));
@@ -68,6 +60,30 @@ pub(super) fn of_operation(
     findings.push(Finding::ok("next", next));
     findings.extend(operation.next_due.map(|due| Finding::ok("next due", due)));
     findings
+}
+
+/// The steps that are left to do, or to undo.
+fn left(operation: &Operation) -> Option<Finding> {
+    let (what, is_left): (_, fn(&Step) -> bool) = match operation.state.as_str() {
+        "Compensated" | "Cancelled" => return None,
+        "Compensating" | "CompensationFailed" => ("to be undone", is_to_be_undone),
+        _ => ("missing", |step| {
+            !matches!(step.state.as_str(), "Completed" | "Skipped" | "Compensated")
+        }),
+    };
+    let steps = operation.steps.iter().filter(|step| is_left(step));
+    let names: Vec<&str> = steps.map(|step| step.name.as_str()).collect();
+    (!names.is_empty()).then(|| Finding::ok(what, names.join(", ")))
+}
+
+/// Of an operation that is being undone, or could not be.
+fn is_to_be_undone(step: &Step) -> bool {
+    let could_not_be = || step.action.as_deref() == Some(Action::Compensate.as_str());
+    match step.state.as_str() {
+        "Compensating" => true,
+        "Failed" | "TimedOut" => could_not_be(),
+        _ => false,
+    }
 }
 
 /// Who has an operation that goes on.

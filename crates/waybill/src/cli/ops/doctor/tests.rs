@@ -80,6 +80,28 @@ fn of_an_operation_it_is_said_what_is_missing_who_has_it_and_what_comes_next() {
 }
 
 #[test]
+fn of_one_that_is_undone_it_is_said_what_is_still_to_be_undone() {
+    let step = |name: &str, state: &str, action: &str| Step {
+        name: name.to_owned(),
+        state: state.to_owned(),
+        action: Some(action.to_owned()),
+        ..Step::default()
+    };
+    let undone = Operation {
+        steps: vec![
+            step("seat", "Compensating", "Run"),
+            step("room", "Failed", "Compensate"),
+            step("bill", "Compensated", "Compensate"),
+            step("mail", "NotStarted", "Run"),
+        ],
+        ..operation("CompensationFailed")
+    };
+    let found = said(&of_operation(Ok(undone), None));
+    assert_eq!(found[1], "ok    to be undone   seat, room");
+    assert!(!found.iter().any(|line| line.contains("missing")));
+}
+
+#[test]
 fn a_partition_that_nobody_owns_is_what_an_operation_waits_for() {
     let findings = of_operation(Ok(operation("Processing")), Some(&layout(None)));
     let bad: Vec<_> = findings.iter().filter(|finding| finding.is_bad()).collect();
