@@ -51,6 +51,9 @@ pub(super) struct Report {
     /// Its state when it was last seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) state: Option<String>,
+    /// A person ended it in that state.
+    #[serde(skip)]
+    pub(super) abandoned: bool,
     /// Why it is not as it was to become.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<Failure>,
@@ -68,6 +71,7 @@ impl Report {
             verb: verb.as_offered(),
             outcome,
             state: None,
+            abandoned: false,
             error: None,
             resubmitted_as: None,
             note: None,
@@ -87,6 +91,7 @@ impl Report {
         let error = error.filter(|_| self.outcome != Outcome::Done);
         Self {
             state: Some(operation.state.clone()),
+            abandoned: operation.abandoned,
             error,
             ..self
         }
@@ -124,6 +129,9 @@ impl fmt::Display for Report {
         if let Some(state) = &self.state {
             write!(f, "  {}", printable(state))?;
         }
+        if self.abandoned {
+            f.write_str(" (abandoned)")?;
+        }
         if let Some(note) = &self.note {
             write!(f, "  {}", printable(note))?;
         }
@@ -154,6 +162,15 @@ mod tests {
         let report = report.with_new("b").with_state(&operation);
         let done = Report::new("a", &Verb::Compensate, Outcome::Done).with_state(&operation);
         assert_eq!(done.to_string(), "done        a  compensate  Error");
+        let abandoned = Operation {
+            abandoned: true,
+            ..operation.clone()
+        };
+        let done = Report::new("a", &Verb::Abandon, Outcome::Done).with_state(&abandoned);
+        assert_eq!(
+            done.to_string(),
+            "done        a  abandon  Error (abandoned)"
+        );
         assert_eq!(
             report.to_string(),
             "failed      a  resubmit --as-new b  Error  no-drone: none\\nfree"

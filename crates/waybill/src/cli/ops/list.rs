@@ -58,14 +58,19 @@ impl ListArgs {
         let mut listing = Listing::new(api, query, limit);
         let mut page = listing.next_page().await?;
         let mut out = io::stdout().lock();
-        if self.output == Output::Table {
-            writeln!(out, "{}", Row::heading())?;
-        }
+        let mut columns = None;
         while let Some(items) = page {
-            for (json, item) in items {
+            let found = Columns::of(items.iter().map(|(_, item)| item));
+            // The first tenant may be on a later page.
+            if self.output == Output::Table && columns < Some(found) {
+                writeln!(out, "{}", Row::heading(found))?;
+                columns = Some(found);
+            }
+            let columns = columns.unwrap_or(found);
+            for (json, item) in &items {
                 match self.output {
                     Output::Json => writeln!(out, "{}", json.get())?,
-                    Output::Table => writeln!(out, "{}", Row(&item))?,
+                    Output::Table => writeln!(out, "{}", Row { item, columns })?,
                 }
             }
             page = listing.next_page().await?;
@@ -143,14 +148,38 @@ impl<'a> Listing<'a> {
     }
 }
 
+/// Which columns a table has.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Columns {
+    /// Those that every operation has something for.
+    Plain,
+    /// One for the tenant as well.
+    WithTenant,
+}
+
+impl Columns {
+    /// What operations need.
+    pub(super) fn of<'a>(items: impl IntoIterator<Item = &'a Item>) -> Self {
+        let mut items = items.into_iter();
+        match items.any(|item| !item.tenant.is_empty()) {
+            true => Self::WithTenant,
+            false => Self::Plain,
+        }
+    }
+}
+
 /// An operation as a line of a table.
-pub(super) struct Row<'a>(pub(super) &'a Item);
+pub(super) struct Row<'a> {
+    pub(super) item: &'a Item,
+    pub(super) columns: Columns,
+}
 
 impl Row<'_> {
     /// Of the columns: 136 characters with the gaps. The last is what a narrower terminal can spare.
     const WIDTHS: [usize; 8] = [36, 18, 4, 14, 11, 12, 19, 15];
+    const TENANT_WIDTH: usize = 12;
 
-    pub(super) fn heading() -> String {
+    pub(super) fn heading(columns: Columns) -> String {
         let names = [
             "OPERATION",
             "STATE",
@@ -161,7 +190,20 @@ impl Row<'_> {
             "ERROR",
             "CALLER'S ID",
         ];
-        line(names, Self::WIDTHS)
+        Self::line(names, "TENANT", columns)
+    }
+
+    fn line(cells: [&str; 8], tenant: &str, columns: Columns) -> String {
+        let row = line(cells, Self::WIDTHS);
+        match columns {
+            Columns::Plain => row,
+            Columns::WithTenant => {
+                let [first @ .., last] = cells;
+                let [widths @ .., width] = Self::WIDTHS;
+                let before = format!("{:<121}", line(first, widths));
+                before + &line([tenant, last], [Self::TENANT_WIDTH, width])
+            }
+        }
     }
 }
 
@@ -177,30 +219,29 @@ impl fmt::Display for Row<'_> {
             fingerprint,
             age_seconds,
             abandoned,
-            ..
-        } = self.0;
+            tenant,
+        } = self.item;
         let error = error.as_ref().map_or(NOTHING, |error| &error.code);
         let error = match abandoned {
             true => &format!("abandoned: {error}"),
             false => error,
         };
         let or_nothing = |text: &Option<String>| text.clone().unwrap_or_else(|| NOTHING.to_owned());
-        let workflow = if workflow.is_empty() {
-            NOTHING
-        } else {
-            workflow
+        let named = |name: &'_ str| match name {
+            "" => NOTHING.to_owned(),
+            name => name.to_owned(),
         };
         let cells = [
             &id.to_string(),
             state,
             &age(*age_seconds),
-            workflow,
+            &named(workflow),
             &or_nothing(step),
             &or_nothing(fingerprint),
             error,
             &or_nothing(caller_id),
         ];
-        f.write_str(&line(cells, Self::WIDTHS))
+        f.write_str(&Self::line(cells, &named(tenant), self.columns))
     }
 }
 
@@ -222,7 +263,7 @@ mod tests {
             id: Uuid::from_u128(1),
             state: "CompensationFailed".to_owned(),
             workflow: "drone-delivery".to_owned(),
-            tenant: "t".to_owned(),
+            tenant: "acme".to_owned(),
             caller_id: Some("order-17".to_owned()),
             step: Some("third-party".to_owned()),
             error: Some(Failure {
@@ -237,8 +278,12 @@ mod tests {
 
     #[test]
     fn the_table_stands_under_its_heading() {
-        let (heading, row) = (Row::heading(), Row(&item()).to_string());
+        let item = &item();
+        let columns = Columns::of([item]);
+        assert_eq!(columns, Columns::WithTenant);
+        let (heading, row) = (Row::heading(columns), Row { item, columns }.to_string());
         for (name, cell) in [
+            ("TENANT", "acme"),
             ("OPERATION", "00000000-"),
             ("STATE", "CompensationFailed"),
             ("AGE", "23h"),
@@ -270,10 +315,16 @@ mod tests {
             abandoned: true,
             ..item()
         };
-        let row = Row(&item).to_string();
-        assert_eq!(row.chars().count(), 136, "{row}");
-        assert!(!row.contains('\n') && row.contains("abandoned: ü"), "{row}");
-        let nothing = Row(&Item::default()).to_string();
+        for (columns, width) in [(Columns::Plain, 136), (Columns::WithTenant, 149)] {
+            let item = &item;
+            let row = Row { item, columns }.to_string();
+            assert_eq!(row.chars().count(), width, "{row}");
+            assert!(!row.contains('\n') && row.contains("abandoned: ü"), "{row}");
+        }
+        let item = &Item::default();
+        let columns = Columns::of([item]);
+        assert_eq!(columns, Columns::Plain);
+        let nothing = Row { item, columns }.to_string();
         assert_eq!(
             nothing
                 .split_whitespace()

@@ -28,7 +28,7 @@ use super::course::{Canary, Course, Halt};
 use super::filter::Filter;
 use super::follow::Followed;
 use super::line::{Outcome, Report};
-use super::list::{Listing, Row};
+use super::list::{Columns, Listing, Row};
 use super::single::{Sent, resubmitted_before, send};
 use super::verb::Asking;
 use super::wire::{Item, Operation};
@@ -201,11 +201,12 @@ impl Plan {
         }
         writeln!(out, "matching  {matching}")?;
         writeln!(out, "canaries  {canaries}")?;
+        let columns = Columns::of(self.first.iter().map(|(_, item)| item));
         if !self.first.is_empty() {
-            writeln!(out, "\n{}", Row::heading())?;
+            writeln!(out, "\n{}", Row::heading(columns))?;
         }
         for (_, item) in &self.first {
-            writeln!(out, "{}", Row(item))?;
+            writeln!(out, "{}", Row { item, columns })?;
         }
         Ok(())
     }
