@@ -77,11 +77,19 @@ fn what_cannot_work_is_refused_with_the_place_and_the_reason() {
             WORKFLOW.replace("kind: pure", "kidn: pure"),
             ":10:5: the key kidn is not known",
         ),
-        (WORKFLOW.replace("[go]", "[fly]"), " cannot work: "),
-        (WORKFLOW.replace("[go]", "[buy]"), " cannot work: "),
+        (WORKFLOW.replace("[go]", "[fly]"), ":7 cannot work: "),
+        (WORKFLOW.replace("[go]", "[buy]"), ":7 cannot work: "),
+        (
+            WORKFLOW.replace("kind: pure", "kind: pur"),
+            ":10:11: kind: pur is none of pure, ",
+        ),
+        (
+            WORKFLOW.replace("kind: pure", "completeBy: 5"),
+            ":10:17: completeBy: ",
+        ),
         (
             WORKFLOW.replace("compensation: {}", "kind: irreversible"),
-            " cannot work: ",
+            ":4 cannot work: ",
         ),
     ];
     for (text, reason) in cases {

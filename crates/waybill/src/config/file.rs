@@ -79,6 +79,18 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
     let position = error
         .location()
         .map(|location| (location.line(), location.column()));
+    // Before what is wrong with a value, its key.
+    let of_key = |message: String| {
+        let key = position.and_then(|position| {
+            // The place of a value that is wrong may be that of its key; other faults are of what begins there.
+            let at = || key_at(text, position).filter(|_| message.starts_with("invalid value"));
+            key_before(text, position).or_else(at)
+        });
+        match key {
+            Some(key) => format!("{key}: {message}"),
+            None => message,
+        }
+    };
     let problem = match error {
         Error::SerdeUnknownField {
             field, expected, ..
@@ -92,18 +104,12 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
         }
         Error::SerdeUnknownVariant {
             variant, expected, ..
-        } => {
-            format!("{variant} is none of {}", expected.join(", "))
-        }
+        } => of_key(format!("{variant} is none of {}", expected.join(", "))),
         Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key} stands twice"),
         other => {
             let message = UserMessageFormatter.format_message(other);
             let is_control = |c: char| c.is_control();
-            let message = in_our_words(&message).replace(is_control, " ");
-            match position.and_then(|position| key_before(text, position)) {
-                Some(key) => format!("{key}: {message}"),
-                None => message,
-            }
+            of_key(in_our_words(&message).replace(is_control, " "))
         }
     };
     FileError::Wrong {
@@ -129,16 +135,33 @@ fn in_our_words(message: &str) -> &str {
 }
 
 /// The key whose value begins at a position, where both stand on one line.
-fn key_before(text: &str, (line, column): (u64, u64)) -> Option<&str> {
+fn key_before(text: &str, position: (u64, u64)) -> Option<&str> {
+    let (before, _) = line_at(text, position)?;
+    let before = before.trim_end().strip_suffix(':')?;
+    let key = before.rsplit(|c| !is_of_key(c)).next();
+    key.filter(|key| !key.is_empty())
+}
+
+/// The key that begins at a position.
+fn key_at(text: &str, position: (u64, u64)) -> Option<&str> {
+    let (_, behind) = line_at(text, position)?;
+    let (key, value) = behind.split_once(':')?;
+    let is_key = value.is_empty() || value.starts_with(' ');
+    (is_key && !key.is_empty() && key.chars().all(is_of_key)).then_some(key)
+}
+
+/// What stands before a position on its line, and what from there on.
+fn line_at(text: &str, (line, column): (u64, u64)) -> Option<(&str, &str)> {
     let line = text
         .lines()
         .nth(usize::try_from(line).ok()?.checked_sub(1)?)?;
     let column = usize::try_from(column).ok()?.checked_sub(1)?;
-    let (end, _) = line.char_indices().nth(column)?;
-    let before = line[..end].trim_end().strip_suffix(':')?;
-    let is_of_key = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    let key = before.rsplit(|c| !is_of_key(c)).next();
-    key.filter(|key| !key.is_empty())
+    let (at, _) = line.char_indices().nth(column)?;
+    Some(line.split_at(at))
+}
+
+fn is_of_key(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
 }
 
 /// The candidate that is most like `wanted`, if one is at all.
@@ -201,7 +224,17 @@ mod tests {
             ),
             (
                 "telemetry:\n  logFormat: xml\n",
-                "w.yaml:2:14: xml is none of text, json",
+                "w.yaml:2:14: logFormat: xml is none of text, json",
+            ),
+            (
+                "scheduler:\n  lease: 9s\n  handOffAfter: \"5\" # so\n",
+                "w.yaml:3:3: handOffAfter: invalid value: string \"5\", expected a duration with its unit, such as \
+                 200ms, 5s, 2m, 1h or 7d",
+            ),
+            (
+                "scheduler: {handOffAfter: 5}\n",
+                "w.yaml:1:13: handOffAfter: invalid value: string \"5\", expected a duration with its unit, such as \
+                 200ms, 5s, 2m, 1h or 7d",
             ),
         ];
         for (text, expected) in cases {

@@ -15,10 +15,10 @@ pub enum WorkflowsError {
     #[error(transparent)]
     File(#[from] FileError),
     /// A workflow cannot work.
-    #[error("{file} cannot work")]
+    #[error("{place} cannot work")]
     Workflow {
-        /// The file, or what stands for it.
-        file: String,
+        /// The file, or what stands for it, and the line of the step that it is about, if it is about one.
+        place: String,
         /// Why not.
         #[source]
         source: WorkflowError,
@@ -60,10 +60,46 @@ pub fn load_workflows(config: &WorkflowsConfig) -> Result<Workflows, WorkflowsEr
 
 fn compile(name: &str, text: &str) -> Result<Workflow, WorkflowsError> {
     let definition: WorkflowDefinition = file::parse(name, text)?;
-    Workflow::try_from(definition).map_err(|source| WorkflowsError::Workflow {
-        file: name.to_owned(),
-        source,
+    Workflow::try_from(definition).map_err(|source| {
+        let line = step_of(&source).and_then(|step| line_of(step, text));
+        let place = line.map_or_else(|| name.to_owned(), |line| format!("{name}:{line}"));
+        WorkflowsError::Workflow { place, source }
     })
+}
+
+/// The step that is wrong.
+fn step_of(error: &WorkflowError) -> Option<&str> {
+    match error {
+        WorkflowError::DuplicateStep { step, .. }
+        | WorkflowError::UnknownStep { step, .. }
+        | WorkflowError::ConditionNotBefore { step, .. }
+        | WorkflowError::Value { step, .. }
+        | WorkflowError::CompensationOfKind { step, .. }
+        | WorkflowError::UndoInput { step, .. }
+        | WorkflowError::IrreversibleTooEarly { step, .. }
+        | WorkflowError::BesidePivot { step, .. }
+        | WorkflowError::CompensateBehindPivot { step, .. }
+        | WorkflowError::CancelAlways { step, .. }
+        | WorkflowError::ScheduleBeyondDeadline { step, .. } => Some(step),
+        WorkflowError::Cycle { steps, .. } => steps.first().map(String::as_str),
+        WorkflowError::Name { .. }
+        | WorkflowError::NoSteps { .. }
+        | WorkflowError::TooManySteps { .. }
+        | WorkflowError::DuplicateWorkflow { .. } => None,
+    }
+}
+
+/// The line that gives a step its name, from 1; the last one where several do.
+fn line_of(step: &str, text: &str) -> Option<usize> {
+    let is_name = |line: &str| {
+        let line = line.split(" #").next().unwrap_or_default();
+        let key = line.trim_start_matches([' ', '-', '{']);
+        let value = key.strip_prefix("name:").map(|rest| rest.split(',').next());
+        let value = value.flatten().unwrap_or_default();
+        value.trim().trim_matches(['"', '\'', '}']) == step && line.starts_with([' ', '-'])
+    };
+    let lines = text.lines().enumerate().filter(|(_, line)| is_name(line));
+    lines.last().map(|(index, _)| index + 1)
 }
 
 #[cfg(test)]
@@ -117,7 +153,13 @@ steps:
                 ":9:5: the key agnet",
             ),
             (OTHER.replace("2s", "2"), ":7:17: "),
-            (OTHER.replace("[go]", "[fly]"), " cannot work: "),
+            (OTHER.replace("[go]", "[fly]"), ":8 cannot work: "),
+            (OTHER.replace("2s", "0s"), ":5 cannot work: "),
+            (
+                OTHER.replace("name: return", "name: \"go\" # again"),
+                ":8 cannot work: ",
+            ),
+            (OTHER.replace("errand", "Errand"), " cannot work: "),
         ];
         for (text, expected) in cases {
             let (_dir, config) = one_file(&text);
