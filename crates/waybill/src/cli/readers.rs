@@ -6,12 +6,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use serde_json::json;
 use waybill_store::CqlStore;
 
 use super::access::AdminArgs;
 use super::admin_port;
+use super::shown::Output;
 use crate::config::Config;
 use crate::readers::show::{LayoutView, Readers};
 
@@ -23,9 +24,9 @@ const LOOK_PATIENCE: Duration = Duration::from_secs(3);
 pub enum ReadersCommand {
     /// Show the layout, and of each reader who owns it, how far it is and what it waits for
     Show {
-        /// As JSON.
-        #[arg(long)]
-        json: bool,
+        /// How it is written.
+        #[command(flatten)]
+        written: Written,
     },
     /// Let this many readers share each partition from now on, while everything goes on: a whole
     /// multiple of what it is, or a whole part
@@ -33,10 +34,21 @@ pub enum ReadersCommand {
         /// How many.
         #[arg(value_name = "M")]
         per_partition: u32,
-        /// Answer as JSON.
-        #[arg(long)]
-        json: bool,
+        /// How it is written.
+        #[command(flatten)]
+        written: Written,
     },
+}
+
+/// How the layout is written.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Written {
+    /// How it is written; JSON is one line
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+    /// What `--output json` was called before.
+    #[arg(long, hide = true, conflicts_with = "output")]
+    json: bool,
 }
 
 impl ReadersCommand {
@@ -46,21 +58,20 @@ impl ReadersCommand {
     ///
     /// If nobody can be asked, or the work cannot be divided so.
     pub fn run(&self, config: &Config, admin: &AdminArgs) -> anyhow::Result<String> {
-        let (wanted, as_json) = match *self {
-            Self::Show { json } => (None, json),
+        let (wanted, written) = match *self {
+            Self::Show { written } => (None, written),
             Self::Set {
                 per_partition,
-                json,
-            } => (Some(per_partition), json),
+                written,
+            } => (Some(per_partition), written),
         };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let view = runtime.block_on(readers(config, admin, wanted))?;
-        Ok(if as_json {
-            serde_json::to_string_pretty(&view)?
-        } else {
-            view.to_string().trim_end().to_owned()
+        Ok(match written.output {
+            Output::Table if !written.json => view.to_string().trim_end().to_owned(),
+            Output::Table | Output::Json => serde_json::to_string(&view)?,
         })
     }
 }

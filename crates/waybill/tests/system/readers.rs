@@ -76,7 +76,7 @@ async fn a_new_store_begins_with_the_configured_readers_and_another_number_is_to
     let process = world.start("up", &flag, &listeners);
     world.ready().await;
     let world = Arc::new(world);
-    let shown = readers(&world, &["show", "--json"]);
+    let shown = readers(&world, &["show", "--output", "json"]);
     assert_eq!(
         (&shown["generation"], &shown["perPartition"]),
         (&json!(1), &json!(2))
