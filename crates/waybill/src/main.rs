@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use waybill::cli::{AgentCheckArgs, Cli, Command, ConfigCommand, OpsArgs, Role};
 use waybill::config::{Config, Environment};
+use waybill::shutdown::RunError;
 use waybill::telemetry::{self, VERSION};
 
 /// Measured against the system's allocator: a delivery is many small allocations on many threads.
@@ -144,8 +145,11 @@ fn run(role: Role, config: &Config, environment: &Environment) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            // Its causes were logged when it happened.
-            tracing::error!(%error, "stopped after a failure");
+            match error.downcast_ref::<RunError>() {
+                // It was logged with its causes when it happened.
+                Some(_) => tracing::info!("stopped"),
+                None => tracing::error!(error = format!("{error:#}"), "not started"),
+            }
             ExitCode::from(FAILED)
         }
     }

@@ -56,6 +56,7 @@ pub(super) fn start(
     let readiness = admin.readiness.clone();
     let addresses = Addresses {
         http: url(api.address, api.tls.is_on()),
+        is_encrypted: api.tls.is_on(),
         admin: url(
             admin.address().unwrap_or(config.admin.listen),
             config.admin.tls.is_on(),
@@ -88,24 +89,36 @@ pub(super) fn start(
 struct Addresses {
     http: String,
     admin: String,
+    /// Whether the API speaks TLS.
+    is_encrypted: bool,
     /// Whether they ask for a token.
     asks: bool,
 }
 
 impl Addresses {
     fn tell(&self) {
-        let Self { http, admin, asks } = self;
+        let Self {
+            http,
+            admin,
+            is_encrypted,
+            asks,
+        } = self;
+        let trust = if *is_encrypted {
+            " --cacert CA-FILE"
+        } else {
+            ""
+        };
         let token = match asks {
             true => " -H \"authorization: Bearer $(cat TOKEN-FILE)\"",
             false => "",
         };
         println!(
             "\nSend one yourself:\n\n  \
-             curl -i {http}/api/deliveryrequests -H 'content-type: application/json'{token} -d '\n  \
+             curl -i{trust} {http}/api/deliveryrequests -H 'content-type: application/json'{token} -d '\n  \
              {{\"ownerId\":\"ada\",\"pickupLocation\":\"12 Harbour Street\",\
              \"dropOffLocation\":\"7 Hill Road\",\n   \
              \"packageInfo\":{{\"packageId\":\"p-1\",\"size\":\"Small\",\"weight\":1.5}}}}'\n\n\
-             and follow the Location of the answer with: curl -s '{http}<Location>'\n\n\
+             and follow the Location of the answer with: curl -s{trust}{token} '{http}<Location>'\n\n\
              The API, described:  {http}/docs\n\
              Metrics, partitions: {admin}/metrics  {admin}/schedulers\n\n\
              Ctrl-C stops in order; the next start finds everything."
@@ -113,9 +126,13 @@ impl Addresses {
     }
 }
 
+/// Where somebody on this machine asks; by name where all its addresses are listened on.
 fn url(address: SocketAddr, is_encrypted: bool) -> String {
     let scheme = if is_encrypted { "https" } else { "http" };
-    format!("{scheme}://{address}")
+    match address.ip().is_unspecified() {
+        true => format!("{scheme}://localhost:{}", address.port()),
+        false => format!("{scheme}://{address}"),
+    }
 }
 
 fn consumer_at_the_end(
