@@ -16,6 +16,9 @@ Layers: the defaults, the file (`--config`, YAML), the environment, the flags; l
 h, d), sizes too (B, KiB, MiB, GiB). `waybill config check FILE` checks a file, `waybill config show` prints what applies, without
 secrets. A key that is not known is refused, and so is a variable that begins with `WAYBILL_` and is none of those below
 (of `kafka.properties` and `kafka.propertyFiles` any name can be set, such as the one that is given).
+
+Paths of files and directories that are not absolute begin at the directory in which the command is run, wherever the
+configuration lies. In containers and services, give them whole.
 ";
 
 /// The page.
