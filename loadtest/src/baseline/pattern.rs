@@ -11,10 +11,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context as _;
 use uuid::Uuid;
 use waybill_engine::{
-    Command, CreateRequest, Created, EngineConfig, Epoch, Event, IdOrigin, Message, Offset,
-    OperationId, OperationRequest, OperationState, Outcome, OwnerId, Ownership, PartitionEngine,
-    PartitionId, RequestHash, Stamp, StepReply, StepRequest, Timestamp, Workflow,
-    WorkflowDefinition, Workflows,
+    ByLane, Command, CreateRequest, Created, EngineConfig, Epoch, Event, IdOrigin, Lane, Message,
+    Offset, OperationId, OperationRequest, OperationState, Outcome, OwnerId, Ownership,
+    PartitionEngine, PartitionId, Places, RequestHash, Room, Stamp, StepReply, StepRequest,
+    Timestamp, Workflow, WorkflowDefinition, Workflows,
 };
 use waybill_messages::{Framing, Record};
 use waybill_store::RowWrite;
@@ -107,6 +107,7 @@ impl Pattern {
         let mut engine = engine()?;
         engine.apply(
             Event::Request {
+                lane: Lane::Ordinary,
                 offset: Offset(0),
                 fingerprint: 0,
                 bytes: create.input.len(),
@@ -115,6 +116,11 @@ impl Pattern {
             },
             now(),
         );
+        let one = Room {
+            operations: 1,
+            bytes: usize::MAX,
+        };
+        engine.admit(one, now());
         let (created, message) = decided(&mut engine)?;
         let mut steps = [const { None }; 5];
         let mut rows = [const { None }; 5];
@@ -258,10 +264,8 @@ fn engine() -> anyhow::Result<PartitionEngine> {
             partition: PartitionId(0),
             owner: OwnerId(Uuid::new_v4()),
             epoch: Epoch(1),
-            requests_next: Offset(0),
-            replies_next: Offset(0),
-            recoveries_next: Offset(0),
-            requests_end: Offset(0),
+            next: Places::default(),
+            requests_end: ByLane::default(),
             replies_end: Offset(0),
             stamp_floor: Stamp(0),
             stamp_limit: Stamp(i64::MAX),

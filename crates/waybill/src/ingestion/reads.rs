@@ -28,8 +28,11 @@ pub struct Reads {
     within: Duration,
     is_away: AtomicBool,
     spread: Spread,
-    consumed: std::sync::Mutex<HashMap<(Lane, PartitionId), Arc<Mutex<Known>>>>,
+    consumed: std::sync::Mutex<HashMap<Log, Arc<Mutex<Known>>>>,
 }
+
+/// A log of requests.
+type Log = (Lane, PartitionId);
 
 /// When a partition's leases were read last, and what they said.
 type Known = Option<(Instant, Offset)>;

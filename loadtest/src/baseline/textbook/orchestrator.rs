@@ -12,8 +12,8 @@ use rdkafka::producer::FutureProducer;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, Created, Offset, OperationId, OperationState, PartitionId, Position, ProcessState,
-    RequestHash, Stamp, StepProgress, StepState, Timestamp,
+    Attempt, Created, Lane, Offset, OperationId, OperationState, PartitionId, Position,
+    ProcessState, RequestHash, Stamp, StepProgress, StepState, Timestamp,
 };
 use waybill_store::{RowWrite, WriteBatch};
 
@@ -195,6 +195,7 @@ fn created(input: Vec<u8>, message: &OwnedMessage, now: Timestamp) -> Created {
         reply_to: None,
         request_hash: RequestHash::default(),
         request: Position {
+            lane: Lane::Ordinary,
             partition: PartitionId(message.partition().unsigned_abs()),
             offset: Offset(message.offset()),
         },
