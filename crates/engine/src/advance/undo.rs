@@ -13,16 +13,26 @@ use crate::step::{IllegalTransition, StepEvent};
 use crate::workflow::Undo;
 
 impl Advance<'_> {
-    /// Turns the operation round. It ends `Cancelled` if its caller asked for that, else
-    /// `Compensated`.
+    /// Turns the operation round. It ends `Cancelled` if its caller asked for that, now or before, else
+    /// `Compensated`. One that was parked on its way back, because its workflow was not known then, goes on where it
+    /// was.
     pub(super) fn turn_back(&mut self, cancelled: bool) -> Result<(), IllegalTransition> {
         self.state.state = ProcessState::Compensating;
-        self.state.cancelled = cancelled;
+        self.state.cancelled |= cancelled;
         for index in 0..self.state.steps.len() {
             let progress = &self.state.steps[index];
             let is_pure = self.workflow.steps()[index].undo == Undo::Nothing;
-            if progress.was_asked_for() && (!is_pure || progress.state == StepState::Running) {
-                self.step(index, StepEvent::Undo)?;
+            match progress.state {
+                StepState::Compensated => {}
+                StepState::Compensating if progress.is_under_way() => {
+                    self.step(index, StepEvent::Resume)?;
+                    self.ask.insert(index);
+                }
+                StepState::Compensating => {}
+                _ if undo_failed(progress) => self.step(index, StepEvent::Renew)?,
+                _ if !progress.was_asked_for() => {}
+                _ if is_pure && progress.state != StepState::Running => {}
+                _ => self.step(index, StepEvent::Undo)?,
             }
         }
         self.go_back()

@@ -109,6 +109,7 @@ pub struct Fixture {
     pub loaded: Vec<OperationId>,
     /// The next offset of each topic.
     next: Places,
+    epoch: Epoch,
     /// How much is let in; without bound, as it begins.
     pub room: Room,
 }
@@ -137,6 +138,7 @@ impl Fixture {
         let workflows = Arc::new(workflows());
         Self {
             next: ownership.next,
+            epoch: ownership.epoch,
             room: NO_BOUND,
             engine: PartitionEngine::new(Arc::new(config), Arc::clone(&workflows), ownership),
             workflows,
@@ -148,7 +150,8 @@ impl Fixture {
 
     /// The engine dies; the next owner starts from these offsets with what was written.
     pub fn restart(&mut self, requests_next: i64, replies_next: i64) {
-        let epoch = EPOCH.next();
+        self.epoch = self.epoch.next();
+        let epoch = self.epoch;
         let ownership = Ownership {
             next: Places {
                 requests: Offset(requests_next),
@@ -165,6 +168,12 @@ impl Fixture {
         self.next = ownership.next;
         self.loaded.clear();
         self.engine = PartitionEngine::new(Arc::default(), Arc::clone(&self.workflows), ownership);
+    }
+
+    /// The same, and the next owner knows other workflows.
+    pub fn restart_knowing(&mut self, workflows: Workflows) {
+        self.workflows = Arc::new(workflows);
+        self.restart(self.next.requests.0, self.next.replies.0);
     }
 
     pub fn apply(&mut self, event: Event) {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use waybill_engine::{
     Action, Amendment, Attempt, AttemptSeen, Exhausted, Lane, Message, Offset, Outcome,
-    PartitionId, Position, ProcessState, RecoveryVerb, StepDefinition, StepKind,
+    PartitionId, Position, ProcessState, RecoveryVerb, StepDefinition, StepKind, Workflows,
 };
 
 use crate::fixture::{
     Fixture, OTHER_HASH, PARTITION, T0, error, id, ms, reply, request, step, success, told,
-    with_steps,
+    with_steps, workflows,
 };
 
 fn refused() -> Outcome {
@@ -76,6 +76,32 @@ fn what_was_asked_for_is_undone_last_first_and_the_operation_ends_compensated() 
     );
     assert_eq!(fixture.requests_checkpoint(), 1);
     assert_eq!(fixture.engine.take_stats().compensations, 2);
+}
+
+#[test]
+fn what_was_parked_on_its_way_back_for_want_of_its_workflow_goes_on_there_once_that_is_known() {
+    let mut fixture = refused_at_b();
+    fixture.round();
+    fixture.undo_reply(id(1), reply("b", 2, undone()));
+    fixture.round();
+    fixture.restart_knowing(Workflows::new(Vec::new()).unwrap());
+    fixture.hint(fixture.now, id(1));
+    fixture.load();
+    fixture.round();
+    let error = fixture.state(id(1)).error.clone().unwrap();
+    assert_eq!(error.error.code, "workflow-unknown");
+
+    fixture.restart_knowing(workflows());
+    fixture.recover(7, id(1), None, RecoveryVerb::Compensate { seen: None });
+    fixture.load();
+    let again = told(&fixture.round());
+    assert!(again.contains(&"undo a#2 by 10000".to_owned()), "{again:?}");
+    fixture.undo_reply(id(1), reply("a", 2, undone()));
+    fixture.round();
+    let state = fixture.state(id(1));
+    assert_eq!(state.state, ProcessState::Compensated);
+    let attempts: Vec<_> = state.steps.iter().map(|step| step.attempt.0).collect();
+    assert_eq!(attempts, [2, 2], "nothing was undone twice");
 }
 
 #[test]
