@@ -28,7 +28,7 @@ pub(crate) mod id;
 mod intake;
 pub(crate) mod json;
 mod measure;
-mod ops;
+pub(crate) mod ops;
 mod peek;
 pub(crate) mod problem;
 mod reads;

@@ -5,8 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use metrics::{Counter, Gauge, Histogram};
-use waybill_engine::{PartitionId, Recovery};
+use waybill_engine::{PartitionId, ProcessState, Recovery, Timestamp};
 use waybill_telemetry::{Declared, Metric};
+
+use super::parked::Waits;
 
 const RECOVERIES: Metric<Counter, 1> = Metric::new(
     "waybill_supervisor_recoveries_total",
@@ -48,6 +50,16 @@ const BEHIND: Metric<Gauge, 1> = Metric::new(
     "How long the oldest part of the deadline index that was not swept has been due",
     ["shard"],
 );
+const PARKED: Metric<Gauge, 2> = Metric::new(
+    "waybill_parked_operations",
+    "Operations that wait for a person, looked at twice a minute; of one shard and state no more than 10000 are counted",
+    ["shard", "state"],
+);
+const PARKED_AGE: Metric<Gauge, 2> = Metric::new(
+    "waybill_parked_oldest_age_seconds",
+    "How long the operation that has waited longest for a person has been parked; 0 if none is",
+    ["shard", "state"],
+);
 
 /// All of them.
 pub(crate) const METRICS: &[&dyn Declared] = &[
@@ -59,6 +71,8 @@ pub(crate) const METRICS: &[&dyn Declared] = &[
     &OVERDUE,
     &SWEPT_AT,
     &BEHIND,
+    &PARKED,
+    &PARKED_AGE,
 ];
 
 /// Handles, made once.
@@ -80,7 +94,18 @@ pub(super) struct SupervisorMetrics {
 struct ShardGauges {
     swept_at: Gauge,
     behind: Gauge,
+    /// By state, in the order of [`PARKED_STATES`].
+    parked: [ParkedGauges; 2],
 }
+
+#[derive(Debug)]
+struct ParkedGauges {
+    count: Gauge,
+    oldest_age: Gauge,
+}
+
+/// The states in which an operation waits for a person.
+const PARKED_STATES: [ProcessState; 2] = [ProcessState::Error, ProcessState::CompensationFailed];
 
 impl SupervisorMetrics {
     pub(super) fn new() -> Self {
@@ -124,6 +149,23 @@ impl SupervisorMetrics {
         self.of(shard, |gauges| gauges.behind.set(behind.as_secs_f64()));
     }
 
+    /// So many operations of a shard are parked.
+    pub(super) fn parked(
+        &self,
+        shard: PartitionId,
+        now: Timestamp,
+        waits: impl Fn(ProcessState) -> Waits,
+    ) {
+        self.of(shard, |gauges| {
+            for (state, gauges) in PARKED_STATES.into_iter().zip(&gauges.parked) {
+                let waits = waits(state);
+                let age = waits.oldest.map_or(Duration::ZERO, |at| now.since(at));
+                gauges.count.set(waits.count as f64);
+                gauges.oldest_age.set(age.as_secs_f64());
+            }
+        });
+    }
+
     fn of(&self, shard: PartitionId, set: impl FnOnce(&ShardGauges)) {
         let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
         set(shards.entry(shard).or_insert_with(|| {
@@ -131,6 +173,10 @@ impl SupervisorMetrics {
             ShardGauges {
                 swept_at: SWEPT_AT.of([&label]),
                 behind: BEHIND.of([&label]),
+                parked: PARKED_STATES.map(|state| ParkedGauges {
+                    count: PARKED.of([&label, state.as_str()]),
+                    oldest_age: PARKED_AGE.of([&label, state.as_str()]),
+                }),
             }
         }));
     }

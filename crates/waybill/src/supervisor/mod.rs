@@ -5,7 +5,7 @@
 //! (`shard`), and the failed-operations topic, whose partitions are divided by a consumer group
 //! (`failed`). What is asked is decided by the engine's [`Supervision`](waybill_engine::Supervision)
 //! alone, and travels through the recovery topic (`ask`). Who looks after a shard also sends home what is written
-//! to a partition that is left over (`strays`).
+//! to a partition that is left over (`strays`), and says how many operations of it are parked (`parked`).
 //!
 //! What must hold here:
 //!
@@ -22,6 +22,7 @@ mod ask;
 mod failed;
 mod lease;
 pub(crate) mod metrics;
+mod parked;
 mod shard;
 mod strays;
 mod sweep;
@@ -40,6 +41,7 @@ use waybill_store::Store;
 
 use self::ask::Asker;
 use self::metrics::SupervisorMetrics;
+use self::parked::Turn;
 use self::shard::Shard;
 use self::strays::Strays;
 use crate::spread::Spread;
@@ -125,6 +127,8 @@ pub async fn run(
         asker: asker.clone(),
         strays,
         metrics: metrics.clone(),
+        spread: parts.spread.clone(),
+        turn: Turn::default(),
     };
     let following = failed::Following {
         name,

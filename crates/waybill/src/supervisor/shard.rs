@@ -1,4 +1,4 @@
-//! Sweeping one shard of the deadline index while its lease is held.
+//! Sweeping one shard of the deadline index, and counting what is parked in it, while its lease is held.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,9 +13,11 @@ use super::SupervisorSettings;
 use super::ask::{AskError, Asker};
 use super::lease::ShardLease;
 use super::metrics::SupervisorMetrics;
+use super::parked::{Parked, Turn, Waits};
 use super::strays::Strays;
 use super::sweep::Sweep;
 use crate::clock::wall_clock;
+use crate::spread::Spread;
 
 /// How many entries one read takes, and so how many rows are held at once.
 const PAGE_ENTRIES: usize = 500;
@@ -45,6 +47,8 @@ pub(super) struct Shard {
     pub(super) asker: Arc<Asker>,
     pub(super) strays: Arc<Strays>,
     pub(super) metrics: Arc<SupervisorMetrics>,
+    pub(super) spread: Spread,
+    pub(super) turn: Turn,
 }
 
 impl Shard {
@@ -66,8 +70,10 @@ impl Shard {
                 Ok(lease) => self.hold(lease, &stop).await,
                 Err(error) => Err(error),
             };
-            // Whoever has the shard now says how far behind it is.
+            // Whoever has the shard now says how far behind it is, and what is parked.
             self.metrics.behind(self.shard, Duration::ZERO);
+            self.metrics
+                .parked(self.shard, wall_clock(), |_| Waits::default());
             if let Err(error) = ended {
                 self.metrics.failed_passes.increment(1);
                 tracing::warn!(shard = %self.shard, error = &error as &dyn std::error::Error, "the shard is let go");
@@ -102,7 +108,27 @@ impl Shard {
         tracing::info!(shard = %self.shard, "looking after the shard");
         let grace =
             self.settings.scheduler_lease + self.settings.lease_margin + self.settings.clock_skew;
-        let mut sweep = Sweep::new(cursor, grace);
+        let parked = Parked::new(
+            self.shard,
+            self.store.clone(),
+            self.spread.clone(),
+            self.metrics.clone(),
+            self.turn.clone(),
+            grace,
+        );
+        tokio::select! {
+            ended = self.sweep(Sweep::new(cursor, grace), lease, stop) => ended,
+            never = parked.keep() => match never {},
+        }
+    }
+
+    /// Sweeps for as long as the lease is held.
+    async fn sweep(
+        &self,
+        mut sweep: Sweep,
+        mut lease: ShardLease,
+        stop: &CancellationToken,
+    ) -> Result<(), StoreError> {
         let mut looked_for_strays = Instant::now();
         while lease.keep().await? {
             if looked_for_strays.elapsed() >= STRAYS_EVERY {

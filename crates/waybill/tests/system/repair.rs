@@ -98,6 +98,16 @@ impl World {
         (steps("standing"), steps("undone"))
     }
 
+    /// Waits until the gauges say that so many wait for a person in this state.
+    async fn comes_to_be_parked(&self, state: &str, count: f64) {
+        self.eventually(&format!("{count} are parked in {state}"), async || {
+            let label = format!("state=\"{state}\"");
+            let shards = self.samples("waybill_parked_operations", &label).await;
+            shards.len() == 4 && shards.iter().sum::<f64>() == count
+        })
+        .await;
+    }
+
     /// The (type, state) of every event of an operation, up to its end.
     async fn events(&self, id: &str) -> Vec<(String, String)> {
         let url = self.url("http", &format!("/v1/operations/{id}/events"));
@@ -216,6 +226,11 @@ async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
         (last.as_str(), state.as_str()),
         ("final", "CompensationFailed")
     );
+    // Nobody who asks from now on saw it being parked.
+    world.comes_to_be_parked("CompensationFailed", 1.0).await;
+    world.comes_to_be_parked("Error", 0.0).await;
+    let age = "waybill_parked_oldest_age_seconds";
+    assert!(world.metric(age, "").await > 0.0, "it waits for a while");
     let shown = world.shown(&id).await;
     let open = shown["verbs"].as_array().expect("verbs are listed");
     for verb in ["retry-compensation", "undone", "abandon"] {
@@ -240,6 +255,8 @@ async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
     );
     let (_, page) = world.asked(Method::GET, list, None).await;
     assert_eq!(page["items"], json!([]));
+    world.comes_to_be_parked("CompensationFailed", 0.0).await;
+    assert_eq!(world.metric(age, "").await, 0.0, "nobody waits");
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 }
 
