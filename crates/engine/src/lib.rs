@@ -42,7 +42,7 @@ pub use partition::{
     Held, InFlight, Message, Ownership, PartitionEngine, Room, RowChange, Waiting,
 };
 pub use partitioner::{murmur2, partition_for};
-pub use preview::{Asked, refusal};
+pub use preview::{Asked, refusal, workflow_of};
 pub use reader::{
     Cut, Division, DivisionError, Handover, KeyHash, Places, READERS_PER_PARTITION_MAX, Share,
     Stood,

@@ -5,13 +5,15 @@
 //! judgement, made by the same functions on a copy. It is never the decision: the operation may
 //! have gone on since its row was read.
 
+use std::sync::Arc;
+
 use crate::advance::{Advance, Patience, Verdict};
 use crate::gate::Gates;
 use crate::operation::{OperationRow, ProcessState};
 use crate::partition::EngineStats;
 use crate::record::{Amendment, RecoveryVerb};
 use crate::time::Timestamp;
-use crate::workflow::{StepSet, Workflows};
+use crate::workflow::{StepSet, Workflow, Workflows};
 
 /// What is asked of an operation.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +22,17 @@ pub enum Asked<'a> {
     Recovery(&'a RecoveryVerb),
     /// What its caller asks for.
     Amendment(&'a Amendment),
+}
+
+/// The workflow of an operation, in its version; `None` if that is not known, or has other steps than those that the
+/// operation started with. Such an operation cannot go on.
+#[must_use]
+pub fn workflow_of<'a>(row: &OperationRow, workflows: &'a Workflows) -> Option<&'a Arc<Workflow>> {
+    let created = &row.created;
+    let workflow = workflows.get(&created.workflow, created.workflow_version)?;
+    let has_its_steps = workflow.step_names() == created.step_names
+        && workflow.steps().len() == row.state.steps.len();
+    has_its_steps.then_some(workflow)
 }
 
 /// The stable code with which the scheduler would refuse it; `None` if it would not.
@@ -31,13 +44,7 @@ pub fn refusal(
     now: Timestamp,
 ) -> Option<&'static str> {
     let created = &row.created;
-    let workflow = workflows
-        .get(&created.workflow, created.workflow_version)
-        .filter(|workflow| {
-            workflow.step_names() == created.step_names
-                && workflow.steps().len() == row.state.steps.len()
-        });
-    let Some(workflow) = workflow else {
+    let Some(workflow) = workflow_of(row, workflows) else {
         return refusal_without_workflow(row.state.state, asked);
     };
     let mut state = row.state.clone();

@@ -8,10 +8,12 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{
-    CreateRequest, HistoryEntry, OperationError, OperationId, OperationRow, OperationState,
-    ProcessState, StepError, StepProgress, StepState, Timestamp, Workflow, Workflows,
+    CreateRequest, Created, HistoryEntry, OperationError, OperationId, OperationRow,
+    OperationState, ProcessState, StepError, StepProgress, StepState, Timestamp, Workflow,
+    Workflows,
 };
 
+use super::ops::judge;
 use super::ops::next::{self, Next};
 
 /// An operation.
@@ -26,6 +28,13 @@ pub struct OperationView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, example = "drone-delivery")]
     pub workflow: Option<Arc<str>>,
+    /// The version of the workflow that it started with, and keeps. Absent while it is `Pending`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u32>, example = 1)]
+    pub workflow_version: Option<u32>,
+    /// It waits for a person, and cannot go on: that version of its workflow is not known, or has other steps now.
+    #[serde(skip_serializing_if = "is_false")]
+    pub workflow_unknown: bool,
     /// `Pending`: accepted, no scheduler has read it yet. `Processing`: its steps are being
     /// performed. `Processed`: every step is completed or skipped. `Error`: it failed for good and
     /// waits for a person. `Compensating`: what was done is being undone. `Compensated`: it failed
@@ -43,6 +52,10 @@ pub struct OperationView {
     /// Why it failed for good, could not be undone, or was rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorView>,
+    /// In `CompensationFailed`, where `error` is why it could not be undone: why it had failed for good before that.
+    /// Absent where it was undone because its caller cancelled it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cause: Option<ErrorView>,
     /// What happens next and when, or what a person can do.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "Step drone is under way, attempt 2, until 2030-05-08T20:00:05Z.")]
@@ -257,6 +270,8 @@ impl OperationView {
         let history = state.history.iter();
         Self {
             workflow: Some(Arc::clone(&created.workflow)).filter(|name| !name.is_empty()),
+            workflow_version: workflow_version(created),
+            workflow_unknown: judge::is_stranded(row, workflows),
             state: state.state.as_str(),
             steps: created
                 .step_names
@@ -265,6 +280,7 @@ impl OperationView {
                 .map(|(name, progress)| StepView::of(name, progress))
                 .collect(),
             error: failure(state).map(ErrorView::of_operation),
+            cause: cause(state).map(ErrorView::of_operation),
             what_next: Some(sentence),
             verbs,
             cancel: cancel(state),
@@ -291,10 +307,13 @@ impl OperationView {
         Self {
             id,
             workflow: None,
+            workflow_version: None,
+            workflow_unknown: false,
             state: ProcessState::Pending.as_str(),
             steps: Vec::new(),
             ahead,
             error: None,
+            cause: None,
             what_next: Some("It waits for its scheduler to read its request.".to_owned()),
             verbs: vec![next::CANCEL],
             cancel: None,
@@ -432,6 +451,17 @@ pub fn failure(state: &OperationState) -> Option<&OperationError> {
         | ProcessState::Compensated
         | ProcessState::Cancelled => state.error.as_ref(),
     }
+}
+
+/// Why an operation had failed before it could not be undone either.
+fn cause(state: &OperationState) -> Option<&OperationError> {
+    let is_parked_undoing = state.state == ProcessState::CompensationFailed;
+    state.error.as_ref().filter(|_| is_parked_undoing)
+}
+
+/// The version of its workflow that an operation runs; `None` where it never had one.
+pub fn workflow_version(created: &Created) -> Option<u32> {
+    Some(created.workflow_version).filter(|_| !created.step_names.is_empty())
 }
 
 /// What became of a cancel. The one that was applied counts, whatever became of others.

@@ -158,7 +158,7 @@ impl DoctorArgs {
         let answers = async {
             match self.id {
                 Some(_) => Vec::new(),
-                None => vec![installation::api(&api, self.names_api(config)).await],
+                None => installation::api(&api, self.names_api(config)).await,
             }
         };
         let (brokers, store, registry, process, answers) = tokio::join!(

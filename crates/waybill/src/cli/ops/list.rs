@@ -263,6 +263,8 @@ mod tests {
             id: Uuid::from_u128(1),
             state: "CompensationFailed".to_owned(),
             workflow: "drone-delivery".to_owned(),
+            workflow_version: Some(1),
+            workflow_unknown: false,
             tenant: "acme".to_owned(),
             caller_id: Some("order-17".to_owned()),
             step: Some("third-party".to_owned()),

@@ -62,10 +62,12 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         id,
         state,
         workflow,
+        workflow_version,
         tenant,
         caller_id,
         ahead,
         error,
+        cause,
         what_next,
         verbs,
         cancel,
@@ -88,6 +90,10 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     });
     let typed: Vec<&str> = verbs.iter().map(|verb| as_typed(verb)).collect();
     let verbs = (!typed.is_empty()).then(|| typed.join(", "));
+    let workflow = workflow.as_deref().map(|name| match workflow_version {
+        Some(version) => format!("{name}, version {version}"),
+        None => name.to_owned(),
+    });
     let failures = (*failure_count > 0).then(|| failure_count.to_string());
     let yes = |flag: bool| flag.then(|| "yes".to_owned());
     let facts = [
@@ -97,8 +103,9 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         ("next", what_next.clone()),
         ("can be asked", verbs),
         ("error", error.as_ref().map(failure)),
+        ("failed before", cause.as_ref().map(failure)),
         ("cancel", cancel.clone()),
-        ("workflow", workflow.clone()),
+        ("workflow", workflow),
         ("tenant", tenant.clone()),
         ("caller's id", caller_id.clone()),
         ("ahead of it", ahead.map(|ahead| ahead.to_string())),
@@ -258,6 +265,13 @@ mod tests {
                 step: text("drone"),
                 ..failure
             }),
+            cause: Some(Failure {
+                code: "suspended".to_owned(),
+                message: "it is late".to_owned(),
+                step: text("account"),
+            }),
+            workflow: text("order"),
+            workflow_version: Some(3),
             epoch: Some(3),
             failure_count: 3,
             handed_off: true,
@@ -278,6 +292,8 @@ state           Error
 next            It waits for a person: resubmit.
 can be asked    resubmit, abandon
 error           no-drone at step drone: none is free
+failed before   suspended at step account: it is late
+workflow        order, version 3
 created         2030-01-01T00:00:00.000Z
 handed off      yes
 failures        3

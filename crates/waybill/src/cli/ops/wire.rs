@@ -13,12 +13,16 @@ pub(super) struct Operation {
     pub(super) id: String,
     pub(super) state: String,
     pub(super) workflow: Option<String>,
+    pub(super) workflow_version: Option<u32>,
+    #[serde(default)]
+    pub(super) workflow_unknown: bool,
     pub(super) tenant: Option<String>,
     pub(super) caller_id: Option<String>,
     #[serde(default)]
     pub(super) steps: Vec<Step>,
     pub(super) ahead: Option<i64>,
     pub(super) error: Option<Failure>,
+    pub(super) cause: Option<Failure>,
     pub(super) what_next: Option<String>,
     #[serde(default)]
     pub(super) verbs: Vec<String>,
@@ -97,6 +101,9 @@ pub(super) struct Item {
     pub(super) state: String,
     #[serde(default)]
     pub(super) workflow: String,
+    pub(super) workflow_version: Option<u32>,
+    #[serde(default)]
+    pub(super) workflow_unknown: bool,
     #[serde(default)]
     pub(super) tenant: String,
     pub(super) caller_id: Option<String>,

@@ -2,7 +2,7 @@
 
 use waybill_engine::{
     Amendment, Asked, CancelPolicy, OperationRow, ProcessState, RecoveryVerb, StepState, Timestamp,
-    Workflows, refusal,
+    Workflows, refusal, workflow_of,
 };
 
 use crate::ingestion::problem::{Kind, Problem};
@@ -14,7 +14,47 @@ pub fn of_recovery(
     verb: &RecoveryVerb,
     now: Timestamp,
 ) -> Result<(), Problem> {
-    refusal(row, workflows, Asked::Recovery(verb), now).map_or(Ok(()), |code| Err(refused(code)))
+    match refusal(row, workflows, Asked::Recovery(verb), now) {
+        None => Ok(()),
+        Some(code) => Err(refused_of(row, workflows, code)),
+    }
+}
+
+/// Whether an operation waits for a person, and cannot go on for want of its workflow.
+pub fn is_stranded(row: &OperationRow, workflows: &Workflows) -> bool {
+    let waits_for_a_person = row.state.state.is_parked() && !row.state.abandoned;
+    waits_for_a_person && workflow_of(row, workflows).is_none()
+}
+
+/// Why an operation cannot go on with its workflow, and what mends it; `None` if it can.
+pub fn trouble_with_workflow(row: &OperationRow, workflows: &Workflows) -> Option<String> {
+    if workflow_of(row, workflows).is_some() {
+        return None;
+    }
+    let created = &row.created;
+    let (name, version) = (&created.workflow, created.workflow_version);
+    if created.step_names.is_empty() {
+        return Some(format!(
+            "There was no workflow {name:?} when it came. Once there is one: abandon it, and resubmit it as a new one."
+        ));
+    }
+    let was = match workflows.get(name, version) {
+        Some(_) => "has other steps here than those that it started with: the file was changed",
+        None => "is not known here: its file is missing, or has another version now",
+    };
+    let steps = created.step_names.join(", ");
+    Some(format!(
+        "Version {version} of its workflow {name:?} {was}. With the file of that version put back (steps {steps}) it can \
+         go on; what is changed needs a version of its own."
+    ))
+}
+
+/// The problem of what a row forbids.
+fn refused_of(row: &OperationRow, workflows: &Workflows, code: &'static str) -> Problem {
+    match trouble_with_workflow(row, workflows).filter(|_| code == "workflow-unknown") {
+        Some(trouble) => Problem::new(Kind::VerbRefused, trouble).with_code(code),
+        None => refused(code),
+    }
 }
 
 /// Whether what is asked was done before: a step that is undone stays so.
@@ -73,7 +113,10 @@ pub fn of_reschedule(
                 "step-sent" => Kind::StepSent,
                 _ => Kind::VerbRefused,
             };
-            Err(Problem::new(kind, sentence(code)).with_code(code))
+            Err(match kind {
+                Kind::VerbRefused => refused_of(row, workflows, code),
+                kind => Problem::new(kind, sentence(code)).with_code(code),
+            })
         }
     }
 }

@@ -19,16 +19,17 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use utoipa::ToSchema;
 use waybill_engine::{
-    OperationId, OperationRow, ProcessState, StepProgress, Timestamp, parse_duration,
+    OperationId, OperationRow, ProcessState, StepProgress, Timestamp, Workflows, parse_duration,
 };
 use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder};
 
 use self::cursor::{ShownCursor, of_text, to_text};
+use super::judge;
 use crate::auth::{Caller, Tenants};
 use crate::clock::wall_clock;
 use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::ingestion::service::{Api, Reply, decoded, json, set_static};
-use crate::ingestion::view::{ErrorView, failure, time_text};
+use crate::ingestion::view::{ErrorView, failure, time_text, workflow_version};
 
 /// The most items of a page.
 pub const PAGE_ITEMS_MAX: usize = 1_000;
@@ -69,6 +70,13 @@ pub struct ItemView {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schema(example = "drone-delivery")]
     pub workflow: String,
+    /// The version of the workflow that it started with, and keeps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1)]
+    pub workflow_version: Option<u32>,
+    /// It waits for a person, and cannot go on: that version of its workflow is not known, or has other steps now.
+    #[serde(skip_serializing_if = "is_false")]
+    pub workflow_unknown: bool,
     /// Its tenant, if any.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tenant: String,
@@ -111,6 +119,7 @@ impl Api {
             items: Vec::new(),
             listed: HashSet::new(),
             now,
+            workflows: &self.rules.workflows,
         };
         let shards = self.intake.spread().all_ever();
         let mut looked_at = 0;
@@ -154,13 +163,14 @@ impl Api {
 }
 
 /// A page that is being filled.
-struct Page {
+struct Page<'a> {
     items: Vec<ItemView>,
     listed: HashSet<OperationId>,
     now: Timestamp,
+    workflows: &'a Workflows,
 }
 
-impl Page {
+impl Page<'_> {
     fn look_at(
         &mut self,
         entry: AttentionEntry,
@@ -170,7 +180,7 @@ impl Page {
         let item = match row {
             Ok(None) => return,
             Ok(Some(row)) => {
-                let item = ItemView::of_row(&row, entry, self.now);
+                let item = ItemView::of_row(&row, self.workflows, entry, self.now);
                 match filter.lets_pass(&item, row.state.state) {
                     true => item,
                     false => return,
@@ -191,7 +201,12 @@ impl Page {
 }
 
 impl ItemView {
-    fn of_row(row: &OperationRow, entry: AttentionEntry, now: Timestamp) -> Self {
+    fn of_row(
+        row: &OperationRow,
+        workflows: &Workflows,
+        entry: AttentionEntry,
+        now: Timestamp,
+    ) -> Self {
         let (created, state) = (&row.created, &row.state);
         let failure = failure(state);
         let lagging = lagging_step(row);
@@ -208,6 +223,8 @@ impl ItemView {
             id: row.id,
             state: state.state.as_str(),
             workflow: created.workflow.to_string(),
+            workflow_version: workflow_version(created),
+            workflow_unknown: judge::is_stranded(row, workflows),
             tenant: created.tenant.to_string(),
             caller_id: created.caller_id.clone(),
             step,
@@ -223,6 +240,8 @@ impl ItemView {
             id: entry.operation,
             state: UNREADABLE,
             workflow: String::new(),
+            workflow_version: None,
+            workflow_unknown: false,
             tenant: String::new(),
             caller_id: None,
             step: None,

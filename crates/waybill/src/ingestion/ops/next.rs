@@ -40,10 +40,13 @@ pub struct Next {
 /// What happens next with the operation of a row.
 pub fn of(row: &OperationRow, workflows: &Workflows) -> Next {
     let verbs = verbs(row, workflows, wall_clock());
-    Next {
-        sentence: sentence(row, &verbs),
-        verbs,
+    let mut sentence = sentence(row, &verbs);
+    let trouble = judge::trouble_with_workflow(row, workflows);
+    if let Some(trouble) = trouble.filter(|_| judge::is_stranded(row, workflows)) {
+        sentence.push(' ');
+        sentence.push_str(&trouble);
     }
+    Next { sentence, verbs }
 }
 
 fn verbs(row: &OperationRow, workflows: &Workflows, now: Timestamp) -> Vec<&'static str> {

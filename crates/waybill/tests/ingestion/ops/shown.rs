@@ -45,6 +45,7 @@ async fn get_shows_what_happened_what_comes_next_and_what_can_be_asked() {
 
     let (_, shown) = world.get(&format!("{OPERATIONS}/{error}")).await;
     assert_eq!(shown["error"]["code"], "refused");
+    assert_eq!(shown["cause"], Value::Null, "that is its error");
     assert_eq!(shown["cancel"], "refused");
     assert_eq!(
         shown["verbs"],
@@ -65,6 +66,9 @@ async fn get_shows_what_happened_what_comes_next_and_what_can_be_asked() {
         shown["error"]["code"], "undo-refused",
         "why it is where it is"
     );
+    assert_eq!(shown["cause"]["code"], "refused", "and why it was undone");
+    assert_eq!(shown["workflowVersion"], 1);
+    assert_eq!(shown["workflowUnknown"], Value::Null);
     assert_eq!(shown["cancel"], "requested");
     assert_eq!(
         shown["verbs"],
@@ -87,6 +91,86 @@ async fn get_shows_what_happened_what_comes_next_and_what_can_be_asked() {
                 "failureCount": 1, "completeBy": "1970-01-01T00:00:09Z",
                 "changedAt": "1970-01-01T00:00:08Z", "lateSuccess": 1}])
     );
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_whose_workflow_is_gone_or_was_changed_says_which_and_what_mends_it() {
+    let world = World::start().await;
+    let mut batch = WriteBatch::default();
+    let mut stranded = |name: &str, change: fn(&mut waybill_engine::Created)| {
+        let mut row = parked(id_of(name), Action::Run);
+        change(std::sync::Arc::make_mut(row.created.as_mut().unwrap()));
+        let entry = AttentionEntry {
+            at: Timestamp(7),
+            operation: row.id,
+        };
+        batch
+            .attention
+            .push((partition_for(row.id, PARTITIONS), entry));
+        batch.rows.push(row);
+    };
+    stranded("as-it-was", |_| {});
+    stranded("gone", |created| created.workflow_version = 9);
+    stranded("changed", |created| created.step_names = vec!["two".into()]);
+    stranded("never", |created| {
+        created.workflow = "nope".into();
+        created.workflow_version = 0;
+        created.step_names.clear();
+    });
+    // A row has as many steps as names.
+    let never = batch.rows.iter_mut().find(|row| row.id == id_of("never"));
+    never.unwrap().state.steps.clear();
+    world.store.write(batch).await.unwrap();
+
+    let put_back = "it can go on; what is changed needs a version of its own.";
+    for (name, version, sentence) in [
+        (
+            "gone",
+            json!(9),
+            format!(
+                "It waits for a person: abandon. Version 9 of its workflow \"order\" is not known here: its file is \
+                 missing, or has another version now. With the file of that version put back (steps one) {put_back}"
+            ),
+        ),
+        (
+            "changed",
+            json!(1),
+            format!(
+                "It waits for a person: abandon. Version 1 of its workflow \"order\" has other steps here than those \
+                 that it started with: the file was changed. With the file of that version put back (steps two) \
+                 {put_back}"
+            ),
+        ),
+        (
+            "never",
+            Value::Null,
+            "It waits for a person: abandon. There was no workflow \"nope\" when it came. Once there is one: abandon \
+             it, and resubmit it as a new one."
+                .to_owned(),
+        ),
+    ] {
+        let path = format!("{OPERATIONS}/{}", id_of(name));
+        let (_, shown) = world.get(&path).await;
+        assert_eq!(shown["whatNext"], sentence);
+        assert_eq!(shown["workflowVersion"], version);
+        assert_eq!(shown["workflowUnknown"], true);
+    }
+    let (_, page) = world.get(OPERATIONS).await;
+    let items = page["items"].as_array().unwrap().iter();
+    let unknown: Vec<_> = items
+        .map(|item| {
+            (
+                item["id"] == json!(id_of("as-it-was")),
+                &item["workflowUnknown"],
+            )
+        })
+        .collect();
+    assert_eq!(unknown.len(), 4, "{page}");
+    for (as_it_was, is_unknown) in unknown {
+        let expected = if as_it_was { Value::Null } else { json!(true) };
+        assert_eq!(is_unknown, &expected, "{page}");
+    }
     world.ingestion.shutdown().await;
 }
 

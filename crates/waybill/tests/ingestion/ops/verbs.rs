@@ -125,6 +125,14 @@ async fn a_verb_that_the_row_forbids_is_refused_with_the_engines_code() {
         assert_eq!((status, &problem["code"]), (409, &json!(code)), "{verb}");
         assert_eq!(problem["type"], "/problems/verb-refused");
     }
+    let (_, problem) = world
+        .verb(id_of("odd"), "resubmit", json!({"reason": "why"}))
+        .await;
+    assert_eq!(
+        problem["detail"],
+        "Version 1 of its workflow \"gone\" is not known here: its file is missing, or has another version now. With \
+         the file of that version put back (steps one) it can go on; what is changed needs a version of its own."
+    );
     let (status, _) = world
         .verb(id_of("odd"), "abandon", json!({"reason": "why"}))
         .await;

@@ -1,9 +1,11 @@
 //! The parts of an installation, in the order in which they need each other.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use reqwest::Client;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use waybill_engine::Lane;
 use waybill_engine::PartitionId;
 use waybill_messages::Topics;
@@ -14,6 +16,7 @@ use crate::cli::access::{AdminArgs, Silence};
 use crate::cli::admin_port::Refused;
 use crate::cli::exposure::{EVERYTHING, check_with_files};
 use crate::cli::ops::api::Api;
+use crate::cli::ops::wire::Item;
 use crate::cli::ready::{self, Readiness};
 use crate::cli::schemas::subjects_of;
 use crate::cli::topics::Site;
@@ -367,16 +370,17 @@ pub(super) fn breakers(metrics: &str) -> Vec<Finding> {
     states.collect()
 }
 
-/// Whether the API answers, and how many operations need a person. Where nobody said where it is, it may be
-/// elsewhere.
-pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Finding {
+/// Whether the API answers, how many operations need a person, and which of these cannot go on for want of their
+/// workflow. Where nobody said where it is, it may be elsewhere.
+pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Finding> {
     const WHAT: &str = "api";
     let api = match api {
         Ok(api) => api,
-        Err(problem) if is_named => return Finding::bad(WHAT, problem),
-        Err(problem) => return Finding::note(WHAT, problem),
+        Err(problem) if is_named => return vec![Finding::bad(WHAT, problem)],
+        Err(problem) => return vec![Finding::note(WHAT, problem)],
     };
     let (mut waiting, mut cursor) = (0, None);
+    let mut stranded = BTreeMap::new();
     for _ in 0..PAGES_MAX {
         let mut query = vec![
             ("state", "Error,CompensationFailed".to_owned()),
@@ -386,15 +390,20 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Finding {
         match api.page(&query).await {
             Ok(page) => {
                 waiting += page.items.len();
+                count_stranded(&page.items, &mut stranded);
                 cursor = page.next;
             }
             Err(error) if error.is_forbidden() => {
-                return Finding::note(WHAT, format!("it answers, and does not say more: {error}"));
+                let said = format!("it answers, and does not say more: {error}");
+                return vec![Finding::note(WHAT, said)];
             }
             Err(error) if is_named || !error.is_away() => {
-                return Finding::bad(WHAT, error.to_string());
+                return vec![Finding::bad(WHAT, error.to_string())];
             }
-            Err(error) => return Finding::note(WHAT, format!("{error}; name it with --api")),
+            Err(error) => {
+                let said = format!("{error}; name it with --api");
+                return vec![Finding::note(WHAT, said)];
+            }
         }
         if cursor.is_none() {
             break;
@@ -403,8 +412,29 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Finding {
     let more = if cursor.is_some() { " or more" } else { "" };
     let said =
         format!("it answers; {waiting}{more} operations wait for a person (`waybill ops list`)");
-    match waiting == 0 && cursor.is_none() {
+    let mut findings = vec![match waiting == 0 && cursor.is_none() {
         true => Finding::ok(WHAT, said),
         false => Finding::note(WHAT, said),
+    }];
+    findings.extend(stranded.iter().map(|(workflow, count)| {
+        let said = format!(
+            "{count}{more} operations that wait for a person cannot go on: {workflow} is not known as they began with \
+             it; `waybill ops show` says what mends it"
+        );
+        Finding::bad("workflows", said)
+    }));
+    findings
+}
+
+/// Counts the operations that cannot go on for want of their workflow, by workflow and version.
+pub(super) fn count_stranded(items: &[Box<RawValue>], stranded: &mut BTreeMap<String, usize>) {
+    let items = items.iter();
+    let items = items.filter_map(|item| serde_json::from_str::<Item>(item.get()).ok());
+    for item in items.filter(|item| item.workflow_unknown) {
+        let workflow = match item.workflow_version {
+            Some(version) => format!("version {version} of workflow {}", item.workflow),
+            None => format!("workflow {}", item.workflow),
+        };
+        *stranded.entry(workflow).or_default() += 1;
     }
 }

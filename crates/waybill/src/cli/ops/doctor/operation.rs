@@ -49,15 +49,23 @@ pub(super) fn of_operation(
         let said = format!("{ahead} requests are read before it");
         findings.push(Finding::ok("queue", said));
     }
-    if let Some(error) = &operation.error {
-        let step = error.step.as_deref().map(|step| format!(" at step {step}"));
-        let step = step.unwrap_or_default();
-        let said = format!("{}{step}: {}", error.code, error.message);
-        findings.push(Finding::note("error", said));
+    for (what, failure) in [
+        ("error", &operation.error),
+        ("failed before", &operation.cause),
+    ] {
+        if let Some(error) = failure {
+            let step = error.step.as_deref().map(|step| format!(" at step {step}"));
+            let step = step.unwrap_or_default();
+            let said = format!("{}{step}: {}", error.code, error.message);
+            findings.push(Finding::note(what, said));
+        }
     }
     let next = operation.what_next;
     let next = next.unwrap_or_else(|| "its scheduler reads its request".to_owned());
-    findings.push(Finding::ok("next", next));
+    findings.push(match operation.workflow_unknown {
+        true => Finding::bad("next", next),
+        false => Finding::ok("next", next),
+    });
     findings.extend(operation.next_due.map(|due| Finding::ok("next due", due)));
     findings
 }

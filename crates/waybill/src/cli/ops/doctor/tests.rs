@@ -1,6 +1,9 @@
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
 use waybill_engine::Offset;
 
-use super::installation::{breakers, leases};
+use super::installation::{breakers, count_stranded, leases};
 use super::operation::of_operation;
 use super::*;
 use crate::cli::ops::wire::{Failure, Operation, Step};
@@ -136,6 +139,51 @@ fn one_that_is_parked_is_a_note_and_waits_for_nobody_else() {
         found.contains(&"note  error          no-drone at step drone: none is free".to_owned())
     );
     assert!(!found.iter().any(|line| line.contains("has it")));
+}
+
+#[test]
+fn one_that_cannot_go_on_for_want_of_its_workflow_is_bad_and_both_failures_are_told() {
+    let failure = |code: &str| Failure {
+        code: code.to_owned(),
+        message: "as it happens".to_owned(),
+        step: Some("drone".to_owned()),
+    };
+    let parked = Operation {
+        error: Some(failure("undo-refused")),
+        cause: Some(failure("suspended")),
+        workflow_unknown: true,
+        ..operation("CompensationFailed")
+    };
+    let found = said(&of_operation(Ok(parked), None));
+    assert_eq!(
+        found[2..],
+        [
+            "note  error          undo-refused at step drone: as it happens",
+            "note  failed before  suspended at step drone: as it happens",
+            "BAD   next           Its steps go on.",
+        ]
+    );
+}
+
+#[test]
+fn those_that_are_stranded_are_counted_by_workflow_and_version() {
+    let items = [
+        r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "workflow": "order", "workflowVersion": 1}"#,
+        r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "workflow": "order", "workflowVersion": 2,
+            "workflowUnknown": true}"#,
+        r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "workflow": "nope", "workflowUnknown": true}"#,
+    ];
+    let items = items.map(|item| RawValue::from_string(item.to_owned()).unwrap());
+    let mut stranded = BTreeMap::new();
+    count_stranded(&items, &mut stranded);
+    count_stranded(&items[1..2], &mut stranded);
+    let expected = [("version 2 of workflow order", 2), ("workflow nope", 1)];
+    assert_eq!(
+        stranded,
+        expected
+            .map(|(workflow, count)| (workflow.to_owned(), count))
+            .into()
+    );
 }
 
 #[test]
