@@ -1,5 +1,7 @@
 //! Topics: making, deleting and looking at them.
 
+mod groups;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -19,6 +21,7 @@ use rdkafka::{ClientConfig, TopicPartitionList};
 
 use waybill_engine::{Offset, PartitionId};
 
+pub use self::groups::TopicsRead;
 use crate::error::ClientError;
 use crate::probe::Probe;
 use crate::record::{partition_id, partition_number};

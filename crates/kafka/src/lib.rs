@@ -40,7 +40,7 @@ mod settings;
 mod settlement;
 mod watermarks;
 
-pub use admin::{Admin, AdminError, PartitionState, TopicSettings, TopicSpec};
+pub use admin::{Admin, AdminError, PartitionState, TopicSettings, TopicSpec, TopicsRead};
 pub use delivery::{Delivered, DeliveredShared, Delivery, ProduceError};
 pub use error::{ClientError, RequestError};
 pub use group_consumer::{GroupConsumer, GroupHandler, GroupOptions, TopicPartition};

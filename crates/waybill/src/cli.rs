@@ -54,7 +54,7 @@ pub use store::StoreCommand;
 pub use token::TokenCommand;
 pub use topics::TopicsCommand;
 pub use transfer::{ExportArgs, ImportArgs};
-pub use workflow::WorkflowCommand;
+pub use workflow::{WorkflowCommand, named_elsewhere};
 
 use crate::config::{Config, ConfigError, Environment, LogFormat};
 

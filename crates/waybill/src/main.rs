@@ -67,8 +67,14 @@ fn main() -> ExitCode {
         (Command::Readers { admin, command }, None) => {
             prepare(&config, || command.run(&config, admin))
         }
-        (_, None) => judge(waybill::roles::check(&config).map(|()| "ok".to_owned())),
+        (_, None) => judge(check(&config)),
     }
+}
+
+/// Says that the configuration can be used, and which agents have to run elsewhere.
+fn check(config: &Config) -> anyhow::Result<String> {
+    let elsewhere = waybill::roles::check(config)?;
+    Ok(format!("ok{}", waybill::cli::named_elsewhere(&elsewhere)))
 }
 
 /// Prints the effective configuration.

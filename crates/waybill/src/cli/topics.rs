@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use waybill_engine::{Offset, PartitionId};
-use waybill_kafka::Admin;
+use waybill_kafka::{Admin, ConsumerOptions, PartitionConsumer, TopicsRead};
 
 use super::connection::{self, CLIENT_ID, until_reader_leaves};
 use crate::config::{Config, load_workflows};
@@ -120,5 +120,39 @@ impl Site {
         partitions: &[PartitionId],
     ) -> anyhow::Result<Vec<(Offset, Offset)>> {
         Ok(self.admin.offsets(topic, partitions).await?)
+    }
+
+    /// Which topics are read by members of consumer groups.
+    pub(super) async fn topics_read(&self) -> anyhow::Result<TopicsRead> {
+        Ok(self.admin.topics_read().await?)
+    }
+
+    /// How many records of a topic a group has not committed; none of one that is not there.
+    pub(super) async fn waiting(
+        &self,
+        config: &Config,
+        topic: &str,
+        group: &str,
+    ) -> anyhow::Result<u64> {
+        let Some(partitions) = self.admin.topic_partitions(topic).await? else {
+            return Ok(0);
+        };
+        let partitions: Vec<PartitionId> = (0..partitions).map(PartitionId).collect();
+        let offsets = self.offsets(topic, &partitions).await?;
+        let mut options = ConsumerOptions::new(CLIENT_ID);
+        options.group_for_lag = Some(group.to_owned());
+        let group = PartitionConsumer::new(&connection::settings(config), &options)?;
+        let asked = topic.to_owned();
+        let committed = tokio::task::spawn_blocking(move || {
+            let asked: Vec<_> = partitions.iter().map(|it| (asked.as_str(), *it)).collect();
+            group.committed(&asked, BROKER_PATIENCE)
+        });
+        let committed = committed.await??;
+        let waiting = offsets.into_iter().zip(committed);
+        let waiting = waiting.map(|((start, end), committed)| {
+            let from = committed.map_or(start.0, |committed| committed.0.max(start.0));
+            u64::try_from(end.0 - from).unwrap_or(0)
+        });
+        Ok(waiting.sum())
     }
 }

@@ -1,12 +1,11 @@
 //! `waybill workflow`: whether a workflow can work, said before anything is started with it.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::Subcommand;
 
 use crate::config::{Config, WorkflowsConfig, load_workflows};
-use crate::roles::load_agents_file;
+use crate::roles::{agents_elsewhere, load_agents_file};
 
 /// How to look at workflows.
 #[derive(Clone, Debug, Subcommand)]
@@ -33,10 +32,10 @@ impl WorkflowCommand {
             built_in: false,
             files: vec![file.clone()],
         })?;
-        let mut known = BTreeSet::new();
+        let mut handlers = Vec::new();
         for path in agents {
-            let loaded = load_agents_file(path, &config.services.elsewhere(), &workflows)?;
-            known.extend(loaded.into_iter().map(|(name, _)| name));
+            let services = config.services.elsewhere();
+            handlers.extend(load_agents_file(path, &services, &workflows)?);
         }
         let mut line = String::from("ok");
         for workflow in workflows.iter() {
@@ -44,17 +43,21 @@ impl WorkflowCommand {
             let steps = workflow.steps().len();
             line.push_str(&format!(": {name}, version {version}, {steps} steps"));
         }
-        let elsewhere: Vec<String> = workflows
-            .agents()
-            .into_iter()
-            .filter(|agent| !known.contains(&**agent))
-            .map(|agent| agent.to_string())
-            .collect();
-        // Agents may run from other files, or be written in any language: that is no fault.
-        if !agents.is_empty() && !elsewhere.is_empty() {
-            line.push_str("; agents that are in none of the files: ");
-            line.push_str(&elsewhere.join(", "));
+        if !agents.is_empty() {
+            line.push_str(&named_elsewhere(&agents_elsewhere(&workflows, &handlers)));
         }
         Ok(line)
+    }
+}
+
+/// What a check says of agents that it knows nothing of. They may run from other files, or be written in any language:
+/// that is no fault.
+pub fn named_elsewhere(agents: &[String]) -> String {
+    match agents {
+        [] => String::new(),
+        agents => format!(
+            "; agents that are in none of the files: {}",
+            agents.join(", ")
+        ),
     }
 }

@@ -53,7 +53,7 @@ pub(super) async fn start(
 ) -> anyhow::Result<()> {
     let settings = &config.agents;
     let mut agents_config = AgentsConfig::new(kafka, topics);
-    agents_config.group = format!("{}-agents", config.kafka.topic_prefix);
+    agents_config.group = group(config);
     let place = match &settings.instance_id {
         Some(_) => None,
         None => instance::place(config, INSTANCES_DIR),
@@ -85,6 +85,11 @@ pub(super) async fn start(
     Ok(())
 }
 
+/// The consumer group of the agents of a configuration.
+pub(crate) fn group(config: &Config) -> String {
+    format!("{}-agents", config.kafka.topic_prefix)
+}
+
 /// Every agent of the configuration, by name, checked against the workflows.
 pub(super) fn load(
     config: &Config,
@@ -114,16 +119,32 @@ pub(super) fn load(
     Ok(handlers)
 }
 
-/// Checks every agent of the configuration, alone and against the workflows.
+/// The agents of the workflows that are none of these: somebody else has to run them.
+pub(crate) fn elsewhere(workflows: &Workflows, handlers: &[NamedHandler]) -> Vec<String> {
+    let agents = workflows.agents().into_iter();
+    let is_here = |agent: &str| handlers.iter().any(|(name, _)| name == agent);
+    agents
+        .filter(|agent| !is_here(agent))
+        .map(|agent| agent.to_string())
+        .collect()
+}
+
+/// Checks every agent of the configuration, alone and against the workflows. Returns the agents of the workflows that
+/// are not in it, if it has any.
 ///
 /// # Errors
 ///
 /// If a file cannot be read, or its agents cannot work or do not fit a workflow.
-pub(super) fn check(config: &Config, workflows: &Workflows) -> anyhow::Result<()> {
+pub(super) fn check(config: &Config, workflows: &Workflows) -> anyhow::Result<Vec<String>> {
     let mut config = config.clone();
     // Whether the services run in this process is not known before it starts.
     config.agents.built_in_calls = BuiltInCalls::Http;
-    load(&config, &Reached::elsewhere(&config), workflows).map(drop)
+    let handlers = load(&config, &Reached::elsewhere(&config), workflows)?;
+    Ok(match handlers.is_empty() {
+        // Whoever has none runs all of them elsewhere.
+        true => Vec::new(),
+        false => elsewhere(workflows, &handlers),
+    })
 }
 
 /// The agents of a file, by name, checked against the workflows.

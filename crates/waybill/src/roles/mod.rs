@@ -37,7 +37,9 @@ use crate::registry;
 use crate::shutdown::{Running, Stage};
 use crate::spread::Spread;
 
-pub(crate) use agents::load_file as load_agents_file;
+pub(crate) use agents::{
+    elsewhere as agents_elsewhere, group as agents_group, load_file as load_agents_file,
+};
 pub(crate) use broker_metrics::declared as broker_metrics;
 pub(crate) use embedded::broker_dir;
 pub use life::run;
@@ -139,6 +141,13 @@ async fn start(
             let mut direct = Vec::new();
             if agents {
                 let handlers = agents::load(config, &services, &world.workflows)?;
+                for agent in agents::elsewhere(&world.workflows, &handlers) {
+                    tracing::warn!(
+                        agent,
+                        "a workflow names an agent that is not built in and in none of agents.files: its steps wait \
+                         until another process runs it"
+                    );
+                }
                 match config.agents.reach {
                     AgentReach::Direct => direct = handlers,
                     AgentReach::Topics => {
@@ -223,12 +232,13 @@ async fn world(
     })
 }
 
-/// Checks what a configuration refers to: its workflows and its agents, alone and together.
+/// Checks what a configuration refers to: its workflows and its agents, alone and together. Returns the agents of its
+/// workflows that are in none of its files and not built in: they may run elsewhere.
 ///
 /// # Errors
 ///
 /// If a file cannot be read, or what it says cannot work.
-pub fn check(config: &Config) -> anyhow::Result<()> {
+pub fn check(config: &Config) -> anyhow::Result<Vec<String>> {
     let workflows = load_workflows(&config.workflows)?;
     agents::check(config, &workflows)
 }

@@ -131,6 +131,81 @@ async fn a_doctor_finds_nothing_bad_of_a_system_that_is_well_and_what_is_bad_of_
     }
 }
 
+/// A workflow whose agent has its name wrong.
+const MISSPELT: &str = "
+name: misspelt
+version: 1
+steps:
+  - name: pay
+    agent: chrage
+    kind: pure
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_nobody_runs_is_named_before_the_start_at_it_and_where_requests_wait() {
+    let mut world = World::of_either_kind("");
+    let file = world.path("misspelt.yaml");
+    std::fs::write(&file, MISSPELT).expect("the directory is writable");
+    let yaml = format!(
+        "partitions: 2\nworkflows: {{ files: [{}] }}\n",
+        file.display()
+    );
+    std::fs::write(world.path("waybill.yaml"), yaml).expect("the directory is writable");
+    let mut check = Command::new(env!("CARGO_BIN_EXE_waybill"));
+    without_test_variables(&mut check);
+    check
+        .args(["config", "check"])
+        .arg(world.path("waybill.yaml"));
+    let checked = check.output().expect("the program was built");
+    assert_eq!(checked.status.code(), Some(0), "it may run elsewhere");
+    assert_eq!(
+        String::from_utf8_lossy(&checked.stdout),
+        "ok; agents that are in none of the files: chrage\n"
+    );
+
+    let _up = world.up();
+    world.ready().await;
+    let log = std::fs::read_to_string(world.path("log.txt")).unwrap_or_default();
+    let warnings: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("a workflow names an agent that is not built in"))
+        .collect();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("chrage"), "{warnings:?}");
+
+    let of_agents = || {
+        let output = run(&world, &["doctor"]);
+        let findings = json_lines(&output).into_iter();
+        findings
+            .filter(|finding| finding["what"] == "agents")
+            .collect::<Vec<_>>()
+    };
+    let topic = world.topic("chrage.requests");
+    world
+        .eventually("the agents have divided the work", async || {
+            of_agents()
+                == [json!({
+                    "what": "agents", "verdict": "note",
+                    "said": format!(
+                        "nobody reads {topic}, where nothing waits: no process runs the agent chrage"
+                    ),
+                })]
+        })
+        .await;
+    let body = json!({ "workflow": "misspelt", "id": "unpaid", "input": {} });
+    let url = world.url("http", "/v1/operations");
+    let answer = world.client.post(url).json(&body).send().await;
+    assert!(answer.is_ok_and(|answer| answer.status().is_success()));
+    world
+        .eventually("its request waits", async || {
+            let found = of_agents();
+            let said = found[0]["said"].as_str().unwrap_or_default();
+            let waits = format!("nobody reads {topic}, where 1 requests wait: ");
+            found.len() == 1 && found[0]["verdict"] == "bad" && said.starts_with(&waits)
+        })
+        .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_says_whether_it_is_ready_and_writes_other_lines_when_it_is_told_to() {
     let mut world = World::of_either_kind("partitions: 2\n");

@@ -20,9 +20,11 @@ use crate::cli::ops::wire::Item;
 use crate::cli::ready::{self, Readiness};
 use crate::cli::schemas::subjects_of;
 use crate::cli::topics::Site;
-use crate::config::Config;
+use crate::cli::workflow::named_elsewhere;
+use crate::config::{AgentReach, Config, load_workflows};
 use crate::readers::show::{LayoutView, ReaderView};
 use crate::registry;
+use crate::roles::agents_group;
 use crate::roles::topics::Weight;
 
 /// How long the brokers may take to answer: whoever asks a doctor waits for him.
@@ -35,12 +37,17 @@ const PAGES_MAX: usize = 5;
 const BREAKER_STATE: &str = "waybill_agent_breaker_state";
 const HALF_OPEN: &str = "1";
 const OPEN: &str = "2";
+/// What is said of agents.
+const AGENTS: &str = "agents";
 
 pub(super) fn configuration(config: &Config) -> Finding {
     const WHAT: &str = "configuration";
     let checked = check_with_files(EVERYTHING, config).map_err(anyhow::Error::from);
     match checked.and_then(|()| crate::roles::check(config)) {
-        Ok(()) => Finding::ok(WHAT, "it can be used, with its workflows and agents"),
+        Ok(elsewhere) => {
+            let said = "it can be used, with its workflows and agents";
+            Finding::ok(WHAT, format!("{said}{}", named_elsewhere(&elsewhere)))
+        }
         Err(error) => Finding::failed(WHAT, &error),
     }
 }
@@ -57,6 +64,10 @@ pub(super) async fn brokers(config: &Config, layout: Option<&LayoutView>) -> Vec
     };
     let mut findings = vec![Finding::ok("brokers", "they answer")];
     findings.extend(topics(&site, config, layout).await);
+    findings.extend(match agents(&site, config).await {
+        Ok(findings) => findings,
+        Err(error) => vec![Finding::note(AGENTS, format!("{error:#}"))],
+    });
     findings.push(match layout {
         Some(layout) => match lag(&site, config, layout).await {
             Ok(finding) => finding,
@@ -91,6 +102,64 @@ async fn topics(site: &Site, config: &Config, layout: Option<&LayoutView>) -> Ve
         Finding::new(WHAT, verdict, wrong.to_string())
     });
     told.collect()
+}
+
+/// Whether somebody reads what agents are asked.
+async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
+    let topics = Topics::new(&config.kafka.topic_prefix);
+    let read = site.topics_read().await?;
+    if read.groups == 0 {
+        let said = "the brokers show no consumer group here: whether somebody reads what they are asked is not told";
+        return Ok(vec![Finding::note(AGENTS, said)]);
+    }
+    let mut findings = Vec::new();
+    for agent in load_workflows(&config.workflows)?.agents() {
+        let topic = topics.step_requests(&agent);
+        if read.topics.contains(&topic) {
+            continue;
+        }
+        let group = agents_group(config);
+        let waiting = site.waiting(config, &topic, &group).await?;
+        let is_direct = config.agents.reach == AgentReach::Direct;
+        findings.extend(unread(&agent, &topic, waiting, &read.untold, is_direct));
+    }
+    if findings.is_empty() {
+        findings.push(Finding::ok(AGENTS, "what they are asked is read"));
+    }
+    Ok(findings)
+}
+
+/// What is to be said of an agent whose topic no member of a group reads, as far as groups tell.
+pub(super) fn unread(
+    agent: &str,
+    topic: &str,
+    waiting: u64,
+    untold: &[String],
+    is_direct: bool,
+) -> Option<Finding> {
+    let nobody = format!("nobody reads {topic}");
+    match (waiting, untold) {
+        (0, _) if is_direct => None,
+        (0, []) => Some(Finding::note(
+            AGENTS,
+            format!("{nobody}, where nothing waits: no process runs the agent {agent}"),
+        )),
+        (_, []) => Some(Finding::bad(
+            AGENTS,
+            format!(
+                "{nobody}, where {waiting} requests wait: no process runs the agent {agent}, or a workflow has its name \
+                 wrong"
+            ),
+        )),
+        (_, untold) => Some(Finding::note(
+            AGENTS,
+            format!(
+                "it is not told who reads {topic}, where {waiting} requests wait: groups that are just being divided, or \
+                 tell nothing, are {}",
+                untold.join(", ")
+            ),
+        )),
+    }
 }
 
 /// How many requests are in no row yet, and whether any are gone that should be read.

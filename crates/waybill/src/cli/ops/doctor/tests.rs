@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 use waybill_engine::Offset;
 
-use super::installation::{breakers, count_stranded, leases};
+use super::installation::{breakers, count_stranded, leases, unread};
 use super::operation::of_operation;
 use super::*;
 use crate::cli::ops::wire::{Failure, Operation, Step};
@@ -184,6 +184,38 @@ fn those_that_are_stranded_are_counted_by_workflow_and_version() {
             .map(|(workflow, count)| (workflow.to_owned(), count))
             .into()
     );
+}
+
+#[test]
+fn requests_that_nobody_reads_are_bad_only_where_it_is_sure_that_nobody_does() {
+    let told = |waiting, untold: &[&str], is_direct| {
+        let untold: Vec<String> = untold.iter().map(|group| (*group).to_owned()).collect();
+        let found = unread("pay", "w.pay.v1", waiting, &untold, is_direct);
+        found.map(|finding| finding.to_string())
+    };
+    let nobody = "nobody reads w.pay.v1, where";
+    assert_eq!(
+        told(7, &[], false).unwrap(),
+        format!(
+            "BAD   agents         {nobody} 7 requests wait: no process runs the agent pay, or a workflow has its name \
+             wrong"
+        )
+    );
+    assert_eq!(
+        told(7, &[], true),
+        told(7, &[], false),
+        "they wait all the same"
+    );
+    assert_eq!(
+        told(0, &[], false).unwrap(),
+        format!("note  agents         {nobody} nothing waits: no process runs the agent pay")
+    );
+    assert_eq!(told(0, &[], true), None, "it is asked without its topic");
+    for waiting in [0, 7] {
+        let unsure = told(waiting, &["w-agents"], false).unwrap();
+        assert!(unsure.starts_with("note  agents"), "{unsure}");
+        assert!(unsure.ends_with(" w-agents"), "{unsure}");
+    }
 }
 
 #[test]

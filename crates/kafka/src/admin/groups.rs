@@ -1,0 +1,99 @@
+//! Consumer groups, as their brokers tell of them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use rdkafka::groups::GroupList;
+
+use super::{Admin, AdminError, REQUEST_TIMEOUT};
+
+impl Admin {
+    /// Which topics the members of consumer groups read, as they told their groups. Joins none.
+    ///
+    /// # Errors
+    ///
+    /// If the brokers do not answer. Groups that are not for this client to see are left out.
+    pub async fn topics_read(&self) -> Result<TopicsRead, AdminError> {
+        let client = Arc::clone(&self.client);
+        let answer = tokio::task::spawn_blocking(move || {
+            let groups = client.inner().fetch_group_list(None, REQUEST_TIMEOUT);
+            groups.map(|groups| told_by(&groups))
+        });
+        let read = answer.await.map_err(|_| AdminError::Stopped)?;
+        read.map_err(|source| AdminError::Request {
+            action: "asking for the consumer groups",
+            source,
+        })
+    }
+}
+
+/// Which topics are read by members of consumer groups.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct TopicsRead {
+    /// The topics.
+    pub topics: BTreeSet<String>,
+    /// How many groups there are, as far as this client may see them.
+    pub groups: usize,
+    /// Groups that did not tell what their members read, as they are just dividing it anew, or speak another
+    /// protocol.
+    pub untold: Vec<String>,
+}
+
+fn told_by(groups: &GroupList) -> TopicsRead {
+    let mut read = TopicsRead {
+        groups: groups.groups().len(),
+        ..TopicsRead::default()
+    };
+    for group in groups.groups() {
+        match group.state() {
+            "Stable" => {
+                for member in group.members() {
+                    let topics = subscribed(member.metadata().unwrap_or_default());
+                    read.topics.extend(topics.unwrap_or_default());
+                }
+            }
+            "Empty" => {}
+            _ => read.untold.push(group.name().to_owned()),
+        }
+    }
+    read
+}
+
+/// The topics that a member told its group it reads, in the consumer protocol: a version, and an array of names, then
+/// what is of no matter here. `None` if it is something else.
+fn subscribed(metadata: &[u8]) -> Option<Vec<String>> {
+    let (_version, rest) = metadata.split_first_chunk::<2>()?;
+    let (count, mut rest) = rest.split_first_chunk::<4>()?;
+    let mut topics = Vec::new();
+    for _ in 0..u32::from_be_bytes(*count) {
+        let (length, name) = rest.split_first_chunk::<2>()?;
+        let (name, behind) = name.split_at_checked(u16::from_be_bytes(*length).into())?;
+        topics.push(String::from_utf8(name.to_vec()).ok()?);
+        rest = behind;
+    }
+    Some(topics)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_tells_its_topics_and_what_is_cut_off_tells_none() {
+        let told = [
+            &[0, 3, 0, 0, 0, 2, 0, 2][..],
+            b"ab",
+            &[0, 1],
+            b"c",
+            &[0, 0, 0, 0],
+        ];
+        let told = told.concat();
+        let topics = Some(vec!["ab".to_owned(), "c".to_owned()]);
+        assert_eq!(subscribed(&told), topics);
+        assert_eq!(subscribed(&told[..13]), topics, "an old version ends there");
+        for end in 0..13 {
+            assert_eq!(subscribed(&told[..end]), None, "{end} bytes");
+        }
+        assert_eq!(subscribed(&[0, 0, 0xff, 0xff, 0xff, 0xff]), None);
+    }
+}
