@@ -220,6 +220,7 @@ impl fmt::Display for Row<'_> {
             age_seconds,
             abandoned,
             tenant,
+            ..
         } = self.item;
         let error = error.as_ref().map_or(NOTHING, |error| &error.code);
         let error = match abandoned {
