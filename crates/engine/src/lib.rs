@@ -14,6 +14,7 @@ mod contact;
 mod definition;
 mod gate;
 mod id;
+mod lane;
 mod operation;
 mod partition;
 mod partitioner;
@@ -33,6 +34,7 @@ pub use definition::{
     StepDefinition, StepKind, WorkflowDefinition, parse_duration,
 };
 pub use id::{Attempt, BatchNumber, Epoch, Offset, OperationId, OwnerId, PartitionId, ReaderId};
+pub use lane::{ByLane, Lane, Position, Source};
 pub use operation::{
     Amended, Created, HISTORY_MAX, HistoryEntry, OperationError, OperationRow, OperationState,
     ProcessState, RequestHash, StepError, StepProgress, StepState,
@@ -48,10 +50,9 @@ pub use reader::{
     Stood,
 };
 pub use record::{
-    Action, AlertKind, AmendRequest, Amendment, AttemptSeen, ByLane, CreateRequest,
-    FailedOperation, IdOrigin, Lane, OperationRequest, OperationStatus, OperatorAlert, Outcome,
-    Outputs, OwnerNotice, Position, Recovery, RecoveryVerb, Source, StatusKind, StepReply,
-    StepRequest,
+    Action, AlertKind, AmendRequest, Amendment, AttemptSeen, CreateRequest, FailedOperation,
+    IdOrigin, OperationRequest, OperationStatus, OperatorAlert, Outcome, Outputs, OwnerNotice,
+    Recovery, RecoveryVerb, StatusKind, StepReply, StepRequest,
 };
 pub use supervision::Supervision;
 pub use time::{Stamp, Timestamp};

@@ -9,8 +9,9 @@ use uuid::Uuid;
 
 use crate::contact::Contact;
 use crate::id::{Attempt, Epoch, OperationId, OwnerId};
+use crate::lane::Position;
 use crate::partition::Ownership;
-use crate::record::{Action, Outputs, Position};
+use crate::record::{Action, Outputs};
 use crate::time::{Stamp, Timestamp};
 
 /// The first 16 bytes of the SHA-256 over a request's canonical form.

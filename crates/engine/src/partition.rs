@@ -38,6 +38,7 @@ pub use event::{Event, ForwardRecord};
 
 use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
+use crate::lane::{ByLane, Lane, Position};
 use crate::operation::ProcessState;
 use crate::partition::batch::{OpenBatch, Unsettled};
 use crate::partition::fair::{FairQueue, Queued};
@@ -45,11 +46,10 @@ use crate::partition::hasher::IdHash;
 use crate::partition::live::{Desk, Live};
 use crate::partition::load::{ForRow, Loading};
 use crate::partition::places::KeptPlaces;
+use crate::partition::requests::RequestLog;
 use crate::partition::timers::Timers;
-use crate::reader::Places;
 use crate::record::{
-    AmendRequest, Amendment, ByLane, CreateRequest, IdOrigin, Lane, OperationRequest, Position,
-    Recovery, StepReply,
+    AmendRequest, Amendment, CreateRequest, IdOrigin, OperationRequest, Recovery, StepReply,
 };
 use crate::step::IllegalTransition;
 use crate::time::{Stamp, Timestamp};
@@ -67,6 +67,7 @@ mod live;
 mod load;
 mod messages;
 mod places;
+mod requests;
 mod timers;
 
 /// The engine of one partition: a state machine over [`Event`]s without clock, I/O or randomness.
@@ -104,36 +105,6 @@ pub struct PartitionEngine {
     /// Operations whose rows could not be read, and when the deadline index has them looked at again.
     unreadable: HashMap<OperationId, Timestamp, IdHash>,
     stats: EngineStats,
-}
-
-/// How far the engine has got with a topic of requests.
-#[derive(Debug)]
-struct RequestLog {
-    /// Which of them are done.
-    finished: OffsetTracker,
-    /// The same requests, done as soon as their first row is durable.
-    consumed: OffsetTracker,
-}
-
-impl RequestLog {
-    fn new(next: Offset) -> Self {
-        Self {
-            finished: OffsetTracker::new(next),
-            consumed: OffsetTracker::new(next),
-        }
-    }
-
-    /// Begins a request; see [`OffsetTracker::begin_with`].
-    fn begin(&mut self, offset: Offset, fingerprint: u64) -> bool {
-        self.consumed.begin(offset);
-        self.finished.begin_with(offset, fingerprint)
-    }
-
-    /// Passes over requests; see [`OffsetTracker::pass`].
-    fn pass(&mut self, offset: Offset, fingerprint: u64) {
-        self.finished.pass(offset, fingerprint);
-        self.consumed.pass(offset, fingerprint);
-    }
 }
 
 /// An operation that the engine has to do with.
@@ -268,6 +239,12 @@ impl PartitionEngine {
         self.queue.waiting(lane)
     }
 
+    /// Whether requests of a lane that were let in are not done.
+    #[must_use]
+    pub fn has_begun(&self, lane: Lane) -> bool {
+        self.requests[lane].finished.pending() > self.queue.waiting(lane).requests
+    }
+
     /// Ids whose rows are to be read from the store, each answered with [`Event::Loaded`].
     pub fn loads(&mut self) -> Vec<OperationId> {
         std::mem::take(&mut self.loads)
@@ -283,28 +260,6 @@ impl PartitionEngine {
         }
     }
 
-    /// How far the engine has got.
-    #[must_use]
-    pub fn checkpoint(&self) -> EngineCheckpoint {
-        EngineCheckpoint {
-            at: Places {
-                requests: self.requests.ordinary.finished.low(),
-                expedited: self.requests.expedited.finished.low(),
-                replies: self.replies.low(),
-                recoveries: self.recoveries.low(),
-            },
-            fingerprints: self.of_lanes(|log| log.finished.fingerprint_below_low()),
-            consumed: self.of_lanes(|log| log.consumed.low()),
-        }
-    }
-
-    fn of_lanes<T>(&self, of: impl Fn(&RequestLog) -> T) -> ByLane<T> {
-        ByLane {
-            ordinary: of(&self.requests.ordinary),
-            expedited: of(&self.requests.expedited),
-        }
-    }
-
     /// When to apply the next [`Event::Tick`], at the latest.
     #[must_use]
     pub fn next_timer(&self) -> Option<Timestamp> {
@@ -315,35 +270,6 @@ impl PartitionEngine {
     #[must_use]
     pub fn spared_agents(&self) -> usize {
         self.gates.narrowed()
-    }
-
-    /// The operation whose request holds the checkpoint of a lane, if it is one: it may also be a
-    /// record whose batch is not settled. Looks at all operations; meant for explaining a lag.
-    #[must_use]
-    pub fn oldest_held(&self, lane: Lane) -> Option<Held> {
-        let finished = &self.requests[lane].finished;
-        if finished.pending() == 0 {
-            return None;
-        }
-        let low = finished.low();
-        let held = |operation, since, waits| Held {
-            operation,
-            lane,
-            offset: low,
-            since,
-            waits,
-        };
-        let in_memory = self.slots.iter().find_map(|(id, slot)| {
-            let (holds, since) = match slot {
-                Slot::Live(live) => (live.held == Some((lane, low)), live.since),
-                Slot::Loading(loading) => (loading.has_request(lane, low), loading.since),
-            };
-            holds.then(|| held(*id, since, false))
-        });
-        in_memory.or_else(|| {
-            let queued = self.queue.find(lane, low)?;
-            Some(held(queued.request.operation(), queued.since, true))
-        })
     }
 
     /// How many operations are in memory in each process state, in the order of [`ProcessState::ALL`], and when the

@@ -21,8 +21,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::id::{Offset, OperationId, PartitionId, ReaderId};
+use crate::lane::Source;
 use crate::partitioner::murmur2;
-use crate::record::Source;
 
 /// How the operations are divided among readers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

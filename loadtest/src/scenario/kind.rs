@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `drone` | a delivery by drone | `Processed`, with package, drone and delivery |
 //! | `remote` | one to a remote place | `Processed`, with package, third party and delivery |
+//! | `expedited` | one by drone that goes ahead of the others | `Processed`, with package, drone and delivery |
 //! | `suspended` | one whose account the services refuse | `Compensated`, with nothing |
 //! | `cancelled` | one by drone that is cancelled once it was accepted | `Cancelled`, with nothing; or `Processed` with all, where the cancel came too late |
 //! | `repeated` | one by drone under an id of its own, sent again once it was accepted | `Processed` as one operation with one set of effects |
@@ -12,7 +13,7 @@
 use std::io::Write as _;
 
 use serde::Deserialize;
-use waybill_engine::ProcessState;
+use waybill_engine::{Lane, ProcessState};
 
 /// What a request is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Deserialize)]
@@ -21,6 +22,7 @@ use waybill_engine::ProcessState;
 pub enum Kind {
     Drone,
     Remote,
+    Expedited,
     Suspended,
     Cancelled,
     Repeated,
@@ -56,6 +58,7 @@ impl Kind {
         match self {
             Self::Drone => "drone",
             Self::Remote => "remote",
+            Self::Expedited => "expedited",
             Self::Suspended => "suspended",
             Self::Cancelled => "cancelled",
             Self::Repeated => "repeated",
@@ -68,6 +71,14 @@ impl Kind {
         !matches!(self, Self::Malformed)
     }
 
+    /// The lane that it goes by.
+    pub const fn lane(self) -> Lane {
+        match self {
+            Self::Expedited => Lane::Expedited,
+            _ => Lane::Ordinary,
+        }
+    }
+
     /// Whether it can only be asked for over HTTP: there is no answer on a topic.
     pub const fn needs_answer(self) -> bool {
         matches!(self, Self::Repeated | Self::Malformed)
@@ -76,7 +87,9 @@ impl Kind {
     /// Whether this is how it must end where nothing fails.
     pub fn may_end(self, state: ProcessState) -> bool {
         match self {
-            Self::Drone | Self::Remote | Self::Repeated => state == ProcessState::Processed,
+            Self::Drone | Self::Remote | Self::Expedited | Self::Repeated => {
+                state == ProcessState::Processed
+            }
             Self::Suspended => state == ProcessState::Compensated,
             Self::Cancelled => {
                 matches!(state, ProcessState::Cancelled | ProcessState::Processed)
@@ -89,7 +102,7 @@ impl Kind {
     /// may never end so.
     pub const fn effects(self) -> Option<[&'static str; 3]> {
         match self {
-            Self::Drone | Self::Cancelled | Self::Repeated => {
+            Self::Drone | Self::Expedited | Self::Cancelled | Self::Repeated => {
                 Some(["delivery", "drone", "package"])
             }
             Self::Remote => Some(["delivery", "package", "third-party"]),
@@ -119,13 +132,14 @@ impl Drawn {
             body,
             concat!(
                 r#""ownerId":"{}-{}","pickupLocation":"12 Harbour Street","dropOffLocation":"{}","#,
-                r#""pickupTime":"2030-01-01T10:00:00Z","deadline":"2030-01-01T18:00:00Z","expedited":false,"#,
+                r#""pickupTime":"2030-01-01T10:00:00Z","deadline":"2030-01-01T18:00:00Z","expedited":{},"#,
                 r#""confirmationRequired":"None","packageInfo":{{"packageId":"package-{}","size":"Small","#,
                 r#""weight":1.5,"tag":"load"}}}}"#
             ),
             owner,
             index % 1_000,
             place,
+            self.kind == Kind::Expedited,
             index
         );
     }
@@ -175,6 +189,7 @@ mod tests {
         for kind in [
             Kind::Drone,
             Kind::Remote,
+            Kind::Expedited,
             Kind::Suspended,
             Kind::Cancelled,
             Kind::Repeated,
@@ -187,8 +202,10 @@ mod tests {
         }
         assert_eq!(inputs[0]["ownerId"], "owner-7");
         assert_eq!(inputs[1]["dropOffLocation"], "remote island 7");
-        assert_eq!(inputs[2]["ownerId"], "suspended-7");
-        assert_eq!(inputs[4]["deliveryId"], "r-7");
+        let expedited: Vec<_> = inputs.iter().map(|input| &input["expedited"]).collect();
+        assert_eq!(expedited, [false, false, true, false, false, false]);
+        assert_eq!(inputs[3]["ownerId"], "suspended-7");
+        assert_eq!(inputs[5]["deliveryId"], "r-7");
         assert!(inputs[0]["deliveryId"].is_null());
     }
 
@@ -198,6 +215,7 @@ mod tests {
         for (kind, ends) in [
             (Kind::Drone, &[S::Processed] as &[S]),
             (Kind::Remote, &[S::Processed]),
+            (Kind::Expedited, &[S::Processed]),
             (Kind::Suspended, &[S::Compensated]),
             (Kind::Cancelled, &[S::Processed, S::Cancelled]),
             (Kind::Repeated, &[S::Processed]),

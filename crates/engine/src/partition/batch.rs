@@ -8,11 +8,11 @@
 use std::sync::Arc;
 
 use crate::id::{BatchNumber, Offset, OperationId};
+use crate::lane::Lane;
 use crate::partition::command::{Batch, Command, Message, RowChange};
 use crate::partition::live::{Live, index_at};
 use crate::partition::messages;
 use crate::partition::{PartitionEngine, Slot};
-use crate::record::Lane;
 use crate::time::{Stamp, Timestamp};
 
 /// The batch that is being filled.

@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::id::{BatchNumber, Offset, OperationId, PartitionId};
+use crate::lane::Source;
 use crate::operation::{Created, OperationState};
 use crate::partition::event::ForwardRecord;
-use crate::record::{
-    FailedOperation, OperationStatus, OperatorAlert, OwnerNotice, Source, StepRequest,
-};
+use crate::record::{FailedOperation, OperationStatus, OperatorAlert, OwnerNotice, StepRequest};
 use crate::time::{Stamp, Timestamp};
 
 /// Commands that are executed as one: durable together, then sent, then settled.

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::id::{Epoch, Offset, OperationId, OwnerId, PartitionId};
+use crate::lane::{ByLane, Lane};
 use crate::operation::ProcessState;
 use crate::reader::Places;
-use crate::record::{ByLane, Lane};
 use crate::time::{Stamp, Timestamp};
 
 /// Settings of a partition engine.

@@ -1,8 +1,9 @@
 //! What a partition engine is told.
 
 use crate::id::{BatchNumber, Offset, OperationId, PartitionId};
+use crate::lane::{Lane, Source};
 use crate::operation::OperationRow;
-use crate::record::{Lane, OperationRequest, Recovery, Source, StepReply};
+use crate::record::{OperationRequest, Recovery, StepReply};
 use crate::time::Stamp;
 
 /// Something that happened, for [`PartitionEngine::apply`](super::PartitionEngine::apply).

@@ -2,7 +2,7 @@
 //!
 //! What must hold: **nobody waits for another's crowd.** While requests of both lanes wait, so many expedited ones go
 //! for each ordinary one; within a lane the tenants take turns, one request each. Requests of one tenant in one lane
-//! keep their order, so that a cancel stays behind its create.
+//! keep their order, so that a cancel stays behind its create; and so does one in another tenant's name.
 //!
 //! This is fair among those who wait here. What lies further back in the topic waits for all that lies before it: how
 //! far the shell reads ahead says how large a crowd can be passed by.
@@ -12,8 +12,9 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::id::Offset;
+use crate::lane::{ByLane, Lane};
 use crate::partition::config::Waiting;
-use crate::record::{ByLane, Lane, OperationRequest};
+use crate::record::OperationRequest;
 use crate::time::Timestamp;
 
 /// A request that was read, and waits.
@@ -112,6 +113,9 @@ impl Turns {
     }
 
     fn pop(&mut self) -> Option<Queued> {
+        if let Some(create) = self.overtaken() {
+            return Some(create);
+        }
         let tenant = self.order.pop_front()?;
         let own = self.tenants.get_mut(&tenant)?;
         let queued = own.pop_front()?;
@@ -120,9 +124,42 @@ impl Turns {
         } else {
             self.order.push_back(tenant);
         }
+        self.taken(&queued);
+        Some(queued)
+    }
+
+    fn taken(&mut self, queued: &Queued) {
         self.waiting.requests -= 1;
         self.waiting.bytes -= queued.bytes;
-        Some(queued)
+    }
+
+    /// Takes out the create that what is next would overtake: an amendment in the name of another tenant than the
+    /// create's, which only a writer to the topic can send. It is to be refused, and must not keep the place.
+    fn overtaken(&mut self) -> Option<Queued> {
+        let next = self.order.front()?;
+        let first = self.tenants.get(next)?.front()?;
+        let OperationRequest::Amend(amend) = &first.request else {
+            return None;
+        };
+        let (amended, limit) = (amend.operation, first.offset);
+        let is_create = |queued: &Queued| {
+            let is_create = matches!(&queued.request, OperationRequest::Create(_));
+            is_create && queued.request.operation() == amended && queued.offset < limit
+        };
+        let others = self.tenants.iter().filter(|(tenant, _)| *tenant != next);
+        let found = others.into_iter().find_map(|(tenant, waiting)| {
+            let at = waiting.iter().position(is_create)?;
+            Some((tenant.clone(), at))
+        });
+        let (tenant, at) = found?;
+        let waiting = self.tenants.get_mut(&tenant)?;
+        let create = waiting.remove(at)?;
+        if waiting.is_empty() {
+            self.tenants.remove(&tenant);
+            self.order.retain(|other| *other != tenant);
+        }
+        self.taken(&create);
+        Some(create)
     }
 }
 
@@ -132,7 +169,8 @@ mod tests {
 
     use super::*;
     use crate::id::OperationId;
-    use crate::record::{AmendRequest, Amendment};
+    use crate::operation::RequestHash;
+    use crate::record::{AmendRequest, Amendment, CreateRequest, IdOrigin};
 
     fn queue(weight: u32, waiting: &[(Lane, &str, i64)]) -> FairQueue {
         let mut queue = FairQueue::new(weight);
@@ -215,5 +253,54 @@ mod tests {
         assert!(queue.find(X, Offset(2)).is_none());
         queue.pop();
         assert_eq!((of(&queue, O), of(&queue, X)), ((2, 20), (0, 0)));
+    }
+
+    #[test]
+    fn an_amendment_in_another_name_overtakes_no_create() {
+        let lane = Lane::Ordinary;
+        let mut queue = queue(1, &[(lane, "a", 1), (lane, "a", 2)]);
+        let id = OperationId(Uuid::from_u128(9));
+        let of = |tenant: &str, offset, request| Queued {
+            lane,
+            offset: Offset(offset),
+            bytes: 10,
+            rerouted: false,
+            request: match request {
+                None => OperationRequest::Create(create(id, tenant)),
+                Some(amend) => OperationRequest::Amend(AmendRequest {
+                    operation: id,
+                    tenant: tenant.to_owned(),
+                    ..amend
+                }),
+            },
+            since: Timestamp(0),
+        };
+        let Some(OperationRequest::Amend(amend)) = queue
+            .find(lane, Offset(1))
+            .map(|queued| queued.request.clone())
+        else {
+            panic!("it is one");
+        };
+        queue.push(of("a", 3, None));
+        queue.push(of("thief", 4, Some(amend)));
+        assert_eq!(order(queue), [1, 3, 4, 2]);
+    }
+
+    fn create(operation: OperationId, tenant: &str) -> CreateRequest {
+        CreateRequest {
+            operation,
+            id_origin: IdOrigin::Server,
+            workflow: String::new(),
+            tenant: tenant.to_owned(),
+            caller_id: None,
+            input: Vec::new(),
+            deadline: None,
+            reply_to: None,
+            request_hash: RequestHash([0; 16]),
+            requested_at: Timestamp(0),
+            traceparent: None,
+            resubmission_of: None,
+            notify: Vec::new(),
+        }
     }
 }

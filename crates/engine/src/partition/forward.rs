@@ -5,10 +5,10 @@
 //! partitions: two schedulers that disagree about where it belongs would send it to and fro for ever.
 
 use crate::id::{Offset, PartitionId};
+use crate::lane::{Lane, Source};
 use crate::partition::PartitionEngine;
 use crate::partition::command::Message;
 use crate::partition::event::ForwardRecord;
-use crate::record::{Lane, Source};
 
 impl PartitionEngine {
     pub(super) fn unreadable(

@@ -10,6 +10,7 @@ use crate::advance::{Advance, Patience, next_due, pair_bytes};
 use crate::contact::Contact;
 use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
+use crate::lane::{Lane, Position};
 use crate::operation::{
     Created, HistoryEntry, OperationError, OperationRow, OperationState, ProcessState, StepError,
     StepState,
@@ -17,7 +18,7 @@ use crate::operation::{
 use crate::partition::command::Message;
 use crate::partition::config::{EngineConfig, EngineStats, Ownership};
 use crate::partition::messages;
-use crate::record::{CreateRequest, Lane, Outcome, Position, StepReply};
+use crate::record::{CreateRequest, Outcome, StepReply};
 use crate::step::IllegalTransition;
 use crate::time::Timestamp;
 use crate::workflow::{StepSet, Workflow, Workflows};

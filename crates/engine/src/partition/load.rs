@@ -9,12 +9,13 @@
 //! outlive its complete-by for as long as anything else wakes the operation.)
 
 use crate::id::{Offset, OperationId};
+use crate::lane::Lane;
 use crate::operation::OperationRow;
 use crate::operation::StepError;
 use crate::partition::live::Live;
 use crate::partition::messages;
 use crate::partition::{PartitionEngine, Slot};
-use crate::record::{Lane, OperationRequest, Recovery, StepReply};
+use crate::record::{OperationRequest, Recovery, StepReply};
 use crate::time::Timestamp;
 
 /// About how many bytes an event takes that waits for a row, beside what it carries.

@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use crate::advance::results_for;
 use crate::id::OperationId;
+use crate::lane::{Lane, Position};
 use crate::operation::{Created, ProcessState, StepError, StepState, input};
 use crate::partition::command::{Command, Message};
 use crate::partition::config::Ownership;
 use crate::partition::live::{Live, Pending, is_told};
 use crate::record::{
-    AlertKind, AmendRequest, Amendment, CreateRequest, FailedOperation, Lane, OperationStatus,
-    OperatorAlert, OwnerNotice, Position, StatusKind, StepRequest,
+    AlertKind, AmendRequest, Amendment, CreateRequest, FailedOperation, OperationStatus,
+    OperatorAlert, OwnerNotice, StatusKind, StepRequest,
 };
 use crate::time::Timestamp;
 use crate::workflow::Workflow;

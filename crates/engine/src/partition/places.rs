@@ -12,6 +12,9 @@ use std::time::Duration;
 use crate::id::OperationId;
 use crate::time::Timestamp;
 
+/// How far clocks of others may be ahead, which makes their requests young for longer.
+const CLOCKS_AHEAD_MAX: Duration = Duration::from_secs(60);
+
 /// How many are remembered. Beyond that nothing that was requested before counts as young.
 const KEPT_MAX: usize = 10_000;
 
@@ -27,9 +30,9 @@ pub(super) struct KeptPlaces {
 impl KeptPlaces {
     /// A cancel keeps the place of an operation.
     pub(super) fn keep(&mut self, id: OperationId, now: Timestamp, fresh_for: Duration) {
-        // Clocks of others may be ahead, which makes their requests young for longer.
+        let kept_for = fresh_for + CLOCKS_AHEAD_MAX;
         while let Some(&(at, oldest)) = self.order.front()
-            && now.since(at) > 2 * fresh_for
+            && now.since(at) > kept_for
         {
             self.order.pop_front();
             self.ids.remove(&oldest);
@@ -37,7 +40,7 @@ impl KeptPlaces {
         if self.order.len() >= KEPT_MAX {
             self.order.clear();
             self.ids.clear();
-            self.blind_until = now + fresh_for;
+            self.blind_until = now + CLOCKS_AHEAD_MAX;
         }
         if self.ids.insert(id) {
             self.order.push_back((now, id));
@@ -63,13 +66,14 @@ mod tests {
     #[test]
     fn a_place_is_remembered_for_as_long_as_its_create_may_be_young() {
         let (fresh_for, start) = (Duration::from_secs(5), Timestamp::from_millis(1_000_000));
+        let at_most = fresh_for + CLOCKS_AHEAD_MAX;
         let mut places = KeptPlaces::default();
         places.keep(id(1), start, fresh_for);
         assert!(places.may_have(id(1), start));
         assert!(!places.may_have(id(2), start));
-        places.keep(id(2), start + fresh_for, fresh_for);
+        places.keep(id(2), start + at_most, fresh_for);
         assert!(places.may_have(id(1), start));
-        places.keep(id(3), start + 3 * fresh_for, fresh_for);
+        places.keep(id(3), start + at_most + fresh_for, fresh_for);
         assert!(!places.may_have(id(1), start) && places.may_have(id(2), start));
     }
 
@@ -84,7 +88,7 @@ mod tests {
             places.may_have(id(0), start),
             "it was forgotten, and is looked up"
         );
-        assert!(!places.may_have(id(0), start + 2 * fresh_for));
+        assert!(!places.may_have(id(0), start + 2 * CLOCKS_AHEAD_MAX));
         assert!(places.order.len() <= KEPT_MAX);
     }
 }

@@ -84,6 +84,9 @@ pub struct HttpConfig {
     pub event_streams_max: usize,
     /// How much each tenant may send to this process.
     pub tenant_limits: TenantLimitsConfig,
+    /// Whether expedited requests go by a topic of their own, ahead of the others. `false` while an upgrade may have to
+    /// be taken back to a version that does not read it.
+    pub expedited_topic: bool,
 }
 
 impl Default for HttpConfig {
@@ -113,6 +116,7 @@ impl Default for HttpConfig {
             reply_to_prefixes: Vec::new(),
             event_streams_max: 500,
             tenant_limits: TenantLimitsConfig::default(),
+            expedited_topic: true,
         }
     }
 }

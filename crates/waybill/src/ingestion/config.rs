@@ -60,6 +60,8 @@ pub struct IngestionConfig {
     pub event_streams_max: usize,
     /// How much each tenant may send.
     pub tenant_rates: TenantRates,
+    /// Whether expedited requests go by a topic of their own.
+    pub expedites: bool,
     /// How long requests under way may take to finish at shutdown.
     pub drain_timeout: Duration,
 }
@@ -90,6 +92,7 @@ impl Default for IngestionConfig {
             contacts: ContactRules::default(),
             event_streams_max: 500,
             tenant_rates: TenantRates::default(),
+            expedites: true,
             drain_timeout: Duration::from_secs(5),
         }
     }

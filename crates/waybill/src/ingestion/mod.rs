@@ -160,6 +160,7 @@ impl Ingestion {
                 reply_to_prefixes: config.reply_to_prefixes.clone(),
                 contacts: config.contacts.clone(),
                 tenant_limits: TenantLimits::new(&config.tenant_rates),
+                expedites: config.expedites,
             }),
             measures: Arc::new(Measures::new()),
             docs,

@@ -49,6 +49,8 @@ pub struct Rules {
     pub contacts: ContactRules,
     /// How many there may be of each tenant.
     pub tenant_limits: TenantLimits,
+    /// Whether expedited requests go by a topic of their own.
+    pub expedites: bool,
 }
 
 /// What comes with a body, in the request's head.
@@ -440,7 +442,8 @@ impl<'a> Draft<'a> {
             Input::Delivery(delivery) => delivery.expedited,
             Input::Other(_) => false,
         };
-        let lane = match self.expedited.unwrap_or(of_delivery) {
+        let is_expedited = self.expedited.unwrap_or(of_delivery);
+        let lane = match is_expedited && self.rules.expedites {
             true => Lane::Expedited,
             false => Lane::Ordinary,
         };

@@ -20,6 +20,7 @@ fn workflow(name: &str) -> Workflow {
 fn rules() -> Rules {
     Rules {
         tenant_limits: TenantLimits::default(),
+        expedites: true,
         workflows: Arc::new(
             Workflows::new(vec![workflow(DRONE_DELIVERY), workflow("order")]).unwrap(),
         ),

@@ -54,7 +54,7 @@ pub enum Status {
 #[derive(Debug)]
 pub struct Pending {
     id: OperationId,
-    /// How many requests at most are ahead of it.
+    /// How many requests lie before it in its topic and partition.
     ahead: Option<i64>,
     /// What memory knows of it.
     accepted: Option<Accepted>,

@@ -45,7 +45,7 @@ pub struct OperationView {
     pub state: &'static str,
     /// Its steps, in the workflow's order.
     pub steps: Vec<StepView>,
-    /// While it is `Pending`: how many requests at most are ahead of it.
+    /// While it is `Pending`: how many requests lie before it in its topic and partition.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = 12)]
     pub ahead: Option<i64>,

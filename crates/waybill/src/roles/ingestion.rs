@@ -80,6 +80,7 @@ fn ingestion_config(config: &Config) -> IngestionConfig {
         contacts: config.alerts.owners.contact_rules(),
         event_streams_max: http.event_streams_max,
         tenant_rates: http.tenant_limits.rates(),
+        expedites: http.expedited_topic,
         drain_timeout: http.drain_timeout,
     }
 }

@@ -105,6 +105,7 @@ mod tests {
         let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
         let at = |requests| Places {
             requests: Offset(requests),
+            expedited: Offset(requests + 100),
             ..Places::default()
         };
         let layout = Layout::first(2).intended(1).unwrap().cut(vec![at(0)]);
@@ -112,17 +113,16 @@ mod tests {
         let layout = layout.moved(vec![at(30), at(40)]).unwrap();
         let layout = layout.settled(&[]).unwrap();
         let left_over = PartitionId(1);
-        let kept = async || {
-            keep_from(&store, &layout, Lane::Ordinary, left_over)
-                .await
-                .unwrap()
-        };
-        assert_eq!(kept().await, Offset(40), "what was read there is done");
+        let kept = async |lane| keep_from(&store, &layout, lane, left_over).await.unwrap();
+        let done = kept(Lane::Ordinary).await;
+        assert_eq!(done, Offset(40), "what was read there is done");
+        assert_eq!(kept(Lane::Expedited).await, Offset(140));
         let shard = Lease {
             checkpoint: Checkpoint::at(at(45)),
             ..Lease::new(LeaseKey::supervisor(left_over), left_over)
         };
         assert!(store.take_lease(None, shard).await.unwrap());
-        assert_eq!(kept().await, Offset(45));
+        assert_eq!(kept(Lane::Ordinary).await, Offset(45));
+        assert_eq!(kept(Lane::Expedited).await, Offset(145));
     }
 }

@@ -352,4 +352,29 @@ mod tests {
         assert!(of(0, 1, 9).is_err());
         assert!(of(0, 0, 9).is_ok());
     }
+
+    #[test]
+    fn both_topics_may_be_passed_over_one_after_the_other() {
+        let mut row = held(3, 50, 0);
+        row.checkpoint.at.expedited = Offset(8);
+        row.consumed.expedited = Offset(9);
+        let mut ends = logs((52, 60), (0, 0));
+        ends.next.expedited = Offset(3);
+        let mut passed = Vec::new();
+        let start = loop {
+            match start_offsets(&row, &ends) {
+                Ok(start) => break start,
+                Err(unfit) => {
+                    unfit.pass_over(&mut row, &ends.first);
+                    passed.push(unfit.lane);
+                }
+            }
+        };
+        assert_eq!(passed, Lane::ALL);
+        assert_eq!(
+            (start.at.requests, start.at.expedited),
+            (Offset(52), Offset(0))
+        );
+        assert_eq!(row.consumed.expedited, Offset(0), "it is another log");
+    }
 }

@@ -76,7 +76,7 @@ const CHECKPOINT: Metric<Gauge, 3> = of_lane(
 );
 const CHECKPOINT_AGE: Metric<Gauge, 3> = of_lane(
     "waybill_scheduler_checkpoint_age_seconds",
-    "How long the operation that holds the checkpoint has been in memory, or waited for room; 0 if none does",
+    "How long the operation that holds the checkpoint has been in memory; 0 if none does",
 );
 const CONSUMED: Metric<Gauge, 3> = of_lane(
     "waybill_scheduler_consumed_offset",
@@ -455,7 +455,9 @@ impl LaneMetrics {
     fn show(&self, view: &LaneView, now: Timestamp) {
         self.waiting.set(view.waiting as f64);
         self.checkpoint.set(view.checkpoint.0 as f64);
-        let held = view.held_by.map(|held| seconds_between(held.since_us, now));
+        // What waits for room holds it up as the backlog does, of which the lag tells.
+        let held = view.held_by.filter(|held| !held.waits);
+        let held = held.map(|held| seconds_between(held.since_us, now));
         self.checkpoint_age.set(held.unwrap_or_default());
         self.consumed.set(view.consumed.0 as f64);
         self.lag.set(view.lag.records as f64);

@@ -25,10 +25,18 @@ pub(super) struct Slot {
     pub rest_until: Option<Instant>,
     /// Who waits for it to run or to stand still.
     pub answers: Vec<(bool, oneshot::Sender<Result<(), ControlError>>)>,
-    /// Its log is another one than this checkpoint was taken on, and it is to go on all the same.
-    pub differs: Option<(Unfit, Checkpoint)>,
+    /// Its logs that are other ones than a checkpoint was taken on, and it is to go on all the same.
+    pub differing: Option<Differing>,
     /// What it is doing.
     pub state: SlotState,
+}
+
+/// Logs of requests that do not fit a checkpoint, as was found out while they were read.
+pub(super) struct Differing {
+    /// The checkpoint, as it stands in the store.
+    pub judged: Checkpoint,
+    /// How each of them differs.
+    pub logs: ByLane<Option<Unfit>>,
 }
 
 /// What a reader is doing.
@@ -49,6 +57,8 @@ pub(super) struct Owned {
     pub lease: HeldLease,
     /// What it takes of its partition.
     pub share: Share,
+    /// The checkpoint as it stands in the store. The lease's own may pass over what is gone before that is written.
+    pub stored: Checkpoint,
     /// Whether a read of rows is under way.
     pub loading: bool,
     /// Whether a renewal is under way.
@@ -71,7 +81,7 @@ impl Slot {
             generation: Generation::default(),
             rest_until: None,
             answers: Vec::new(),
-            differs: None,
+            differing: None,
             state: SlotState::Idle,
         }
     }
@@ -115,10 +125,9 @@ impl Slot {
         let Some(end) = layout.end_of(generation, reader) else {
             return generation != layout.generation();
         };
-        // What it had begun before it knew of the end, it finishes.
-        let reached = owned.engine.checkpoint();
-        let has_finished = |lane: Lane| reached.at.on(lane.source()) >= reached.consumed[lane];
-        Lane::ALL.into_iter().all(has_finished) && row.checkpoint.at.reach(&end)
+        // What it had begun before it knew of the end, it finishes; what only waits beyond it is left.
+        let mut lanes = Lane::ALL.into_iter();
+        !lanes.any(|lane| owned.engine.has_begun(lane)) && row.checkpoint.at.reach(&end)
     }
 
     /// Begins anew under a layout, if it was not running: what was being taken, or stood in the way, was
@@ -160,9 +169,15 @@ impl Slot {
 }
 
 impl Owned {
-    pub(super) fn new(engine: PartitionEngine, lease: HeldLease, share: Share) -> Self {
+    pub(super) fn new(
+        engine: PartitionEngine,
+        lease: HeldLease,
+        share: Share,
+        stored: Checkpoint,
+    ) -> Self {
         let owned_at = Instant::now();
         Self {
+            stored,
             engine,
             lease,
             share,

@@ -399,7 +399,10 @@ impl Shell {
         for lane in Lane::ALL {
             let mut waiting = Amount::default();
             for slot in self.slots.values() {
-                if let SlotState::Owned(owned) = &slot.state {
+                // What waits with one that stops goes with it.
+                if let SlotState::Owned(owned) = &slot.state
+                    && owned.releasing_since.is_none()
+                {
                     let of_it = owned.engine.waiting(lane);
                     waiting.records += of_it.requests;
                     waiting.bytes += of_it.bytes;

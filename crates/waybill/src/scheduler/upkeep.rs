@@ -14,7 +14,7 @@ use super::input::{AcquireError, Generation, Input, LogEnds, LostCause};
 use super::lost_state;
 use super::metrics::LEASES_LOST;
 use super::ownership::{self, HeldLease, Renewal};
-use super::partition::{Owned, Slot, SlotState};
+use super::partition::{Differing, Owned, Slot, SlotState};
 use super::shell::Shell;
 use crate::chain::chain;
 use crate::readers;
@@ -101,25 +101,33 @@ impl Shell {
         };
         // What is passed over stands in no row before the first renewal.
         let mut row_is_known = true;
+        let stored = lease.row.checkpoint;
         // What was found out of a checkpoint says nothing of one that another owner has moved since.
-        let differs = std::mem::take(&mut slot.differs);
-        let differs = differs.filter(|(_, judged)| *judged == lease.row.checkpoint);
-        let mut found = match differs {
-            Some((unfit, _)) => Err(unfit),
-            None => start_offsets(&lease.row, &ends),
-        };
-        while self.settings.skip_deleted_requests
-            && let Err(unfit) = &found
-        {
+        let differing = slot.differing.take();
+        slot.differing = differing.filter(|differing| differing.judged == stored);
+        let mut pass_over = |unfit: &Unfit, row: &mut Lease| {
             let source = unfit.lane.source();
-            let (done, begins) = (lease.row.checkpoint.on(source), ends.first.on(source));
+            let (done, begins) = (row.checkpoint.on(source), ends.first.on(source));
             tracing::error!(
                 %reader, %unfit, %done, %begins,
                 "what is gone from the log is passed over, as scheduler.skipDeletedRequests says: it is read \
                  from its beginning"
             );
-            unfit.pass_over(&mut lease.row, &ends.first);
+            unfit.pass_over(row, &ends.first);
             row_is_known = false;
+        };
+        let logs = slot.differing.iter().flat_map(|differing| {
+            let of = |lane: Lane| differing.logs[lane].as_ref();
+            Lane::ALL.into_iter().filter_map(of)
+        });
+        for unfit in logs {
+            pass_over(unfit, &mut lease.row);
+        }
+        let mut found = start_offsets(&lease.row, &ends);
+        while self.settings.skip_deleted_requests
+            && let Err(unfit) = &found
+        {
+            pass_over(unfit, &mut lease.row);
             found = start_offsets(&lease.row, &ends);
         }
         let start = match found {
@@ -165,7 +173,7 @@ impl Shell {
         );
         self.inlets
             .add(reader, partition, generation, &share, &start, ends);
-        let mut owned = Owned::new(engine, lease, share);
+        let mut owned = Owned::new(engine, lease, share, stored);
         owned.row_is_known = row_is_known;
         slot.state = SlotState::Owned(Box::new(owned));
     }
@@ -196,7 +204,7 @@ impl Shell {
         let Some(owned) = self.owned(reader, generation) else {
             return;
         };
-        let judged = owned.lease.row.checkpoint;
+        let judged = owned.stored;
         tracing::error!(%reader, ?source, %cause, "the partition cannot be read");
         self.give_up(reader, "the partition cannot be read");
         if let LostCause::Fingerprint { .. } = cause
@@ -206,7 +214,16 @@ impl Shell {
             let why = Misfit::Differs(cause.to_string());
             let differs = Unfit { lane, why };
             match self.settings.skip_deleted_requests {
-                true => slot.differs = Some((differs, judged)),
+                true => {
+                    let before = slot.differing.take();
+                    let before = before.filter(|differing| differing.judged == judged);
+                    let mut differing = before.unwrap_or(Differing {
+                        judged,
+                        logs: ByLane::default(),
+                    });
+                    differing.logs[lane] = Some(differs);
+                    slot.differing = Some(differing);
+                }
                 false => slot.state = SlotState::Refused(differs.to_string()),
             }
         }
@@ -344,6 +361,7 @@ impl Shell {
                 let partition = renewal.row.partition;
                 let share = owned.share.clone();
                 let share = share.beyond(&renewal.row.checkpoint.at);
+                owned.stored = renewal.row.checkpoint;
                 owned.lease.renewed(renewal);
                 owned.engine.apply(Event::StampLimit(stamp_limit), now);
                 if share != owned.share {

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::advance::Verdict;
+use crate::lane::Position;
 use crate::operation::{Created, HistoryEntry, OperationState, ProcessState, RequestHash};
 use crate::partition::config::Ownership;
 use crate::partition::live::{Desk, Live, OPERATION_BYTES, Was, weight};
 use crate::partition::messages;
-use crate::record::{AmendRequest, Amendment, CreateRequest, Position, Recovery, RecoveryVerb};
+use crate::record::{AmendRequest, Amendment, CreateRequest, Recovery, RecoveryVerb};
 use crate::step::IllegalTransition;
 use crate::time::Timestamp;
 use crate::workflow::Workflows;

@@ -46,7 +46,7 @@ pub(super) fn of_operation(
         findings.extend(layout.and_then(|layout| holder(&operation, layout)));
     }
     if let Some(ahead) = operation.ahead {
-        let said = format!("{ahead} requests are read before it");
+        let said = format!("{ahead} requests lie before it in its topic");
         findings.push(Finding::ok("queue", said));
     }
     for (what, failure) in [

@@ -1,0 +1,169 @@
+//! The topics that a scheduler reads, and the two lanes by which requests come.
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{Offset, PartitionId};
+
+/// A topic that a scheduler reads its partition of.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum Source {
+    /// `operation-requests`: what callers ask for.
+    Requests,
+    /// `step-replies`: what agents answer.
+    Replies,
+    /// `recovery`: what the supervisor and operators ask of the scheduler.
+    Recoveries,
+    /// `expedited-requests`: what callers ask for, and is not to wait behind the rest.
+    Expedited,
+}
+
+impl Source {
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self::Requests,
+        Self::Expedited,
+        Self::Replies,
+        Self::Recoveries,
+    ];
+
+    /// Which requests lie there; `None` where none do.
+    #[must_use]
+    pub const fn lane(self) -> Option<Lane> {
+        match self {
+            Self::Requests => Some(Lane::Ordinary),
+            Self::Expedited => Some(Lane::Expedited),
+            Self::Replies | Self::Recoveries => None,
+        }
+    }
+}
+
+/// Which of the two topics of requests a request comes by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub enum Lane {
+    /// `operation-requests`: each in its turn.
+    #[default]
+    Ordinary,
+    /// `expedited-requests`: ahead of the ordinary ones, but for their share.
+    Expedited,
+}
+
+impl Lane {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Ordinary, Self::Expedited];
+
+    /// The topic.
+    #[must_use]
+    pub const fn source(self) -> Source {
+        match self {
+            Self::Ordinary => Source::Requests,
+            Self::Expedited => Source::Expedited,
+        }
+    }
+}
+
+/// One of something for each lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ByLane<T> {
+    /// Of `operation-requests`.
+    pub ordinary: T,
+    /// Of `expedited-requests`.
+    pub expedited: T,
+}
+
+impl<T> std::ops::Index<Lane> for ByLane<T> {
+    type Output = T;
+
+    fn index(&self, lane: Lane) -> &T {
+        match lane {
+            Lane::Ordinary => &self.ordinary,
+            Lane::Expedited => &self.expedited,
+        }
+    }
+}
+
+impl<T> std::ops::IndexMut<Lane> for ByLane<T> {
+    fn index_mut(&mut self, lane: Lane) -> &mut T {
+        match lane {
+            Lane::Ordinary => &mut self.ordinary,
+            Lane::Expedited => &mut self.expedited,
+        }
+    }
+}
+
+/// Where a request lies: its lane, partition and offset.
+///
+/// Serialized, that of an expedited one is a number below the least that any other has: -1 has what lies in no topic.
+/// So rows have the form that they had when there was one lane.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(from = "Place", into = "Place")]
+pub struct Position {
+    /// The topic.
+    pub lane: Lane,
+    /// The partition.
+    pub partition: PartitionId,
+    /// The offset in it.
+    pub offset: Offset,
+}
+
+/// What the first offset of `expedited-requests` is serialized as; others lie below.
+const EXPEDITED: i64 = -2;
+
+/// A [`Position`] as it is serialized.
+#[derive(Serialize, Deserialize)]
+struct Place {
+    partition: PartitionId,
+    offset: Offset,
+}
+
+impl From<Position> for Place {
+    fn from(position: Position) -> Self {
+        let Offset(offset) = position.offset;
+        Self {
+            partition: position.partition,
+            offset: match position.lane {
+                Lane::Ordinary => Offset(offset),
+                Lane::Expedited => Offset(EXPEDITED - offset),
+            },
+        }
+    }
+}
+
+impl From<Place> for Position {
+    fn from(place: Place) -> Self {
+        let Offset(offset) = place.offset;
+        let (lane, offset) = match offset {
+            ..=EXPEDITED => (Lane::Expedited, EXPEDITED - offset),
+            _ => (Lane::Ordinary, offset),
+        };
+        Self {
+            lane,
+            partition: place.partition,
+            offset: Offset(offset),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_position_reads_back_as_it_was_written_and_what_lies_nowhere_is_no_expedited_request() {
+        for lane in Lane::ALL {
+            for offset in [0, 1, i64::MAX - 1] {
+                let position = Position {
+                    lane,
+                    partition: PartitionId(7),
+                    offset: Offset(offset),
+                };
+                assert_eq!(Position::from(Place::from(position)), position);
+            }
+        }
+        let nowhere = Position {
+            lane: Lane::Ordinary,
+            partition: PartitionId(7),
+            offset: Offset(-1),
+        };
+        assert_eq!(Position::from(Place::from(nowhere)), nowhere);
+    }
+}

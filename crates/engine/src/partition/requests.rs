@@ -1,0 +1,91 @@
+//! How far the engine has got with the two topics of requests, and what holds it up.
+
+use crate::id::Offset;
+use crate::lane::{ByLane, Lane};
+use crate::partition::config::{EngineCheckpoint, Held};
+use crate::partition::{PartitionEngine, Slot};
+use crate::reader::Places;
+use crate::tracker::OffsetTracker;
+
+/// How far the engine has got with a topic of requests.
+#[derive(Debug)]
+pub(super) struct RequestLog {
+    /// Which of them are done.
+    pub(super) finished: OffsetTracker,
+    /// The same requests, done as soon as their first row is durable.
+    pub(super) consumed: OffsetTracker,
+}
+
+impl RequestLog {
+    pub(super) fn new(next: Offset) -> Self {
+        Self {
+            finished: OffsetTracker::new(next),
+            consumed: OffsetTracker::new(next),
+        }
+    }
+
+    /// Begins a request; see [`OffsetTracker::begin_with`].
+    pub(super) fn begin(&mut self, offset: Offset, fingerprint: u64) -> bool {
+        self.consumed.begin(offset);
+        self.finished.begin_with(offset, fingerprint)
+    }
+
+    /// Passes over requests; see [`OffsetTracker::pass`].
+    pub(super) fn pass(&mut self, offset: Offset, fingerprint: u64) {
+        self.finished.pass(offset, fingerprint);
+        self.consumed.pass(offset, fingerprint);
+    }
+}
+
+impl PartitionEngine {
+    /// How far the engine has got.
+    #[must_use]
+    pub fn checkpoint(&self) -> EngineCheckpoint {
+        EngineCheckpoint {
+            at: Places {
+                requests: self.requests.ordinary.finished.low(),
+                expedited: self.requests.expedited.finished.low(),
+                replies: self.replies.low(),
+                recoveries: self.recoveries.low(),
+            },
+            fingerprints: self.of_lanes(|log| log.finished.fingerprint_below_low()),
+            consumed: self.of_lanes(|log| log.consumed.low()),
+        }
+    }
+
+    fn of_lanes<T>(&self, of: impl Fn(&RequestLog) -> T) -> ByLane<T> {
+        ByLane {
+            ordinary: of(&self.requests.ordinary),
+            expedited: of(&self.requests.expedited),
+        }
+    }
+
+    /// The operation whose request holds the checkpoint of a lane, if it is one: it may also be a
+    /// record whose batch is not settled. Looks at all operations; meant for explaining a lag.
+    #[must_use]
+    pub fn oldest_held(&self, lane: Lane) -> Option<Held> {
+        let finished = &self.requests[lane].finished;
+        if finished.pending() == 0 {
+            return None;
+        }
+        let low = finished.low();
+        let held = |operation, since, waits| Held {
+            operation,
+            lane,
+            offset: low,
+            since,
+            waits,
+        };
+        let in_memory = self.slots.iter().find_map(|(id, slot)| {
+            let (holds, since) = match slot {
+                Slot::Live(live) => (live.held == Some((lane, low)), live.since),
+                Slot::Loading(loading) => (loading.has_request(lane, low), loading.since),
+            };
+            holds.then(|| held(*id, since, false))
+        });
+        in_memory.or_else(|| {
+            let queued = self.queue.find(lane, low)?;
+            Some(held(queued.request.operation(), queued.since, true))
+        })
+    }
+}
