@@ -42,6 +42,8 @@ pub(super) struct FairQueue {
 /// Those of one lane.
 #[derive(Debug, Default)]
 struct Turns {
+    /// The only one that waits, as most do: it has its turn at once, whosever it is.
+    lone: Option<Queued>,
     /// Of each tenant that has any, in their order.
     tenants: HashMap<String, VecDeque<Queued>>,
     /// The tenants, in the order of their turns.
@@ -89,7 +91,8 @@ impl FairQueue {
 
     /// The one that lies there. Looks at all.
     pub(super) fn find(&self, lane: Lane, offset: Offset) -> Option<&Queued> {
-        let mut all = self.lanes[lane].tenants.values().flatten();
+        let Turns { lone, tenants, .. } = &self.lanes[lane];
+        let mut all = lone.iter().chain(tenants.values().flatten());
         all.find(|queued| queued.offset == offset)
     }
 }
@@ -100,8 +103,21 @@ impl Turns {
     }
 
     fn push(&mut self, queued: Queued) {
+        let is_lone = self.is_empty();
         self.waiting.requests += 1;
         self.waiting.bytes += queued.bytes;
+        if is_lone {
+            self.lone = Some(queued);
+            return;
+        }
+        if let Some(first) = self.lone.take() {
+            self.line_up(first);
+        }
+        self.line_up(queued);
+    }
+
+    /// Lets it wait behind those of its tenant.
+    fn line_up(&mut self, queued: Queued) {
         let tenant = queued.request.tenant();
         if let Some(own) = self.tenants.get_mut(tenant) {
             own.push_back(queued);
@@ -113,6 +129,10 @@ impl Turns {
     }
 
     fn pop(&mut self) -> Option<Queued> {
+        if let Some(lone) = self.lone.take() {
+            self.taken(&lone);
+            return Some(lone);
+        }
         if let Some(create) = self.overtaken() {
             return Some(create);
         }
