@@ -156,7 +156,7 @@ fn one_that_cannot_go_on_for_want_of_its_workflow_is_bad_and_both_failures_are_t
     };
     let found = said(&of_operation(Ok(parked), None));
     assert_eq!(
-        found[2..],
+        found[1..],
         [
             "note  error          undo-refused at step drone: as it happens",
             "note  failed before  suspended at step drone: as it happens",
