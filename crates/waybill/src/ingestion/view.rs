@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{
-    CreateRequest, Created, HistoryEntry, OperationError, OperationId, OperationRow,
+    CreateRequest, Created, HistoryEntry, Lane, OperationError, OperationId, OperationRow,
     OperationState, ProcessState, StepError, StepProgress, StepState, Timestamp, Workflow,
     Workflows,
 };
@@ -89,6 +89,9 @@ pub struct OperationView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub next_due: Option<String>,
+    /// Whether its request came by the topic of expedited requests.
+    #[serde(skip_serializing_if = "is_false")]
+    pub expedited: bool,
     /// Whether it was ever handed off to the deadline index, because it lingered.
     #[serde(skip_serializing_if = "is_false")]
     pub handed_off: bool,
@@ -290,6 +293,7 @@ impl OperationView {
             resubmitted_as: resubmitted_as(state),
             failure_count: state.failure_count,
             next_due: state.next_due.map(time_text),
+            expedited: created.request.lane == Lane::Expedited,
             handed_off: state.handed_off,
             locked_by: state.locked_by.map(|owner| owner.0),
             epoch: Some(state.epoch.0),
@@ -323,6 +327,7 @@ impl OperationView {
             resubmitted_as: None,
             failure_count: 0,
             next_due: None,
+            expedited: false,
             handed_off: false,
             locked_by: None,
             epoch: None,

@@ -26,6 +26,10 @@ async fn a_crowd_is_passed_by_another_tenant_and_by_what_is_expedited_and_comes_
     let mut world = World::of_either_kind(config);
     let up = world.up();
     world.ready().await;
+    // The crowd takes seconds: long enough for all to be read before most of it has ended.
+    world
+        .put_faults("drone", &json!({ "latencyMs": 200 }))
+        .await;
     run(&world, false).await;
     let of = |prefix: &str, count: usize, tenant: &str, expedited: bool| -> Vec<Value> {
         let request = |index: usize| {

@@ -37,6 +37,8 @@ pub(super) struct Operation {
     pub(super) failure_count: u32,
     pub(super) next_due: Option<String>,
     #[serde(default)]
+    pub(super) expedited: bool,
+    #[serde(default)]
     pub(super) handed_off: bool,
     pub(super) locked_by: Option<String>,
     pub(super) epoch: Option<u64>,

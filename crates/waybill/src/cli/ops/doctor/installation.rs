@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use reqwest::Client;
 use serde::Deserialize;
-use serde_json::value::RawValue;
 use waybill_engine::Lane;
 use waybill_engine::PartitionId;
 use waybill_messages::Topics;
@@ -448,8 +447,8 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
         Err(problem) if is_named => return vec![Finding::bad(WHAT, problem)],
         Err(problem) => return vec![Finding::note(WHAT, problem)],
     };
-    let (mut waiting, mut cursor) = (0, None);
-    let mut stranded = BTreeMap::new();
+    // One operation may be on several pages.
+    let (mut waiting, mut cursor) = (BTreeMap::new(), None);
     for _ in 0..PAGES_MAX {
         let mut query = vec![
             ("state", "Error,CompensationFailed".to_owned()),
@@ -458,8 +457,9 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
         query.extend(cursor.take().map(|cursor| ("cursor", cursor)));
         match api.page(&query).await {
             Ok(page) => {
-                waiting += page.items.len();
-                count_stranded(&page.items, &mut stranded);
+                let items = page.items.iter();
+                let items = items.filter_map(|item| serde_json::from_str::<Item>(item.get()).ok());
+                waiting.extend(items.map(|item| (item.id, item)));
                 cursor = page.next;
             }
             Err(error) if error.is_forbidden() => {
@@ -479,12 +479,15 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
         }
     }
     let more = if cursor.is_some() { " or more" } else { "" };
-    let said =
-        format!("it answers; {waiting}{more} operations wait for a person (`waybill ops list`)");
-    let mut findings = vec![match waiting == 0 && cursor.is_none() {
+    let said = format!(
+        "it answers; {}{more} operations wait for a person (`waybill ops list`)",
+        waiting.len()
+    );
+    let mut findings = vec![match waiting.is_empty() && cursor.is_none() {
         true => Finding::ok(WHAT, said),
         false => Finding::note(WHAT, said),
     }];
+    let stranded = count_stranded(waiting.values());
     findings.extend(stranded.iter().map(|(workflow, count)| {
         let said = format!(
             "{count}{more} operations that wait for a person cannot go on: {workflow} is not known as they began with \
@@ -496,9 +499,8 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
 }
 
 /// Counts the operations that cannot go on for want of their workflow, by workflow and version.
-pub(super) fn count_stranded(items: &[Box<RawValue>], stranded: &mut BTreeMap<String, usize>) {
-    let items = items.iter();
-    let items = items.filter_map(|item| serde_json::from_str::<Item>(item.get()).ok());
+pub(super) fn count_stranded<'a>(items: impl Iterator<Item = &'a Item>) -> BTreeMap<String, usize> {
+    let mut stranded: BTreeMap<String, usize> = BTreeMap::new();
     for item in items.filter(|item| item.workflow_unknown) {
         let workflow = match item.workflow_version {
             Some(version) => format!("version {version} of workflow {}", item.workflow),
@@ -506,4 +508,5 @@ pub(super) fn count_stranded(items: &[Box<RawValue>], stranded: &mut BTreeMap<St
         };
         *stranded.entry(workflow).or_default() += 1;
     }
+    stranded
 }

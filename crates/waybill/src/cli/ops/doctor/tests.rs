@@ -1,12 +1,9 @@
-use std::collections::BTreeMap;
-
-use serde_json::value::RawValue;
 use waybill_engine::Offset;
 
 use super::installation::{breakers, count_stranded, leases, unread};
 use super::operation::of_operation;
 use super::*;
-use crate::cli::ops::wire::{Failure, Operation, Step};
+use crate::cli::ops::wire::{Failure, Item, Operation, Step};
 use crate::readers::show::{CheckpointView, LayoutView, ReaderView};
 
 const ID: &str = "01890a5d-ac96-774b-bcce-b302099a8057";
@@ -173,13 +170,11 @@ fn those_that_are_stranded_are_counted_by_workflow_and_version() {
             "workflowUnknown": true}"#,
         r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "workflow": "nope", "workflowUnknown": true}"#,
     ];
-    let items = items.map(|item| RawValue::from_string(item.to_owned()).unwrap());
-    let mut stranded = BTreeMap::new();
-    count_stranded(&items, &mut stranded);
-    count_stranded(&items[1..2], &mut stranded);
+    let items = items.map(|item| serde_json::from_str::<Item>(item).unwrap());
+    let again = &items[1..2];
     let expected = [("version 2 of workflow order", 2), ("workflow nope", 1)];
     assert_eq!(
-        stranded,
+        count_stranded(items.iter().chain(again)),
         expected
             .map(|(workflow, count)| (workflow.to_owned(), count))
             .into()
