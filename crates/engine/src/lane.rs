@@ -70,6 +70,16 @@ pub struct ByLane<T> {
     pub expedited: T,
 }
 
+impl<T> ByLane<T> {
+    /// What `of` says of each lane.
+    pub fn of(mut of: impl FnMut(Lane) -> T) -> Self {
+        Self {
+            ordinary: of(Lane::Ordinary),
+            expedited: of(Lane::Expedited),
+        }
+    }
+}
+
 impl<T> std::ops::Index<Lane> for ByLane<T> {
     type Output = T;
 

@@ -89,6 +89,7 @@ pub struct PartitionEngine {
     requests: ByLane<RequestLog>,
     /// Requests that were begun and are not let in yet.
     queue: FairQueue,
+    /// Cancels that came before their creates: these must look for a row though they are new.
     kept_places: KeptPlaces,
     replies: OffsetTracker,
     recoveries: OffsetTracker,
@@ -123,10 +124,7 @@ impl PartitionEngine {
             loading: 0,
             bytes: 0,
             loads: Vec::new(),
-            requests: ByLane {
-                ordinary: RequestLog::new(ownership.next.requests),
-                expedited: RequestLog::new(ownership.next.expedited),
-            },
+            requests: ByLane::of(|lane| RequestLog::new(ownership.next.on(lane.source()))),
             queue: FairQueue::new(config.expedited_weight),
             kept_places: KeptPlaces::default(),
             replies: OffsetTracker::new(ownership.next.replies),
@@ -357,13 +355,13 @@ impl PartitionEngine {
     }
 
     fn create(&mut self, position: Position, bytes: usize, request: CreateRequest, now: Timestamp) {
-        let (id, offset) = (request.operation, (position.lane, position.offset));
+        let id = request.operation;
         let Some(Slot::Live(live)) = self.slots.get_mut(&id) else {
             self.create_new(position, bytes, request, now);
             return;
         };
         if live.state.tombstone && *live.created.tenant == *request.tenant {
-            self.open.done.requests.push(offset);
+            self.open.done.request(position);
             let workflows = Arc::clone(&self.workflows);
             self.with_live(id, now, |live, desk| {
                 live.adopt(request, position, &workflows, desk);
@@ -373,7 +371,7 @@ impl PartitionEngine {
             self.stats.rejected += 1;
             let status = messages::rejected_status(request, position, now);
             self.open.sends.push(status);
-            self.open.done.requests.push(offset);
+            self.open.done.request(position);
         } else if live.created.request != position {
             self.stats.duplicates += 1;
             // Sent here from a partition that has lost its reader to this one, it may be all that leads to the
@@ -381,14 +379,14 @@ impl PartitionEngine {
             let is_from_elsewhere = live.created.request.partition != position.partition;
             let is_safe = live.state.state.is_final() || live.state.handed_off;
             if is_from_elsewhere && !is_safe && live.held.is_none() {
-                live.held = Some(offset);
+                live.held = Some((position.lane, position.offset));
             } else {
-                self.open.done.requests.push(offset);
+                self.open.done.request(position);
             }
         } else if live.state.state.is_final() {
-            self.open.done.requests.push(offset);
+            self.open.done.request(position);
         } else {
-            live.held = Some(offset);
+            live.held = Some((position.lane, position.offset));
         }
     }
 
@@ -396,10 +394,7 @@ impl PartitionEngine {
     fn amend(&mut self, position: Position, request: AmendRequest, now: Timestamp) {
         let id = request.operation;
         if self.slots.contains_key(&id) {
-            self.open
-                .done
-                .requests
-                .push((position.lane, position.offset));
+            self.open.done.request(position);
             self.with_live(id, now, |live, desk| live.amend(request, position, desk));
             return;
         }
@@ -407,10 +402,7 @@ impl PartitionEngine {
             self.stats.amendments_refused += 1;
             let answer = messages::answer_unknown(&request, position, now);
             self.open.sends.push(answer);
-            self.open
-                .done
-                .requests
-                .push((position.lane, position.offset));
+            self.open.done.request(position);
             return;
         };
         self.kept_places.keep(id, now, self.config.fresh_for);

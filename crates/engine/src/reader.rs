@@ -21,7 +21,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::id::{Offset, OperationId, PartitionId, ReaderId};
-use crate::lane::Source;
+use crate::lane::{ByLane, Source};
 use crate::partitioner::murmur2;
 
 /// How the operations are divided among readers.
@@ -219,6 +219,12 @@ impl Places {
             Source::Replies => self.replies,
             Source::Recoveries => self.recoveries,
         }
+    }
+
+    /// Those on the topics of requests.
+    #[must_use]
+    pub fn on_requests(&self) -> ByLane<Offset> {
+        ByLane::of(|lane| self.on(lane.source()))
     }
 
     /// The offset on one of the topics, to be changed.

@@ -1,6 +1,6 @@
 //! The topics: their names, and how what lies on them is framed.
 
-use waybill_engine::Lane;
+use waybill_engine::{Lane, Source};
 
 use crate::framing::Framing;
 
@@ -71,9 +71,17 @@ impl Topics {
     /// The requests of a lane.
     #[must_use]
     pub fn of_lane(&self, lane: Lane) -> &str {
-        match lane {
-            Lane::Ordinary => &self.requests,
-            Lane::Expedited => &self.expedited,
+        self.of(lane.source())
+    }
+
+    /// What a scheduler reads.
+    #[must_use]
+    pub fn of(&self, source: Source) -> &str {
+        match source {
+            Source::Requests => &self.requests,
+            Source::Expedited => &self.expedited,
+            Source::Replies => &self.step_replies,
+            Source::Recoveries => &self.recovery,
         }
     }
 

@@ -227,7 +227,7 @@ impl Lease {
         };
         if leases().all(|lease| lease.partition != partition) {
             return Self {
-                consumed: requests_of(begins.unread),
+                consumed: begins.unread.on_requests(),
                 checkpoint: Checkpoint::at(begins.unread),
                 ..all
             };
@@ -245,24 +245,13 @@ impl Lease {
         Self {
             consumed: leases()
                 .map(|lease| lease.consumed)
-                .chain(begins.cut.map(requests_of))
-                .reduce(|one, other| ByLane {
-                    ordinary: one.ordinary.min(other.ordinary),
-                    expedited: one.expedited.min(other.expedited),
-                })
+                .chain(begins.cut.map(|cut| cut.on_requests()))
+                .reduce(|one, other| ByLane::of(|lane| one[lane].min(other[lane])))
                 .unwrap_or_default(),
             handover: Handover::new(stood, |source| checkpoint.on(source)),
             checkpoint,
             ..all
         }
-    }
-}
-
-/// The places on the topics of requests.
-fn requests_of(places: Places) -> ByLane<Offset> {
-    ByLane {
-        ordinary: places.requests,
-        expedited: places.expedited,
     }
 }
 

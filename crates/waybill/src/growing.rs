@@ -482,12 +482,7 @@ impl Growing {
         };
         let mut bounds = vec![<(Places, Places)>::default(); partitions as usize];
         for source in Source::ALL {
-            let found = of(match source {
-                Source::Requests => self.topics.requests(),
-                Source::Expedited => self.topics.expedited(),
-                Source::Replies => self.topics.step_replies(),
-                Source::Recoveries => self.topics.recovery(),
-            });
+            let found = of(self.topics.of(source));
             for ((begins, ends), (begin, end)) in bounds.iter_mut().zip(found.await?) {
                 *begins.on_mut(source) = begin;
                 *ends.on_mut(source) = end;

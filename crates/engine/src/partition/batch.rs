@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use crate::id::{BatchNumber, Offset, OperationId};
-use crate::lane::Lane;
+use crate::lane::{Lane, Position};
 use crate::partition::command::{Batch, Command, Message, RowChange};
 use crate::partition::live::{Live, index_at};
 use crate::partition::messages;
@@ -42,6 +42,11 @@ pub(super) struct Done {
 }
 
 impl Done {
+    /// The request that lies there is done.
+    pub(super) fn request(&mut self, at: Position) {
+        self.requests.push((at.lane, at.offset));
+    }
+
     fn is_empty(&self) -> bool {
         self.requests.is_empty()
             && self.consumed.is_empty()

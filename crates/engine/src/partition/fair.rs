@@ -9,9 +9,9 @@
 //!
 //! Deliberately absent: how much may wait. Whoever reads the topics bounds it by [`FairQueue::waiting`].
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use crate::id::Offset;
+use crate::id::{Offset, OperationId};
 use crate::lane::{ByLane, Lane};
 use crate::partition::config::Waiting;
 use crate::record::OperationRequest;
@@ -44,8 +44,10 @@ pub(super) struct FairQueue {
 struct Turns {
     /// The only one that waits, as most do: it has its turn at once, whosever it is.
     lone: Option<Queued>,
-    /// Of each tenant that has any, in their order.
+    /// Of each tenant that has any, in their order, which is that of their offsets.
     tenants: HashMap<String, VecDeque<Queued>>,
+    /// Where the creates among those lie.
+    creates: BTreeSet<(OperationId, Offset)>,
     /// The tenants, in the order of their turns.
     order: VecDeque<String>,
     waiting: Waiting,
@@ -118,6 +120,9 @@ impl Turns {
 
     /// Lets it wait behind those of its tenant.
     fn line_up(&mut self, queued: Queued) {
+        if let OperationRequest::Create(create) = &queued.request {
+            self.creates.insert((create.operation, queued.offset));
+        }
         let tenant = queued.request.tenant();
         if let Some(own) = self.tenants.get_mut(tenant) {
             own.push_back(queued);
@@ -144,8 +149,15 @@ impl Turns {
         } else {
             self.order.push_back(tenant);
         }
-        self.taken(&queued);
+        self.left_line(&queued);
         Some(queued)
+    }
+
+    fn left_line(&mut self, queued: &Queued) {
+        if let OperationRequest::Create(create) = &queued.request {
+            self.creates.remove(&(create.operation, queued.offset));
+        }
+        self.taken(queued);
     }
 
     fn taken(&mut self, queued: &Queued) {
@@ -161,24 +173,20 @@ impl Turns {
         let OperationRequest::Amend(amend) = &first.request else {
             return None;
         };
-        let (amended, limit) = (amend.operation, first.offset);
-        let is_create = |queued: &Queued| {
-            let is_create = matches!(&queued.request, OperationRequest::Create(_));
-            is_create && queued.request.operation() == amended && queued.offset < limit
-        };
-        let others = self.tenants.iter().filter(|(tenant, _)| *tenant != next);
-        let found = others.into_iter().find_map(|(tenant, waiting)| {
-            let at = waiting.iter().position(is_create)?;
-            Some((tenant.clone(), at))
-        });
-        let (tenant, at) = found?;
+        // One of its own tenant's that lies before it is gone already.
+        let before = (amend.operation, Offset(i64::MIN))..(amend.operation, first.offset);
+        let &(_, offset) = self.creates.range(before).next()?;
+        let (tenant, at) = self.tenants.iter().find_map(|(tenant, waiting)| {
+            let found = waiting.binary_search_by_key(&offset, |queued| queued.offset);
+            Some((tenant.clone(), found.ok()?))
+        })?;
         let waiting = self.tenants.get_mut(&tenant)?;
         let create = waiting.remove(at)?;
         if waiting.is_empty() {
             self.tenants.remove(&tenant);
             self.order.retain(|other| *other != tenant);
         }
-        self.taken(&create);
+        self.left_line(&create);
         Some(create)
     }
 }

@@ -48,15 +48,8 @@ impl PartitionEngine {
                 replies: self.replies.low(),
                 recoveries: self.recoveries.low(),
             },
-            fingerprints: self.of_lanes(|log| log.finished.fingerprint_below_low()),
-            consumed: self.of_lanes(|log| log.consumed.low()),
-        }
-    }
-
-    fn of_lanes<T>(&self, of: impl Fn(&RequestLog) -> T) -> ByLane<T> {
-        ByLane {
-            ordinary: of(&self.requests.ordinary),
-            expedited: of(&self.requests.expedited),
+            fingerprints: ByLane::of(|lane| self.requests[lane].finished.fingerprint_below_low()),
+            consumed: ByLane::of(|lane| self.requests[lane].consumed.low()),
         }
     }
 

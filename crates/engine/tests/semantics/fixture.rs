@@ -8,10 +8,11 @@ use std::time::Duration;
 use uuid::Uuid;
 use waybill_engine::{
     Action, AmendRequest, Amendment, Attempt, Batch, BatchNumber, ByLane, Command, CreateRequest,
-    EngineConfig, Epoch, Event, IdOrigin, Lane, Message, Offset, OperationId, OperationRequest,
-    OperationRow, OperationState, Outcome, OwnerId, Ownership, PartitionEngine, PartitionId,
-    Places, Recovery, RecoveryVerb, RequestHash, Room, Stamp, StepDefinition, StepError, StepReply,
-    StepState, Supervision, Timestamp, Workflow, WorkflowDefinition, Workflows,
+    EngineConfig, Epoch, Event, Held, IdOrigin, Lane, Message, Offset, OperationId,
+    OperationRequest, OperationRow, OperationState, Outcome, OwnerId, Ownership, PartitionEngine,
+    PartitionId, Places, Recovery, RecoveryVerb, RequestHash, Room, Stamp, StepDefinition,
+    StepError, StepReply, StepState, Supervision, Timestamp, Workflow, WorkflowDefinition,
+    Workflows,
 };
 
 pub const T0: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -158,10 +159,7 @@ impl Fixture {
                 replies: Offset(replies_next),
                 ..Places::default()
             },
-            requests_end: ByLane {
-                ordinary: self.next.requests,
-                expedited: self.next.expedited,
-            },
+            requests_end: self.next.on_requests(),
             replies_end: self.next.replies,
             ..ownership(epoch)
         };
@@ -387,6 +385,11 @@ impl Fixture {
 
     pub fn state(&self, operation: OperationId) -> &OperationState {
         &self.rows[&operation].state
+    }
+
+    /// What holds the checkpoint of the ordinary requests.
+    pub fn oldest_held(&self) -> Option<Held> {
+        self.engine.oldest_held(Lane::Ordinary)
     }
 
     pub fn requests_checkpoint(&self) -> i64 {

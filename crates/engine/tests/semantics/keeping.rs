@@ -1,8 +1,7 @@
 //! Time: retries, time-outs, hand-off, hints; and what a new owner does with what it finds.
 
 use waybill_engine::{
-    Attempt, EngineConfig, Event, Lane, Offset, Outcome, Ownership, ProcessState, StepState,
-    Timestamp,
+    Attempt, EngineConfig, Event, Offset, Outcome, Ownership, ProcessState, StepState, Timestamp,
 };
 
 use crate::fixture::{
@@ -185,7 +184,7 @@ fn a_lingering_operation_is_handed_off_and_holds_the_checkpoint_no_longer() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
-    let held = fixture.engine.oldest_held(Lane::Ordinary).unwrap();
+    let held = fixture.oldest_held().unwrap();
     assert_eq!(
         (held.operation, held.offset, held.since),
         (id(1), Offset(0), T0)
@@ -205,7 +204,7 @@ fn a_lingering_operation_is_handed_off_and_holds_the_checkpoint_no_longer() {
     fixture.settle(batch.number);
     assert_eq!(fixture.requests_checkpoint(), 1);
     assert_eq!(fixture.engine.in_flight().operations, 0);
-    assert_eq!(fixture.engine.oldest_held(Lane::Ordinary), None);
+    assert_eq!(fixture.oldest_held(), None);
 }
 
 #[test]
@@ -401,14 +400,7 @@ fn a_new_owner_rewrites_what_runs_and_asks_for_it_again_under_the_same_attempt()
         0,
         "its request holds it again"
     );
-    assert_eq!(
-        fixture
-            .engine
-            .oldest_held(Lane::Ordinary)
-            .unwrap()
-            .operation,
-        id(1)
-    );
+    assert_eq!(fixture.oldest_held().unwrap().operation, id(1));
     let stats = fixture.engine.take_stats();
     assert_eq!((stats.resumed, stats.duplicates), (1, 0));
 }

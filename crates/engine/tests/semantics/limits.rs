@@ -107,20 +107,13 @@ fn requests_wait_for_room_by_count_or_by_bytes_until_operations_leave() {
         let waiting = |fixture: &Fixture| fixture.engine.waiting(Lane::Ordinary).requests;
         assert_eq!(fixture.engine.in_flight().operations, 2);
         assert_eq!(waiting(&fixture), 1);
-        assert_eq!(
-            fixture
-                .engine
-                .oldest_held(Lane::Ordinary)
-                .unwrap()
-                .operation,
-            id(1)
-        );
+        assert_eq!(fixture.oldest_held().unwrap().operation, id(1));
         for number in [1, 2] {
             fixture.reply(id(number), success("a", 1));
             fixture.reply(id(number), success("b", 1));
         }
         fixture.round();
-        let held = fixture.engine.oldest_held(Lane::Ordinary).unwrap();
+        let held = fixture.oldest_held().unwrap();
         assert_eq!((held.operation, held.waits), (id(3), true));
         assert_eq!(
             fixture.requests_checkpoint(),

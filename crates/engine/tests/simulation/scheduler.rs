@@ -167,10 +167,7 @@ impl Run {
             owner: name,
             epoch: owner.epoch,
             next,
-            requests_end: ByLane {
-                ordinary: offset(shard.len(Source::Requests)),
-                expedited: offset(shard.len(Source::Expedited)),
-            },
+            requests_end: ByLane::of(|lane| offset(shard.len(lane.source()))),
             replies_end: offset(if ignores_inbox {
                 0
             } else {

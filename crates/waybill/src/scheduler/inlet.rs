@@ -59,25 +59,18 @@ impl Inlets {
     ) -> anyhow::Result<Self> {
         let framing = topics.framing().clone();
         let decoder = |source| Decoder::new(source, framing.clone());
-        let start = |topics: &[(Source, &str)], client_id: &str| {
-            Inlet::start(kafka, topics, client_id, &decoder, sender.clone())
+        let start = |sources: &[Source], client_id: &str| {
+            let of = |&source| (source, topics.of(source));
+            let topics: Vec<_> = sources.iter().map(of).collect();
+            Inlet::start(kafka, &topics, client_id, &decoder, sender.clone())
         };
         Ok(Self {
             requests: ByLane {
-                ordinary: start(
-                    &[(Source::Requests, topics.requests())],
-                    "waybill-scheduler-requests",
-                )?,
-                expedited: start(
-                    &[(Source::Expedited, topics.expedited())],
-                    "waybill-scheduler-expedited",
-                )?,
+                ordinary: start(&[Source::Requests], "waybill-scheduler-requests")?,
+                expedited: start(&[Source::Expedited], "waybill-scheduler-expedited")?,
             },
             inbox: start(
-                &[
-                    (Source::Replies, topics.step_replies()),
-                    (Source::Recoveries, topics.recovery()),
-                ],
+                &[Source::Replies, Source::Recoveries],
                 "waybill-scheduler-inbox",
             )?,
         })

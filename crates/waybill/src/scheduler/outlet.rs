@@ -97,10 +97,7 @@ impl Outlet {
             reply_to_prefixes: settings.reply_to_prefixes.clone(),
             topics: topics.clone(),
             of_agent,
-            dead_requests: ByLane {
-                ordinary: Topics::dead_letter(topics.requests()),
-                expedited: Topics::dead_letter(topics.expedited()),
-            },
+            dead_requests: ByLane::of(|lane| Topics::dead_letter(topics.of_lane(lane))),
             dead_replies: Topics::dead_letter(topics.step_replies()),
             dead_recoveries: Topics::dead_letter(topics.recovery()),
             partitions,
@@ -217,7 +214,7 @@ impl Outlet {
                 let headers: Vec<Header<'_>> =
                     borrowed(record).chain(std::iter::once(mark)).collect();
                 self.forward(
-                    self.topic_of(*source),
+                    self.topics.of(*source),
                     *partition,
                     record,
                     &headers,
@@ -362,7 +359,7 @@ impl Outlet {
         record: &ForwardRecord,
         settlement: &Arc<Settlement>,
     ) {
-        let topic = self.topic_of(source);
+        let topic = self.topics.of(source);
         tracing::warn!(topic, partition = %from, %offset, cause, "dead-lettered a record");
         let letter = DeadLetter {
             topic,
@@ -412,15 +409,6 @@ impl Outlet {
             }
             Err(error) => settlement.fail(error),
         })
-    }
-
-    fn topic_of(&self, source: Source) -> &str {
-        match source {
-            Source::Requests => self.topics.requests(),
-            Source::Expedited => self.topics.expedited(),
-            Source::Replies => self.topics.step_replies(),
-            Source::Recoveries => self.topics.recovery(),
-        }
     }
 
     /// The partition of an operation on a topic that has as many as the requests.

@@ -146,10 +146,7 @@ impl Shell {
             owner: self.owner,
             epoch: lease.row.epoch,
             next: start.at,
-            requests_end: ByLane {
-                ordinary: ends.next.requests,
-                expedited: ends.next.expedited,
-            },
+            requests_end: ends.next.on_requests(),
             replies_end: ends.next.replies,
             stamp_floor: lease.stamp_floor,
             stamp_limit: lease.row.stamp_limit,
@@ -283,13 +280,11 @@ impl Shell {
             }
             let reached = owned.engine.checkpoint();
             let stored = owned.lease.row.checkpoint;
-            let fingerprint = |lane| reached.fingerprints[lane].or(stored.fingerprints[lane]);
             let checkpoint = Checkpoint {
                 at: reached.at,
-                fingerprints: ByLane {
-                    ordinary: fingerprint(Lane::Ordinary),
-                    expedited: fingerprint(Lane::Expedited),
-                },
+                fingerprints: ByLane::of(|lane| {
+                    reached.fingerprints[lane].or(stored.fingerprints[lane])
+                }),
             };
             let ends = owned.may_release(self.commits.involve(reader));
             // It is given back as it stands, and after a renewal without an answer that is not known.

@@ -126,12 +126,7 @@ impl Strays {
         if retired.is_over(source, *at) {
             return Ok(());
         }
-        let topic = match source {
-            Source::Requests => self.topics.requests(),
-            Source::Expedited => self.topics.expedited(),
-            Source::Replies => self.topics.step_replies(),
-            Source::Recoveries => self.topics.recovery(),
-        };
+        let topic = self.topics.of(source);
         let partition = retired.partition;
         // One that was made when the partition was left over need not have it.
         let has = self.admin.topic_partitions(topic).await?;

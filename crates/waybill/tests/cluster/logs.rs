@@ -77,7 +77,7 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
     done_in_all(&cluster, &scheduler).await;
 
     // Under everybody who reads and writes it.
-    make_anew(&cluster).await;
+    make_anew(&cluster, &["operation-requests"]).await;
     refused(&scheduler, &(0..PARTITIONS).collect()).await;
     let readiness = scheduler.readiness().await.expect("it is alive");
     assert!(readiness.contains("this is another topic"), "{readiness}");
@@ -90,8 +90,8 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
     done_in_all(&cluster, &scheduler).await;
     scheduler.terminate();
 
-    // While nobody reads it, so that it holds more than was done of the old one.
-    make_anew(&cluster).await;
+    // Both, while nobody reads them, so that they hold more than was done of the old ones.
+    make_anew(&cluster, &["operation-requests", "expedited-requests"]).await;
     ids.extend(deliver(&ingestion, "more", 3 * DELIVERIES).await);
     let mut scheduler = cluster.scheduler("0-3", "");
     refused(&scheduler, &(0..PARTITIONS).collect()).await;
@@ -100,6 +100,15 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
     scheduler.terminate();
     let scheduler = cluster.scheduler_with("0-3", SKIP);
     scheduler.world.ready().await;
+    let log = std::fs::read_to_string(scheduler.world.path("log.txt")).expect("there is a log");
+    let passed: Vec<&str> = log
+        .lines()
+        .filter(|l| l.contains("is passed over"))
+        .collect();
+    let (expedited, ordinary): (Vec<&str>, Vec<&str>) = passed
+        .iter()
+        .partition(|line| line.contains("expedited requests: "));
+    assert!(!ordinary.is_empty() && !expedited.is_empty(), "{passed:?}");
     ids.extend(deliver(&ingestion, "after", DELIVERIES).await);
     ingestion.world.all_reach(&ids, "Processed").await;
     let world = &ingestion.world;
@@ -110,18 +119,19 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
     cluster.remove().await;
 }
 
-/// Deletes the topic of requests, and makes it as it was.
-async fn make_anew(cluster: &Cluster) {
-    let topic = requests(cluster);
+/// Deletes topics of requests, and makes them as they were.
+async fn make_anew(cluster: &Cluster, names: &[&str]) {
+    let topics: Vec<String> = names.iter().map(|name| topic(cluster, name)).collect();
+    let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
     let admin: AdminClient<DefaultClientContext> = cluster.kafka_client();
-    let deleted = admin.delete_topics(&[&topic], &AdminOptions::new()).await;
+    let deleted = admin.delete_topics(&topics, &AdminOptions::new()).await;
     let deleted = deleted.expect("the broker answers");
-    assert!(deleted[0].is_ok(), "{deleted:?}");
+    assert!(deleted.iter().all(Result::is_ok), "{deleted:?}");
     let deadline = Instant::now() + PATIENCE;
     while !cluster.run(&["topics", "create"]).status.success()
         || !cluster.run(&["topics", "verify"]).status.success()
     {
-        assert!(Instant::now() < deadline, "the topic cannot be made anew");
+        assert!(Instant::now() < deadline, "{topics:?} cannot be made anew");
     }
 }
 
@@ -138,8 +148,8 @@ async fn done_in_all(cluster: &Cluster, scheduler: &Member) {
     scheduler.world.eventually(what, is_done).await;
 }
 
-fn requests(cluster: &Cluster) -> String {
-    format!("{}.operation-requests.v1", cluster.name)
+fn topic(cluster: &Cluster, name: &str) -> String {
+    format!("{}.{name}.v1", cluster.name)
 }
 
 fn partition_of(id: &str) -> u32 {
@@ -152,7 +162,11 @@ async fn delete_requests(cluster: &Cluster, partition: u32) {
     let partition = i32::try_from(partition).expect("it is a small number");
     let mut up_to = TopicPartitionList::new();
     up_to
-        .add_partition_offset(&requests(cluster), partition, Offset::End)
+        .add_partition_offset(
+            &topic(cluster, "operation-requests"),
+            partition,
+            Offset::End,
+        )
         .expect("the offset is one");
     let admin: AdminClient<DefaultClientContext> = cluster.kafka_client();
     let options = AdminOptions::new().request_timeout(Some(Timeout::After(PATIENCE)));

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
 
+use crate::turns::send;
 use crate::world::process::without_test_variables;
 use crate::world::{World, delivery};
 use crate::{
@@ -99,6 +100,42 @@ async fn a_new_store_begins_with_the_configured_readers_and_another_number_is_to
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_only_waits_is_left_to_the_readers_that_follow() {
+    const CROWD: usize = 300;
+    let config = "partitions: 1\nscheduler: { inFlightMax: 8, lease: 3s, leaseMargin: 300ms }\n";
+    let mut world = World::of_either_kind(config);
+    let process = world.up();
+    world.ready().await;
+    // At this rate the crowd would take more than a minute.
+    let slow = json!({ "latencyMs": 2000 });
+    world.put_faults("drone", &slow).await;
+    let request = |index: usize| {
+        let mut input = delivery(&format!("crowd-{index}"), is_remote(index));
+        input["expedited"] = json!(index.is_multiple_of(3));
+        json!({ "workflow": "drone-delivery", "input": input })
+    };
+    let ids = send(&world, (0..CROWD).map(request).collect()).await;
+    let waiting = async || world.metric("waybill_scheduler_waiting_requests", "").await;
+    world
+        .eventually("most wait", async || waiting().await > 200.0)
+        .await;
+    let set = readers(&world, &["set", "2", "--json"]);
+    assert_eq!(set["perPartition"], 2);
+    all_run(&world, 2).await;
+    // So those who were followed did not go on until nobody waited any more.
+    world
+        .eventually("most wait for those who follow", async || {
+            waiting().await > 100.0
+        })
+        .await;
+    let quick = json!({ "latencyMs": 0 });
+    world.put_faults("drone", &quick).await;
+    world.all_reach(&ids, "Processed").await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+}
+
 /// Deliveries that are cancelled as soon as they are accepted, and now and then before.
 pub async fn deliver_and_cancel(world: &World, progress: &AtomicUsize) -> Vec<String> {
     const CANCELLED: usize = 200;
@@ -141,6 +178,11 @@ pub async fn cancel(world: &World, name: &str) {
 
 /// Waits until the process runs all readers of such a layout, and is ready.
 async fn all_own(world: &World, per_partition: u32) {
+    all_run(world, PARTITIONS * per_partition).await;
+}
+
+/// Waits until the process runs so many readers, which are all, and is ready.
+async fn all_run(world: &World, readers: u32) {
     world
         .eventually("all readers run", async || {
             let url = world.url("admin", "/schedulers");
@@ -149,8 +191,7 @@ async fn all_own(world: &World, per_partition: u32) {
             };
             let views: Vec<Value> = answer.json().await.unwrap_or_default();
             let running = views.iter().filter(|view| view["state"] == "running");
-            let wanted = (PARTITIONS * per_partition) as usize;
-            views.len() == wanted && running.count() == wanted
+            views.len() == readers as usize && running.count() == readers as usize
         })
         .await;
     world.ready().await;

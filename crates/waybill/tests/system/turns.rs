@@ -99,8 +99,8 @@ async fn run(world: &World, running: bool) {
     assert!(answer.is_ok_and(|answer| answer.status().is_success()));
 }
 
-/// Sends requests in one batch.
-async fn send(world: &World, requests: Vec<Value>) {
+/// Sends requests in one batch. Returns the operations' ids in order.
+pub async fn send(world: &World, requests: Vec<Value>) -> Vec<String> {
     let lines: String = requests.iter().map(|line| format!("{line}\n")).collect();
     let sent = world
         .client
@@ -111,6 +111,12 @@ async fn send(world: &World, requests: Vec<Value>) {
         .await
         .expect("it is answered");
     let answers = sent.text().await.expect("it is text");
-    let accepted = answers.lines().filter(|line| line.contains("202")).count();
-    assert_eq!(accepted, requests.len(), "{answers}");
+    let id_of = |line: &str| {
+        let answer: Value = serde_json::from_str(line).expect("each line is JSON");
+        assert_eq!(answer["status"], 202, "{answer}");
+        answer["id"].as_str().expect("it has an id").to_owned()
+    };
+    let ids: Vec<String> = answers.lines().map(id_of).collect();
+    assert_eq!(ids.len(), requests.len(), "{answers}");
+    ids
 }
