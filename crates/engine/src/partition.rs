@@ -237,6 +237,12 @@ impl PartitionEngine {
         self.queue.waiting(lane)
     }
 
+    /// How many requests of a lane are known: begun, or done behind one that is not.
+    #[must_use]
+    pub fn tracked(&self, lane: Lane) -> usize {
+        self.requests[lane].finished.kept()
+    }
+
     /// Whether requests of a lane that were let in are not done.
     #[must_use]
     pub fn has_begun(&self, lane: Lane) -> bool {
@@ -405,7 +411,10 @@ impl PartitionEngine {
             self.open.done.request(position);
             return;
         };
-        self.kept_places.keep(id, now, self.config.fresh_for);
+        // An id of a caller's is looked up whatever is remembered.
+        if request.caller_id.is_none() {
+            self.kept_places.keep(id, now, self.config.fresh_for);
+        }
         let live = Live::tombstone(&request, workflow, position, &self.ownership, now);
         self.stats.cancelled += 1;
         self.bytes += live.bytes;

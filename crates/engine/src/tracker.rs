@@ -2,7 +2,8 @@
 //!
 //! Records finish in any order; a checkpoint may only stand where everything below it is done.
 //! What must hold: [`OffsetTracker::low`] never passes a record that was begun and is not done.
-//! Deliberately absent: any bound. Whoever begins records bounds how many are under way.
+//! Deliberately absent: any bound. Whoever begins records bounds how many are under way, and how many are kept behind
+//! one that is not done ([`OffsetTracker::kept`]).
 
 use std::collections::VecDeque;
 
@@ -121,6 +122,12 @@ impl OffsetTracker {
     #[must_use]
     pub fn fingerprint_below_low(&self) -> Option<u64> {
         self.fingerprint
+    }
+
+    /// How many records it keeps: those that are not done, and those behind the first of these.
+    #[must_use]
+    pub fn kept(&self) -> usize {
+        self.records.len()
     }
 
     /// How many records were begun and are not done.

@@ -2,14 +2,16 @@
 //!
 //! What must hold: **nobody waits for another's crowd.** While requests of both lanes wait, so many expedited ones go
 //! for each ordinary one; within a lane the tenants take turns, one request each. Requests of one tenant in one lane
-//! keep their order, so that a cancel stays behind its create; and so does one in another tenant's name.
+//! keep their order, so that a cancel stays behind its create. One in another tenant's name, which only a writer to the
+//! topic can send, stands in the line of its create, lest it take the operation's place.
 //!
 //! This is fair among those who wait here. What lies further back in the topic waits for all that lies before it: how
 //! far the shell reads ahead says how large a crowd can be passed by.
 //!
 //! Deliberately absent: how much may wait. Whoever reads the topics bounds it by [`FairQueue::waiting`].
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 
 use crate::id::{Offset, OperationId};
 use crate::lane::{ByLane, Lane};
@@ -45,11 +47,11 @@ struct Turns {
     /// The only one that waits, as most do: it has its turn at once, whosever it is.
     lone: Option<Queued>,
     /// Of each tenant that has any, in their order, which is that of their offsets.
-    tenants: HashMap<String, VecDeque<Queued>>,
-    /// Where the creates among those lie.
-    creates: BTreeSet<(OperationId, Offset)>,
+    tenants: HashMap<Arc<str>, VecDeque<Queued>>,
+    /// Where the creates among those lie, and whose they are.
+    creates: BTreeMap<(OperationId, Offset), Arc<str>>,
     /// The tenants, in the order of their turns.
-    order: VecDeque<String>,
+    order: VecDeque<Arc<str>>,
     waiting: Waiting,
 }
 
@@ -91,11 +93,17 @@ impl FairQueue {
         self.lanes[lane].waiting
     }
 
-    /// The one that lies there. Looks at all.
+    /// The one that lies there. Looks at all tenants.
     pub(super) fn find(&self, lane: Lane, offset: Offset) -> Option<&Queued> {
         let Turns { lone, tenants, .. } = &self.lanes[lane];
-        let mut all = lone.iter().chain(tenants.values().flatten());
-        all.find(|queued| queued.offset == offset)
+        let lone = lone.as_ref().filter(|queued| queued.offset == offset);
+        lone.or_else(|| {
+            let mut lines = tenants.values();
+            lines.find_map(|line| {
+                let at = line.binary_search_by_key(&offset, |queued| queued.offset);
+                line.get(at.ok()?)
+            })
+        })
     }
 }
 
@@ -118,19 +126,39 @@ impl Turns {
         self.line_up(queued);
     }
 
-    /// Lets it wait behind those of its tenant.
+    /// Lets it wait behind those of its tenant, or behind its create.
     fn line_up(&mut self, queued: Queued) {
-        if let OperationRequest::Create(create) = &queued.request {
-            self.creates.insert((create.operation, queued.offset));
+        let operation = queued.request.operation();
+        let tenant = match &queued.request {
+            OperationRequest::Amend(_) => self.creator_of(operation),
+            OperationRequest::Create(_) => None,
+        };
+        let tenant = tenant.unwrap_or_else(|| self.name_of(queued.request.tenant()));
+        if let OperationRequest::Create(_) = &queued.request {
+            let at = (operation, queued.offset);
+            self.creates.insert(at, tenant.clone());
         }
-        let tenant = queued.request.tenant();
-        if let Some(own) = self.tenants.get_mut(tenant) {
-            own.push_back(queued);
+        if let Some(line) = self.tenants.get_mut(&tenant) {
+            line.push_back(queued);
         } else {
-            let tenant = tenant.to_owned();
             self.order.push_back(tenant.clone());
             self.tenants.insert(tenant, VecDeque::from([queued]));
         }
+    }
+
+    /// The tenant's name, which those who wait share.
+    fn name_of(&self, tenant: &str) -> Arc<str> {
+        match self.tenants.get_key_value(tenant) {
+            Some((name, _)) => name.clone(),
+            None => tenant.into(),
+        }
+    }
+
+    /// In whose line the newest create of an operation stands.
+    fn creator_of(&self, operation: OperationId) -> Option<Arc<str>> {
+        let all = (operation, Offset(i64::MIN))..=(operation, Offset(i64::MAX));
+        let (_, tenant) = self.creates.range(all).next_back()?;
+        Some(tenant.clone())
     }
 
     fn pop(&mut self) -> Option<Queued> {
@@ -138,56 +166,24 @@ impl Turns {
             self.taken(&lone);
             return Some(lone);
         }
-        if let Some(create) = self.overtaken() {
-            return Some(create);
-        }
         let tenant = self.order.pop_front()?;
-        let own = self.tenants.get_mut(&tenant)?;
-        let queued = own.pop_front()?;
-        if own.is_empty() {
+        let line = self.tenants.get_mut(&tenant)?;
+        let queued = line.pop_front()?;
+        if line.is_empty() {
             self.tenants.remove(&tenant);
         } else {
             self.order.push_back(tenant);
         }
-        self.left_line(&queued);
-        Some(queued)
-    }
-
-    fn left_line(&mut self, queued: &Queued) {
         if let OperationRequest::Create(create) = &queued.request {
             self.creates.remove(&(create.operation, queued.offset));
         }
-        self.taken(queued);
+        self.taken(&queued);
+        Some(queued)
     }
 
     fn taken(&mut self, queued: &Queued) {
         self.waiting.requests -= 1;
         self.waiting.bytes -= queued.bytes;
-    }
-
-    /// Takes out the create that what is next would overtake: an amendment in the name of another tenant than the
-    /// create's, which only a writer to the topic can send. It is to be refused, and must not keep the place.
-    fn overtaken(&mut self) -> Option<Queued> {
-        let next = self.order.front()?;
-        let first = self.tenants.get(next)?.front()?;
-        let OperationRequest::Amend(amend) = &first.request else {
-            return None;
-        };
-        // One of its own tenant's that lies before it is gone already.
-        let before = (amend.operation, Offset(i64::MIN))..(amend.operation, first.offset);
-        let &(_, offset) = self.creates.range(before).next()?;
-        let (tenant, at) = self.tenants.iter().find_map(|(tenant, waiting)| {
-            let found = waiting.binary_search_by_key(&offset, |queued| queued.offset);
-            Some((tenant.clone(), found.ok()?))
-        })?;
-        let waiting = self.tenants.get_mut(&tenant)?;
-        let create = waiting.remove(at)?;
-        if waiting.is_empty() {
-            self.tenants.remove(&tenant);
-            self.order.retain(|other| *other != tenant);
-        }
-        self.left_line(&create);
-        Some(create)
     }
 }
 
@@ -196,7 +192,6 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::id::OperationId;
     use crate::operation::RequestHash;
     use crate::record::{AmendRequest, Amendment, CreateRequest, IdOrigin};
 
@@ -311,7 +306,7 @@ mod tests {
         };
         queue.push(of("a", 3, None));
         queue.push(of("thief", 4, Some(amend)));
-        assert_eq!(order(queue), [1, 3, 4, 2]);
+        assert_eq!(order(queue), [1, 2, 3, 4], "all in the line of `a`");
     }
 
     fn create(operation: OperationId, tenant: &str) -> CreateRequest {

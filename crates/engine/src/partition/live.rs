@@ -18,6 +18,7 @@ use crate::operation::{
 use crate::partition::command::Message;
 use crate::partition::config::{EngineConfig, EngineStats, Ownership};
 use crate::partition::messages;
+use crate::preview::workflow_of;
 use crate::record::{CreateRequest, Outcome, StepReply};
 use crate::step::IllegalTransition;
 use crate::time::Timestamp;
@@ -174,13 +175,7 @@ impl Live {
 
     /// An operation as the store has it.
     pub(super) fn load(row: OperationRow, workflows: &Workflows, now: Timestamp) -> Self {
-        let workflow = workflows
-            .get(&row.created.workflow, row.created.workflow_version)
-            .filter(|workflow| {
-                workflow.step_names() == row.created.step_names
-                    && workflow.steps().len() == row.state.steps.len()
-            })
-            .cloned();
+        let workflow = workflow_of(&row, workflows).cloned();
         // A clean hand-off leaves the entry of the deadline index at the row's next due time. Of
         // any other row it is only known that some entry stands.
         let handed_off = row.state.handed_off && row.state.locked_by.is_none();

@@ -218,10 +218,11 @@ impl Fixture {
     }
 
     pub fn amend(&mut self, number: u128, amendment: Amendment) -> Offset {
-        self.amend_by(Lane::Ordinary, number, amendment)
+        let request = self.amendment(number, amendment);
+        self.amend_by(Lane::Ordinary, request)
     }
 
-    pub fn amend_by(&mut self, lane: Lane, number: u128, amendment: Amendment) -> Offset {
+    pub fn amend_by(&mut self, lane: Lane, request: AmendRequest) -> Offset {
         let offset = self.next(lane);
         self.apply(Event::Request {
             lane,
@@ -229,18 +230,23 @@ impl Fixture {
             fingerprint: offset.0.unsigned_abs() + 100,
             bytes: 200,
             rerouted: false,
-            request: OperationRequest::Amend(AmendRequest {
-                id: Uuid::from_u128(number),
-                operation: id(1),
-                tenant: "acme".to_owned(),
-                caller_id: Some("order-1".to_owned()),
-                amendment,
-                reason: "changed my mind".to_owned(),
-                asked_by: String::new(),
-                requested_at: self.now,
-            }),
+            request: OperationRequest::Amend(request),
         });
         offset
+    }
+
+    /// A change of the operation that most tests are about.
+    pub fn amendment(&self, number: u128, amendment: Amendment) -> AmendRequest {
+        AmendRequest {
+            id: Uuid::from_u128(number),
+            operation: id(1),
+            tenant: "acme".to_owned(),
+            caller_id: Some("order-1".to_owned()),
+            amendment,
+            reason: "changed my mind".to_owned(),
+            asked_by: String::new(),
+            requested_at: self.now,
+        }
     }
 
     pub fn cancel(&mut self, number: u128) -> Offset {

@@ -1,9 +1,9 @@
 //! Batches, stamps, the window, strangers, and failures of the engine itself.
 
 use waybill_engine::{
-    Amendment, Command, CreateRequest, EngineConfig, Event, ForwardRecord, IdOrigin, InFlight,
-    Lane, Message, Offset, Outcome, Ownership, PartitionId, Position, ProcessState, Room, Source,
-    Stamp,
+    AmendRequest, Amendment, Command, CreateRequest, EngineConfig, Event, ForwardRecord, IdOrigin,
+    InFlight, Lane, Message, Offset, Outcome, Ownership, PartitionId, Position, ProcessState, Room,
+    Source, Stamp,
 };
 
 use crate::fixture::{EPOCH, Fixture, T0, error, id, ms, ownership, request, success, told};
@@ -195,7 +195,11 @@ fn a_cancel_that_overtakes_a_create_with_an_id_of_the_server_s_is_not_forgotten(
     fixture.admit(0);
     fixture.request(request(id(1)));
     let workflow = "pair".to_owned();
-    fixture.amend_by(Lane::Expedited, 7, Amendment::Cancel { workflow });
+    let cancel = AmendRequest {
+        caller_id: None,
+        ..fixture.amendment(7, Amendment::Cancel { workflow })
+    };
+    fixture.amend_by(Lane::Expedited, cancel);
     fixture.admit(1);
     fixture.load();
     fixture.round();
@@ -382,4 +386,30 @@ fn the_fingerprint_of_a_checkpoint_that_did_not_move_is_that_of_the_old_one() {
     fixture.request(request(id(1)));
     fixture.round();
     assert_eq!(fixture.engine.checkpoint().fingerprints.ordinary, None);
+}
+
+#[test]
+fn what_is_done_behind_a_request_that_waits_is_known_until_that_had_its_turn() {
+    let mut fixture = Fixture::new();
+    fixture.admit(0);
+    let of = |number: u128, tenant: &str| CreateRequest {
+        tenant: tenant.to_owned(),
+        ..request(id(number))
+    };
+    for number in 0..30 {
+        fixture.request(of(number, "crowd"));
+    }
+    for number in 0..10 {
+        let other = number + 30;
+        fixture.request(of(other, &format!("tenant {other}")));
+        fixture.admit(2);
+        for number in [number, other] {
+            fixture.reply(id(number), success("a", 1));
+            fixture.reply(id(number), success("b", 1));
+        }
+        fixture.round();
+    }
+    assert_eq!(fixture.requests_checkpoint(), 10);
+    assert_eq!(fixture.engine.waiting(Lane::Ordinary).requests, 20);
+    assert_eq!(fixture.engine.tracked(Lane::Ordinary), 30);
 }

@@ -52,6 +52,11 @@ pub struct Ask {
     pub record: Record,
 }
 
+/// Whose an operation is.
+fn tenant_of(id: OperationId) -> String {
+    ["", "acme", "globex"][(id.0.as_u128() % 3) as usize].to_owned()
+}
+
 /// Who asked to be told of an operation: somebody, of every third one.
 pub fn contacts_of(id: OperationId) -> Vec<Contact> {
     let owner = Contact::new("mailto:owner@example.org");
@@ -344,7 +349,7 @@ impl Callers<'_> {
                 IdOrigin::Server
             },
             workflow: workflow.to_owned(),
-            tenant: String::new(),
+            tenant: tenant_of(id),
             caller_id: None,
             input: b"{}".to_vec(),
             deadline: (self.rng.chance(25)).then(|| at + Duration::from_micros(deadline_micros)),
@@ -425,7 +430,7 @@ impl Callers<'_> {
         let request = Rc::new(OperationRequest::Amend(AmendRequest {
             id: self.rng.uuid(),
             operation: id,
-            tenant: String::new(),
+            tenant: tenant_of(id),
             caller_id: None,
             amendment,
             reason: String::new(),

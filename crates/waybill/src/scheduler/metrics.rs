@@ -84,7 +84,7 @@ const CONSUMED: Metric<Gauge, 3> = of_lane(
 );
 const LAG: Metric<Gauge, 3> = of_lane(
     "waybill_scheduler_lag_records",
-    "Requests of the partition, of all its readers, that have neither row nor answer, as of the last fetch",
+    "Requests of the partition, of all its readers, from the first on that has neither row nor answer, as of the last fetch",
 );
 const LAG_SECONDS: Metric<Gauge, 3> = of_lane(
     "waybill_scheduler_lag_seconds",

@@ -103,6 +103,16 @@ impl Slot {
         owned.releasing_since.is_none() && lanes.any(|lane| owned.engine.waiting(lane).requests > 0)
     }
 
+    /// Whether it has done all that a layout leaves to it: what waits beyond is for others.
+    pub(super) fn has_reached_end(&self, layout: &Layout) -> bool {
+        let SlotState::Owned(owned) = &self.state else {
+            return false;
+        };
+        let key = owned.lease.row.key;
+        let end = layout.end_of(key.generation, ReaderId(key.number));
+        end.is_some_and(|end| owned.engine.checkpoint().at.reach(&end))
+    }
+
     /// Drops what is owned and rests before the lease is taken again.
     pub(super) fn rest(&mut self, duration: Duration) {
         self.state = SlotState::Idle;

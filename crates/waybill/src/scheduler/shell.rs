@@ -40,6 +40,10 @@ use crate::chain::chain;
 
 /// How many inputs are applied before the loop looks after commits and leases again.
 const INPUTS_PER_TURN_MAX: usize = 256;
+/// How many requests of a lane are known at once: those that wait or are under way, and those done behind one of
+/// these, which a restart reads again. Each takes some 50 bytes beside what it asks for. Who would have them be more
+/// has a tenant's crowd wait while others' requests pass it by; then no more are read until the crowd has had its turns.
+const TRACKED_MAX: usize = 250_000;
 /// How long the loop sleeps at most when nothing arrives.
 const TURN_MAX: Duration = Duration::from_millis(50);
 /// A turn that took this much longer than it may means that the process stood still.
@@ -361,7 +365,8 @@ impl Shell {
             bytes: self.settings.in_flight_bytes_max.saturating_sub(held.bytes),
         };
         let slots = self.slots.iter();
-        let waiting = slots.filter(|(_, slot)| slot.has_waiting());
+        let waiting =
+            slots.filter(|(_, slot)| slot.has_waiting() && !slot.has_reached_end(&self.layout));
         let mut waiting: Vec<ReaderId> = waiting.map(|(&reader, _)| reader).collect();
         let first = waiting
             .iter()
@@ -396,8 +401,11 @@ impl Shell {
 
     /// Has the consumers read on, as far as more may wait.
     fn offer_room(&mut self) {
+        let read_ahead_max = self.settings.read_ahead_max;
+        let tracked_max = TRACKED_MAX.max(read_ahead_max.saturating_mul(2));
         for lane in Lane::ALL {
             let mut waiting = Amount::default();
+            let mut tracked = 0;
             for slot in self.slots.values() {
                 // What waits with one that stops goes with it.
                 if let SlotState::Owned(owned) = &slot.state
@@ -406,12 +414,15 @@ impl Shell {
                     let of_it = owned.engine.waiting(lane);
                     waiting.records += of_it.requests;
                     waiting.bytes += of_it.bytes;
+                    tracked += owned.engine.tracked(lane);
                 }
             }
             let room = match self.stopping {
                 Some(_) => Amount::default(),
                 None => Amount {
-                    records: self.settings.read_ahead_max.saturating_sub(waiting.records),
+                    records: read_ahead_max
+                        .saturating_sub(waiting.records)
+                        .min(tracked_max.saturating_sub(tracked)),
                     bytes: self
                         .settings
                         .read_ahead_bytes_max

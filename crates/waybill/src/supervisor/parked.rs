@@ -11,7 +11,7 @@
 //! * **Every operation is counted once**: one may have several entries, of several times that it was parked, also in
 //!   the shard that was its own before the number of partitions changed.
 //! * **The work is bounded**: one page at a time in a process, with a pause behind each, and no more than
-//!   [`COUNTED_MAX`] operations a shard.
+//!   [`COUNTED_MAX`] operations of a state in a shard. Many of one state hide none of another.
 //!
 //! Once an hour the table is looked at as a whole, for entries that stand under instants long past: those that were
 //! imported, and those of a scheduler whose clock was wrong.
@@ -30,7 +30,7 @@ use super::metrics::SupervisorMetrics;
 use crate::clock::wall_clock;
 use crate::spread::Spread;
 
-/// How many parked operations of one shard are counted.
+/// How many parked operations of one state are counted in a shard.
 const COUNTED_MAX: usize = 10_000;
 /// How often it is looked at what is parked.
 const EVERY: Duration = Duration::from_secs(30);
@@ -57,8 +57,10 @@ pub(super) struct Parked {
     known: HashMap<OperationId, Waiting>,
     /// From where on entries are to be looked at; `None` before all of them were.
     from: Option<Timestamp>,
-    /// When all were last looked at and had room.
+    /// When all were last looked at.
     whole_at: Option<Timestamp>,
+    /// Whether there was no room for some of them.
+    left_out: bool,
     counted_max: usize,
 }
 
@@ -95,6 +97,7 @@ impl Parked {
             known: HashMap::new(),
             from: None,
             whole_at: None,
+            left_out: false,
             counted_max: COUNTED_MAX,
         }
     }
@@ -128,6 +131,11 @@ impl Parked {
     /// Looks at what was parked, and at what came since.
     async fn look(&mut self, now: Timestamp) -> Result<(), StoreError> {
         self.look_again().await?;
+        // What had no room is looked for again, in place of what is parked no more.
+        if self.left_out && self.room().values().all(|room| *room > 0) {
+            self.whole_at = None;
+            self.left_out = false;
+        }
         let is_first = self.from.is_none();
         let whole_lately = self.whole_at.filter(|at| now.since(*at) < WHOLE_EVERY);
         let from = self.from.filter(|_| whole_lately.is_some());
@@ -139,7 +147,7 @@ impl Parked {
             let turn = self.turn.clone().lock_owned().await;
             let shards = vec![self.shard];
             let page = self.store.attention_page(shards, cursor, PAGE).await?;
-            let has_room = self.look_at(&page.entries).await?;
+            self.look_at(&page.entries).await?;
             if !page.entries.is_empty() {
                 tokio::time::sleep(PAUSE).await;
             }
@@ -148,11 +156,6 @@ impl Parked {
                 self.tell();
             }
             match page.next {
-                // What has no room is looked for again next time, in place of what is parked no more.
-                _ if !has_room => {
-                    self.whole_at = None;
-                    break;
-                }
                 Some(next) => cursor = next,
                 None => {
                     self.whole_at = Some(whole_lately.unwrap_or(now));
@@ -171,14 +174,17 @@ impl Parked {
             let turn = self.turn.clone().lock_owned().await;
             let rows = self.store.get_many(ids.to_vec()).await?;
             for (id, row) in ids.iter().zip(rows) {
-                match (row, self.known.entry(*id)) {
-                    (Ok(row), Entry::Occupied(mut known)) => match waits_for_a_person(row.as_ref())
-                    {
-                        Some(state) => known.get_mut().state = state,
-                        None => drop(known.remove()),
-                    },
-                    // What cannot be read is told of elsewhere. It was parked when it was read last.
-                    (Err(_), _) | (_, Entry::Vacant(_)) => {}
+                // What cannot be read is told of elsewhere. It was parked when it was read last.
+                let (Ok(row), Some(known)) = (row, self.known.get(id)) else {
+                    continue;
+                };
+                let row = row.filter(|row| !self.is_of_another_shard(row, known.since));
+                match waits_for_a_person(row.as_ref()) {
+                    Some(state) => {
+                        let since = known.since;
+                        self.known.insert(*id, Waiting { state, since });
+                    }
+                    None => drop(self.known.remove(id)),
                 }
             }
             tokio::time::sleep(PAUSE).await;
@@ -187,8 +193,22 @@ impl Parked {
         Ok(())
     }
 
-    /// Looks at entries, oldest first. Returns whether there was room for all.
-    async fn look_at(&mut self, entries: &[AttentionEntry]) -> Result<bool, StoreError> {
+    /// How many more there is room for, by state.
+    fn room(&self) -> HashMap<ProcessState, usize> {
+        let parked = ProcessState::ALL
+            .into_iter()
+            .filter(|state| state.is_parked());
+        let mut room: HashMap<_, _> = parked.map(|state| (state, self.counted_max)).collect();
+        for known in self.known.values() {
+            if let Some(room) = room.get_mut(&known.state) {
+                *room = room.saturating_sub(1);
+            }
+        }
+        room
+    }
+
+    /// Looks at entries, oldest first.
+    async fn look_at(&mut self, entries: &[AttentionEntry]) -> Result<(), StoreError> {
         let mut unknown = Vec::new();
         for entry in entries {
             match self.known.get_mut(&entry.operation) {
@@ -202,35 +222,37 @@ impl Parked {
             true => Vec::new(),
             false => self.store.get_many(ids).await?,
         };
+        let mut room = self.room();
         for (entry, row) in unknown.into_iter().zip(rows) {
             let Ok(Some(row)) = row else { continue };
             let Some(state) = waits_for_a_person(Some(&row)) else {
                 continue;
             };
-            if self.is_of_another_shard(&row, entry) {
+            if self.is_of_another_shard(&row, entry.at) {
                 continue;
             }
-            let is_full = self.known.len() >= self.counted_max;
-            match self.known.entry(row.id) {
-                Entry::Vacant(_) if is_full => return Ok(false),
-                known => {
-                    let since = entry.at;
-                    known
-                        .and_modify(|known| known.since = known.since.max(since))
-                        .or_insert(Waiting { state, since });
+            let since = entry.at;
+            match (self.known.entry(row.id), room.get_mut(&state)) {
+                (Entry::Occupied(mut known), _) => {
+                    let known = known.get_mut();
+                    known.since = known.since.max(since);
                 }
+                (Entry::Vacant(unknown), Some(room)) if *room > 0 => {
+                    *room -= 1;
+                    unknown.insert(Waiting { state, since });
+                }
+                (Entry::Vacant(_), _) => self.left_out = true,
             }
         }
-        Ok(true)
+        Ok(())
     }
 
-    /// Whether the operation went on since, and so, if it was parked again, has an entry in the shard that is its own
-    /// now, and not this one.
-    fn is_of_another_shard(&self, row: &OperationRow, entry: AttentionEntry) -> bool {
+    /// Whether the operation went on since it was parked at `at`, and so, if it was parked again, has an entry in the
+    /// shard that is its own now, and not this one.
+    fn is_of_another_shard(&self, row: &OperationRow, at: Timestamp) -> bool {
         let mut applied = row.state.history.iter().rev();
         let went_on = applied.find(|entry| entry.refused.is_none());
-        self.spread.partition_of(row.id) != self.shard
-            && went_on.is_some_and(|asked| asked.at > entry.at)
+        self.spread.partition_of(row.id) != self.shard && went_on.is_some_and(|asked| asked.at > at)
     }
 }
 

@@ -198,6 +198,25 @@ async fn no_more_than_the_bound_are_counted_and_the_rest_take_the_place_of_those
 }
 
 #[tokio::test]
+async fn a_crowd_of_one_state_hides_none_of_another() {
+    let mut world = World::new(1);
+    world.parked.counted_max = 20;
+    for number in 1..=300 {
+        world.row(id(number), 100, ProcessState::Error).await;
+        world.entry(id(number), 100).await;
+    }
+    let undo_failed = ProcessState::CompensationFailed;
+    world.row(id(301), 101, undo_failed).await;
+    world.entry(id(301), 101).await;
+    let first = (1, Some(at(101)));
+    assert_eq!(world.counted(102).await, [(20, Some(at(100))), first]);
+    world.row(id(302), 110, undo_failed).await;
+    world.entry(id(302), 110).await;
+    let both = (2, Some(at(101)));
+    assert_eq!(world.counted(111).await, [(20, Some(at(100))), both]);
+}
+
+#[tokio::test]
 async fn one_that_was_parked_again_after_the_number_of_partitions_changed_is_counted_in_its_own_shard_only()
  {
     let mut world = World::new(2);
@@ -228,4 +247,15 @@ async fn one_that_was_parked_again_after_the_number_of_partitions_changed_is_cou
     }
     assert_eq!(world.counted(400).await, [(1, Some(at(100))), NONE]);
     assert!(world.parked.known.contains_key(&stayed));
+    // Also where it was known before, and was resubmitted and parked again between two looks.
+    let again = HistoryEntry {
+        at: at(450),
+        ..resubmitted(None)
+    };
+    world
+        .row_with(stayed, 460, ProcessState::Error, |state| {
+            state.history.push(again)
+        })
+        .await;
+    assert_eq!(world.counted(470).await, [NONE, NONE]);
 }

@@ -47,8 +47,8 @@ impl World {
     fn new(layout: Layout) -> Self {
         let cluster = MockCluster::new(1).unwrap();
         let topics = Topics::default();
-        for topic in [topics.requests(), topics.step_replies(), topics.recovery()] {
-            cluster.create_topic(topic, 2, 1).unwrap();
+        for source in Source::ALL {
+            cluster.create_topic(topics.of(source), 2, 1).unwrap();
         }
         let kafka = KafkaSettings::new(cluster.bootstrap_servers());
         let spread = Spread::of(layout);
@@ -70,12 +70,16 @@ impl World {
 
     /// Puts requests into the partition that is left over, each with its offset as its value.
     async fn put(&mut self, count: usize) {
+        self.put_on(Source::Requests, count).await;
+    }
+
+    async fn put_on(&mut self, source: Source, count: usize) {
         let options = ProducerOptions::new("deaf");
         let producer: Producer<Arc<Settlement>> = Producer::new(&self.kafka(), &options).unwrap();
         for _ in 0..count {
             let key = OperationId(Uuid::from_u128(self.put as u128)).key();
             let value = self.put.to_string().into_bytes();
-            let record = OutRecord::new(self.topics.requests(), LEFT_OVER, &key, &value);
+            let record = OutRecord::new(self.topics.of(source), LEFT_OVER, &key, &value);
             let (settlement, settled) = Settlement::channel(1);
             producer.send(&record, settlement).unwrap();
             settled.await.unwrap().unwrap();
@@ -84,12 +88,16 @@ impl World {
     }
 
     /// Sends home, turn after turn, until requests are done to there.
-    async fn send_home(&self, mut done: Places, until: i64) -> Places {
+    async fn send_home(&self, done: Places, until: i64) -> Places {
+        self.send_home_on(Source::Requests, done, until).await
+    }
+
+    async fn send_home_on(&self, source: Source, mut done: Places, until: i64) -> Places {
         loop {
             let (now, sent) = self.strays.send_home(LEFT_OVER, done).await;
             sent.unwrap();
             done = now;
-            if done.requests >= Offset(until) {
+            if done.on(source) >= Offset(until) {
                 return done;
             }
         }
@@ -97,9 +105,13 @@ impl World {
 
     /// The requests that came home, in order, by where they had lain.
     fn home(&self) -> Vec<usize> {
+        self.home_on(Source::Requests)
+    }
+
+    fn home_on(&self, source: Source) -> Vec<usize> {
         let options = ConsumerOptions::new("home");
         let consumer = PartitionConsumer::new(&self.kafka(), &options).unwrap();
-        let (topic, home) = (self.topics.requests(), PartitionId(0));
+        let (topic, home) = (self.topics.of(source), PartitionId(0));
         let (_, end) = consumer.watermarks(topic, home, PATIENCE * 20).unwrap();
         consumer.add(&[(topic, home, Offset(0))]).unwrap();
         let mut values = Vec::new();
@@ -143,6 +155,18 @@ async fn what_was_written_after_a_partition_ended_is_sent_home_once_and_in_order
     let (of_another, sent) = world.strays.send_home(PartitionId(0), at(0)).await;
     sent.unwrap();
     assert_eq!(of_another, at(0), "that one is read");
+}
+
+#[tokio::test]
+async fn expedited_requests_are_sent_home_by_the_topic_on_which_they_lay() {
+    let expedited = Source::Expedited;
+    let mut world = World::new(shrunk(&Layout::first(2), 0));
+    world.put_on(expedited, 3).await;
+    let done = world.send_home_on(expedited, Places::default(), 3).await;
+    assert_eq!((done.expedited, done.requests), (Offset(3), Offset(0)));
+    assert_eq!(world.home_on(expedited), [0, 1, 2]);
+    let requests = world.home();
+    assert!(requests.is_empty(), "{requests:?}");
 }
 
 #[tokio::test]

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use reqwest::Client;
 use serde::Deserialize;
-use waybill_engine::Lane;
-use waybill_engine::PartitionId;
+use waybill_engine::{Lane, PartitionId};
 use waybill_messages::Topics;
 use waybill_store::{CqlProblem, CqlStore};
 
@@ -169,7 +168,8 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
     let (mut not_consumed, mut held) = (0, 0);
     let mut gone = Vec::new();
     for lane in Lane::ALL {
-        let offsets = site.offsets(topics.of_lane(lane), &partitions).await?;
+        let topic = topics.of_lane(lane);
+        let offsets = site.offsets(topic, &partitions).await?;
         for (partition, (start, end)) in partitions.iter().zip(offsets) {
             let of_it = || {
                 let views = layout.readers.iter();
@@ -180,13 +180,13 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
             let behind = |view: &ReaderView| (view.consumed(lane).0 - view.done(lane).0).max(0);
             held += of_it().map(behind).max().unwrap_or(0);
             if consumed.is_some_and(|consumed| consumed < start) {
-                gone.push(partition.to_string());
+                gone.push(format!("{topic}[{partition}]"));
             }
         }
     }
     if !gone.is_empty() {
         let said = format!(
-            "requests of partition {} are gone that nobody has read: retention took them",
+            "requests of {} are gone that nobody has read: retention took them",
             gone.join(", ")
         );
         return Ok(Finding::bad(WHAT, said));
