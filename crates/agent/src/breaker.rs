@@ -28,6 +28,8 @@ pub(crate) struct BreakerSettings {
 
 #[derive(Debug)]
 pub(crate) struct Breaker {
+    /// The agent's name, for log lines.
+    agent: String,
     recloser: AsyncRecloser,
     settings: BreakerSettings,
     view: Mutex<View>,
@@ -53,6 +55,8 @@ enum View {
 pub(crate) enum Judged<T> {
     Healthy(T),
     Failure(T),
+    /// It had too little time to tell: nothing against the service, nor for one that was failing.
+    CutShort(T),
 }
 
 /// A call that was made.
@@ -70,7 +74,7 @@ pub(crate) struct Refused {
 }
 
 impl Breaker {
-    pub(crate) fn new(settings: BreakerSettings, gauge: Gauge) -> Self {
+    pub(crate) fn new(agent: &str, settings: BreakerSettings, gauge: Gauge) -> Self {
         let recloser = Recloser::custom()
             .error_rate(settings.failure_rate)
             .closed_len(settings.calls)
@@ -79,6 +83,7 @@ impl Breaker {
             .build();
         gauge.set(0.0);
         Self {
+            agent: agent.to_owned(),
             recloser: AsyncRecloser::from(recloser),
             settings,
             view: Mutex::new(View::Closed),
@@ -104,7 +109,10 @@ impl Breaker {
             let was_probe = in_flight.is_some();
             match judged {
                 Judged::Healthy(value) => Ok(Called { value, was_probe }),
-                Judged::Failure(value) => Err(Called { value, was_probe }),
+                Judged::CutShort(value) if !was_probe => Ok(Called { value, was_probe }),
+                Judged::Failure(value) | Judged::CutShort(value) => {
+                    Err(Called { value, was_probe })
+                }
             }
         };
         match self.recloser.call(guarded).await {
@@ -153,6 +161,12 @@ impl Breaker {
             *finished += 1;
             if *finished > self.settings.half_open_calls {
                 *view = then;
+                if then == View::Closed {
+                    tracing::info!(
+                        agent = self.agent,
+                        "the service answers again: its circuit breaker is closed"
+                    );
+                }
                 self.gauge.set(match then {
                     View::Closed => 0.0,
                     View::HalfOpen { .. } => 1.0,
@@ -168,6 +182,13 @@ impl Breaker {
         let since = match *view {
             View::Open { since } if now < since + self.settings.open_for => since,
             View::Open { .. } | View::Closed | View::HalfOpen { .. } => {
+                if *view == View::Closed {
+                    tracing::warn!(
+                        agent = self.agent,
+                        open_for = ?self.settings.open_for,
+                        "the service has failed too often: its circuit breaker is open, and its steps are put off"
+                    );
+                }
                 *view = View::Open { since: now };
                 self.gauge.set(2.0);
                 now

@@ -19,6 +19,7 @@ mod plan;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -144,19 +145,26 @@ impl AgentsFile {
         &self,
         variables: &BTreeMap<String, String>,
     ) -> Result<Vec<NamedHandler>, LoadError> {
-        let mut seen = BTreeSet::new();
+        self.refuse_twins()?;
         self.agents
             .iter()
             .map(|agent| {
-                if !seen.insert(&agent.name) {
-                    return Err(LoadError::invalid("name", "two agents have it"));
-                }
-                let handler = HttpAgent::new(&agent.name, &agent.http, variables)?;
+                let handler = HttpAgent::new(&agent.name, &agent.http, variables);
+                let handler = handler.map_err(|source| source.of_agent(&agent.name))?;
                 Ok((agent.name.clone(), Arc::new(handler) as Arc<dyn Handler>))
             })
-            .zip(&self.agents)
-            .map(|(loaded, agent)| loaded.map_err(|source| source.of_agent(&agent.name)))
             .collect()
+    }
+
+    /// Whoever is meant by a name, there is only one.
+    fn refuse_twins(&self) -> Result<(), LoadError> {
+        let mut seen = BTreeSet::new();
+        match self.agents.iter().find(|agent| !seen.insert(&agent.name)) {
+            Some(twin) => {
+                Err(LoadError::invalid("name", "two agents have it").of_agent(&twin.name))
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -168,6 +176,7 @@ pub struct HttpAgent {
     client: Client,
     breaker: Breaker,
     service: ServiceMetrics,
+    pace: Pace,
     retries: RetriesConfig,
     timeout: Duration,
     concurrency_max: usize,
@@ -179,6 +188,34 @@ struct Exchanged {
     outcome: Outcome,
     /// How long the service asks to wait.
     retry_after: Option<Duration>,
+    /// Whether the operation's time was over before the service had a fair time to answer.
+    is_cut_short: bool,
+}
+
+/// How long the service takes to answer, lately: by that is judged what time is too little for it. Requests that waited
+/// for long in the agent's own line have little left, and a service that is only busy must not be taken for one that
+/// fails.
+#[derive(Debug, Default)]
+struct Pace {
+    /// The mean, of which each answer is a sixteenth, in microseconds; 0 before the first.
+    mean: AtomicU64,
+}
+
+impl Pace {
+    fn took(&self, time: Duration) {
+        let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        // Of two at once one may be forgotten.
+        let mean = match self.mean.load(Ordering::Relaxed) {
+            0 => time,
+            mean => mean - mean / 16 + time / 16,
+        };
+        self.mean.store(mean.max(1), Ordering::Relaxed);
+    }
+
+    /// Whether a call that was not answered within this time may have needed no more than others.
+    fn is_too_little(&self, time: Duration) -> bool {
+        time < Duration::from_micros(self.mean.load(Ordering::Relaxed)).saturating_mul(2)
+    }
 }
 
 impl HttpAgent {
@@ -204,6 +241,7 @@ impl HttpAgent {
             judge: Judge::compile(config)?,
             client: Client::new(config, plan.is_tls())?,
             breaker: Breaker::new(
+                name,
                 BreakerSettings {
                     failure_rate: config.breaker.failure_rate,
                     calls: config.breaker.calls,
@@ -213,6 +251,7 @@ impl HttpAgent {
                 breaker_state(name),
             ),
             service: ServiceMetrics::new(name),
+            pace: Pace::default(),
             plan,
             retries: config.retries.clone(),
             timeout: config.timeout,
@@ -242,6 +281,7 @@ impl HttpAgent {
             let exchange = async {
                 let exchanged = self.exchange(plan, action, request, call.deadline).await;
                 match exchanged.outcome {
+                    _ if exchanged.is_cut_short => Judged::CutShort(exchanged),
                     Outcome::Transient { .. } | Outcome::Unknown { .. } => {
                         Judged::Failure(exchanged)
                     }
@@ -311,16 +351,20 @@ impl HttpAgent {
             .client
             .exchange(request, until, self.response_bytes_max);
         let answer = timeout_at(until, answer).await;
+        let took = began.elapsed();
         let status = match &answer {
             Ok(Ok(answer)) => Some(answer.head.status.as_u16()),
             Ok(Err(_)) | Err(_) => None,
         };
-        self.service.count(status, began.elapsed());
+        self.service.count(status, took);
         if let Some(span) = span {
             spans::called(span, status);
         }
-        Exchanged::of(match answer {
-            Ok(Ok(answer)) => return self.judge(step, action, answer),
+        let outcome = match answer {
+            Ok(Ok(answer)) => {
+                self.pace.took(took);
+                return self.judge(step, action, answer);
+            }
             Ok(Err(SendError::Unconnected(why))) => transient(
                 "connect-failed",
                 format!("no connection to the service: {why}"),
@@ -332,8 +376,16 @@ impl HttpAgent {
             Ok(Err(SendError::BrokeOff(why))) => {
                 unknown("outcome-unknown", format!("the exchange broke off: {why}"))
             }
-            Err(_) => unknown("outcome-unknown", "the service did not answer in time"),
-        })
+            Err(_) => {
+                let is_cut_short = until == deadline && self.pace.is_too_little(took);
+                let outcome = unknown("outcome-unknown", "the service did not answer in time");
+                return Exchanged {
+                    is_cut_short,
+                    ..Exchanged::of(outcome)
+                };
+            }
+        };
+        Exchanged::of(outcome)
     }
 
     fn judge(&self, step: &StepPlan, action: Action, answer: Answer) -> Exchanged {
@@ -364,8 +416,8 @@ impl HttpAgent {
                 .failure(failure, head.status, body.as_deref().ok()),
         };
         Exchanged {
-            outcome,
             retry_after: retry_after(&head.headers),
+            ..Exchanged::of(outcome)
         }
     }
 }
@@ -393,6 +445,7 @@ impl Exchanged {
         Self {
             outcome,
             retry_after: None,
+            is_cut_short: false,
         }
     }
 }

@@ -56,7 +56,7 @@ pub use topics::TopicsCommand;
 pub use transfer::{ExportArgs, ImportArgs};
 pub use workflow::{WorkflowCommand, named_elsewhere};
 
-use crate::config::{Config, ConfigError, Environment, LogFormat};
+use crate::config::{Config, ConfigError, Environment, LogFormat, address_from_text};
 
 const EXIT_CODES: &str = "\
 Configuration: defaults, then the file, then the environment, then flags; later ones win.
@@ -293,13 +293,13 @@ pub struct Flags {
     pub data_dir: Option<PathBuf>,
     /// The address of the HTTP API; like every port, 0 picks a free one and prints it [default:
     /// 127.0.0.1:8080]
-    #[arg(long, global = true, value_name = "ADDR")]
+    #[arg(long, global = true, value_name = "ADDR", value_parser = address_from_text)]
     pub http: Option<SocketAddr>,
     /// The address of livez, readyz, metrics and schedulers [default: 127.0.0.1:8081]
-    #[arg(long, global = true, value_name = "ADDR")]
+    #[arg(long, global = true, value_name = "ADDR", value_parser = address_from_text)]
     pub admin: Option<SocketAddr>,
     /// The address of the embedded broker (Kafka protocol) [default: 127.0.0.1:9092]
-    #[arg(long, global = true, value_name = "ADDR")]
+    #[arg(long, global = true, value_name = "ADDR", value_parser = address_from_text)]
     pub broker_listen: Option<SocketAddr>,
     /// The address of the simulated services: to listen on, or host:port to call where they run
     /// elsewhere [default: 127.0.0.1:8082]
@@ -422,9 +422,8 @@ impl Flags {
             ) {
                 config.services.address = Some(address);
             } else {
-                config.services.listen = address
-                    .parse()
-                    .map_err(|_| refused("--services", "must be an IP address and a port"))?;
+                config.services.listen = address_from_text(&address)
+                    .map_err(|problem| refused("--services", problem))?;
             }
         }
         Ok(())

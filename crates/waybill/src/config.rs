@@ -27,6 +27,7 @@ mod tls;
 mod traces;
 mod units;
 mod validate;
+mod words;
 mod workflows;
 
 use std::path::{Path, PathBuf};
@@ -60,6 +61,7 @@ pub use tls::TlsConfig;
 pub use traces::TracesConfig;
 pub use units::{ByteSize, UnitError, duration_from_text, duration_to_text};
 pub(crate) use validate::PARTITIONS_MAX;
+pub(crate) use words::address_from_text;
 pub use workflows::{WorkflowsError, load_workflows};
 
 /// Everything that can be configured.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use waybill::cli::{AgentCheckArgs, Cli, Command, ConfigCommand, OpsArgs, Role};
-use waybill::config::{Config, Environment};
+use waybill::config::{Config, ConfigError, Environment};
 use waybill::shutdown::RunError;
 use waybill::telemetry::{self, VERSION};
 
@@ -29,8 +29,10 @@ fn main() -> ExitCode {
         Command::Reference { page } => return print(&page.page()),
         Command::Completions { shell } => return print(&Cli::completions(*shell)),
         Command::Man { directory } => {
-            let written = Cli::write_manual(directory);
-            return judge(written.map(|()| format!("man {}/waybill.1", directory.display())));
+            return match Cli::write_manual(directory) {
+                Ok(()) => print(&format!("man {}/waybill.1\n", directory.display())),
+                Err(error) => report(FAILED, error.as_ref()),
+            };
         }
         Command::Token { command } => return judge(command.run()),
         _ => {}
@@ -92,7 +94,7 @@ fn look(config: &Config, work: impl FnOnce() -> anyhow::Result<()>) -> ExitCode 
     }
     match work() {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => report(FAILED, error.as_ref()),
+        Err(error) => report(code_of(&error), error.as_ref()),
     }
 }
 
@@ -134,16 +136,27 @@ fn prepare(config: &Config, work: impl FnOnce() -> anyhow::Result<String>) -> Ex
     }
     match work() {
         Ok(text) => print(&format!("{text}\n")),
-        Err(error) => report(FAILED, error.as_ref()),
+        Err(error) => report(code_of(&error), error.as_ref()),
+    }
+}
+
+/// A command that lacks a flag or a key to work with is refused; any other error is a failure.
+fn code_of(error: &anyhow::Error) -> u8 {
+    match error.is::<ConfigError>() {
+        true => REFUSED,
+        false => FAILED,
     }
 }
 
 fn run(role: Role, config: &Config, environment: &Environment) -> ExitCode {
+    if let Err(error) = waybill::roles::check_files_of(role, config) {
+        return report(REFUSED, error.as_ref());
+    }
     let telemetry = match telemetry::install(&config.telemetry) {
         Ok(telemetry) => telemetry,
         Err(error) => return report(FAILED, &error),
     };
-    tracing::info!(version = VERSION, ?role, "starting");
+    tracing::info!(version = VERSION, %role, "starting");
     config.warn_of_open_files();
     match waybill::roles::run(role, config, environment, telemetry) {
         Ok(()) => {

@@ -243,6 +243,70 @@ fn the_example_of_another_trade_can_be_run() {
 }
 
 #[test]
+fn a_broken_file_of_workflows_or_agents_is_refused_before_anything_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let workflow = "name: w\nversion: 1\nsteps:\n  - {name: a, agent: a, failureMax: 3}\n";
+    std::fs::write(path("w.yaml"), workflow).unwrap();
+    std::fs::write(path("a.yaml"), "agents: [{nam: a}]\n").unwrap();
+    let (workflows, agents) = ("WAYBILL_WORKFLOWS__FILES", "WAYBILL_AGENTS__FILES");
+    let reach = ("WAYBILL_AGENTS__REACH", "direct");
+    let alone = ["--brokers", "127.0.0.1:1", "--scylla", "127.0.0.1:1"];
+    let refused = |line: &[&str], variable: &str, file: &str| {
+        let (file, data) = (path(file), path("data"));
+        let output = command(line)
+            .args(["--data-dir", &data, "--admin", "127.0.0.1:0"])
+            .envs([(variable, file.as_str()), reach])
+            .output()
+            .unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{line:?} {file}: {said}");
+        assert!(said.starts_with(&format!("waybill: {file}")), "{said}");
+        assert!(!Path::new(&data).exists(), "{line:?} {file}");
+        said
+    };
+    let said = refused(&["up"], workflows, "w.yaml");
+    assert!(said.contains("the key failureMax is not known"), "{said}");
+    refused(&["up"], workflows, "missing.yaml");
+    for role in ["agents", "ingestion", "scheduler", "supervisor"] {
+        refused(&[&[role][..], &alone].concat(), workflows, "w.yaml");
+    }
+    refused(&["up"], agents, "missing.yaml");
+    for role in ["agents", "scheduler"] {
+        refused(&[&[role][..], &alone].concat(), agents, "a.yaml");
+    }
+}
+
+#[test]
+fn what_a_command_cannot_do_without_is_refused_and_what_cannot_be_written_is_a_failure() {
+    for (line, said) in [
+        (&["store", "check"][..], "waybill: --scylla is needed: "),
+        (&["store", "migrate"], "waybill: --scylla is needed: "),
+        (
+            &["schemas", "check"],
+            "waybill: schemaRegistry.url is needed: ",
+        ),
+        (
+            &["up", "--services", "localhost:8082"],
+            "waybill: --services must be an IP address and a port, such as 127.0.0.1:8080",
+        ),
+        (
+            &["up", "--http", "localhost:8080"],
+            "error: invalid value 'localhost:8080' for '--http <ADDR>': must be an IP address and a port, such as \
+             127.0.0.1:8080; names are not taken",
+        ),
+    ] {
+        let refused = waybill(line);
+        let text = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{line:?}: {text}");
+        assert!(text.starts_with(said), "{text}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let nowhere = dir.path().join("nowhere").display().to_string();
+    assert_eq!(waybill(&["man", &nowhere]).status.code(), Some(1));
+}
+
+#[test]
 fn usage_errors_end_with_code_2_and_help_with_0() {
     for line in [
         &["fly"][..],

@@ -91,6 +91,10 @@ fn what_cannot_work_is_refused_with_the_place_and_the_reason() {
             WORKFLOW.replace("compensation: {}", "kind: irreversible"),
             ":4 cannot work: ",
         ),
+        (
+            WORKFLOW.replace("agent: buyer", "agent: Buyers!"),
+            ":8 cannot work: workflow \"errand\": steps.agent \"Buyers!\" must be 1 to 64 of",
+        ),
     ];
     for (text, reason) in cases {
         let file = dir.write("bad.yaml", &text);
@@ -153,9 +157,8 @@ fn agents_that_do_not_fit_are_refused_and_the_step_is_named() {
                 .args(["--admin", "127.0.0.1:0"])
                 .output()
                 .unwrap();
-            // In a log line, quotes are escaped.
-            let text = String::from_utf8(output.stderr).unwrap().replace('\\', "");
-            assert!(!output.status.success(), "{arguments:?}: {text}");
+            let text = String::from_utf8(output.stderr).unwrap();
+            assert_refused(&(output.status.code(), text.clone()), before);
             assert!(text.contains(reason), "{arguments:?}: {text}");
         }
     }

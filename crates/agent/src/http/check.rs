@@ -23,8 +23,9 @@ impl AgentsFile {
     ///
     /// # Errors
     ///
-    /// If an agent does not fit a step, or if its requests cannot be loaded.
+    /// If an agent does not fit a step, if its requests cannot be loaded, or if two have the same name.
     pub fn check(&self, workflows: &Workflows) -> Result<(), LoadError> {
+        self.refuse_twins()?;
         let agents = self
             .agents
             .iter()

@@ -14,6 +14,16 @@ use super::config::{HttpConfig, InverseConfig, RequestConfig};
 use crate::spans::TRACEPARENT;
 use crate::template::{Body, Path, RenderError, Scope, TemplateError, Text, rfc3339};
 
+/// The methods that services are asked with.
+const METHODS: [Method; 6] = [
+    Method::GET,
+    Method::HEAD,
+    Method::POST,
+    Method::PUT,
+    Method::PATCH,
+    Method::DELETE,
+];
+
 /// Headers that belong to the connection, not to a template.
 const RESERVED_HEADERS: [&str; 10] = [
     "connection",
@@ -322,19 +332,17 @@ impl StepPlan {
             source,
         };
         Ok(Self {
-            method: Method::from_bytes(config.method.as_bytes())
-                .ok()
-                .filter(|method| {
-                    *method != Method::CONNECT
-                        && method
-                            .as_str()
-                            .bytes()
-                            .all(|byte| byte.is_ascii_uppercase())
-                })
+            method: METHODS
+                .into_iter()
+                .find(|method| method.as_str() == config.method)
                 .ok_or_else(|| {
                     LoadError::invalid(
                         format!("{key}.method"),
-                        format!("{:?} is not a method such as PUT", config.method),
+                        format!(
+                            "{:?} is none of {}",
+                            config.method,
+                            METHODS.map(|method| method.to_string()).join(", ")
+                        ),
                     )
                 })?,
             path: Path::compile(&config.path).map_err(|source| template("path", source))?,

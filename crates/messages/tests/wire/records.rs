@@ -532,3 +532,16 @@ fn a_record_of_another_kind_is_refused_by_its_fingerprint() {
         })
     );
 }
+
+#[test]
+fn the_page_for_those_who_write_agents_has_the_fingerprints() {
+    let page = std::fs::read_to_string("../../docs/agents.md").unwrap();
+    for (schema, fingerprint) in [
+        ("step-request.avsc", StepRequest::fingerprint()),
+        ("step-reply.avsc", StepReply::fingerprint()),
+    ] {
+        let bytes = fingerprint.to_le_bytes().map(|byte| format!("{byte:02X}"));
+        let row = format!("| `schemas/{schema}` | `C3 01 {}` |", bytes.join(" "));
+        assert!(page.contains(&row), "docs/agents.md has no row {row}");
+    }
+}

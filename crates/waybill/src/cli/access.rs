@@ -123,7 +123,25 @@ impl Silence {
     pub(super) fn of(error: &reqwest::Error) -> Self {
         let first: &dyn std::error::Error = error;
         let causes = std::iter::successors(Some(first), |cause| cause.source());
-        Self::told_by(causes.map(ToString::to_string))
+        let silence = Self::told_by(causes.map(ToString::to_string));
+        match error.url().is_some_and(|url| url.scheme() == "http") {
+            true => silence.of_plain_http(),
+            false => silence,
+        }
+    }
+
+    /// The same of somebody who was asked without TLS: who expects it takes the connection and ends it.
+    fn of_plain_http(self) -> Self {
+        let is_cut_off = |why: &str| {
+            let cuts = ["Connection reset", "connection closed"];
+            cuts.iter().any(|cut| why.starts_with(cut))
+        };
+        match self {
+            Self::Away(why) if is_cut_off(&why) => {
+                Self::Away(format!("{why}; does it speak https?"))
+            }
+            other => other,
+        }
     }
 
     /// The innermost cause says what happened; the ones above it only say that something did. Why a certificate was
@@ -229,6 +247,20 @@ mod tests {
             away("Connection refused (os error 111)"),
             Silence::Away("Connection refused (os error 111)".to_owned())
         );
+    }
+
+    #[test]
+    fn who_cuts_a_plain_connection_off_is_asked_for_https() {
+        let of_plain_http = |why: &str| Silence::Away(why.to_owned()).of_plain_http();
+        for why in [
+            "Connection reset by peer (os error 104)",
+            "connection closed before message completed",
+        ] {
+            let hinted = Silence::Away(format!("{why}; does it speak https?"));
+            assert_eq!(of_plain_http(why), hinted);
+        }
+        let refused = "Connection refused (os error 111)";
+        assert_eq!(of_plain_http(refused), Silence::Away(refused.to_owned()));
     }
 
     #[test]

@@ -28,6 +28,33 @@ impl Refused {
     }
 }
 
+/// Nobody answers.
+#[derive(Debug, thiserror::Error)]
+#[error("{said}")]
+pub(super) struct Away {
+    said: String,
+}
+
+impl Away {
+    pub(super) fn new(url: &str, why: &str) -> Self {
+        let hint = "name the admin port of `up` with --admin or --admin-url";
+        Self {
+            said: format!("{url} does not answer ({why}): {hint}"),
+        }
+    }
+}
+
+/// The same error with the hint of whoever could ask a cluster as well, where nobody answers.
+pub(super) fn or_of_a_cluster(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast::<Away>() {
+        Ok(Away { said }) => {
+            let said = format!("{said}, or a cluster with --scylla");
+            Away { said }.into()
+        }
+        Err(other) => other,
+    }
+}
+
 /// A client for it.
 ///
 /// # Errors
@@ -77,10 +104,7 @@ pub(super) async fn answered<T: DeserializeOwned>(
 pub(super) async fn accepted(url: &str, request: RequestBuilder) -> anyhow::Result<Response> {
     let answer = request.send().await;
     let answer = answer.map_err(|error| match Silence::of(&error) {
-        Silence::Away(why) => anyhow::anyhow!(
-            "{url} does not answer ({why}): name the admin port of `up` with --admin or --admin-url, or a cluster \
-             with --scylla"
-        ),
+        Silence::Away(why) => anyhow::Error::from(Away::new(url, &why)),
         Silence::Distrusted(why) => anyhow::anyhow!("{url} answers, but {why}"),
     })?;
     let status = answer.status();
@@ -101,4 +125,23 @@ pub(super) async fn accepted(url: &str, request: RequestBuilder) -> anyhow::Resu
         .into());
     }
     Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_is_named_only_where_nobody_answers_and_one_could_be_asked() {
+        let alone =
+            "u does not answer (refused): name the admin port of `up` with --admin or --admin-url";
+        let away = || Away::new("u", "refused");
+        assert_eq!(away().to_string(), alone);
+        let hinted = or_of_a_cluster(away().into());
+        let expected = format!("{alone}, or a cluster with --scylla");
+        assert_eq!(hinted.to_string(), expected);
+        assert!(hinted.is::<Away>());
+        let other = or_of_a_cluster(anyhow::anyhow!("u answers 404"));
+        assert_eq!(other.to_string(), "u answers 404");
+    }
 }

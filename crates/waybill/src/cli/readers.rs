@@ -111,5 +111,6 @@ async fn ask(
             .json(&json!({ "perPartition": per_partition })),
         None => client.get(&url).timeout(LOOK_PATIENCE),
     };
-    admin_port::answered(&url, request).await
+    let answer = admin_port::answered(&url, request).await;
+    answer.map_err(admin_port::or_of_a_cluster)
 }

@@ -14,6 +14,7 @@ use waybill_kafka::RecordRef;
 
 use super::avro::{Decoded, Json, RegistrySchema, Schemas, Undecoded};
 use super::connection::{Connection, Next, chosen, topic_from_text, until_reader_leaves};
+use super::refused;
 use super::shown::{Bytes, NOTHING, Output, ShownHeader, time};
 use crate::config::Config;
 
@@ -99,10 +100,12 @@ impl RecordsArgs {
         let schemas = Schemas::load(&self.schemas, &config.schema_registry)?;
         let connection = Connection::open(config)?;
         let (topic, partitions) = connection.topic(&self.topic)?;
-        ensure!(
-            !matches!(self.from, From::Offset(_)) || self.partition.is_some() || partitions == 1,
-            "{topic} has {partitions} partitions: say with --partition whose offset is meant"
-        );
+        if matches!(self.from, From::Offset(_)) && self.partition.is_none() && partitions > 1 {
+            let problem = format!(
+                "is needed: {topic} has {partitions} partitions, and --from names an offset of one"
+            );
+            return Err(refused("--partition", &problem).into());
+        }
         let mut ranges = Vec::new();
         for partition in chosen(&topic, partitions, self.partition)? {
             let held = connection.offsets(&topic, partition)?;

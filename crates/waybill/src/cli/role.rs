@@ -1,5 +1,7 @@
 //! What lasts: the roles, and what each cannot do without.
 
+use std::fmt;
+
 /// A command that starts roles and lasts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
@@ -24,6 +26,21 @@ pub enum Role {
     Scheduler,
     /// The supervisor, and what tells people of alerts.
     Supervisor,
+}
+
+/// As it is typed.
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Up { .. } => "up",
+            Self::Broker => "broker",
+            Self::Agents => "agents",
+            Self::Services => "services",
+            Self::Ingestion => "ingestion",
+            Self::Scheduler => "scheduler",
+            Self::Supervisor => "supervisor",
+        })
+    }
 }
 
 impl Role {
@@ -55,4 +72,35 @@ impl Role {
 pub(super) struct Needs {
     pub(super) brokers: bool,
     pub(super) store: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    #[test]
+    fn a_role_is_called_what_is_typed_to_start_it() {
+        let up = Role::Up {
+            agents: true,
+            services: false,
+            samples: 3,
+        };
+        let roles = [
+            up,
+            Role::Broker,
+            Role::Agents,
+            Role::Services,
+            Role::Ingestion,
+            Role::Scheduler,
+            Role::Supervisor,
+        ];
+        let program = Cli::command();
+        for role in roles {
+            let name = role.to_string();
+            assert!(program.find_subcommand(&name).is_some(), "{name}");
+        }
+    }
 }

@@ -2,12 +2,12 @@
 
 use std::io::{self, Write as _};
 
-use anyhow::Context as _;
 use clap::Subcommand;
 use waybill_messages::Topics;
 use waybill_registry::{Subject, subjects};
 
 use super::connection::until_reader_leaves;
+use super::refused;
 use crate::config::{Config, load_workflows};
 use crate::registry;
 
@@ -30,7 +30,8 @@ impl SchemasCommand {
     /// earlier versions.
     pub fn run(self, config: &Config) -> anyhow::Result<()> {
         let registry = config.schema_registry.client()?;
-        let registry = registry.context("schemaRegistry.url is needed: there is no registry")?;
+        let lacking = || refused("schemaRegistry.url", "is needed: there is no registry");
+        let registry = registry.ok_or_else(lacking)?;
         let subjects = subjects_of(config)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

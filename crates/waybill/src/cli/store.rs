@@ -1,9 +1,9 @@
 //! `waybill store`: prepares the state store on a cluster, and looks at it.
 
-use anyhow::Context as _;
 use clap::Subcommand;
 use waybill_store::{CqlClock, CqlProblem, CqlReport, CqlStore};
 
+use super::refused;
 use crate::config::Config;
 
 /// What to do with the state store.
@@ -22,11 +22,12 @@ impl StoreCommand {
     ///
     /// If no cluster is configured, it cannot be reached, or the store on it cannot be used.
     pub fn run(self, config: &Config) -> anyhow::Result<String> {
-        let cql = config
-            .store
-            .scylla
-            .cql()
-            .context("--scylla is needed: the embedded store takes no preparing")?;
+        let cql = config.store.scylla.cql().ok_or_else(|| {
+            refused(
+                "--scylla",
+                "is needed: the embedded store takes no preparing",
+            )
+        })?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use strsim::jaro_winkler;
 
+use super::words::in_our_words;
 use super::{Config, ConfigError};
 
 const PREFIX: &str = "WAYBILL_";
@@ -225,7 +226,7 @@ fn set(config: &mut Config, levels: &[String], text: &str) -> Result<(), String>
                 break;
             }
             Err(error) => {
-                refusal.get_or_insert(error.to_string());
+                refusal.get_or_insert(in_our_words(&error.to_string()).to_owned());
             }
         }
     }
@@ -470,7 +471,19 @@ mod tests {
                 "WAYBILL_HTTP__LISTEN",
                 "here",
                 "http.listen",
-                "socket address",
+                "must be an IP address and a port",
+            ),
+            (
+                "WAYBILL_HTTP__LISTEN",
+                "8080",
+                "http.listen",
+                "must be an IP address and a port",
+            ),
+            (
+                "WAYBILL_HTTP__TENANT_LIMITS__PER_SECOND",
+                "0",
+                "http.tenantLimits.perSecond",
+                "must be a whole number of at least 1",
             ),
             (
                 "WAYBILL_WORKFLOWS__BUILT_IN",

@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_saphyr::{Error, MessageFormatter, UserMessageFormatter};
 
 use super::environment::key_paths;
+use super::words::in_our_words;
 use super::{Config, did_you_mean};
 
 /// Why a file was refused.
@@ -80,15 +81,16 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
         .location()
         .map(|location| (location.line(), location.column()));
     // Before what is wrong with a value, its key.
-    let of_key = |message: String| {
+    let of_key = |message: &str| {
         let key = position.and_then(|position| {
             // The place of a value that is wrong may be that of its key; other faults are of what begins there.
             let at = || key_at(text, position).filter(|_| message.starts_with("invalid value"));
             key_before(text, position).or_else(at)
         });
+        let said = in_our_words(message).replace(|c: char| c.is_control(), " ");
         match key {
-            Some(key) => format!("{key}: {message}"),
-            None => message,
+            Some(key) => format!("{key}: {said}"),
+            None => said,
         }
     };
     let problem = match error {
@@ -104,33 +106,14 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
         }
         Error::SerdeUnknownVariant {
             variant, expected, ..
-        } => of_key(format!("{variant} is none of {}", expected.join(", "))),
+        } => of_key(&format!("{variant} is none of {}", expected.join(", "))),
         Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key} stands twice"),
-        other => {
-            let message = UserMessageFormatter.format_message(other);
-            let is_control = |c: char| c.is_control();
-            of_key(in_our_words(&message).replace(is_control, " "))
-        }
+        other => of_key(&UserMessageFormatter.format_message(other)),
     };
     FileError::Wrong {
         path: name.to_owned(),
         position,
         problem,
-    }
-}
-
-/// What the parser says of a value of another type, as a person would.
-fn in_our_words(message: &str) -> &str {
-    match message {
-        "invalid u8" | "invalid u16" | "invalid u32" | "invalid u64" | "invalid usize" => {
-            "must be a whole number, not below 0"
-        }
-        "invalid i32" | "invalid i64" | "invalid isize" => "must be a whole number",
-        "invalid floating point" => "must be a number",
-        "invalid boolean" => "must be true or false",
-        "expected mapping start" => "must hold keys with values",
-        "expected sequence start" => "must be a list",
-        other => other,
     }
 }
 
@@ -260,7 +243,31 @@ mod tests {
                 "inFlightMax: must be a whole number",
             ),
             ("partitions: [1]\n", 1, ""),
-            ("http:\n  listen: here\n", 2, "socket address"),
+            (
+                "http:\n  listen: localhost:8080\n",
+                2,
+                "listen: must be an IP address and a port, such as 127.0.0.1:8080; names are not taken",
+            ),
+            (
+                "admin:\n  listen: 8081\n",
+                2,
+                "listen: must be an IP address and a port",
+            ),
+            (
+                "http:\n  tenantLimits: {perSecond: -1}\n",
+                2,
+                "perSecond: must be a whole number of at least 1",
+            ),
+            (
+                "http:\n  tenantLimits:\n    tenants: {a: {perSecond: 0}}\n",
+                3,
+                "perSecond: must be a whole number of at least 1",
+            ),
+            (
+                "store:\n  scylla:\n    inFlightMax: 0\n",
+                3,
+                "inFlightMax: must be a whole number of at least 1",
+            ),
             ("http:\n  requestBytesMax: 64\n", 2, "a size with its unit"),
             (
                 "http:\n\n  acceptTimeout: 10\n",

@@ -38,6 +38,7 @@ pub struct ScyllaConfig {
     /// How often each row is stored in each datacentre, for a keyspace that is created.
     pub replication_factor: u8,
     /// Connections to each shard of each node (Cassandra: to each node).
+    #[serde(deserialize_with = "units::at_least_one")]
     pub connections_per_shard: NonZeroUsize,
     /// How long one request may take.
     #[serde(with = "units::duration")]
@@ -46,6 +47,7 @@ pub struct ScyllaConfig {
     #[serde(with = "units::duration")]
     pub patience: Duration,
     /// Requests under way at once.
+    #[serde(deserialize_with = "units::at_least_one")]
     pub in_flight_max: NonZeroUsize,
     /// How long the deadline index keeps an entry: as long may all supervisors be away.
     #[serde(with = "units::duration")]

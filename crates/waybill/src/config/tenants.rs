@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
+use super::units;
 use crate::ingestion::{Rate, TenantRates};
 
 /// The `http.tenantLimits` section.
@@ -12,8 +13,10 @@ use crate::ingestion::{Rate, TenantRates};
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct TenantLimitsConfig {
     /// Requests a second of each tenant; those without a tenant count as one. `None`: as many as they want.
+    #[serde(deserialize_with = "units::at_least_one_if_any")]
     pub per_second: Option<NonZeroU32>,
     /// Requests of a tenant at once; `None`: those of a second.
+    #[serde(deserialize_with = "units::at_least_one_if_any")]
     pub burst: Option<NonZeroU32>,
     /// Other limits of single tenants, by name.
     pub tenants: BTreeMap<String, TenantLimit>,
@@ -24,9 +27,10 @@ pub struct TenantLimitsConfig {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct TenantLimit {
     /// Requests a second.
+    #[serde(deserialize_with = "units::at_least_one")]
     pub per_second: NonZeroU32,
     /// Requests at once; `None`: those of a second.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "units::at_least_one_if_any")]
     pub burst: Option<NonZeroU32>,
 }
 

@@ -1,10 +1,11 @@
-//! Durations and sizes as people write them.
+//! Durations, sizes and counts as people write them.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::de::{Unexpected, Visitor};
+use serde::de::{Error as _, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Units of time, largest first, in milliseconds.
@@ -155,6 +156,36 @@ pub(super) mod duration {
         deserializer
             .deserialize_str(visitor)
             .map(Duration::from_millis)
+    }
+}
+
+/// For `#[serde(deserialize_with = "…")]` on a number that is not 0: what is below 0 is told so, too.
+pub(super) fn at_least_one<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: TryFrom<NonZeroU64>,
+{
+    let number = i64::deserialize(deserializer)?;
+    let fits = u64::try_from(number).ok().and_then(NonZeroU64::new);
+    let fits = fits.and_then(|number| T::try_from(number).ok());
+    fits.ok_or_else(|| D::Error::invalid_value(Unexpected::Signed(number), &"a nonzero number"))
+}
+
+/// The same for one that may be left out.
+pub(super) fn at_least_one_if_any<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: TryFrom<NonZeroU64>,
+{
+    let number = Option::<AtLeastOne<T>>::deserialize(deserializer)?;
+    Ok(number.map(|AtLeastOne(number)| number))
+}
+
+struct AtLeastOne<T>(T);
+
+impl<'de, T: TryFrom<NonZeroU64>> Deserialize<'de> for AtLeastOne<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        at_least_one(deserializer).map(Self)
     }
 }
 

@@ -17,7 +17,7 @@ pub enum WorkflowsError {
     /// A workflow cannot work.
     #[error("{place} cannot work")]
     Workflow {
-        /// The file, or what stands for it, and the line of the step that it is about, if it is about one.
+        /// The file, or what stands for it, and the line of the step or name that it is about, if it is about one.
         place: String,
         /// Why not.
         #[source]
@@ -61,15 +61,19 @@ pub fn load_workflows(config: &WorkflowsConfig) -> Result<Workflows, WorkflowsEr
 fn compile(name: &str, text: &str) -> Result<Workflow, WorkflowsError> {
     let definition: WorkflowDefinition = file::parse(name, text)?;
     Workflow::try_from(definition).map_err(|source| {
-        let line = step_of(&source).and_then(|step| line_of(step, text));
+        let line = at_fault(&source).and_then(|(key, value)| line_of(key, value, text));
         let place = line.map_or_else(|| name.to_owned(), |line| format!("{name}:{line}"));
         WorkflowsError::Workflow { place, source }
     })
 }
 
-/// The step that is wrong.
-fn step_of(error: &WorkflowError) -> Option<&str> {
-    match error {
+/// What is wrong of a step, by the key and the value that tell it from others: the step itself, or a name in it.
+fn at_fault(error: &WorkflowError) -> Option<(&str, &str)> {
+    let step = match error {
+        WorkflowError::Name { field, name, .. } => {
+            let (_, key) = field.rsplit_once('.')?;
+            return Some((key, name.as_str()));
+        }
         WorkflowError::DuplicateStep { step, .. }
         | WorkflowError::UnknownStep { step, .. }
         | WorkflowError::ConditionNotBefore { step, .. }
@@ -80,25 +84,27 @@ fn step_of(error: &WorkflowError) -> Option<&str> {
         | WorkflowError::BesidePivot { step, .. }
         | WorkflowError::CompensateBehindPivot { step, .. }
         | WorkflowError::CancelAlways { step, .. }
-        | WorkflowError::ScheduleBeyondDeadline { step, .. } => Some(step),
-        WorkflowError::Cycle { steps, .. } => steps.first().map(String::as_str),
-        WorkflowError::Name { .. }
-        | WorkflowError::NoSteps { .. }
+        | WorkflowError::ScheduleBeyondDeadline { step, .. } => step,
+        WorkflowError::Cycle { steps, .. } => steps.first()?,
+        WorkflowError::NoSteps { .. }
         | WorkflowError::TooManySteps { .. }
-        | WorkflowError::DuplicateWorkflow { .. } => None,
-    }
+        | WorkflowError::DuplicateWorkflow { .. } => return None,
+    };
+    Some(("name", step.as_str()))
 }
 
-/// The line that gives a step its name, from 1; the last one where several do.
-fn line_of(step: &str, text: &str) -> Option<usize> {
-    let is_name = |line: &str| {
-        let line = line.split(" #").next().unwrap_or_default();
-        let key = line.trim_start_matches([' ', '-', '{']);
-        let value = key.strip_prefix("name:").map(|rest| rest.split(',').next());
-        let value = value.flatten().unwrap_or_default();
-        value.trim().trim_matches(['"', '\'', '}']) == step && line.starts_with([' ', '-'])
+/// The line that gives a step, or what is in it, this value, from 1; the last one where several do.
+fn line_of(key: &str, value: &str, text: &str) -> Option<usize> {
+    let gives_it = |entry: &str| {
+        let entry = entry.trim_start_matches([' ', '-']);
+        let given = entry.strip_prefix(key).and_then(|it| it.strip_prefix(':'));
+        given.is_some_and(|given| given.trim().trim_matches(['"', '\'']) == value)
     };
-    let lines = text.lines().enumerate().filter(|(_, line)| is_name(line));
+    let has_it = |line: &str| {
+        let line = line.split(" #").next().unwrap_or_default();
+        line.starts_with([' ', '-']) && line.split(['{', ',', '}']).any(gives_it)
+    };
+    let lines = text.lines().enumerate().filter(|(_, line)| has_it(line));
     lines.last().map(|(index, _)| index + 1)
 }
 
@@ -160,6 +166,18 @@ steps:
                 ":8 cannot work: ",
             ),
             (OTHER.replace("errand", "Errand"), " cannot work: "),
+            (
+                OTHER.replacen("agent: walker", "agent: Walker!", 1),
+                ":6 cannot work: ",
+            ),
+            (
+                OTHER.replace("name: return", "name: Return"),
+                ":8 cannot work: ",
+            ),
+            (
+                OTHER.replace("[go]", "[go]\n    compensation: { agent: \"W\" }"),
+                ":11 cannot work: ",
+            ),
         ];
         for (text, expected) in cases {
             let (_dir, config) = one_file(&text);

@@ -17,7 +17,7 @@ pub const DEPTH_LIMIT_MAX: usize = 100;
 
 /// Where and why a text is not one JSON value that every reader understands alike.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("line {line}, column {column}: {fault}")]
+#[error("{}column {column}: {fault}", line_of(*line))]
 pub struct JsonError {
     /// What is wrong.
     pub fault: JsonFault,
@@ -25,6 +25,14 @@ pub struct JsonError {
     pub line: usize,
     /// The byte in that line up to which the text was read.
     pub column: usize,
+}
+
+/// Which line, unless it is the first: most texts have no other, and one line of many does not know which it is.
+fn line_of(line: usize) -> String {
+    match line {
+        ..=1 => String::new(),
+        _ => format!("line {line}, "),
+    }
 }
 
 /// What is wrong with a JSON text.
@@ -100,7 +108,10 @@ fn without_position(error: &serde_json::Error) -> String {
     if let Some(end) = message.rfind(" at line ") {
         message.truncate(end);
     }
-    message
+    match message.as_str() {
+        "expected ident" => "expected null, true or false".to_owned(),
+        _ => message,
+    }
 }
 
 /// A fault that JSON's grammar allows, with the way to it, innermost first: segments are added

@@ -41,6 +41,7 @@ mod spans;
 mod status;
 pub(crate) mod tenant_limits;
 mod token;
+mod unwanted;
 mod view;
 
 use std::io;

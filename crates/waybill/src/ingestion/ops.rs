@@ -22,7 +22,7 @@ mod recover;
 pub mod testing;
 pub mod verb;
 
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Body as _;
 use hyper::{HeaderMap, StatusCode, header};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -34,6 +34,7 @@ use super::problem::{Kind, Problem};
 use super::request::Envelope;
 use super::service::{Api, JSON, Parameters, Reply, check_media_type, json, set};
 use super::status::{self, Query, Status, Whose};
+use super::unwanted::RequestBody;
 use crate::auth::Tenants;
 
 /// The largest body of an asking, in bytes: a reason, a name and a few words.
@@ -92,7 +93,7 @@ impl Api {
     async fn ask_body(
         &self,
         headers: &HeaderMap,
-        body: Incoming,
+        body: RequestBody,
     ) -> Result<Option<bytes::Bytes>, Problem> {
         if body.is_end_stream() {
             return Ok(None);

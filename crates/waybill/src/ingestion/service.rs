@@ -36,6 +36,7 @@ use super::problem::{FieldProblem, Kind, Problem};
 use super::request::{self, Envelope, Rules, Submission};
 use super::spans;
 use super::status::{self, Query};
+use super::unwanted::RequestBody;
 use super::view::{AcceptedView, DeliveryView, OperationView};
 use crate::auth::{Auth, Caller};
 use crate::clock::wall_clock;
@@ -86,7 +87,7 @@ impl Api {
         let route = Route::of(request.uri().path());
         let label = route.label(request.method());
         let span = spans::pattern(route).and_then(|it| spans::of_request(&mut request, it));
-        let answered = AssertUnwindSafe(self.dispatch(request))
+        let answered = AssertUnwindSafe(self.dispatch(RequestBody::of(request)))
             .catch_unwind()
             .await;
         let reply = match answered {
@@ -108,7 +109,7 @@ impl Api {
         reply
     }
 
-    async fn dispatch(&self, request: Request<Incoming>) -> Result<Reply, Problem> {
+    async fn dispatch(&self, request: Request<RequestBody>) -> Result<Reply, Problem> {
         let (head, body) = request.into_parts();
         let route = Route::of(head.uri.path());
         let is_get = head.method == Method::GET || head.method == Method::HEAD;
@@ -163,7 +164,7 @@ impl Api {
     async fn create(
         &self,
         headers: &HeaderMap,
-        body: Incoming,
+        body: RequestBody,
         form: Form,
         caller: &Caller,
     ) -> Result<Reply, Problem> {
@@ -239,7 +240,7 @@ impl Api {
     fn start_batch(
         &self,
         headers: &HeaderMap,
-        body: Incoming,
+        body: RequestBody,
         caller: &Caller,
     ) -> Result<Reply, Problem> {
         check_media_type(headers, NDJSON)?;

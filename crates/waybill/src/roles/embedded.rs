@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
-use waybill_broker::{Broker, BrokerConfig, Logs};
-use waybill_drone_delivery::services::{Services, ServicesConfig};
+use waybill_broker::{Broker, BrokerConfig, Logs, StartError};
+use waybill_drone_delivery::services::{
+    LedgerError, Services, ServicesConfig, StartError as ServicesError,
+};
 
 use super::agents::Reached;
 use super::broker_metrics::BrokerMetrics;
@@ -32,7 +33,7 @@ pub(super) async fn broker(
     broker_config.topic_defaults.segment_bytes = settings.segment_bytes.as_u64();
     let broker = Broker::start(broker_config)
         .await
-        .context("the embedded broker cannot be started")?;
+        .map_err(broker_not_started)?;
     let (address, logs) = (broker.address(), broker.logs());
     running.spawn(Stage::Broker, "broker", |stop| async move {
         tokio::select! {
@@ -47,6 +48,29 @@ pub(super) async fn broker(
     Ok((address, logs))
 }
 
+/// What the broker lacks, with the flag that names another.
+fn broker_not_started(error: StartError) -> anyhow::Error {
+    let hint = match &error {
+        StartError::Listen { .. } => " (--broker-listen; does another Waybill run?)",
+        StartError::Locked { .. } => " (--data-dir; another Waybill runs on it)",
+        StartError::DataDir { .. } => " (--data-dir)",
+        StartError::Open { .. } => "",
+    };
+    anyhow::Error::from(error).context(format!("the embedded broker cannot be started{hint}"))
+}
+
+/// What the services lack, with the flag that names another.
+fn services_not_started(error: ServicesError) -> anyhow::Error {
+    let hint = match &error {
+        ServicesError::Listen { .. } => " (--services; does another Waybill run?)",
+        ServicesError::Ledger(LedgerError::InUse { .. }) => {
+            " (--data-dir; another Waybill runs on it)"
+        }
+        _ => "",
+    };
+    anyhow::Error::from(error).context(format!("the services cannot be started{hint}"))
+}
+
 /// Starts the simulated services and returns how they are reached.
 pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Result<Reached> {
     let settings = &config.services;
@@ -55,7 +79,9 @@ pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Resu
     services_config.suspended_prefix = settings.suspended_prefix.clone();
     services_config.remote_marker = settings.remote_marker.clone();
     services_config.faults = settings.faults;
-    let services = Services::start(services_config).await?;
+    let services = Services::start(services_config)
+        .await
+        .map_err(services_not_started)?;
     let (address, caller) = (services.address(), services.caller());
     running.spawn(Stage::Services, "services", |stop| async move {
         stop.cancelled().await;
@@ -67,4 +93,32 @@ pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Resu
         address: address.to_string(),
         caller: Some(caller),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_use_is_told_with_the_flag_that_names_another() {
+        let listen = |source| StartError::Listen {
+            address: ([127, 0, 0, 1], 9092).into(),
+            source,
+        };
+        let taken = std::io::ErrorKind::AddrInUse.into();
+        let told = format!("{:#}", broker_not_started(listen(taken)));
+        assert!(
+            told.starts_with("the embedded broker cannot be started (--broker-listen; "),
+            "{told}"
+        );
+        assert!(told.contains("cannot listen on 127.0.0.1:9092"), "{told}");
+        let path = PathBuf::from("d/broker");
+        let told = broker_not_started(StartError::Locked { path }).to_string();
+        assert!(told.contains("(--data-dir; "), "{told}");
+        let told = services_not_started(ServicesError::Listen {
+            address: ([127, 0, 0, 1], 8082).into(),
+            source: std::io::ErrorKind::AddrInUse.into(),
+        });
+        assert!(told.to_string().contains("(--services; "), "{told}");
+    }
 }

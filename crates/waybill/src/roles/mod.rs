@@ -243,6 +243,27 @@ pub fn check(config: &Config) -> anyhow::Result<Vec<String>> {
     agents::check(config, &workflows)
 }
 
+/// Checks the workflows and agents that a role reads, as it reads them. Said before it starts, it is a refusal and no
+/// failure.
+///
+/// # Errors
+///
+/// If a file cannot be read, or what it says cannot work.
+pub fn check_files_of(role: Role, config: &Config) -> anyhow::Result<()> {
+    let reads_agents = match role {
+        Role::Broker | Role::Services => return Ok(()),
+        Role::Agents => true,
+        Role::Up { agents, .. } => agents,
+        Role::Scheduler => config.agents.reach == AgentReach::Direct,
+        Role::Ingestion | Role::Supervisor => false,
+    };
+    let workflows = load_workflows(&config.workflows)?;
+    if reads_agents {
+        agents::check(config, &workflows)?;
+    }
+    Ok(())
+}
+
 /// How to reach the brokers: the configured ones, else the embedded one.
 pub(crate) fn kafka_settings(config: &Config, embedded: Option<SocketAddr>) -> KafkaSettings {
     let brokers = match (&config.kafka.brokers, embedded) {

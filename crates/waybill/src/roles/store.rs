@@ -99,9 +99,14 @@ where
 async fn embedded(config: &Config, running: &Running) -> anyhow::Result<Arc<EmbeddedStore>> {
     let mut store_config = EmbeddedConfig::new(store_dir(&config.data_dir));
     store_config.cache_bytes = config.store.cache_bytes.as_u64();
-    let store = tokio::task::spawn_blocking(move || EmbeddedStore::open(store_config))
-        .await?
-        .context("the embedded store cannot be opened")?;
+    let opened = tokio::task::spawn_blocking(move || EmbeddedStore::open(store_config)).await?;
+    let store = opened.map_err(|error| {
+        let hint = match error {
+            StoreError::Locked { .. } => " (--data-dir; another Waybill runs on it)",
+            _ => "",
+        };
+        anyhow::Error::from(error).context(format!("the embedded store cannot be opened{hint}"))
+    })?;
     let store = Arc::new(store);
     let closing = store.clone();
     // Closed when nobody writes any more: in the broker's stage, after the scheduler's.

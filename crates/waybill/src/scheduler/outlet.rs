@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use waybill_agent::DirectAgents;
 use waybill_engine::{
     ByLane, FailedOperation, ForwardRecord, Message, Offset, OperationId, OperationStatus,
-    PartitionId, ReaderId, Source, StatusKind, StepReply, StepRequest, Workflows, partition_for,
+    OperatorAlert, PartitionId, ReaderId, Source, StatusKind, StepReply, StepRequest, Workflows,
+    partition_for,
 };
 use waybill_kafka::{
     DeliveredShared as _, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
@@ -193,6 +194,7 @@ impl Outlet {
             Message::Failed(failed) => self.failed(failed, buffer, settlement),
             Message::Alert(alert) => {
                 alert_raised(alert.kind);
+                log_alert(alert);
                 let topic = self.topics.operator_alerts();
                 self.told(topic, alert.operation, &**alert, buffer, settlement);
             }
@@ -552,6 +554,19 @@ fn count_as_sent(settlement: &Settlement) {
         offset: None,
         result: Ok(()),
     });
+}
+
+/// What a person must know stands in the log as well: without what services said, which may be anything.
+fn log_alert(alert: &OperatorAlert) {
+    tracing::warn!(
+        operation = %alert.operation,
+        workflow = alert.workflow,
+        step = alert.step,
+        error = alert.error.as_ref().map(|error| error.code.as_str()),
+        kind = alert.kind.as_str(),
+        advice = alert.advice,
+        "a person is asked for"
+    );
 }
 
 fn borrowed(record: &ForwardRecord) -> impl Iterator<Item = Header<'_>> {

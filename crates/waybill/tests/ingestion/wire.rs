@@ -1,7 +1,16 @@
 //! The bytes on the connection: framing, slowness, and both versions of HTTP.
 
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Client, StatusCode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -212,6 +221,50 @@ async fn http_2_without_tls_is_spoken_too() {
         assert_eq!(response.status(), StatusCode::ACCEPTED);
     }
     assert_eq!(world.records().len(), 50);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn over_http_2_the_rest_of_a_body_that_is_refused_is_read_all_the_same() {
+    const CHUNKS: usize = 64;
+    let world = World::start().await;
+    let stream = TcpStream::connect(world.ingestion.address()).await.unwrap();
+    let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.unwrap();
+    let connection = tokio::spawn(connection);
+    for (method, media_type, status) in [
+        ("POST", "application/json", StatusCode::PAYLOAD_TOO_LARGE),
+        ("POST", "text/plain", StatusCode::UNSUPPORTED_MEDIA_TYPE),
+        ("PUT", "application/json", StatusCode::METHOD_NOT_ALLOWED),
+    ] {
+        let sent = Arc::new(AtomicUsize::new(0));
+        let count = sent.clone();
+        let chunks = (0..CHUNKS).map(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok::<_, Infallible>(Frame::data(Bytes::from_static(&[b'a'; 16 * 1024])))
+        });
+        // Each a while behind the other, so that the answer is there before the last.
+        let chunks = stream::iter(chunks).then(async |chunk| {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            chunk
+        });
+        let request = hyper::Request::builder()
+            .method(method)
+            .uri(world.url(OPERATIONS))
+            .header(CONTENT_TYPE, media_type)
+            .body(BodyExt::boxed_unsync(StreamBody::new(chunks)))
+            .unwrap();
+        let answer = within(sender.send_request(request)).await.unwrap();
+        assert_eq!(answer.status(), status);
+        within(answer.into_body().collect()).await.unwrap();
+        within(async {
+            while sent.load(Ordering::Relaxed) < CHUNKS {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+    }
+    assert!(!connection.is_finished());
     world.ingestion.shutdown().await;
 }
 

@@ -86,9 +86,11 @@ fn where_to_start_and_where_to_stop_can_be_said() {
         refusal.contains("no offset 3: it holds 4 up to 15"),
         "{refusal}"
     );
-    let refusal = world.refusal("records step-replies --from 3");
+    let output = world.run("records step-replies --from 3");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let refusal = String::from_utf8(output.stderr).unwrap();
     assert!(
-        refusal.contains("has 2 partitions: say with --partition"),
+        refusal.contains("--partition is needed: ") && refusal.contains("has 2 partitions"),
         "{refusal}"
     );
     let refusal = world.refusal("records step-replies --partition 2");

@@ -144,3 +144,48 @@ async fn until_of(agent: &HttpAgent, action: Action, kind: &str) -> Outcome {
         sleep(Duration::from_millis(1)).await;
     }
 }
+
+/// A service that does not answer, of which it is known how long it takes otherwise; each call has 20 ms.
+async fn hurried(usual: Option<Duration>) -> (Arc<Service>, HttpAgent) {
+    let service = Service::start().await;
+    let agent = agent(&service.url, &format!("{LASTING_BREAKER}{PUT}"));
+    if let Some(usual) = usual {
+        agent.pace.took(usual);
+    }
+    let release = service.hold();
+    for _ in 0..20 {
+        let request = request().complete_within(Duration::from_millis(20)).build();
+        let hurried = attempt(&agent, request).await;
+        assert!(!matches!(hurried, Some(Outcome::Success { .. })));
+    }
+    *service.hold.lock().unwrap() = None;
+    release.notify_waiters();
+    service.answers(|_| json(200, ""));
+    (service, agent)
+}
+
+#[tokio::test]
+async fn a_service_that_is_given_too_little_time_is_not_taken_for_one_that_fails() {
+    let (_service, agent) = hurried(Some(Duration::from_secs(60))).await;
+    assert_eq!(kind_and_code(&outcome(&agent).await).0, "success");
+
+    for usual in [None, Some(Duration::from_millis(1))] {
+        let (_service, agent) = hurried(usual).await;
+        let refused = outcome(&agent).await;
+        assert_eq!(kind_and_code(&refused), ("not-attempted", "breaker-open"));
+    }
+}
+
+#[test]
+fn the_pace_follows_what_answers_take() {
+    let pace = Pace::default();
+    assert!(!pace.is_too_little(Duration::ZERO), "nothing is known yet");
+    let millis = Duration::from_millis;
+    pace.took(millis(100));
+    assert!(pace.is_too_little(millis(199)));
+    assert!(!pace.is_too_little(millis(200)));
+    for _ in 0..200 {
+        pace.took(millis(10));
+    }
+    assert!(!pace.is_too_little(millis(30)));
+}

@@ -173,7 +173,7 @@ impl DoctorArgs {
             brokers,
             store,
             registry,
-            installation::leases(&layout),
+            installation::leases(&layout, admin.is_named(config)),
             process,
             answers,
         ] {

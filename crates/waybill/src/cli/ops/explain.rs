@@ -278,8 +278,8 @@ impl Holder {
 
 /// What an operation waits for.
 pub(super) fn why(operation: &Operation) -> String {
-    let under_way = |step: &&Step| step.complete_by.is_some() || step.retry_at.is_some();
-    let steps = operation.steps.iter().filter(under_way).map(|step| {
+    let under_way = operation.steps.iter().filter(|step| step.is_under_way());
+    let steps = under_way.map(|step| {
         let Step { name, attempt, .. } = step;
         match (&step.complete_by, &step.retry_at) {
             (Some(until), _) => format!("step {name}, attempt {attempt}, until {until}"),

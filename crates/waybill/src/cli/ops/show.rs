@@ -103,8 +103,8 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         ("abandoned", yes(*abandoned)),
         ("next", what_next.clone()),
         ("can be asked", verbs),
-        ("error", error.as_ref().map(failure)),
-        ("failed before", cause.as_ref().map(failure)),
+        ("error", error.as_ref().map(Failure::to_string)),
+        ("failed before", cause.as_ref().map(Failure::to_string)),
         ("cancel", cancel.clone()),
         ("workflow", workflow),
         ("tenant", tenant.clone()),
@@ -165,7 +165,7 @@ fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
         ];
         writeln!(f, "{}", line(cells, WIDTHS))?;
         if let Some(error) = &step.error {
-            writeln!(f, "    {}", printable(&failure(error)))?;
+            writeln!(f, "    {}", printable(&error.to_string()))?;
         }
         if let Some(attempt) = step.late_success {
             writeln!(
@@ -203,18 +203,6 @@ fn count(number: u32) -> String {
     match number {
         0 => NOTHING.to_owned(),
         number => number.to_string(),
-    }
-}
-
-fn failure(failure: &Failure) -> String {
-    let Failure {
-        code,
-        message,
-        step,
-    } = failure;
-    match step {
-        Some(step) => format!("{code} at step {step}: {message}"),
-        None => format!("{code}: {message}"),
     }
 }
 

@@ -1,6 +1,8 @@
 //! What the API answers, as far as these commands look at it. What they do not know they pass over,
 //! so that an API may say more.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use uuid::Uuid;
@@ -77,6 +79,20 @@ pub(super) struct Failure {
     pub(super) step: Option<String>,
 }
 
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            code,
+            message,
+            step,
+        } = self;
+        match step {
+            Some(step) => write!(f, "{code} at step {step}: {message}"),
+            None => write!(f, "{code}: {message}"),
+        }
+    }
+}
+
 /// What somebody asked of an operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 pub(super) struct HistoryEntry {
@@ -147,6 +163,13 @@ pub(super) struct FieldProblem {
     pub(super) pointer: String,
     #[serde(default)]
     pub(super) detail: String,
+}
+
+impl Step {
+    /// Whether it is being performed or undone, or waits for that.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.complete_by.is_some() || self.retry_at.is_some()
+    }
 }
 
 impl Operation {

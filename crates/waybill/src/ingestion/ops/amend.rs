@@ -1,6 +1,5 @@
 //! What a caller asks of its operation: to cancel or to reschedule it.
 
-use hyper::body::Incoming;
 use hyper::{HeaderMap, StatusCode};
 use waybill_drone_delivery::request::{DeliveryRequest, Reschedule, validate_reschedule};
 use waybill_engine::{
@@ -22,6 +21,7 @@ use crate::ingestion::service::{
 };
 use crate::ingestion::status::{Pending, Status, request_of};
 use crate::ingestion::token::StatusToken;
+use crate::ingestion::unwanted::RequestBody;
 use crate::ingestion::view::{DeliveryView, OperationView};
 use crate::ingestion::{body::read_whole, json};
 
@@ -111,7 +111,7 @@ impl Api {
         id: &str,
         query: Option<&str>,
         headers: &HeaderMap,
-        body: Incoming,
+        body: RequestBody,
         caller: &Caller,
     ) -> Result<Reply, Problem> {
         const VERB: &str = "reschedule";

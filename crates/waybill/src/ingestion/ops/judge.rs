@@ -155,7 +155,9 @@ fn sentence(code: &'static str) -> &'static str {
         "past-pivot" => "A step is completed after which the operation only goes forward.",
         "step-sent" => "A step that uses a changed field was asked for before.",
         "compensation-failed" => "The operation could not be undone: retry its compensation.",
-        "not-parked-in-error" => "Only an operation in Error can be resubmitted.",
+        "not-parked-in-error" => {
+            "Only an operation in Error can be resubmitted; one that failed otherwise runs again with asNew, as a new one."
+        }
         "partly-undone" => "Something of it was undone: resubmit it with asNew.",
         "nothing-undone" => "Nothing of it was undone: resubmit it without asNew.",
         "not-parked" => "Only an operation that waits for a person can be abandoned.",

@@ -1,7 +1,6 @@
 //! What an operator asks of an operation that failed: a record on `recovery`.
 
 use hyper::HeaderMap;
-use hyper::body::Incoming;
 use uuid::Uuid;
 use waybill_drone_delivery::request::validate;
 use waybill_engine::{
@@ -21,6 +20,7 @@ use crate::ingestion::service::{
     Api, Form, OPERATIONS, Parameters, Reply, decoded, location, not_found,
 };
 use crate::ingestion::status::Status;
+use crate::ingestion::unwanted::RequestBody;
 
 impl Api {
     /// `POST /v1/operations/{id}:verb`; `part` is the last part of the path.
@@ -29,7 +29,7 @@ impl Api {
         part: &str,
         query: Option<&str>,
         headers: &HeaderMap,
-        body: Incoming,
+        body: RequestBody,
         caller: &Caller,
     ) -> Result<Reply, Problem> {
         let (id, name) =

@@ -72,7 +72,9 @@ impl Route<'_> {
             Self::Operations | Self::Delivery(_) => Some(Scope::Submit),
             Self::Operation(part) => match Verb::split(part).map(|(_, verb)| Verb::named(verb)) {
                 Some(Some(Verb::Cancel)) => Some(Scope::Submit),
-                _ => Some(Scope::Repair),
+                Some(Some(_)) => Some(Scope::Repair),
+                // There is nothing that could be asked so.
+                Some(None) | None => Some(Scope::Read),
             },
             Self::Events(_) => Some(Scope::Read),
             Self::OpenApi | Self::Docs | Self::Problem(_) | Self::Home | Self::Nothing => None,
@@ -129,8 +131,8 @@ mod tests {
             ("POST", "/v1/operations/x:retry-compensation", Some(repair)),
             ("POST", "/v1/operations/x:undone", Some(repair)),
             // What there is not is no way around it.
-            ("POST", "/v1/operations/x:no-such-verb", Some(repair)),
-            ("POST", "/v1/operations/x", Some(repair)),
+            ("POST", "/v1/operations/x:no-such-verb", Some(read)),
+            ("POST", "/v1/operations/x", Some(read)),
             ("PUT", "/v1/operations", Some(submit)),
             ("GET", "/openapi.json", None),
             ("GET", "/docs", None),

@@ -11,7 +11,7 @@ use waybill_store::{CqlProblem, CqlStore};
 
 use super::{Finding, Verdict};
 use crate::cli::access::{AdminArgs, Silence};
-use crate::cli::admin_port::Refused;
+use crate::cli::admin_port::{Away, Refused};
 use crate::cli::exposure::{EVERYTHING, check_with_files};
 use crate::cli::ops::api::Api;
 use crate::cli::ops::wire::Item;
@@ -35,8 +35,9 @@ const PAGES_MAX: usize = 5;
 const BREAKER_STATE: &str = "waybill_agent_breaker_state";
 const HALF_OPEN: &str = "1";
 const OPEN: &str = "2";
-/// What is said of agents.
+/// What is said of agents, and of leases.
 const AGENTS: &str = "agents";
+const LEASES: &str = "leases";
 
 pub(super) fn configuration(config: &Config) -> Finding {
     const WHAT: &str = "configuration";
@@ -275,30 +276,19 @@ pub(super) async fn registry(config: &Config) -> Vec<Finding> {
     found.into_iter().collect()
 }
 
-/// Whether every reader has an owner that shows signs of life.
-pub(super) fn leases(layout: &anyhow::Result<LayoutView>) -> Vec<Finding> {
-    const WHAT: &str = "leases";
+/// Whether every reader has an owner that shows signs of life. Where nobody said where to ask, whoever knows may be
+/// elsewhere.
+pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec<Finding> {
     let layout = match layout {
         Ok(layout) => layout,
-        Err(error) => {
-            let refused = error.downcast_ref::<Refused>();
-            return vec![match refused.filter(|refused| refused.is_forbidden()) {
-                Some(_) => {
-                    let said = format!(
-                        "not known: {error:#} It needs a token for all tenants, with the scope read or admin"
-                    );
-                    Finding::note(WHAT, said)
-                }
-                None => Finding::failed(WHAT, error),
-            }];
-        }
+        Err(error) => return vec![leases_not_told(error, is_named)],
     };
     let of_reader = |view: &ReaderView| {
         let place = format!("reader {} of partition {}", view.reader, view.partition);
         let waits = view.waits_for.join("; ");
         match &view.owner {
             Some(owner) if view.silent => Some(Finding::bad(
-                WHAT,
+                LEASES,
                 format!(
                     "{place} was owned by {owner}, whose lease has run out: is there a scheduler of it?"
                 ),
@@ -307,10 +297,10 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>) -> Vec<Finding> {
             // Whom it follows lets go first: that is how the work is divided anew.
             None if waits_for_another(view) => {
                 let said = format!("{place} has yet to begin: it waits for {waits}");
-                Some(Finding::note(WHAT, said))
+                Some(Finding::note(LEASES, said))
             }
             None => Some(Finding::bad(
-                WHAT,
+                LEASES,
                 format!(
                     "nobody owns {place}: it waits for {waits}; is there a scheduler of it, and does it run?"
                 ),
@@ -322,7 +312,24 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>) -> Vec<Finding> {
         return findings;
     }
     let said = format!("all {} readers have an owner", layout.readers.len());
-    vec![Finding::ok(WHAT, said)]
+    vec![Finding::ok(LEASES, said)]
+}
+
+/// What is to be said where nobody told who owns the readers.
+fn leases_not_told(error: &anyhow::Error, is_named: bool) -> Finding {
+    let refused = error.downcast_ref::<Refused>();
+    if refused.is_some_and(Refused::is_forbidden) {
+        let said = format!(
+            "not known: {error:#} It needs a token for all tenants, with the scope read or admin"
+        );
+        return Finding::note(LEASES, said);
+    }
+    if !is_named && error.is::<Away>() {
+        let said = "not known: nothing answers at the default address; `waybill up` starts all of it there, and what \
+                    runs elsewhere is named with --admin, --admin-url or --scylla";
+        return Finding::note(LEASES, said);
+    }
+    Finding::failed(LEASES, error)
 }
 
 /// Whether a reader waits for one of the layout before.

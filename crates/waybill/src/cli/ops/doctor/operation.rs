@@ -5,7 +5,7 @@ use waybill_engine::{Action, Division, OperationId};
 use super::Finding;
 use crate::cli::ops::api::{Api, ApiError};
 use crate::cli::ops::explain::why;
-use crate::cli::ops::wire::{Operation, Step};
+use crate::cli::ops::wire::{Failure, Operation, Step};
 use crate::readers::show::LayoutView;
 
 /// What is to be said of the operation with this id, or with this id of its caller's.
@@ -49,16 +49,13 @@ pub(super) fn of_operation(
         let said = format!("{ahead} requests lie before it in its topic");
         findings.push(Finding::ok("queue", said));
     }
+    findings.extend(attempts_that_failed(&operation));
     for (what, failure) in [
         ("error", &operation.error),
         ("failed before", &operation.cause),
     ] {
-        if let Some(error) = failure {
-            let step = error.step.as_deref().map(|step| format!(" at step {step}"));
-            let step = step.unwrap_or_default();
-            let said = format!("{}{step}: {}", error.code, error.message);
-            findings.push(Finding::note(what, said));
-        }
+        let told = failure.as_ref().map(Failure::to_string);
+        findings.extend(told.map(|said| Finding::note(what, said)));
     }
     let next = operation.what_next;
     let next = next.unwrap_or_else(|| "its scheduler reads its request".to_owned());
@@ -68,6 +65,19 @@ pub(super) fn of_operation(
     });
     findings.extend(operation.next_due.map(|due| Finding::ok("next due", due)));
     findings
+}
+
+/// Why the last attempt failed of each step that is tried again.
+fn attempts_that_failed(operation: &Operation) -> impl Iterator<Item = Finding> {
+    let under_way = operation.steps.iter().filter(|step| step.is_under_way());
+    under_way.filter_map(|step| {
+        let error = Failure {
+            step: Some(step.name.clone()),
+            ..step.error.clone()?
+        };
+        let is_told = operation.error.as_ref() == Some(&error);
+        (!is_told).then(|| Finding::note("error", error.to_string()))
+    })
 }
 
 /// The steps that are left to do, or to undo.

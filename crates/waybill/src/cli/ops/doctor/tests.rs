@@ -3,6 +3,7 @@ use waybill_engine::Offset;
 use super::installation::{breakers, count_stranded, leases, unread};
 use super::operation::of_operation;
 use super::*;
+use crate::cli::admin_port::Away;
 use crate::cli::ops::wire::{Failure, Item, Operation, Step};
 use crate::readers::show::{CheckpointView, LayoutView, ReaderView};
 
@@ -111,12 +112,59 @@ fn a_partition_that_nobody_owns_is_what_an_operation_waits_for() {
             .said
             .ends_with("which nobody owns: it waits for an owner")
     );
-    let nobodys = leases(&Ok(layout(None)));
+    let nobodys = leases(&Ok(layout(None)), false);
     assert_eq!(nobodys.len(), 2);
     assert!(nobodys.iter().all(Finding::is_bad));
     assert_eq!(
-        said(&leases(&Ok(layout(Some("me"))))),
+        said(&leases(&Ok(layout(Some("me"))), false)),
         ["ok    leases         all 2 readers have an owner"]
+    );
+}
+
+#[test]
+fn nobody_at_the_default_address_is_a_note_that_names_the_ways_and_at_a_named_one_is_bad() {
+    let asked = |is_named| {
+        let away = Err(Away::new("http://127.0.0.1:8081/readers", "refused").into());
+        said(&leases(&away, is_named)).concat()
+    };
+    let note = asked(false);
+    assert!(note.starts_with("note  leases         not known: nothing answers at the default"));
+    for way in ["`waybill up`", "--admin", "--scylla"] {
+        assert!(note.contains(way), "{way}: {note}");
+    }
+    let bad = asked(true);
+    assert!(bad.starts_with("BAD   leases         http://127.0.0.1:8081/readers does not answer"));
+    let broken = Err(anyhow::anyhow!("no layout"));
+    assert!(leases(&broken, false)[0].is_bad());
+}
+
+#[test]
+fn of_a_step_that_is_tried_again_it_is_said_why_its_last_attempt_failed() {
+    let mut retried = operation("Processing");
+    retried.steps[0].error = Some(Failure {
+        code: "old".to_owned(),
+        ..Failure::default()
+    });
+    retried.steps[1] = Step {
+        name: "drone".to_owned(),
+        state: "Failed".to_owned(),
+        attempt: 1,
+        retry_at: Some("10:00".to_owned()),
+        error: Some(Failure {
+            code: "connect-failed".to_owned(),
+            message: "nobody is there".to_owned(),
+            step: None,
+        }),
+        ..Step::default()
+    };
+    let found = said(&of_operation(Ok(retried), None));
+    assert_eq!(
+        found[2..],
+        [
+            "ok    waits for      step drone, attempt 1 failed, again at 10:00",
+            "note  error          connect-failed at step drone: nobody is there",
+            "ok    next           Its steps go on.",
+        ]
     );
 }
 

@@ -1,0 +1,33 @@
+//! What is said of a value that does not fit: what parsers say, as a person would say it.
+
+use std::net::SocketAddr;
+
+const ADDRESS: &str =
+    "must be an IP address and a port, such as 127.0.0.1:8080; names are not taken";
+
+/// Reads an address to listen on.
+///
+/// # Errors
+///
+/// If it is none; names of machines are not looked up.
+pub(crate) fn address_from_text(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse().map_err(|_| ADDRESS)
+}
+
+/// What a parser says of a value, in our words where we have any for it.
+pub(super) fn in_our_words(message: &str) -> &str {
+    match message {
+        "invalid u8" | "invalid u16" | "invalid u32" | "invalid u64" | "invalid usize" => {
+            "must be a whole number, not below 0"
+        }
+        "invalid i32" | "invalid i64" | "invalid isize" => "must be a whole number",
+        "invalid floating point" => "must be a number",
+        "invalid boolean" => "must be true or false",
+        "expected mapping start" => "must hold keys with values",
+        "expected sequence start" => "must be a list",
+        "invalid socket address syntax" => ADDRESS,
+        other if other.ends_with(", expected socket address") => ADDRESS,
+        other if other.contains(", expected a nonzero ") => "must be a whole number of at least 1",
+        other => other,
+    }
+}
