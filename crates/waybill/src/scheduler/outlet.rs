@@ -564,7 +564,6 @@ fn log_alert(alert: &OperatorAlert) {
         step = alert.step,
         error = alert.error.as_ref().map(|error| error.code.as_str()),
         kind = alert.kind.as_str(),
-        advice = alert.advice,
         "a person is asked for"
     );
 }
