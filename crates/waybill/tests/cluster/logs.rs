@@ -100,6 +100,9 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
     scheduler.terminate();
     let scheduler = cluster.scheduler_with("0-3", SKIP);
     scheduler.world.ready().await;
+    ids.extend(deliver(&ingestion, "after", DELIVERIES).await);
+    ingestion.world.all_reach(&ids, "Processed").await;
+    // Each is found out while it is read, and not before.
     let log = std::fs::read_to_string(scheduler.world.path("log.txt")).expect("there is a log");
     let passed: Vec<&str> = log
         .lines()
@@ -109,8 +112,6 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
         .iter()
         .partition(|line| line.contains("expedited requests: "));
     assert!(!ordinary.is_empty() && !expedited.is_empty(), "{passed:?}");
-    ids.extend(deliver(&ingestion, "after", DELIVERIES).await);
-    ingestion.world.all_reach(&ids, "Processed").await;
     let world = &ingestion.world;
     world
         .assert_one_effect_per_step(&ids, |index| is_remote(index % DELIVERIES))
