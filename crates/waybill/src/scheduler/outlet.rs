@@ -194,7 +194,7 @@ impl Outlet {
             Message::Failed(failed) => self.failed(failed, buffer, settlement),
             Message::Alert(alert) => {
                 alert_raised(alert.kind);
-                log_alert(alert);
+                log_alert(alert, from);
                 let topic = self.topics.operator_alerts();
                 self.told(topic, alert.operation, &**alert, buffer, settlement);
             }
@@ -557,9 +557,10 @@ fn count_as_sent(settlement: &Settlement) {
 }
 
 /// What a person must know stands in the log as well: without what services said, which may be anything.
-fn log_alert(alert: &OperatorAlert) {
+fn log_alert(alert: &OperatorAlert, partition: PartitionId) {
     tracing::warn!(
         operation = %alert.operation,
+        %partition,
         workflow = alert.workflow,
         step = alert.step,
         error = alert.error.as_ref().map(|error| error.code.as_str()),
