@@ -41,7 +41,7 @@ pub(crate) async fn perform(
     if let Some(Outcome::Transient { error } | Outcome::Unknown { error }) = &outcome {
         // One line for each kind of failure, however many there are: repeats are counted.
         let StepRequest { agent, step, .. } = &call.request;
-        tracing::warn!(%agent, %step, error = error.code, "attempts fail, and are made again");
+        tracing::warn!(%agent, %step, error = error.code, "attempts fail");
     }
     outcome
 }

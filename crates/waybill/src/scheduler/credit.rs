@@ -40,6 +40,21 @@ impl Amount {
     }
 }
 
+/// How many requests of a lane are known at once: those that wait or are under way, and those done behind one of
+/// these, which a restart reads again. Each takes some 50 bytes beside what it asks for. Who would have them be more
+/// has a tenant's crowd wait while others' requests pass it by; then no more are read until the crowd has had its turns.
+const TRACKED_MAX: usize = 250_000;
+
+/// How much more of a lane may be read where so much may wait, so much does, and so many are known.
+pub(super) fn room_beside(most: Amount, waiting: Amount, tracked: usize) -> Amount {
+    let tracked_max = TRACKED_MAX.max(most.records.saturating_mul(2));
+    let room = most.less(waiting);
+    Amount {
+        records: room.records.min(tracked_max.saturating_sub(tracked)),
+        ..room
+    }
+}
+
 /// The allowance of one consumer. The loop offers room, the consumer's thread takes of it what it
 /// may read; what it is reading, and what waits in the channel, is counted against the room until
 /// the loop has received it. One record may exceed the bytes, since its size is known only after
@@ -118,6 +133,22 @@ mod tests {
 
     fn amount(records: usize, bytes: usize) -> Amount {
         Amount { records, bytes }
+    }
+
+    #[test]
+    fn no_more_is_read_than_may_wait_and_than_may_be_known() {
+        let most = amount(50_000, 1_000);
+        assert_eq!(room_beside(most, amount(0, 0), 0), most);
+        let waiting = amount(49_000, 400);
+        assert_eq!(room_beside(most, waiting, 60_000), amount(1_000, 600));
+        // The rest of what is known was done behind one that waits.
+        assert_eq!(room_beside(most, waiting, 249_990), amount(10, 600));
+        assert_eq!(room_beside(most, waiting, 250_001), amount(0, 600));
+        let more = amount(200_000, 1_000);
+        assert_eq!(
+            room_beside(more, amount(150_000, 0), 300_000).records,
+            50_000
+        );
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
-use waybill_engine::{ByLane, Lane, Offset, PartitionEngine, PartitionId, ReaderId, Share, Source};
+use waybill_engine::{
+    ByLane, Lane, Offset, PartitionEngine, PartitionId, Places, ReaderId, Share, Source,
+};
 use waybill_store::{Checkpoint, Layout};
 
 use super::SchedulerSettings;
@@ -108,8 +110,7 @@ impl Slot {
         let SlotState::Owned(owned) = &self.state else {
             return false;
         };
-        let key = owned.lease.row.key;
-        let end = layout.end_of(key.generation, ReaderId(key.number));
+        let end = owned.end_in(layout);
         end.is_some_and(|end| owned.engine.checkpoint().at.reach(&end))
     }
 
@@ -131,9 +132,8 @@ impl Slot {
             return false;
         };
         let row = &owned.lease.row;
-        let (generation, reader) = (row.key.generation, ReaderId(row.key.number));
-        let Some(end) = layout.end_of(generation, reader) else {
-            return generation != layout.generation();
+        let Some(end) = owned.end_in(layout) else {
+            return row.key.generation != layout.generation();
         };
         // What it had begun before it knew of the end, it finishes; what only waits beyond it is left.
         let mut lanes = Lane::ALL.into_iter();
@@ -179,6 +179,12 @@ impl Slot {
 }
 
 impl Owned {
+    /// Where its part of the partition ends in a layout, if it leaves the partition.
+    fn end_in(&self, layout: &Layout) -> Option<Places> {
+        let key = self.lease.row.key;
+        layout.end_of(key.generation, ReaderId(key.number))
+    }
+
     pub(super) fn new(
         engine: PartitionEngine,
         lease: HeldLease,

@@ -28,7 +28,7 @@ use waybill_store::{Layout, RowRead, Store, StoreError};
 use super::SchedulerSettings;
 use super::clock::Clock;
 use super::commit::Commits;
-use super::credit::Amount;
+use super::credit::{Amount, room_beside};
 use super::inlet::Inlets;
 use super::input::{Arrived, Generation, Input, Inputs};
 use super::partition::{Owned, Slot, SlotState};
@@ -40,10 +40,6 @@ use crate::chain::chain;
 
 /// How many inputs are applied before the loop looks after commits and leases again.
 const INPUTS_PER_TURN_MAX: usize = 256;
-/// How many requests of a lane are known at once: those that wait or are under way, and those done behind one of
-/// these, which a restart reads again. Each takes some 50 bytes beside what it asks for. Who would have them be more
-/// has a tenant's crowd wait while others' requests pass it by; then no more are read until the crowd has had its turns.
-const TRACKED_MAX: usize = 250_000;
 /// How long the loop sleeps at most when nothing arrives.
 const TURN_MAX: Duration = Duration::from_millis(50);
 /// A turn that took this much longer than it may means that the process stood still.
@@ -401,8 +397,10 @@ impl Shell {
 
     /// Has the consumers read on, as far as more may wait.
     fn offer_room(&mut self) {
-        let read_ahead_max = self.settings.read_ahead_max;
-        let tracked_max = TRACKED_MAX.max(read_ahead_max.saturating_mul(2));
+        let most = Amount {
+            records: self.settings.read_ahead_max,
+            bytes: self.settings.read_ahead_bytes_max,
+        };
         for lane in Lane::ALL {
             let mut waiting = Amount::default();
             let mut tracked = 0;
@@ -419,15 +417,7 @@ impl Shell {
             }
             let room = match self.stopping {
                 Some(_) => Amount::default(),
-                None => Amount {
-                    records: read_ahead_max
-                        .saturating_sub(waiting.records)
-                        .min(tracked_max.saturating_sub(tracked)),
-                    bytes: self
-                        .settings
-                        .read_ahead_bytes_max
-                        .saturating_sub(waiting.bytes),
-                },
+                None => room_beside(most, waiting, tracked),
             };
             self.inlets.credit(lane.source()).offer(room);
         }
