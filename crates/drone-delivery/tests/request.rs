@@ -307,6 +307,30 @@ fn requests_that_mean_the_same_have_one_canonical_form() {
 }
 
 #[test]
+fn numbers_of_many_digits_have_one_canonical_form() {
+    for weight in [
+        format!("1{}.5", "0".repeat(49)),
+        "0.12345678901234567890123".to_owned(),
+        "1.7976931348623157e308".to_owned(),
+        "5e-324".to_owned(),
+    ] {
+        let request = full()
+            .to_string()
+            .replace("\"weight\":10", &format!("\"weight\":{weight}"));
+        let request = serde_json::from_str(&request).expect("JSON");
+        let read = validate(&request).expect("a good request");
+        assert_eq!(
+            read.package_info.weight,
+            Some(weight.parse().expect("a number"))
+        );
+        let canonical = read.canonical_json();
+        let again = serde_json::from_slice(&canonical).expect("JSON");
+        let again = validate(&again).expect("a good request");
+        assert_eq!(again.canonical_json(), canonical, "{weight}");
+    }
+}
+
+#[test]
 fn absent_fields_are_null_in_the_canonical_form() {
     let request = json!({
         "ownerId": "o", "pickupLocation": "p", "dropOffLocation": "d",
