@@ -54,7 +54,7 @@ pub use store::StoreCommand;
 pub use token::TokenCommand;
 pub use topics::TopicsCommand;
 pub use transfer::{ExportArgs, ImportArgs};
-pub use workflow::{WorkflowCommand, named_elsewhere};
+pub use workflow::{WorkflowCommand, Written};
 
 use crate::config::{Config, ConfigError, Environment, LogFormat, address_from_text};
 
@@ -216,6 +216,9 @@ pub enum ConfigCommand {
         /// A file to check in the place of --config; without either, what the defaults, the
         /// environment and the flags make
         file: Option<PathBuf>,
+        /// How it is written.
+        #[command(flatten)]
+        written: Written,
     },
     /// Print what applies after all layers, secrets redacted
     Show,
@@ -351,7 +354,10 @@ impl Cli {
     pub fn configuration(&self, environment: &Environment) -> Result<Config, ConfigError> {
         let file = match &self.command {
             Command::Config {
-                command: ConfigCommand::Check { file: Some(file) },
+                command:
+                    ConfigCommand::Check {
+                        file: Some(file), ..
+                    },
             } => Some(file.as_path()),
             _ => self.flags.config.as_deref(),
         };

@@ -65,18 +65,18 @@ fn main() -> ExitCode {
         (Command::Ops(arguments), None) => operate(&config, arguments),
         (Command::AgentCheck(arguments), None) => examine(&config, arguments),
         (Command::Workflow { command }, None) => judge(command.run(&config)),
-        (Command::Store { command }, None) => prepare(&config, || command.run(&config)),
+        (Command::Store { command }, None) => look(&config, || command.run(&config)),
         (Command::Readers { admin, command }, None) => {
             prepare(&config, || command.run(&config, admin))
         }
-        (_, None) => judge(check(&config)),
+        (
+            Command::Config {
+                command: ConfigCommand::Check { written, .. },
+            },
+            None,
+        ) => judge(written.check(&config)),
+        (command, None) => unreachable!("{command:?} starts a role, or was done before"),
     }
-}
-
-/// Says that the configuration can be used, and which agents have to run elsewhere.
-fn check(config: &Config) -> anyhow::Result<String> {
-    let elsewhere = waybill::roles::check(config)?;
-    Ok(format!("ok{}", waybill::cli::named_elsewhere(&elsewhere)))
 }
 
 /// Prints the effective configuration.

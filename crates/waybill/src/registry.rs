@@ -5,11 +5,13 @@
 //! registry that is away is waited for; one that refuses, or lacks a schema that the role may not
 //! register, ends the role with what to do about it.
 
+use std::fmt;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use serde::Serialize;
 use waybill_engine::Workflows;
-use waybill_messages::{Framing, SchemaIds, Topics};
+use waybill_messages::{Framing, SchemaId, SchemaIds, Topics};
 use waybill_registry::{
     Compatibility, Registry, RegistryError, SchemaCache, Subject, SubjectError, schema_ids,
     subjects,
@@ -86,7 +88,44 @@ async fn wait_for_ids(
     }
 }
 
-/// Registers what is missing; returns what was done, a line for each subject.
+/// How a subject is, or has come to be.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SubjectView {
+    pub(crate) subject: String,
+    /// The id of its schema of this version; `None` where that is not registered, and may be.
+    pub(crate) schema: Option<u32>,
+    /// Whether it was registered just now.
+    registered: bool,
+}
+
+impl SubjectView {
+    /// As it is in the registry; nothing was done.
+    fn as_it_stands(State { subject, found }: State<'_>) -> Self {
+        Self {
+            subject: subject.name.clone(),
+            schema: found.id(),
+            registered: false,
+        }
+    }
+}
+
+impl fmt::Display for SubjectView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            subject,
+            schema,
+            registered,
+        } = self;
+        match schema {
+            None => write!(f, "{subject}: not registered"),
+            Some(id) if *registered => write!(f, "{subject}: registered, schema {id}"),
+            Some(id) => write!(f, "{subject}: schema {id}"),
+        }
+    }
+}
+
+/// Registers what is missing; returns what there is of each subject then.
 ///
 /// # Errors
 ///
@@ -95,51 +134,32 @@ async fn wait_for_ids(
 pub(crate) async fn register(
     registry: &Registry,
     subjects: &[Subject],
-) -> anyhow::Result<Vec<String>> {
-    let states = states(registry, subjects).await?;
-    refuse_incompatible(&states)?;
-    let mut lines = Vec::new();
-    for State { subject, found } in states {
-        let Subject { name, schema } = subject;
-        lines.push(match found {
-            Found::Registered(line) => line,
-            Found::Missing | Found::Incompatible(_) => {
-                let id = registry.register(name, schema.json).await?;
-                format!("{name}: registered, schema {id}")
-            }
-        });
+) -> anyhow::Result<Vec<SubjectView>> {
+    let mut views = check(registry, subjects).await?;
+    for (view, subject) in views.iter_mut().zip(subjects) {
+        if view.schema.is_none() {
+            let id = registry
+                .register(&subject.name, subject.schema.json)
+                .await?;
+            view.schema = Some(id.0);
+            view.registered = true;
+        }
     }
-    Ok(lines)
+    Ok(views)
 }
 
-/// How the registry is.
-pub(crate) struct Checked {
-    /// A line for each subject.
-    pub(crate) lines: Vec<String>,
-    /// The subjects whose schemas are not registered.
-    pub(crate) missing: Vec<String>,
-}
-
-/// Looks how the registry is; changes nothing.
+/// Looks how each subject is; changes nothing.
 ///
 /// # Errors
 ///
 /// If it does not answer or refuses, or a schema does not go with earlier versions.
-pub(crate) async fn check(registry: &Registry, subjects: &[Subject]) -> anyhow::Result<Checked> {
+pub(crate) async fn check(
+    registry: &Registry,
+    subjects: &[Subject],
+) -> anyhow::Result<Vec<SubjectView>> {
     let states = states(registry, subjects).await?;
     refuse_incompatible(&states)?;
-    let (mut lines, mut missing) = (Vec::new(), Vec::new());
-    for State { subject, found } in states {
-        let name = &subject.name;
-        match found {
-            Found::Registered(line) => lines.push(line),
-            Found::Missing | Found::Incompatible(_) => {
-                lines.push(format!("{name}: not registered"));
-                missing.push(name.clone());
-            }
-        }
-    }
-    Ok(Checked { lines, missing })
+    Ok(states.into_iter().map(SubjectView::as_it_stands).collect())
 }
 
 /// How a subject is.
@@ -149,12 +169,21 @@ struct State<'a> {
 }
 
 enum Found {
-    /// It has the schema of this version.
-    Registered(String),
+    /// It has the schema of this version, by this id.
+    Registered(SchemaId),
     /// It may get it.
     Missing,
     /// It may not, for these reasons.
     Incompatible(Vec<String>),
+}
+
+impl Found {
+    fn id(&self) -> Option<u32> {
+        match self {
+            Self::Registered(id) => Some(id.0),
+            Self::Missing | Self::Incompatible(_) => None,
+        }
+    }
 }
 
 async fn states<'a>(
@@ -165,7 +194,7 @@ async fn states<'a>(
     for subject in subjects {
         let Subject { name, schema } = subject;
         let found = match registry.look_up(name, schema.json).await? {
-            Some(id) => Found::Registered(format!("{name}: schema {id}")),
+            Some(id) => Found::Registered(id),
             None => match registry.check(name, schema.json).await? {
                 Compatibility::First | Compatibility::Compatible => Found::Missing,
                 Compatibility::Incompatible { reasons } => Found::Incompatible(reasons),

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const WORKFLOW: &str = "\
@@ -52,6 +53,30 @@ fn a_workflow_that_can_work_is_said_so_on_one_line() {
         check(&[&workflow], &[&agents, &buyer]),
         (Some(0), "ok: errand, version 3, 2 steps\n".to_owned())
     );
+}
+
+#[test]
+fn a_program_reads_what_a_check_says_as_json() {
+    let dir = Dir::new();
+    let workflow = dir.write("errand.yaml", WORKFLOW);
+    let agents = dir.write("agents.yaml", AGENTS);
+    let found = json!({ "name": "errand", "version": 3, "steps": 2 });
+    let json = |arguments: &[&str]| -> Value {
+        let output = command(arguments).args(["--output", "json"]).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let [workflow, agents] = [&workflow, &agents].map(|path| path.to_str().unwrap());
+    assert_eq!(
+        json(&["workflow", "check", workflow]),
+        json!({ "workflow": found })
+    );
+    assert_eq!(
+        json(&["workflow", "check", workflow, "--agents", agents]),
+        json!({ "workflow": found, "agentsElsewhere": ["buyer"] })
+    );
+    assert_eq!(json(&["config", "check"]), json!({ "agentsElsewhere": [] }));
 }
 
 #[test]

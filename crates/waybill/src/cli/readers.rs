@@ -69,10 +69,11 @@ impl ReadersCommand {
             .enable_all()
             .build()?;
         let view = runtime.block_on(readers(config, admin, wanted))?;
-        Ok(match written.output {
-            Output::Table if !written.json => view.to_string().trim_end().to_owned(),
-            Output::Table | Output::Json => serde_json::to_string(&view)?,
-        })
+        let output = match written.json {
+            true => Output::Json,
+            false => written.output,
+        };
+        Ok(output.of(&view)?.trim_end().to_owned())
     }
 }
 

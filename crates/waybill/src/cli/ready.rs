@@ -1,13 +1,17 @@
 //! `waybill ready`: whether a process is ready, asked on its admin port. For health checks of containers,
 //! which have no curl, and for scripts that wait.
 
+use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use reqwest::Client;
 use reqwest::redirect::Policy;
+use serde::Serialize;
 
 use super::access::{AccessArgs, AdminArgs, Silence};
+use super::connection::until_reader_leaves;
+use super::shown::Output;
 use crate::config::{Config, duration_from_text};
 
 /// How often it is asked anew.
@@ -21,6 +25,9 @@ pub struct ReadyArgs {
     /// For how long it may become ready
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration_from_text)]
     wait: Duration,
+    /// How it is written; as a table, nothing where it is ready
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
     #[command(flatten)]
     admin: AdminArgs,
 }
@@ -36,7 +43,7 @@ impl ReadyArgs {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        runtime.block_on(async {
+        let found = runtime.block_on(async {
             let client = client(&self.admin.access.without_token())?;
             let until = Instant::now() + self.wait;
             loop {
@@ -46,8 +53,25 @@ impl ReadyArgs {
                     Err(_) => tokio::time::sleep(ASK_EVERY).await,
                 }
             }
-        })
+        });
+        if self.output == Output::Json {
+            let view = ReadyView {
+                ready: found.is_ok(),
+                why: found.as_ref().err().map(ToString::to_string),
+            };
+            let printed = writeln!(io::stdout(), "{}", serde_json::to_string(&view)?);
+            until_reader_leaves(printed.map_err(Into::into))?;
+        }
+        found
     }
+}
+
+/// Whether a process is ready, for programs.
+#[derive(Serialize)]
+struct ReadyView {
+    ready: bool,
+    /// What it waits for, or why it does not say; `null` where it is ready.
+    why: Option<String>,
 }
 
 /// How a process is.

@@ -2,23 +2,32 @@
 
 use std::io::{self, Write as _};
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use waybill_messages::Topics;
 use waybill_registry::{Subject, subjects};
 
 use super::connection::until_reader_leaves;
 use super::refused;
+use super::shown::Output;
 use crate::config::{Config, load_workflows};
-use crate::registry;
+use crate::registry::{self, SubjectView};
 
 /// What to do with the schemas in the registry.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub enum SchemasCommand {
     /// Register the schemas that are missing, unless the registry finds one of them incompatible with
     /// earlier versions; safe to repeat
-    Register,
+    Register(WrittenSubjects),
     /// Say which are registered, and whether the others could be; changes nothing
-    Check,
+    Check(WrittenSubjects),
+}
+
+/// How subjects are written.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct WrittenSubjects {
+    /// How they are written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
 }
 
 impl SchemasCommand {
@@ -36,14 +45,26 @@ impl SchemasCommand {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let lines = runtime.block_on(async {
+        let (views, written) = runtime.block_on(async {
             match self {
-                Self::Register => registry::register(&registry, &subjects).await,
-                Self::Check => Ok(registry::check(&registry, &subjects).await?.lines),
+                Self::Register(written) => {
+                    let views = registry::register(&registry, &subjects).await;
+                    (views, written)
+                }
+                Self::Check(written) => (registry::check(&registry, &subjects).await, written),
             }
-        })?;
-        let printed = writeln!(io::stdout(), "{}", lines.join("\n"));
-        until_reader_leaves(printed.map_err(Into::into))
+        });
+        until_reader_leaves(written.print(&views?))
+    }
+}
+
+impl WrittenSubjects {
+    fn print(self, views: &[SubjectView]) -> anyhow::Result<()> {
+        let mut out = io::stdout().lock();
+        for view in views {
+            writeln!(out, "{}", self.output.of(view)?)?;
+        }
+        Ok(())
     }
 }
 

@@ -20,6 +20,16 @@ pub enum Output {
     Table,
 }
 
+impl Output {
+    /// What was found, as a text of one line or more.
+    pub(super) fn of(self, found: &(impl fmt::Display + Serialize)) -> serde_json::Result<String> {
+        match self {
+            Self::Json => serde_json::to_string(found),
+            Self::Table => Ok(found.to_string()),
+        }
+    }
+}
+
 /// Bytes of a record.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bytes<'a>(pub(super) &'a [u8]);

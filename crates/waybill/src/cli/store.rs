@@ -1,9 +1,17 @@
 //! `waybill store`: prepares the state store on a cluster, and looks at it.
 
-use clap::Subcommand;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, Write as _};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use serde::Serialize;
 use waybill_store::{CqlClock, CqlProblem, CqlReport, CqlStore};
 
+use super::connection::until_reader_leaves;
 use super::refused;
+use super::shown::Output;
 use crate::config::Config;
 
 /// What to do with the state store.
@@ -12,16 +20,24 @@ pub enum StoreCommand {
     /// Make the keyspace and its tables, or what is missing of them; safe to repeat
     Migrate,
     /// Say what the servers are and whether the store on them can be used; changes nothing
-    Check,
+    Check(CheckArgs),
+}
+
+/// The arguments of `waybill store check`.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct CheckArgs {
+    /// How it is written; JSON is one line
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
 }
 
 impl StoreCommand {
-    /// Does it.
+    /// Does it, and prints what there is to say.
     ///
     /// # Errors
     ///
     /// If no cluster is configured, it cannot be reached, or the store on it cannot be used.
-    pub fn run(self, config: &Config) -> anyhow::Result<String> {
+    pub fn run(self, config: &Config) -> anyhow::Result<()> {
         let cql = config.store.scylla.cql().ok_or_else(|| {
             refused(
                 "--scylla",
@@ -31,63 +47,123 @@ impl StoreCommand {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        runtime.block_on(async {
-            match self {
-                Self::Migrate => {
-                    CqlStore::migrate(&cql).await?;
-                    Ok(format!("ok: keyspace {} can be used", cql.keyspace))
-                }
-                Self::Check => {
-                    let report = CqlStore::check(&cql).await?;
-                    let mut text = told(&cql.keyspace, &report);
-                    let problems = report.problems();
-                    for problem in &problems {
-                        let weight = match problem.is_fatal() {
-                            true => "cannot be used",
-                            false => "warning",
-                        };
-                        text.push_str(&format!("\n{weight}: {problem}"));
-                    }
-                    anyhow::ensure!(!problems.iter().any(CqlProblem::is_fatal), text);
-                    Ok(text)
-                }
-            }
-        })
+        let Self::Check(CheckArgs { output }) = self else {
+            runtime.block_on(CqlStore::migrate(&cql))?;
+            return said(&format!("ok: keyspace {} can be used", cql.keyspace));
+        };
+        let report = runtime.block_on(CqlStore::check(&cql))?;
+        let problems = report.problems();
+        said(&output.of(&StoreView::new(&cql.keyspace, report, &problems))?)?;
+        match problems.into_iter().find(CqlProblem::is_fatal) {
+            Some(fatal) => Err(fatal).context("the store cannot be used"),
+            None => Ok(()),
+        }
     }
 }
 
-/// A report, line by line.
-fn told(keyspace: &str, report: &CqlReport) -> String {
-    let CqlReport {
-        server,
-        datacenter,
-        commitlog_sync,
-        keyspace: found,
-        schema_version,
-        schema_version_known,
-        clocks,
-    } = report;
-    let or_unknown = |text: Option<String>| text.unwrap_or_else(|| "unknown".to_owned());
-    let replication = found.as_ref().map(|found| {
-        let options = found.replication.iter();
-        let options: Vec<String> = options
-            .map(|(key, value)| format!("{key} {value}"))
-            .collect();
-        options.join(", ")
-    });
-    let version = schema_version.map_or_else(|| "none".to_owned(), |version| version.to_string());
-    let mut lines = vec![
-        format!("server: {server}"),
-        format!("datacentre: {datacenter}"),
-        format!("commit log: synced {}", or_unknown(commitlog_sync.clone())),
-        match replication {
-            Some(replication) => format!("keyspace: {keyspace} ({replication})"),
-            None => format!("keyspace: {keyspace}, which does not exist"),
-        },
-        format!("schema: {version}; this program needs {schema_version_known}"),
-    ];
-    lines.extend(clocks.iter().map(|CqlClock { node, ahead_ms }| {
-        format!("clock: that of {node} is {ahead_ms} ms ahead of this machine's")
-    }));
-    lines.join("\n")
+fn said(text: &str) -> anyhow::Result<()> {
+    until_reader_leaves(writeln!(io::stdout(), "{text}").map_err(Into::into))
+}
+
+/// A store as it is shown.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct StoreView<'a> {
+    server: String,
+    datacenter: String,
+    /// `null` where the server does not say.
+    commitlog_sync: Option<String>,
+    keyspace: &'a str,
+    /// Its options; `null` where there is no such keyspace.
+    replication: Option<BTreeMap<String, String>>,
+    /// `null` where there is none.
+    schema_version: Option<u32>,
+    schema_version_needed: u32,
+    clocks: Vec<ClockView>,
+    problems: Vec<ProblemView>,
+}
+
+/// The clock of a node.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ClockView {
+    node: String,
+    /// Against this machine's.
+    ahead_ms: i64,
+}
+
+/// What is wrong.
+#[derive(Serialize)]
+struct ProblemView {
+    /// Whether the store cannot be used so, rather than not be relied on.
+    fatal: bool,
+    problem: String,
+}
+
+impl<'a> StoreView<'a> {
+    fn new(keyspace: &'a str, report: CqlReport, problems: &[CqlProblem]) -> Self {
+        let CqlReport {
+            server,
+            datacenter,
+            commitlog_sync,
+            keyspace: found,
+            schema_version,
+            schema_version_known,
+            clocks,
+        } = report;
+        let clock = |CqlClock { node, ahead_ms }| ClockView { node, ahead_ms };
+        let problem = |problem: &CqlProblem| ProblemView {
+            fatal: problem.is_fatal(),
+            problem: problem.to_string(),
+        };
+        Self {
+            server: server.to_string(),
+            datacenter,
+            commitlog_sync,
+            keyspace,
+            replication: found.map(|found| found.replication),
+            schema_version,
+            schema_version_needed: schema_version_known,
+            clocks: clocks.into_iter().map(clock).collect(),
+            problems: problems.iter().map(problem).collect(),
+        }
+    }
+}
+
+/// Line by line.
+impl fmt::Display for StoreView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "server: {}", self.server)?;
+        writeln!(f, "datacentre: {}", self.datacenter)?;
+        let sync = self.commitlog_sync.as_deref().unwrap_or("unknown");
+        writeln!(f, "commit log: synced {sync}")?;
+        let keyspace = self.keyspace;
+        match &self.replication {
+            Some(options) => {
+                let options = options.iter().map(|(key, value)| format!("{key} {value}"));
+                let options = options.collect::<Vec<_>>().join(", ");
+                writeln!(f, "keyspace: {keyspace} ({options})")?;
+            }
+            None => writeln!(f, "keyspace: {keyspace}, which does not exist")?,
+        }
+        let needed = self.schema_version_needed;
+        match self.schema_version {
+            Some(version) => write!(f, "schema: {version}; this program needs {needed}")?,
+            None => write!(f, "schema: none; this program needs {needed}")?,
+        }
+        for ClockView { node, ahead_ms } in &self.clocks {
+            write!(
+                f,
+                "\nclock: that of {node} is {ahead_ms} ms ahead of this machine's"
+            )?;
+        }
+        for ProblemView { fatal, problem } in &self.problems {
+            let weight = match fatal {
+                true => "cannot be used",
+                false => "warning",
+            };
+            write!(f, "\n{weight}: {problem}")?;
+        }
+        Ok(())
+    }
 }

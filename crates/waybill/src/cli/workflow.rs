@@ -1,9 +1,13 @@
-//! `waybill workflow`: whether a workflow can work, said before anything is started with it.
+//! `waybill workflow check` and `waybill config check`: whether a workflow, or all that a configuration names, can
+//! work, said before anything is started with it.
 
+use std::fmt;
 use std::path::PathBuf;
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
+use serde::Serialize;
 
+use super::shown::Output;
 use crate::config::{Config, WorkflowsConfig, load_workflows};
 use crate::roles::{agents_elsewhere, load_agents_file};
 
@@ -17,7 +21,18 @@ pub enum WorkflowCommand {
         /// Agents (YAML) that the workflow must fit; may be repeated
         #[arg(long, value_name = "FILE")]
         agents: Vec<PathBuf>,
+        /// How it is written.
+        #[command(flatten)]
+        written: Written,
     },
+}
+
+/// How a check that found nothing wrong is written.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Written {
+    /// How it is written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
 }
 
 impl WorkflowCommand {
@@ -27,7 +42,11 @@ impl WorkflowCommand {
     ///
     /// If the workflow or the agents cannot work, alone or together.
     pub fn run(&self, config: &Config) -> anyhow::Result<String> {
-        let Self::Check { file, agents } = self;
+        let Self::Check {
+            file,
+            agents,
+            written,
+        } = self;
         let workflows = load_workflows(&WorkflowsConfig {
             built_in: false,
             files: vec![file.clone()],
@@ -37,22 +56,80 @@ impl WorkflowCommand {
             let services = config.services.elsewhere();
             handlers.extend(load_agents_file(path, &services, &workflows)?);
         }
-        let mut line = String::from("ok");
-        for workflow in workflows.iter() {
-            let (name, version) = (workflow.name(), workflow.version());
-            let steps = workflow.steps().len();
-            line.push_str(&format!(": {name}, version {version}, {steps} steps"));
-        }
-        if !agents.is_empty() {
-            line.push_str(&named_elsewhere(&agents_elsewhere(&workflows, &handlers)));
-        }
-        Ok(line)
+        let workflow = workflows.iter().next().map(|workflow| Found {
+            name: workflow.name().to_string(),
+            version: workflow.version(),
+            steps: workflow.steps().len(),
+        });
+        let elsewhere = match agents.is_empty() {
+            true => None,
+            false => Some(agents_elsewhere(&workflows, &handlers)),
+        };
+        written.verdict(&Verdict {
+            workflow,
+            agents_elsewhere: elsewhere,
+        })
     }
 }
 
-/// What a check says of agents that it knows nothing of. They may run from other files, or be written in any language:
-/// that is no fault.
-pub fn named_elsewhere(agents: &[String]) -> String {
+impl Written {
+    /// What `waybill config check` says of a configuration that can be used.
+    ///
+    /// # Errors
+    ///
+    /// If a workflow or an agent that the configuration names cannot work.
+    pub fn check(self, config: &Config) -> anyhow::Result<String> {
+        self.verdict(&Verdict {
+            workflow: None,
+            agents_elsewhere: Some(crate::roles::check(config)?),
+        })
+    }
+
+    fn verdict(self, verdict: &Verdict) -> anyhow::Result<String> {
+        Ok(self.output.of(verdict)?)
+    }
+}
+
+/// What a check says where nothing is wrong.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Verdict {
+    /// The workflow, where one was checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    workflow: Option<Found>,
+    /// Agents that no file has. They may run from other files, or be written in any language: that is no fault.
+    /// Absent where no agents were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    agents_elsewhere: Option<Vec<String>>,
+}
+
+/// A workflow that can work.
+#[derive(Serialize)]
+struct Found {
+    name: String,
+    version: u32,
+    steps: usize,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ok")?;
+        if let Some(Found {
+            name,
+            version,
+            steps,
+        }) = &self.workflow
+        {
+            write!(f, ": {name}, version {version}, {steps} steps")?;
+        }
+        f.write_str(&named_elsewhere(
+            self.agents_elsewhere.as_deref().unwrap_or_default(),
+        ))
+    }
+}
+
+/// What is said of agents that are in no file.
+pub(super) fn named_elsewhere(agents: &[String]) -> String {
     match agents {
         [] => String::new(),
         agents => format!(

@@ -86,6 +86,11 @@ async fn a_store_that_nobody_prepared_is_refused_and_two_may_prepare_it_at_once(
     }
     assert_migrated(&cluster, &cluster.run(&["store", "migrate"]));
 
+    let checked = cluster.run(&["store", "check", "--output", "json"]);
+    let view: Value = serde_json::from_slice(&checked.stdout).unwrap();
+    assert_eq!(view["keyspace"], cluster.name.as_str());
+    assert_eq!(view["schemaVersion"], view["schemaVersionNeeded"]);
+    assert_eq!(view["problems"][0]["fatal"], false, "{view}");
     let checked = cluster.run(&["store", "check"]);
     let said = text(&checked);
     assert!(checked.status.success(), "{said}");

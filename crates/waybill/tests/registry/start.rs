@@ -1,5 +1,6 @@
 //! What a start needs of the registry, and the commands that prepare it.
 
+use serde_json::{Value, json};
 use waybill_messages::RecordKind;
 
 use crate::stub::Stub;
@@ -134,6 +135,15 @@ async fn without_auto_register_a_start_names_the_command_that_helps() {
         "{there}"
     );
     assert_eq!(lines("register"), there);
+    let output = waybill(&file, &["schemas", "check", "--output", "json"]);
+    let json = String::from_utf8(output.stdout).unwrap();
+    let json: Vec<Value> = json
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(json.len(), there.lines().count());
+    let view = json!({ "subject": SUBJECT, "schema": id, "registered": false });
+    assert!(json.contains(&view), "{json:?}");
 
     let up = world.up();
     world.ready().await;

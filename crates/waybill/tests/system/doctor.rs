@@ -212,6 +212,8 @@ async fn a_process_says_whether_it_is_ready_and_writes_other_lines_when_it_is_to
     let up = world.up();
     let ready = plain(&world, &["ready", "--wait", "60s"]);
     assert_eq!(ready.status.code(), Some(0), "{ready:?}");
+    let ready = plain(&world, &["ready", "--output", "json"]);
+    assert_eq!(json_lines(&ready), [json!({ "ready": true, "why": null })]);
 
     let detail = "DEBUG waybill";
     let log = || std::fs::read_to_string(world.path("log.txt")).unwrap_or_default();
@@ -227,8 +229,14 @@ async fn a_process_says_whether_it_is_ready_and_writes_other_lines_when_it_is_to
     // The stop of each part is such a detail.
     assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
     assert!(log().contains(detail), "{}", log());
-    let gone = plain(&world, &["ready"]);
+    let gone = plain(&world, &["ready", "--output", "json"]);
     assert_eq!(gone.status.code(), Some(1), "{gone:?}");
+    let [gone] = &json_lines(&gone)[..] else {
+        panic!("{gone:?}")
+    };
+    assert_eq!(gone["ready"], false);
+    let why = gone["why"].as_str().unwrap();
+    assert!(why.starts_with("nobody answers at "), "{why}");
 }
 
 /// What is bad. The command says so with its exit code.

@@ -256,8 +256,10 @@ pub(super) async fn registry(config: &Config) -> Vec<Finding> {
         let Some(registry) = config.schema_registry.client()? else {
             return anyhow::Ok(None);
         };
-        let checked = registry::check(&registry, &subjects_of(config)?).await?;
-        Ok(Some(checked.missing.join(", ")))
+        let mut subjects = registry::check(&registry, &subjects_of(config)?).await?;
+        subjects.retain(|subject| subject.schema.is_none());
+        let missing = subjects.into_iter().map(|subject| subject.subject);
+        Ok(Some(missing.collect::<Vec<_>>().join(", ")))
     };
     let missing = match missing.await {
         Ok(missing) => missing,
