@@ -254,6 +254,16 @@ mod tests {
                 "listen: must be an IP address and a port",
             ),
             (
+                "partitions: 5000000000\n",
+                1,
+                "partitions: must be a whole number from 0 to 4294967295",
+            ),
+            (
+                "http:\n  tenantLimits: {perSecond: 5000000000}\n",
+                2,
+                "perSecond: 5000000000 is too large",
+            ),
+            (
                 "http:\n  tenantLimits: {perSecond: -1}\n",
                 2,
                 "perSecond: must be a whole number of at least 1",

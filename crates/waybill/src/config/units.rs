@@ -166,9 +166,10 @@ where
     T: TryFrom<NonZeroU64>,
 {
     let number = i64::deserialize(deserializer)?;
-    let fits = u64::try_from(number).ok().and_then(NonZeroU64::new);
-    let fits = fits.and_then(|number| T::try_from(number).ok());
-    fits.ok_or_else(|| D::Error::invalid_value(Unexpected::Signed(number), &"a nonzero number"))
+    let above = u64::try_from(number).ok().and_then(NonZeroU64::new);
+    let above = above
+        .ok_or_else(|| D::Error::invalid_value(Unexpected::Signed(number), &"a nonzero number"))?;
+    T::try_from(above).map_err(|_| D::Error::custom(format_args!("{number} is too large")))
 }
 
 /// The same for one that may be left out.

@@ -17,9 +17,10 @@ pub(crate) fn address_from_text(text: &str) -> Result<SocketAddr, &'static str> 
 /// What a parser says of a value, in our words where we have any for it.
 pub(super) fn in_our_words(message: &str) -> &str {
     match message {
-        "invalid u8" | "invalid u16" | "invalid u32" | "invalid u64" | "invalid usize" => {
-            "must be a whole number, not below 0"
-        }
+        "invalid u8" => "must be a whole number from 0 to 255",
+        "invalid u16" => "must be a whole number from 0 to 65535",
+        "invalid u32" => "must be a whole number from 0 to 4294967295",
+        "invalid u64" | "invalid usize" => "must be a whole number, not below 0",
         "invalid i32" | "invalid i64" | "invalid isize" => "must be a whole number",
         "invalid floating point" => "must be a number",
         "invalid boolean" => "must be true or false",
