@@ -25,6 +25,7 @@ mod handler;
 pub mod http;
 mod instance;
 mod metrics;
+mod raw;
 mod run;
 mod spans;
 mod template;

@@ -11,11 +11,14 @@
 mod body;
 mod path;
 
+use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::fmt::Write as _;
 
-use serde_json_borrow::Value;
+use serde_json::value::RawValue;
 use waybill_engine::{StepRequest, Timestamp};
+
+use crate::raw;
 
 pub(crate) use body::Body;
 pub(crate) use path::Path;
@@ -89,8 +92,8 @@ impl RenderError {
 pub(crate) struct Scope<'a> {
     request: &'a StepRequest,
     idempotency_key: &'a str,
-    /// Texts without escapes are those of the request: to find a few values, none is copied.
-    input: OnceCell<Result<Value<'a>, String>>,
+    /// Whether it is JSON is looked at once; to find a few values in it, nothing is copied.
+    input: OnceCell<Result<&'a RawValue, String>>,
 }
 
 impl<'a> Scope<'a> {
@@ -110,16 +113,12 @@ impl<'a> Scope<'a> {
         self.idempotency_key
     }
 
-    fn input(&self) -> Result<&Value<'a>, RenderError> {
+    fn input(&self) -> Result<&'a RawValue, RenderError> {
         let request = self.request;
-        self.input
-            .get_or_init(|| {
-                serde_json::from_slice(&request.input).map_err(|error| error.to_string())
-            })
-            .as_ref()
-            .map_err(|cause| RenderError::Input {
-                cause: cause.clone(),
-            })
+        let input = self.input.get_or_init(|| {
+            serde_json::from_slice(&request.input).map_err(|error| error.to_string())
+        });
+        input.clone().map_err(|cause| RenderError::Input { cause })
     }
 }
 
@@ -156,10 +155,22 @@ enum Root {
 
 /// A placeholder's value.
 enum Found<'a> {
-    Json(&'a Value<'a>),
-    Text(&'a str),
-    Owned(String),
+    /// Of the input, and no string.
+    Json(&'a RawValue),
+    Text(Cow<'a, str>),
     Number(u32),
+}
+
+impl<'a> Found<'a> {
+    fn of_input(value: &'a RawValue) -> Result<Self, RenderError> {
+        match raw::string(value) {
+            Ok(Some(text)) => Ok(Self::Text(text)),
+            Ok(None) => Ok(Self::Json(value)),
+            Err(error) => Err(RenderError::Input {
+                cause: error.to_string(),
+            }),
+        }
+    }
 }
 
 impl Placeholder {
@@ -203,25 +214,22 @@ impl Placeholder {
         let found = match &self.root {
             Root::Input(path) => path
                 .iter()
-                .try_fold(scope.input()?, |value, key| match value {
-                    Value::Object(members) => members.get(key),
-                    Value::Array(items) => items.get(key.parse::<usize>().ok()?),
-                    _ => None,
-                })
-                .filter(|value| !value.is_null())
-                .map(Found::Json),
+                .try_fold(scope.input()?, |value, key| raw::at(value, key))
+                .filter(|value| !raw::is_null(value))
+                .map(Found::of_input)
+                .transpose()?,
             Root::Result(name) => request
                 .results
                 .iter()
                 .find(|(key, _)| **key == **name)
-                .map(|(_, value)| Found::Text(value)),
-            Root::Operation => Some(Found::Owned(request.operation.to_string())),
-            Root::Workflow => Some(Found::Text(&request.workflow)),
-            Root::Step => Some(Found::Text(&request.step)),
+                .map(|(_, value)| Found::Text(Cow::Borrowed(value))),
+            Root::Operation => Some(Found::Text(request.operation.to_string().into())),
+            Root::Workflow => Some(Found::Text(Cow::Borrowed(&request.workflow))),
+            Root::Step => Some(Found::Text(Cow::Borrowed(&request.step))),
             Root::Attempt => Some(Found::Number(request.attempt.0)),
-            Root::Tenant => Some(Found::Text(&request.tenant)),
-            Root::IdempotencyKey => Some(Found::Text(scope.idempotency_key)),
-            Root::CompleteBy => Some(Found::Owned(rfc3339(request.complete_by))),
+            Root::Tenant => Some(Found::Text(Cow::Borrowed(&request.tenant))),
+            Root::IdempotencyKey => Some(Found::Text(Cow::Borrowed(scope.idempotency_key))),
+            Root::CompleteBy => Some(Found::Text(rfc3339(request.complete_by).into())),
         };
         if found.is_none() && !self.optional {
             return Err(RenderError::Missing {
@@ -257,16 +265,12 @@ impl Placeholder {
             return Ok(());
         };
         match found {
-            Found::Text(text) => escape.push(text, out),
-            Found::Json(Value::Str(text)) => escape.push(text, out),
-            Found::Owned(text) => escape.push(&text, out),
+            Found::Text(text) => escape.push(&text, out),
             Found::Number(number) => escape.push(&number.to_string(), out),
-            Found::Json(value @ (Value::Number(_) | Value::Bool(_))) => {
-                escape.push(&json(value), out);
-            }
-            Found::Json(_) => {
+            Found::Json(value) if value.get().starts_with(['{', '[']) => {
                 return Err(self.unsuitable("is an object or a list, which does not fit into text"));
             }
+            Found::Json(value) => escape.push(value.get(), out),
         }
         Ok(())
     }
@@ -277,11 +281,9 @@ impl Placeholder {
             return Ok(false);
         };
         match found {
-            Found::Json(Value::Str(text)) => push_json_string(text, out),
-            Found::Json(value) => out.push_str(&json(value)),
+            Found::Json(value) => out.push_str(value.get()),
             Found::Number(number) => out.push_str(&number.to_string()),
-            Found::Text(text) => push_json_string(text, out),
-            Found::Owned(text) => push_json_string(&text, out),
+            Found::Text(text) => push_json_string(&text, out),
         }
         Ok(true)
     }
@@ -333,10 +335,6 @@ impl Escape {
             }
         }
     }
-}
-
-fn json(value: &Value<'_>) -> String {
-    serde_json::to_string(value).expect("its keys are strings")
 }
 
 fn push_json_string(text: &str, out: &mut String) {

@@ -1,16 +1,19 @@
 //! What a service's answer means.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hyper::StatusCode;
 use hyper::header::{HeaderMap, RETRY_AFTER};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use waybill_engine::{Action, Outcome, Outputs};
 
 use super::LoadError;
 use super::config::{HttpConfig, StatusesConfig};
 use crate::handler::{permanent, success, transient, unknown};
+use crate::raw;
 
 /// The longest error message that goes into a reply, in bytes.
 const MESSAGE_BYTES_MAX: usize = 300;
@@ -174,20 +177,20 @@ impl Keep {
     /// The outcome of a successful answer. The effect was made: a body that does not hold what it
     /// should leaves the outcome unknown, never failed without effect.
     pub(super) fn outcome(&self, body: &[u8]) -> Outcome {
-        let json: Value = match serde_json::from_slice(body) {
+        let unreadable = |error: serde_json::Error| {
+            let message = format!("the service's answer cannot be read: {error}");
+            unknown("answer-not-json", message)
+        };
+        let json: &RawValue = match serde_json::from_slice(body) {
             Ok(json) => json,
-            Err(error) => {
-                return unknown(
-                    "answer-not-json",
-                    format!("the service's answer cannot be read: {error}"),
-                );
-            }
+            Err(error) => return unreadable(error),
         };
         let mut outputs = Outputs::with_capacity(self.0.len());
         for kept in &self.0 {
-            match json.pointer(&kept.pointer) {
-                None | Some(Value::Null) if kept.optional => {}
-                None | Some(Value::Null) => {
+            let value = raw::pointer(json, &kept.pointer).filter(|value| !raw::is_null(value));
+            match value {
+                None if kept.optional => {}
+                None => {
                     return unknown(
                         "answer-value-missing",
                         format!(
@@ -196,8 +199,13 @@ impl Keep {
                         ),
                     );
                 }
-                Some(Value::String(text)) => outputs.push((kept.name.clone(), text.clone())),
-                Some(value) => outputs.push((kept.name.clone(), value.to_string())),
+                Some(value) => {
+                    let text = match raw::string(value) {
+                        Ok(text) => text.unwrap_or(Cow::Borrowed(value.get())),
+                        Err(error) => return unreadable(error),
+                    };
+                    outputs.push((kept.name.clone(), text.into_owned()));
+                }
             }
         }
         success(outputs)

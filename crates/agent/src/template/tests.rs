@@ -7,12 +7,16 @@ use crate::testing::StepRequestBuilder;
 const OPERATION: &str = "0197a6b0-1234-7000-8000-000000000001";
 
 fn request(input: &Value) -> StepRequest {
+    request_with(&input.to_string())
+}
+
+fn request_with(input: &str) -> StepRequest {
     let operation: OperationId = OPERATION.parse().unwrap();
     StepRequestBuilder::new("drone", "fly")
         .operation(operation)
         .workflow("drone-delivery")
         .tenant("acme")
-        .input(&input.to_string())
+        .input(input)
         .result("package", "tag", "T-1")
         .complete_by(Timestamp(1_767_323_045_000_000))
         .build()
@@ -239,20 +243,36 @@ fn numbers_of_any_size_stay_values_in_a_path() {
 }
 
 #[test]
-fn what_is_taken_over_into_a_body_is_the_same_json() {
-    let values = [
+fn what_is_taken_over_into_a_body_is_the_same_text() {
+    let template = Body::compile(&json!({"v": "{{input.v}}"})).unwrap();
+    let rendered = |text: &str| {
+        let request = request_with(&format!("{{\"v\": {text}}}"));
+        template.render(&Scope::new(&request, "op/fly")).unwrap()
+    };
+    for text in [
         r#"{"z":1,"a":[null,true,{"deep":"\u00e9\n\"\\"}],"m":{}}"#,
         "[]",
         "1e-7",
-        "18446744073709551616",
-        "-9223372036854775808",
-        r#""a \ud83d\ude80 \u0001""#,
-    ];
-    for text in values {
-        let value: Value = serde_json::from_str(text).unwrap();
-        let template = json!({"v": "{{input.v}}"});
-        let body = body(&template, &json!({"v": value})).unwrap();
-        let rendered: Value = serde_json::from_str(&body).unwrap();
-        assert_eq!(rendered["v"], value, "{text}: {body}");
+        "1.50",
+        "18446744073709551617",
+        "-9223372036854775809",
+        "0.12345678901234567890123",
+    ] {
+        assert_eq!(rendered(text), format!("{{\"v\":{text}}}"));
     }
+    // Strings are written anew, for they may come from elsewhere, too.
+    let text = r#""a \ud83d\ude80 \u0001""#;
+    let body: Value = serde_json::from_str(&rendered(text)).unwrap();
+    assert_eq!(body["v"], serde_json::from_str::<Value>(text).unwrap());
+}
+
+#[test]
+fn a_number_of_many_digits_names_the_same_thing_in_a_path() {
+    let request = request_with(r#"{"id": 18446744073709551617}"#);
+    let mut out = String::new();
+    Path::compile("/bookings/{{input.id}}")
+        .unwrap()
+        .render_into(&Scope::new(&request, "op/fly"), &mut out)
+        .unwrap();
+    assert_eq!(out, "/bookings/18446744073709551617");
 }

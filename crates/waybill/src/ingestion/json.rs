@@ -2,7 +2,9 @@
 //!
 //! What must hold: two readers of one accepted text cannot understand different things. So a key
 //! that stands twice in an object is refused (readers differ on which one counts), as are nesting
-//! deeper than the limit, invalid UTF-8, and anything after the value. Every refusal says where.
+//! deeper than the limit, invalid UTF-8, anything after the value, and integers of more than 64 bits, of which many
+//! readers keep the first digits only (RFC 8259, section 6). Every refusal says where. Other numbers are the nearest
+//! that binary64 has.
 //!
 //! The canonical form is the tree written back: `serde_json`'s map is sorted by key, and nothing
 //! but the values is written.
@@ -40,6 +42,8 @@ fn line_of(line: usize) -> String {
 pub enum JsonFault {
     /// It breaks JSON's grammar.
     Syntax(String),
+    /// An integer needs more than 64 bits.
+    Integer(String),
     /// A key stands twice in one object.
     DuplicateKey {
         /// The JSON pointer of the repeated member.
@@ -58,6 +62,11 @@ impl fmt::Display for JsonFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Syntax(cause) => f.write_str(cause),
+            Self::Integer(digits) => write!(
+                f,
+                "the integer {digits} needs more than 64 bits, and not every reader keeps all of its digits: send it as \
+                 a string"
+            ),
             Self::DuplicateKey { pointer } => write!(f, "the key at {pointer} stands twice"),
             Self::TooDeep { pointer, depth_max } => {
                 write!(
@@ -71,14 +80,16 @@ impl fmt::Display for JsonFault {
 
 /// Parses `text`, of at most `depth_max` nested arrays and objects, strictly.
 pub fn parse(text: &[u8], depth_max: usize) -> Result<Value, JsonError> {
-    let mut finding = None;
+    let (mut finding, mut is_large) = (None, false);
     let mut reader = serde_json::Deserializer::from_slice(text);
     let node = Node {
         finding: &mut finding,
+        is_large: &mut is_large,
         depth: 0,
         depth_max: depth_max.min(DEPTH_LIMIT_MAX),
     };
-    node.deserialize(&mut reader)
+    let read = node.deserialize(&mut reader);
+    let value = read
         .and_then(|value| reader.end().map(|()| value))
         .map_err(|error| JsonError {
             line: error.line(),
@@ -87,7 +98,48 @@ pub fn parse(text: &[u8], depth_max: usize) -> Result<Value, JsonError> {
                 Some(found) => found.into_fault(depth_max),
                 None => JsonFault::Syntax(without_position(&error)),
             },
-        })
+        })?;
+    match is_large.then(|| large_integer(text)).flatten() {
+        Some(error) => Err(error),
+        None => Ok(value),
+    }
+}
+
+/// The first integer of a JSON text that 64 bits do not hold.
+fn large_integer(text: &[u8]) -> Option<JsonError> {
+    let (mut line, mut line_start, mut at) = (1, 0, 0);
+    while at < text.len() {
+        match text[at] {
+            b'\n' => {
+                (line, line_start) = (line + 1, at + 1);
+                at += 1;
+            }
+            b'"' => {
+                at += 1;
+                while text[at] != b'"' {
+                    at += if text[at] == b'\\' { 2 } else { 1 };
+                }
+                at += 1;
+            }
+            b'-' | b'0'..=b'9' => {
+                let number = text[at..].iter();
+                let number = number.take_while(|byte| b"+-.eE0123456789".contains(byte));
+                let end = at + number.count();
+                let number = std::str::from_utf8(&text[at..end]).unwrap_or_default();
+                let is_integer = !number.contains(['.', 'e', 'E']);
+                if is_integer && number.parse::<u64>().is_err() && number.parse::<i64>().is_err() {
+                    return Some(JsonError {
+                        fault: JsonFault::Integer(number.to_owned()),
+                        line,
+                        column: end - line_start,
+                    });
+                }
+                at = end;
+            }
+            _ => at += 1,
+        }
+    }
+    None
 }
 
 /// Appends `segment` to a JSON pointer (RFC 6901).
@@ -139,8 +191,13 @@ impl Finding {
     }
 }
 
+/// From here on a float has no fraction, and may be what was read of an integer of more than 64 bits.
+const LARGE: f64 = 9_223_372_036_854_775_808.0;
+
 struct Node<'a> {
     finding: &'a mut Option<Finding>,
+    /// Whether there is a float that is large.
+    is_large: &'a mut bool,
     depth: usize,
     depth_max: usize,
 }
@@ -162,6 +219,7 @@ impl Node<'_> {
     fn child(&mut self) -> Node<'_> {
         Node {
             finding: self.finding,
+            is_large: self.is_large,
             depth: self.depth,
             depth_max: self.depth_max,
         }
@@ -206,6 +264,7 @@ impl<'de> Visitor<'de> for Node<'_> {
     }
 
     fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Value, E> {
+        *self.is_large |= value.abs() >= LARGE;
         Number::from_f64(value)
             .map(Value::Number)
             .ok_or_else(|| E::custom("number out of range"))
@@ -303,6 +362,32 @@ mod tests {
             parse(hostile.as_bytes(), usize::MAX).unwrap_err().fault,
             JsonFault::TooDeep { .. }
         ));
+    }
+
+    #[test]
+    fn an_integer_of_more_than_64_bits_is_named_with_its_place() {
+        for (text, digits, line, column) in [
+            ("18446744073709551616", "18446744073709551616", 1, 20),
+            ("[-9223372036854775809]", "-9223372036854775809", 1, 21),
+            (
+                "{\"a\": 1e300,\n  \"b\\\"1\": [1e20, 100000000000000000000, 1]}",
+                "100000000000000000000",
+                2,
+                38,
+            ),
+        ] {
+            let error = parse(text.as_bytes(), 8).unwrap_err();
+            assert_eq!(error.fault, JsonFault::Integer(digits.to_owned()), "{text}");
+            assert_eq!((error.line, error.column), (line, column), "{text}");
+        }
+        for text in [
+            "[18446744073709551615,-9223372036854775808,-0]",
+            r#"{"100000000000000000000":[1e300,100000000000000000000.0,1E20,"\\",
+            "100000000000000000000\""]}"#,
+        ] {
+            let value = parse(text.as_bytes(), 8).unwrap();
+            assert_eq!(value, serde_json::from_str::<Value>(text).unwrap());
+        }
     }
 
     #[test]

@@ -160,8 +160,8 @@ impl Kind {
                 "The body ended early",
                 "Send the body as long as it was announced. Nothing was accepted."),
             Self::MalformedJson => ("/problems/malformed-json", S::BAD_REQUEST,
-                "The body is not JSON",
-                "The detail says line and column. The body must be exactly one JSON value in UTF-8."),
+                "The body is not JSON that every reader understands alike",
+                "The detail says line and column. The body must be exactly one JSON value in UTF-8, without integers of more than 64 bits."),
             Self::DuplicateKey => ("/problems/duplicate-key", S::BAD_REQUEST,
                 "A key stands twice in one object",
                 "Readers of JSON differ on which of the two counts, so neither is taken. The errors point at the second one."),
@@ -450,7 +450,9 @@ impl From<JsonError> for Problem {
     fn from(error: JsonError) -> Self {
         let detail = error.to_string();
         let (kind, pointer, expected) = match error.fault {
-            JsonFault::Syntax(_) => return Self::new(Kind::MalformedJson, sentence(&detail)),
+            JsonFault::Syntax(_) | JsonFault::Integer(_) => {
+                return Self::new(Kind::MalformedJson, sentence(&detail));
+            }
             JsonFault::DuplicateKey { pointer } => {
                 (Kind::DuplicateKey, pointer, "must stand once".to_owned())
             }

@@ -142,8 +142,26 @@ async fn what_is_kept_of_an_answer_becomes_outputs() {
             ]
         }
     );
+    // What is kept may name something at the service: it is what was answered, to the last digit.
+    service.answers(|_| {
+        let body = r#"{"drone": {"id": 18446744073709551617}, "required": {"b": 1.50, "a": []}}"#;
+        json(200, body)
+    });
+    assert_eq!(
+        outcome(&agent).await,
+        Outcome::Success {
+            outputs: vec![
+                ("id".to_owned(), "18446744073709551617".to_owned()),
+                ("required".to_owned(), r#"{"b": 1.50, "a": []}"#.to_owned())
+            ]
+        }
+    );
     for (body, code) in [
         ("{", "answer-not-json"),
+        (
+            r#"{"drone": {"id": "\ud800"}, "required": 1}"#,
+            "answer-not-json",
+        ),
         (
             r#"{"drone": {"id": null}, "required": 1}"#,
             "answer-value-missing",

@@ -1,0 +1,151 @@
+//! JSON as it was written.
+//!
+//! What must hold: **what is taken over is what stood there**. Numbers have as many digits in JSON as their writer
+//! likes, and more than 64 bits hold; a number that names something at a service, and came to be its neighbour, would
+//! name something else. So values are found in the text, and their own text is what is passed on.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::Error;
+use serde_json::value::RawValue;
+
+/// The value that a JSON pointer (RFC 6901) names.
+pub(crate) fn pointer<'a>(value: &'a RawValue, pointer: &str) -> Option<&'a RawValue> {
+    let segments = pointer.split('/').skip(1);
+    segments
+        .map(|segment| segment.replace("~1", "/").replace("~0", "~"))
+        .try_fold(value, |value, segment| at(value, &segment))
+}
+
+/// An object's member, or a list's item by its index. Of members with the same name it is the last.
+pub(crate) fn at<'a>(value: &'a RawValue, key: &str) -> Option<&'a RawValue> {
+    let text = value.get();
+    let found = match text.as_bytes().first() {
+        Some(b'{') => Member(key).deserialize(&mut serde_json::Deserializer::from_str(text)),
+        Some(b'[') => {
+            let index: usize = key.parse().ok()?;
+            serde_json::from_str::<Vec<&RawValue>>(text).map(|items| items.get(index).copied())
+        }
+        _ => return None,
+    };
+    found.ok().flatten()
+}
+
+/// Whether there is nothing: `null`.
+pub(crate) fn is_null(value: &RawValue) -> bool {
+    value.get() == "null"
+}
+
+/// The text of a string; `None` of another value.
+///
+/// # Errors
+///
+/// If it has an escape that stands for no character.
+pub(crate) fn string(value: &RawValue) -> Result<Option<Cow<'_, str>>, Error> {
+    let Some(inner) = value.get().strip_prefix('"') else {
+        return Ok(None);
+    };
+    Ok(Some(match inner.strip_suffix('"') {
+        Some(plain) if !plain.contains('\\') => Cow::Borrowed(plain),
+        _ => Cow::Owned(serde_json::from_str(value.get())?),
+    }))
+}
+
+/// Finds the member of this name.
+struct Member<'k>(&'k str);
+
+impl<'de> DeserializeSeed<'de> for Member<'_> {
+    type Value = Option<&'de RawValue>;
+
+    fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Self::Value, D::Error> {
+        reader.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Member<'_> {
+    type Value = Option<&'de RawValue>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+        let mut found = None;
+        while let Some(is_it) = members.next_key_seed(Name(self.0))? {
+            if is_it {
+                found = Some(members.next_value()?);
+            } else {
+                members.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Whether a member has this name.
+struct Name<'k>(&'k str);
+
+impl<'de> DeserializeSeed<'de> for Name<'_> {
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<bool, D::Error> {
+        reader.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for Name<'_> {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_str<E>(self, name: &str) -> Result<bool, E> {
+        Ok(name == self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#" {"a": {"b/c": [7, {"~": 18446744073709551617}], "a": null}, "a\u0062": "x\"y", "n": 1.50,
+        "n": -0.12345678901234567890123} "#;
+
+    fn found<'a>(value: &'a RawValue, at: &str) -> Option<&'a str> {
+        pointer(value, at).map(RawValue::get)
+    }
+
+    #[test]
+    fn what_a_pointer_names_is_the_text_that_stood_there() {
+        let value: &RawValue = serde_json::from_str(TEXT).unwrap();
+        for (at, expected) in [
+            ("/a/b~1c/0", "7"),
+            ("/a/b~1c/1/~0", "18446744073709551617"),
+            ("/a/a", "null"),
+            ("/ab", r#""x\"y""#),
+            ("/n", "-0.12345678901234567890123"),
+            ("", TEXT.trim()),
+        ] {
+            assert_eq!(found(value, at), Some(expected), "{at}");
+        }
+        for at in ["/b", "/a/b~1c/2", "/a/b~1c/x", "/n/0", "/ab/0", "/a/b"] {
+            assert_eq!(found(value, at), None, "{at}");
+        }
+    }
+
+    #[test]
+    fn strings_are_read_and_others_are_none() {
+        let read = |text: &str| {
+            let value: &RawValue = serde_json::from_str(text).unwrap();
+            string(value).map(|text| text.map(Cow::into_owned))
+        };
+        assert_eq!(read(r#""""#).unwrap().as_deref(), Some(""));
+        assert_eq!(read(r#""é""#).unwrap().as_deref(), Some("é"));
+        assert_eq!(read(r#""\u00e9\n\\""#).unwrap().as_deref(), Some("é\n\\"));
+        assert_eq!(read("12").unwrap(), None);
+        read(r#""\ud800""#).unwrap_err();
+    }
+}
