@@ -5,12 +5,13 @@
 //! half-open (recloser lets every call through then), and its state as a metric. The state shown is
 //! what callers last saw: it turns to open with the first call that is refused.
 
-use std::future::Future;
+use std::future::{self, Future};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use metrics::Gauge;
 use recloser::{AsyncRecloser, Recloser};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 /// When a breaker opens, and for how long.
@@ -55,7 +56,8 @@ enum View {
 pub(crate) enum Judged<T> {
     Healthy(T),
     Failure(T),
-    /// It had too little time to tell: nothing against the service, nor for one that was failing.
+    /// It had too little time to tell: it counts neither for the service nor against it. A probe, which has to tell,
+    /// has failed.
     CutShort(T),
 }
 
@@ -103,19 +105,29 @@ impl Breaker {
                 retry_after: self.settings.open_for / 10,
             });
         }
+        // Recloser counts what it is told the end of. Of a call that says nothing it is told none.
+        let (count_not, not_counted) = oneshot::channel();
         let guarded = async {
             let in_flight = self.admitted();
             let judged = call.await;
             let was_probe = in_flight.is_some();
             match judged {
                 Judged::Healthy(value) => Ok(Called { value, was_probe }),
-                Judged::CutShort(value) if !was_probe => Ok(Called { value, was_probe }),
+                Judged::CutShort(value) if !was_probe => {
+                    _ = count_not.send(Called { value, was_probe });
+                    future::pending().await
+                }
                 Judged::Failure(value) | Judged::CutShort(value) => {
                     Err(Called { value, was_probe })
                 }
             }
         };
-        match self.recloser.call(guarded).await {
+        let counted = tokio::select! {
+            biased;
+            counted = self.recloser.call(guarded) => counted,
+            Ok(called) = not_counted => return Ok(called),
+        };
+        match counted {
             Ok(called) => {
                 self.finished(View::Closed);
                 Ok(called)
@@ -209,6 +221,35 @@ impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         if let View::HalfOpen { in_flight, .. } = &mut *self.0.view() {
             *in_flight = in_flight.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_call_that_is_cut_short_counts_neither_way() {
+        let settings = BreakerSettings {
+            failure_rate: 0.5,
+            calls: 4,
+            open_for: Duration::from_secs(3600),
+            half_open_calls: 2,
+        };
+        let breaker = Breaker::new("agent", settings, Gauge::noop());
+        for _ in 0..20 {
+            let called = breaker.call(async { Judged::CutShort("cut short") }).await;
+            assert_eq!(called.map(|called| called.value), Ok("cut short"));
+        }
+        // Each that tells is a failure, so it opens, whatever came between.
+        let mut failures = 0;
+        while breaker.call(async { Judged::Failure(()) }).await.is_ok() {
+            failures += 1;
+            assert!(failures < 20, "it never opens");
+            for _ in 0..3 {
+                _ = breaker.call(async { Judged::CutShort(()) }).await;
+            }
         }
     }
 }

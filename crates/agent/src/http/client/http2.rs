@@ -99,8 +99,12 @@ impl Http2 {
             request.headers_mut().insert(CONTENT_LENGTH, length);
         }
         let ready = timeout_at(until, self.ready(request.uri()));
-        let late = |_| SendError::Unconnected("none had room in time".to_owned());
-        let (mut requests, _place) = ready.await.map_err(late)??;
+        let late = || SendError::Unconnected("none had room in time".to_owned());
+        let (mut requests, _place) = ready.await.map_err(|_| late())??;
+        // Room that others left at the very end of their time comes too late for this one as well.
+        if Instant::now() >= until {
+            return Err(late());
+        }
         // An error here means that the connection ended before the request was taken.
         let (answer, mut sending) = requests
             .send_request(request, body.is_empty())
