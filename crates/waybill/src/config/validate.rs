@@ -50,7 +50,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
     let heard_after = kafka.clients().metadata_refresh();
-    let rules: [(bool, &str, String); 50] = [
+    let rules: [(bool, &str, String); 51] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -271,6 +271,14 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             not_zero(),
         ),
         (
+            scheduler.known_max
+                >= scheduler
+                    .read_ahead_max
+                    .saturating_add(scheduler.in_flight_max),
+            "scheduler.knownMax",
+            "must be at least scheduler.readAheadMax and scheduler.inFlightMax together".to_owned(),
+        ),
+        (
             scheduler.expedited_weight > 0,
             "scheduler.expeditedWeight",
             not_zero(),
@@ -384,7 +392,8 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 35] = [
+        let cases: [(&str, Change); 36] = [
+            ("scheduler.knownMax", |c| c.scheduler.known_max = 53_999),
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
             ("kafka.growSettle", |c| {

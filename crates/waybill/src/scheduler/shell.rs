@@ -403,7 +403,7 @@ impl Shell {
         };
         for lane in Lane::ALL {
             let mut waiting = Amount::default();
-            let mut tracked = 0;
+            let mut known = 0;
             for slot in self.slots.values() {
                 // What waits with one that stops goes with it.
                 if let SlotState::Owned(owned) = &slot.state
@@ -412,12 +412,12 @@ impl Shell {
                     let of_it = owned.engine.waiting(lane);
                     waiting.records += of_it.requests;
                     waiting.bytes += of_it.bytes;
-                    tracked += owned.engine.tracked(lane);
+                    known += owned.engine.tracked(lane);
                 }
             }
             let room = match self.stopping {
                 Some(_) => Amount::default(),
-                None => room_beside(most, waiting, tracked),
+                None => room_beside(most, waiting, self.settings.known_max, known),
             };
             self.inlets.credit(lane.source()).offer(room);
         }
