@@ -44,12 +44,10 @@ fn main() -> ExitCode {
     };
     match (&cli.command, cli.command.role()) {
         (_, Some(role)) => run(role, &config, &environment),
-        (
-            Command::Config {
-                command: ConfigCommand::Show,
-            },
-            None,
-        ) => show(&config),
+        (Command::Config { command }, None) => match command {
+            ConfigCommand::Show => show(&config),
+            ConfigCommand::Check { written, .. } => judge(written.check(&config)),
+        },
         (Command::Topics { command }, None) => look(&config, || command.run(&config)),
         (Command::Schemas { command }, None) => look(&config, || command.run(&config)),
         (Command::Ready(arguments), None) => look(&config, || arguments.run(&config)),
@@ -70,12 +68,23 @@ fn main() -> ExitCode {
             prepare(&config, || command.run(&config, admin))
         }
         (
-            Command::Config {
-                command: ConfigCommand::Check { written, .. },
-            },
+            Command::Up { .. }
+            | Command::Broker
+            | Command::Agents
+            | Command::Services
+            | Command::Ingestion
+            | Command::Scheduler
+            | Command::Supervisor,
             None,
-        ) => judge(written.check(&config)),
-        (command, None) => unreachable!("{command:?} starts a role, or was done before"),
+        ) => unreachable!("each of them has a role"),
+        (
+            Command::Capacity(_)
+            | Command::Reference { .. }
+            | Command::Completions { .. }
+            | Command::Man { .. }
+            | Command::Token { .. },
+            None,
+        ) => unreachable!("they looked at no configuration"),
     }
 }
 

@@ -95,8 +95,7 @@ pub(crate) struct SubjectView {
     pub(crate) subject: String,
     /// The id of its schema of this version; `None` where that is not registered, and may be.
     pub(crate) schema: Option<u32>,
-    /// Whether it was registered just now.
-    registered: bool,
+    registered_now: bool,
 }
 
 impl SubjectView {
@@ -105,7 +104,7 @@ impl SubjectView {
         Self {
             subject: subject.name.clone(),
             schema: found.id(),
-            registered: false,
+            registered_now: false,
         }
     }
 }
@@ -115,11 +114,11 @@ impl fmt::Display for SubjectView {
         let Self {
             subject,
             schema,
-            registered,
+            registered_now,
         } = self;
         match schema {
             None => write!(f, "{subject}: not registered"),
-            Some(id) if *registered => write!(f, "{subject}: registered, schema {id}"),
+            Some(id) if *registered_now => write!(f, "{subject}: registered, schema {id}"),
             Some(id) => write!(f, "{subject}: schema {id}"),
         }
     }
@@ -142,7 +141,7 @@ pub(crate) async fn register(
                 .register(&subject.name, subject.schema.json)
                 .await?;
             view.schema = Some(id.0);
-            view.registered = true;
+            view.registered_now = true;
         }
     }
     Ok(views)

@@ -43,48 +43,77 @@ impl ReadyArgs {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
+        let client = client(&self.admin.access.without_token())?;
+        let until = Instant::now() + self.wait;
         let found = runtime.block_on(async {
-            let client = client(&self.admin.access.without_token())?;
-            let until = Instant::now() + self.wait;
             loop {
-                match once(&client, &url).await {
-                    Ok(()) => return Ok(()),
-                    Err(error) if Instant::now() + ASK_EVERY > until => return Err(error),
-                    Err(_) => tokio::time::sleep(ASK_EVERY).await,
+                match asked(&client, &url).await {
+                    Readiness::Ready => return Readiness::Ready,
+                    other if Instant::now() + ASK_EVERY > until => return other,
+                    _ => tokio::time::sleep(ASK_EVERY).await,
                 }
             }
         });
         if self.output == Output::Json {
-            let view = ReadyView {
-                ready: found.is_ok(),
-                why: found.as_ref().err().map(ToString::to_string),
-            };
+            let view = ReadyView::of(&found, &url);
             let printed = writeln!(io::stdout(), "{}", serde_json::to_string(&view)?);
             until_reader_leaves(printed.map_err(Into::into))?;
         }
-        found
+        match found.fault(&url) {
+            Some(fault) => anyhow::bail!(fault),
+            None => Ok(()),
+        }
     }
 }
 
 /// Whether a process is ready, for programs.
 #[derive(Serialize)]
-struct ReadyView {
+#[serde(rename_all = "camelCase")]
+struct ReadyView<'a> {
     ready: bool,
-    /// What it waits for, or why it does not say; `null` where it is ready.
+    /// What it says that it waits for.
+    waits_for: &'a [String],
+    /// What is wrong; `null` where it is ready.
     why: Option<String>,
+}
+
+impl<'a> ReadyView<'a> {
+    fn of(found: &'a Readiness, url: &str) -> Self {
+        Self {
+            ready: matches!(found, Readiness::Ready),
+            waits_for: match found {
+                Readiness::Waits(what) => what,
+                _ => &[],
+            },
+            why: found.fault(url),
+        }
+    }
 }
 
 /// How a process is.
 pub(super) enum Readiness {
     Ready,
     /// What it waits for.
-    Waits(String),
+    Waits(Vec<String>),
     /// It takes connections and does not answer.
     Silent,
     /// Nobody is there, and why.
     Away(String),
     /// Somebody is there who is not believed, and why.
     Distrusted(String),
+}
+
+impl Readiness {
+    /// Why a process that was asked at `url` is not known to be ready.
+    fn fault(&self, url: &str) -> Option<String> {
+        Some(match self {
+            Self::Ready => return None,
+            Self::Waits(what) => format!("not ready: {}", what.join("; ")),
+            Self::Silent => format!("{url} takes connections and does not answer"),
+            Self::Away(why) => format!("nobody answers at {url}: {why}"),
+            Self::Distrusted(why) => format!("{url} answers, but {why}"),
+        })
+    }
 }
 
 /// Asks a process.
@@ -105,18 +134,7 @@ pub(super) async fn asked(client: &Client, url: &str) -> Readiness {
         return Readiness::Ready;
     }
     let body = answer.text().await.unwrap_or_default();
-    let waits: Vec<&str> = body.lines().collect();
-    Readiness::Waits(waits.join("; "))
-}
-
-async fn once(client: &Client, url: &str) -> anyhow::Result<()> {
-    match asked(client, url).await {
-        Readiness::Ready => Ok(()),
-        Readiness::Waits(what) => anyhow::bail!("not ready: {what}"),
-        Readiness::Silent => anyhow::bail!("{url} takes connections and does not answer"),
-        Readiness::Away(why) => anyhow::bail!("nobody answers at {url}: {why}"),
-        Readiness::Distrusted(why) => anyhow::bail!("{url} answers, but {why}"),
-    }
+    Readiness::Waits(body.lines().map(str::to_owned).collect())
 }
 
 /// A client that does not wait for long.

@@ -460,7 +460,12 @@ mod tests {
     #[test]
     fn a_value_that_does_not_fit_is_refused_with_variable_and_key() {
         let cases = [
-            ("WAYBILL_PARTITIONS", "many", "partitions", "expected u32"),
+            (
+                "WAYBILL_PARTITIONS",
+                "many",
+                "partitions",
+                "must be a whole number from 0",
+            ),
             (
                 "WAYBILL_SCHEDULER__LEASE",
                 "10",
@@ -478,6 +483,18 @@ mod tests {
                 "8080",
                 "http.listen",
                 "must be an IP address and a port",
+            ),
+            (
+                "WAYBILL_PARTITIONS",
+                "5000000000",
+                "partitions",
+                "must be a whole number from 0 to 4294967295",
+            ),
+            (
+                "WAYBILL_SCHEDULER__IN_FLIGHT_MAX",
+                "20000000000000000000",
+                "scheduler.inFlightMax",
+                "must be a whole number from 0 to 18446744073709551615",
             ),
             (
                 "WAYBILL_HTTP__TENANT_LIMITS__PER_SECOND",

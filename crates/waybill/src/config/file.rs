@@ -264,6 +264,16 @@ mod tests {
                 "perSecond: 5000000000 is too large",
             ),
             (
+                "http:\n  tenantLimits: {perSecond: 10000000000000000000}\n",
+                2,
+                "perSecond: must be a whole number, and not so large",
+            ),
+            (
+                "scheduler: { inFlightMax: 20000000000000000000 }\n",
+                1,
+                "inFlightMax: must be a whole number from 0 to 18446744073709551615",
+            ),
+            (
                 "http:\n  tenantLimits: {perSecond: -1}\n",
                 2,
                 "perSecond: must be a whole number of at least 1",

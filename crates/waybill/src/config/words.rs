@@ -16,12 +16,16 @@ pub(crate) fn address_from_text(text: &str) -> Result<SocketAddr, &'static str> 
 
 /// What a parser says of a value, in our words where we have any for it.
 pub(super) fn in_our_words(message: &str) -> &str {
+    // Of a file, and of the environment.
+    let wanted = message.strip_prefix("invalid ");
+    let expected = message.rsplit_once(", expected ").map(|(_, kind)| kind);
+    if let Some(words) = wanted
+        .and_then(whole_number)
+        .or_else(|| expected.and_then(whole_number))
+    {
+        return words;
+    }
     match message {
-        "invalid u8" => "must be a whole number from 0 to 255",
-        "invalid u16" => "must be a whole number from 0 to 65535",
-        "invalid u32" => "must be a whole number from 0 to 4294967295",
-        "invalid u64" | "invalid usize" => "must be a whole number, not below 0",
-        "invalid i32" | "invalid i64" | "invalid isize" => "must be a whole number",
         "invalid floating point" => "must be a number",
         "invalid boolean" => "must be true or false",
         "expected mapping start" => "must hold keys with values",
@@ -30,5 +34,17 @@ pub(super) fn in_our_words(message: &str) -> &str {
         other if other.ends_with(", expected socket address") => ADDRESS,
         other if other.contains(", expected a nonzero ") => "must be a whole number of at least 1",
         other => other,
+    }
+}
+
+/// What a value of this kind has to be.
+fn whole_number(kind: &str) -> Option<&'static str> {
+    match kind {
+        "u8" => Some("must be a whole number from 0 to 255"),
+        "u16" => Some("must be a whole number from 0 to 65535"),
+        "u32" => Some("must be a whole number from 0 to 4294967295"),
+        "u64" | "usize" => Some("must be a whole number from 0 to 18446744073709551615"),
+        "i32" | "i64" | "isize" => Some("must be a whole number, and not so large"),
+        _ => None,
     }
 }

@@ -60,6 +60,15 @@ async fn a_store_that_nobody_prepared_is_refused_and_two_may_prepare_it_at_once(
     let Some(cluster) = Cluster::new_or_skip().await else {
         return;
     };
+    let refused = cluster.run(&["store", "check", "--output", "json"]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    let view: Value = serde_json::from_slice(&refused.stdout).unwrap();
+    assert_eq!(view["schemaVersion"], Value::Null, "{view}");
+    let fatal = view["problems"].as_array().unwrap();
+    assert!(
+        fatal.iter().any(|problem| problem["fatal"] == true),
+        "{view}"
+    );
     for arguments in [
         &["store", "check"][..],
         &["scheduler"],

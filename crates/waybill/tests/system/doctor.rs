@@ -213,7 +213,10 @@ async fn a_process_says_whether_it_is_ready_and_writes_other_lines_when_it_is_to
     let ready = plain(&world, &["ready", "--wait", "60s"]);
     assert_eq!(ready.status.code(), Some(0), "{ready:?}");
     let ready = plain(&world, &["ready", "--output", "json"]);
-    assert_eq!(json_lines(&ready), [json!({ "ready": true, "why": null })]);
+    assert_eq!(
+        json_lines(&ready),
+        [json!({ "ready": true, "waitsFor": [], "why": null })]
+    );
 
     let detail = "DEBUG waybill";
     let log = || std::fs::read_to_string(world.path("log.txt")).unwrap_or_default();

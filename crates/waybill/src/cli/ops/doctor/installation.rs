@@ -358,7 +358,7 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
     let mut findings = match ready::asked(&client, &at).await {
         Readiness::Ready => vec![Finding::ok(WHAT, format!("the one at {at} is ready"))],
         Readiness::Waits(what) => {
-            let said = format!("the one at {at} is not ready: {what}");
+            let said = format!("the one at {at} is not ready: {}", what.join("; "));
             vec![Finding::bad(WHAT, said)]
         }
         Readiness::Silent => {
