@@ -214,7 +214,7 @@ impl Pace {
 
     /// Whether a call that was not answered within this time may have needed no more than others. Each takes a sixteenth
     /// of what is believed: a service that answers nobody fails in the end, however long it takes otherwise.
-    fn is_too_little(&self, time: Duration) -> bool {
+    fn noted_as_too_little(&self, time: Duration) -> bool {
         let mean = self.mean.load(Ordering::Relaxed);
         self.mean.store(mean - mean / 16, Ordering::Relaxed);
         time < Duration::from_micros(mean).saturating_mul(2)
@@ -380,7 +380,7 @@ impl HttpAgent {
                 unknown("outcome-unknown", format!("the exchange broke off: {why}"))
             }
             Err(_) => {
-                let is_cut_short = until == deadline && self.pace.is_too_little(took);
+                let is_cut_short = until == deadline && self.pace.noted_as_too_little(took);
                 let outcome = unknown("outcome-unknown", "the service did not answer in time");
                 return Exchanged {
                     is_cut_short,

@@ -11,16 +11,21 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Error;
 use serde_json::value::RawValue;
 
-/// The value that a JSON pointer (RFC 6901) names.
-pub(crate) fn pointer<'a>(value: &'a RawValue, pointer: &str) -> Option<&'a RawValue> {
+/// The names and indices on the way of a JSON pointer (RFC 6901).
+pub(crate) fn way_of(pointer: &str) -> Vec<Box<str>> {
     let segments = pointer.split('/').skip(1);
-    segments
-        .map(|segment| segment.replace("~1", "/").replace("~0", "~"))
-        .try_fold(value, |value, segment| at(value, &segment))
+    let segment = |segment: &str| segment.replace("~1", "/").replace("~0", "~").into();
+    segments.map(segment).collect()
+}
+
+/// The value at the end of a way, unless it is `null`.
+pub(crate) fn find<'a>(value: &'a RawValue, way: &[Box<str>]) -> Option<&'a RawValue> {
+    let found = way.iter().try_fold(value, |value, key| at(value, key))?;
+    (found.get() != "null").then_some(found)
 }
 
 /// An object's member, or a list's item by its index. Of members with the same name it is the last.
-pub(crate) fn at<'a>(value: &'a RawValue, key: &str) -> Option<&'a RawValue> {
+fn at<'a>(value: &'a RawValue, key: &str) -> Option<&'a RawValue> {
     let text = value.get();
     let found = match text.as_bytes().first() {
         Some(b'{') => Member(key).deserialize(&mut serde_json::Deserializer::from_str(text)),
@@ -31,11 +36,6 @@ pub(crate) fn at<'a>(value: &'a RawValue, key: &str) -> Option<&'a RawValue> {
         _ => return None,
     };
     found.ok().flatten()
-}
-
-/// Whether there is nothing: `null`.
-pub(crate) fn is_null(value: &RawValue) -> bool {
-    value.get() == "null"
 }
 
 /// The text of a string; `None` of another value.
@@ -115,7 +115,7 @@ mod tests {
         "n": -0.12345678901234567890123} "#;
 
     fn found<'a>(value: &'a RawValue, at: &str) -> Option<&'a str> {
-        pointer(value, at).map(RawValue::get)
+        find(value, &way_of(at)).map(RawValue::get)
     }
 
     #[test]
@@ -124,14 +124,21 @@ mod tests {
         for (at, expected) in [
             ("/a/b~1c/0", "7"),
             ("/a/b~1c/1/~0", "18446744073709551617"),
-            ("/a/a", "null"),
             ("/ab", r#""x\"y""#),
             ("/n", "-0.12345678901234567890123"),
             ("", TEXT.trim()),
         ] {
             assert_eq!(found(value, at), Some(expected), "{at}");
         }
-        for at in ["/b", "/a/b~1c/2", "/a/b~1c/x", "/n/0", "/ab/0", "/a/b"] {
+        for at in [
+            "/a/a",
+            "/b",
+            "/a/b~1c/2",
+            "/a/b~1c/x",
+            "/n/0",
+            "/ab/0",
+            "/a/b",
+        ] {
             assert_eq!(found(value, at), None, "{at}");
         }
     }

@@ -212,10 +212,7 @@ impl Placeholder {
     fn find<'a>(&self, scope: &'a Scope<'_>) -> Result<Option<Found<'a>>, RenderError> {
         let request = scope.request;
         let found = match &self.root {
-            Root::Input(path) => path
-                .iter()
-                .try_fold(scope.input()?, |value, key| raw::at(value, key))
-                .filter(|value| !raw::is_null(value))
+            Root::Input(path) => raw::find(scope.input()?, path)
                 .map(Found::of_input)
                 .transpose()?,
             Root::Result(name) => request

@@ -50,11 +50,12 @@ pub use records::RecordsArgs;
 pub use reference::Reference;
 pub use role::Role;
 pub use schemas::SchemasCommand;
+pub use shown::Written;
 pub use store::StoreCommand;
 pub use token::TokenCommand;
 pub use topics::TopicsCommand;
 pub use transfer::{ExportArgs, ImportArgs};
-pub use workflow::{WorkflowCommand, Written};
+pub use workflow::WorkflowCommand;
 
 use crate::config::{Config, ConfigError, Environment, LogFormat, address_from_text};
 

@@ -141,6 +141,8 @@ pub(super) struct Keep(Vec<Kept>);
 pub(super) struct Kept {
     name: String,
     pointer: String,
+    /// As the pointer says.
+    way: Vec<Box<str>>,
     /// A successful answer may lack it.
     pub(super) optional: bool,
 }
@@ -157,6 +159,7 @@ impl Keep {
                 Ok(Kept {
                     name: name.clone(),
                     pointer: pointer.to_owned(),
+                    way: raw::way_of(pointer),
                     optional,
                 })
             })
@@ -187,8 +190,7 @@ impl Keep {
         };
         let mut outputs = Outputs::with_capacity(self.0.len());
         for kept in &self.0 {
-            let value = raw::pointer(json, &kept.pointer).filter(|value| !raw::is_null(value));
-            match value {
+            match raw::find(json, &kept.way) {
                 None if kept.optional => {}
                 None => {
                     return unknown(

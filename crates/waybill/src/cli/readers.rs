@@ -12,7 +12,7 @@ use waybill_store::CqlStore;
 
 use super::access::AdminArgs;
 use super::admin_port;
-use super::shown::Output;
+use super::shown::{Output, Written};
 use crate::config::Config;
 use crate::readers::show::{LayoutView, Readers};
 
@@ -26,7 +26,7 @@ pub enum ReadersCommand {
     Show {
         /// How it is written.
         #[command(flatten)]
-        written: Written,
+        written: WrittenLayout,
     },
     /// Let this many readers share each partition from now on, while everything goes on: a whole
     /// multiple of what it is, or a whole part
@@ -36,16 +36,15 @@ pub enum ReadersCommand {
         per_partition: u32,
         /// How it is written.
         #[command(flatten)]
-        written: Written,
+        written: WrittenLayout,
     },
 }
 
 /// How the layout is written.
 #[derive(Clone, Copy, Debug, Args)]
-pub struct Written {
-    /// How it is written; JSON is one line
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
-    output: Output,
+pub struct WrittenLayout {
+    #[command(flatten)]
+    written: Written,
     /// What `--output json` was called before.
     #[arg(long, hide = true, conflicts_with = "output")]
     json: bool,
@@ -69,11 +68,11 @@ impl ReadersCommand {
             .enable_all()
             .build()?;
         let view = runtime.block_on(readers(config, admin, wanted))?;
-        let output = match written.json {
-            true => Output::Json,
-            false => written.output,
-        };
-        Ok(output.of(&view)?.trim_end().to_owned())
+        let WrittenLayout { mut written, json } = written;
+        if json {
+            written.output = Output::Json;
+        }
+        Ok(written.text(&view)?.trim_end().to_owned())
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::io::{self, Write as _};
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use waybill_messages::Topics;
 use waybill_registry::{Subject, subjects};
 
 use super::connection::until_reader_leaves;
 use super::refused;
-use super::shown::Output;
+use super::shown::Written;
 use crate::config::{Config, load_workflows};
 use crate::registry::{self, SubjectView};
 
@@ -17,17 +17,9 @@ use crate::registry::{self, SubjectView};
 pub enum SchemasCommand {
     /// Register the schemas that are missing, unless the registry finds one of them incompatible with
     /// earlier versions; safe to repeat
-    Register(WrittenSubjects),
+    Register(Written),
     /// Say which are registered, and whether the others could be; changes nothing
-    Check(WrittenSubjects),
-}
-
-/// How subjects are written.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct WrittenSubjects {
-    /// How they are written
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
-    output: Output,
+    Check(Written),
 }
 
 impl SchemasCommand {
@@ -54,18 +46,16 @@ impl SchemasCommand {
                 Self::Check(written) => (registry::check(&registry, &subjects).await, written),
             }
         });
-        until_reader_leaves(written.print(&views?))
+        until_reader_leaves(print(written, &views?))
     }
 }
 
-impl WrittenSubjects {
-    fn print(self, views: &[SubjectView]) -> anyhow::Result<()> {
-        let mut out = io::stdout().lock();
-        for view in views {
-            writeln!(out, "{}", self.output.of(view)?)?;
-        }
-        Ok(())
+fn print(written: Written, views: &[SubjectView]) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    for view in views {
+        writeln!(out, "{}", written.text(view)?)?;
     }
+    Ok(())
 }
 
 /// The subjects of everything that the configured installation writes.

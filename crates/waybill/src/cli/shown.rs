@@ -7,7 +7,7 @@ use std::fmt;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
@@ -20,12 +20,23 @@ pub enum Output {
     Table,
 }
 
-impl Output {
+/// How what a check found is written.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Written {
+    /// How it is written; JSON is an object a line
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    pub(super) output: Output,
+}
+
+impl Written {
     /// What was found, as a text of one line or more.
-    pub(super) fn of(self, found: &(impl fmt::Display + Serialize)) -> serde_json::Result<String> {
-        match self {
-            Self::Json => serde_json::to_string(found),
-            Self::Table => Ok(found.to_string()),
+    pub(super) fn text(
+        self,
+        found: &(impl fmt::Display + Serialize),
+    ) -> serde_json::Result<String> {
+        match self.output {
+            Output::Json => serde_json::to_string(found),
+            Output::Table => Ok(found.to_string()),
         }
     }
 }

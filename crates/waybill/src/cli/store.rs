@@ -5,13 +5,13 @@ use std::fmt;
 use std::io::{self, Write as _};
 
 use anyhow::Context as _;
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use serde::Serialize;
 use waybill_store::{CqlClock, CqlProblem, CqlReport, CqlStore};
 
 use super::connection::until_reader_leaves;
 use super::refused;
-use super::shown::Output;
+use super::shown::Written;
 use crate::config::Config;
 
 /// What to do with the state store.
@@ -20,15 +20,7 @@ pub enum StoreCommand {
     /// Make the keyspace and its tables, or what is missing of them; safe to repeat
     Migrate,
     /// Say what the servers are and whether the store on them can be used; changes nothing
-    Check(CheckArgs),
-}
-
-/// The arguments of `waybill store check`.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct CheckArgs {
-    /// How it is written; JSON is one line
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
-    output: Output,
+    Check(Written),
 }
 
 impl StoreCommand {
@@ -47,16 +39,21 @@ impl StoreCommand {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let Self::Check(CheckArgs { output }) = self else {
-            runtime.block_on(CqlStore::migrate(&cql))?;
-            return said(&format!("ok: keyspace {} can be used", cql.keyspace));
-        };
-        let report = runtime.block_on(CqlStore::check(&cql))?;
-        let problems = report.problems();
-        said(&output.of(&StoreView::new(&cql.keyspace, report, &problems))?)?;
-        match problems.into_iter().find(CqlProblem::is_fatal) {
-            Some(fatal) => Err(fatal).context("the store cannot be used"),
-            None => Ok(()),
+        match self {
+            Self::Migrate => {
+                runtime.block_on(CqlStore::migrate(&cql))?;
+                said(&format!("ok: keyspace {} can be used", cql.keyspace))
+            }
+            Self::Check(written) => {
+                let report = runtime.block_on(CqlStore::check(&cql))?;
+                let problems = report.problems();
+                let view = StoreView::new(&cql.keyspace, report, &problems);
+                said(&written.text(&view)?)?;
+                match problems.into_iter().find(CqlProblem::is_fatal) {
+                    Some(fatal) => Err(fatal).context("the store cannot be used"),
+                    None => Ok(()),
+                }
+            }
         }
     }
 }

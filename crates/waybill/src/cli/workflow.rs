@@ -4,10 +4,10 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use serde::Serialize;
 
-use super::shown::Output;
+use super::shown::Written;
 use crate::config::{Config, WorkflowsConfig, load_workflows};
 use crate::roles::{agents_elsewhere, load_agents_file};
 
@@ -25,14 +25,6 @@ pub enum WorkflowCommand {
         #[command(flatten)]
         written: Written,
     },
-}
-
-/// How a check that found nothing wrong is written.
-#[derive(Clone, Copy, Debug, Args)]
-pub struct Written {
-    /// How it is written
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
-    output: Output,
 }
 
 impl WorkflowCommand {
@@ -65,10 +57,10 @@ impl WorkflowCommand {
             true => None,
             false => Some(agents_elsewhere(&workflows, &handlers)),
         };
-        written.verdict(&Verdict {
+        Ok(written.text(&Verdict {
             workflow,
             agents_elsewhere: elsewhere,
-        })
+        })?)
     }
 }
 
@@ -79,14 +71,10 @@ impl Written {
     ///
     /// If a workflow or an agent that the configuration names cannot work.
     pub fn check(self, config: &Config) -> anyhow::Result<String> {
-        self.verdict(&Verdict {
+        Ok(self.text(&Verdict {
             workflow: None,
             agents_elsewhere: Some(crate::roles::check(config)?),
-        })
-    }
-
-    fn verdict(self, verdict: &Verdict) -> anyhow::Result<String> {
-        Ok(self.output.of(verdict)?)
+        })?)
     }
 }
 

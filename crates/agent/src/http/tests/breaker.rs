@@ -181,13 +181,16 @@ async fn a_service_that_is_given_too_little_time_is_not_taken_for_one_that_fails
 #[test]
 fn the_pace_follows_what_answers_take() {
     let pace = Pace::default();
-    assert!(!pace.is_too_little(Duration::ZERO), "nothing is known yet");
+    assert!(
+        !pace.noted_as_too_little(Duration::ZERO),
+        "nothing is known yet"
+    );
     let millis = Duration::from_millis;
     pace.took(millis(100));
-    assert!(pace.is_too_little(millis(199)));
-    assert!(!pace.is_too_little(millis(200)));
+    assert!(pace.noted_as_too_little(millis(199)));
+    assert!(!pace.noted_as_too_little(millis(200)));
     for _ in 0..200 {
         pace.took(millis(10));
     }
-    assert!(!pace.is_too_little(millis(30)));
+    assert!(!pace.noted_as_too_little(millis(30)));
 }
