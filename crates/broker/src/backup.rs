@@ -11,11 +11,10 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
-use crate::log::{new_segment, sync_dir};
+use crate::log::{DamagedBatch, LogFile, new_segment, sync_dir, verify};
 use crate::meta::{Meta, MetaError, MetaSnapshot, TOPIC_PREFIX};
 use crate::now_ms;
 use crate::server::Server;
@@ -44,6 +43,9 @@ pub enum CopyError {
     /// The broker's metadata could not be read or written.
     #[error("the broker's metadata cannot be copied")]
     Meta(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A batch is not as it was written.
+    #[error("a log is damaged")]
+    Damaged(#[source] DamagedBatch),
     /// The disk failed.
     #[error("{path} cannot be copied")]
     Disk {
@@ -78,7 +80,7 @@ impl Logs {
     pub fn snapshot(&self) -> Result<LogsSnapshot, CopyError> {
         let server = self.0.upgrade().ok_or(CopyError::Stopped)?;
         server.topics.while_unchanged(|topics| {
-            let meta = server.meta.snapshot();
+            let meta = server.meta.snapshot()?;
             let mut segments = Vec::new();
             let mut records = 0;
             for partition in topics.iter().flat_map(|topic| &topic.partitions) {
@@ -172,10 +174,20 @@ pub struct Segment {
     pub base: i64,
     /// How many bytes it had.
     pub bytes: u64,
-    file: Arc<File>,
+    file: Arc<LogFile>,
 }
 
 impl Segment {
+    /// Reads all of it and verifies every checksum. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`CopyError::Damaged`] if a batch is not as it was written, [`CopyError::Disk`] if the disk fails.
+    pub fn verify(&self) -> Result<(), CopyError> {
+        let damaged = verify(&self.file, self.base, self.bytes).map_err(of(self.file.path()))?;
+        damaged.map_or(Ok(()), |batch| Err(CopyError::Damaged(batch)))
+    }
+
     /// Reads the bytes from `at` on into all of `buffer`, which is not to reach beyond [`bytes`](Self::bytes).
     ///
     /// # Errors

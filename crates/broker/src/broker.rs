@@ -20,7 +20,7 @@ use crate::api::{self, Reply};
 use crate::backup::Logs;
 use crate::connection::{Closed, Connection};
 use crate::group::Coordinator;
-use crate::log::Limits;
+use crate::log::{Damage, Limits, LogError, SyncedEnds};
 use crate::meta::{Meta, MetaError};
 use crate::server::{Buffers, Ends, Server};
 use crate::stats::{Counters, Stats, add};
@@ -57,6 +57,17 @@ pub enum StartError {
         /// The cause.
         #[source]
         source: io::Error,
+    },
+    /// A log is not as it was written, and to go on would lose records that may have been acknowledged.
+    #[error("the log of partition {partition} of topic {topic} is damaged")]
+    Damaged {
+        /// The topic.
+        topic: String,
+        /// The partition.
+        partition: u32,
+        /// What is wrong with it.
+        #[source]
+        damage: Damage,
     },
     /// What is stored cannot be read.
     #[error("cannot open the broker's data in {path}")]
@@ -274,7 +285,7 @@ fn open(mut config: BrokerConfig) -> Result<Opened, StartError> {
     let path = config.data_dir.clone();
     let lock = lock(&path)?;
     let counters = Arc::new(Counters::default());
-    let syncs = SyncQueue::new(Arc::clone(&counters));
+    let syncs = SyncQueue::new(Arc::clone(&counters), SyncedEnds::load(&path));
     let threads = SyncThreads::start(Arc::clone(&syncs)).map_err(|source| StartError::DataDir {
         path: path.clone(),
         source,
@@ -290,8 +301,21 @@ fn open(mut config: BrokerConfig) -> Result<Opened, StartError> {
         producers_max: config.producers_max,
         syncs: Arc::clone(&syncs),
     };
-    let topics = Topics::open(&path, config.partitions_max, limits, Arc::clone(&meta))
-        .map_err(|error: OpenTopicsError| unreadable(Box::new(error)))?;
+    let topics =
+        Topics::open(&path, config.partitions_max, limits, Arc::clone(&meta)).map_err(|error| {
+            match error {
+                OpenTopicsError::Log {
+                    topic,
+                    partition,
+                    source: LogError::Damaged(damage),
+                } => StartError::Damaged {
+                    topic,
+                    partition,
+                    damage,
+                },
+                error => unreadable(Box::new(error)),
+            }
+        })?;
     let largest = config.request_bytes_max.max(config.fetch_bytes_max);
     config.buffer_bytes_max = config.buffer_bytes_max.max(2 * largest);
     let server = Server {
@@ -312,7 +336,7 @@ fn open(mut config: BrokerConfig) -> Result<Opened, StartError> {
 }
 
 /// Takes the data directory for this process. The lock ends with the returned file.
-fn lock(dir: &Path) -> Result<File, StartError> {
+pub(crate) fn lock(dir: &Path) -> Result<File, StartError> {
     let failed = |source| StartError::DataDir {
         path: dir.to_owned(),
         source,

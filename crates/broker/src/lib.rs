@@ -15,19 +15,25 @@
 //!   everything that waits shares one sync. On other topics an acknowledged record survives the
 //!   death of the process, not that of the machine. A disk that fails takes its partition
 //!   offline: nothing is acknowledged that may be lost.
-//! * **A torn tail is cut at the last whole batch** when a partition is opened, with a log line.
+//! * **A torn tail is cut at the last whole batch** when a partition is opened, with a log line. It is torn only
+//!   if nothing valid follows it. A log that is damaged before valid records, or ends before its synced end, refuses the
+//!   start until [`repair_logs`] has been told to drop what is damaged.
+//! * **No damaged batch is served.** Checksums are verified each time that a batch is read.
+//! * **A full disk stops nothing but what needs space**: records are refused with an error that producers try
+//!   again after, and taken again as soon as there is room.
 //! * **Nothing is polled.** A waiting fetch is woken by the append itself.
 //! * **No bytes make it panic, and memory is bounded.** Malformed frames close the one
 //!   connection that sent them; frame sizes, connections, requests per connection and the bytes
 //!   in flight are limited by [`BrokerConfig`].
 //!
-//! Deliberately absent: looking into the records of a batch (they are the client's, and may be
-//! compressed with any codec), fetch sessions, log compaction, quotas, access control, the
+//! Deliberately absent: looking into the records of a batch beyond their number, and into compressed ones at all
+//! (they are the client's, and may be compressed with any codec), fetch sessions, log compaction, quotas, access control, the
 //! consumer group protocol of KIP-848, message formats older than version 2.
 //!
 //! On disk, below [`BrokerConfig::data_dir`]: `lock` (one process owns the directory), `meta/`
 //! (topics, producer id blocks, log starts and group offsets in an embedded key-value store) and
-//! `logs/<topic>/<partition>/<base offset>.log` with an `.index` beside each closed segment.
+//! `logs/<topic>/<partition>/<base offset>.log` with an `.index` beside each closed segment, and `synced-0` and
+//! `synced-1` (how far each log is known to be synced).
 
 mod api;
 mod backup;
@@ -37,6 +43,7 @@ mod connection;
 mod group;
 mod log;
 mod meta;
+mod repair;
 mod server;
 mod stats;
 mod sync;
@@ -47,6 +54,8 @@ mod wire;
 pub use backup::{CopyError, Logs, LogsRestore, LogsSnapshot, Segment};
 pub use broker::{Broker, BrokerFailure, StartError, log_ends};
 pub use config::BrokerConfig;
+pub use log::{Damage, DamagedBatch};
+pub use repair::{LogRepair, RepairError, repair_logs};
 pub use stats::Stats;
 pub use topic_config::{TopicConfig, TopicConfigError};
 

@@ -5,21 +5,20 @@
 //! starts survive the death of the process; after a power loss they may be a little older, as a
 //! consumer that repeats records and a log that begins earlier can both bear.
 
+mod store;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable, Snapshot};
+use fjall::{Keyspace, PersistMode, Readable, Snapshot};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
+use self::store::{Reopening, Store};
 use crate::{TopicConfig, locked};
 
 /// Producer ids are taken from the store in blocks.
 const PRODUCER_ID_BLOCK: i64 = 1_000;
-/// The store holds little: small buffers keep its memory small.
-const CACHE_BYTES: u64 = 1 << 20;
-const MEMTABLE_BYTES: u64 = 2 << 20;
-const JOURNAL_BYTES: u64 = 64 << 20;
 
 const CLUSTER_ID: &[u8] = b"cluster-id";
 const NEXT_PRODUCER_ID: &[u8] = b"next-producer-id";
@@ -62,9 +61,7 @@ pub(crate) struct CommittedOffset {
 /// The store.
 pub(crate) struct Meta {
     path: PathBuf,
-    database: Database,
-    cluster: Keyspace,
-    offsets: Keyspace,
+    store: Reopening,
     producer_ids: Mutex<std::ops::Range<i64>>,
 }
 
@@ -75,27 +72,16 @@ impl Meta {
             path: path.to_owned(),
             source,
         };
-        let database = Database::builder(path)
-            .cache_size(CACHE_BYTES)
-            .worker_threads(1)
-            .max_journaling_size(JOURNAL_BYTES)
-            .open()
-            .map_err(failed)?;
-        let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
-        let cluster = database.keyspace("cluster", options).map_err(failed)?;
-        let offsets = database.keyspace("offsets", options).map_err(failed)?;
         Ok(Self {
             path: path.to_owned(),
-            database,
-            cluster,
-            offsets,
+            store: Reopening::open(path).map_err(failed)?,
             producer_ids: Mutex::new(0..0),
         })
     }
 
     /// The cluster's id, made at the first start.
     pub(crate) fn cluster_id(&self) -> Result<String, MetaError> {
-        if let Some(id) = self.get(&self.cluster, CLUSTER_ID)? {
+        if let Some(id) = self.get(&self.store()?.cluster, CLUSTER_ID)? {
             return Ok(id);
         }
         let id = Uuid::new_v4().simple().to_string();
@@ -109,7 +95,9 @@ impl Meta {
         if let Some(id) = block.next() {
             return Ok(id);
         }
-        let first: i64 = self.get(&self.cluster, NEXT_PRODUCER_ID)?.unwrap_or(0);
+        let store = self.store()?;
+        let first: i64 = self.get(&store.cluster, NEXT_PRODUCER_ID)?.unwrap_or(0);
+        drop(store);
         let end = first + PRODUCER_ID_BLOCK;
         self.put_synced(NEXT_PRODUCER_ID, &end)?;
         *block = first + 1..end;
@@ -122,19 +110,21 @@ impl Meta {
         let before = self.restored()?.map_or(0, |restored| restored.away_ms);
         let away_ms = now_ms.saturating_sub(at_ms).max(0).saturating_add(before);
         self.put_synced(RESTORED, &Restored { at_ms, away_ms })?;
-        let first: i64 = self.get(&self.cluster, NEXT_PRODUCER_ID)?.unwrap_or(0);
+        let store = self.store()?;
+        let first: i64 = self.get(&store.cluster, NEXT_PRODUCER_ID)?.unwrap_or(0);
+        drop(store);
         self.put_synced(NEXT_PRODUCER_ID, &first.saturating_add(PRODUCER_ID_LEAP))
     }
 
     /// What was restored; `None` if nothing was.
     pub(crate) fn restored(&self) -> Result<Option<Restored>, MetaError> {
-        self.get(&self.cluster, RESTORED)
+        self.get(&self.store()?.cluster, RESTORED)
     }
 
     /// All topics.
     pub(crate) fn topics(&self) -> Result<Vec<(String, TopicRecord)>, MetaError> {
         let mut topics = Vec::new();
-        for entry in self.cluster.prefix(TOPIC_PREFIX) {
+        for entry in self.store()?.cluster.prefix(TOPIC_PREFIX) {
             let (key, value) = entry.into_inner().map_err(self.failed("read"))?;
             let name = String::from_utf8_lossy(&key[TOPIC_PREFIX.len()..]).into_owned();
             topics.push((name, self.decode(&key, &value)?));
@@ -149,24 +139,26 @@ impl Meta {
 
     /// Removes a topic with its log starts and committed offsets; durable when it returns.
     pub(crate) fn remove_topic(&self, name: &str, id: [u8; 16]) -> Result<(), MetaError> {
-        let mut batch = self.database.batch().durability(Some(PersistMode::SyncAll));
-        batch.remove(&self.cluster, topic_key(name));
-        for entry in self.cluster.prefix([LOG_START_PREFIX, &id].concat()) {
-            batch.remove(&self.cluster, entry.key().map_err(self.failed("read"))?);
+        let store = self.store()?;
+        let batch = store.database.batch();
+        let mut batch = batch.durability(Some(PersistMode::SyncAll));
+        batch.remove(&store.cluster, topic_key(name));
+        for entry in store.cluster.prefix([LOG_START_PREFIX, &id].concat()) {
+            batch.remove(&store.cluster, entry.key().map_err(self.failed("read"))?);
         }
-        for entry in self.offsets.iter() {
+        for entry in store.offsets.iter() {
             let key = entry.key().map_err(self.failed("read"))?;
             if split_offset_key(&key).is_some_and(|(_, topic, _)| topic == name) {
-                batch.remove(&self.offsets, key);
+                batch.remove(&store.offsets, key);
             }
         }
-        batch.commit().map_err(self.failed("write"))
+        self.wrote(batch.commit())
     }
 
     /// Where the log of a partition was made to start, if it was.
     pub(crate) fn log_start(&self, topic: [u8; 16], partition: i32) -> Result<i64, MetaError> {
         Ok(self
-            .get(&self.cluster, &log_start_key(topic, partition))?
+            .get(&self.store()?.cluster, &log_start_key(topic, partition))?
             .unwrap_or(0))
     }
 
@@ -178,9 +170,8 @@ impl Meta {
         offset: i64,
     ) -> Result<(), MetaError> {
         let value = self.encode(&offset)?;
-        self.cluster
-            .insert(log_start_key(topic, partition), value)
-            .map_err(self.failed("write"))
+        let key = log_start_key(topic, partition);
+        self.wrote(self.store()?.cluster.insert(key, value))
     }
 
     /// Writes committed offsets of a group: all or none.
@@ -189,12 +180,14 @@ impl Meta {
         group: &str,
         offsets: impl Iterator<Item = (&'a str, i32, CommittedOffset)>,
     ) -> Result<(), MetaError> {
-        let mut batch = self.database.batch().durability(Some(PersistMode::Buffer));
+        let store = self.store()?;
+        let batch = store.database.batch();
+        let mut batch = batch.durability(Some(PersistMode::Buffer));
         for (topic, partition, committed) in offsets {
             let value = self.encode(&committed)?;
-            batch.insert(&self.offsets, offset_key(group, topic, partition), value);
+            batch.insert(&store.offsets, offset_key(group, topic, partition), value);
         }
-        batch.commit().map_err(self.failed("write"))
+        self.wrote(batch.commit())
     }
 
     /// The committed offset of a group for one partition.
@@ -204,7 +197,7 @@ impl Meta {
         topic: &str,
         partition: i32,
     ) -> Result<Option<CommittedOffset>, MetaError> {
-        self.get(&self.offsets, &offset_key(group, topic, partition))
+        self.get(&self.store()?.offsets, &offset_key(group, topic, partition))
     }
 
     /// All committed offsets of a group.
@@ -213,7 +206,7 @@ impl Meta {
         group: &str,
     ) -> Result<Vec<(String, i32, CommittedOffset)>, MetaError> {
         let mut found = Vec::new();
-        for entry in self.offsets.prefix(offset_prefix(group)) {
+        for entry in self.store()?.offsets.prefix(offset_prefix(group)) {
             let (key, value) = entry.into_inner().map_err(self.failed("read"))?;
             if let Some((_, topic, partition)) = split_offset_key(&key) {
                 found.push((topic.to_owned(), partition, self.decode(&key, &value)?));
@@ -225,7 +218,7 @@ impl Meta {
     /// The groups that have committed offsets.
     pub(crate) fn groups(&self) -> Result<Vec<String>, MetaError> {
         let mut groups: Vec<String> = Vec::new();
-        for entry in self.offsets.iter() {
+        for entry in self.store()?.offsets.iter() {
             let key = entry.key().map_err(self.failed("read"))?;
             if let Some((group, _, _)) = split_offset_key(&key)
                 && groups.last().is_none_or(|last| last != group)
@@ -238,43 +231,54 @@ impl Meta {
 
     /// Forgets the offsets of a group; `false` if there were none.
     pub(crate) fn remove_group(&self, group: &str) -> Result<bool, MetaError> {
-        let mut batch = self.database.batch().durability(Some(PersistMode::Buffer));
-        for entry in self.offsets.prefix(offset_prefix(group)) {
-            batch.remove(&self.offsets, entry.key().map_err(self.failed("read"))?);
+        let store = self.store()?;
+        let batch = store.database.batch();
+        let mut batch = batch.durability(Some(PersistMode::Buffer));
+        for entry in store.offsets.prefix(offset_prefix(group)) {
+            batch.remove(&store.offsets, entry.key().map_err(self.failed("read"))?);
         }
         let found = !batch.is_empty();
-        batch.commit().map_err(self.failed("write"))?;
+        self.wrote(batch.commit())?;
         Ok(found)
     }
 
     /// Everything as it is now.
-    pub(crate) fn snapshot(self: &Arc<Self>) -> MetaSnapshot {
-        MetaSnapshot {
-            snapshot: self.database.snapshot(),
+    pub(crate) fn snapshot(self: &Arc<Self>) -> Result<MetaSnapshot, MetaError> {
+        let store = self.store()?;
+        Ok(MetaSnapshot {
+            snapshot: store.database.snapshot(),
+            store,
             meta: Arc::clone(self),
-        }
+        })
     }
 
     /// Writes an entry that was read from a snapshot; `false` if there is no such table. Durable after the
     /// next [`sync`](Self::sync).
     pub(crate) fn put_raw(&self, table: &str, key: &[u8], value: &[u8]) -> Result<bool, MetaError> {
-        let tables = self.tables();
+        let store = self.store()?;
+        let tables = tables(&store);
         let Some((_, keyspace)) = tables.into_iter().find(|(name, _)| *name == table) else {
             return Ok(false);
         };
-        let written = keyspace.insert(key, value);
-        written.map(|()| true).map_err(self.failed("write"))
-    }
-
-    fn tables(&self) -> [(&'static str, &Keyspace); 2] {
-        [("cluster", &self.cluster), ("offsets", &self.offsets)]
+        self.wrote(keyspace.insert(key, value)).map(|()| true)
     }
 
     /// Makes everything durable.
     pub(crate) fn sync(&self) -> Result<(), MetaError> {
-        self.database
-            .persist(PersistMode::SyncAll)
+        let synced = self.store()?.database.persist(PersistMode::SyncAll);
+        synced
+            .inspect_err(|error| self.store.note(error))
             .map_err(self.failed("sync"))
+    }
+
+    fn store(&self) -> Result<Arc<Store>, MetaError> {
+        self.store.get().map_err(self.failed("use"))
+    }
+
+    fn wrote(&self, result: Result<(), fjall::Error>) -> Result<(), MetaError> {
+        result
+            .inspect_err(|error| self.store.note(error))
+            .map_err(self.failed("write"))
     }
 
     fn get<T: DeserializeOwned>(
@@ -288,9 +292,11 @@ impl Meta {
 
     fn put_synced<T: Serialize>(&self, key: &[u8], value: &T) -> Result<(), MetaError> {
         let value = self.encode(value)?;
-        let mut batch = self.database.batch().durability(Some(PersistMode::SyncAll));
-        batch.insert(&self.cluster, key, value);
-        batch.commit().map_err(self.failed("write"))
+        let store = self.store()?;
+        let batch = store.database.batch();
+        let mut batch = batch.durability(Some(PersistMode::SyncAll));
+        batch.insert(&store.cluster, key, value);
+        self.wrote(batch.commit())
     }
 
     fn encode<T: Serialize>(&self, value: &T) -> Result<Vec<u8>, MetaError> {
@@ -338,6 +344,7 @@ impl Restored {
 /// The store as it was at one instant.
 pub(crate) struct MetaSnapshot {
     meta: Arc<Meta>,
+    store: Arc<Store>,
     snapshot: Snapshot,
 }
 
@@ -346,8 +353,7 @@ impl MetaSnapshot {
     pub(crate) fn entries(
         &self,
     ) -> impl Iterator<Item = Result<(&'static str, Vec<u8>, Vec<u8>), MetaError>> {
-        self.meta
-            .tables()
+        tables(&self.store)
             .into_iter()
             .flat_map(move |(table, keyspace)| {
                 self.snapshot.iter(keyspace).map(move |entry| {
@@ -356,6 +362,10 @@ impl MetaSnapshot {
                 })
             })
     }
+}
+
+fn tables(store: &Store) -> [(&'static str, &Keyspace); 2] {
+    [("cluster", &store.cluster), ("offsets", &store.offsets)]
 }
 
 fn topic_key(name: &str) -> Vec<u8> {

@@ -28,6 +28,10 @@ pub struct Stats {
     pub syncs: u64,
     /// Time spent in them.
     pub sync_time: Duration,
+    /// Record batches that were found to be damaged on disk when they were read.
+    pub damaged_batches: u64,
+    /// Record batches that were refused because the disk is full.
+    pub disk_full: u64,
     /// Connections now open.
     pub connections: u64,
     /// Connections that were closed because of what they sent.
@@ -52,6 +56,8 @@ pub(crate) struct Counters {
     pub(crate) fetched_bytes: AtomicU64,
     pub(crate) syncs: AtomicU64,
     pub(crate) sync_micros: AtomicU64,
+    pub(crate) damaged_batches: AtomicU64,
+    pub(crate) disk_full: AtomicU64,
     pub(crate) connections: AtomicU64,
     pub(crate) malformed: AtomicU64,
 }
@@ -71,6 +77,8 @@ impl Counters {
             fetched_bytes: self.fetched_bytes.load(Relaxed),
             syncs: self.syncs.load(Relaxed),
             sync_time: Duration::from_micros(self.sync_micros.load(Relaxed)),
+            damaged_batches: self.damaged_batches.load(Relaxed),
+            disk_full: self.disk_full.load(Relaxed),
             connections: self.connections.load(Relaxed),
             malformed: self.malformed.load(Relaxed),
             log_bytes,

@@ -4,36 +4,47 @@
 //! partitions, syncs each and wakes everyone who waited; what is appended meanwhile goes into the
 //! next round. So the disk's own pace decides how much one sync covers, and no timer is needed.
 //!
-//! A second thread syncs and indexes closed segments, which nobody waits for and which may be
-//! large.
+//! A second thread does what nobody waits for: it indexes closed segments, syncs those of topics that are not synced
+//! while they are written, and stores how far partitions are synced. What fails for want of space it tries again.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
 use crate::locked;
-use crate::log::{Closing, Partition};
+use crate::log::{Closing, NotClosed, Partition, STORE_EVERY, SyncedEnds};
 use crate::stats::Counters;
 
 /// What the two threads have to do.
 pub(crate) struct SyncQueue {
+    /// How far partitions are synced.
+    pub(crate) ends: SyncedEnds,
     dirty: Queue<Arc<Partition>>,
-    closing: Queue<Closing>,
+    chores: Queue<Chore>,
     counters: Arc<Counters>,
     failed: CancellationToken,
     cause: OnceLock<String>,
 }
 
+/// What the second thread does.
+enum Chore {
+    /// Index a closed segment.
+    Close(Closing),
+    /// Store how far a partition is synced.
+    StoreEnd(Arc<Partition>),
+}
+
 impl SyncQueue {
-    pub(crate) fn new(counters: Arc<Counters>) -> Arc<Self> {
+    pub(crate) fn new(counters: Arc<Counters>, ends: SyncedEnds) -> Arc<Self> {
         Arc::new(Self {
+            ends,
             dirty: Queue::default(),
-            closing: Queue::default(),
+            chores: Queue::default(),
             counters,
             failed: CancellationToken::new(),
             cause: OnceLock::new(),
@@ -47,7 +58,32 @@ impl SyncQueue {
 
     /// Asks for a closed segment to be synced and indexed.
     pub(crate) fn close(&self, closing: Closing) {
-        self.closing.push(closing);
+        self.chores.push(Chore::Close(closing));
+    }
+
+    /// Asks for the end of `partition`'s synced part to be stored, soon.
+    pub(crate) fn store_end(&self, partition: Arc<Partition>) {
+        self.chores.push(Chore::StoreEnd(partition));
+    }
+
+    /// Stores how far partitions are synced. Answers whether it is stored; a start can do without, and then only reads
+    /// and writes more.
+    pub(crate) fn store_ends(&self) -> bool {
+        let stored = self.ends.store();
+        if let Err(error) = &stored {
+            tracing::warn!(%error, "the synced ends of logs were not stored");
+        }
+        stored.is_ok()
+    }
+
+    /// A damaged batch was found.
+    pub(crate) fn count_damaged(&self) {
+        self.counters.damaged_batches.fetch_add(1, Relaxed);
+    }
+
+    /// A batch was refused because the disk is full.
+    pub(crate) fn count_full(&self) {
+        self.counters.disk_full.fetch_add(1, Relaxed);
     }
 
     /// A disk failed. The first cause is kept.
@@ -85,7 +121,7 @@ impl SyncThreads {
         started.threads.push(
             thread::Builder::new()
                 .name("broker-close".to_owned())
-                .spawn(move || close_until_stopped(&queue))?,
+                .spawn(move || Chores::new(&queue).do_until_stopped())?,
         );
         Ok(started)
     }
@@ -94,9 +130,10 @@ impl SyncThreads {
 impl Drop for SyncThreads {
     /// Lets the threads finish what is queued.
     fn drop(&mut self) {
-        self.queue.dirty.stop();
-        self.queue.closing.stop();
-        for thread in self.threads.drain(..) {
+        // The first thread gives the second one to do.
+        let stops: [fn(&SyncQueue); 2] = [|queue| queue.dirty.stop(), |queue| queue.chores.stop()];
+        for (stop, thread) in stops.iter().zip(self.threads.drain(..)) {
+            stop(&self.queue);
             if thread.join().is_err() {
                 tracing::error!("a sync thread panicked");
             }
@@ -105,7 +142,7 @@ impl Drop for SyncThreads {
 }
 
 fn sync_until_stopped(queue: &SyncQueue) {
-    while let Some(partitions) = queue.dirty.take() {
+    while let Some(partitions) = queue.dirty.take(None) {
         for partition in partitions {
             let job = partition.begin_sync();
             let started = Instant::now();
@@ -113,19 +150,82 @@ fn sync_until_stopped(queue: &SyncQueue) {
             queue.counters.syncs.fetch_add(1, Relaxed);
             let micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
             queue.counters.sync_micros.fetch_add(micros, Relaxed);
-            partition.end_sync(&job, result);
+            partition.end_sync(job, result);
         }
     }
 }
 
-fn close_until_stopped(queue: &SyncQueue) {
-    while let Some(segments) = queue.closing.take() {
-        for closing in segments {
-            if let Err(error) = closing.partition.finish_closing(&closing) {
-                // Its records are still there, and the next start reads the segment itself.
-                tracing::warn!(%error, "a closed segment was not indexed");
+/// The second thread.
+struct Chores<'a> {
+    queue: &'a SyncQueue,
+    /// Segments whose index there was no room for.
+    unindexed: Vec<Closing>,
+    /// Partitions whose synced end has moved. It is stored for many at once.
+    moved: Vec<Arc<Partition>>,
+    /// Whether ends were noted that are not stored.
+    is_unstored: bool,
+}
+
+impl<'a> Chores<'a> {
+    fn new(queue: &'a SyncQueue) -> Self {
+        Self {
+            queue,
+            unindexed: Vec::new(),
+            moved: Vec::new(),
+            is_unstored: false,
+        }
+    }
+
+    fn do_until_stopped(&mut self) {
+        let mut due: Option<Instant> = None;
+        loop {
+            let patience = due.map(|due| due.saturating_duration_since(Instant::now()));
+            let chores = self.queue.chores.take(patience);
+            let is_stopped = chores.is_none();
+            for chore in chores.into_iter().flatten() {
+                match chore {
+                    Chore::Close(closing) => self.close(closing),
+                    Chore::StoreEnd(partition) => self.moved.push(partition),
+                }
+            }
+            if is_stopped || due.is_some_and(|due| due <= Instant::now()) {
+                due = None;
+                for closing in std::mem::take(&mut self.unindexed) {
+                    self.close(closing);
+                }
+                self.store_ends();
+            }
+            if is_stopped {
+                return;
+            }
+            let is_idle = self.unindexed.is_empty() && self.moved.is_empty() && !self.is_unstored;
+            if !is_idle && due.is_none() {
+                due = Some(Instant::now() + STORE_EVERY);
             }
         }
+    }
+
+    fn close(&mut self, mut closing: Closing) {
+        let partition = Arc::clone(&closing.partition);
+        // A partition that failed has said so itself.
+        if let Err(NotClosed::Full(error)) = partition.finish_closing(&mut closing) {
+            if self.unindexed.is_empty() {
+                tracing::warn!(%error, "no room for the index of a closed segment; it is tried again");
+            }
+            self.unindexed.push(closing);
+        }
+    }
+
+    /// Stores the ends; those that are not stored now are stored with the next ones.
+    fn store_ends(&mut self) {
+        self.is_unstored |= !self.moved.is_empty();
+        for partition in self.moved.drain(..) {
+            partition.note_end();
+        }
+        if !self.is_unstored {
+            return;
+        }
+        self.is_unstored = !self.queue.store_ends();
     }
 }
 
@@ -170,17 +270,27 @@ impl<T> Queue<T> {
         self.filled.notify_one();
     }
 
-    /// Waits for items and takes them all; `None` when stopped and empty.
-    fn take(&self) -> Option<VecDeque<T>> {
+    /// Waits for items, for no longer than `patience` if that is given, and takes them all; `None` when stopped and
+    /// empty.
+    fn take(&self, patience: Option<Duration>) -> Option<VecDeque<T>> {
+        let until = patience.map(|patience| Instant::now() + patience);
         let mut state = locked(&self.state);
         while state.items.is_empty() {
             if state.stopped {
                 return None;
             }
-            state = self
-                .filled
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            state = match left {
+                Some(left) if left.is_zero() => break,
+                Some(left) => {
+                    let waited = self.filled.wait_timeout(state, left);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self
+                    .filled
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+            };
         }
         Some(std::mem::take(&mut state.items))
     }

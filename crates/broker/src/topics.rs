@@ -140,6 +140,17 @@ impl Topics {
                 topic_of(name, &record, partitions, bytes),
             );
         }
+        let ids: HashMap<_, _> = topics
+            .values()
+            .map(|topic| (*topic.id.as_bytes(), topic.partitions.len()))
+            .collect();
+        let syncs = &registry.limits.syncs;
+        syncs.ends.retain(|(id, partition)| {
+            ids.get(id).is_some_and(|&partitions| {
+                usize::try_from(*partition).is_ok_and(|partition| partition < partitions)
+            })
+        });
+        syncs.store_ends();
         *registry
             .topics
             .write()
@@ -282,6 +293,8 @@ impl Topics {
         for partition in &topic.partitions {
             partition.delete();
         }
+        let id = *topic.id.as_bytes();
+        self.limits.syncs.ends.retain(|(known, _)| *known != id);
         // Log before list: a log is never taken for that of another topic of the same name.
         let grave = self.graves.join(Uuid::new_v4().simple().to_string());
         match fs::rename(self.logs.join(name), &grave) {
@@ -324,6 +337,7 @@ impl Topics {
         for partition in self.all().iter().flat_map(|topic| &topic.partitions) {
             outcome = outcome.and(partition.close());
         }
+        self.limits.syncs.store_ends();
         outcome
     }
 
@@ -342,7 +356,7 @@ impl Topics {
     ) -> Result<Arc<Partition>, LogError> {
         Partition::open(
             Arc::clone(name),
-            index,
+            (record.id, index),
             partition_dir(&self.logs, name, index),
             record.config,
             log_start,

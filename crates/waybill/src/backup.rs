@@ -166,6 +166,7 @@ fn write(noted: &Noted, out: impl Write) -> io::Result<Contents> {
     }
     let mut buffer = vec![0; PIECE_BYTES];
     for segment in noted.logs.segments() {
+        segment.verify().map_err(io::Error::other)?;
         file.segment(&segment.topic, segment.partition, segment.base)?;
         let mut at = 0;
         while at < segment.bytes {

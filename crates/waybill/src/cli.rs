@@ -10,6 +10,7 @@ mod admin_port;
 mod agent_check;
 mod avro;
 mod backup;
+mod broker;
 mod capacity;
 mod connection;
 mod dlq;
@@ -39,6 +40,7 @@ use clap_complete::Shell;
 pub use access::AdminArgs;
 pub use agent_check::AgentCheckArgs;
 pub use backup::{BackupArgs, RestoreArgs};
+pub use broker::BrokerCommand;
 pub use capacity::CapacityArgs;
 pub use dlq::DlqCommand;
 pub use exposure::{Listens, exposed, in_the_clear};
@@ -100,8 +102,12 @@ pub enum Command {
         #[arg(long, value_name = "N", default_value_t = 0)]
         samples: u64,
     },
-    /// Run the embedded broker alone
-    Broker,
+    /// Run the embedded broker alone; with a command, repair its logs
+    Broker {
+        /// What to do with its files instead.
+        #[command(subcommand)]
+        command: Option<BrokerCommand>,
+    },
     /// Run the agents alone, against --brokers; --services is the address of the services
     Agents,
     /// Run the simulated services alone; faults that are set at run time end with the process
@@ -239,13 +245,14 @@ impl Command {
                 services: !no_services,
                 samples,
             }),
-            Self::Broker => Some(Role::Broker),
+            Self::Broker { command: None } => Some(Role::Broker),
             Self::Agents => Some(Role::Agents),
             Self::Services => Some(Role::Services),
             Self::Ingestion => Some(Role::Ingestion),
             Self::Scheduler => Some(Role::Scheduler),
             Self::Supervisor => Some(Role::Supervisor),
-            Self::Store { .. }
+            Self::Broker { command: Some(_) }
+            | Self::Store { .. }
             | Self::Topics { .. }
             | Self::Readers { .. }
             | Self::Schemas { .. }

@@ -64,12 +64,18 @@ fn main() -> ExitCode {
         (Command::AgentCheck(arguments), None) => examine(&config, arguments),
         (Command::Workflow { command }, None) => judge(command.run(&config)),
         (Command::Store { command }, None) => look(&config, || command.run(&config)),
+        (
+            Command::Broker {
+                command: Some(command),
+            },
+            None,
+        ) => look(&config, || command.run(&config)),
         (Command::Readers { admin, command }, None) => {
             prepare(&config, || command.run(&config, admin))
         }
         (
             Command::Up { .. }
-            | Command::Broker
+            | Command::Broker { command: None }
             | Command::Agents
             | Command::Services
             | Command::Ingestion

@@ -316,6 +316,7 @@ fn put_partition(
             .map_err(|error| match error {
                 ReadError::OutOfRange => ResponseError::OffsetOutOfRange,
                 ReadError::Offline => ResponseError::KafkaStorageError,
+                ReadError::Damaged(_) => ResponseError::CorruptMessage,
                 ReadError::Deleted => ResponseError::UnknownTopicOrPartition,
                 ReadError::Io(cause) => {
                     tracing::error!(

@@ -84,6 +84,7 @@ fn offset_at(partition: &Partition, timestamp: i64) -> Result<Option<(i64, i64)>
                     );
                     ResponseError::KafkaStorageError
                 }
+                ReadError::Damaged(_) => ResponseError::CorruptMessage,
                 ReadError::Deleted => ResponseError::UnknownTopicOrPartition,
             }),
         _ => Err(ResponseError::InvalidRequest),

@@ -134,6 +134,7 @@ fn append(
             BatchError::Codec => ResponseError::UnsupportedCompressionType,
             BatchError::Several
             | BatchError::Count
+            | BatchError::Records
             | BatchError::Transactional
             | BatchError::Control
             | BatchError::Sequence => ResponseError::InvalidRecord,
@@ -146,7 +147,8 @@ fn append(
             AppendError::DiskBound { .. } => ResponseError::PolicyViolation,
             AppendError::OutOfOrder => ResponseError::OutOfOrderSequenceNumber,
             AppendError::Fenced => ResponseError::InvalidProducerEpoch,
-            AppendError::Offline => ResponseError::KafkaStorageError,
+            // Producers try again: there may be room, or another start, by then.
+            AppendError::Full | AppendError::Offline { .. } => ResponseError::KafkaStorageError,
             AppendError::Deleted => ResponseError::UnknownTopicOrPartition,
         };
         Refusal::new(code, error.to_string())

@@ -28,6 +28,7 @@ pub(crate) struct BatchHeader {
     pub(crate) base_offset: i64,
     /// The whole batch, header included.
     pub(crate) bytes: usize,
+    pub(crate) leader_epoch: i32,
     pub(crate) magic: i8,
     pub(crate) crc: u32,
     pub(crate) attributes: i16,
@@ -53,6 +54,8 @@ pub(crate) enum BatchError {
     Checksum,
     #[error("the number of records does not match the offsets")]
     Count,
+    #[error("the records do not match their number")]
+    Records,
     #[error("the compression codec is unknown")]
     Codec,
     #[error("transactions are not supported")]
@@ -70,10 +73,11 @@ impl BatchHeader {
         let mut header = bytes.get(..HEADER_BYTES)?;
         let base_offset = header.get_i64();
         let length = header.get_i32();
-        let _leader_epoch = header.get_i32();
+        let leader_epoch = header.get_i32();
         let header = Self {
             base_offset,
             bytes: usize::try_from(length).ok()?.checked_add(LENGTH_END)?,
+            leader_epoch,
             magic: header.get_i8(),
             crc: header.get_u32(),
             attributes: header.get_i16(),
@@ -111,6 +115,9 @@ impl BatchHeader {
         if header.attributes & ATTRIBUTE_CODEC > CODEC_MAX {
             return Err(BatchError::Codec);
         }
+        if !header.is_compressed() && !header.counts_records(bytes) {
+            return Err(BatchError::Records);
+        }
         if header.attributes & ATTRIBUTE_CONTROL != 0 {
             return Err(BatchError::Control);
         }
@@ -128,6 +135,49 @@ impl BatchHeader {
         bytes
             .get(CHECKED_FROM..self.bytes)
             .is_some_and(|checked| crc32c::crc32c(checked) == self.crc)
+    }
+
+    /// Whether this is the header of a batch that the broker wrote with `base_offset` in front, as far as it tells
+    /// without a look at what the checksum covers.
+    pub(crate) fn is_stored_at(&self, base_offset: i64) -> bool {
+        self.magic == 2
+            && self.leader_epoch == LEADER_EPOCH
+            && self.base_offset == base_offset
+            && self.last_offset().is_some_and(|last| last < i64::MAX)
+    }
+
+    /// Whether the records of the uncompressed batch `bytes` are as many as the header says, with offsets that rise
+    /// by one, and end where the batch does. Their keys, values and headers are not looked at.
+    fn counts_records(&self, bytes: &[u8]) -> bool {
+        let Some(mut left) = bytes.get(HEADER_BYTES..self.bytes) else {
+            return false;
+        };
+        for number in 0..self.records {
+            // Most lengths have one byte or two, most offsets one.
+            let Some(length) = varint(&mut left) else {
+                return false;
+            };
+            let Some((record, rest)) = usize::try_from(length)
+                .ok()
+                .and_then(|length| left.split_at_checked(length))
+            else {
+                return false;
+            };
+            // Behind the attributes: the timestamp, of which only the end is looked for.
+            let Some(end) = record
+                .iter()
+                .skip(1)
+                .take(10)
+                .position(|&byte| byte & 0x80 == 0)
+            else {
+                return false;
+            };
+            if varint(&mut &record[end + 2..]) != Some(i64::from(number)) {
+                return false;
+            }
+            left = rest;
+        }
+        left.is_empty()
     }
 
     /// The offset of the batch's last record; `None` if the header makes no sense.
@@ -195,8 +245,43 @@ pub(crate) fn first_at(batch: &Bytes, timestamp: i64) -> Option<(i64, i64)> {
     None
 }
 
+/// A batch without records that takes the place of those from `first` to `last`, as a compacted log has them: who
+/// reads it goes on behind it.
+///
+/// `last - first` must be no more than `i32::MAX`.
+pub(crate) fn filler(first: i64, last: i64) -> [u8; HEADER_BYTES] {
+    let mut batch = [0; HEADER_BYTES];
+    let mut put = |at: usize, bytes: &[u8]| batch[at..at + bytes.len()].copy_from_slice(bytes);
+    let length = (HEADER_BYTES - LENGTH_END) as i32;
+    let delta = i32::try_from(last - first).unwrap_or(i32::MAX);
+    put(0, &first.to_be_bytes());
+    put(8, &length.to_be_bytes());
+    put(12, &LEADER_EPOCH.to_be_bytes());
+    put(16, &[2]);
+    put(23, &delta.to_be_bytes());
+    // No timestamps, no producer.
+    put(27, &(-1_i64).to_be_bytes());
+    put(35, &(-1_i64).to_be_bytes());
+    put(43, &(-1_i64).to_be_bytes());
+    put(51, &(-1_i16).to_be_bytes());
+    put(53, &(-1_i32).to_be_bytes());
+    let sum = crc32c::crc32c(&batch[CHECKED_FROM..]);
+    batch[17..CHECKED_FROM].copy_from_slice(&sum.to_be_bytes());
+    batch
+}
+
 /// A zigzag variable-length number, at most 10 bytes.
 fn varint(bytes: &mut &[u8]) -> Option<i64> {
+    if let Some((&byte, rest)) = bytes.split_first()
+        && byte & 0x80 == 0
+    {
+        *bytes = rest;
+        return Some(i64::from(byte >> 1) ^ -i64::from(byte & 1));
+    }
+    long_varint(bytes)
+}
+
+fn long_varint(bytes: &mut &[u8]) -> Option<i64> {
     let mut value = 0_u64;
     for shift in (0..70).step_by(7) {
         let (&byte, rest) = bytes.split_first()?;
@@ -299,6 +384,45 @@ pub(crate) mod tests {
         for cut in 0..batch.len() {
             let _ = first_at(&batch.slice(..cut), 30);
         }
+    }
+
+    #[test]
+    fn a_filler_is_a_whole_batch_that_spans_its_offsets() {
+        let bytes = filler(100, 299);
+        let header = BatchHeader::read(&bytes).unwrap();
+        assert!(header.is_stored_at(100) && header.is_intact(&bytes));
+        assert_eq!((header.bytes, header.records), (bytes.len(), 0));
+        assert_eq!(header.last_offset(), Some(299));
+        assert_eq!(first_at(&Bytes::copy_from_slice(&bytes), 0), None);
+    }
+
+    #[test]
+    fn records_that_do_not_match_their_number_are_refused() {
+        let good = batch(-1, -1, -1, &[10, 20_000_000_000, 30]);
+        assert!(BatchHeader::of_produced(&good).is_ok());
+        let with = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bad = good.to_vec();
+            change(&mut bad);
+            let length = (bad.len() - LENGTH_END) as i32;
+            bad[8..12].copy_from_slice(&length.to_be_bytes());
+            let sum = crc32c::crc32c(&bad[CHECKED_FROM..]);
+            bad[17..21].copy_from_slice(&sum.to_be_bytes());
+            BatchHeader::of_produced(&bad)
+        };
+        assert!(with(&|_| {}).is_ok());
+        for records in [1_i32, 2, 4] {
+            let counted = with(&|bad| {
+                bad[23..27].copy_from_slice(&(records - 1).to_be_bytes());
+                bad[57..61].copy_from_slice(&records.to_be_bytes());
+            });
+            assert_eq!(counted, Err(BatchError::Records), "{records}");
+        }
+        let last = good.len() - 1;
+        assert_eq!(with(&|bad| bad.truncate(last)), Err(BatchError::Records));
+        assert_eq!(with(&|bad| bad.push(0)), Err(BatchError::Records));
+        // The first record's length and offset.
+        assert_eq!(with(&|bad| bad[61] += 2), Err(BatchError::Records));
+        assert_eq!(with(&|bad| bad[64] = 2), Err(BatchError::Records));
     }
 
     #[test]

@@ -1,23 +1,41 @@
 //! The log of a partition: append-only segment files of record batches.
 //!
 //! * `batch`: what is read of a batch.
-//! * `segment`: one file and its sparse index; `recovery`: finding out what they hold.
+//! * `disk`: the operations on files.
+//! * `segment`: one file and its sparse index; `scan`: what it holds; `recovery`: what they hold together.
+//! * `synced`: how far each partition is known to be synced.
+//! * `damage`, `repair`: logs that are not as they were written.
 //! * `producers`: the sequences of idempotent producers.
-//! * `partition`: appending, syncing and who waits for it.
+//! * `partition`: appending, and who waits for it; `syncing`: what becomes durable.
 //! * `read`: reading by offset and by time.
 //! * `trim`: deleting old segments.
 //! * `noted`: what there is at one instant.
 
 mod batch;
+mod damage;
+mod disk;
 mod noted;
 mod partition;
 mod producers;
 mod read;
 mod recovery;
+mod repair;
+mod scan;
 mod segment;
+mod synced;
+mod syncing;
 mod trim;
 
 pub(crate) use batch::{BatchError, BatchHeader, LEADER_EPOCH};
-pub(crate) use partition::{AppendError, Appended, Closing, Condition, Limits, Partition};
+pub use damage::{Damage, DamagedBatch};
+pub(crate) use disk::{LogFile, is_full, sync_dir};
+pub(crate) use partition::{AppendError, Appended, Condition, Limits, Partition};
 pub(crate) use read::ReadError;
-pub(crate) use segment::{LogError, new_segment, sync_dir};
+pub(crate) use repair::{Repair, aside_path};
+pub(crate) use scan::verify;
+pub(crate) use segment::{LogError, new_segment};
+pub(crate) use synced::{STORE_EVERY, SyncedEnds};
+pub(crate) use syncing::{Closing, NotClosed};
+
+#[cfg(test)]
+mod tests;

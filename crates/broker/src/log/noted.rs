@@ -1,17 +1,17 @@
 //! What a partition holds at one instant, for a copy of it.
 
-use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::disk::LogFile;
 use super::partition::{Condition, Partition};
 use crate::locked;
 
 /// What there is of a partition.
 pub(crate) struct Noted {
     /// Of each segment its first offset, its file, and how many bytes of it are whole batches.
-    pub(crate) segments: Vec<(i64, Arc<File>, u64)>,
+    pub(crate) segments: Vec<(i64, Arc<LogFile>, u64)>,
     /// How many offsets they span.
     pub(crate) records: u64,
 }

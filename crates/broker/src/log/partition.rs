@@ -2,29 +2,38 @@
 //!
 //! Appends take a short mutex and are written from the connection's own task: a small write into
 //! the page cache costs less than handing it to another thread. Syncing is the sync thread's; it
-//! asks for the files ([`Partition::begin_sync`]) and reports back.
+//! asks for the files ([`Partition::begin_sync`]) and reports back (see `syncing`).
+//!
+//! What must hold:
+//!
+//! * **A failed sync or write takes the partition offline**, with the reason, until the broker is started again.
+//!   What was not synced by then is never shown.
+//! * **A full disk does not.** What was written of a batch is cut off, the batch is refused, and the next one
+//!   is tried like any other.
 
-use std::collections::VecDeque;
-use std::fs::File;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
 
 use super::batch::{BatchHeader, REWRITTEN_BYTES, rewritten};
+use super::damage::DamagedBatch;
+use super::disk::{LogFile, is_full};
 use super::producers::{Producers, Sequence, SequenceError};
 use super::recovery::{Recovered, recover};
-use super::segment::{
-    self, ClosedSegment, IndexFile, LogError, SegmentIndex, open_segment, sync_dir,
-};
+use super::segment::{ClosedSegment, LogError, SegmentIndex, open_segment};
+use super::syncing::Unindexed;
 use crate::sync::SyncQueue;
 use crate::{TopicConfig, locked};
 
 /// Positions of the newest batches, so that consumers near the end need no scan.
 const RECENT_MAX: usize = 256;
+/// Damaged batches of a partition that are told apart. More are counted and logged each time they are read.
+const DAMAGED_MAX: usize = 64;
 
 /// What partitions share.
 #[derive(Clone)]
@@ -66,8 +75,10 @@ pub(crate) enum AppendError {
     OutOfOrder,
     #[error("a newer producer with this id has taken over")]
     Fenced,
-    #[error("the partition is offline because its disk failed")]
-    Offline,
+    #[error("the broker's disk is full")]
+    Full,
+    #[error("the partition is offline: {cause}")]
+    Offline { cause: String },
     #[error("the topic was deleted")]
     Deleted,
 }
@@ -81,30 +92,31 @@ impl From<SequenceError> for AppendError {
     }
 }
 
-/// A segment that was closed and needs its index file.
-pub(crate) struct Closing {
-    pub(crate) partition: Arc<Partition>,
-    pub(super) file: Arc<File>,
-    pub(super) index: SegmentIndex,
-    pub(super) producers: Producers,
-}
-
 /// One partition of a topic.
 pub(crate) struct Partition {
     pub(crate) topic: Arc<str>,
     pub(crate) index: i32,
+    pub(super) topic_id: [u8; 16],
     pub(super) dir: PathBuf,
     pub(super) log: Mutex<Log>,
     /// Consumers see offsets below this (the high watermark).
-    visible: AtomicI64,
+    pub(super) visible: AtomicI64,
     pub(super) log_start: AtomicI64,
+    /// Everything below this is durable.
+    pub(super) synced_end: AtomicI64,
+    /// Whether the closing thread has been told that `synced_end` has moved.
+    pub(super) end_is_queued: AtomicBool,
     condition: AtomicU8,
+    /// Why it is offline.
+    cause: OnceLock<String>,
+    /// The damaged batches that were reported: their segments and positions.
+    damaged: Mutex<BTreeSet<(PathBuf, u64)>>,
     readers: Mutex<Vec<Weak<Notify>>>,
-    synced: Notify,
-    sync_asked: AtomicBool,
+    pub(super) synced: Notify,
+    pub(super) sync_asked: AtomicBool,
     /// Bytes of all partitions of the topic.
     pub(super) topic_bytes: Arc<AtomicU64>,
-    limits: Limits,
+    pub(super) limits: Limits,
 }
 
 /// The part of a partition that appends change.
@@ -112,16 +124,22 @@ pub(super) struct Log {
     pub(super) config: TopicConfig,
     pub(super) closed: VecDeque<Arc<ClosedSegment>>,
     pub(super) active: SegmentIndex,
-    pub(super) file: Arc<File>,
+    pub(super) file: Arc<LogFile>,
     pub(super) producers: Producers,
     /// Base offsets and positions of the active segment's newest batches.
     pub(super) recent: VecDeque<(i64, u64)>,
     /// Records since the last sync was asked for.
     unsynced_records: u64,
     /// Closed segments that the sync thread has not synced yet.
-    unsynced_files: Vec<Arc<File>>,
+    pub(super) unsynced_segments: Vec<Unindexed>,
     /// Whether a file was created since the directory was synced.
-    unsynced_names: bool,
+    pub(super) unsynced_names: bool,
+    /// Whether the sync thread has synced the active segment, which is its own then.
+    pub(super) is_sync_threads: bool,
+    /// Closed segments that the closing thread has yet to sync.
+    pub(super) closing_unsynced: usize,
+    /// Whether the last batch was refused because the disk is full.
+    is_full: bool,
 }
 
 impl Log {
@@ -134,7 +152,7 @@ impl Partition {
     /// Opens the partition in `dir`, or creates it. A torn tail is cut.
     pub(crate) fn open(
         topic: Arc<str>,
-        index: i32,
+        (topic_id, index): ([u8; 16], i32),
         dir: PathBuf,
         config: TopicConfig,
         log_start: i64,
@@ -146,7 +164,12 @@ impl Partition {
             active,
             file,
             producers,
-        } = recover(&dir, &config, limits.producers_max)?;
+        } = recover(
+            &dir,
+            &config,
+            limits.syncs.ends.of((topic_id, index)),
+            limits.producers_max,
+        )?;
         let bytes = active.bytes
             + closed
                 .iter()
@@ -157,13 +180,24 @@ impl Partition {
             .front()
             .map_or(active.base, |segment| segment.index.base);
         let next_offset = active.next_offset;
+        // Of a topic that is not synced, the active segment is durable no earlier than its next sync.
+        let synced_end = match config.flush_messages {
+            Some(_) => next_offset,
+            None => active.base,
+        };
+        limits.syncs.ends.note((topic_id, index), synced_end);
         Ok(Self {
             topic,
             index,
+            topic_id,
             dir,
             visible: AtomicI64::new(next_offset),
             log_start: AtomicI64::new(log_start.clamp(first, next_offset)),
+            synced_end: AtomicI64::new(synced_end),
+            end_is_queued: AtomicBool::new(false),
             condition: AtomicU8::new(Condition::Online as u8),
+            cause: OnceLock::new(),
+            damaged: Mutex::default(),
             readers: Mutex::new(Vec::new()),
             synced: Notify::new(),
             sync_asked: AtomicBool::new(false),
@@ -177,8 +211,11 @@ impl Partition {
                 producers,
                 recent: VecDeque::new(),
                 unsynced_records: 0,
-                unsynced_files: Vec::new(),
+                unsynced_segments: Vec::new(),
                 unsynced_names: false,
+                is_sync_threads: false,
+                closing_unsynced: 0,
+                is_full: false,
             }),
         })
     }
@@ -218,7 +255,7 @@ impl Partition {
         let mut log = locked(&self.log);
         match self.condition() {
             Condition::Online => {}
-            Condition::Offline => return Err(AppendError::Offline),
+            Condition::Offline => return Err(self.offline()),
             Condition::Deleted => return Err(AppendError::Deleted),
         }
         let config = log.config;
@@ -243,17 +280,27 @@ impl Partition {
             return Err(AppendError::DiskBound { max });
         }
         if log.active.bytes > 0 && log.active.bytes + header.bytes as u64 > config.segment_bytes {
-            self.roll(&mut log)
-                .map_err(|error| self.fail("begin a segment of", &error))?;
+            self.roll(&mut log).map_err(|error| {
+                if is_full(&error) {
+                    self.full(&mut log, &error)
+                } else {
+                    self.fail("begin a segment of", &error)
+                }
+            })?;
         }
         let base_offset = log.active.next_offset;
         let front = rewritten(batch, base_offset);
-        if let Err(error) = segment::append(&log.file, &front, &batch[REWRITTEN_BYTES..]) {
-            // Offline either way; a tail that cannot be cut now is cut at the next start.
-            if let Err(error) = log.file.set_len(log.active.bytes) {
-                tracing::warn!(%error, "a partly written batch could not be cut off");
-            }
-            return Err(self.fail("write to", &error));
+        if let Err(error) = log.file.append(&front, &batch[REWRITTEN_BYTES..]) {
+            // Nothing may follow on a part of a batch.
+            return Err(match log.file.cut(log.active.bytes) {
+                Ok(()) if is_full(&error) => self.full(&mut log, &error),
+                Ok(()) => self.fail("write to", &error),
+                Err(error) => self.fail("cut a partly written batch off", &error),
+            });
+        }
+        if log.is_full {
+            log.is_full = false;
+            tracing::info!(topic = %self.topic, partition = self.index, "the disk has room again");
         }
         let position = log.active.bytes;
         log.active.push(header, base_offset);
@@ -290,22 +337,6 @@ impl Partition {
         })
     }
 
-    /// Waits until the log is synced up to `offset`; `false` if that can no longer happen.
-    pub(crate) async fn synced(&self, offset: i64) -> bool {
-        loop {
-            let notified = self.synced.notified();
-            let mut notified = std::pin::pin!(notified);
-            notified.as_mut().enable();
-            if self.high_watermark() >= offset {
-                return true;
-            }
-            if self.condition() != Condition::Online {
-                return false;
-            }
-            notified.await;
-        }
-    }
-
     /// Wakes `reader` once when the high watermark next moves or the partition's condition
     /// changes. The caller looks again after this call, before it waits.
     pub(crate) fn wake(&self, reader: &Arc<Notify>) {
@@ -330,68 +361,6 @@ impl Partition {
         self.synced.notify_waiters();
     }
 
-    /// Writes what makes the next start quick, with everything synced.
-    pub(crate) fn close(&self) -> Result<(), LogError> {
-        let log = locked(&self.log);
-        if self.condition() != Condition::Online {
-            return Ok(());
-        }
-        log.file
-            .sync_all()
-            .map_err(LogError::of("cannot sync", &self.dir))?;
-        IndexFile::encode(&log.active, &log.producers)
-            .and_then(|encoded| IndexFile::store(&self.dir, log.active.base, &encoded))
-            .map_err(LogError::of("cannot write the index in", &self.dir))
-    }
-
-    /// The sync thread takes what has to be synced.
-    pub(crate) fn begin_sync(&self) -> SyncJob {
-        self.sync_asked.store(false, Ordering::SeqCst);
-        let mut log = locked(&self.log);
-        let mut files = std::mem::take(&mut log.unsynced_files);
-        files.push(Arc::clone(&log.file));
-        SyncJob {
-            files,
-            names: std::mem::take(&mut log.unsynced_names).then(|| self.dir.clone()),
-            up_to: log.active.next_offset,
-        }
-    }
-
-    /// The sync thread is done with a job of this partition.
-    pub(crate) fn end_sync(&self, job: &SyncJob, result: io::Result<()>) {
-        match result {
-            // After a failed sync a later one may succeed without having written what was lost.
-            Ok(()) if self.condition() != Condition::Online => {}
-            Ok(()) => {
-                self.visible.fetch_max(job.up_to, Ordering::AcqRel);
-            }
-            Err(error) => {
-                self.fail("sync", &error);
-            }
-        }
-        self.synced.notify_waiters();
-        self.wake_readers();
-    }
-
-    /// The closing thread syncs a closed segment and writes its index.
-    pub(crate) fn finish_closing(&self, closing: &Closing) -> io::Result<()> {
-        if self.condition() == Condition::Deleted {
-            return Ok(());
-        }
-        closing.file.sync_data()?;
-        let encoded = IndexFile::encode(&closing.index, &closing.producers)?;
-        // Under the lock, so that retention does not delete the segment in between.
-        let log = locked(&self.log);
-        let kept = log
-            .closed
-            .iter()
-            .any(|segment| segment.index.base == closing.index.base);
-        if kept && self.condition() != Condition::Deleted {
-            IndexFile::store(&self.dir, closing.index.base, &encoded)?;
-        }
-        Ok(())
-    }
-
     /// Begins a new active segment.
     pub(super) fn roll(self: &Arc<Self>, log: &mut Log) -> io::Result<()> {
         let base = log.active.next_offset;
@@ -400,27 +369,47 @@ impl Partition {
         let old_file = std::mem::replace(&mut log.file, file);
         log.recent.clear();
         log.unsynced_names = true;
-        if log.config.flush_messages.is_some() {
-            log.unsynced_files.push(Arc::clone(&old_file));
-        }
         log.closed
             .push_back(Arc::new(ClosedSegment::new(old.clone())));
-        self.limits.syncs.close(Closing {
-            partition: Arc::clone(self),
+        let segment = Unindexed {
             file: old_file,
             index: old,
             producers: log.producers.clone(),
-        });
+        };
+        if log.config.flush_messages.is_some() || log.is_sync_threads {
+            log.unsynced_segments.push(segment);
+            self.ask_for_sync();
+        } else {
+            log.closing_unsynced += 1;
+            self.close_segment(segment, false);
+        }
+        log.is_sync_threads = false;
         Ok(())
     }
 
-    fn ask_for_sync(self: &Arc<Self>) {
-        if !self.sync_asked.swap(true, Ordering::SeqCst) {
-            self.limits.syncs.sync(Arc::clone(self));
+    /// Counts and logs a damaged batch, once.
+    pub(super) fn report_damage(&self, batch: &DamagedBatch) {
+        let mut known = locked(&self.damaged);
+        let key = (batch.path.clone(), batch.position);
+        if known.contains(&key) {
+            return;
         }
+        if known.len() < DAMAGED_MAX {
+            known.insert(key);
+        }
+        drop(known);
+        self.limits.syncs.count_damaged();
+        tracing::error!(
+            topic = %self.topic,
+            partition = self.index,
+            path = %batch.path.display(),
+            position = batch.position,
+            offset = batch.offset,
+            "a record batch on disk is damaged and is not served"
+        );
     }
 
-    fn wake_readers(&self) {
+    pub(super) fn wake_readers(&self) {
         let readers = std::mem::take(&mut *locked(&self.readers));
         for reader in readers {
             if let Some(reader) = reader.upgrade() {
@@ -429,8 +418,28 @@ impl Partition {
         }
     }
 
+    /// Refuses a batch because there is no space for it.
+    fn full(&self, log: &mut Log, error: &io::Error) -> AppendError {
+        self.limits.syncs.count_full();
+        if !std::mem::replace(&mut log.is_full, true) {
+            tracing::error!(
+                topic = %self.topic, partition = self.index, %error,
+                "the disk is full: records are refused until there is room"
+            );
+        }
+        AppendError::Full
+    }
+
     /// Takes the partition offline.
     pub(super) fn fail(&self, action: &str, error: &io::Error) -> AppendError {
+        let cause = format!(
+            "cannot {action} partition {} of topic {} in {}: {error}",
+            self.index,
+            self.topic,
+            self.dir.display()
+        );
+        // Known before anybody sees the condition.
+        let _ = self.cause.set(cause.clone());
         let _ = self.condition.compare_exchange(
             Condition::Online as u8,
             Condition::Offline as u8,
@@ -440,29 +449,14 @@ impl Partition {
         if self.condition() == Condition::Deleted {
             return AppendError::Deleted;
         }
-        self.limits.syncs.report_failure(format!(
-            "cannot {action} partition {} of topic {} in {}: {error}",
-            self.index,
-            self.topic,
-            self.dir.display()
-        ));
-        AppendError::Offline
+        self.limits.syncs.report_failure(cause);
+        self.synced.notify_waiters();
+        self.wake_readers();
+        self.offline()
     }
-}
 
-/// What one sync of a partition covers.
-pub(crate) struct SyncJob {
-    files: Vec<Arc<File>>,
-    names: Option<PathBuf>,
-    up_to: i64,
-}
-
-impl SyncJob {
-    /// Syncs it.
-    pub(crate) fn run(&self) -> io::Result<()> {
-        for file in &self.files {
-            file.sync_data()?;
-        }
-        self.names.as_deref().map_or(Ok(()), sync_dir)
+    fn offline(&self) -> AppendError {
+        let cause = self.cause.get().cloned().unwrap_or_default();
+        AppendError::Offline { cause }
     }
 }

@@ -1,16 +1,22 @@
 //! Reading a partition by offset and by time.
+//!
+//! What must hold: **no batch leaves unchecked.** Its checksum is verified each time it is read, and what that does
+//! not cover, its base offset above all, must follow on the batch before. A damaged batch is an error, never a gap; what
+//! lies before it is served.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
 use super::batch::{self, BatchHeader, HEADER_BYTES};
+use super::damage::DamagedBatch;
+use super::disk::LogFile;
 use super::partition::{Condition, Log, Partition};
-use super::segment::SCAN_BYTES;
 use crate::locked;
+
+/// Bytes read at a time where headers are looked for.
+const SCAN_BYTES: usize = 64 << 10;
 
 /// Why a partition could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -21,20 +27,33 @@ pub(crate) enum ReadError {
     Offline,
     #[error("the topic was deleted")]
     Deleted,
+    #[error(transparent)]
+    Damaged(#[from] DamagedBatch),
     #[error("the log cannot be read")]
     Io(#[from] io::Error),
 }
 
-/// A place in a segment at or before the batch that is looked for.
+/// Where a batch begins that is the one that is looked for, or lies before it.
 struct Place {
-    file: Arc<File>,
+    file: Arc<LogFile>,
     position: u64,
+    /// The batch's first offset.
+    offset: i64,
+    /// Whether it is the one that is looked for.
+    is_exact: bool,
     /// The segment's whole batches end here.
     end: u64,
-    /// Whether `position` is the batch's own.
-    exact: bool,
-    /// Where to go on if the rest of the segment holds nothing of use.
-    next_segment: i64,
+}
+
+impl Place {
+    /// The batch at `position`, which should begin with `offset`, is damaged.
+    fn damaged(&self, position: u64, offset: i64) -> ReadError {
+        ReadError::Damaged(DamagedBatch {
+            path: self.file.path().to_owned(),
+            position,
+            offset,
+        })
+    }
 }
 
 impl Partition {
@@ -57,55 +76,46 @@ impl Partition {
         if !self.has_records(offset)? {
             return Ok(0);
         }
-        let log = locked(&self.log);
-        Ok(self
-            .place(&log, offset)?
-            .map_or(0, |place| place.end - place.position))
+        let place = self.place(&locked(&self.log), offset)?;
+        Ok(place.end - place.position)
     }
 
     /// Appends whole batches from the one that holds `offset` on to `out`: at most `bytes_max`,
     /// but the first one even if it is larger where `first_whole` says so.
     pub(crate) fn read(
         &self,
-        mut offset: i64,
+        offset: i64,
         bytes_max: usize,
         first_whole: bool,
         out: &mut BytesMut,
     ) -> Result<usize, ReadError> {
         let high_watermark = self.high_watermark();
-        while self.has_records(offset)? {
-            let Some(place) = self.place(&locked(&self.log), offset)? else {
-                break;
-            };
-            let position = if place.exact {
-                Some(place.position)
-            } else {
-                seek(&place, |header| {
-                    header.last_offset().is_some_and(|last| last >= offset)
-                })?
-                .map(|(position, _)| position)
-            };
-            if let Some(position) = position {
-                return copy(
-                    &place,
-                    position,
-                    high_watermark,
-                    bytes_max,
-                    first_whole,
-                    out,
-                );
-            }
-            // Offsets that were lost with a damaged end of a segment: go on with the next one.
-            if place.next_segment <= offset {
-                break;
-            }
-            offset = place.next_segment;
+        if !self.has_records(offset)? {
+            return Ok(0);
         }
-        Ok(0)
+        let place = self.place(&locked(&self.log), offset)?;
+        let holds = |header: &BatchHeader| header.last_offset().is_some_and(|last| last >= offset);
+        let found = if place.is_exact {
+            Ok(Ok(place))
+        } else {
+            seek(place, holds).map(|found| found.map(|(place, _)| place))
+        };
+        found
+            .and_then(|found| match found {
+                Ok(place) => copy(&place, high_watermark, bytes_max, first_whole, out),
+                // It is below the end of the segment, so that it has to be there.
+                Err(place) => Err(place.damaged(place.position, place.offset)),
+            })
+            .inspect_err(|error| self.note_damage(error))
     }
 
     /// The offset and timestamp of the first record at or after `timestamp`, if there is one.
     pub(crate) fn offset_at_time(&self, timestamp: i64) -> Result<Option<(i64, i64)>, ReadError> {
+        self.find_time(timestamp)
+            .inspect_err(|error| self.note_damage(error))
+    }
+
+    fn find_time(&self, timestamp: i64) -> Result<Option<(i64, i64)>, ReadError> {
         let (log_start, high_watermark) = (self.log_start(), self.high_watermark());
         let mut places = Vec::new();
         {
@@ -113,36 +123,45 @@ impl Partition {
             for segment in &log.closed {
                 let index = &segment.index;
                 if index.max_timestamp >= timestamp && index.next_offset > log_start {
+                    let (position, offset) = index.place_before_time(timestamp);
                     places.push(Place {
                         file: segment.file(&self.dir)?,
-                        position: index.position_before_time(timestamp),
+                        position,
+                        offset,
+                        is_exact: false,
                         end: index.bytes,
-                        exact: false,
-                        next_segment: index.next_offset,
                     });
                     break;
                 }
             }
             if log.active.max_timestamp >= timestamp {
+                let (position, offset) = log.active.place_before_time(timestamp);
                 places.push(Place {
                     file: Arc::clone(&log.file),
-                    position: log.active.position_before_time(timestamp),
+                    position,
+                    offset,
+                    is_exact: false,
                     end: log.active.bytes,
-                    exact: false,
-                    next_segment: log.active.next_offset,
                 });
             }
         }
         for place in places {
-            let found = seek(&place, |header| {
+            let found = seek(place, |header| {
                 header.max_timestamp >= timestamp
                     && header.last_offset().is_some_and(|last| last >= log_start)
             })?;
-            let Some((position, header)) = found else {
+            let Ok((place, header)) = found else {
                 continue;
             };
+            let damaged = || place.damaged(place.position, place.offset);
+            if header.bytes as u64 > place.end - place.position {
+                return Err(damaged());
+            }
             let mut bytes = vec![0; header.bytes];
-            place.file.read_exact_at(&mut bytes, position)?;
+            place.file.read_exact_at(&mut bytes, place.position)?;
+            if !header.is_intact(&bytes) {
+                return Err(damaged());
+            }
             let found = batch::first_at(&Bytes::from(bytes), timestamp)
                 .unwrap_or((header.base_offset, header.base_timestamp));
             let found = (found.0.max(log_start), found.1);
@@ -151,110 +170,144 @@ impl Partition {
         Ok(None)
     }
 
+    fn note_damage(&self, error: &ReadError) {
+        if let ReadError::Damaged(batch) = error {
+            self.report_damage(batch);
+        }
+    }
+
     /// Where to begin to read for `offset`.
-    fn place(&self, log: &Log, offset: i64) -> io::Result<Option<Place>> {
-        if offset >= log.active.base {
-            let after = log.recent.partition_point(|&(base, _)| base <= offset);
-            let recent = after.checked_sub(1).and_then(|at| log.recent.get(at));
-            return Ok(Some(Place {
-                file: Arc::clone(&log.file),
-                position: recent.map_or_else(
-                    || log.active.position_before(offset),
-                    |&(_, position)| position,
-                ),
-                end: log.active.bytes,
-                exact: recent.is_some(),
-                next_segment: log.active.next_offset,
-            }));
-        }
-        let at = log
-            .closed
-            .partition_point(|segment| segment.index.next_offset <= offset);
-        let Some(segment) = log.closed.get(at) else {
-            return Ok(Some(Place {
-                file: Arc::clone(&log.file),
-                position: 0,
-                end: log.active.bytes,
-                exact: true,
-                next_segment: log.active.next_offset,
-            }));
-        };
-        Ok(Some(Place {
-            file: segment.file(&self.dir)?,
-            position: segment.index.position_before(offset),
-            end: segment.index.bytes,
-            exact: false,
-            next_segment: segment.index.next_offset,
-        }))
-    }
-}
-
-/// The first batch from the place on whose header is `wanted`, and its position.
-fn seek(
-    place: &Place,
-    wanted: impl Fn(&BatchHeader) -> bool,
-) -> io::Result<Option<(u64, BatchHeader)>> {
-    let mut position = place.position;
-    let mut buffer = [0; SCAN_BYTES];
-    while position + (HEADER_BYTES as u64) <= place.end {
-        let take = usize::try_from(place.end - position)
-            .unwrap_or(SCAN_BYTES)
-            .min(SCAN_BYTES);
-        place.file.read_exact_at(&mut buffer[..take], position)?;
-        let mut at = 0;
-        while let Some(header) = buffer.get(at..take).and_then(BatchHeader::read) {
-            if wanted(&header) {
-                return Ok(Some((position + at as u64, header)));
+    fn place(&self, log: &Log, offset: i64) -> io::Result<Place> {
+        if offset < log.active.base {
+            let at = log
+                .closed
+                .partition_point(|segment| segment.index.next_offset <= offset);
+            if let Some(segment) = log.closed.get(at) {
+                let (position, offset) = segment.index.place_before(offset);
+                return Ok(Place {
+                    file: segment.file(&self.dir)?,
+                    position,
+                    offset,
+                    is_exact: false,
+                    end: segment.index.bytes,
+                });
             }
-            at += header.bytes;
         }
-        if at == 0 {
-            break;
-        }
-        position += at as u64;
+        let after = log.recent.partition_point(|&(base, _)| base <= offset);
+        let recent = after.checked_sub(1).and_then(|at| log.recent.get(at));
+        let (position, offset) = match recent {
+            Some(&(base, position)) => (position, base),
+            None => log.active.place_before(offset),
+        };
+        Ok(Place {
+            file: Arc::clone(&log.file),
+            position,
+            offset,
+            is_exact: recent.is_some(),
+            end: log.active.bytes,
+        })
     }
-    Ok(None)
 }
 
-/// Copies whole batches below the high watermark.
+/// The first batch from the place on whose header is `wanted`; the end of the segment if there is none.
+fn seek(
+    mut place: Place,
+    wanted: impl Fn(&BatchHeader) -> bool,
+) -> Result<Result<(Place, BatchHeader), Place>, ReadError> {
+    let mut buffer = [0; SCAN_BYTES];
+    let mut filled = 0..0;
+    while place.position < place.end {
+        let left = place.end - place.position;
+        let at = usize::try_from(place.position.saturating_sub(filled.start)).unwrap_or(usize::MAX);
+        let known = usize::try_from(filled.end - filled.start).unwrap_or(0);
+        let header = match buffer[..known].get(at..).and_then(BatchHeader::read) {
+            Some(header) => header,
+            None if at == 0 && known > 0 => {
+                return Err(place.damaged(place.position, place.offset));
+            }
+            None => {
+                let take = usize::try_from(left).unwrap_or(usize::MAX).min(SCAN_BYTES);
+                place
+                    .file
+                    .read_exact_at(&mut buffer[..take], place.position)?;
+                filled = place.position..place.position + take as u64;
+                continue;
+            }
+        };
+        if !header.is_stored_at(place.offset) || header.bytes as u64 > left {
+            return Err(place.damaged(place.position, place.offset));
+        }
+        if wanted(&header) {
+            return Ok(Ok((place, header)));
+        }
+        place.position += header.bytes as u64;
+        place.offset = header.last_offset().map_or(i64::MAX, |last| last + 1);
+    }
+    Ok(Err(place))
+}
+
+/// Copies whole, valid batches below the high watermark from the place on.
 fn copy(
     place: &Place,
-    position: u64,
     high_watermark: i64,
     bytes_max: usize,
     first_whole: bool,
     out: &mut BytesMut,
 ) -> Result<usize, ReadError> {
     let start = out.len();
-    let available = usize::try_from(place.end - position).unwrap_or(usize::MAX);
+    let read = copy_checked(place, high_watermark, bytes_max, first_whole, out);
+    out.truncate(start + *read.as_ref().unwrap_or(&0));
+    read
+}
+
+fn copy_checked(
+    place: &Place,
+    high_watermark: i64,
+    bytes_max: usize,
+    first_whole: bool,
+    out: &mut BytesMut,
+) -> Result<usize, ReadError> {
+    let start = out.len();
+    let available = usize::try_from(place.end - place.position).unwrap_or(usize::MAX);
     let mut take = available.min(bytes_max);
     if first_whole {
         take = take.max(HEADER_BYTES.min(available));
     }
     out.resize(start + take, 0);
-    if let Err(error) = place.file.read_exact_at(&mut out[start..], position) {
-        out.truncate(start);
-        return Err(error.into());
-    }
+    place
+        .file
+        .read_exact_at(&mut out[start..], place.position)?;
     let mut whole = 0;
-    while let Some(header) = BatchHeader::read(&out[start + whole..]) {
-        if header.base_offset >= high_watermark {
-            break;
+    let mut offset = place.offset;
+    while whole < available && offset < high_watermark {
+        // What is served already is good; the next fetch begins with this one.
+        let damaged = || match whole {
+            0 => Err(place.damaged(place.position, offset)),
+            whole => Ok(whole),
+        };
+        let Some(header) = BatchHeader::read(&out[start + whole..]) else {
+            let is_cut_off = take - whole < HEADER_BYTES && take < available;
+            return if is_cut_off { Ok(whole) } else { damaged() };
+        };
+        if !header.is_stored_at(offset) || header.bytes > available - whole {
+            return damaged();
         }
         if header.bytes > take - whole {
-            if whole == 0 && first_whole && header.bytes <= available {
-                out.resize(start + header.bytes, 0);
-                let rest = &mut out[start + take..];
-                if let Err(error) = place.file.read_exact_at(rest, position + take as u64) {
-                    out.truncate(start);
-                    return Err(error.into());
-                }
-                whole = header.bytes;
+            if whole > 0 || !first_whole {
+                break;
             }
-            break;
+            out.resize(start + header.bytes, 0);
+            let rest = &mut out[start + take..];
+            place
+                .file
+                .read_exact_at(rest, place.position + take as u64)?;
+            take = header.bytes;
+        }
+        if !header.is_intact(&out[start + whole..]) {
+            return damaged();
         }
         whole += header.bytes;
+        offset = header.last_offset().map_or(i64::MAX, |last| last + 1);
     }
-    out.truncate(start + whole);
     Ok(whole)
 }

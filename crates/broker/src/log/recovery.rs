@@ -1,27 +1,44 @@
 //! Finding out what a partition's directory holds.
 //!
-//! Closed segments with a valid index are taken at its word; everything else is read and checked
-//! batch by batch. So a start reads the active segment of each partition, and after an orderly
-//! shutdown not even that.
+//! A closed segment with a valid index that fits its length and the next segment's name is taken at its word: its
+//! batches are checked whenever they are read. Everything else, the active segment always, is read and checked batch by
+//! batch. So a start reads the active segment of each partition.
+//!
+//! What must hold:
+//!
+//! * **A tail is torn only if nothing valid follows it**, in its segment or a later one. It is cut then. Anything else
+//!   refuses the log, and so does a log that ends before its synced end; `repair` is for those.
+//! * **What was never synced is written again before it is visible.** It may be in the page cache as clean though
+//!   the disk never got it; a sync alone would succeed and write nothing.
+//! * **A start needs no space.** What cannot be written to a full disk can be done without.
+//!
+//! What is not noticed: records that were acknowledged in the last second before the broker died
+//! (see [`synced`](super::synced)) and that the disk lost from the very end of the log at a batch's edge; a damaged last batch
+//! of that second; a damaged batch of a closed segment that has its index, until it is read. After the power
+//! loss of a machine, unsynced writes may be on disk out of order: the log is refused then, too.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::damage::Damage;
+use super::disk::{LogFile, is_full, sync_dir};
 use super::producers::Producers;
+use super::scan::{find, scan};
 use super::segment::{
     ClosedSegment, IndexFile, LogError, SegmentIndex, index_path, list_segments, open_segment,
-    scan, segment_path, sync_dir,
+    segment_path,
 };
 use crate::TopicConfig;
 
 /// What was found.
+#[derive(Debug)]
 pub(super) struct Recovered {
     pub(super) closed: VecDeque<Arc<ClosedSegment>>,
     pub(super) active: SegmentIndex,
-    pub(super) file: Arc<File>,
+    pub(super) file: Arc<LogFile>,
     pub(super) producers: Producers,
 }
 
@@ -29,32 +46,57 @@ pub(super) struct Recovered {
 pub(super) fn recover(
     dir: &Path,
     config: &TopicConfig,
+    synced_end: Option<i64>,
     producers_max: usize,
 ) -> Result<Recovered, LogError> {
     fs::create_dir_all(dir).map_err(LogError::of("cannot create", dir))?;
-    let bases = list_segments(dir).map_err(LogError::of("cannot list", dir))?;
-    let (&last, others) = bases.split_last().unwrap_or((&0, &[]));
-    let mut producers = Producers::default();
-    let mut closed = VecDeque::with_capacity(others.len());
-    for &base in others {
-        let found = Segment::open(dir, base)?;
-        let index = found.read(dir, &mut producers, producers_max, Segment::keep_closed)?;
-        closed.push_back(Arc::new(ClosedSegment::new(index)));
+    let mut bases = list_segments(dir).map_err(LogError::of("cannot list", dir))?;
+    if bases.is_empty() {
+        bases.push(0);
     }
-    let found = Segment::open(dir, last)?;
-    let syncs = config.flush_messages.is_some();
-    let active = found.read(
-        dir,
-        &mut producers,
-        producers_max,
-        |found, dir, index, _| {
-            found.cut(dir, index)?;
-            // What is in it will be visible, so it has to be durable where that is asked for.
-            if syncs { found.sync(dir) } else { Ok(()) }
-        },
-    )?;
+    let mut producers = Producers::default();
+    let mut segments = Vec::with_capacity(bases.len());
+    for (at, &base) in bases.iter().enumerate() {
+        let next_base = bases.get(at + 1).copied();
+        let segment = Segment::read(dir, base, next_base, &mut producers, producers_max)?;
+        let is_whole = segment.is_whole(next_base);
+        segments.push(segment);
+        if !is_whole {
+            break;
+        }
+    }
+    let later = &bases[segments.len()..];
+    let Some(active) = segments.pop() else {
+        unreachable!("there is at least one segment");
+    };
+    if !active.is_whole(later.first().copied()) {
+        active.refuse_unless_torn(dir, later)?;
+    }
+    let end = active.index.next_offset;
+    if let Some(synced_end) = synced_end
+        && end < synced_end
+    {
+        return Err(LogError::Damaged(Damage::Short {
+            path: segment_path(dir, active.index.base),
+            position: active.index.bytes,
+            offset: end,
+            synced_end,
+        }));
+    }
+    active.cut(dir)?;
+    for &base in later {
+        remove_empty(dir, base)?;
+    }
+    for segment in segments.iter().filter(|segment| !segment.has_index) {
+        segment.write_again(synced_end)?;
+        segment.store_index(dir)?;
+    }
+    // What is in it will be visible, so it has to be durable where that is asked for.
+    if config.flush_messages.is_some() {
+        active.write_again(synced_end)?;
+    }
     // It describes the length that the active segment had; the next append makes it wrong.
-    let index_path = index_path(dir, last);
+    let index_path = index_path(dir, active.index.base);
     match fs::remove_file(&index_path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(LogError::of("cannot remove", &index_path)(error));
@@ -62,103 +104,157 @@ pub(super) fn recover(
         _ => {}
     }
     sync_dir(dir).map_err(LogError::of("cannot sync", dir))?;
+    let closed = segments
+        .into_iter()
+        .map(|segment| Arc::new(ClosedSegment::new(segment.index)))
+        .collect();
     Ok(Recovered {
         closed,
-        active,
-        file: found.file,
+        active: active.index,
+        file: active.file,
         producers,
     })
 }
 
-/// A segment that is being looked at.
+/// A segment that was looked at.
 struct Segment {
-    base: i64,
-    file: Arc<File>,
+    file: Arc<LogFile>,
     file_bytes: u64,
+    /// What is valid of it.
+    index: SegmentIndex,
+    /// Whether that is from its index file.
+    has_index: bool,
+    /// The producers at its end.
+    producers: Producers,
 }
 
 impl Segment {
-    fn open(dir: &Path, base: i64) -> Result<Self, LogError> {
+    /// Takes the segment's index, or reads the segment.
+    fn read(
+        dir: &Path,
+        base: i64,
+        next_base: Option<i64>,
+        producers: &mut Producers,
+        producers_max: usize,
+    ) -> Result<Self, LogError> {
         let path = segment_path(dir, base);
         let file = open_segment(dir, base).map_err(LogError::of("cannot open", &path))?;
-        let file_bytes = file
-            .metadata()
-            .map_err(LogError::of("cannot read", &path))?
-            .len();
+        let file_bytes = file.bytes().map_err(LogError::of("cannot read", &path))?;
+        let known = IndexFile::load(dir, base, file_bytes);
+        let has_index = known.is_some() && next_base.is_some();
+        let index = match known {
+            Some(known) if has_index => {
+                *producers = known.producers;
+                known.index
+            }
+            known => {
+                let scanned = scan(&file, base, file_bytes, producers, producers_max)
+                    .map_err(LogError::of("cannot read", &path))?;
+                // It knows of producers whose segments are deleted.
+                if let Some(known) = known
+                    && known.index == scanned
+                {
+                    *producers = known.producers;
+                }
+                scanned
+            }
+        };
         Ok(Self {
-            base,
             file,
             file_bytes,
+            index,
+            has_index,
+            producers: producers.clone(),
         })
     }
 
-    /// Takes the segment's index, or reads the segment and then does with it what `scanned` says.
-    fn read(
-        &self,
-        dir: &Path,
-        producers: &mut Producers,
-        producers_max: usize,
-        scanned: impl FnOnce(&Self, &Path, &SegmentIndex, &Producers) -> Result<(), LogError>,
-    ) -> Result<SegmentIndex, LogError> {
-        if let Some(known) = IndexFile::load(dir, self.base, self.file_bytes) {
-            *producers = known.producers;
-            return Ok(known.index);
-        }
-        let index = scan(
-            &self.file,
-            self.base,
-            self.file_bytes,
-            producers,
-            producers_max,
-        )
-        .map_err(LogError::of("cannot read", &segment_path(dir, self.base)))?;
-        scanned(self, dir, &index, producers)?;
-        Ok(index)
+    /// Whether all of it is valid and the next segment follows on it.
+    fn is_whole(&self, next_base: Option<i64>) -> bool {
+        self.index.bytes == self.file_bytes
+            && next_base.is_none_or(|next| next == self.index.next_offset)
     }
 
-    /// Gives a closed segment the index that it lacks.
-    fn keep_closed(
-        &self,
-        dir: &Path,
-        index: &SegmentIndex,
-        producers: &Producers,
-    ) -> Result<(), LogError> {
-        if index.bytes < self.file_bytes {
-            tracing::error!(
-                path = %segment_path(dir, self.base).display(),
-                unread_bytes = self.file_bytes - index.bytes,
-                next_offset = index.next_offset,
-                "the end of a closed segment is damaged and will not be read"
-            );
-            return Ok(());
+    /// Looks for something valid behind the first thing that is not.
+    fn refuse_unless_torn(&self, dir: &Path, later: &[i64]) -> Result<(), LogError> {
+        let path = segment_path(dir, self.index.base);
+        let bound = later.first().copied().unwrap_or(i64::MAX);
+        let offsets = self.index.next_offset..bound;
+        let mut found = find(&self.file, self.index.bytes + 1, self.file_bytes, &offsets)
+            .map_err(LogError::of("cannot read", &path))?
+            .map(|place| (path.clone(), place));
+        for (at, &base) in later.iter().enumerate() {
+            if found.is_some() {
+                break;
+            }
+            let bound = later.get(at + 1).copied().unwrap_or(i64::MAX);
+            let path = segment_path(dir, base);
+            let failed = |error| LogError::of("cannot read", &path)(error);
+            let file = LogFile::open(path.clone()).map_err(failed)?;
+            let bytes = file.bytes().map_err(failed)?;
+            let place = find(&file, 0, bytes, &(base..bound)).map_err(failed)?;
+            found = place.map(|place| (path, place));
         }
-        self.sync(dir)?;
-        IndexFile::encode(index, producers)
-            .and_then(|encoded| IndexFile::store(dir, self.base, &encoded))
-            .map_err(LogError::of("cannot write", &index_path(dir, self.base)))
+        match found {
+            None => Ok(()),
+            Some((next_path, next)) => Err(LogError::Damaged(Damage::Inside {
+                path,
+                position: self.index.bytes,
+                offset: self.index.next_offset,
+                next_path,
+                next_position: next.position,
+                next_offset: next.offset,
+            })),
+        }
     }
 
     /// Cuts what follows the last whole batch.
-    fn cut(&self, dir: &Path, index: &SegmentIndex) -> Result<(), LogError> {
-        if index.bytes == self.file_bytes {
+    fn cut(&self, dir: &Path) -> Result<(), LogError> {
+        if self.index.bytes == self.file_bytes {
             return Ok(());
         }
-        let path = segment_path(dir, self.base);
+        let path = segment_path(dir, self.index.base);
         tracing::warn!(
             path = %path.display(),
-            cut_bytes = self.file_bytes - index.bytes,
-            next_offset = index.next_offset,
+            cut_bytes = self.file_bytes - self.index.bytes,
+            next_offset = self.index.next_offset,
             "cut a torn tail"
         );
         self.file
-            .set_len(index.bytes)
+            .cut(self.index.bytes)
             .map_err(LogError::of("cannot cut", &path))
     }
 
-    fn sync(&self, dir: &Path) -> Result<(), LogError> {
-        let path = segment_path(dir, self.base);
+    /// Writes again, and syncs, what is not known to be synced.
+    fn write_again(&self, synced_end: Option<i64>) -> Result<(), LogError> {
+        let index = &self.index;
+        let synced_end = synced_end.unwrap_or(0).max(index.base);
+        if synced_end >= index.next_offset {
+            return Ok(());
+        }
+        let (from, _) = index.place_before(synced_end);
         self.file
-            .sync_data()
-            .map_err(LogError::of("cannot sync", &path))
+            .rewrite(from, index.bytes)
+            .map_err(LogError::of("cannot write again", self.file.path()))
     }
+
+    /// Gives a closed segment the index that it lacks. It can do without.
+    fn store_index(&self, dir: &Path) -> Result<(), LogError> {
+        let path = index_path(dir, self.index.base);
+        let stored = IndexFile::encode(&self.index, &self.producers)
+            .and_then(|encoded| IndexFile::store(dir, self.index.base, &encoded));
+        match stored {
+            Err(error) if is_full(&error) => {
+                tracing::warn!(path = %path.display(), %error, "no room for the index of a closed segment");
+                Ok(())
+            }
+            stored => stored.map_err(LogError::of("cannot write", &path)),
+        }
+    }
+}
+
+/// Removes a segment that holds nothing valid and lies behind a torn tail.
+fn remove_empty(dir: &Path, base: i64) -> Result<(), LogError> {
+    let path = segment_path(dir, base);
+    tracing::warn!(path = %path.display(), "removed a segment without a valid batch behind a torn tail");
+    fs::remove_file(&path).map_err(LogError::of("cannot remove", &path))
 }

@@ -13,7 +13,7 @@ const SHOW_EVERY: Duration = Duration::from_secs(1);
 /// A metric, and where the broker counts it.
 type Counted<K> = (Metric<K>, fn(&Stats) -> u64);
 
-static COUNTERS: [Counted<Counter>; 11] = [
+static COUNTERS: [Counted<Counter>; 13] = [
     (
         Metric::new(
             "waybill_broker_received_bytes_total",
@@ -93,6 +93,22 @@ static COUNTERS: [Counted<Counter>; 11] = [
             [],
         ),
         |s| s.malformed,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_damaged_batches_total",
+            "Record batches that were found to be damaged on disk when they were read",
+            [],
+        ),
+        |s| s.damaged_batches,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_disk_full_total",
+            "Record batches that were refused because the disk is full",
+            [],
+        ),
+        |s| s.disk_full,
     ),
 ];
 

@@ -33,7 +33,7 @@ pub(super) async fn broker(
     broker_config.topic_defaults.segment_bytes = settings.segment_bytes.as_u64();
     let broker = Broker::start(broker_config)
         .await
-        .map_err(broker_not_started)?;
+        .map_err(|error| broker_not_started(config, error))?;
     let (address, logs) = (broker.address(), broker.logs());
     running.spawn(Stage::Broker, "broker", |stop| async move {
         tokio::select! {
@@ -49,12 +49,19 @@ pub(super) async fn broker(
 }
 
 /// What the broker lacks, with the flag that names another.
-fn broker_not_started(error: StartError) -> anyhow::Error {
+fn broker_not_started(config: &Config, error: StartError) -> anyhow::Error {
     let hint = match &error {
-        StartError::Listen { .. } => " (--broker-listen; does another Waybill run?)",
-        StartError::Locked { .. } => " (--data-dir; another Waybill runs on it)",
-        StartError::DataDir { .. } => " (--data-dir)",
-        StartError::Open { .. } => "",
+        StartError::Listen { .. } => " (--broker-listen; does another Waybill run?)".to_owned(),
+        StartError::Locked { .. } => " (--data-dir; another Waybill runs on it)".to_owned(),
+        StartError::DataDir { .. } => " (--data-dir)".to_owned(),
+        StartError::Damaged {
+            topic, partition, ..
+        } => format!(
+            "; to see what a repair would drop, run: waybill broker repair --data-dir {} --topic {topic} --partition \
+             {partition}",
+            config.data_dir.display()
+        ),
+        StartError::Open { .. } => String::new(),
     };
     anyhow::Error::from(error).context(format!("the embedded broker cannot be started{hint}"))
 }
@@ -97,6 +104,8 @@ pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Resu
 
 #[cfg(test)]
 mod tests {
+    use waybill_broker::Damage;
+
     use super::*;
 
     #[test]
@@ -105,16 +114,35 @@ mod tests {
             address: ([127, 0, 0, 1], 9092).into(),
             source,
         };
+        let mut config = Config::default();
+        config.data_dir = PathBuf::from("d");
         let taken = std::io::ErrorKind::AddrInUse.into();
-        let told = format!("{:#}", broker_not_started(listen(taken)));
+        let told = format!("{:#}", broker_not_started(&config, listen(taken)));
         assert!(
             told.starts_with("the embedded broker cannot be started (--broker-listen; "),
             "{told}"
         );
         assert!(told.contains("cannot listen on 127.0.0.1:9092"), "{told}");
         let path = PathBuf::from("d/broker");
-        let told = broker_not_started(StartError::Locked { path }).to_string();
+        let told = broker_not_started(&config, StartError::Locked { path }).to_string();
         assert!(told.contains("(--data-dir; "), "{told}");
+        let damaged = StartError::Damaged {
+            topic: "t".to_owned(),
+            partition: 3,
+            damage: Damage::Short {
+                path: PathBuf::from("d/broker/logs/t/3/0.log"),
+                position: 7,
+                offset: 20,
+                synced_end: 30,
+            },
+        };
+        let told = format!("{:#}", broker_not_started(&config, damaged));
+        for named in [
+            "waybill broker repair --data-dir d --topic t --partition 3",
+            "0.log ends at byte 7, before offset 20",
+        ] {
+            assert!(told.contains(named), "{named}: {told}");
+        }
         let told = services_not_started(ServicesError::Listen {
             address: ([127, 0, 0, 1], 8082).into(),
             source: std::io::ErrorKind::AddrInUse.into(),

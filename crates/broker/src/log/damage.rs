@@ -1,0 +1,55 @@
+//! What is said of a log that is not as it was written.
+
+use std::path::PathBuf;
+
+/// Why a log is refused at the start: to go on would lose records that may have been acknowledged.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Damage {
+    /// Valid records follow on damaged or missing ones, so that this is no write that was cut short.
+    #[error(
+        "{} is damaged at byte {position}: records from offset {offset} on are unreadable or missing, but valid \
+         ones follow from offset {next_offset} (byte {next_position} of {})",
+        path.display(), next_path.display()
+    )]
+    Inside {
+        /// The segment's file.
+        path: PathBuf,
+        /// Where in it the first damaged batch begins, or it ends too early.
+        position: u64,
+        /// The first offset that cannot be read.
+        offset: i64,
+        /// The file with the next valid batch.
+        next_path: PathBuf,
+        /// Where in it that batch begins.
+        next_position: u64,
+        /// Its first offset.
+        next_offset: i64,
+    },
+    /// The log ends before what is known to have been synced.
+    #[error(
+        "{} ends at byte {position}, before offset {offset}, but records up to offset {synced_end} were synced to disk",
+        path.display()
+    )]
+    Short {
+        /// The last segment's file.
+        path: PathBuf,
+        /// How many bytes of it are valid.
+        position: u64,
+        /// The first offset that is missing.
+        offset: i64,
+        /// The first offset that need not be there.
+        synced_end: i64,
+    },
+}
+
+/// A batch that was found to be damaged when it was read.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the record batch with offset {offset} at byte {position} of {} is damaged", path.display())]
+pub struct DamagedBatch {
+    /// The segment's file.
+    pub path: PathBuf,
+    /// Where in it the batch begins.
+    pub position: u64,
+    /// The first offset that cannot be read.
+    pub offset: i64,
+}

@@ -1,0 +1,237 @@
+//! Making a damaged log usable again, knowingly: what is damaged is dropped, and everything valid is kept.
+//!
+//! What must hold:
+//!
+//! * **Nothing happens by itself.** A plan says what would be dropped; only [`Repair::apply`] changes files.
+//! * **No offset is given out twice.** In the place of lost records stands a batch without records that spans their
+//!   offsets, as in a compacted log: consumers go on behind it.
+//! * **Damaged bytes are kept aside** in files of their own, before the log is changed.
+//! * **A repair that is cut short harms nothing**: a segment is replaced as a whole, and the next try finds what is left.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use super::batch::filler;
+use super::disk::{LogFile, sync_dir};
+use super::scan::{Place, find, walk};
+use super::segment::{LogError, index_path, list_segments, segment_path};
+
+/// Bytes copied at a time.
+const COPY_BYTES: usize = 1 << 20;
+
+/// What is dropped of a segment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Dropped {
+    /// The segment's file.
+    pub(crate) path: PathBuf,
+    /// The bytes that are no valid batches; none where the file lacks something.
+    pub(crate) bytes: Range<u64>,
+    /// The offsets that are lost with them.
+    pub(crate) offsets: Range<i64>,
+}
+
+/// A part of a segment.
+#[derive(Debug)]
+enum Piece {
+    Kept(Range<u64>),
+    Dropped(Dropped),
+}
+
+/// How a segment is made usable.
+#[derive(Debug)]
+struct Segment {
+    base: i64,
+    file: LogFile,
+    pieces: Vec<Piece>,
+}
+
+/// How a partition's log is made usable.
+#[derive(Debug)]
+pub(crate) struct Repair {
+    dir: PathBuf,
+    segments: Vec<Segment>,
+}
+
+impl Repair {
+    /// Reads the whole log in `dir` and plans what to drop. Changes nothing.
+    pub(crate) fn plan(dir: &Path, synced_end: Option<i64>) -> Result<Self, LogError> {
+        let mut plan = Self {
+            dir: dir.to_owned(),
+            segments: Vec::new(),
+        };
+        let mut bases = match list_segments(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            bases => bases.map_err(LogError::of("cannot list", dir))?,
+        };
+        // A start removes what lies behind a torn tail and holds nothing.
+        while let [.., before, last] = bases[..]
+            && before < last
+            && synced_end.is_none_or(|end| end <= last)
+            && holds_nothing(dir, last)?
+        {
+            bases.pop();
+        }
+        if bases.is_empty() && synced_end.is_some_and(|end| end > 0) {
+            bases.push(0);
+        }
+        for (at, &base) in bases.iter().enumerate() {
+            let next_base = bases.get(at + 1).copied();
+            plan.segments
+                .push(Segment::plan(dir, base, next_base, synced_end)?);
+        }
+        Ok(plan)
+    }
+
+    /// What is dropped.
+    pub(crate) fn dropped(&self) -> impl Iterator<Item = &Dropped> {
+        self.segments.iter().flat_map(Segment::dropped)
+    }
+
+    /// Drops it. The damaged bytes are kept in files in `aside`, whose names are `base offset-position.damaged`.
+    pub(crate) fn apply(&self, aside: &Path) -> Result<(), LogError> {
+        for segment in &self.segments {
+            if segment.dropped().next().is_none() {
+                continue;
+            }
+            segment
+                .keep_aside(aside)
+                .map_err(LogError::of("cannot keep damaged bytes in", aside))?;
+            segment
+                .replace(&self.dir)
+                .map_err(LogError::of("cannot replace", segment.file.path()))?;
+            tracing::warn!(path = %segment.file.path().display(), "repaired a segment");
+        }
+        Ok(())
+    }
+}
+
+impl Segment {
+    fn plan(
+        dir: &Path,
+        base: i64,
+        next_base: Option<i64>,
+        synced_end: Option<i64>,
+    ) -> Result<Self, LogError> {
+        let path = segment_path(dir, base);
+        let failed = |error| LogError::of("cannot read", &path)(error);
+        let file = match LogFile::open(path.clone()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::create_dir_all(dir).map_err(failed)?;
+                LogFile::open_or_create(path.clone()).map_err(failed)?
+            }
+            file => file.map_err(failed)?,
+        };
+        let end = file.bytes().map_err(failed)?;
+        let bound = next_base.unwrap_or(i64::MAX);
+        let mut pieces = Vec::new();
+        let mut at = Place {
+            position: 0,
+            offset: base,
+        };
+        let drop = |bytes: Range<u64>, offsets: Range<i64>| {
+            Piece::Dropped(Dropped {
+                path: path.clone(),
+                bytes,
+                offsets,
+            })
+        };
+        loop {
+            let reached = walk(&file, at, end, |_| {}).map_err(failed)?;
+            pieces.push(Piece::Kept(at.position..reached.position));
+            at = reached;
+            let offsets = at.offset..bound;
+            let next = find(&file, at.position + 1, end, &offsets).map_err(failed)?;
+            let Some(next) = next else {
+                break;
+            };
+            pieces.push(drop(at.position..next.position, at.offset..next.offset));
+            at = next;
+        }
+        let until = next_base.unwrap_or_else(|| synced_end.unwrap_or(at.offset).max(at.offset));
+        if until > at.offset || (next_base.is_some() && at.position < end) {
+            pieces.push(drop(at.position..end, at.offset..until));
+        } else {
+            // A torn tail, which a start cuts.
+            pieces.push(Piece::Kept(at.position..end));
+        }
+        Ok(Self { base, file, pieces })
+    }
+
+    fn dropped(&self) -> impl Iterator<Item = &Dropped> {
+        self.pieces.iter().filter_map(|piece| match piece {
+            Piece::Dropped(dropped) => Some(dropped),
+            Piece::Kept(_) => None,
+        })
+    }
+
+    fn keep_aside(&self, aside: &Path) -> io::Result<()> {
+        for dropped in self.dropped().filter(|dropped| !dropped.bytes.is_empty()) {
+            fs::create_dir_all(aside)?;
+            let path = aside_path(aside, dropped);
+            let mut file = File::create(&path)?;
+            self.copy(dropped.bytes.clone(), &mut file)?;
+            file.sync_all()?;
+            sync_dir(aside)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is kept to a new file, which then takes the place of the old one.
+    fn replace(&self, dir: &Path) -> io::Result<()> {
+        let path = segment_path(dir, self.base);
+        let repaired = path.with_extension("log.repaired");
+        let mut file = File::create(&repaired)?;
+        for piece in &self.pieces {
+            match piece {
+                Piece::Kept(bytes) => self.copy(bytes.clone(), &mut file)?,
+                Piece::Dropped(dropped) => {
+                    let mut first = dropped.offsets.start;
+                    while first < dropped.offsets.end {
+                        let last = (dropped.offsets.end - 1).min(first + i64::from(i32::MAX));
+                        file.write_all(&filler(first, last))?;
+                        first = last + 1;
+                    }
+                }
+            }
+        }
+        file.sync_all()?;
+        match fs::remove_file(index_path(dir, self.base)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::rename(&repaired, &path)?;
+        sync_dir(dir)
+    }
+
+    fn copy(&self, bytes: Range<u64>, to: &mut File) -> io::Result<()> {
+        let mut buffer = vec![0; COPY_BYTES];
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let left = usize::try_from(bytes.end - at).unwrap_or(usize::MAX);
+            let piece = &mut buffer[..left.min(COPY_BYTES)];
+            self.file.read_exact_at(piece, at)?;
+            to.write_all(piece)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Where the bytes go that are dropped.
+pub(crate) fn aside_path(aside: &Path, dropped: &Dropped) -> PathBuf {
+    let base = dropped.path.file_stem().unwrap_or_default();
+    let name = format!("{}-{}.damaged", base.display(), dropped.bytes.start);
+    aside.join(name)
+}
+
+/// Whether there is no valid batch in a segment.
+fn holds_nothing(dir: &Path, base: i64) -> Result<bool, LogError> {
+    let path = segment_path(dir, base);
+    let failed = |error| LogError::of("cannot read", &path)(error);
+    let file = LogFile::open(path.clone()).map_err(failed)?;
+    let end = file.bytes().map_err(failed)?;
+    let found = find(&file, 0, end, &(base..i64::MAX)).map_err(failed)?;
+    Ok(found.is_none())
+}

@@ -1,0 +1,249 @@
+//! Reading a segment batch by batch, and looking for the next valid batch behind a damaged one.
+
+use std::io;
+use std::ops::Range;
+
+use super::batch::{BatchHeader, HEADER_BYTES};
+use super::damage::DamagedBatch;
+use super::disk::LogFile;
+use super::producers::Producers;
+use super::segment::SegmentIndex;
+
+/// Bytes read at a time, unless a batch is larger.
+const READ_BYTES: usize = 1 << 20;
+/// Where the message format's number lies in a batch.
+const MAGIC_AT: usize = 16;
+/// How often the searched bytes may be gone over for checksums. Bytes that look like the fronts of very many large
+/// batches are taken for one, which refuses the log.
+const CHECKS_PER_BYTE: u64 = 16;
+
+/// A place in a segment between two batches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    /// In bytes.
+    pub(super) position: u64,
+    /// The first offset behind it.
+    pub(super) offset: i64,
+}
+
+/// Reads a segment from its start, and stops at the first batch that is torn or damaged.
+pub(super) fn scan(
+    file: &LogFile,
+    base: i64,
+    file_bytes: u64,
+    producers: &mut Producers,
+    producers_max: usize,
+) -> io::Result<SegmentIndex> {
+    let mut index = SegmentIndex::new(base);
+    let start = Place {
+        position: 0,
+        offset: base,
+    };
+    walk(file, start, file_bytes, |header| {
+        index.push(header, header.base_offset);
+        producers.record(header, header.base_offset, producers_max);
+    })?;
+    Ok(index)
+}
+
+/// Reads the first `bytes` of a segment, which are whole batches, and answers with the first one that is damaged.
+pub(crate) fn verify(file: &LogFile, base: i64, bytes: u64) -> io::Result<Option<DamagedBatch>> {
+    let start = Place {
+        position: 0,
+        offset: base,
+    };
+    let end = walk(file, start, bytes, |_| {})?;
+    Ok((end.position < bytes).then(|| DamagedBatch {
+        path: file.path().to_owned(),
+        position: end.position,
+        offset: end.offset,
+    }))
+}
+
+/// Reads the batches from `start` to `end`, checks each, and hands on their headers. Answers with the place behind the
+/// last one that is valid and follows on the one before.
+pub(super) fn walk(
+    file: &LogFile,
+    start: Place,
+    end: u64,
+    mut each: impl FnMut(&BatchHeader),
+) -> io::Result<Place> {
+    let mut at = start;
+    let mut buffer = vec![0; READ_BYTES];
+    // The part of `buffer` that holds the file's bytes from `at` on.
+    let (mut from, mut filled) = (0, 0);
+    loop {
+        let header = BatchHeader::read(&buffer[from..filled]);
+        let left = end.saturating_sub(at.position);
+        if let Some(header) = header {
+            let last_offset = header.last_offset().unwrap_or(i64::MAX);
+            if !header.is_stored_at(at.offset) || header.bytes as u64 > left {
+                return Ok(at);
+            }
+            if header.bytes <= filled - from {
+                if !header.is_intact(&buffer[from..]) {
+                    return Ok(at);
+                }
+                each(&header);
+                from += header.bytes;
+                at.position += header.bytes as u64;
+                at.offset = last_offset + 1;
+                continue;
+            }
+        } else if filled - from >= HEADER_BYTES {
+            return Ok(at);
+        }
+        let wanted = header.map_or(HEADER_BYTES, |header| header.bytes);
+        if wanted as u64 > left {
+            return Ok(at);
+        }
+        buffer.copy_within(from..filled, 0);
+        filled -= from;
+        from = 0;
+        if buffer.len() < wanted {
+            buffer.resize(wanted, 0);
+        }
+        let take = buffer
+            .len()
+            .min(usize::try_from(left).unwrap_or(usize::MAX));
+        let read = file.read_at(&mut buffer[filled..take], at.position + filled as u64)?;
+        if read == 0 {
+            return Ok(at);
+        }
+        filled += read;
+    }
+}
+
+/// The first valid batch that begins at `from` or behind it and lies before `end`, with a first offset in `offsets`.
+/// Every byte is tried: what leads to it may be damaged.
+pub(super) fn find(
+    file: &LogFile,
+    from: u64,
+    end: u64,
+    offsets: &Range<i64>,
+) -> io::Result<Option<Place>> {
+    let mut budget = end.saturating_sub(from).saturating_mul(CHECKS_PER_BYTE);
+    let mut buffer = vec![0; READ_BYTES];
+    let mut large = Vec::new();
+    let mut start = from;
+    while start + HEADER_BYTES as u64 <= end {
+        let left = usize::try_from(end - start).unwrap_or(usize::MAX);
+        let take = buffer.len().min(left);
+        file.read_exact_at(&mut buffer[..take], start)?;
+        let last = take - HEADER_BYTES;
+        for at in 0..=last {
+            if buffer[at + MAGIC_AT] != 2 {
+                continue;
+            }
+            let Some(header) = BatchHeader::read(&buffer[at..take]) else {
+                continue;
+            };
+            if !offsets.contains(&header.base_offset)
+                || !header.is_stored_at(header.base_offset)
+                || header.bytes > left - at
+            {
+                continue;
+            }
+            let position = start + at as u64;
+            let is_whole = match budget.checked_sub(header.bytes as u64) {
+                None => true,
+                Some(rest) if header.bytes <= take - at => {
+                    budget = rest;
+                    header.is_intact(&buffer[at..take])
+                }
+                Some(rest) => {
+                    budget = rest;
+                    large.resize(header.bytes, 0);
+                    file.read_exact_at(&mut large, position)?;
+                    header.is_intact(&large)
+                }
+            };
+            if is_whole {
+                let offset = header.base_offset;
+                return Ok(Some(Place { position, offset }));
+            }
+        }
+        start += last as u64 + 1;
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::segment::tests::filled_segment;
+    use super::*;
+
+    #[test]
+    fn a_scan_finds_what_was_appended() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, index, producers) = filled_segment(dir.path(), 20_000);
+        let mut found = Producers::default();
+        let scanned = scan(&file, 100, index.bytes, &mut found, 10).unwrap();
+        assert_eq!(scanned, index);
+        assert_eq!(found, producers);
+        let far = index.place_before(100 + 2 * 19_999);
+        assert!(
+            far.0 > index.bytes - (20 << 10),
+            "its index is sparse: {far:?}"
+        );
+    }
+
+    #[test]
+    fn a_scan_stops_at_the_last_whole_batch_wherever_the_file_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, index, _) = filled_segment(dir.path(), 3);
+        let batch_bytes = index.bytes / 3;
+        for end in 0..index.bytes {
+            let scanned = scan(&file, 100, end, &mut Producers::default(), 10).unwrap();
+            assert_eq!(
+                scanned.bytes,
+                end / batch_bytes * batch_bytes,
+                "cut at {end}"
+            );
+        }
+    }
+
+    #[test]
+    fn whatever_bit_of_a_batch_is_damaged_the_scan_stops_there_and_the_next_batch_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, index, _) = filled_segment(dir.path(), 5);
+        let batch_bytes = index.bytes / 5;
+        let whole = std::fs::read(file.path()).unwrap();
+        for at in 2 * batch_bytes..3 * batch_bytes {
+            let mut bad = whole.clone();
+            bad[at as usize] ^= 0x10;
+            let path = dir.path().join("bad");
+            std::fs::write(&path, &bad).unwrap();
+            let file = LogFile::open(path).unwrap();
+            let scanned = scan(&file, 100, index.bytes, &mut Producers::default(), 10).unwrap();
+            assert_eq!(scanned.bytes, 2 * batch_bytes, "byte {at}");
+            let next = find(&file, scanned.bytes + 1, index.bytes, &(104..i64::MAX)).unwrap();
+            let expected = Place {
+                position: 3 * batch_bytes,
+                offset: 106,
+            };
+            assert_eq!(next, Some(expected), "byte {at}");
+        }
+        let torn = find(&file, 4 * batch_bytes + 1, index.bytes, &(108..i64::MAX)).unwrap();
+        assert_eq!(torn, None);
+    }
+
+    #[test]
+    fn bytes_that_look_like_many_large_batches_are_gone_over_a_few_times_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, index, _) = filled_segment(dir.path(), 1);
+        let front = std::fs::read(file.path()).unwrap()[..HEADER_BYTES].to_vec();
+        let path = dir.path().join("fronts");
+        let count = 4_096;
+        let mut fronts = front.repeat(count);
+        let bytes = fronts.len();
+        for (n, front) in fronts.chunks_exact_mut(HEADER_BYTES).enumerate() {
+            let length = (bytes - n * HEADER_BYTES - 12) as i32;
+            front[8..12].copy_from_slice(&length.to_be_bytes());
+        }
+        std::fs::write(&path, &fronts).unwrap();
+        let file = LogFile::open(path).unwrap();
+        let found = find(&file, 1, bytes as u64, &(100..i64::MAX)).unwrap();
+        assert!(found.is_some(), "it is taken for a batch: {index:?}");
+    }
+}

@@ -1,0 +1,166 @@
+//! How far each partition is known to be synced, kept over restarts.
+//!
+//! What must hold: **it may lag, but it never leads.** An end is noted after the sync that it tells of has succeeded.
+//! It is stored within [`STORE_EVERY`] of that, and at an orderly shutdown, and never on the path of a produce
+//! request. So of a log that lost its end, all is noticed but the loss of what was acknowledged in the last second
+//! before the broker died.
+//!
+//! On disk: two files that are written in turn, each with a number that rises and a checksum. A file that was being
+//! written when the machine died is not taken, and the other one is only older.
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::locked;
+
+/// Within which time an end is stored.
+pub(crate) const STORE_EVERY: Duration = Duration::from_secs(1);
+
+const NAMES: [&str; 2] = ["synced-0", "synced-1"];
+const MAGIC: &[u8; 8] = b"WBSYNCD1";
+
+/// A partition: its topic's id and its number.
+pub(crate) type Key = ([u8; 16], i32);
+
+/// The ends of all partitions.
+pub(crate) struct SyncedEnds {
+    dir: PathBuf,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    ends: HashMap<Key, i64>,
+    /// The number of the newest file.
+    number: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    number: u64,
+    ends: Vec<(Key, i64)>,
+}
+
+impl SyncedEnds {
+    /// Reads what is stored in `dir`; none where nothing can be read.
+    pub(crate) fn load(dir: &Path) -> Self {
+        let newest = NAMES
+            .iter()
+            .filter_map(|name| decode(&fs::read(dir.join(name)).ok()?))
+            .max_by_key(|stored| stored.number);
+        let table = newest.map_or_else(Table::default, |stored| Table {
+            ends: stored.ends.into_iter().collect(),
+            number: stored.number,
+        });
+        Self {
+            dir: dir.to_owned(),
+            table: Mutex::new(table),
+        }
+    }
+
+    /// The end that is known of a partition; `None` if nothing is known of it.
+    pub(crate) fn of(&self, key: Key) -> Option<i64> {
+        locked(&self.table).ends.get(&key).copied()
+    }
+
+    /// Notes that everything of a partition below `end` is synced.
+    pub(crate) fn note(&self, key: Key, end: i64) {
+        let mut table = locked(&self.table);
+        let known = table.ends.entry(key).or_insert(end);
+        *known = end.max(*known);
+    }
+
+    /// Forgets the partitions that are not `kept`.
+    pub(crate) fn retain(&self, kept: impl Fn(&Key) -> bool) {
+        locked(&self.table).ends.retain(|key, _| kept(key));
+    }
+
+    /// Stores what was noted; durable when it returns. After an error the newest ends are not stored, which the next
+    /// call makes good.
+    pub(crate) fn store(&self) -> io::Result<()> {
+        let mut table = locked(&self.table);
+        let number = table.number + 1;
+        let stored = Stored {
+            number,
+            ends: table.ends.iter().map(|(&key, &end)| (key, end)).collect(),
+        };
+        let body = postcard::to_stdvec(&stored).map_err(io::Error::other)?;
+        let mut bytes = Vec::with_capacity(body.len() + 16);
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&crc32c::crc32c(&body).to_le_bytes());
+        bytes.extend_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
+        bytes.extend_from_slice(&body);
+        // The other file, which is the older one. It is written over and not made anew: it keeps its space.
+        let path = self.dir.join(NAMES[usize::from(number % 2 == 1)]);
+        let is_new = !path.exists();
+        let mut options = OpenOptions::new();
+        let file = options
+            .create(true)
+            .write(true)
+            .truncate(false)
+            .open(&path)?;
+        file.write_all_at(&bytes, 0)?;
+        file.sync_data()?;
+        if is_new {
+            File::open(&self.dir)?.sync_all()?;
+        }
+        table.number = number;
+        Ok(())
+    }
+}
+
+fn decode(bytes: &[u8]) -> Option<Stored> {
+    let (sum, rest) = bytes.strip_prefix(MAGIC)?.split_first_chunk()?;
+    let (length, rest) = rest.split_first_chunk()?;
+    let body = rest.get(..u32::from_le_bytes(*length) as usize)?;
+    if crc32c::crc32c(body) != u32::from_le_bytes(*sum) {
+        return None;
+    }
+    postcard::from_bytes(body).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_torn_file_leaves_the_older_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = ([1; 16], 3);
+        let ends = SyncedEnds::load(dir.path());
+        assert_eq!(ends.of(key), None);
+        for end in [10, 20, 15] {
+            ends.note(key, end);
+            ends.store().unwrap();
+        }
+        assert_eq!(SyncedEnds::load(dir.path()).of(key), Some(20));
+        ends.note(key, 30);
+        ends.store().unwrap();
+        // The fourth is in the first file.
+        let newest = dir.path().join(NAMES[0]);
+        let whole = fs::read(&newest).unwrap();
+        for cut in 0..whole.len() {
+            fs::write(&newest, &whole[..cut]).unwrap();
+            assert_eq!(
+                SyncedEnds::load(dir.path()).of(key),
+                Some(20),
+                "cut at {cut}"
+            );
+        }
+        for at in 0..whole.len() {
+            let mut bad = whole.clone();
+            bad[at] ^= 1;
+            fs::write(&newest, &bad).unwrap();
+            assert_eq!(SyncedEnds::load(dir.path()).of(key), Some(20), "byte {at}");
+        }
+        fs::write(&newest, &whole).unwrap();
+        assert_eq!(SyncedEnds::load(dir.path()).of(key), Some(30));
+    }
+}

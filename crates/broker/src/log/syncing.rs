@@ -1,0 +1,220 @@
+//! Syncing a partition, and what follows on that: who waits is answered, closed segments are indexed, and how far it is
+//! synced is noted.
+//!
+//! What must hold:
+//!
+//! * **One thread syncs a file.** Files of a topic that is synced, and those that the sync thread has ever synced, are
+//!   its own until they are durable; then the closing thread indexes them. It syncs those that are left.
+//! * **What was not synced is never shown** to the readers of a topic that is synced.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::disk::{LogFile, is_full, sync_dir};
+use super::partition::{Condition, Partition};
+use super::producers::Producers;
+use super::segment::{IndexFile, LogError, SegmentIndex};
+use crate::locked;
+
+/// A segment that was closed and needs its index file.
+pub(crate) struct Closing {
+    pub(crate) partition: Arc<Partition>,
+    segment: Unindexed,
+    /// Whether the sync thread has synced it.
+    is_synced: bool,
+}
+
+/// What a closed segment's index is made of.
+pub(super) struct Unindexed {
+    pub(super) file: Arc<LogFile>,
+    pub(super) index: SegmentIndex,
+    pub(super) producers: Producers,
+}
+
+/// Why a closed segment has no index yet.
+#[derive(Debug)]
+pub(crate) enum NotClosed {
+    /// There is no room for it: it can be tried again.
+    Full(io::Error),
+    /// The partition went offline.
+    Failed,
+}
+
+/// What one sync of a partition covers.
+pub(crate) struct SyncJob {
+    closed: Vec<Unindexed>,
+    active: Arc<LogFile>,
+    names: Option<PathBuf>,
+    up_to: i64,
+    /// Whether everything below `up_to` is durable then.
+    is_all: bool,
+}
+
+impl SyncJob {
+    /// Syncs it.
+    pub(crate) fn run(&self) -> io::Result<()> {
+        for segment in &self.closed {
+            segment.file.sync()?;
+        }
+        self.active.sync()?;
+        self.names.as_deref().map_or(Ok(()), sync_dir)
+    }
+}
+
+impl Partition {
+    /// Waits until the log is synced up to `offset`; `false` if that can no longer happen.
+    pub(crate) async fn synced(&self, offset: i64) -> bool {
+        loop {
+            let notified = self.synced.notified();
+            let mut notified = std::pin::pin!(notified);
+            notified.as_mut().enable();
+            if self.high_watermark() >= offset {
+                return true;
+            }
+            if self.condition() != Condition::Online {
+                return false;
+            }
+            notified.await;
+        }
+    }
+
+    /// The sync thread takes what has to be synced.
+    pub(crate) fn begin_sync(&self) -> SyncJob {
+        self.sync_asked.store(false, Ordering::SeqCst);
+        let mut log = locked(&self.log);
+        log.is_sync_threads = true;
+        SyncJob {
+            closed: std::mem::take(&mut log.unsynced_segments),
+            active: Arc::clone(&log.file),
+            names: std::mem::take(&mut log.unsynced_names).then(|| self.dir.clone()),
+            up_to: log.active.next_offset,
+            is_all: log.closing_unsynced == 0,
+        }
+    }
+
+    /// The sync thread is done with a job of this partition.
+    pub(crate) fn end_sync(self: &Arc<Self>, job: SyncJob, result: io::Result<()>) {
+        match result {
+            // After a failed sync a later one may succeed without having written what was lost.
+            Ok(()) if self.condition() != Condition::Online => {}
+            Ok(()) => {
+                self.visible.fetch_max(job.up_to, Ordering::AcqRel);
+                if job.is_all {
+                    self.is_synced_to(job.up_to);
+                }
+                for segment in job.closed {
+                    self.close_segment(segment, true);
+                }
+            }
+            Err(error) => {
+                self.fail("sync", &error);
+            }
+        }
+        self.synced.notify_waiters();
+        self.wake_readers();
+    }
+
+    /// The closing thread syncs a closed segment, unless it is, and writes its index.
+    pub(crate) fn finish_closing(&self, closing: &mut Closing) -> Result<(), NotClosed> {
+        let Unindexed {
+            file,
+            index,
+            producers,
+        } = &closing.segment;
+        if self.condition() != Condition::Online {
+            return Ok(());
+        }
+        if !closing.is_synced {
+            let synced = file.sync().and_then(|()| sync_dir(&self.dir));
+            synced.map_err(|error| {
+                self.fail("sync", &error);
+                NotClosed::Failed
+            })?;
+            closing.is_synced = true;
+            locked(&self.log).closing_unsynced -= 1;
+        }
+        let stored = IndexFile::encode(index, producers).and_then(|encoded| {
+            // Under the lock, so that retention does not delete the segment in between.
+            let log = locked(&self.log);
+            let mut closed = log.closed.iter();
+            let is_kept = closed.any(|segment| segment.index.base == index.base);
+            if is_kept && self.condition() == Condition::Online {
+                IndexFile::store(&self.dir, index.base, &encoded)?;
+            }
+            Ok(())
+        });
+        match stored {
+            Ok(()) => Ok(()),
+            Err(error) if is_full(&error) => Err(NotClosed::Full(error)),
+            Err(error) => {
+                self.fail("write an index of", &error);
+                Err(NotClosed::Failed)
+            }
+        }
+    }
+
+    /// The closing thread is about to store how far the partition is synced.
+    pub(crate) fn note_end(&self) {
+        self.end_is_queued.store(false, Ordering::SeqCst);
+        if self.condition() == Condition::Online {
+            let end = self.synced_end.load(Ordering::Acquire);
+            let ends = &self.limits.syncs.ends;
+            ends.note((self.topic_id, self.index), end);
+        }
+    }
+
+    /// Everything below `end` is durable.
+    fn is_synced_to(self: &Arc<Self>, end: i64) {
+        let before = self.synced_end.fetch_max(end, Ordering::AcqRel);
+        if before < end && !self.end_is_queued.swap(true, Ordering::SeqCst) {
+            self.limits.syncs.store_end(Arc::clone(self));
+        }
+    }
+
+    /// Writes what makes the next start quick, with everything synced.
+    pub(crate) fn close(&self) -> Result<(), LogError> {
+        let log = locked(&self.log);
+        if self.condition() != Condition::Online {
+            return Ok(());
+        }
+        for segment in &log.unsynced_segments {
+            let path = segment.file.path();
+            segment
+                .file
+                .sync()
+                .map_err(LogError::of("cannot sync", path))?;
+        }
+        let path = log.file.path();
+        log.file.sync().map_err(LogError::of("cannot sync", path))?;
+        sync_dir(&self.dir).map_err(LogError::of("cannot sync", &self.dir))?;
+        self.limits
+            .syncs
+            .ends
+            .note((self.topic_id, self.index), log.active.next_offset);
+        let stored = IndexFile::encode(&log.active, &log.producers)
+            .and_then(|encoded| IndexFile::store(&self.dir, log.active.base, &encoded));
+        match stored {
+            Err(error) if is_full(&error) => {
+                tracing::warn!(topic = %self.topic, partition = self.index, %error, "no room for an index");
+                Ok(())
+            }
+            stored => stored.map_err(LogError::of("cannot write the index in", &self.dir)),
+        }
+    }
+
+    pub(super) fn close_segment(self: &Arc<Self>, segment: Unindexed, is_synced: bool) {
+        self.limits.syncs.close(Closing {
+            partition: Arc::clone(self),
+            segment,
+            is_synced,
+        });
+    }
+
+    pub(super) fn ask_for_sync(self: &Arc<Self>) {
+        if !self.sync_asked.swap(true, Ordering::SeqCst) {
+            self.limits.syncs.sync(Arc::clone(self));
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Disks that fail, and disks that are full.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use tempfile::TempDir;
+
+use super::batch::BatchHeader;
+use super::batch::tests::batch;
+use super::disk::faults::{self, Op};
+use super::*;
+use crate::TopicConfig;
+use crate::stats::Counters;
+use crate::sync::{SyncQueue, SyncThreads};
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+const EDQUOT: i32 = 122;
+const KEY: ([u8; 16], i32) = ([7; 16], 0);
+/// Longer than anything here takes; only a failing test waits for it.
+const BOUND: Duration = Duration::from_secs(60);
+
+/// A partition with the threads that serve it, in a directory of its own.
+struct Scene {
+    partition: Arc<Partition>,
+    syncs: Arc<SyncQueue>,
+    counters: Arc<Counters>,
+    _threads: SyncThreads,
+}
+
+fn synced() -> TopicConfig {
+    TopicConfig {
+        flush_messages: Some(1),
+        ..TopicConfig::default()
+    }
+}
+
+fn log_dir(dir: &TempDir) -> PathBuf {
+    dir.path().join("log")
+}
+
+impl Scene {
+    fn open(dir: &TempDir, config: TopicConfig) -> Result<Self, LogError> {
+        let counters = Arc::new(Counters::default());
+        let syncs = SyncQueue::new(Arc::clone(&counters), SyncedEnds::load(dir.path()));
+        let threads = SyncThreads::start(Arc::clone(&syncs)).unwrap();
+        let limits = Limits {
+            producers_max: 10,
+            syncs: Arc::clone(&syncs),
+        };
+        let bytes = Arc::new(AtomicU64::new(0));
+        let partition = Partition::open("t".into(), KEY, log_dir(dir), config, 0, bytes, limits)?;
+        Ok(Self {
+            partition: Arc::new(partition),
+            syncs,
+            counters,
+            _threads: threads,
+        })
+    }
+
+    fn append(&self, batch: &Bytes) -> Result<Appended, AppendError> {
+        let header = BatchHeader::of_produced(batch).unwrap();
+        self.partition.append(&header, batch)
+    }
+
+    /// Appends one record and waits until it is synced. Answers whether it is.
+    async fn produce(&self) -> Result<bool, AppendError> {
+        let appended = self.append(&one())?;
+        let Some(sync_to) = appended.sync_to else {
+            return Ok(true);
+        };
+        let synced = tokio::time::timeout(BOUND, self.partition.synced(sync_to));
+        Ok(synced.await.expect("it is told"))
+    }
+
+    fn read(&self) -> Result<usize, ReadError> {
+        let mut out = BytesMut::new();
+        self.partition.read(0, 1 << 20, true, &mut out)
+    }
+
+    async fn until_offline(&self) -> String {
+        let failed = tokio::time::timeout(BOUND, self.syncs.failed());
+        let cause = failed.await.expect("the failure is reported");
+        assert_eq!(self.partition.condition(), Condition::Offline);
+        cause
+    }
+}
+
+fn one() -> Bytes {
+    batch(-1, -1, -1, &[1])
+}
+
+/// A roll after every second batch.
+fn rolling(config: TopicConfig) -> TopicConfig {
+    TopicConfig {
+        segment_bytes: 2 * one().len() as u64,
+        ..config
+    }
+}
+
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + BOUND;
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn indexes(dir: &Path) -> usize {
+    let entries = std::fs::read_dir(dir).unwrap();
+    let names = entries.map(|entry| entry.unwrap().path());
+    names
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "index")
+        })
+        .count()
+}
+
+#[tokio::test]
+async fn a_failed_sync_takes_the_partition_offline_and_no_later_one_shows_what_it_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let scene = Scene::open(&dir, synced()).unwrap();
+    assert!(scene.produce().await.unwrap());
+    let before = scene.read().unwrap();
+    faults::plan(dir.path(), Op::Sync, EIO, 1);
+    assert!(!scene.produce().await.unwrap(), "it is not acknowledged");
+    let cause = scene.until_offline().await;
+    assert!(
+        cause.contains("cannot sync partition 0 of topic t"),
+        "{cause}"
+    );
+    assert_eq!(scene.partition.high_watermark(), 1);
+    assert!(matches!(scene.read(), Err(ReadError::Offline)));
+    let refused = scene.append(&one()).unwrap_err();
+    assert!(refused.to_string().contains("os error 5"), "{refused}");
+    // The disk would take it now.
+    scene.partition.set_config(synced());
+    let file = LogFile::open(log_dir(&dir).join("00000000000000000000.log")).unwrap();
+    file.sync().unwrap();
+    assert_eq!(scene.partition.high_watermark(), 1);
+    assert!(before > 0);
+    assert!(scene.partition.close().is_ok(), "nothing is written");
+    assert_eq!(indexes(&log_dir(&dir)), 0);
+}
+
+#[tokio::test]
+async fn a_sync_that_fails_while_a_segment_is_closed_takes_the_partition_offline() {
+    for config in [TopicConfig::default(), synced()] {
+        let dir = tempfile::tempdir().unwrap();
+        let scene = Scene::open(&dir, rolling(config)).unwrap();
+        let syncs = config.flush_messages.is_some();
+        for _ in 0..2 {
+            assert!(scene.produce().await.unwrap());
+        }
+        faults::plan(dir.path(), Op::Sync, EIO, 1);
+        assert_eq!(scene.produce().await.unwrap(), !syncs);
+        scene.until_offline().await;
+        assert!(scene.append(&one()).is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_directory_or_an_index_that_cannot_be_written_takes_the_partition_offline() {
+    for op in [Op::SyncDir, Op::Replace] {
+        for config in [TopicConfig::default(), synced()] {
+            let dir = tempfile::tempdir().unwrap();
+            let scene = Scene::open(&dir, rolling(config)).unwrap();
+            for _ in 0..2 {
+                assert!(scene.produce().await.unwrap());
+            }
+            faults::plan(dir.path(), op, EIO, 1);
+            let _ = scene.produce().await;
+            scene.until_offline().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_thread_syncs_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    faults::record(dir.path());
+    let scene = Scene::open(&dir, rolling(synced())).unwrap();
+    for n in 0..40 {
+        assert!(scene.produce().await.unwrap());
+        // The sync thread goes on with what it has begun.
+        if n == 20 {
+            scene.partition.set_config(rolling(TopicConfig::default()));
+        }
+    }
+    until("all closed segments have indexes", || {
+        indexes(&log_dir(&dir)) == 19
+    });
+    let mut threads: BTreeMap<PathBuf, BTreeSet<String>> = BTreeMap::new();
+    for (op, path, thread) in faults::recorded(dir.path()) {
+        if op == Op::Sync {
+            threads.entry(path).or_default().insert(thread);
+        }
+    }
+    assert!(threads.len() >= 19, "{threads:?}");
+    for (path, threads) in &threads {
+        assert_eq!(threads.len(), 1, "{}: {threads:?}", path.display());
+    }
+}
+
+#[tokio::test]
+async fn what_was_never_synced_is_written_again_before_it_is_visible() {
+    let dir = tempfile::tempdir().unwrap();
+    let scene = Scene::open(&dir, synced()).unwrap();
+    for _ in 0..3 {
+        assert!(scene.produce().await.unwrap());
+    }
+    faults::plan(dir.path(), Op::Sync, EIO, 1);
+    assert!(!scene.produce().await.unwrap());
+    drop(scene);
+    // The pages are clean by now: a sync alone would succeed and write nothing.
+    for op in [Op::Rewrite, Op::Sync] {
+        faults::plan(dir.path(), op, EIO, 1);
+        let refused = Scene::open(&dir, synced()).err().expect("it is not opened");
+        assert!(format!("{refused:?}").contains("code: 5"), "{refused:?}");
+    }
+    faults::record(dir.path());
+    let scene = Scene::open(&dir, synced()).unwrap();
+    let ops: Vec<_> = faults::recorded(dir.path())
+        .into_iter()
+        .map(|(op, _, _)| op)
+        .filter(|op| matches!(op, Op::Rewrite | Op::Sync))
+        .collect();
+    assert_eq!(ops, [Op::Rewrite, Op::Sync]);
+    assert_eq!(scene.partition.high_watermark(), 4);
+    assert_eq!(scene.read().unwrap(), 4 * one().len());
+    scene.partition.close().unwrap();
+    scene.syncs.ends.store().unwrap();
+    drop(scene);
+    // What is known to be synced is left alone.
+    faults::record(dir.path());
+    let scene = Scene::open(&dir, synced()).unwrap();
+    assert_eq!(scene.partition.high_watermark(), 4);
+    let recorded = faults::recorded(dir.path());
+    assert!(
+        recorded.iter().all(|(op, ..)| *op != Op::Rewrite),
+        "{recorded:?}"
+    );
+}
+
+#[tokio::test]
+async fn the_synced_end_is_stored_soon_without_a_shutdown_and_never_leads() {
+    let dir = tempfile::tempdir().unwrap();
+    let scene = Scene::open(&dir, rolling(synced())).unwrap();
+    for count in 1..=5 {
+        assert!(scene.produce().await.unwrap());
+        let stored = SyncedEnds::load(dir.path()).of(KEY).unwrap_or(0);
+        assert!(stored <= count, "{stored} of {count}");
+    }
+    until("the end is stored", || {
+        SyncedEnds::load(dir.path()).of(KEY) == Some(5)
+    });
+    faults::plan(dir.path(), Op::Sync, EIO, 1);
+    assert!(!scene.produce().await.unwrap());
+    scene.until_offline().await;
+    drop(scene);
+    assert_eq!(SyncedEnds::load(dir.path()).of(KEY), Some(5));
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_a_batch_whole_and_takes_the_next_one_when_there_is_room() {
+    for errno in [ENOSPC, EDQUOT] {
+        for config in [TopicConfig::default(), synced()] {
+            let dir = tempfile::tempdir().unwrap();
+            let scene = Scene::open(&dir, rolling(config)).unwrap();
+            let mut appended = 0;
+            // In the middle of a segment, and where one begins.
+            for op in [Op::Append, Op::Create, Op::Append] {
+                assert!(scene.produce().await.unwrap());
+                assert!(scene.produce().await.unwrap());
+                appended += 2;
+                faults::plan(dir.path(), op, errno, 2);
+                for _ in 0..2 {
+                    let refused = scene.append(&one()).unwrap_err();
+                    assert!(matches!(refused, AppendError::Full), "{refused}");
+                }
+                assert_eq!(scene.partition.condition(), Condition::Online);
+                assert_eq!(scene.partition.high_watermark(), appended);
+            }
+            assert!(scene.produce().await.unwrap());
+            appended += 1;
+            let stats = scene.counters.snapshot(0, 0);
+            assert_eq!(stats.disk_full, 6);
+            drop(scene);
+            let scene = Scene::open(&dir, config).unwrap();
+            assert_eq!(scene.partition.high_watermark(), appended);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_batch_that_cannot_be_cut_off_or_written_takes_the_partition_offline() {
+    for ops in [
+        vec![(Op::Append, EIO)],
+        vec![(Op::Append, ENOSPC), (Op::Cut, EIO)],
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let scene = Scene::open(&dir, synced()).unwrap();
+        assert!(scene.produce().await.unwrap());
+        for (op, errno) in ops {
+            faults::plan(dir.path(), op, errno, 1);
+        }
+        let refused = scene.append(&one()).unwrap_err();
+        assert!(matches!(refused, AppendError::Offline { .. }), "{refused}");
+        scene.until_offline().await;
+        drop(scene);
+        // Part of a batch is a torn tail.
+        let scene = Scene::open(&dir, synced()).unwrap();
+        assert_eq!(scene.partition.high_watermark(), 1);
+    }
+}
+
+#[tokio::test]
+async fn an_index_that_there_is_no_room_for_is_written_later_and_not_needed_at_a_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let scene = Scene::open(&dir, rolling(synced())).unwrap();
+    faults::plan(dir.path(), Op::Replace, ENOSPC, 3);
+    for _ in 0..3 {
+        assert!(scene.produce().await.unwrap());
+    }
+    until("there is an index", || indexes(&log_dir(&dir)) == 1);
+    assert_eq!(scene.partition.condition(), Condition::Online);
+    let path = log_dir(&dir).join("00000000000000000000.index");
+    std::fs::remove_file(path).unwrap();
+    faults::plan(dir.path(), Op::Replace, ENOSPC, 2);
+    scene.partition.close().unwrap();
+    drop(scene);
+    let scene = Scene::open(&dir, rolling(synced())).unwrap();
+    assert_eq!(scene.partition.high_watermark(), 3);
+}
