@@ -40,8 +40,9 @@ use crate::handler::Handler;
 use crate::metrics;
 use poller::{Poller, Signal};
 
-pub(crate) use attempt::{call_of, perform, wall_clock};
+pub(crate) use attempt::{call_of, perform};
 pub use direct::{DirectAgents, DirectConfig};
+pub(crate) use waybill_clock::wall_clock;
 
 /// Settings of the run loop.
 #[derive(Clone, Debug)]

@@ -17,6 +17,8 @@
 //! * **Requests are let in fairly.** They wait until there is room, and then go in by turns: so many expedited ones
 //!   for each ordinary one, and of each lane one of each tenant (`fair.rs`). Those of one tenant in one lane keep
 //!   their order.
+//! * **Time may go back, and stamps may not.** When the engine is told an earlier time, what was to be tried within a
+//!   while is tried within the same while from now on, and what is under way is asked for again.
 //! * **Bad input harms only itself.** The logic of one operation runs under `catch_unwind`: if it
 //!   panics, or meets a state that cannot be, that operation is parked in `Error` with the code
 //!   `internal-error`, and the partition goes on.
@@ -29,6 +31,7 @@ use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use command::{Batch, Command, Message, RowChange};
 pub use config::{
@@ -45,7 +48,7 @@ use crate::partition::fair::{FairQueue, Queued};
 use crate::partition::hasher::IdHash;
 use crate::partition::live::{Desk, Live};
 use crate::partition::load::{ForRow, Loading};
-use crate::partition::places::KeptPlaces;
+use crate::partition::places::{CLOCKS_AHEAD_MAX, KeptPlaces};
 use crate::partition::requests::RequestLog;
 use crate::partition::timers::Timers;
 use crate::record::{
@@ -69,6 +72,9 @@ mod messages;
 mod places;
 mod requests;
 mod timers;
+
+/// Time that goes back by less than this delays what waits by as much, and nothing else.
+const BACK_MIN: Duration = Duration::from_secs(1);
 
 /// The engine of one partition: a state machine over [`Event`]s without clock, I/O or randomness.
 ///
@@ -102,6 +108,8 @@ pub struct PartitionEngine {
     /// Batches that were handed over, in order.
     unsettled: VecDeque<Unsettled>,
     last_stamp: Stamp,
+    /// The latest time that it was told since time last went back.
+    latest: Timestamp,
     gates: Gates,
     /// Operations whose rows could not be read, and when the deadline index has them looked at again.
     unreadable: HashMap<OperationId, Timestamp, IdHash>,
@@ -135,6 +143,7 @@ impl PartitionEngine {
             open: OpenBatch::new(BatchNumber(0)),
             unsettled: VecDeque::new(),
             last_stamp: Stamp::default(),
+            latest: Timestamp::default(),
             gates: Gates::default(),
             unreadable: HashMap::with_hasher(IdHash::new(ownership.owner)),
             stats: EngineStats::default(),
@@ -147,6 +156,7 @@ impl PartitionEngine {
     /// Applies one event in memory. What must become of it is collected; see
     /// [`PartitionEngine::take_batch`] and [`PartitionEngine::loads`].
     pub fn apply(&mut self, event: Event, now: Timestamp) {
+        self.note_time(now);
         match event {
             Event::Request {
                 lane,
@@ -217,6 +227,7 @@ impl PartitionEngine {
 
     /// Lets requests in that wait, in their turns, while there is room. Returns what is left of it.
     pub fn admit(&mut self, mut room: Room, now: Timestamp) -> Room {
+        self.note_time(now);
         while room.operations > 0
             && room.bytes > 0
             && let Some(queued) = self.queue.pop()
@@ -270,6 +281,13 @@ impl PartitionEngine {
         self.timers.first()
     }
 
+    /// The stamp of the last batch that had rows. Stamps grow from one batch to the next, also while time goes back;
+    /// the limit has to stay ahead of them.
+    #[must_use]
+    pub fn last_stamp(&self) -> Stamp {
+        self.last_stamp
+    }
+
     /// How many agents are being spared because they would not try.
     #[must_use]
     pub fn spared_agents(&self) -> usize {
@@ -302,6 +320,33 @@ impl PartitionEngine {
         std::mem::take(&mut self.stats)
     }
 
+    /// Looks anew at everything that waits if time went back.
+    fn note_time(&mut self, now: Timestamp) {
+        let latest = self.latest;
+        if latest.since(now) < BACK_MIN {
+            self.latest = latest.max(now);
+            return;
+        }
+        self.latest = now;
+        // A new owner begins with open gates, too.
+        self.gates = Gates::default();
+        let mut live = Vec::new();
+        for (&id, slot) in &mut self.slots {
+            match slot {
+                Slot::Live(_) => live.push(id),
+                Slot::Loading(loading) => loading.since = loading.since.min(now),
+            }
+        }
+        for id in live {
+            self.with_live(id, now, |live, desk| live.time_went_back(latest, desk));
+        }
+        // Their entries of the deadline index come up too late.
+        for (&id, again) in &mut self.unreadable {
+            *again = now + self.config.unreadable_again;
+            self.open.reminders.push(id);
+        }
+    }
+
     fn request(&mut self, queued: Queued, now: Timestamp) {
         let Queued {
             lane,
@@ -317,6 +362,8 @@ impl PartitionEngine {
                     && !rerouted
                     && offset >= self.ownership.requests_end[lane]
                     && now.since(create.requested_at) < self.config.fresh_for
+                    // A request of a time that is yet to come may be of any age.
+                    && create.requested_at.since(now) <= CLOCKS_AHEAD_MAX
                     && !self
                         .kept_places
                         .may_have(create.operation, create.requested_at)

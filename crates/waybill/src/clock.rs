@@ -1,14 +1,3 @@
-//! The wall clock, as the engine's time.
+//! The clocks that every role of this process shares.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
-use waybill_engine::Timestamp;
-
-/// The time now.
-pub(crate) fn wall_clock() -> Timestamp {
-    let since_epoch = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or(Duration::ZERO)
-        .as_micros();
-    Timestamp(i64::try_from(since_epoch).unwrap_or(i64::MAX))
-}
+pub(crate) use waybill_clock::{BootTime, wall_clock};

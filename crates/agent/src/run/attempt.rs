@@ -1,24 +1,15 @@
 //! One attempt: on time, and with panics caught.
 
+use futures_util::FutureExt as _;
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
-use waybill_engine::{Action, Outcome, StepRequest, Timestamp};
+use waybill_clock::wall_clock;
+use waybill_engine::{Action, Outcome, StepRequest};
 
 use super::queue::RETRY_AFTER_MIN;
 use crate::handler::{Handler, StepCall, not_attempted, unknown};
 use crate::spans;
-
-/// The wall clock, which complete-by is measured with.
-pub(crate) fn wall_clock() -> Timestamp {
-    let since_epoch = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    Timestamp(i64::try_from(since_epoch.as_micros()).unwrap_or(i64::MAX))
-}
 
 /// A request with its deadline on the monotonic clock.
 pub(crate) fn call_of(request: StepRequest) -> StepCall {
@@ -47,7 +38,7 @@ pub(crate) async fn perform(
 }
 
 async fn perform_untraced(handler: &dyn Handler, call: &StepCall) -> Option<Outcome> {
-    if Instant::now() >= call.deadline {
+    if is_over(call) {
         return None;
     }
     // The handler's own code before its first await runs inside, too.
@@ -60,10 +51,15 @@ async fn perform_untraced(handler: &dyn Handler, call: &StepCall) -> Option<Outc
     };
     let attempt = AssertUnwindSafe(attempt).catch_unwind();
     match timeout_at(call.deadline, attempt).await {
-        Ok(Ok(outcome)) => Some(outcome).filter(|_| Instant::now() < call.deadline),
+        Ok(Ok(outcome)) => Some(outcome).filter(|_| !is_over(call)),
         Ok(Err(panic)) => Some(unknown("agent-panicked", panic_message(&*panic))),
         Err(_) => None,
     }
+}
+
+/// Whether complete-by has passed. (The runtime's timers stand still while the machine is suspended.)
+fn is_over(call: &StepCall) -> bool {
+    Instant::now() >= call.deadline || wall_clock() >= call.request.complete_by
 }
 
 /// The answer for work that is handed back because the process stops.

@@ -15,8 +15,8 @@ use waybill_kafka::{
     Producer, ProducerOptions,
 };
 
-use super::attempt::wall_clock;
 use super::offsets::{Offsets, Source};
+use waybill_clock::wall_clock;
 
 /// How long a record that was refused waits before it is sent again.
 const RESEND_PAUSE: Duration = Duration::from_secs(1);

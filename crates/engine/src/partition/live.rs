@@ -26,6 +26,7 @@ use crate::workflow::{StepSet, Workflow, Workflows};
 
 mod asked;
 mod change;
+mod time;
 
 /// About how many bytes an operation takes beside its request.
 const OPERATION_BYTES: usize = 1024;

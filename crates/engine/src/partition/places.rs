@@ -13,7 +13,7 @@ use crate::id::OperationId;
 use crate::time::Timestamp;
 
 /// How far clocks of others may be ahead, which makes their requests young for longer.
-const CLOCKS_AHEAD_MAX: Duration = Duration::from_secs(60);
+pub(super) const CLOCKS_AHEAD_MAX: Duration = Duration::from_secs(60);
 
 /// How many are remembered. Beyond that nothing that was requested before counts as young.
 const KEPT_MAX: usize = 10_000;

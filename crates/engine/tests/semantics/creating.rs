@@ -190,6 +190,19 @@ fn an_old_request_with_an_id_of_the_servers_is_looked_up_for_a_caller_may_have_r
 }
 
 #[test]
+fn a_request_of_a_time_that_is_yet_to_come_is_looked_up_for_it_may_be_of_any_age() {
+    let mut fixture = Fixture::new();
+    let mut ahead = request(id(1));
+    ahead.requested_at = T0 + ms(61_000);
+    fixture.request(ahead);
+    let mut nearly = request(id(2));
+    nearly.requested_at = T0 + ms(60_000);
+    fixture.request(nearly);
+    fixture.load();
+    assert_eq!(fixture.loaded, [id(1)]);
+}
+
+#[test]
 fn a_request_that_was_sent_home_is_looked_up_for_it_may_have_been_sent_twice() {
     let mut fixture = Fixture::new();
     fixture.request_with(request(id(1)), true);

@@ -1,7 +1,8 @@
 //! Time: retries, time-outs, hand-off, hints; and what a new owner does with what it finds.
 
 use waybill_engine::{
-    Attempt, EngineConfig, Event, Offset, Outcome, Ownership, ProcessState, StepState, Timestamp,
+    Attempt, CreateRequest, EngineConfig, Event, Offset, Outcome, Ownership, ProcessState,
+    StepState, Timestamp,
 };
 
 use crate::fixture::{
@@ -548,4 +549,108 @@ fn times_that_go_back_change_nothing_but_time() {
         fixture.rows[&id(1)].stamp > first,
         "stamps grow all the same"
     );
+}
+
+/// An hour.
+const AHEAD: u64 = 3_600_000;
+
+/// A request without a deadline.
+fn undated() -> CreateRequest {
+    CreateRequest {
+        deadline: None,
+        ..request(id(1))
+    }
+}
+
+#[test]
+fn what_was_asked_for_by_a_clock_an_hour_ahead_is_asked_for_again_when_it_is_set_right() {
+    let mut fixture = Fixture::new();
+    fixture.now = T0 + ms(AHEAD);
+    fixture.request(undated());
+    fixture.load();
+    fixture.round();
+    let stamp = fixture.rows[&id(1)].stamp;
+    fixture.now = T0;
+    fixture.apply(Event::Tick);
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Processing locked due 3610500 a:Running#1 b:NotStarted",
+            "ask a#1 by 3610000",
+        ],
+        "its agent may work until then, and its reply may be lost"
+    );
+    assert!(fixture.rows[&id(1)].stamp > stamp, "stamps never go back");
+    fixture.reply(id(1), success("a", 1));
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Processing locked due 10500 a:Completed#1 b:Running#1",
+            "ask b#1 by 10000",
+        ]
+    );
+    fixture.pass(ms(5_000));
+    let handed_off = told(&fixture.round());
+    assert_eq!(
+        handed_off[0], "index 10500",
+        "no request is held for an hour"
+    );
+}
+
+#[test]
+fn what_waits_for_its_next_attempt_does_not_wait_for_a_time_that_was_taken_back() {
+    let mut fixture = Fixture::new();
+    fixture.now = T0 + ms(AHEAD);
+    fixture.request(undated());
+    fixture.load();
+    fixture.reply(id(1), ("a".to_owned(), 1, transient()));
+    fixture.round();
+    fixture.now = T0;
+    fixture.apply(Event::Tick);
+    fixture.round();
+    fixture.pass(ms(200));
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Processing locked due 10700 a:Running#2!1 b:NotStarted",
+            "ask a#2 by 10200",
+        ]
+    );
+}
+
+#[test]
+fn an_attempt_that_was_asked_for_before_the_clock_went_ahead_loses_no_time() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.now = T0 + ms(9_000);
+    fixture.apply(Event::Tick);
+    fixture.now = T0 + ms(1_000);
+    fixture.apply(Event::Tick);
+    fixture.round();
+    let complete_by = fixture.state(id(1)).steps[0].complete_by;
+    assert_eq!(complete_by, Some(T0 + ms(11_000)), "it is asked for again");
+    fixture.pass(ms(10_500));
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).failure_count, 1);
+}
+
+#[test]
+fn an_agent_that_refused_by_a_clock_an_hour_ahead_is_not_spared_for_an_hour() {
+    let mut fixture = Fixture::new();
+    fixture.now = T0 + ms(AHEAD);
+    fixture.request(undated());
+    fixture.load();
+    let refused = Outcome::NotAttempted {
+        error: error("breaker-open"),
+        retry_after_ms: 2_000,
+    };
+    fixture.reply(id(1), ("a".to_owned(), 1, refused));
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).steps[0].attempt, Attempt(1));
+    fixture.now = T0;
+    fixture.apply(Event::Tick);
+    fixture.pass(ms(2_000));
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).steps[0].attempt, Attempt(2));
 }

@@ -46,11 +46,11 @@ struct Task {
 }
 
 impl Agents {
-    pub fn new(now: Timestamp) -> Self {
+    pub fn new() -> Self {
         Self {
             tasks: Vec::new(),
             incarnation: 0,
-            clock: Clock::new(0, now),
+            clock: Clock::new(0),
         }
     }
 

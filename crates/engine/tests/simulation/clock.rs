@@ -7,33 +7,20 @@ use waybill_engine::Timestamp;
 /// How far a process's clock may be off. The deadline index is swept with this in mind.
 pub const SKEW_MICROS: i64 = 150_000;
 
-/// A process's clock. As the scheduler's shell has it, it never goes back and never stands still.
+/// A process's clock: a wall clock that somebody may set, forwards or backwards.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     offset_micros: i64,
-    last: Timestamp,
-    read_at: Timestamp,
 }
 
 impl Clock {
-    pub fn new(offset_micros: i64, now: Timestamp) -> Self {
-        Self {
-            offset_micros,
-            last: shifted(now, offset_micros),
-            read_at: now,
-        }
+    pub fn new(offset_micros: i64) -> Self {
+        Self { offset_micros }
     }
 
     /// What the process takes for the time.
-    pub fn read(&mut self, now: Timestamp) -> Timestamp {
-        let wall = shifted(now, self.offset_micros);
-        self.last = if wall >= self.last {
-            wall
-        } else {
-            self.last + now.since(self.read_at)
-        };
-        self.read_at = now;
-        self.last
+    pub fn read(&self, now: Timestamp) -> Timestamp {
+        shifted(now, self.offset_micros)
     }
 
     /// When the process's wall clock will show `local`.

@@ -235,7 +235,7 @@ impl Run {
 
     /// What a dead owner had under way.
     pub fn land_late(&mut self, index: usize, writes: Vec<Command>) {
-        let mut clock = self.owners[index].clock;
+        let clock = self.owners[index].clock;
         let local = clock.read(self.now);
         let writer = self.owners[index].writer(local);
         for write in writes {

@@ -85,7 +85,7 @@ impl Run {
         store.layouts.push(Division::one_each(plan.partitions));
         let mut run = Self {
             watched: plan.partitions,
-            agents: Agents::new(now),
+            agents: Agents::new(),
             supervisors: Supervisor::all(&plan, &mut rng, now),
             rng,
             now,

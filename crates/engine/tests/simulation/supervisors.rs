@@ -82,7 +82,7 @@ impl Supervisor {
         let one = |number| {
             let offset = i64::try_from(rng.below(offsets)).unwrap() - crate::clock::SKEW_MICROS;
             Self {
-                clock: Clock::new(offset, now),
+                clock: Clock::new(offset),
                 name: format!("supervisor-{number}"),
                 incarnation: 0,
                 stands_still_until: now,

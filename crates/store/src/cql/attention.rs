@@ -8,11 +8,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
 
 use scylla::serialize::row::SerializeRow;
 use scylla::statement::prepared::PreparedStatement;
 use uuid::Uuid;
+use waybill_clock::wall_clock;
 use waybill_engine::{OperationId, PartitionId, Timestamp};
 
 use super::due::{read_entries, write_batch};
@@ -144,12 +144,12 @@ impl Attention {
 
     fn is_named(&self, partition: (i64, i64)) -> bool {
         let named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
-        partition.1 >= day_of(now()) && named.contains(&partition)
+        partition.1 >= day_of(wall_clock()) && named.contains(&partition)
     }
 
     /// Remembers what is named, for its day: afterwards a walk may take the name away.
     fn were_named(&self, partitions: &[(i64, i64)]) {
-        let today = day_of(now());
+        let today = day_of(wall_clock());
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
         named.retain(|&(_, day)| day >= today);
         for partition in partitions.iter().filter(|&&(_, day)| day >= today) {
@@ -316,10 +316,4 @@ fn outermost_of(day: i64) -> [AttentionEntry; 2] {
         at: Timestamp(at),
         operation: OperationId(id),
     })
-}
-
-/// The time by this machine's clock.
-pub(super) fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    Timestamp(0) + since.unwrap_or_default()
 }

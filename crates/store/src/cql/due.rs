@@ -6,11 +6,12 @@
 //! transaction.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use scylla::serialize::row::SerializeRow;
 use scylla::statement::batch::{Batch, BatchType};
 use scylla::statement::prepared::PreparedStatement;
+use waybill_clock::wall_clock;
 use waybill_engine::{OperationId, PartitionId, Timestamp};
 
 use super::link::Link;
@@ -72,7 +73,7 @@ impl Due {
         link: &Link,
         entries: &[(PartitionId, DueEntry)],
     ) -> Result<(), StoreError> {
-        let now = SystemTime::now();
+        let now = wall_clock();
         let mut buckets: BTreeMap<(i64, i64), Vec<Values>> = BTreeMap::new();
         for (shard, entry) in entries {
             let (shard, bucket) = (i64::from(shard.0), DueBucket::of(entry.due).0);
@@ -89,13 +90,8 @@ impl Due {
     }
 
     /// An entry is kept until its instant, and then for as long as a supervisor may be away.
-    fn ttl_s(&self, due: Timestamp, now: SystemTime) -> i32 {
-        let now_us = now
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .map_or(0, |since| {
-                i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
-            });
-        ttl_s(due.since(Timestamp(now_us)).saturating_add(self.kept), now)
+    fn ttl_s(&self, due: Timestamp, now: Timestamp) -> i32 {
+        ttl_s(due.since(now).saturating_add(self.kept), now)
     }
 
     /// Reads a part of a bucket.

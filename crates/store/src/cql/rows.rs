@@ -13,13 +13,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _};
 use scylla::statement::batch::{Batch, BatchType};
 use scylla::statement::prepared::PreparedStatement;
 use scylla::value::{CqlTimestamp, MaybeUnset};
 use uuid::Uuid;
+use waybill_clock::wall_clock;
 use waybill_engine::{
     Created, OperationId, OperationRow, OperationState, Stamp, Timestamp, partition_for,
 };
@@ -156,7 +157,7 @@ impl Rows {
     pub(super) fn encode(&self, rows: &[RowWrite]) -> Result<EncodedRows, StoreError> {
         let mut encoder = Encoder::default();
         let mut by_slot: BTreeMap<i64, Vec<Encoded>> = BTreeMap::new();
-        let now = SystemTime::now();
+        let now = wall_clock();
         for row in rows {
             let row = Encoded::new(row, &mut encoder, now);
             if row.bytes() > self.row_bytes_max {
@@ -314,15 +315,8 @@ fn kept(scanned: Scanned, now: Timestamp) -> Result<Option<KeptRow>, CorruptRow>
     }))
 }
 
-fn wall_clock() -> Timestamp {
-    let since_epoch = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    Timestamp(0) + since_epoch
-}
-
 impl Encoded {
-    fn new(row: &RowWrite, encoder: &mut Encoder, now: SystemTime) -> Self {
+    fn new(row: &RowWrite, encoder: &mut Encoder, now: Timestamp) -> Self {
         let state = &row.state;
         let millis = |at: Timestamp| CqlTimestamp(at.as_millis());
         Self {
@@ -370,10 +364,8 @@ impl Encoded {
 
 /// A time as CQL's TTL: whole seconds, at least one, rounded up. What would end after the last
 /// instant that all servers know is kept for good.
-pub(super) fn ttl_s(keep_for: Duration, now: SystemTime) -> i32 {
-    let now_s = now
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
+pub(super) fn ttl_s(keep_for: Duration, now: Timestamp) -> i32 {
+    let now_s = now.since(Timestamp(0)).as_secs();
     let whole_s = keep_for.as_secs();
     let seconds = whole_s
         .saturating_add(u64::from(keep_for.subsec_nanos() > 0))

@@ -10,11 +10,12 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use scylla::statement::prepared::PreparedStatement;
 use scylla::value::CqlTimestamp;
 use uuid::Uuid;
+use waybill_clock::wall_clock;
 use waybill_engine::OperationId;
 
 use super::link::Link;
@@ -137,10 +138,7 @@ impl Unreadable {
     }
 
     async fn keep_aside(&self, link: &Link, damage: &Damage<'_>) -> Result<(), StoreError> {
-        let found_at = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
-        let found_at = CqlTimestamp(i64::try_from(found_at.as_millis()).unwrap_or(i64::MAX));
+        let found_at = CqlTimestamp(wall_clock().as_millis());
         let id: Uuid = damage.corrupt.id.0;
         let parts = [
             (Part::State, Some(damage.state)),

@@ -21,6 +21,7 @@ use super::due::read_entries;
 use super::link::Link;
 use super::rows::Rows;
 use crate::{RowRead, StoreError, keys};
+use waybill_clock::wall_clock;
 
 /// What is attempted here, for errors.
 const ACTION: &str = "purging the attention table";
@@ -111,10 +112,10 @@ impl Walk {
 
     /// Looks at every entry of the days that ended long enough ago. Returns how many were removed.
     async fn walk(&self) -> Result<usize, StoreError> {
-        let today = attention::day_of(attention::now() - AGE);
+        let today = attention::day_of(wall_clock() - AGE);
         let mut spent = 0;
         for day in numbers(&self.link, &self.select_days, (ALL, today)).await? {
-            let began = attention::now() - MARGIN;
+            let began = wall_clock() - MARGIN;
             let mut is_empty = true;
             for shard in numbers(&self.link, &self.select_shards, (day,)).await? {
                 let (removed, left) = self.walk_partition(shard, day).await?;
@@ -140,7 +141,7 @@ impl Walk {
         // Nothing precedes the empty key.
         let mut after = Vec::new();
         loop {
-            let began = attention::now() - MARGIN;
+            let began = wall_clock() - MARGIN;
             let limit = i32::try_from(PAGE).unwrap_or(i32::MAX);
             let values = (shard, day, after.as_slice(), limit);
             let entries = read_entries(&self.link, ACTION, &self.select_entries, values).await?;

@@ -9,16 +9,26 @@
 //! 42 count up within a process.
 
 use std::fmt;
+use std::sync::Mutex;
 
-use uuid::{Uuid, Version};
+use uuid::timestamp::context::ContextV7;
+use uuid::{Timestamp, Uuid, Version};
 use waybill_engine::{OperationId, murmur2};
+
+use crate::clock::wall_clock;
 
 /// The longest id that a caller may choose, in characters.
 pub const CALLER_ID_CHARS_MAX: usize = 256;
 
+/// Counts the ids of one millisecond, and keeps them growing while time goes back.
+static COUNT: Mutex<ContextV7> = Mutex::new(ContextV7::new());
+
 /// A fresh id for an operation of `tenant` whose caller chose none.
 pub fn fresh(tenant: &str) -> OperationId {
-    let mut bytes = Uuid::now_v7().into_bytes();
+    let since_epoch = wall_clock().since(waybill_engine::Timestamp(0));
+    let (seconds, nanos) = (since_epoch.as_secs(), since_epoch.subsec_nanos());
+    let at = Timestamp::from_unix(&COUNT, seconds, nanos);
+    let mut bytes = Uuid::new_v7(at).into_bytes();
     let mark = mark(&bytes, tenant);
     bytes[14..].copy_from_slice(&mark);
     OperationId(Uuid::from_bytes(bytes))

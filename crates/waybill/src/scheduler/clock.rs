@@ -1,28 +1,37 @@
-//! The time that the engines are told: the wall clock, made never to go back and never to stand
-//! still.
+//! The time that the engines are told, and whether the loop stood still.
 
-use std::time::Instant;
+use std::time::Duration;
 
+use waybill_clock::{BootTime, Suspensions, wall_clock};
 use waybill_engine::Timestamp;
 
-use crate::clock::wall_clock;
+/// A turn that took this much longer than it may means that the process stood still.
+const STANDSTILL: Duration = Duration::from_secs(2);
 
-/// Follows the wall clock. While that lies behind what was already told, because it was set back, time
-/// goes on a little slower than the monotonic clock does, until the wall clock has caught up.
+/// The time as the loop last read it, so that all that is decided in a turn is decided at one time. It may go
+/// back; the engine then looks anew at what it waits for.
 #[derive(Debug)]
 pub(super) struct Clock {
     now: Timestamp,
-    read_at: Instant,
+    turned: BootTime,
+    suspensions: Suspensions,
 }
 
-/// How fast time goes while the wall clock lies behind.
-const BEHIND_RATE: (u32, u32) = (7, 8);
+/// Why the loop did not turn for a while.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Standstill {
+    /// The machine was suspended for so long.
+    Suspended(Duration),
+    /// The process did not run, or was busy, for so long.
+    Paused(Duration),
+}
 
 impl Default for Clock {
     fn default() -> Self {
         Self {
             now: wall_clock(),
-            read_at: Instant::now(),
+            turned: BootTime::now(),
+            suspensions: Suspensions::default(),
         }
     }
 }
@@ -30,10 +39,7 @@ impl Default for Clock {
 impl Clock {
     /// The time now.
     pub(super) fn read(&mut self) -> Timestamp {
-        let read_at = Instant::now();
-        let elapsed = read_at - self.read_at;
-        self.advance(wall_clock(), elapsed);
-        self.read_at = read_at;
+        self.now = wall_clock();
         self.now
     }
 
@@ -42,46 +48,43 @@ impl Clock {
         self.now
     }
 
-    fn advance(&mut self, wall: Timestamp, elapsed: std::time::Duration) {
-        self.now = if wall >= self.now {
-            wall
-        } else {
-            self.now + elapsed * BEHIND_RATE.0 / BEHIND_RATE.1
-        };
+    /// A turn of the loop begins that was to begin within `patience` of the one before. Returns whether the loop
+    /// stood still in between.
+    pub(super) fn turn(&mut self, patience: Duration) -> Option<Standstill> {
+        let now = BootTime::now();
+        let suspended = self.suspensions.look();
+        self.judge(now, suspended, patience)
+    }
+
+    fn judge(
+        &mut self,
+        now: BootTime,
+        suspended: Option<Duration>,
+        patience: Duration,
+    ) -> Option<Standstill> {
+        let pause = now.since(self.turned);
+        self.turned = now;
+        match suspended {
+            Some(suspended) => Some(Standstill::Suspended(suspended)),
+            None => (pause > patience + STANDSTILL).then_some(Standstill::Paused(pause)),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
-    fn a_wall_clock_that_is_set_back_neither_stops_time_nor_turns_it_back() {
-        let mut clock = Clock {
-            now: Timestamp(5_000_000),
-            read_at: Instant::now(),
-        };
-        clock.advance(Timestamp(6_000_000), Duration::from_secs(1));
-        assert_eq!(clock.last(), Timestamp(6_000_000));
-        clock.advance(Timestamp(1_000_000), Duration::from_secs(8));
-        assert_eq!(clock.last(), Timestamp(13_000_000));
-        clock.advance(Timestamp(9_000_000), Duration::from_secs(8));
-        assert_eq!(clock.last(), Timestamp(20_000_000));
-        clock.advance(Timestamp(30_000_000), Duration::ZERO);
-        assert_eq!(clock.last(), Timestamp(30_000_000));
-    }
-
-    #[test]
-    fn the_wall_clock_catches_up() {
-        let mut clock = Clock {
-            now: Timestamp(1_000_000),
-            read_at: Instant::now(),
-        };
-        for second in 1..=8 {
-            clock.advance(Timestamp(second * 1_000_000), Duration::from_secs(1));
-        }
-        assert_eq!(clock.last(), Timestamp(8_000_000));
+    fn a_suspension_is_told_from_a_pause() {
+        let mut clock = Clock::default();
+        let (second, patience) = (Duration::from_secs(1), Duration::from_millis(50));
+        let began = clock.turned;
+        assert_eq!(clock.judge(began + second, None, patience), None);
+        let paused = Some(Standstill::Paused(3 * second));
+        assert_eq!(clock.judge(began + 4 * second, None, patience), paused);
+        let suspended = clock.judge(began + 5 * second, Some(second), patience);
+        assert_eq!(suspended, Some(Standstill::Suspended(second)));
+        assert_eq!(clock.judge(began + 6 * second, None, patience), None);
     }
 }

@@ -5,11 +5,13 @@
 //! one reads the cursor *afterwards*, and writes an entry that lies behind it once more, further on.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use waybill_engine::{PartitionId, Timestamp};
 use waybill_store::{DueBucket, DueEntry, Store, StoreError, WriteBatch, Written};
+
+use crate::clock::BootTime;
 
 /// How far ahead an entry is written that was late.
 const INDEX_LEAD: Duration = Duration::from_secs(1);
@@ -21,7 +23,7 @@ pub(crate) async fn write(
     batch: WriteBatch,
     now: Timestamp,
 ) -> Result<Written, StoreError> {
-    let began = Instant::now();
+    let began = BootTime::now();
     let mut due = batch.due.clone();
     let written = store.write(batch).await?;
     while !due.is_empty() {

@@ -4,8 +4,8 @@
 //!
 //! * **The owner is a nonce of this process**, never a host or pod name.
 //! * **Time is counted from before the request left.** A lease ends `duration - margin` after the
-//!   instant at which its last successful renewal was *sent*, on this process's monotonic clock. A
-//!   commit that is acknowledged later than that does not count.
+//!   instant at which its last successful renewal was *sent*, on a clock that also counts the time for which
+//!   the machine was suspended. A commit that is acknowledged later than that does not count.
 //! * **A silent owner is waited for.** A candidate takes a foreign lease only after it has seen it
 //!   unchanged for its duration and the margin; an exclusive store needs no waiting, since no older
 //!   owner can live.
@@ -13,7 +13,7 @@
 //!   the lease was taken.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use waybill_engine::{ByLane, Lane, Offset, OwnerId, PartitionId, ReaderId, Stamp, Timestamp};
 use waybill_store::{
@@ -21,7 +21,7 @@ use waybill_store::{
 };
 
 use super::input::AcquireError;
-use crate::clock::wall_clock;
+use crate::clock::{BootTime, wall_clock};
 use crate::readers;
 
 /// How often a candidate looks at a lease that another owner holds.
@@ -44,12 +44,11 @@ pub(super) struct HeldLease {
     /// The stamps of this ownership lie above this.
     pub stamp_floor: Stamp,
     /// Until when this owner may act.
-    pub valid_until: Instant,
+    pub valid_until: BootTime,
 }
 
 /// Takes the lease of a reader of a generation of `layout`, waiting for a silent owner's to run out, and for
-/// the owners of those whom it follows. Gives up only when the store fails, or has another layout by then. `told` is
-/// the time that engines of this process were told last: it never goes back, though the wall clock may.
+/// the owners of those whom it follows. Gives up only when the store fails, or has another layout by then.
 pub(super) async fn acquire(
     store: Arc<dyn Store>,
     layout: &Layout,
@@ -57,7 +56,6 @@ pub(super) async fn acquire(
     reader: ReaderId,
     owner: OwnerId,
     terms: LeaseTerms,
-    told: Timestamp,
 ) -> Result<HeldLease, AcquireError> {
     let margin = terms.margin;
     let key = LeaseKey::scheduler(generation, reader);
@@ -80,10 +78,10 @@ pub(super) async fn acquire(
             epoch: begun.epoch.next(),
             renewal: 0,
             duration: terms.duration,
-            stamp_limit: first_limit(limit_before, wall_clock().max(told), terms.duration),
+            stamp_limit: first_limit(limit_before, wall_clock(), terms.duration),
             ..begun
         };
-        let sent = Instant::now();
+        let sent = BootTime::now();
         if !store.take_lease(seen, row.clone()).await? {
             tracing::info!(%reader, "another owner took the lease first; watching it");
             continue;
@@ -106,7 +104,7 @@ pub(crate) async fn takeable(
     me: Option<OwnerId>,
 ) -> Result<Option<Lease>, StoreError> {
     let mut seen = store.lease(key).await?;
-    let mut unchanged_since = Instant::now();
+    let mut unchanged_since = BootTime::now();
     loop {
         let Some(lease) = &seen else { return Ok(None) };
         let is_mine = me.is_some() && lease.owner == me;
@@ -121,7 +119,7 @@ pub(crate) async fn takeable(
         let now_stands = store.lease(key).await?;
         if now_stands != seen {
             seen = now_stands;
-            unchanged_since = Instant::now();
+            unchanged_since = BootTime::now();
         }
     }
 }
@@ -143,9 +141,14 @@ fn first_limit(limit_before: Stamp, now: Timestamp, duration: Duration) -> Stamp
     Stamp((Timestamp(limit_before.0).max(now) + duration * 2).as_micros())
 }
 
-/// The stamp limit of a renewed lease: two leases ahead, and never lowered.
-fn raised_limit(limit: Stamp, now: Timestamp, duration: Duration) -> Stamp {
-    Stamp(limit.0.max((now + duration * 2).as_micros()))
+/// The stamp limit of a renewed lease: two leases ahead of the time and of the last stamp, and never lowered. (After
+/// a backward step of the clock the stamps go on where they are, however long it takes the time to get there.)
+fn raised_limit(limit: Stamp, last: Stamp, now: Timestamp, duration: Duration) -> Stamp {
+    Stamp(
+        limit
+            .0
+            .max((now.max(Timestamp(last.0)) + duration * 2).as_micros()),
+    )
 }
 
 /// What a renewal writes.
@@ -154,17 +157,17 @@ pub(super) struct Renewal {
     /// The row to write.
     pub row: Lease,
     /// Until when the owner may act if it succeeds.
-    pub valid_until: Instant,
+    pub valid_until: BootTime,
 }
 
 impl HeldLease {
     /// The renewal that moves the lease to `checkpoint` and `consumed`; with `release`, the last
-    /// one, after which the partition has no owner. `now` is the time that the engines are told, which
-    /// may lie ahead of the wall clock: their stamps have to stay below the limit.
+    /// one, after which the partition has no owner. `last_stamp` is the engine's.
     pub(super) fn renewal(
         &self,
         terms: LeaseTerms,
         now: Timestamp,
+        last_stamp: Stamp,
         checkpoint: Checkpoint,
         consumed: ByLane<Offset>,
         release: bool,
@@ -176,13 +179,13 @@ impl HeldLease {
         for lane in Lane::ALL {
             row.consumed[lane] = row.consumed[lane].max(consumed[lane]);
         }
-        row.stamp_limit = raised_limit(row.stamp_limit, now, terms.duration);
+        row.stamp_limit = raised_limit(row.stamp_limit, last_stamp, now, terms.duration);
         if release {
             row.owner = None;
         }
         Renewal {
             row,
-            valid_until: Instant::now() + terms.duration.saturating_sub(terms.margin),
+            valid_until: BootTime::now() + terms.duration.saturating_sub(terms.margin),
         }
     }
 
@@ -194,6 +197,66 @@ impl HeldLease {
 
     /// Whether this owner may still act.
     pub(super) fn is_valid(&self) -> bool {
-        Instant::now() < self.valid_until
+        self.is_valid_at(BootTime::now())
+    }
+
+    fn is_valid_at(&self, now: BootTime) -> bool {
+        now < self.valid_until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(10);
+
+    fn held(valid_until: BootTime) -> HeldLease {
+        let key = LeaseKey::scheduler(LayoutGeneration(0), ReaderId(0));
+        HeldLease {
+            row: Lease::new(key, PartitionId(0)),
+            stamp_floor: Stamp(0),
+            valid_until,
+        }
+    }
+
+    fn renewal(lease: &HeldLease, now: Timestamp, last_stamp: Stamp) -> Renewal {
+        let terms = LeaseTerms {
+            duration: LEASE,
+            margin: Duration::from_secs(1),
+        };
+        lease.renewal(
+            terms,
+            now,
+            last_stamp,
+            Checkpoint::default(),
+            ByLane::default(),
+            false,
+        )
+    }
+
+    #[test]
+    fn an_owner_that_was_suspended_past_its_lease_acts_no_more() {
+        let renewed_at = BootTime::from_micros(60_000_000);
+        let lease = held(renewed_at + Duration::from_secs(9));
+        assert!(lease.is_valid_at(renewed_at + Duration::from_secs(8)));
+        // The machine was suspended for an hour right after the renewal, and its monotonic clock stood still.
+        assert!(!lease.is_valid_at(renewed_at + Duration::from_secs(3_600)));
+    }
+
+    #[test]
+    fn stamps_do_not_run_out_after_the_clock_was_set_back() {
+        let (day, now) = (Duration::from_secs(86_400), Timestamp(1_000_000_000_000));
+        let mut lease = held(BootTime::now());
+        let mut last = Stamp((now + day).as_micros());
+        lease.row.stamp_limit = Stamp(last.0 + 1);
+        for _ in 0..3 {
+            let renewal = renewal(&lease, now, last);
+            assert_eq!(renewal.row.stamp_limit, Stamp(last.0 + 20_000_000));
+            last = Stamp(renewal.row.stamp_limit.0 - 1);
+            lease.row = renewal.row;
+        }
+        let far = renewal(&lease, now + day + day, last).row.stamp_limit;
+        assert_eq!(far, Stamp((now + day + day + 2 * LEASE).as_micros()));
     }
 }

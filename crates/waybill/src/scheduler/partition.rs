@@ -13,6 +13,7 @@ use super::fit::Unfit;
 use super::input::Generation;
 use super::ownership::HeldLease;
 use crate::admin::ControlError;
+use crate::clock::BootTime;
 
 /// How long a reader that is being stopped waits for the commit under way.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
@@ -69,7 +70,7 @@ pub(super) struct Owned {
     pub row_is_known: bool,
     /// Whether the lease may have been given back: nothing is sent from then on.
     pub release_sent: bool,
-    pub renewal_sent_at: Instant,
+    pub renewal_sent_at: BootTime,
     /// Since when the reader is being stopped: it takes no new batch from then on.
     pub releasing_since: Option<Instant>,
     /// Whether the end of the inbox is being asked for, and no time-out may be applied before.
@@ -191,7 +192,7 @@ impl Owned {
         share: Share,
         stored: Checkpoint,
     ) -> Self {
-        let owned_at = Instant::now();
+        let owned_at = BootTime::now();
         Self {
             stored,
             engine,

@@ -26,7 +26,7 @@ use waybill_engine::{
 use waybill_store::{Layout, RowRead, Store, StoreError};
 
 use super::SchedulerSettings;
-use super::clock::Clock;
+use super::clock::{Clock, Standstill};
 use super::commit::Commits;
 use super::credit::{Amount, room_beside};
 use super::inlet::Inlets;
@@ -42,8 +42,6 @@ use crate::chain::chain;
 const INPUTS_PER_TURN_MAX: usize = 256;
 /// How long the loop sleeps at most when nothing arrives.
 const TURN_MAX: Duration = Duration::from_millis(50);
-/// A turn that took this much longer than it may means that the process stood still.
-const STANDSTILL: Duration = Duration::from_secs(2);
 /// How often the views that the admin port shows are renewed.
 const VIEW_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -80,7 +78,6 @@ impl Shell {
     /// Runs until a shutdown is through, or the store fails.
     pub(super) fn run(mut self) -> anyhow::Result<()> {
         let mut viewed = Instant::now();
-        let mut turned = Instant::now();
         loop {
             let patience = self.commits.patience().unwrap_or(TURN_MAX);
             let all_taken = match self.inputs.recv_timeout(patience) {
@@ -88,10 +85,10 @@ impl Shell {
                 Err(RecvTimeoutError::Timeout) => true,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
-            let pause = turned.elapsed();
-            turned = Instant::now();
-            if pause > TURN_MAX + STANDSTILL {
-                self.stood_still(pause);
+            match self.clock.turn(TURN_MAX) {
+                Some(Standstill::Suspended(suspended)) => self.was_suspended(suspended),
+                Some(Standstill::Paused(pause)) => self.stood_still(pause),
+                None => {}
             }
             self.turn(all_taken);
             if viewed.elapsed() >= VIEW_INTERVAL {
@@ -424,6 +421,19 @@ impl Shell {
         self.inlets
             .credit(Source::Replies)
             .offer(self.settings.inbox_room());
+    }
+
+    /// The machine was suspended, or moved to another host. Other owners may have taken over by any clock but
+    /// this machine's, so every lease is taken anew.
+    fn was_suspended(&mut self, suspended: Duration) {
+        tracing::warn!(
+            ?suspended,
+            "the machine was suspended; dropping all partitions"
+        );
+        let readers: Vec<ReaderId> = self.slots.keys().copied().collect();
+        for reader in readers {
+            self.give_up(reader, "the machine was suspended");
+        }
     }
 
     /// The process stood still for longer than a turn takes: replies may wait in the inbox that are

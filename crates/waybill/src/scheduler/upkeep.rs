@@ -17,6 +17,7 @@ use super::ownership::{self, HeldLease, Renewal};
 use super::partition::{Differing, Owned, Slot, SlotState};
 use super::shell::Shell;
 use crate::chain::chain;
+use crate::clock::BootTime;
 use crate::readers;
 
 /// How long a reader rests after it failed, before its lease is taken again.
@@ -41,7 +42,7 @@ impl Shell {
             slot.state = SlotState::Acquiring;
             let generation = slot.generation;
             let (store, owner, terms) = (self.store.clone(), self.owner, self.settings.terms());
-            let (told, layout) = (self.clock.last(), self.layout.clone());
+            let layout = self.layout.clone();
             let (sender, ends) = (self.sender.clone(), self.inlets.ends_reader());
             let may_lack_state = self.settings.start_without_state;
             self.runtime.spawn(async move {
@@ -50,8 +51,7 @@ impl Shell {
                     if !may_lack_state {
                         lost_state::refuse(&*store, &ends, &layout, of, reader).await?;
                     }
-                    let acquiring =
-                        ownership::acquire(store, &layout, of, reader, owner, terms, told);
+                    let acquiring = ownership::acquire(store, &layout, of, reader, owner, terms);
                     let lease = acquiring.await?;
                     let ends = read_ends(&ends, lease.row.partition, &lease).await?;
                     Ok::<_, AcquireError>((lease, ends))
@@ -292,12 +292,17 @@ impl Shell {
             if !ends && !owned.renewal_due(checkpoint, reached.consumed, &self.settings) {
                 continue;
             }
-            let renewal = owned
-                .lease
-                .renewal(terms, now, checkpoint, reached.consumed, release);
+            let renewal = owned.lease.renewal(
+                terms,
+                now,
+                owned.engine.last_stamp(),
+                checkpoint,
+                reached.consumed,
+                release,
+            );
             owned.renewing = true;
             owned.release_sent |= release;
-            owned.renewal_sent_at = Instant::now();
+            owned.renewal_sent_at = BootTime::now();
             let held = owned.lease.row.clone();
             let (store, sender) = (self.store.clone(), self.sender.clone());
             let layout = self.layout.clone();
@@ -423,7 +428,7 @@ async fn read_ends(
 ) -> Result<LogEnds, AcquireError> {
     loop {
         match ends.read(partition).await {
-            Err(error) if Instant::now() + RETRY_AFTER < lease.valid_until => {
+            Err(error) if BootTime::now() + RETRY_AFTER < lease.valid_until => {
                 tracing::info!(%partition, error = %chain(&error), "asking again for the logs' ends");
                 tokio::time::sleep(ENDS_AGAIN_AFTER).await;
             }

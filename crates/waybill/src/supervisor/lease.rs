@@ -1,11 +1,12 @@
 //! The lease of one shard: taken when it is free or its owner is silent, renewed while it is held.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use waybill_engine::{OwnerId, PartitionId, Places};
 use waybill_store::{Checkpoint, Lease, LeaseKey, Store, StoreError};
 
+use crate::clock::BootTime;
 use crate::scheduler::takeable;
 
 /// A shard that this process looks after.
@@ -14,7 +15,7 @@ pub(super) struct ShardLease {
     store: Arc<dyn Store>,
     row: Lease,
     margin: Duration,
-    valid_until: Instant,
+    valid_until: BootTime,
 }
 
 impl ShardLease {
@@ -37,7 +38,7 @@ impl ShardLease {
                 duration,
                 ..before
             };
-            let sent = Instant::now();
+            let sent = BootTime::now();
             if store.take_lease(seen, row.clone()).await? {
                 return Ok(Self {
                     store,
@@ -62,12 +63,12 @@ impl ShardLease {
 
     /// Whether its owner may act.
     pub(super) fn is_valid(&self) -> bool {
-        Instant::now() < self.valid_until
+        BootTime::now() < self.valid_until
     }
 
     /// Renews it if a third of it has passed. Returns whether it is still held.
     pub(super) async fn keep(&mut self) -> Result<bool, StoreError> {
-        let rest = self.valid_until.saturating_duration_since(Instant::now());
+        let rest = self.valid_until.since(BootTime::now());
         if rest > self.row.duration * 2 / 3 - self.margin.min(self.row.duration / 3) {
             return Ok(true);
         }
@@ -82,7 +83,7 @@ impl ShardLease {
     async fn renew(&mut self, owner: Option<OwnerId>) -> Result<bool, StoreError> {
         let mut row = self.row.clone();
         row.renewal += 1;
-        let sent = Instant::now();
+        let sent = BootTime::now();
         let held = match owner {
             Some(_) => self.store.renew_lease(row.clone()).await?,
             None => {

@@ -1,0 +1,86 @@
+//! The time of a process, as every part of it reads it.
+//!
+//! Two clocks:
+//!
+//! * [`wall_clock`] says what time it is. It follows the system's wall clock, except that it holds back a
+//!   step until the step has stood for [`HOLD`]. Deadlines, complete-by, due times and ids use it. It may
+//!   go back: after a backward step that stood, and by less than [`STEP_MIN`] at any time.
+//! * [`BootTime`] measures how long something took or may take, including the time for which the machine
+//!   was suspended. Leases use it. (`std::time::Instant` stops while a Linux machine is suspended.)
+//!
+//! [`Suspensions`] tells when the machine was suspended.
+//!
+//! Deliberately absent: stamps. The engine keeps those monotonic whatever this clock does.
+
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use waybill_engine::Timestamp;
+
+pub use boot::{BootTime, Suspensions};
+pub use filter::{Change, HOLD, STEP_MIN, StepFilter};
+
+mod boot;
+mod filter;
+
+/// How often the clocks are compared even if nobody asks for the time. A step counts as standing only
+/// while it is seen to stand.
+const COMPARE_EVERY: Duration = Duration::from_secs(1);
+
+/// The filter of this process. The first use starts the thread that compares the clocks.
+static FILTER: LazyLock<Mutex<StepFilter>> = LazyLock::new(|| {
+    let (wall, boot) = read_both();
+    let watching = thread::Builder::new().name("clock".to_owned()).spawn(|| {
+        loop {
+            thread::sleep(COMPARE_EVERY);
+            let _ = wall_clock();
+        }
+    });
+    if let Err(error) = watching {
+        tracing::warn!(%error, "cannot start the clock thread; steps are noticed only when time is read");
+    }
+    Mutex::new(StepFilter::new(wall, boot))
+});
+
+/// The time now, without a step of the system's wall clock that has not stood for [`HOLD`].
+#[must_use]
+pub fn wall_clock() -> Timestamp {
+    let mut filter = FILTER.lock().unwrap_or_else(PoisonError::into_inner);
+    // Read under the lock, so that the filter sees readings in their order.
+    let (wall, boot) = read_both();
+    let (now, change) = filter.read(wall, boot);
+    drop(filter);
+    match change {
+        None => {}
+        Some(Change::Held { by_micros }) => tracing::warn!(
+            step_ms = by_micros / 1_000,
+            hold_s = HOLD.as_secs(),
+            "wall clock stepped; holding the step back"
+        ),
+        Some(Change::Dropped) => {
+            tracing::info!("wall clock stepped back to the time before its step")
+        }
+        Some(Change::Adopted { by_micros }) => tracing::warn!(
+            step_ms = by_micros / 1_000,
+            "adopted a step of the wall clock"
+        ),
+    }
+    now
+}
+
+/// The system's wall clock as it is, steps included.
+#[must_use]
+pub fn system_clock() -> Timestamp {
+    let since_epoch = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO)
+        .as_micros();
+    Timestamp(i64::try_from(since_epoch).unwrap_or(i64::MAX))
+}
+
+/// Both clocks at about one instant.
+fn read_both() -> (Timestamp, BootTime) {
+    let (boot, wall) = boot::together(BootTime::now, system_clock);
+    (wall, boot)
+}

@@ -1,0 +1,43 @@
+//! What becomes of an operation when time goes back: the wall clock was ahead, and was set right.
+
+use crate::operation::StepState;
+use crate::partition::live::{Desk, Live};
+use crate::step::IllegalTransition;
+use crate::time::Timestamp;
+
+impl Live {
+    /// Time went back from `latest`. What was to be tried within a while, by the clock that was ahead, is tried within
+    /// the same while from now on; else it would wait until the time of then comes again.
+    ///
+    /// An attempt under way keeps its complete-by, for its agent may work until then. It is asked for again, so that
+    /// a reply that was lost comes again before that.
+    pub(in crate::partition) fn time_went_back(
+        &mut self,
+        latest: Timestamp,
+        desk: &mut Desk<'_>,
+    ) -> Result<(), IllegalTransition> {
+        if self.state.state.is_final() {
+            return Ok(());
+        }
+        let now = desk.now;
+        let by = latest.since(now);
+        self.since = self.since.min(now);
+        for step in &mut self.state.steps {
+            // A late call may still take effect until then.
+            let settles = step
+                .unsettled_until
+                .filter(|_| step.state == StepState::Compensating);
+            let earliest = settles.map_or(now, |until| until.max(now));
+            if let Some(at) = &mut step.retry_at
+                && *at > latest
+            {
+                *at = (*at).min(earliest.max(*at - by));
+            }
+        }
+        if let Some(mut advance) = self.advance(desk) {
+            advance.resume()?;
+        }
+        self.changed(desk);
+        Ok(())
+    }
+}
