@@ -153,6 +153,13 @@ impl Encoder {
         &self.buffer
     }
 
+    /// The time of retention, in the `leases` keyspace.
+    pub(crate) fn retention(&mut self, now: Timestamp) -> &[u8] {
+        self.start();
+        self.number(now.0);
+        &self.buffer
+    }
+
     /// A value of which the database itself keeps stamp and expiry.
     pub(crate) fn bare(&mut self, value: &impl Serialize) -> &[u8] {
         self.start();
@@ -345,6 +352,13 @@ pub(crate) fn cursor(bytes: &[u8]) -> Result<DueBucket, Malformed> {
     let cursor = DueBucket(reader.number()?);
     reader.end()?;
     Ok(cursor)
+}
+
+pub(crate) fn retention(bytes: &[u8]) -> Result<Timestamp, Malformed> {
+    let mut reader = Reader::new(bytes)?;
+    let now = Timestamp(reader.number()?);
+    reader.end()?;
+    Ok(now)
 }
 
 /// What is left to read of a value whose format is known.

@@ -8,7 +8,7 @@
 //! * **Nothing that cannot be read is destroyed.** A write takes the place of a corrupt row, whose
 //!   bytes are kept aside; the purge leaves it alone.
 //! * **Retention is read, then purged.** A row past its retention reads as absent at once; its bytes
-//!   go later, in bounded steps. See `embedded/purge.rs`.
+//!   go later, in bounded steps. See `embedded/purge.rs`. No wall clock ends it: see `embedded/retention.rs`.
 //!
 //! Deliberately absent: settings that trade durability for speed.
 
@@ -17,6 +17,7 @@ mod backup;
 mod group;
 mod purge;
 mod recent;
+mod retention;
 mod tables;
 mod writer;
 
@@ -24,12 +25,12 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
-use waybill_engine::{OperationId, PartitionId, Timestamp};
+use waybill_engine::{OperationId, PartitionId};
 
 pub use self::backup::{EmbeddedRestore, EmbeddedSnapshot, StoreEntry};
 use self::group::EncodedBatch;
@@ -151,7 +152,7 @@ impl EmbeddedStore {
     ///
     /// [`StoreError::Unavailable`] in the place of what the disk does not give.
     pub fn rows(&self) -> impl Iterator<Item = Result<Result<KeptRow, CorruptRow>, StoreError>> {
-        self.tables.kept_rows(wall_clock())
+        self.tables.kept_rows()
     }
 
     /// Closes the store: refuses new writes, finishes those that wait, and stops its threads. The
@@ -259,7 +260,7 @@ impl Store for EmbeddedStore {
             if batch.is_empty() {
                 return Ok(Written::default());
             }
-            let batch = EncodedBatch::new(&batch, wall_clock());
+            let batch = EncodedBatch::new(&batch, self.tables.retention.now());
             self.change("writing rows", |reply| Command::Write(batch, reply))
                 .await
         }
@@ -267,9 +268,7 @@ impl Store for EmbeddedStore {
     }
 
     fn get_many(&self, ids: Vec<OperationId>) -> BoxFuture<'_, Result<Vec<RowRead>, StoreError>> {
-        self.read("reading rows", move |tables| {
-            tables.rows(&ids, wall_clock())
-        })
+        self.read("reading rows", move |tables| tables.rows(&ids))
     }
 
     fn lease(&self, key: LeaseKey) -> BoxFuture<'_, Result<Option<Lease>, StoreError>> {
@@ -364,10 +363,3 @@ impl Store for EmbeddedStore {
 #[derive(Debug, thiserror::Error)]
 #[error("the store is closed")]
 struct Closed;
-
-fn wall_clock() -> Timestamp {
-    let since_epoch = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    Timestamp(0) + since_epoch
-}

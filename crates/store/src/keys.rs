@@ -33,6 +33,9 @@ pub(crate) fn read_row(key: &[u8]) -> Option<OperationId> {
 /// The key of the layout, among those of the leases.
 pub(crate) const LAYOUT: [u8; 1] = [3];
 
+/// The key of the time of retention, among those of the leases.
+pub(crate) const RETENTION: [u8; 1] = [4];
+
 /// The key of a lease. Those of the first layout are what they were before there were others.
 pub(crate) fn lease(key: LeaseKey) -> Vec<u8> {
     let role = match (key.role, key.generation) {
@@ -223,13 +226,13 @@ mod tests {
         let leases = [
             &of_readers[..],
             &[of_shards],
-            &[[LAYOUT.to_vec(), vec![], vec![]]],
+            &[[LAYOUT.to_vec(), RETENTION.to_vec(), vec![]]],
         ];
         let asides = [RowPart::State, RowPart::Created]
             .map(|part| EDGES.map(|at| aside(id(1), Timestamp(at), part)));
         let leases: std::collections::HashSet<_> = leases.concat().concat().into_iter().collect();
         let asides: std::collections::HashSet<_> = asides.concat().into_iter().collect();
-        assert_eq!((leases.len(), asides.len()), (14, 2 * EDGES.len()));
+        assert_eq!((leases.len(), asides.len()), (15, 2 * EDGES.len()));
     }
 
     #[test]

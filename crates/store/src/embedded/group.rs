@@ -20,10 +20,10 @@ use waybill_engine::{OperationId, PartitionId, Stamp, Timestamp};
 
 use super::recent::RecentStamps;
 use super::tables::{Stored, Tables};
-use super::wall_clock;
 use crate::codec::{Encoder, StateHeader};
 use crate::keys::{self, INDEX_KEY_LEN, RowPart};
 use crate::{CorruptRow, DueBucket, Layout, Lease, LeaseKey, StoreError, WriteBatch, Written};
+use waybill_clock::wall_clock;
 
 /// A [`WriteBatch`] as bytes. Made by the caller's thread, to spare the writer's.
 pub(super) struct EncodedBatch {

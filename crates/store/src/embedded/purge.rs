@@ -13,12 +13,13 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use waybill_clock::wall_clock;
 use waybill_engine::{OperationId, PartitionId, Timestamp};
 
+use super::EmbeddedConfig;
 use super::attention::IndexKey;
 use super::tables::Tables;
 use super::writer::Command;
-use super::{EmbeddedConfig, wall_clock};
 use crate::{DUE_BUCKETS_AGAIN, DueBucket, StoreError, keys};
 
 /// How many entries are removed at once.
@@ -109,29 +110,40 @@ impl Walk {
 impl Purger {
     fn run(&mut self, interval: Duration) {
         while let Err(mpsc::RecvTimeoutError::Timeout) = self.stopped.recv_timeout(interval) {
-            if let Err(error) = self.pass(wall_clock()) {
+            let passed = self.pass(self.tables.retention.now(), wall_clock());
+            if let Err(error) = passed.and_then(|()| self.save_retention()) {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     "a purge pass failed"
                 );
             }
         }
+        if let Err(error) = self.save_retention() {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "rows are kept longer"
+            );
+        }
     }
 
-    fn pass(&mut self, now: Timestamp) -> Result<(), StoreError> {
+    fn save_retention(&self) -> Result<(), StoreError> {
+        self.tables.retention.save(&self.tables.leases)
+    }
+
+    /// Removes what has had its time: rows by the time of retention, `now`, and attention entries of a certain age
+    /// by the wall clock.
+    fn pass(&mut self, now: Timestamp, wall: Timestamp) -> Result<(), StoreError> {
         self.purge_rows(now)?;
         for (shard, cursor) in self.tables.cursors()? {
             let (until, _) = DueBucket(cursor.0.saturating_sub(DUE_BUCKETS_AGAIN)).bounds();
             self.purge_due(shard, until)?;
         }
-        self.purge_attention(now)
+        self.purge_attention(now, wall)
     }
 
     /// Purges the hours that have wholly passed.
     fn purge_rows(&mut self, now: Timestamp) -> Result<(), StoreError> {
         let this_hour = keys::hour(now);
-        // A wall clock that was set back brings new entries into hours that were done.
-        self.first_hour = self.first_hour.min(this_hour);
         let mut left = self.entries_max;
         while left > 0 && !self.is_stopped() {
             let page = left.min(PAGE);
@@ -193,16 +205,16 @@ impl Purger {
         Ok(())
     }
 
-    fn purge_attention(&mut self, now: Timestamp) -> Result<(), StoreError> {
+    fn purge_attention(&mut self, now: Timestamp, wall: Timestamp) -> Result<(), StoreError> {
         let mut left = self.attention_checks_max;
         while left > 0
             && !self.is_stopped()
-            && let Some(from) = self.walk.next(now)
+            && let Some(from) = self.walk.next(wall)
         {
             let page = left.min(PAGE);
             let spent = self
                 .tables
-                .spent_attention(from, now - ATTENTION_AGE, now, page)?;
+                .spent_attention(from, wall - ATTENTION_AGE, now, page)?;
             // A shard without old entries counts, too, so that a pass is bounded by all that it reads.
             left -= spent.looked_at.max(1);
             let mut batch = self.tables.db.batch();

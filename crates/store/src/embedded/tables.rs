@@ -9,6 +9,7 @@
 //! | `attention` | shard, at, operation | empty |
 //! | `leases` | role, generation (of layouts after the first), reader or shard | lease |
 //! | | 3 | layout |
+//! | | 4 | the time of retention |
 //! | `cursors` | shard | first bucket that was not swept to its end |
 //! | `corrupt` | operation, instant, part | a value of `state` or `created` as it was before that instant, when a write took the place of a row that could not be read |
 //!
@@ -20,9 +21,11 @@ use std::sync::Arc;
 
 use fjall::config::BlockSizePolicy;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, Readable, UserValue};
+use waybill_clock::wall_clock;
 use waybill_engine::{OperationId, OperationRow, OperationState, PartitionId, Stamp, Timestamp};
 
 use super::EmbeddedConfig;
+use super::retention::Retention;
 use crate::codec::{self, Malformed, StateHeader};
 use crate::{
     CorruptRow, DueBucket, DueEntry, KeptRow, Layout, Lease, LeaseKey, RowRead, StoreError, keys,
@@ -46,6 +49,8 @@ pub(super) struct Tables {
     pub(super) leases: Keyspace,
     pub(super) cursors: Keyspace,
     pub(super) corrupt: Keyspace,
+    /// The time by which rows are kept.
+    pub(super) retention: Retention,
 }
 
 /// A stored state with its header, or why it cannot be read.
@@ -80,13 +85,15 @@ impl Tables {
                 .data_block_size_policy(BlockSizePolicy::all(4 << 10))
         };
         let small = || KeyspaceCreateOptions::default().max_memtable_size(SMALL_MEMTABLE_BYTES);
+        let leases = db.keyspace("leases", small).map_err(failed)?;
         Ok(Self {
+            retention: Retention::open(&leases)?,
             state: db.keyspace("state", rows).map_err(failed)?,
             created: db.keyspace("created", rows).map_err(failed)?,
             expiry: db.keyspace("expiry", small).map_err(failed)?,
             due: db.keyspace("due", small).map_err(failed)?,
             attention: db.keyspace("attention", small).map_err(failed)?,
-            leases: db.keyspace("leases", small).map_err(failed)?,
+            leases,
             cursors: db.keyspace("cursors", small).map_err(failed)?,
             corrupt: db.keyspace("corrupt", small).map_err(failed)?,
             db,
@@ -107,12 +114,9 @@ impl Tables {
         ]
     }
 
-    /// Reads rows in the order of `ids`.
-    pub(super) fn rows(
-        &self,
-        ids: &[OperationId],
-        now: Timestamp,
-    ) -> Result<Vec<RowRead>, StoreError> {
+    /// Reads rows in the order of `ids`, those whose retention is not over.
+    pub(super) fn rows(&self, ids: &[OperationId]) -> Result<Vec<RowRead>, StoreError> {
+        let now = self.retention.now();
         let snapshot = self.db.snapshot();
         ids.iter().map(|&id| self.row(&snapshot, id, now)).collect()
     }
@@ -151,11 +155,11 @@ impl Tables {
         }))
     }
 
-    /// Reads every row that is kept at `now`.
+    /// Reads every row whose retention is not over, and when that ends by the wall clock if the store stays open.
     pub(super) fn kept_rows(
         &self,
-        now: Timestamp,
     ) -> impl Iterator<Item = Result<Result<KeptRow, CorruptRow>, StoreError>> {
+        let (now, wall) = (self.retention.now(), wall_clock());
         let snapshot = self.db.snapshot();
         snapshot
             .iter(&self.state)
@@ -163,7 +167,7 @@ impl Tables {
                 let key = entry.key().map_err(failed("reading rows"))?;
                 let id = keys::read_row(&key).ok_or_else(|| bad_key("state", &key))?;
                 let expires_at = match self.state_of(&snapshot, id)? {
-                    Some(Ok((header, _))) => header.expires_at,
+                    Some(Ok((header, _))) => header.expires_at.map(|at| wall + at.since(now)),
                     Some(Err(_)) | None => None,
                 };
                 let row = self.row(&snapshot, id, now)?;

@@ -61,7 +61,7 @@ impl Fixture {
     /// Runs one pass where it may block.
     async fn pass(mut self, now: Timestamp) -> Self {
         tokio::task::spawn_blocking(move || {
-            self.purger.pass(now).unwrap();
+            self.purger.pass(now, now).unwrap();
             self
         })
         .await
@@ -170,6 +170,39 @@ async fn a_row_is_removed_once_the_hour_of_its_expiry_is_over() {
 
     let fixture = fixture.pass(now + 3 * HOUR).await;
     assert_eq!(fixture.stored(), [1, 1, 0], "what has no retention stays");
+}
+
+#[tokio::test]
+async fn a_row_that_was_written_while_the_clock_was_a_year_behind_is_kept_for_its_retention() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
+    let year = 365 * 24 * HOUR;
+    {
+        // The store was made when the clock was a year behind.
+        let tables = Tables::open(&EmbeddedConfig::new(dir.path())).unwrap();
+        let mut encoder = crate::codec::Encoder::default();
+        let saved = encoder.retention(wall_clock() - year).to_vec();
+        tables.leases.insert(keys::RETENTION, saved).unwrap();
+    }
+    {
+        let store = open();
+        let behind = wall_clock().since(store.tables.retention.now());
+        assert!(behind > year - HOUR, "{behind:?}");
+        let rows = vec![row(1, 1, Some(24 * HOUR))];
+        let batch = WriteBatch {
+            rows,
+            ..WriteBatch::default()
+        };
+        store.write(batch).await.unwrap();
+        store.close().await.unwrap();
+    }
+    // Since then the clock is right.
+    let store = open();
+    let read = store.get_many(vec![id(1)]).await.unwrap();
+    assert!(matches!(read[..], [Ok(Some(_))]), "{read:?}");
+    let kept: Vec<_> = store.rows().map(|row| row.unwrap().unwrap()).collect();
+    let left = kept[0].expires_at.unwrap().since(wall_clock());
+    assert!(23 * HOUR < left && left <= 24 * HOUR, "{left:?}");
 }
 
 #[tokio::test]

@@ -1,0 +1,64 @@
+//! The time by which rows are kept.
+//!
+//! A row says when its retention ends. By the wall clock, a row that was written while the clock was far behind
+//! would be gone as soon as the clock is set right. So the end is given in a time of the store's own: it begins
+//! with the wall clock when the store is made, and then counts how long the store has been open. It is saved at
+//! each purge and goes on from there.
+//!
+//! What must hold: a row is never removed before the store has been open for its retention. Rows may stay longer:
+//! while the store is closed their time does not pass.
+
+use fjall::Keyspace;
+use waybill_clock::{BootTime, wall_clock};
+use waybill_engine::Timestamp;
+
+use super::tables::failed;
+use crate::codec::{self, Encoder};
+use crate::{StoreError, keys};
+
+/// The clock of retention.
+pub(super) struct Retention {
+    began: Timestamp,
+    opened: BootTime,
+}
+
+impl Retention {
+    /// Goes on where it was saved, or begins with the wall clock, and saves where that is.
+    pub(super) fn open(leases: &Keyspace) -> Result<Self, StoreError> {
+        let saved = leases
+            .get(keys::RETENTION)
+            .map_err(failed("reading the time of retention"))?;
+        let saved = saved.map(|value| codec::retention(&value));
+        let began = match saved {
+            None => wall_clock(),
+            Some(Ok(saved)) => saved,
+            Some(Err(error)) => {
+                // What is kept for too long does no harm.
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "the time of retention cannot be read; rows written before are kept"
+                );
+                Timestamp(0)
+            }
+        };
+        let retention = Self {
+            began,
+            opened: BootTime::now(),
+        };
+        retention.save(leases)?;
+        Ok(retention)
+    }
+
+    /// The time now.
+    pub(super) fn now(&self) -> Timestamp {
+        self.began + self.opened.elapsed()
+    }
+
+    /// Saves the time, without waiting for the disk: what is lost makes rows stay longer.
+    pub(super) fn save(&self, leases: &Keyspace) -> Result<(), StoreError> {
+        let mut encoder = Encoder::default();
+        leases
+            .insert(keys::RETENTION, encoder.retention(self.now()))
+            .map_err(failed("saving the time of retention"))
+    }
+}
