@@ -16,7 +16,6 @@ use std::sync::{Arc, Weak};
 
 use crate::log::{DamagedBatch, LogFile, new_segment, sync_dir, verify};
 use crate::meta::{Meta, MetaError, MetaSnapshot, TOPIC_PREFIX};
-use crate::now_ms;
 use crate::server::Server;
 use crate::topics::{is_topic_name, logs_dir, partition_dir};
 
@@ -279,15 +278,15 @@ impl LogsRestore {
         file.write_all(bytes).map_err(of(path))
     }
 
-    /// Ends the last segment, notes that all of it is of `at_ms` (milliseconds since the Unix epoch), so that no record
-    /// ages in the time since, and syncs everything.
+    /// Ends the last segment, notes that producers of the broker that was copied may still be at work, and syncs
+    /// everything. No record ages between the copy and its restore: retention counts the time for which a broker runs.
     ///
     /// # Errors
     ///
     /// If the disk fails.
-    pub fn finish(mut self, at_ms: i64) -> Result<(), CopyError> {
+    pub fn finish(mut self) -> Result<(), CopyError> {
         self.end_segment()?;
-        self.meta.note_restored(at_ms, now_ms())?;
+        self.meta.note_restored()?;
         self.meta.sync()?;
         sync_below(&logs_dir(&self.dir))
     }

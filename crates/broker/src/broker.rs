@@ -11,14 +11,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use kafka_protocol::protocol::StrBytes;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use crate::BrokerConfig;
 use crate::api::{self, Reply};
 use crate::backup::Logs;
 use crate::connection::{Closed, Connection};
+use crate::connections::{Connections, Place};
 use crate::group::Coordinator;
 use crate::log::{Damage, Limits, LogError, SyncedEnds};
 use crate::meta::{Meta, MetaError};
@@ -26,7 +28,6 @@ use crate::server::{Buffers, Ends, Server};
 use crate::stats::{Counters, Stats, add};
 use crate::sync::{SyncQueue, SyncThreads};
 use crate::topics::{OpenTopicsError, Topics};
-use crate::{BrokerConfig, now_ms};
 
 /// How long to wait after the system refused to accept a connection (it has no more files, say).
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -358,7 +359,8 @@ async fn accept(
     connections: TaskTracker,
     abort: CancellationToken,
 ) {
-    let places = Arc::new(Semaphore::new(server.config.connections_max));
+    let config = &server.config;
+    let places = Connections::new(config.connections_max, config.stall_timeout);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -372,33 +374,34 @@ async fn accept(
                 continue;
             }
         };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+        let Some(place) = places.admit(Instant::now(), abort.child_token()) else {
             let max = server.config.connections_max;
-            tracing::warn!(%peer, max, "closed a new connection: there are too many");
+            tracing::warn!(%peer, max, "closed a new connection: there are too many, and none is idle");
             continue;
         };
-        let (server, abort) = (Arc::clone(&server), abort.clone());
+        let server = Arc::clone(&server);
         connections.spawn(async move {
-            let _place = place;
             let counters = Arc::clone(&server.counters);
             add(&counters.connections, 1);
             tokio::select! {
-                () = serve(stream, peer, server) => {}
-                () = abort.cancelled() => {}
+                () = serve(stream, peer, server, &place) => {}
+                () = place.closing() => {
+                    tracing::info!(%peer, "closed an idle connection to make room for another");
+                }
             }
             counters.connections.fetch_sub(1, Ordering::Relaxed);
         });
     }
 }
 
-async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>) {
+async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, place: &Place) {
     let prepared = stream.set_nodelay(true).and_then(|()| stream.local_addr());
     let Ok(local) = prepared.inspect_err(|error| tracing::debug!(%peer, %error, "gone at once"))
     else {
         return;
     };
     let counters = Arc::clone(&server.counters);
-    let closed = Connection::new(stream, Ends { peer, local }, server)
+    let closed = Connection::new(stream, Ends { peer, local }, server, place)
         .run()
         .await;
     match closed {
@@ -428,8 +431,7 @@ async fn apply_retention(server: Arc<Server>) {
             () = server.stopping.cancelled() => return,
         }
         let applying = Arc::clone(&server);
-        let applied =
-            tokio::task::spawn_blocking(move || applying.topics.apply_retention(now_ms()));
+        let applied = tokio::task::spawn_blocking(move || applying.topics.apply_retention());
         if let Err(error) = applied.await {
             tracing::error!(%error, "applying retention failed");
         }

@@ -24,7 +24,8 @@ pub struct BrokerConfig {
     pub topic_defaults: TopicConfig,
     /// Partitions of all topics together (each holds a file open). Default: 4,000.
     pub partitions_max: usize,
-    /// Open connections; more are closed as they arrive. Default: 1,000.
+    /// Open connections. One more takes the place of the one that has been idle for longest; where none is idle it is
+    /// closed itself. Default: 1,000.
     pub connections_max: usize,
     /// The largest request. Default: 16 MiB.
     pub request_bytes_max: usize,

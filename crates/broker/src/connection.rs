@@ -22,11 +22,12 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::api::{self, LongPoll, Reply};
+use crate::connections::Place;
 use crate::server::{Ends, SMALL_BUFFER_BYTES, Server};
 use crate::stats::add;
 use crate::wire::{self, Malformed};
 
-/// How often the time-outs are looked at.
+/// How often the time-outs are looked at, at least.
 const WATCH_INTERVAL: Duration = Duration::from_secs(5);
 /// What is read at once where nothing larger is expected.
 const READ_BYTES: usize = 16 << 10;
@@ -78,7 +79,8 @@ enum Queued {
     },
 }
 
-pub(crate) struct Connection {
+pub(crate) struct Connection<'a> {
+    place: &'a Place,
     stream: TcpStream,
     ends: Ends,
     server: Arc<Server>,
@@ -95,17 +97,25 @@ pub(crate) struct Connection {
     stopping: Pin<Box<WaitForCancellationFutureOwned>>,
     stopped: bool,
     watch: Pin<Box<Sleep>>,
+    watch_interval: Duration,
     last_traffic: Instant,
     /// Since when the frame at the front of `input` has been incomplete.
     incomplete_since: Option<Instant>,
     last_written: Instant,
 }
 
-impl Connection {
-    pub(crate) fn new(stream: TcpStream, ends: Ends, server: Arc<Server>) -> Self {
+impl<'a> Connection<'a> {
+    pub(crate) fn new(
+        stream: TcpStream,
+        ends: Ends,
+        server: Arc<Server>,
+        place: &'a Place,
+    ) -> Self {
         let now = Instant::now();
+        let watch_interval = WATCH_INTERVAL.min(server.config.idle_timeout / 2);
         let stopping = Box::pin(server.stopping.clone().cancelled_owned());
         Self {
+            place,
             stream,
             ends,
             server,
@@ -120,7 +130,8 @@ impl Connection {
             unsent_bytes: 0,
             stopping,
             stopped: false,
-            watch: Box::pin(tokio::time::sleep(WATCH_INTERVAL)),
+            watch: Box::pin(tokio::time::sleep(watch_interval)),
+            watch_interval,
             last_traffic: now,
             incomplete_since: None,
             last_written: now,
@@ -151,12 +162,16 @@ impl Connection {
                 break;
             }
         }
-        if self.stopped && self.queue.is_empty() && self.output.is_empty() {
+        let is_busy = !self.queue.is_empty() || !self.output.is_empty();
+        self.place.note(self.last_traffic, is_busy);
+        if self.stopped && !is_busy {
             return Ok(Poll::Ready(Closed::Stopping));
         }
         while self.watch.as_mut().poll(cx).is_ready() {
             self.check_time()?;
-            self.watch.as_mut().reset(Instant::now() + WATCH_INTERVAL);
+            self.watch
+                .as_mut()
+                .reset(Instant::now() + self.watch_interval);
         }
         Ok(Poll::Pending)
     }

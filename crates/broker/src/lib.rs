@@ -21,6 +21,8 @@
 //! * **No damaged batch is served.** Checksums are verified each time that a batch is read.
 //! * **A full disk stops nothing but what needs space**: records are refused with an error that producers try
 //!   again after, and taken again as soon as there is room.
+//! * **No clock deletes records early.** Retention counts the time for which the broker has run; see
+//!   `retention.rs`.
 //! * **Nothing is polled.** A waiting fetch is woken by the append itself.
 //! * **No bytes make it panic, and memory is bounded.** Malformed frames close the one
 //!   connection that sent them; frame sizes, connections, requests per connection and the bytes
@@ -40,10 +42,12 @@ mod backup;
 mod broker;
 mod config;
 mod connection;
+mod connections;
 mod group;
 mod log;
 mod meta;
 mod repair;
+mod retention;
 mod server;
 mod stats;
 mod sync;
@@ -65,13 +69,4 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// elsewhere while one was held harms nobody else.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Milliseconds since the Unix epoch, as the protocol counts time.
-fn now_ms() -> i64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| {
-            i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-        })
 }

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 
 use self::store::{Reopening, Store};
+use crate::retention::SegmentAges;
 use crate::{TopicConfig, locked};
 
 /// Producer ids are taken from the store in blocks.
@@ -22,11 +23,12 @@ const PRODUCER_ID_BLOCK: i64 = 1_000;
 
 const CLUSTER_ID: &[u8] = b"cluster-id";
 const NEXT_PRODUCER_ID: &[u8] = b"next-producer-id";
-const RESTORED: &[u8] = b"restored";
+const RUN_TIME: &[u8] = b"run-time";
 /// By how much the ids of producers leap where a backup is restored: further than any process gets.
 const PRODUCER_ID_LEAP: i64 = 1 << 40;
 pub(crate) const TOPIC_PREFIX: &[u8] = b"topic/";
 const LOG_START_PREFIX: &[u8] = b"start/";
+const AGES_PREFIX: &[u8] = b"ages/";
 
 /// Why the store could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -104,21 +106,41 @@ impl Meta {
         Ok(first)
     }
 
-    /// Notes that everything is as it was at `at_ms`, and that it is `now_ms` by now. Producers of the broker that it
-    /// was copied from may go on with ids that it has given out since.
-    pub(crate) fn note_restored(&self, at_ms: i64, now_ms: i64) -> Result<(), MetaError> {
-        let before = self.restored()?.map_or(0, |restored| restored.away_ms);
-        let away_ms = now_ms.saturating_sub(at_ms).max(0).saturating_add(before);
-        self.put_synced(RESTORED, &Restored { at_ms, away_ms })?;
+    /// Notes that all of this is the copy of another broker. Producers of that one may go on with ids that it has
+    /// given out since.
+    pub(crate) fn note_restored(&self) -> Result<(), MetaError> {
         let store = self.store()?;
         let first: i64 = self.get(&store.cluster, NEXT_PRODUCER_ID)?.unwrap_or(0);
         drop(store);
         self.put_synced(NEXT_PRODUCER_ID, &first.saturating_add(PRODUCER_ID_LEAP))
     }
 
-    /// What was restored; `None` if nothing was.
-    pub(crate) fn restored(&self) -> Result<Option<Restored>, MetaError> {
-        self.get(&self.store()?.cluster, RESTORED)
+    /// For how many milliseconds brokers had run on this store when it was last noted.
+    pub(crate) fn run_time_ms(&self) -> Result<u64, MetaError> {
+        Ok(self.get(&self.store()?.cluster, RUN_TIME)?.unwrap_or(0))
+    }
+
+    /// The ages of a partition's segments, as they were last noted.
+    pub(crate) fn ages(&self, topic: [u8; 16], partition: i32) -> Result<SegmentAges, MetaError> {
+        let key = partition_key(AGES_PREFIX, topic, partition);
+        Ok(self.get(&self.store()?.cluster, &key)?.unwrap_or_default())
+    }
+
+    /// Notes for how long brokers have run, and ages that have changed. After a power loss both may be
+    /// those of a little earlier, which makes segments younger.
+    pub(crate) fn put_ages<'a>(
+        &self,
+        run_time_ms: u64,
+        changed: impl Iterator<Item = ([u8; 16], i32, &'a SegmentAges)>,
+    ) -> Result<(), MetaError> {
+        let store = self.store()?;
+        let mut batch = store.database.batch().durability(Some(PersistMode::Buffer));
+        batch.insert(&store.cluster, RUN_TIME, self.encode(&run_time_ms)?);
+        for (topic, partition, ages) in changed {
+            let key = partition_key(AGES_PREFIX, topic, partition);
+            batch.insert(&store.cluster, key, self.encode(ages)?);
+        }
+        self.wrote(batch.commit())
     }
 
     /// All topics.
@@ -137,14 +159,16 @@ impl Meta {
         self.put_synced(&topic_key(name), topic)
     }
 
-    /// Removes a topic with its log starts and committed offsets; durable when it returns.
+    /// Removes a topic with its log starts, ages and committed offsets; durable when it returns.
     pub(crate) fn remove_topic(&self, name: &str, id: [u8; 16]) -> Result<(), MetaError> {
         let store = self.store()?;
         let batch = store.database.batch();
         let mut batch = batch.durability(Some(PersistMode::SyncAll));
         batch.remove(&store.cluster, topic_key(name));
-        for entry in store.cluster.prefix([LOG_START_PREFIX, &id].concat()) {
-            batch.remove(&store.cluster, entry.key().map_err(self.failed("read"))?);
+        for prefix in [LOG_START_PREFIX, AGES_PREFIX] {
+            for entry in store.cluster.prefix([prefix, &id].concat()) {
+                batch.remove(&store.cluster, entry.key().map_err(self.failed("read"))?);
+            }
         }
         for entry in store.offsets.iter() {
             let key = entry.key().map_err(self.failed("read"))?;
@@ -158,7 +182,10 @@ impl Meta {
     /// Where the log of a partition was made to start, if it was.
     pub(crate) fn log_start(&self, topic: [u8; 16], partition: i32) -> Result<i64, MetaError> {
         Ok(self
-            .get(&self.store()?.cluster, &log_start_key(topic, partition))?
+            .get(
+                &self.store()?.cluster,
+                &partition_key(LOG_START_PREFIX, topic, partition),
+            )?
             .unwrap_or(0))
     }
 
@@ -170,7 +197,7 @@ impl Meta {
         offset: i64,
     ) -> Result<(), MetaError> {
         let value = self.encode(&offset)?;
-        let key = log_start_key(topic, partition);
+        let key = partition_key(LOG_START_PREFIX, topic, partition);
         self.wrote(self.store()?.cluster.insert(key, value))
     }
 
@@ -322,25 +349,6 @@ impl Meta {
     }
 }
 
-/// Of when a broker is that was made of a backup. Records from before do not age in the time that nothing ran in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Restored {
-    /// The instant of the backup.
-    at_ms: i64,
-    /// How much later it was restored.
-    away_ms: i64,
-}
-
-impl Restored {
-    /// The time that a record of `timestamp_ms` counts as, to retention.
-    pub(crate) fn counts_as(self, timestamp_ms: i64) -> i64 {
-        match (0..=self.at_ms).contains(&timestamp_ms) {
-            true => timestamp_ms.saturating_add(self.away_ms),
-            false => timestamp_ms,
-        }
-    }
-}
-
 /// The store as it was at one instant.
 pub(crate) struct MetaSnapshot {
     meta: Arc<Meta>,
@@ -372,8 +380,8 @@ fn topic_key(name: &str) -> Vec<u8> {
     [TOPIC_PREFIX, name.as_bytes()].concat()
 }
 
-fn log_start_key(topic: [u8; 16], partition: i32) -> Vec<u8> {
-    [LOG_START_PREFIX, &topic, &partition.to_be_bytes()].concat()
+fn partition_key(prefix: &[u8], topic: [u8; 16], partition: i32) -> Vec<u8> {
+    [prefix, &topic, &partition.to_be_bytes()].concat()
 }
 
 /// Group and topic with their lengths in front, then the partition.
@@ -423,6 +431,10 @@ mod tests {
         let cluster_id = meta.cluster_id().unwrap();
         meta.put_topic("orders", &topic).unwrap();
         meta.put_log_start([7; 16], 2, 40).unwrap();
+        let mut ages = SegmentAges::default();
+        ages.look([(0, 40)].into_iter(), 3_000);
+        let noted = [([7; 16], 2, &ages)].into_iter();
+        meta.put_ages(5_000, noted).unwrap();
         meta.commit_offsets("g", [("orders", 1, committed.clone())].into_iter())
             .unwrap();
         meta.commit_offsets("gg", [("orders", 1, committed.clone())].into_iter())
@@ -437,6 +449,9 @@ mod tests {
         assert_eq!(meta.topics().unwrap(), [("orders".to_owned(), topic)]);
         assert_eq!(meta.log_start([7; 16], 2).unwrap(), 40);
         assert_eq!(meta.log_start([7; 16], 1).unwrap(), 0);
+        assert_eq!(meta.run_time_ms().unwrap(), 5_000);
+        assert_eq!(meta.ages([7; 16], 2).unwrap(), ages);
+        assert_eq!(meta.ages([7; 16], 1).unwrap(), SegmentAges::default());
         assert_eq!(
             meta.offset("g", "orders", 1).unwrap(),
             Some(committed.clone())
@@ -453,23 +468,15 @@ mod tests {
         assert_eq!(meta.topics().unwrap(), []);
         assert_eq!(meta.groups().unwrap(), Vec::<String>::new());
         assert_eq!(meta.log_start([7; 16], 2).unwrap(), 0);
+        assert_eq!(meta.ages([7; 16], 2).unwrap(), SegmentAges::default());
     }
 
     #[test]
-    fn what_was_restored_counts_as_younger_and_what_came_later_as_it_is() {
+    fn a_restored_broker_gives_out_no_producer_id_that_the_copied_one_may_have_given_out_since() {
         let directory = tempfile::tempdir().unwrap();
         let meta = Meta::open(directory.path()).unwrap();
-        assert_eq!(meta.restored().unwrap(), None);
         let before = meta.next_producer_id().unwrap();
-        meta.note_restored(1_000, 5_000).unwrap();
-        let restored = meta.restored().unwrap().unwrap();
-        let counted = [-1, 0, 1_000, 1_001].map(|at_ms| restored.counts_as(at_ms));
-        assert_eq!(counted, [-1, 4_000, 5_000, 1_001]);
-
-        // A backup of what was restored once, restored: what was there at first was away twice.
-        meta.note_restored(7_000, 8_000).unwrap();
-        let restored = meta.restored().unwrap().unwrap();
-        assert_eq!(restored.counts_as(1_000), 6_000);
+        meta.note_restored().unwrap();
         drop(meta);
         let meta = Meta::open(directory.path()).unwrap();
         let after = meta.next_producer_id().unwrap();

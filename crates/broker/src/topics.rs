@@ -14,7 +14,8 @@ use uuid::Uuid;
 
 use crate::log::{Limits, LogError, Partition, sync_dir};
 
-use crate::meta::{Meta, MetaError, Restored, TopicRecord};
+use crate::meta::{Meta, MetaError, TopicRecord};
+use crate::retention::{RunTime, SegmentAges};
 use crate::{TopicConfig, locked};
 
 /// The longest name of a topic, as Kafka has it.
@@ -81,7 +82,9 @@ pub(crate) struct Topics {
     partitions_max: usize,
     limits: Limits,
     meta: Arc<Meta>,
-    restored: Option<Restored>,
+    run_time: RunTime,
+    /// By topic and partition.
+    ages: Mutex<HashMap<(Uuid, i32), SegmentAges>>,
     topics: RwLock<HashMap<Arc<str>, Arc<Topic>>>,
     changing: Mutex<()>,
 }
@@ -113,7 +116,8 @@ impl Topics {
             graves,
             partitions_max,
             limits,
-            restored: meta.restored()?,
+            run_time: RunTime::since(meta.run_time_ms()?),
+            ages: Mutex::default(),
             meta,
             topics: RwLock::default(),
             changing: Mutex::new(()),
@@ -134,6 +138,8 @@ impl Topics {
                         source,
                     })?;
                 partitions.push(partition);
+                let ages = registry.meta.ages(record.id, number)?;
+                locked(&registry.ages).insert((Uuid::from_bytes(record.id), number), ages);
             }
             topics.insert(
                 Arc::clone(&name),
@@ -321,13 +327,35 @@ impl Topics {
     }
 
     /// Applies retention to every partition. Blocks.
-    pub(crate) fn apply_retention(&self, now_ms: i64) {
+    pub(crate) fn apply_retention(&self) {
+        self.apply_retention_at(self.run_time.now_ms());
+    }
+
+    fn apply_retention_at(&self, now_ms: u64) {
+        let mut known = locked(&self.ages);
+        let mut ages = HashMap::with_capacity(known.len());
+        let mut changed = Vec::new();
         for topic in self.all() {
             for partition in &topic.partitions {
-                if let Err(error) = partition.apply_retention(now_ms, self.restored) {
+                let key = (topic.id, partition.index);
+                let before = known.get(&key).cloned().unwrap_or_default();
+                let mut now = before.clone();
+                if let Err(error) = partition.apply_retention(&mut now, now_ms) {
                     tracing::warn!(%error, topic = %topic.name, partition = partition.index, "retention failed");
                 }
+                if now != before {
+                    changed.push(key);
+                }
+                ages.insert(key, now);
             }
+        }
+        *known = ages;
+        // Nothing is noted of a topic that is deleted meanwhile.
+        let _changing = locked(&self.changing);
+        let changed = changed.iter().filter(|(id, _)| self.by_id(*id).is_some());
+        let changed = changed.map(|key| (*key.0.as_bytes(), key.1, &known[key]));
+        if let Err(error) = self.meta.put_ages(now_ms, changed) {
+            tracing::warn!(%error, "the ages of segments were not noted; after a restart they are younger");
         }
     }
 
@@ -416,3 +444,6 @@ fn disk(error: impl std::error::Error) -> TopicError {
     tracing::error!(%error, cause, "a topic could not be changed");
     TopicError::Disk
 }
+
+#[cfg(test)]
+mod tests;

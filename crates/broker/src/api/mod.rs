@@ -92,7 +92,15 @@ pub(crate) fn handle(
             Arc::clone(long_poll),
             head.decode(api, frame)?,
         ),
-        ApiKey::ListOffsets => call.now(&offsets::list_offsets(server, head.decode(api, frame)?)),
+        ApiKey::ListOffsets => {
+            let (version, request) = (head.version, head.decode(api, frame)?);
+            match offsets::reads_much(&request) {
+                true => {
+                    call.blocking(move |call| offsets::list_offsets(&call.server, version, request))
+                }
+                false => call.now(&offsets::list_offsets(server, version, request)),
+            }
+        }
         ApiKey::Metadata => metadata::metadata(call.clone_parts(), head.decode(api, frame)?),
         ApiKey::OffsetCommit => call.now(&commits::commit(server, head.decode(api, frame)?)),
         ApiKey::OffsetFetch => call.now(&commits::committed(

@@ -24,6 +24,10 @@ use crate::topics::Topic;
 
 const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;
+/// The record with the largest timestamp.
+const MAX_TIMESTAMP: i64 = -3;
+/// Since this version clients may ask for it.
+const MAX_TIMESTAMP_SINCE: i16 = 7;
 
 /// The partition, if it can be used.
 fn usable(topic: Option<&Topic>, index: i32) -> Result<&Arc<Partition>, ResponseError> {
@@ -37,13 +41,25 @@ fn usable(topic: Option<&Topic>, index: i32) -> Result<&Arc<Partition>, Response
     }
 }
 
-/// The earliest or latest offset, or the first at or after a time.
-pub(super) fn list_offsets(server: &Server, request: ListOffsetsRequest) -> ListOffsetsResponse {
+/// Whether a request asks for what may take reading a whole segment.
+pub(super) fn reads_much(request: &ListOffsetsRequest) -> bool {
+    let asked = request.topics.iter().flat_map(|topic| &topic.partitions);
+    asked
+        .into_iter()
+        .any(|wanted| wanted.timestamp == MAX_TIMESTAMP)
+}
+
+/// The earliest or latest offset, the first at or after a time, or that of the largest timestamp.
+pub(super) fn list_offsets(
+    server: &Server,
+    version: i16,
+    request: ListOffsetsRequest,
+) -> ListOffsetsResponse {
     let topics = request.topics.into_iter().map(|asked| {
         let topic = server.topics.get(&asked.name);
         let partitions = asked.partitions.into_iter().map(|wanted| {
             let found = usable(topic.as_deref(), wanted.partition_index)
-                .and_then(|partition| offset_at(partition, wanted.timestamp));
+                .and_then(|partition| offset_at(partition, version, wanted.timestamp));
             let answer = ListOffsetsPartitionResponse::default()
                 .with_partition_index(wanted.partition_index)
                 .with_timestamp(-1);
@@ -69,26 +85,30 @@ pub(super) fn list_offsets(server: &Server, request: ListOffsetsRequest) -> List
     ListOffsetsResponse::default().with_topics(topics)
 }
 
-fn offset_at(partition: &Partition, timestamp: i64) -> Result<Option<(i64, i64)>, ResponseError> {
-    match timestamp {
-        LATEST => Ok(Some((partition.high_watermark(), -1))),
-        EARLIEST => Ok(Some((partition.log_start(), -1))),
-        0.. => partition
-            .offset_at_time(timestamp)
-            .map_err(|error| match error {
-                ReadError::OutOfRange => ResponseError::OffsetOutOfRange,
-                ReadError::Offline | ReadError::Io(_) => {
-                    tracing::error!(
-                        %error, topic = %partition.topic, partition = partition.index,
-                        "a log cannot be read"
-                    );
-                    ResponseError::KafkaStorageError
-                }
-                ReadError::Damaged(_) => ResponseError::CorruptMessage,
-                ReadError::Deleted => ResponseError::UnknownTopicOrPartition,
-            }),
-        _ => Err(ResponseError::InvalidRequest),
-    }
+fn offset_at(
+    partition: &Partition,
+    version: i16,
+    timestamp: i64,
+) -> Result<Option<(i64, i64)>, ResponseError> {
+    let found = match timestamp {
+        LATEST => return Ok(Some((partition.high_watermark(), -1))),
+        EARLIEST => return Ok(Some((partition.log_start(), -1))),
+        MAX_TIMESTAMP if version >= MAX_TIMESTAMP_SINCE => partition.largest_timestamp(),
+        0.. => partition.offset_at_time(timestamp),
+        _ => return Err(ResponseError::UnsupportedVersion),
+    };
+    found.map_err(|error| match error {
+        ReadError::OutOfRange => ResponseError::OffsetOutOfRange,
+        ReadError::Offline | ReadError::Io(_) => {
+            tracing::error!(
+                %error, topic = %partition.topic, partition = partition.index,
+                "a log cannot be read"
+            );
+            ResponseError::KafkaStorageError
+        }
+        ReadError::Damaged(_) => ResponseError::CorruptMessage,
+        ReadError::Deleted => ResponseError::UnknownTopicOrPartition,
+    })
 }
 
 /// Moves log starts. Blocks.

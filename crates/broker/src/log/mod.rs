@@ -26,6 +26,8 @@ mod synced;
 mod syncing;
 mod trim;
 
+#[cfg(test)]
+pub(crate) use batch::tests::batch as test_batch;
 pub(crate) use batch::{BatchError, BatchHeader, LEADER_EPOCH};
 pub use damage::{Damage, DamagedBatch};
 pub(crate) use disk::{LogFile, is_full, sync_dir};

@@ -34,6 +34,7 @@ pub(crate) enum ReadError {
 }
 
 /// Where a batch begins that is the one that is looked for, or lies before it.
+#[derive(Clone)]
 struct Place {
     file: Arc<LogFile>,
     position: u64,
@@ -46,6 +47,20 @@ struct Place {
 }
 
 impl Place {
+    /// The whole batch at the place, whose header was read. Its checksum is verified.
+    fn batch(&self, header: &BatchHeader) -> Result<Bytes, ReadError> {
+        let damaged = || self.damaged(self.position, self.offset);
+        if header.bytes as u64 > self.end - self.position {
+            return Err(damaged());
+        }
+        let mut bytes = vec![0; header.bytes];
+        self.file.read_exact_at(&mut bytes, self.position)?;
+        if !header.is_intact(&bytes) {
+            return Err(damaged());
+        }
+        Ok(Bytes::from(bytes))
+    }
+
     /// The batch at `position`, which should begin with `offset`, is damaged.
     fn damaged(&self, position: u64, offset: i64) -> ReadError {
         ReadError::Damaged(DamagedBatch {
@@ -153,21 +168,95 @@ impl Partition {
             let Ok((place, header)) = found else {
                 continue;
             };
-            let damaged = || place.damaged(place.position, place.offset);
-            if header.bytes as u64 > place.end - place.position {
-                return Err(damaged());
-            }
-            let mut bytes = vec![0; header.bytes];
-            place.file.read_exact_at(&mut bytes, place.position)?;
-            if !header.is_intact(&bytes) {
-                return Err(damaged());
-            }
-            let found = batch::first_at(&Bytes::from(bytes), timestamp)
+            let found = batch::first_at(&place.batch(&header)?, timestamp)
                 .unwrap_or((header.base_offset, header.base_timestamp));
             let found = (found.0.max(log_start), found.1);
             return Ok((found.0 < high_watermark).then_some(found));
         }
         Ok(None)
+    }
+
+    /// The offset and timestamp of the first record with the largest timestamp; `None` in an empty log. The
+    /// records of a compressed batch are not decoded: there it is the first record if that one has the
+    /// timestamp, and the last one otherwise.
+    pub(crate) fn largest_timestamp(&self) -> Result<Option<(i64, i64)>, ReadError> {
+        self.find_largest_timestamp()
+            .inspect_err(|error| self.note_damage(error))
+    }
+
+    fn find_largest_timestamp(&self) -> Result<Option<(i64, i64)>, ReadError> {
+        let (log_start, high_watermark) = (self.log_start(), self.high_watermark());
+        let is_visible = |header: &BatchHeader| {
+            header.last_offset().is_some_and(|last| last >= log_start)
+                && header.base_offset < high_watermark
+        };
+        let mut largest: Option<(i64, Place)> = None;
+        for (place, known) in self.visible_segments(log_start, high_watermark)? {
+            let found = match known {
+                Some(known) => Some(known),
+                None => {
+                    let mut found = None;
+                    let _end = seek(place.clone(), |header| {
+                        if is_visible(header) {
+                            found = found.max(Some(header.max_timestamp));
+                        }
+                        false
+                    })?;
+                    found
+                }
+            };
+            // Of equal ones the first.
+            if let Some(found) = found
+                && largest.as_ref().is_none_or(|(largest, _)| found > *largest)
+            {
+                largest = Some((found, place));
+            }
+        }
+        let Some((timestamp, place)) = largest else {
+            return Ok(None);
+        };
+        let wanted = |header: &BatchHeader| is_visible(header) && header.max_timestamp == timestamp;
+        let Ok((place, header)) = seek(place, wanted)? else {
+            return Ok(None);
+        };
+        let offset = match batch::first_at(&place.batch(&header)?, timestamp) {
+            Some((offset, at)) if at == timestamp => offset,
+            Some(_) | None => header.last_offset().unwrap_or(header.base_offset),
+        };
+        Ok(Some((offset.max(log_start), timestamp)))
+    }
+
+    /// The segments with visible records, in order, with the largest timestamp of those that are visible as a whole: the
+    /// index knows it. The others, at the ends of the log, have to be read.
+    fn visible_segments(
+        &self,
+        log_start: i64,
+        high_watermark: i64,
+    ) -> io::Result<Vec<(Place, Option<i64>)>> {
+        let log = locked(&self.log);
+        let closed = log
+            .closed
+            .iter()
+            .map(|closed| (&closed.index, Some(closed)));
+        let all = closed.chain([(&log.active, None)]);
+        let visible =
+            all.filter(|(index, _)| index.next_offset > log_start && index.base < high_watermark);
+        visible
+            .map(|(index, closed)| {
+                let place = Place {
+                    file: match closed {
+                        Some(segment) => segment.file(&self.dir)?,
+                        None => Arc::clone(&log.file),
+                    },
+                    position: 0,
+                    offset: index.base,
+                    is_exact: false,
+                    end: index.bytes,
+                };
+                let is_whole = log_start <= index.base && index.next_offset <= high_watermark;
+                Ok((place, is_whole.then_some(index.max_timestamp)))
+            })
+            .collect()
     }
 
     fn note_damage(&self, error: &ReadError) {
@@ -212,7 +301,7 @@ impl Partition {
 /// The first batch from the place on whose header is `wanted`; the end of the segment if there is none.
 fn seek(
     mut place: Place,
-    wanted: impl Fn(&BatchHeader) -> bool,
+    mut wanted: impl FnMut(&BatchHeader) -> bool,
 ) -> Result<Result<(Place, BatchHeader), Place>, ReadError> {
     let mut buffer = [0; SCAN_BYTES];
     let mut filled = 0..0;

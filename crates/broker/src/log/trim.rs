@@ -1,6 +1,7 @@
 //! Deleting the beginning of a log: by age, by size, and when a client asks for it.
 //!
-//! Whole closed segments are deleted. An active segment that holds nothing worth keeping is closed
+//! An age is one that the broker has [watched](crate::retention), whatever the timestamps of the
+//! records say. Whole closed segments are deleted. An active segment that holds nothing worth keeping is closed
 //! first, so that its space is freed too.
 
 use std::fs;
@@ -11,28 +12,28 @@ use std::sync::atomic::Ordering;
 use super::partition::{Condition, Log, Partition};
 use super::segment::{ClosedSegment, index_path, segment_path};
 use crate::locked;
-use crate::meta::Restored;
+use crate::retention::SegmentAges;
 
 impl Partition {
-    /// Applies the topic's retention at the time `now_ms`, in a log that was `restored` or not.
+    /// Applies the topic's retention at the run time `now_ms`, and brings `ages` up to date.
     pub(crate) fn apply_retention(
         self: &Arc<Self>,
-        now_ms: i64,
-        restored: Option<Restored>,
+        ages: &mut SegmentAges,
+        now_ms: u64,
     ) -> io::Result<()> {
         let mut log = locked(&self.log);
         if self.condition() != Condition::Online {
             return Ok(());
         }
-        let oldest_kept_ms = log.config.retention.map(|retention| {
-            now_ms.saturating_sub(i64::try_from(retention.as_millis()).unwrap_or(i64::MAX))
-        });
-        let is_expired = |max_timestamp: i64| {
-            // Batches without timestamps carry -1 and do not age.
-            let time = restored.map_or(max_timestamp, |restored| restored.counts_as(max_timestamp));
-            oldest_kept_ms.is_some_and(|oldest| (0..oldest).contains(&time))
-        };
-        if is_expired(log.active.max_timestamp) && self.is_visible_whole(&log) {
+        let retention = log.config.retention;
+        let segments = log.closed.iter().map(|segment| &segment.index);
+        let segments = segments.chain((log.active.bytes > 0).then_some(&log.active));
+        // Where nothing expires, nothing needs an age.
+        let aging = segments.filter(|_| retention.is_some());
+        ages.look(aging.map(|index| (index.base, index.next_offset)), now_ms);
+        let is_expired =
+            |base| retention.is_some_and(|retention| ages.is_older(base, retention, now_ms));
+        if is_expired(log.active.base) && self.is_visible_whole(&log) {
             self.roll(&mut log)?;
         }
         let mut bytes = log.active.bytes
@@ -48,7 +49,7 @@ impl Partition {
                 .retention_bytes
                 .is_some_and(|kept| bytes.saturating_sub(first.index.bytes) >= kept);
             let durable = first.index.next_offset <= self.high_watermark();
-            if !durable || !(is_surplus || is_expired(first.index.max_timestamp)) {
+            if !durable || !(is_surplus || is_expired(first.index.base)) {
                 break;
             }
             bytes -= first.index.bytes;

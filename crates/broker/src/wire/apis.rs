@@ -120,7 +120,7 @@ pub(crate) static APIS: &[Api] = &[
     ),
     api_of(
         ApiKey::ListOffsets,
-        1..=6,
+        1..=7,
         6,
         &[
             has(INT),

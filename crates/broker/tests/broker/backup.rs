@@ -14,8 +14,6 @@ use waybill_broker::{CopyError, LogsRestore, LogsSnapshot};
 use crate::common::{BOUND, broker, client, create_topic, producer, read_from};
 
 const TOPIC: &str = "copied";
-/// A time that no clock has reached: what is of then was not away at all.
-const NOW_MS: i64 = i64::MAX;
 
 /// Sends the numbers of `range`, one after the other.
 async fn send(address: SocketAddr, range: std::ops::Range<u32>) {
@@ -53,8 +51,8 @@ fn ends(address: SocketAddr) -> (i64, i64) {
     consumer.fetch_watermarks(TOPIC, 0, BOUND).unwrap()
 }
 
-/// Makes a data directory of a snapshot of `at_ms`, in pieces.
-fn restore(snapshot: &LogsSnapshot, dir: &Path, at_ms: i64) {
+/// Makes a data directory of a snapshot, in pieces.
+fn restore(snapshot: &LogsSnapshot, dir: &Path) {
     let mut restore = LogsRestore::begin(dir).unwrap();
     for entry in snapshot.meta() {
         let (table, key, value) = entry.unwrap();
@@ -73,7 +71,7 @@ fn restore(snapshot: &LogsSnapshot, dir: &Path, at_ms: i64) {
             at += piece.len() as u64;
         }
     }
-    restore.finish(at_ms).unwrap();
+    restore.finish().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -101,7 +99,7 @@ async fn a_copy_has_what_was_there_though_it_is_deleted_while_it_is_read() {
     assert_eq!(ends(address), (42, 50));
 
     let second = dir.path().join("second");
-    restore(&snapshot, &second, NOW_MS);
+    restore(&snapshot, &second);
     drop(snapshot);
     let second = broker(&second).await;
     let restored = second.address();
@@ -142,36 +140,4 @@ fn nothing_is_restored_outside_of_its_directory_or_in_the_place_of_something() {
     restore.begin_segment("t", 0, 7).unwrap();
     let twice = restore.begin_segment("t", 0, 7).unwrap_err();
     assert!(matches!(twice, CopyError::Disk { .. }), "{twice}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn records_do_not_age_in_the_time_between_a_copy_and_its_restore() {
-    const LONG_AGO_MS: i64 = 1_000_000_000_000;
-    let dir = tempfile::tempdir().unwrap();
-    let first = broker(&dir.path().join("first")).await;
-    let address = first.address();
-    create_topic(address, TOPIC, 1, &[]).await;
-    let producer = producer(address, &[]);
-    for _ in 0..3 {
-        let record = FutureRecord::<(), _>::to(TOPIC).payload("old");
-        let record = record.timestamp(LONG_AGO_MS);
-        let sent = producer.send(record, Timeout::After(BOUND)).await;
-        sent.unwrap();
-    }
-    let logs = first.logs();
-    let snapshot = tokio::task::spawn_blocking(move || logs.snapshot());
-    let snapshot = snapshot.await.unwrap().unwrap();
-
-    let [kept, aged] = ["kept", "aged"].map(|name| dir.path().join(name));
-    restore(&snapshot, &kept, LONG_AGO_MS);
-    restore(&snapshot, &aged, NOW_MS);
-    let kept = broker(&kept).await;
-    let aged = broker(&aged).await;
-    // Where they count as they are, retention takes them as soon as the broker has started.
-    let began = std::time::Instant::now();
-    while ends(aged.address()) != (3, 3) {
-        assert!(began.elapsed() < BOUND, "{:?}", ends(aged.address()));
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
-    assert_eq!(ends(kept.address()), (0, 3));
 }

@@ -18,6 +18,7 @@ use kafka_protocol::messages::delete_records_request::{
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::fetch_response::PartitionData;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::list_offsets_response::ListOffsetsPartitionResponse;
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::StrBytes;
 
@@ -64,16 +65,24 @@ async fn fetch(wire: &mut Wire, topic: &str, offset: i64) -> PartitionData {
 
 /// The offset at a time, or -1 (latest) or -2 (earliest).
 async fn offset_at(wire: &mut Wire, topic: &str, timestamp: i64) -> i64 {
+    listed(wire, 6, topic, timestamp).await.offset
+}
+
+async fn listed(
+    wire: &mut Wire,
+    version: i16,
+    topic: &str,
+    timestamp: i64,
+) -> ListOffsetsPartitionResponse {
     let partition = ListOffsetsPartition::default()
         .with_current_leader_epoch(-1)
         .with_timestamp(timestamp);
     let topic = ListOffsetsTopic::default()
         .with_name(topic_name(topic))
         .with_partitions(vec![partition]);
-    let answer = wire
-        .ask(6, &ListOffsetsRequest::default().with_topics(vec![topic]))
-        .await;
-    answer.topics[0].partitions[0].offset
+    let request = ListOffsetsRequest::default().with_topics(vec![topic]);
+    let mut answer = wire.ask(version, &request).await;
+    answer.topics.remove(0).partitions.remove(0)
 }
 
 async fn delete_before(wire: &mut Wire, topic: &str, offset: i64) -> (i16, i64) {

@@ -111,7 +111,7 @@ fn fill(
         }
     }
     store.finish()?;
-    logs.finish(backup.contents().at.0 / 1_000)?;
+    logs.finish()?;
     for dir in [&store_dir, &broker_dir, dir] {
         let synced = File::open(dir).and_then(|dir| dir.sync_all());
         synced.map_err(of(dir))?;

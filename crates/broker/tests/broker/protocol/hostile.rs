@@ -10,7 +10,7 @@ use super::*;
 use crate::common::*;
 
 #[tokio::test]
-async fn frames_and_connections_beyond_their_limits_are_closed() {
+async fn frames_beyond_their_limits_are_closed_and_idle_connections_keep_nobody_out() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker_with(dir.path(), |config| {
         config.connections_max = 3;
@@ -40,9 +40,32 @@ async fn frames_and_connections_beyond_their_limits_are_closed() {
     let mut third = Wire::connect(broker.address()).await;
     second.ask(0, &ApiVersionsRequest::default()).await;
     third.ask(0, &ApiVersionsRequest::default()).await;
-    let mut fourth = Wire::connect(broker.address()).await;
-    assert_eq!(fourth.frame().await, None);
     wire.ask(0, &ApiVersionsRequest::default()).await;
+    let mut fourth = Wire::connect(broker.address()).await;
+    fourth.ask(0, &ApiVersionsRequest::default()).await;
+    assert_eq!(second.frame().await, None, "the longest idle one");
+    for mut other in [wire, third, fourth] {
+        other.ask(0, &ApiVersionsRequest::default()).await;
+    }
+    assert!(broker.shutdown().await);
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_and_one_that_waits_for_records_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let broker = broker_with(dir.path(), |config| {
+        config.idle_timeout = Duration::from_millis(200);
+    })
+    .await;
+    let mut waiting = Wire::connect(broker.address()).await;
+    create(&mut waiting, "t", 1, &[]).await;
+    let fetch = fetch_request("t", 0).with_max_wait_ms(60_000);
+    waiting.send(11, &fetch).await;
+    let mut idle = Wire::connect(broker.address()).await;
+    assert_eq!(idle.frame().await, None);
+    let mut producer = Wire::connect(broker.address()).await;
+    producer.produce("t", &plain(b"x")).await;
+    assert!(waiting.frame().await.is_some());
     assert!(broker.shutdown().await);
 }
 

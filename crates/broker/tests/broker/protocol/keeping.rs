@@ -43,24 +43,50 @@ async fn retention_deletes_closed_segments_by_size_and_by_age() {
     let gone = fetch(&mut wire, "size", earliest - 1).await.error_code;
     assert_eq!(gone, code(ResponseError::OffsetOutOfRange));
 
-    // These records are of 1970, the last one is not.
-    create(&mut wire, "age", 1, &[("retention.ms", "60000")]).await;
+    create(&mut wire, "age", 1, &[("retention.ms", "200")]).await;
     for n in 0..10_u8 {
-        wire.produce("age", &batch_of(-1, -1, -1, 1_000, &[n]))
-            .await;
+        wire.produce("age", &plain(&[n])).await;
     }
     until("all is gone", async || {
         offset_at(&mut wire, "age", -2).await == 10
     })
     .await;
-    let fresh = plain(b"fresh");
-    assert_eq!(wire.produce("age", &fresh).await.base_offset, 10);
-    assert_eq!(fetch(&mut wire, "age", 10).await.high_watermark, 11);
     assert!(broker.shutdown().await);
     let broker = self::broker(dir.path()).await;
     let mut wire = Wire::connect(broker.address()).await;
     assert_eq!(offset_at(&mut wire, "age", -2).await, 10);
-    assert_eq!(offset_at(&mut wire, "age", -1).await, 11);
+    let fresh = plain(b"fresh");
+    assert_eq!(wire.produce("age", &fresh).await.base_offset, 10);
+    assert_eq!(fetch(&mut wire, "age", 10).await.high_watermark, 11);
+    assert!(broker.shutdown().await);
+}
+
+#[tokio::test]
+async fn records_with_old_timestamps_are_kept_as_long_as_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let broker = broker_with(dir.path(), |config| {
+        config.retention_interval = Duration::from_millis(50);
+    })
+    .await;
+    let mut wire = Wire::connect(broker.address()).await;
+    // The first are of 1970, as on a machine that has booted with an old clock.
+    let settings = [("segment.bytes", "1024"), ("retention.ms", "600000")];
+    create(&mut wire, "old", 1, &settings).await;
+    for n in 0..20_u8 {
+        wire.produce("old", &batch_of(-1, -1, -1, 1_000, &[n; 200]))
+            .await;
+    }
+    wire.produce("old", &plain(b"of today")).await;
+    let by_size = [("segment.bytes", "1024"), ("retention.bytes", "1024")];
+    create(&mut wire, "size", 1, &by_size).await;
+    for n in 0..20_u8 {
+        wire.produce("size", &plain(&[n; 200])).await;
+    }
+    until("retention has been applied", async || {
+        offset_at(&mut wire, "size", -2).await > 0
+    })
+    .await;
+    assert_eq!(offset_at(&mut wire, "old", -2).await, 0);
     assert!(broker.shutdown().await);
 }
 
@@ -263,5 +289,32 @@ async fn closed_segments_that_lost_their_index_are_read_once_and_get_a_new_one()
         assert!(closed.len() > 5 && closed.iter().all(|path| path.exists()));
         assert_eq!(read(broker.address(), "t", 1, 40).await.len(), 40);
     }
+    assert!(broker.shutdown().await);
+}
+
+#[tokio::test]
+async fn the_record_with_the_largest_timestamp_is_found() {
+    const MAX_TIMESTAMP: i64 = -3;
+    let dir = tempfile::tempdir().unwrap();
+    let broker = broker(dir.path()).await;
+    let mut wire = Wire::connect(broker.address()).await;
+    create(&mut wire, "t", 1, &[("segment.bytes", "1024")]).await;
+    let empty = listed(&mut wire, 7, "t", MAX_TIMESTAMP).await;
+    assert_eq!(
+        (empty.error_code, empty.offset, empty.timestamp),
+        (0, -1, -1)
+    );
+    for timestamp in [5, 9, 3, 9, 7] {
+        let batch = batch_of(-1, -1, -1, timestamp, &[0; 400]);
+        wire.produce("t", &batch).await;
+    }
+    // The first of equal ones, of those that are left.
+    for (from, expected) in [(0, (1, 9)), (2, (3, 9)), (4, (4, 7)), (5, (-1, -1))] {
+        assert_eq!(delete_before(&mut wire, "t", from).await, (0, from));
+        let found = listed(&mut wire, 7, "t", MAX_TIMESTAMP).await;
+        assert_eq!((found.offset, found.timestamp), expected, "from {from} on");
+    }
+    let refused = listed(&mut wire, 6, "t", MAX_TIMESTAMP).await.error_code;
+    assert_eq!(refused, code(ResponseError::UnsupportedVersion));
     assert!(broker.shutdown().await);
 }
