@@ -51,6 +51,7 @@ use crate::partition::load::{ForRow, Loading};
 use crate::partition::places::{CLOCKS_AHEAD_MAX, KeptPlaces};
 use crate::partition::requests::RequestLog;
 use crate::partition::timers::Timers;
+use crate::partition::unreadable::UnreadableRows;
 use crate::record::{
     AmendRequest, Amendment, CreateRequest, IdOrigin, OperationRequest, Recovery, StepReply,
 };
@@ -72,6 +73,7 @@ mod messages;
 mod places;
 mod requests;
 mod timers;
+mod unreadable;
 
 /// Time that goes back by less than this delays what waits by as much, and nothing else.
 const BACK_MIN: Duration = Duration::from_secs(1);
@@ -111,8 +113,7 @@ pub struct PartitionEngine {
     /// The latest time that it was told since time last went back.
     latest: Timestamp,
     gates: Gates,
-    /// Operations whose rows could not be read, and when the deadline index has them looked at again.
-    unreadable: HashMap<OperationId, Timestamp, IdHash>,
+    unreadable: UnreadableRows,
     stats: EngineStats,
 }
 
@@ -145,7 +146,7 @@ impl PartitionEngine {
             last_stamp: Stamp::default(),
             latest: Timestamp::default(),
             gates: Gates::default(),
-            unreadable: HashMap::with_hasher(IdHash::new(ownership.owner)),
+            unreadable: UnreadableRows::new(ownership.owner),
             stats: EngineStats::default(),
             config,
             workflows,
@@ -506,6 +507,10 @@ impl PartitionEngine {
     /// A reply to an operation that is in memory if it has a row.
     fn reply_known_row(&mut self, offset: Option<Offset>, reply: StepReply, now: Timestamp) {
         self.open.done.replies.extend(offset);
+        self.apply_reply(reply, now);
+    }
+
+    fn apply_reply(&mut self, reply: StepReply, now: Timestamp) {
         let id = reply.operation;
         if self.slots.contains_key(&id) {
             self.with_live(id, now, |live, desk| live.reply(reply, desk));

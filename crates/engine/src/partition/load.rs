@@ -21,10 +21,6 @@ use crate::time::Timestamp;
 /// About how many bytes an event takes that waits for a row, beside what it carries.
 const WAITING_BYTES: usize = 256;
 
-/// Of how many unreadable rows it is remembered that the deadline index will have them looked at. Of
-/// more, some are told of again.
-const UNREADABLE_MAX: usize = 10_000;
-
 /// An operation whose row is awaited.
 #[derive(Debug)]
 pub(super) struct Loading {
@@ -108,9 +104,12 @@ impl PartitionEngine {
         let Some(mut loading) = self.take_loading(id) else {
             return;
         };
-        self.unreadable.remove(&id);
+        let kept = self.unreadable.restored(id);
         if let Some(row) = row {
             self.take_over(*row, now);
+        }
+        for reply in kept {
+            self.apply_reply(reply, now);
         }
         // Recoveries last: a reply that was read in time is not overtaken by its time-out.
         loading
@@ -136,27 +135,26 @@ impl PartitionEngine {
 
     /// Lets go of an operation whose row cannot be read: what waited for it is done, a person is
     /// told, and the row stays as it is. (Nothing is answered: what was asked may have been done
-    /// before.) The deadline index has it looked at again, for the row may have been restored by then;
+    /// before.) Replies are kept until the row can be read. The deadline index has it looked at again, for the row may have been restored by then;
     /// whoever comes for it before adds no other entry, and no other alert.
     pub(super) fn unloadable(&mut self, id: OperationId, cause: String, now: Timestamp) {
         let Some(loading) = self.take_loading(id) else {
             return;
         };
         self.stats.unloadable += 1;
-        let reminded = self.unreadable.get(&id).is_some_and(|again| {
+        let reminded = self.unreadable.again_at(id).is_some_and(|again| {
             let mut waiting = loading.waiting.iter();
             // By another's clock its time may have come already.
-            *again > now && !waiting.any(|event| event.is_of_entry_at(*again))
+            again > now && !waiting.any(|event| event.is_of_entry_at(again))
         });
-        self.let_go(loading.waiting);
+        if !reminded {
+            let again_at = now + self.config.unreadable_again;
+            self.unreadable.remember(id, again_at);
+        }
+        self.let_go(id, loading.waiting);
         if reminded {
             return;
         }
-        if self.unreadable.len() >= UNREADABLE_MAX {
-            self.unreadable.clear();
-        }
-        self.unreadable
-            .insert(id, now + self.config.unreadable_again);
         let error = StepError {
             code: "row-unreadable".to_owned(),
             message: cause,
@@ -167,15 +165,18 @@ impl PartitionEngine {
         self.open.reminders.push(id);
     }
 
-    /// What waited for a row that cannot be read is done, and nothing comes of it.
-    fn let_go(&mut self, waiting: Vec<ForRow>) {
+    /// What waited for a row that cannot be read is done, and nothing but replies is kept of it.
+    fn let_go(&mut self, id: OperationId, waiting: Vec<ForRow>) {
         for event in waiting {
             match event {
                 ForRow::Request { lane, offset, .. } => {
                     self.open.done.consumed.push((lane, offset));
                     self.open.done.requests.push((lane, offset));
                 }
-                ForRow::Reply { offset, .. } => self.open.done.replies.extend(offset),
+                ForRow::Reply { offset, reply } => {
+                    self.open.done.replies.extend(offset);
+                    self.unreadable.keep(id, reply);
+                }
                 ForRow::Recovery { offset, .. } => self.open.done.recoveries.push(offset),
             }
         }

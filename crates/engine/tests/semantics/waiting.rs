@@ -1,6 +1,9 @@
 //! Waiting: for an agent, for a retry, for a row; and what is too long to wait, or to be kept.
 
-use waybill_engine::{Attempt, Command, Exhausted, Message, Outcome, StepDefinition};
+use waybill_engine::{
+    Action, Attempt, AttemptSeen, Command, Exhausted, Message, Outcome, RecoveryVerb,
+    StepDefinition,
+};
 
 use crate::fixture::{Fixture, T0, error, id, ms, reply, request, step, success, told, with_steps};
 
@@ -179,6 +182,37 @@ fn a_row_that_cannot_be_read_holds_nothing_up_and_a_person_is_told() {
     assert_eq!(fixture.engine.loads(), [id(1)]);
     fixture.apply(unloadable());
     assert_eq!(told(&fixture.round()).len(), 2);
+}
+
+#[test]
+fn a_reply_that_came_while_its_row_could_not_be_read_ends_its_attempt_once_it_can_be() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.pass(ms(6_000));
+    fixture.round();
+    assert_eq!(fixture.engine.in_flight().operations, 0, "it is handed off");
+    fixture.reply(id(1), success("a", 1));
+    assert_eq!(fixture.engine.loads(), [id(1)]);
+    fixture.apply(waybill_engine::Event::Unloadable {
+        operation: id(1),
+        cause: "it ends early".to_owned(),
+    });
+    fixture.round();
+    assert_eq!(fixture.replies_checkpoint(), 1, "nothing waits for the row");
+
+    // The row is restored, and by then the attempt is overdue.
+    fixture.pass(ms(6_000));
+    let seen = AttemptSeen {
+        step: "a".to_owned(),
+        action: Action::Run,
+        attempt: Attempt(1),
+    };
+    let budget = ms(10_000);
+    fixture.recover(1, id(1), None, RecoveryVerb::Retry { seen, budget });
+    fixture.load();
+    assert_eq!(told(&fixture.round()).last().unwrap(), "ask b#1 by 22000");
+    assert_eq!(fixture.engine.take_stats().time_outs, 0);
 }
 
 #[test]

@@ -1,0 +1,150 @@
+//! Operations whose rows could not be read, and the replies that came for them meanwhile.
+//!
+//! What must hold: a reply that was read is applied once the row can be read, before anything is
+//! concluded from its absence, as long as this owner lives. (A person was told of the row by then, and
+//! the checkpoint of replies may have passed the record: a later owner does not see it again.)
+
+use std::collections::HashMap;
+
+use crate::advance::pair_bytes;
+use crate::id::{OperationId, OwnerId};
+use crate::partition::hasher::IdHash;
+use crate::record::{Outcome, StepReply};
+use crate::time::Timestamp;
+
+/// Of how many unreadable rows the next look is remembered. Beyond that, some raise a second alert.
+const ROWS_MAX: usize = 10_000;
+
+/// How many bytes of replies are kept for all unreadable rows together. Beyond that, replies are
+/// dropped: their attempts time out and are repeated under the same idempotency key.
+const REPLIES_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// About how many bytes a reply takes beside its outputs.
+const REPLY_BYTES: usize = 256;
+
+/// The rows of one partition that could not be read.
+#[derive(Debug)]
+pub(super) struct UnreadableRows {
+    rows: HashMap<OperationId, UnreadableRow, IdHash>,
+    /// About how many bytes the kept replies take.
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct UnreadableRow {
+    /// When the deadline index has the row looked at again.
+    again_at: Timestamp,
+    /// In the order in which they came.
+    replies: Vec<StepReply>,
+}
+
+impl UnreadableRows {
+    pub(super) fn new(owner: OwnerId) -> Self {
+        Self {
+            rows: HashMap::with_hasher(IdHash::new(owner)),
+            bytes: 0,
+        }
+    }
+
+    /// When the deadline index has the row looked at again, if the row is known to be unreadable.
+    pub(super) fn again_at(&self, id: OperationId) -> Option<Timestamp> {
+        self.rows.get(&id).map(|row| row.again_at)
+    }
+
+    /// Remembers a row, and when it is looked at again.
+    pub(super) fn remember(&mut self, id: OperationId, again_at: Timestamp) {
+        if self.rows.len() >= ROWS_MAX && !self.rows.contains_key(&id) {
+            self.rows.clear();
+            self.bytes = 0;
+        }
+        let row = self.rows.entry(id).or_insert(UnreadableRow {
+            again_at,
+            replies: Vec::new(),
+        });
+        row.again_at = again_at;
+    }
+
+    /// Keeps a reply for when the row can be read, if there is room. The row was remembered.
+    pub(super) fn keep(&mut self, id: OperationId, reply: StepReply) {
+        let bytes = reply_bytes(&reply);
+        if self.bytes + bytes > REPLIES_BYTES_MAX {
+            return;
+        }
+        if let Some(row) = self.rows.get_mut(&id) {
+            self.bytes += bytes;
+            row.replies.push(reply);
+        }
+    }
+
+    /// Forgets a row that could be read, and hands over the replies that were kept for it.
+    pub(super) fn restored(&mut self, id: OperationId) -> Vec<StepReply> {
+        let replies = self.rows.remove(&id).map(|row| row.replies);
+        let replies = replies.unwrap_or_default();
+        self.bytes -= replies.iter().map(reply_bytes).sum::<usize>();
+        replies
+    }
+}
+
+fn reply_bytes(reply: &StepReply) -> usize {
+    let outputs = match &reply.outcome {
+        Outcome::Success { outputs } => pair_bytes(outputs),
+        Outcome::Transient { error }
+        | Outcome::Permanent { error }
+        | Outcome::Unknown { error }
+        | Outcome::NotAttempted { error, .. } => error.code.len() + error.message.len(),
+        Outcome::NotPerformed => 0,
+    };
+    REPLY_BYTES + outputs
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::id::{Attempt, Epoch};
+    use crate::record::Action;
+
+    fn id(number: u128) -> OperationId {
+        OperationId(Uuid::from_u128(number))
+    }
+
+    fn reply(number: u128, bytes: usize) -> StepReply {
+        StepReply {
+            operation: id(number),
+            step: "a".to_owned(),
+            attempt: Attempt(1),
+            epoch: Epoch(1),
+            action: Action::Run,
+            outcome: Outcome::Success {
+                outputs: vec![("made".to_owned(), "x".repeat(bytes))],
+            },
+        }
+    }
+
+    #[test]
+    fn replies_are_kept_up_to_a_bound_of_bytes_which_those_that_were_handed_over_free_again() {
+        let mut rows = UnreadableRows::new(OwnerId(Uuid::from_u128(1)));
+        for number in 0..10 {
+            rows.remember(id(number), Timestamp::default());
+            rows.keep(id(number), reply(number, 1024 * 1024));
+        }
+        let kept: Vec<_> = (0..10)
+            .map(|number| rows.restored(id(number)).len())
+            .collect();
+        assert_eq!(kept, [1, 1, 1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(rows.bytes, 0);
+    }
+
+    #[test]
+    fn no_more_rows_are_remembered_than_the_bound() {
+        let mut rows = UnreadableRows::new(OwnerId(Uuid::from_u128(1)));
+        for number in 0..=ROWS_MAX as u128 {
+            rows.remember(id(number), Timestamp::default());
+            rows.keep(id(number), reply(number, 1));
+        }
+        assert_eq!(rows.rows.len(), 1);
+        assert_eq!(rows.restored(id(ROWS_MAX as u128)).len(), 1);
+        assert_eq!(rows.bytes, 0);
+    }
+}
