@@ -25,6 +25,7 @@ KUBERNETES = ["1.30", "1.37"]
 OVERLAYS = {
     "base": [],
     "overlays/trial": ["monitoring", "dashboards", "tracing"],
+    "overlays/own-workflow": [],
     "overlays/production": ["monitoring", "dashboards", "tracing", "keda", "kafka", "scylla"],
 }
 

@@ -17,7 +17,16 @@ LASTING = ("Deployment", "StatefulSet")
 # Of containers, what kubelet makes; of the image, what its Dockerfile says.
 IMAGE = {"WAYBILL_DATA_DIR": "/var/lib/waybill"}
 GRACE_ROOM = 5
-DNS = 53
+# Resolvers are asked at the second port on OpenShift.
+DNS = {(protocol, port) for protocol in ("UDP", "TCP") for port in (53, 5353)}
+# What the simulated services write a delivery, and how many deliveries a trial is to have room for.
+LEDGER_BYTES, LEDGER_DELIVERIES = 640, 3_000_000
+# By what those who apply from a repository replace a Job, whose pods cannot be changed.
+REPLACED = {
+    "argocd.argoproj.io/hook": "Sync",
+    "argocd.argoproj.io/hook-delete-policy": "BeforeHookCreation",
+    "kustomize.toolkit.fluxcd.io/force": "enabled",
+}
 # ScyllaDB's shards have a port of their own, so far above the common one.
 SHARD_PORT = 10_000
 # What stands in the place of a secret that the binary looks into.
@@ -107,6 +116,13 @@ class Rules:
                 self.wrong(workload, f"volume {volume['name']} is of a kind that is not restricted")
         if workload["kind"] == "Job" and "ttlSecondsAfterFinished" not in workload["spec"]:
             self.wrong(workload, "stays when it has ended, and then cannot be applied again")
+        for key, value in REPLACED.items() if workload["kind"] == "Job" else []:
+            if workload["metadata"].get("annotations", {}).get(key) != value:
+                self.wrong(workload, f"has no annotation {key}: {value}, so that GitOps cannot apply it with another image")
+        if component(workload) == "services":
+            (data,) = [volume for volume in pod["volumes"] if volume["name"] == "data"]
+            if size_of(data["emptyDir"]["sizeLimit"]) < LEDGER_BYTES * LEDGER_DELIVERIES:
+                self.wrong(workload, f"is evicted before its ledger has {LEDGER_DELIVERIES} deliveries")
         for constraint in pod.get("topologySpreadConstraints", []):
             if not matches(constraint["labelSelector"], labels(workload["spec"]["template"])):
                 self.wrong(workload, f"spread over {constraint['topologyKey']} counts other pods than its own")
@@ -194,7 +210,7 @@ class Rules:
                 maps = [one for one in self.render.of("ConfigMap") if name_of(one) == volume["configMap"]["name"]]
                 if not maps:
                     return f"ConfigMap {volume['configMap']['name']} is not there"
-                for name, text in maps[0]["data"].items():
+                for name, text in maps[0].get("data", {}).items():
                     (place / name).write_text(text)
             for source in volume.get("projected", {}).get("sources", []):
                 for item in source["secret"]["items"]:
@@ -313,7 +329,7 @@ class Rules:
                         if workload["kind"] in LASTING and port["port"] not in ports_of(workload):
                             self.wrong(policy, f"{name_of(workload)} has no port {port['port']}")
             for rule in policy["spec"].get("egress", []):
-                if not rule.get("to") or not rule.get("ports"):
+                if not (rule.get("to") and rule.get("ports")) and not is_for_names(rule):
                     self.wrong(policy, "lets pods out to everybody, or to every port")
 
     def check_flows(self):
@@ -321,7 +337,8 @@ class Rules:
         config = next(iter(self.configs.values()))
         brokers, nodes = config["kafka"]["brokers"], config["store"]["scylla"]["nodes"]
         needed = {role: {*brokers, *nodes} for role in ["ingestion", "scheduler", "supervisor", "prepare"]}
-        needed |= {"agents": {*brokers, config["services"]["address"]}, "services": set()}
+        services = self.services_of(config)
+        needed |= {"agents": {*brokers, *services}, "services": set()}
         shards = {f"{host}:{int(port) + SHARD_PORT}" for host, _, port in (node.rpartition(":") for node in nodes)}
         for role in ["ingestion", "scheduler", "supervisor", "prepare"]:
             needed[role] |= shards
@@ -329,18 +346,17 @@ class Rules:
             role = component(workload)
             flows = self.flows(workload)
             wanted = needed[role] | self.collectors(workload)
-            allowed_ports = {DNS} | {int(one.rpartition(":")[2]) for one in wanted.union(*needed.values())}
-            if (("kube-system", DNS) not in flows) or not any(space == "kube-system" for space, _ in flows):
-                self.wrong(workload, "may not ask for names")
+            allowed_ports = {int(one.rpartition(":")[2]) for one in wanted.union(*needed.values())}
+            if not any(is_for_names(rule) for rule in self.ways_out(workload)):
+                self.wrong(workload, "may not ask every resolver for names, wherever the cluster has it")
             ports = {port for _, port in flows}
             for port in ports - allowed_ports:
                 self.wrong(workload, f"may go to port {port}, where nothing is that the configuration names")
             for address in wanted:
                 host, _, port = address.rpartition(":")
                 space = (host.split(".") + [NAMESPACE])[1] if "." in host else NAMESPACE
-                if address == config["services"]["address"] and space != NAMESPACE:
-                    space = "services"
-                if (space, int(port)) not in flows:
+                spaces = {space} | ({"services"} if address in services and space != NAMESPACE else set())
+                if not any((space, int(port)) in flows for space in spaces):
                     self.wrong(workload, f"may not go to {address}")
             if role == "agents" and any(space == "scylla" for space, _ in flows):
                 self.wrong(workload, "may go to the database, and has no business there")
@@ -365,6 +381,21 @@ class Rules:
         if ("tracing" in self.render.components and makes_spans) != bool(endpoint):
             self.wrong(workload, f"{TRACES} is {endpoint}")
         return {urllib.parse.urlsplit(endpoint).netloc} if endpoint else set()
+
+    def services_of(self, config):
+        """Where agents go: each `baseUrl` of the files that the configuration names, and services.address."""
+        built_in = {config["services"]["address"]} if config["agents"]["builtIn"] else set()
+        files = {name: text for one in self.render.of("ConfigMap") for name, text in one.get("data", {}).items()}
+        urls = set()
+        for file in config["agents"]["files"]:
+            for agent in yaml.safe_load(files[pathlib.Path(file).name])["agents"]:
+                urls.add(urllib.parse.urlsplit(agent["http"]["baseUrl"]))
+        return built_in | {f"{url.hostname}:{url.port or (443 if url.scheme == 'https' else 80)}" for url in urls}
+
+    def ways_out(self, workload):
+        """The rules by which a workload may go somewhere."""
+        policies = [one for one in self.render.of("NetworkPolicy") if workload in self.selected(one["spec"]["podSelector"])]
+        return [rule for policy in policies for rule in policy["spec"].get("egress", [])]
 
     def flows(self, workload):
         """Where a workload may go, as (namespace, port)."""
@@ -519,6 +550,17 @@ def matches(selector, given):
         if given.get(expression["key"]) not in expression["values"]:
             return False
     return True
+
+
+def is_for_names(rule):
+    """Whether a rule lets pods out to DNS and nothing else, wherever the resolvers are."""
+    return not rule.get("to") and {(port["protocol"], port["port"]) for port in rule.get("ports", [])} == DNS
+
+
+def size_of(text):
+    """A quantity of bytes."""
+    units = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+    return int(text[:-2]) * units[text[-2:]]
 
 
 def in_words(thing):
