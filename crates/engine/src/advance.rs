@@ -14,7 +14,7 @@ use crate::id::OperationId;
 use crate::operation::{Created, OperationState, ProcessState, StepError, StepProgress, StepState};
 use crate::partition::EngineStats;
 use crate::record::{Action, Outcome, Outputs, StepReply};
-use crate::step::{IllegalTransition, Spread, StepEvent, transition};
+use crate::step::{IllegalTransition, RETRY_AFTER_MAX, Spread, StepEvent, transition};
 use crate::time::Timestamp;
 use crate::workflow::{StepSet, Undo, Workflow};
 
@@ -105,19 +105,22 @@ impl Advance<'_> {
 
     /// Applies a reply. Returns whether it changed anything: a reply to an attempt that is not
     /// under way changes nothing, except that a success in it is kept as evidence, and undone if
-    /// everything else is.
+    /// everything else is. `is_repeat` tells that the record was read before, and what it proves is in the state.
     ///
     /// # Errors
     ///
     /// If the steps are in a state that the engine never makes.
-    pub fn reply(&mut self, reply: StepReply) -> Result<bool, IllegalTransition> {
+    pub fn reply(&mut self, reply: StepReply, is_repeat: bool) -> Result<bool, IllegalTransition> {
         let Some(index) = self.workflow.step_index(&reply.step) else {
             self.stats.stale_replies += 1;
             return Ok(false);
         };
         if !self.answers_attempt_under_way(index, &reply) {
+            if self.is_awaited(index, &reply) {
+                return self.awaited(index, reply);
+            }
             self.stats.stale_replies += 1;
-            return self.late(index, &reply);
+            return self.late(index, &reply, is_repeat);
         }
         let now = self.now;
         let agent = self.workflow.steps()[index].agent_for(reply.action);
@@ -126,8 +129,7 @@ impl Advance<'_> {
                 self.gates.succeeded(agent);
             }
             Outcome::NotAttempted { retry_after_ms, .. } => {
-                let retry_after = Duration::from_millis(u64::from(*retry_after_ms));
-                self.gates.refused(agent, retry_after, now);
+                self.gates.refused(agent, retry_after(*retry_after_ms), now);
             }
             Outcome::Transient { .. } | Outcome::Unknown { .. } => {}
         }
@@ -186,7 +188,7 @@ impl Advance<'_> {
                 self.stats.not_attempted += 1;
                 StepEvent::NotAttempted {
                     error: clipped(error),
-                    retry_after: Duration::from_millis(u64::from(retry_after_ms)),
+                    retry_after: retry_after(retry_after_ms),
                 }
             }
         };
@@ -280,16 +282,16 @@ impl Advance<'_> {
     fn put_off_if_spared(&mut self, index: usize) -> Result<bool, IllegalTransition> {
         let step = &self.workflow.steps()[index];
         let progress = &self.state.steps[index];
-        let direction = progress.direction();
-        let failures = match direction {
-            Action::Compensate => progress.undo_failure_count,
-            Action::Run | Action::Probe => progress.failure_count,
+        let action = step.next_action(progress);
+        let failures = match progress.state {
+            StepState::Compensating => progress.undo_failure_count,
+            _ => progress.failure_count,
         };
         let traffic = match failures {
             0 => Traffic::First,
             _ => Traffic::Retry,
         };
-        let agent = step.agent_for(direction);
+        let agent = step.agent_for(action);
         match self.gates.admit(agent, traffic, self.now) {
             Ok(()) => Ok(false),
             Err(wait) => {
@@ -309,12 +311,50 @@ impl Advance<'_> {
             && step.action == reply.action
     }
 
+    /// Whether this answers the attempt that was under way when the step's undo began, and that the undo waits for.
+    fn is_awaited(&self, index: usize, reply: &StepReply) -> bool {
+        let step = &self.state.steps[index];
+        step.awaited_until.is_some() && (step.attempt, step.action) == (reply.attempt, reply.action)
+    }
+
+    /// The answer that an undo waited for. If it says how the attempt ended, the undo begins.
+    fn awaited(&mut self, index: usize, reply: StepReply) -> Result<bool, IllegalTransition> {
+        let outputs = match reply.outcome {
+            Outcome::Unknown { .. } => return Ok(false),
+            Outcome::Success { outputs } => {
+                self.stats.late_successes += 1;
+                // Those that fit into no row are of no use to the undo either.
+                let is_too_long = self.is_too_long(index, &outputs);
+                Some(outputs).filter(|_| !is_too_long)
+            }
+            Outcome::Transient { .. }
+            | Outcome::Permanent { .. }
+            | Outcome::NotPerformed
+            | Outcome::NotAttempted { .. } => None,
+        };
+        self.step(index, StepEvent::OutcomeKnown { outputs })?;
+        self.go_on()?;
+        Ok(true)
+    }
+
     /// A reply to an attempt that is not under way: of use only if it proves an effect that nothing
-    /// else accounts for.
-    fn late(&mut self, index: usize, reply: &StepReply) -> Result<bool, IllegalTransition> {
+    /// else accounts for. Before the step's undo began that is the success of another attempt than the one that is known
+    /// to have succeeded. Once it began it is any success: an attempt may have been made more than once, and the undo may
+    /// have come before the effect of the copy that this answers.
+    fn late(
+        &mut self,
+        index: usize,
+        reply: &StepReply,
+        is_repeat: bool,
+    ) -> Result<bool, IllegalTransition> {
         let step = &self.state.steps[index];
         let is_success = matches!(reply.outcome, Outcome::Success { .. });
-        let is_known = [step.succeeded, step.late_success].contains(&Some(reply.attempt));
+        let undo_began = matches!(step.state, StepState::Compensating | StepState::Compensated);
+        let is_known = if undo_began {
+            is_repeat
+        } else {
+            [step.succeeded, step.late_success].contains(&Some(reply.attempt))
+        };
         // Of a step that never has an effect nothing can be left to undo.
         let is_over = step.state == StepState::Compensated
             && self.workflow.steps()[index].undo == Undo::Nothing;
@@ -374,6 +414,11 @@ impl Advance<'_> {
         }
         Ok(())
     }
+}
+
+/// How long an agent that did not try is left alone.
+fn retry_after(asked_ms: u32) -> Duration {
+    Duration::from_millis(u64::from(asked_ms)).min(RETRY_AFTER_MAX)
 }
 
 /// An error as it is kept: an agent may say anything, and a row has to hold the errors of all steps.

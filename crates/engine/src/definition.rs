@@ -100,6 +100,9 @@ pub struct CompensationDefinition {
     /// step is undone no earlier.
     #[serde(deserialize_with = "duration")]
     pub settle: Duration,
+    /// Whether the step's service refuses to perform the step once it was undone, whatever comes late. Left out: it
+    /// does not, and an undo counts only once no late attempt can follow it.
+    pub tombstones: bool,
     /// What the agent needs to undo it, as `step.output`: outputs of the step itself, or of steps
     /// that come before it.
     pub needs: Vec<String>,
@@ -114,6 +117,7 @@ impl Default for CompensationDefinition {
             failures_max: Self::failures_max_default(),
             backoff: Backoff::default(),
             settle: Duration::from_secs(1),
+            tombstones: false,
             needs: Vec::new(),
         }
     }
@@ -407,7 +411,7 @@ mod tests {
                 "completeBy": "1500ms", "failuresMax": 3, "kind": "pivot", "exhausted": "wait",
                 "wait": "5m", "probe": true, "uses": ["pickupTime"],
                 "compensation": {"agent": "yard", "completeBy": "2s", "failuresMax": 5,
-                                 "settle": "3s", "needs": ["drone.id"]},
+                                 "settle": "3s", "tombstones": true, "needs": ["drone.id"]},
                 "backoff": {"initial": "50ms", "factor": 1.5, "max": "1m"}}"#,
         )
         .unwrap();
@@ -431,6 +435,7 @@ mod tests {
                     failures_max: 5,
                     backoff: Backoff::default(),
                     settle: Duration::from_secs(3),
+                    tombstones: true,
                     needs: vec!["drone.id".to_owned()],
                 }),
                 exhausted: Some(Exhausted::Wait),

@@ -153,6 +153,23 @@ impl From<Place> for Position {
     }
 }
 
+/// Where a record lies on a topic of which each partition has one log.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct LogPosition {
+    /// The partition.
+    pub partition: PartitionId,
+    /// The offset in it.
+    pub offset: Offset,
+}
+
+impl LogPosition {
+    /// Whether a record lies at or before this one. One of another partition does not.
+    #[must_use]
+    pub fn covers(self, record: Self) -> bool {
+        self.partition == record.partition && self.offset >= record.offset
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

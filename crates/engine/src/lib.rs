@@ -34,7 +34,7 @@ pub use definition::{
     StepDefinition, StepKind, WorkflowDefinition, parse_duration,
 };
 pub use id::{Attempt, BatchNumber, Epoch, Offset, OperationId, OwnerId, PartitionId, ReaderId};
-pub use lane::{ByLane, Lane, Position, Source};
+pub use lane::{ByLane, Lane, LogPosition, Position, Source};
 pub use operation::{
     Amended, Created, HISTORY_MAX, HistoryEntry, OperationError, OperationRow, OperationState,
     ProcessState, RequestHash, StepError, StepProgress, StepState,
@@ -54,6 +54,7 @@ pub use record::{
     IdOrigin, OperationRequest, OperationStatus, OperatorAlert, Outcome, Outputs, OwnerNotice,
     Recovery, RecoveryVerb, StatusKind, StepReply, StepRequest,
 };
+pub use step::RETRY_AFTER_MAX;
 pub use supervision::Supervision;
 pub use time::{Stamp, Timestamp};
 pub use tracker::OffsetTracker;

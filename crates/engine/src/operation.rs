@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::contact::Contact;
 use crate::id::{Attempt, Epoch, OperationId, OwnerId};
-use crate::lane::Position;
+use crate::lane::{LogPosition, Position, Source};
 use crate::partition::Ownership;
 use crate::record::{Action, Outputs};
 use crate::time::{Stamp, Timestamp};
@@ -177,11 +177,21 @@ pub struct StepProgress {
     pub undo_failure_count: u32,
     /// How often in a row its agent did not try.
     pub not_attempted_count: u32,
-    /// Until when an attempt of unknown outcome may still take effect: it is not undone before.
+    /// Until when an attempt of unknown outcome, or another copy of one that was asked for more than once, may still
+    /// take effect: the step is not undone before.
     pub unsettled_until: Option<Timestamp>,
+    /// While the step waits to be undone: until when the answer to the attempt is awaited that was under way when that
+    /// began. The undo begins when it comes, or then.
+    pub awaited_until: Option<Timestamp>,
+    /// When no attempt at performing it can take effect any more, where its service does not refuse what comes after an
+    /// undo. Only an undo that was asked for later is conclusive.
+    pub settled_at: Option<Timestamp>,
+    /// It was undone before that, and is asked about once more then. It stays so if that fails for good.
+    pub is_to_be_confirmed: bool,
     /// The attempt whose success completed it.
     pub succeeded: Option<Attempt>,
-    /// The superseded attempt at performing it that was last found to have succeeded.
+    /// The attempt at performing it that was last found to have succeeded when it was superseded, or when the step was
+    /// being undone.
     pub late_success: Option<Attempt>,
     /// The last failure.
     pub error: Option<StepError>,
@@ -200,18 +210,9 @@ impl StepProgress {
         self.complete_by.is_some()
     }
 
-    /// Whether its next attempt performs the step or undoes it.
-    pub(crate) fn direction(&self) -> Action {
-        match self.state {
-            StepState::Compensating => Action::Compensate,
-            StepState::NotStarted
-            | StepState::Running
-            | StepState::Completed
-            | StepState::Failed
-            | StepState::TimedOut
-            | StepState::Skipped
-            | StepState::Compensated => Action::Run,
-        }
+    /// From when on it may be undone; `None` if that is now.
+    pub(crate) fn undo_from(&self) -> Option<Timestamp> {
+        self.unsettled_until.max(self.awaited_until)
     }
 
     /// Whether the step may have been performed, for all that is known: it was asked for.
@@ -308,6 +309,9 @@ pub struct OperationState {
     pub sequence: u32,
     /// When it was last changed.
     pub updated_at: Timestamp,
+    /// The last record on `step-replies` that its owner read for it before the row was written. A record at or
+    /// before it is one that is read again.
+    pub last_reply: Option<LogPosition>,
     /// Why it failed for good, if it did.
     pub error: Option<OperationError>,
     /// How often it has failed for good: more than once if it was resubmitted.
@@ -324,6 +328,9 @@ pub struct OperationState {
     pub amended: Option<Box<Amended>>,
     /// What was asked of it beside its request, oldest first; at most [`HISTORY_MAX`] entries.
     pub history: Vec<HistoryEntry>,
+    /// The last record of each topic that led to an entry of the history. A record at or before it is one that is read
+    /// again, also where the history has no room for its entry any more.
+    pub last_asked: Vec<(Source, LogPosition)>,
     /// Its steps, in the workflow's order.
     pub steps: Vec<StepProgress>,
 }
@@ -365,8 +372,24 @@ impl OperationState {
         }
     }
 
-    /// Adds an entry to the history.
-    pub(crate) fn note(&mut self, entry: HistoryEntry) {
+    /// Whether a record was read before whose entry the history may have lost. While it has lost none, ids tell.
+    pub(crate) fn was_forgotten(&self, topic: Source, record: LogPosition) -> bool {
+        let mut last = self.last_asked.iter();
+        self.history.len() >= HISTORY_MAX
+            && last.any(|(source, last)| *source == topic && last.covers(record))
+    }
+
+    /// Adds an entry to the history, for a record of a topic.
+    pub(crate) fn note(&mut self, entry: HistoryEntry, topic: Source, record: LogPosition) {
+        match self
+            .last_asked
+            .iter_mut()
+            .find(|(source, _)| *source == topic)
+        {
+            Some((_, last)) if last.covers(record) => {}
+            Some((_, last)) => *last = record,
+            None => self.last_asked.push((topic, record)),
+        }
         if self.history.len() >= HISTORY_MAX {
             self.history.remove(HISTORY_MAX / 2);
         }

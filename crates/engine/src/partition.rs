@@ -38,6 +38,7 @@ pub use config::{
     Census, EngineCheckpoint, EngineConfig, EngineStats, Held, InFlight, Ownership, Room, Waiting,
 };
 pub use event::{Event, ForwardRecord};
+pub(crate) use messages::failure_id;
 
 use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
@@ -100,6 +101,8 @@ pub struct PartitionEngine {
     /// Cancels that came before their creates: these must look for a row though they are new.
     kept_places: KeptPlaces,
     replies: OffsetTracker,
+    /// Where the inbox ended when the lease was taken.
+    replies_end_before: Offset,
     recoveries: OffsetTracker,
     /// Below this offset the inbox holds no reply that was not given.
     replies_read: Offset,
@@ -137,6 +140,7 @@ impl PartitionEngine {
             queue: FairQueue::new(config.expedited_weight),
             kept_places: KeptPlaces::default(),
             replies: OffsetTracker::new(ownership.next.replies),
+            replies_end_before: ownership.replies_end,
             recoveries: OffsetTracker::new(ownership.next.recoveries),
             replies_read: Offset(0),
             timers: Timers::default(),
@@ -507,13 +511,13 @@ impl PartitionEngine {
     /// A reply to an operation that is in memory if it has a row.
     fn reply_known_row(&mut self, offset: Option<Offset>, reply: StepReply, now: Timestamp) {
         self.open.done.replies.extend(offset);
-        self.apply_reply(reply, now);
+        self.apply_reply(offset, reply, now);
     }
 
-    fn apply_reply(&mut self, reply: StepReply, now: Timestamp) {
+    fn apply_reply(&mut self, offset: Option<Offset>, reply: StepReply, now: Timestamp) {
         let id = reply.operation;
         if self.slots.contains_key(&id) {
-            self.with_live(id, now, |live, desk| live.reply(reply, desk));
+            self.with_live(id, now, |live, desk| live.reply(offset, reply, desk));
         } else {
             self.stats.unknown_replies += 1;
         }
@@ -536,7 +540,7 @@ impl PartitionEngine {
         self.open.done.recoveries.push(offset);
         let id = recovery.operation;
         if self.slots.contains_key(&id) {
-            self.with_live(id, now, |live, desk| live.recover(recovery, desk));
+            self.with_live(id, now, |live, desk| live.recover(offset, recovery, desk));
         } else {
             self.stats.recoveries_void += 1;
         }
@@ -585,6 +589,7 @@ impl PartitionEngine {
             gates: &mut self.gates,
             answers: &mut self.open.sends,
             batch: self.open.number,
+            replies_end_before: self.replies_end_before,
             time_outs,
             now,
         };

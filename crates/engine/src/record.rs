@@ -314,7 +314,7 @@ pub enum Outcome {
     NotAttempted {
         /// Why.
         error: StepError,
-        /// How long to wait before asking again, in milliseconds.
+        /// How long to wait before asking again, in milliseconds. What exceeds five minutes is cut.
         retry_after_ms: u32,
     },
 }

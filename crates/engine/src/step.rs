@@ -18,7 +18,9 @@
 //! ```
 //!
 //! A step in `Compensating` waits for its turn (neither `complete_by` nor `retry_at`), has an
-//! attempt under way (`complete_by`), or waits to be tried (`retry_at`).
+//! attempt under way (`complete_by`), or waits to be tried (`retry_at`). Where its service does not refuse what comes
+//! after an undo, an undo that was asked for before all attempts at performing the step had settled leaves it in
+//! `Compensating`: it is asked about once more when they have.
 //!
 //! What must hold: an attempt's number never falls and grows with every attempt, whatever it does;
 //! a step that is skipped never changes again, and one that is completed is only ever undone;
@@ -39,6 +41,10 @@ pub const NOT_ATTEMPTED_WAIT_MIN: Duration = Duration::from_millis(100);
 
 /// Longest wait before an agent that did not try is asked again, unless it asks for more.
 pub const NOT_ATTEMPTED_WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// Longest time for which an agent that did not try is left alone, however long it asks for: one answer holds back all
+/// attempts of a partition at that agent.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(5 * 60);
 
 /// Something that happens to a step.
 #[derive(Clone, PartialEq, Debug)]
@@ -83,7 +89,7 @@ pub enum StepEvent {
     NotAttempted {
         /// Why.
         error: StepError,
-        /// How long it asks to be left alone.
+        /// How long it asks to be left alone, at most [`RETRY_AFTER_MAX`].
         retry_after: Duration,
     },
     /// The attempt under way outlived its complete-by.
@@ -92,7 +98,12 @@ pub enum StepEvent {
     Undo,
     /// All that was done after it is undone: its turn to be undone has come.
     Turn,
-    /// A superseded attempt at performing it has succeeded.
+    /// While it waits to be undone, the attempt that was under way when that began has ended, and how is known.
+    OutcomeKnown {
+        /// What it produced, if it succeeded.
+        outputs: Option<Outputs>,
+    },
+    /// A superseded attempt at performing it has succeeded, or an attempt has after the step's undo began.
     LateSuccess {
         /// The attempt.
         attempt: Attempt,
@@ -119,6 +130,7 @@ impl StepEvent {
             Self::TimedOut => "TimedOut",
             Self::Undo => "Undo",
             Self::Turn => "Turn",
+            Self::OutcomeKnown { .. } => "OutcomeKnown",
             Self::LateSuccess { .. } => "LateSuccess",
             Self::Undone => "Undone",
             Self::Renew => "Renew",
@@ -215,17 +227,34 @@ pub fn transition(
             on.progress.retry_at = Some(now);
         }
         (S::Compensating, E::Turn) if !under_way && !waits => on.turn(),
-        (S::Compensating, E::Retry { budget }) if waits => on.ask(Action::Compensate, budget),
-        (S::Compensating, E::Resume) if under_way => on.resume(),
-        (S::Compensating, E::Succeeded { .. } | E::NotPerformed) if under_way => {
-            on.compensated();
+        (S::Compensating, E::OutcomeKnown { outputs })
+            if !under_way && on.progress.awaited_until.is_some() =>
+        {
+            on.outcome_known(outputs);
         }
+        (S::Compensating, E::Retry { budget }) if waits => {
+            on.ask(on.step.next_action(on.progress), budget);
+        }
+        (S::Compensating, E::Resume) if under_way => on.resume(),
+        // A probe found that the step stands after all: it is undone again.
+        (S::Compensating, E::Succeeded { .. })
+            if under_way && on.progress.action == Action::Probe =>
+        {
+            on.enter(S::Compensating);
+        }
+        (S::Compensating, E::Succeeded { .. } | E::NotPerformed) if under_way => on.undone(),
         (S::Compensating, E::FailedTransiently { error, .. }) if under_way => {
             on.fail_undo(S::Failed, error);
         }
+        // Its agent has no probe: undoing it once more is as good.
+        (S::Compensating, E::FailedPermanently { .. })
+            if under_way && on.progress.action == Action::Probe =>
+        {
+            on.enter(S::Compensating);
+        }
         (S::Compensating, E::FailedPermanently { error }) if under_way => {
             on.fail_undo(S::Failed, error);
-            on.enter(S::Failed);
+            on.progress.state = S::Failed;
             on.progress.retry_at = None;
         }
         (S::Compensating, E::TimedOut) if under_way => {
@@ -255,6 +284,7 @@ pub fn transition(
             E::LateSuccess { attempt },
         ) => {
             on.progress.late_success = Some(attempt);
+            on.progress.is_to_be_confirmed = false;
         }
         (
             state @ (S::NotStarted
@@ -278,6 +308,7 @@ pub fn transition(
             | E::TimedOut
             | E::Undo
             | E::Turn
+            | E::OutcomeKnown { .. }
             | E::LateSuccess { .. }
             | E::Undone
             | E::Renew),
@@ -303,6 +334,8 @@ impl On<'_> {
     /// Enters a state in which no attempt is under way and none follows by itself.
     fn enter(&mut self, state: StepState) {
         self.progress.state = state;
+        self.progress.awaited_until = None;
+        self.progress.is_to_be_confirmed = false;
         self.progress.complete_by = None;
         self.progress.retry_at = None;
         self.progress.changed_at = self.now;
@@ -323,16 +356,34 @@ impl On<'_> {
     fn ask(&mut self, action: Action, budget: Option<Duration>) {
         self.progress.attempt = self.progress.attempt.next();
         self.progress.action = action;
+        self.progress.awaited_until = None;
         self.progress.retry_at = None;
         self.progress.complete_by = Some(self.now + budget.unwrap_or(self.budget()));
         self.progress.changed_at = self.now;
+        self.note_settling();
+    }
+
+    /// Notes until when the attempt under way may take effect, if nothing but that makes an undo conclusive.
+    fn note_settling(&mut self) {
+        if self.progress.action != Action::Run {
+            return;
+        }
+        if let Some(undo) = self.step.compensation().filter(|undo| !undo.tombstones) {
+            let settled_at = self.progress.complete_by.map(|by| by + undo.settle);
+            self.progress.settled_at = self.progress.settled_at.max(settled_at);
+        }
     }
 
     /// Gives the attempt under way its time again. What was asked for before may have been given
-    /// more, by a clock that was ahead.
+    /// more, by a clock that was ahead. From now on the answer to one copy of the request says
+    /// nothing about the other, so a step that can be undone settles first.
     fn resume(&mut self) {
         let complete_by = Some(self.now + self.budget());
         self.progress.complete_by = self.progress.complete_by.max(complete_by);
+        if self.step.compensation().is_some() {
+            self.unsettle();
+        }
+        self.note_settling();
     }
 
     /// How the newest attempt's action is tried.
@@ -344,16 +395,22 @@ impl On<'_> {
         self.tries().complete_by
     }
 
-    /// The attempt under way may take effect until its complete-by, and a while after.
+    /// Until when the attempt under way may take effect: until its complete-by, and a while after. `None` if it does not
+    /// perform the step.
+    fn settles_at(&self) -> Option<Timestamp> {
+        let settle = self
+            .step
+            .compensation()
+            .map_or(Duration::ZERO, |undo| undo.settle);
+        let complete_by = self.progress.complete_by;
+        complete_by
+            .filter(|_| self.progress.action == Action::Run)
+            .map(|by| by + settle)
+    }
+
+    /// The attempt under way, or another copy of it, may take effect after it has ended here.
     fn unsettle(&mut self) {
-        if self.progress.action == Action::Run {
-            let settle = self
-                .step
-                .compensation()
-                .map_or(Duration::ZERO, |undo| undo.settle);
-            let until = self.progress.complete_by.map(|by| by + settle);
-            self.progress.unsettled_until = self.progress.unsettled_until.max(until);
-        }
+        self.progress.unsettled_until = self.progress.unsettled_until.max(self.settles_at());
     }
 
     fn time_out(&self) -> StepError {
@@ -385,12 +442,19 @@ impl On<'_> {
         let failures = self.progress.undo_failure_count;
         let another = failures < self.tries().failures_max;
         let retry_at = self.now + self.retry_wait(failures);
+        let is_to_be_confirmed = self.progress.is_to_be_confirmed;
         self.enter(if another {
             StepState::Compensating
         } else {
             last
         });
-        self.progress.retry_at = another.then_some(retry_at);
+        // Also one that is given up: nothing stands that is known of, so that the steps before it are undone.
+        self.progress.is_to_be_confirmed = is_to_be_confirmed;
+        if another {
+            self.progress.retry_at = Some(retry_at);
+        } else {
+            self.progress.action = Action::Compensate;
+        }
         self.progress.error = Some(error);
     }
 
@@ -414,9 +478,10 @@ impl On<'_> {
     }
 
     fn undo(&mut self) {
-        if self.progress.state == StepState::Running {
-            self.unsettle();
-        }
+        let awaited_until = match self.progress.state {
+            StepState::Running => self.settles_at(),
+            _ => None,
+        };
         let is_definite = self.progress.state == StepState::Failed
             || (self.progress.state == StepState::NotStarted);
         let had_no_effect = is_definite
@@ -428,7 +493,19 @@ impl On<'_> {
             Undo::Impossible if had_no_effect => self.enter(StepState::Compensated),
             Undo::Agent(_) | Undo::Manual | Undo::Impossible => {
                 self.enter(StepState::Compensating);
+                self.progress.awaited_until = awaited_until;
             }
+        }
+    }
+
+    /// How the attempt ended that was under way when the undo began: there is nothing left to wait for, unless an
+    /// earlier attempt, or another copy of this one, has not settled.
+    fn outcome_known(&mut self, outputs: Option<Outputs>) {
+        self.progress.awaited_until = None;
+        self.progress.retry_at = None;
+        if let Some(outputs) = outputs {
+            self.progress.outputs = outputs;
+            self.progress.succeeded = Some(self.progress.attempt);
         }
     }
 
@@ -443,9 +520,25 @@ impl On<'_> {
             });
             return;
         }
-        match self.progress.unsettled_until {
-            Some(until) if until > self.now => self.progress.retry_at = Some(until),
+        match self.progress.undo_from() {
+            Some(from) if from > self.now => self.progress.retry_at = Some(from),
             Some(_) | None => self.ask(Action::Compensate, None),
+        }
+    }
+
+    /// Its agent has undone it, or found nothing to undo. If an attempt at performing it may have taken effect after
+    /// the agent was asked, that is asked again when none can any more.
+    fn undone(&mut self) {
+        let asked_at = self.progress.changed_at;
+        match self.progress.settled_at {
+            Some(settled_at) if settled_at > asked_at => {
+                self.enter(StepState::Compensating);
+                self.progress.is_to_be_confirmed = true;
+                self.progress.retry_at = Some(settled_at);
+                self.progress.undo_failure_count = 0;
+                self.progress.error = None;
+            }
+            Some(_) | None => self.compensated(),
         }
     }
 

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use crate::definition::Exhausted;
 use crate::id::OperationId;
 use crate::operation::{OperationRow, OperationState, ProcessState, StepProgress, StepState};
+use crate::partition::failure_id;
 use crate::record::{Action, AttemptSeen, FailedOperation, Recovery, RecoveryVerb};
 use crate::time::Timestamp;
 use crate::workflow::{Step, Undo, Workflow, Workflows};
@@ -46,12 +47,14 @@ impl Supervision<'_> {
             }
             Some(_) | None => Vec::new(),
         };
+        let failure = failure_id(row.id, row.state.failed_count);
         let mut asked: Vec<_> = verbs
             .into_iter()
-            .map(|(verb, reason)| self.recovery(row.id, verb, reason, now))
+            .map(|(verb, reason)| self.recovery(row.id, failure, verb, reason, now))
             .collect();
         if asked.is_empty() {
-            asked.push(self.recovery(row.id, RecoveryVerb::Wake, "an index entry came up", now));
+            let reason = "an index entry came up";
+            asked.push(self.recovery(row.id, failure, RecoveryVerb::Wake, reason, now));
         }
         if let Some(first) = asked.first_mut() {
             first.due = Some(due);
@@ -79,7 +82,7 @@ impl Supervision<'_> {
             states.any(|(name, state)| **name == *step.name && *state == StepState::Completed)
         };
         let (verb, reason) = decide(workflow.map(|found| &**found), seen, is_completed);
-        Some(self.recovery(failed.operation, verb, reason, now))
+        Some(self.recovery(failed.operation, failed.event_id, verb, reason, now))
     }
 
     fn verbs(
@@ -116,7 +119,7 @@ impl Supervision<'_> {
             (None, Some(retry_at)) => (retry_at, "its time to try again has come"),
             (None, None) => return None,
         };
-        let budget = step.tries_for(progress.direction()).complete_by;
+        let budget = step.tries_for(step.next_action(progress)).complete_by;
         let seen = seen(step, progress);
         (due <= now).then_some((RecoveryVerb::Retry { seen, budget }, reason))
     }
@@ -124,12 +127,13 @@ impl Supervision<'_> {
     fn recovery(
         &self,
         operation: OperationId,
+        failure: Uuid,
         verb: RecoveryVerb,
         reason: &str,
         now: Timestamp,
     ) -> Recovery {
         Recovery {
-            id: recovery_id(operation, &verb),
+            id: recovery_id(operation, failure, &verb),
             operation,
             asked_by: self.name.to_owned(),
             reason: reason.to_owned(),
@@ -140,13 +144,15 @@ impl Supervision<'_> {
     }
 }
 
-/// The same for all that ask the same about the same attempt.
-fn recovery_id(operation: OperationId, verb: &RecoveryVerb) -> Uuid {
+/// The same for all that ask the same about the same attempt, and what to make of a failure, about the same failure:
+/// a step may fail for good twice without a new attempt in between.
+fn recovery_id(operation: OperationId, failure: Uuid, verb: &RecoveryVerb) -> Uuid {
+    let of =
+        |seen: &AttemptSeen| format!("/{}/{}/{}", seen.step, seen.action.as_str(), seen.attempt);
     let about = match verb {
-        RecoveryVerb::Retry { seen, .. }
-        | RecoveryVerb::Park { seen }
-        | RecoveryVerb::Compensate { seen: Some(seen) } => {
-            format!("/{}/{}/{}", seen.step, seen.action.as_str(), seen.attempt)
+        RecoveryVerb::Retry { seen, .. } => of(seen),
+        RecoveryVerb::Park { seen } | RecoveryVerb::Compensate { seen: Some(seen) } => {
+            format!("{}/{failure}", of(seen))
         }
         RecoveryVerb::Wake
         | RecoveryVerb::Compensate { seen: None }

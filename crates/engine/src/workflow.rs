@@ -12,6 +12,7 @@ use std::time::Duration;
 pub use compile::WorkflowError;
 
 use crate::definition::{Backoff, CancelPolicy, Exhausted};
+use crate::operation::{StepProgress, StepState};
 use crate::record::Action;
 
 mod compile;
@@ -131,6 +132,23 @@ impl Step {
         }
     }
 
+    /// What its next attempt does: it performs the step, undoes it, or finds out whether an undo has held. (Whether the
+    /// next attempt at performing it is a probe is decided when it begins; that is asked of the same agent.)
+    #[must_use]
+    pub fn next_action(&self, progress: &StepProgress) -> Action {
+        match progress.state {
+            StepState::Compensating if progress.is_to_be_confirmed && self.probe => Action::Probe,
+            StepState::Compensating => Action::Compensate,
+            StepState::NotStarted
+            | StepState::Running
+            | StepState::Completed
+            | StepState::Failed
+            | StepState::TimedOut
+            | StepState::Skipped
+            | StepState::Compensated => Action::Run,
+        }
+    }
+
     /// How often and for how long an action is tried.
     #[must_use]
     pub fn tries_for(&self, action: Action) -> &Tries {
@@ -174,6 +192,9 @@ pub struct Compensation {
     pub tries: Tries,
     /// How long after its complete-by an attempt of unknown outcome may still take effect.
     pub settle: Duration,
+    /// Whether the step's service refuses to perform it once it was undone. If not, an undo that was asked for before
+    /// all attempts have settled is confirmed afterwards.
+    pub tombstones: bool,
     /// What the agent needs for it, as `step.output`: outputs of the step itself, or of steps that
     /// come before it.
     pub needs: Vec<String>,

@@ -8,19 +8,19 @@
 //! broken body is not trusted, since a wrong one that is too high would keep every later write out.
 //!
 //! ```text
-//! state    format u8 = 3 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState
-//! created  format u8 = 3 · stamp i64 · Created
+//! state    format u8 = 8 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState
+//! created  format u8 = 8 · stamp i64 · Created
 //! lease    format u8 = 4 · Lease              or 3, of before there were layouts;
 //!                    = 5 · Lease · Expedited  once the topic of expedited requests was read
 //! layout   format u8 = 6 · Layout             or 4, of one number of partitions;
 //!                    = 7 · Layout · offsets   of expedited requests, once it holds any
-//! cursor   format u8 = 3 · bucket i64
+//! cursor   format u8 = 8 · bucket i64
 //! ```
 //!
 //! Where the database itself keeps stamp and expiry of a value (CQL), it is written bare:
 //!
 //! ```text
-//! state, created    format u8 = 3 · OperationState, Created
+//! state, created    format u8 = 8 · OperationState, Created
 //! lease, layout     as above
 //! ```
 //!
@@ -46,7 +46,10 @@ use crate::layout::{Layout, LayoutGeneration};
 use crate::lease::{Checkpoint, Lease, LeaseKey, LeaseRole};
 
 /// The format that this program writes, and the only one that it reads, but for leases.
-const FORMAT: u8 = 3;
+const FORMAT: u8 = 8;
+
+/// The format of leases of before there were layouts.
+const LEASE_FORMAT_3: u8 = 3;
 
 /// The format of leases of readers that have read no expedited requests.
 const LEASE_FORMAT: u8 = 4;
@@ -201,8 +204,10 @@ pub(crate) fn created(bytes: &[u8]) -> Result<(Stamp, Created), Malformed> {
 
 /// Reads a lease, also one that was written before there were layouts: it is of the first one.
 pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Malformed> {
-    if bytes.first() == Some(&FORMAT) {
-        return Reader::new(bytes)?.body().map(Format3Lease::read);
+    if bytes.first() == Some(&LEASE_FORMAT_3) {
+        return Reader::of(LEASE_FORMAT_3, bytes)?
+            .body()
+            .map(Format3Lease::read);
     }
     let lease: Lease = match bytes.first() {
         Some(&LEASE_FORMAT_WITH_EXPEDITED) => {

@@ -50,7 +50,7 @@ impl Advance<'_> {
                 continue;
             }
             // Whoever has to wait until late calls have settled is not asked for yet.
-            let is_settled = progress.unsettled_until.is_none_or(|at| at <= self.now);
+            let is_settled = progress.undo_from().is_none_or(|at| at <= self.now);
             if is_settled && self.has_agent_to_undo(index) && self.put_off_if_spared(index)? {
                 continue;
             }
@@ -86,11 +86,13 @@ impl Advance<'_> {
         matches!(self.workflow.steps()[index].undo, Undo::Agent(_))
     }
 
-    /// Whether a step that came after this one is still to be undone.
+    /// Whether a step that came after this one is still to be undone. (Of one that was, and is to be confirmed, nothing
+    /// stands that is known of.)
     fn is_something_left_behind(&self, index: usize) -> bool {
         let mut steps = self.workflow.steps().iter().zip(&self.state.steps);
         steps.any(|(step, progress)| {
             step.ancestors.contains(index)
+                && !progress.is_to_be_confirmed
                 && (progress.state == StepState::Compensating || undo_failed(progress))
         })
     }

@@ -10,7 +10,7 @@ use crate::advance::{Advance, Patience, next_due, pair_bytes};
 use crate::contact::Contact;
 use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
-use crate::lane::{Lane, Position};
+use crate::lane::{Lane, LogPosition, Position};
 use crate::operation::{
     Created, HistoryEntry, OperationError, OperationRow, OperationState, ProcessState, StepError,
     StepState,
@@ -43,6 +43,8 @@ pub(super) struct Desk<'a> {
     pub(super) answers: &'a mut Vec<Message>,
     /// The batch that is being filled.
     pub(super) batch: BatchNumber,
+    /// Where the inbox ended when the lease was taken. An earlier owner may have read what lies before.
+    pub(super) replies_end_before: Offset,
     /// Whether replies were read so far that a missing one is missing.
     pub(super) time_outs: bool,
     pub(super) now: Timestamp,
@@ -254,12 +256,14 @@ impl Live {
         Ok(())
     }
 
-    /// Applies a reply if it means anything.
+    /// Applies a reply if it means anything. `offset` is where its record lies, if it has one.
     pub(super) fn reply(
         &mut self,
+        offset: Option<Offset>,
         reply: StepReply,
         desk: &mut Desk<'_>,
     ) -> Result<(), IllegalTransition> {
+        let is_repeat = self.is_repeat(offset, desk);
         let grown = match &reply.outcome {
             Outcome::Success { outputs } => pair_bytes(outputs),
             Outcome::Transient { .. }
@@ -272,11 +276,28 @@ impl Live {
             desk.stats.stale_replies += 1;
             return Ok(());
         };
-        if advance.reply(reply)? {
+        if advance.reply(reply, is_repeat)? {
             self.bytes += grown;
             self.changed(desk);
         }
         Ok(())
+    }
+
+    /// Whether a record of `step-replies` was read for this operation before, and notes that it was. Owners read a log
+    /// in its order, and what they make of a record is in the row with the note. (What has no record is never repeated,
+    /// and no owner reads a record twice.)
+    fn is_repeat(&mut self, offset: Option<Offset>, desk: &Desk<'_>) -> bool {
+        let Some(offset) = offset else {
+            return false;
+        };
+        let partition = desk.ownership.partition;
+        let record = LogPosition { partition, offset };
+        let last = &mut self.state.last_reply;
+        if offset < desk.replies_end_before && last.is_some_and(|last| last.covers(record)) {
+            return true;
+        }
+        *last = Some(record);
+        false
     }
 
     /// Applies what is due.

@@ -108,8 +108,8 @@ impl PartitionEngine {
         if let Some(row) = row {
             self.take_over(*row, now);
         }
-        for reply in kept {
-            self.apply_reply(reply, now);
+        for (offset, reply) in kept {
+            self.apply_reply(offset, reply, now);
         }
         // Recoveries last: a reply that was read in time is not overtaken by its time-out.
         loading
@@ -175,7 +175,7 @@ impl PartitionEngine {
                 }
                 ForRow::Reply { offset, reply } => {
                     self.open.done.replies.extend(offset);
-                    self.unreadable.keep(id, reply);
+                    self.unreadable.keep(id, (offset, reply));
                 }
                 ForRow::Recovery { offset, .. } => self.open.done.recoveries.push(offset),
             }

@@ -5,6 +5,8 @@
 //! the last byte, for the row holds what it tells until the next one has a number; a repeated record
 //! of a failure may show steps further than its first did, where something ran on beside the failure.
 
+use uuid::Uuid;
+
 use std::sync::Arc;
 
 use crate::advance::results_for;
@@ -290,7 +292,7 @@ fn failed_operation(live: &Live) -> Option<Message> {
     });
     let steps = || created.step_names.iter().zip(&state.steps);
     Some(Message::Failed(Box::new(FailedOperation {
-        event_id: live.id.event_id(&format!("failed-{}", state.failed_count)),
+        event_id: failure_id(live.id, state.failed_count),
         operation: live.id,
         caller_id: created.caller_id.clone(),
         workflow: created.workflow.to_string(),
@@ -404,4 +406,9 @@ pub(super) fn unloadable_alert(id: OperationId, error: StepError, now: Timestamp
             .to_owned(),
         at: now,
     }))
+}
+
+/// What tells the failures for good of one operation apart, which are counted from 1.
+pub(crate) fn failure_id(operation: OperationId, failed_count: u32) -> Uuid {
+    operation.event_id(&format!("failed-{failed_count}"))
 }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use crate::advance::pair_bytes;
-use crate::id::{OperationId, OwnerId};
+use crate::id::{Offset, OperationId, OwnerId};
 use crate::partition::hasher::IdHash;
 use crate::record::{Outcome, StepReply};
 use crate::time::Timestamp;
@@ -22,6 +22,9 @@ const REPLIES_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// About how many bytes a reply takes beside its outputs.
 const REPLY_BYTES: usize = 256;
 
+/// A reply, with its offset on `step-replies` if it came by the topic.
+pub(super) type KeptReply = (Option<Offset>, StepReply);
+
 /// The rows of one partition that could not be read.
 #[derive(Debug)]
 pub(super) struct UnreadableRows {
@@ -35,7 +38,7 @@ struct UnreadableRow {
     /// When the deadline index has the row looked at again.
     again_at: Timestamp,
     /// In the order in which they came.
-    replies: Vec<StepReply>,
+    replies: Vec<KeptReply>,
 }
 
 impl UnreadableRows {
@@ -65,7 +68,7 @@ impl UnreadableRows {
     }
 
     /// Keeps a reply for when the row can be read, if there is room. The row was remembered.
-    pub(super) fn keep(&mut self, id: OperationId, reply: StepReply) {
+    pub(super) fn keep(&mut self, id: OperationId, reply: KeptReply) {
         let bytes = reply_bytes(&reply);
         if self.bytes + bytes > REPLIES_BYTES_MAX {
             return;
@@ -77,7 +80,7 @@ impl UnreadableRows {
     }
 
     /// Forgets a row that could be read, and hands over the replies that were kept for it.
-    pub(super) fn restored(&mut self, id: OperationId) -> Vec<StepReply> {
+    pub(super) fn restored(&mut self, id: OperationId) -> Vec<KeptReply> {
         let replies = self.rows.remove(&id).map(|row| row.replies);
         let replies = replies.unwrap_or_default();
         self.bytes -= replies.iter().map(reply_bytes).sum::<usize>();
@@ -85,7 +88,7 @@ impl UnreadableRows {
     }
 }
 
-fn reply_bytes(reply: &StepReply) -> usize {
+fn reply_bytes((_, reply): &KeptReply) -> usize {
     let outputs = match &reply.outcome {
         Outcome::Success { outputs } => pair_bytes(outputs),
         Outcome::Transient { error }
@@ -109,8 +112,8 @@ mod tests {
         OperationId(Uuid::from_u128(number))
     }
 
-    fn reply(number: u128, bytes: usize) -> StepReply {
-        StepReply {
+    fn reply(number: u128, bytes: usize) -> KeptReply {
+        let reply = StepReply {
             operation: id(number),
             step: "a".to_owned(),
             attempt: Attempt(1),
@@ -119,7 +122,8 @@ mod tests {
             outcome: Outcome::Success {
                 outputs: vec![("made".to_owned(), "x".repeat(bytes))],
             },
-        }
+        };
+        (None, reply)
     }
 
     #[test]

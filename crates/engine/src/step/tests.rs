@@ -31,6 +31,7 @@ fn step() -> Step {
                 backoff: Backoff::default(),
             },
             settle: Duration::from_secs(3),
+            tombstones: true,
             needs: Vec::new(),
         }),
         is_pivot: false,
@@ -117,6 +118,12 @@ fn in_state(name: &str) -> StepProgress {
             retry_at,
             ..base
         },
+        "Compensating, awaiting an answer" => StepProgress {
+            state: StepState::Compensating,
+            awaited_until: Some(Timestamp::from_millis(1_003_500)),
+            retry_at: Some(Timestamp::from_millis(1_003_500)),
+            ..base
+        },
         "Undo failed for good" => StepProgress {
             state: StepState::Failed,
             action: Action::Compensate,
@@ -133,7 +140,7 @@ fn in_state(name: &str) -> StepProgress {
     }
 }
 
-const STATES: [&str; 14] = [
+const STATES: [&str; 15] = [
     "NotStarted",
     "NotStarted, to be tried again",
     "Running",
@@ -146,11 +153,12 @@ const STATES: [&str; 14] = [
     "Compensating, waiting",
     "Compensating, under way",
     "Compensating, to be tried again",
+    "Compensating, awaiting an answer",
     "Undo failed for good",
     "Compensated",
 ];
 
-fn events() -> [StepEvent; 16] {
+fn events() -> [StepEvent; 17] {
     [
         StepEvent::Start,
         StepEvent::Skip,
@@ -173,6 +181,9 @@ fn events() -> [StepEvent; 16] {
         StepEvent::TimedOut,
         StepEvent::Undo,
         StepEvent::Turn,
+        StepEvent::OutcomeKnown {
+            outputs: Some(outputs()),
+        },
         StepEvent::LateSuccess {
             attempt: Attempt(1),
         },
@@ -190,6 +201,7 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
         state,
         complete_by: None,
         retry_at: None,
+        awaited_until: None,
         changed_at: NOW,
         ..before.clone()
     };
@@ -235,7 +247,8 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
             | "Failed, to be tried again"
             | "TimedOut, to be tried again"
             | "Compensating, waiting"
-            | "Compensating, to be tried again",
+            | "Compensating, to be tried again"
+            | "Compensating, awaiting an answer",
             "PutOff",
         ) => Some(StepProgress {
             retry_at: Some(NOW),
@@ -249,6 +262,7 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
         ) => Some(asked(StepState::Running, Action::Run, 3, 10)),
         ("Running", "Resume") => Some(StepProgress {
             complete_by: Some(Timestamp::from_millis(1_010_000)),
+            unsettled_until: Some(Timestamp::from_millis(1_013_000)),
             ..before
         }),
         ("Running", "Succeeded") => Some(StepProgress {
@@ -277,7 +291,7 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
             ..failed(StepState::TimedOut, timed_out("10s"))
         }),
         ("Running", "Undo") => Some(StepProgress {
-            unsettled_until: unsettled,
+            awaited_until: unsettled,
             ..entered(StepState::Compensating)
         }),
         (
@@ -311,9 +325,16 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
         ("Compensating, waiting", "Turn") => {
             Some(asked(StepState::Compensating, Action::Compensate, 3, 20))
         }
-        ("Compensating, to be tried again", "Retry") => {
+        ("Compensating, to be tried again" | "Compensating, awaiting an answer", "Retry") => {
             Some(asked(StepState::Compensating, Action::Compensate, 3, 20))
         }
+        ("Compensating, awaiting an answer", "OutcomeKnown") => Some(StepProgress {
+            awaited_until: None,
+            retry_at: None,
+            outputs: outputs(),
+            succeeded: Some(Attempt(2)),
+            ..before
+        }),
         ("Compensating, under way", "Resume") => Some(StepProgress {
             complete_by: Some(Timestamp::from_millis(1_020_000)),
             ..before
@@ -337,6 +358,7 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
             "Compensating, waiting"
             | "Compensating, under way"
             | "Compensating, to be tried again"
+            | "Compensating, awaiting an answer"
             | "Undo failed for good",
             "Undone",
         ) => Some(undone()),
@@ -344,6 +366,7 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
             "Compensating, waiting"
             | "Compensating, under way"
             | "Compensating, to be tried again"
+            | "Compensating, awaiting an answer"
             | "Compensated",
             "LateSuccess",
         ) => Some(late(entered(StepState::Compensating))),
@@ -418,6 +441,108 @@ fn a_step_of_unknown_outcome_is_undone_only_once_it_has_settled() {
     transition(&mut progress, StepEvent::Turn, &step(), spread(), NOW).unwrap();
     assert_eq!(progress.retry_at, Some(Timestamp::from_millis(1_003_500)));
     assert_eq!(progress.attempt, Attempt(2), "nothing was asked for yet");
+}
+
+/// A step whose service does not refuse what comes after an undo, with a probe or without.
+fn forgetful(probe: bool) -> Step {
+    let mut step = Step { probe, ..step() };
+    if let Undo::Agent(undo) = &mut step.undo {
+        undo.tombstones = false;
+    }
+    step
+}
+
+#[test]
+fn an_undo_counts_once_it_was_asked_for_after_all_attempts_had_settled() {
+    let step = forgetful(false);
+    let mut progress = StepProgress::default();
+    let mut happen = |event, seconds| {
+        let now = NOW + Duration::from_secs(seconds);
+        transition(&mut progress, event, &step, spread(), now).unwrap();
+        (progress.state, progress.retry_at, progress.attempt)
+    };
+    let undone = || StepEvent::Succeeded {
+        outputs: Outputs::new(),
+    };
+    happen(StepEvent::Start, 0);
+    happen(StepEvent::Succeeded { outputs: outputs() }, 1);
+    happen(StepEvent::Undo, 2);
+    happen(StepEvent::Turn, 2);
+    let settled_at = Some(NOW + Duration::from_secs(13));
+    assert_eq!(
+        happen(undone(), 14),
+        (StepState::Compensating, settled_at, Attempt(2)),
+        "it was asked for at 2, whenever it was done"
+    );
+    happen(StepEvent::Retry { budget: None }, 14);
+    assert_eq!(
+        happen(undone(), 15),
+        (StepState::Compensated, None, Attempt(3))
+    );
+}
+
+#[test]
+fn an_undo_is_confirmed_by_a_probe_where_there_is_one_and_made_again_if_the_step_stands() {
+    for (answer, expected) in [
+        (StepEvent::NotPerformed, StepState::Compensated),
+        (
+            StepEvent::Succeeded { outputs: outputs() },
+            StepState::Compensating,
+        ),
+        (
+            StepEvent::FailedPermanently {
+                error: error("probe-unknown"),
+            },
+            StepState::Compensating,
+        ),
+    ] {
+        let step = forgetful(true);
+        let mut progress = StepProgress {
+            retry_at: Some(NOW),
+            settled_at: Some(NOW),
+            is_to_be_confirmed: true,
+            ..in_state("Compensating, to be tried again")
+        };
+        let mut happen = |event| transition(&mut progress, event, &step, spread(), NOW).unwrap();
+        happen(StepEvent::Retry { budget: None });
+        happen(answer.clone());
+        assert_eq!(progress.state, expected, "{answer:?}");
+        if expected == StepState::Compensated {
+            continue;
+        }
+        assert_eq!(progress.action, Action::Probe);
+        let mut happen = |event| transition(&mut progress, event, &step, spread(), NOW).unwrap();
+        happen(StepEvent::Turn);
+        happen(StepEvent::Succeeded {
+            outputs: Outputs::new(),
+        });
+        assert_eq!(progress.state, StepState::Compensated, "{answer:?}");
+        assert_eq!(progress.action, Action::Compensate);
+    }
+}
+
+#[test]
+fn a_probe_that_keeps_failing_is_an_undo_that_failed() {
+    let step = forgetful(true);
+    let mut progress = StepProgress {
+        retry_at: Some(NOW),
+        settled_at: Some(NOW),
+        is_to_be_confirmed: true,
+        undo_failure_count: 0,
+        ..in_state("Compensating, to be tried again")
+    };
+    for failure in 1..=3 {
+        let mut happen = |event| transition(&mut progress, event, &step, spread(), NOW).unwrap();
+        happen(StepEvent::Retry { budget: None });
+        happen(StepEvent::TimedOut);
+        assert_eq!(progress.undo_failure_count, failure);
+        assert!(
+            progress.is_to_be_confirmed,
+            "the steps before it are undone"
+        );
+    }
+    assert!(progress.failed_for_good());
+    assert_eq!(progress.action, Action::Compensate);
 }
 
 #[test]

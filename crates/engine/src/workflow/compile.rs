@@ -336,6 +336,7 @@ fn undo(
             backoff: compensation.backoff,
         },
         settle: compensation.settle,
+        tombstones: compensation.tombstones,
         needs: compensation.needs,
     }))
 }

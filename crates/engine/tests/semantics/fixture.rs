@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Action, AmendRequest, Amendment, Attempt, Batch, BatchNumber, ByLane, Command, CreateRequest,
-    EngineConfig, Epoch, Event, Held, IdOrigin, Lane, Message, Offset, OperationId,
-    OperationRequest, OperationRow, OperationState, Outcome, OwnerId, Ownership, PartitionEngine,
-    PartitionId, Places, Recovery, RecoveryVerb, RequestHash, Room, Stamp, StepDefinition,
-    StepError, StepReply, StepState, Supervision, Timestamp, Workflow, WorkflowDefinition,
-    Workflows,
+    Action, AmendRequest, Amendment, Attempt, Batch, BatchNumber, ByLane, Command,
+    CompensationDefinition, CreateRequest, EngineConfig, Epoch, Event, Held, IdOrigin, Lane,
+    Message, Offset, OperationId, OperationRequest, OperationRow, OperationState, Outcome, OwnerId,
+    Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb, RequestHash, Room,
+    Stamp, StepDefinition, StepError, StepReply, StepState, Supervision, Timestamp, Workflow,
+    WorkflowDefinition, Workflows,
 };
 
 pub const T0: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -51,9 +51,14 @@ pub fn request(operation: OperationId) -> CreateRequest {
     }
 }
 
+/// A step whose service refuses to perform it once it was undone.
 pub fn step(name: &str) -> StepDefinition {
     StepDefinition {
         failures_max: 2,
+        compensation: Some(CompensationDefinition {
+            tombstones: true,
+            ..CompensationDefinition::default()
+        }),
         ..StepDefinition::new(name, format!("{name}-agent"))
     }
 }

@@ -7,6 +7,7 @@ mod keeping;
 mod limits;
 mod owners;
 mod passing;
+mod settling;
 mod table;
 mod undoing;
 mod waiting;

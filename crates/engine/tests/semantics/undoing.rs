@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use waybill_engine::{
-    Action, Amendment, Attempt, AttemptSeen, Exhausted, Lane, Message, Offset, Outcome,
-    PartitionId, Position, ProcessState, RecoveryVerb, StepDefinition, StepKind, Workflows,
+    Action, Amendment, Attempt, AttemptSeen, CreateRequest, Exhausted, HISTORY_MAX, Lane, Message,
+    Offset, Outcome, PartitionId, Position, ProcessState, RecoveryVerb, StepDefinition, StepKind,
+    Workflows,
 };
 
 use crate::fixture::{
@@ -325,6 +326,7 @@ fn nothing_goes_back_once_a_pivot_is_completed() {
     let mut fixture = with_steps(vec![
         StepDefinition {
             kind: StepKind::Pivot,
+            compensation: None,
             ..step("a")
         },
         step("b"),
@@ -359,18 +361,133 @@ fn a_success_that_comes_after_its_step_was_undone_is_undone_too() {
         "{reopened:?}"
     );
     fixture.undo_reply(id(1), reply("a", 3, undone()));
-    fixture.reply(id(1), success("a", 1));
     assert_eq!(
         told(&fixture.round()).last().unwrap(),
-        "status 2 Final Cancelled",
-        "the same evidence is not undone twice"
+        "status 2 Final Cancelled"
     );
+}
+
+/// A step `a` that was performed, refused at `b`, and undone; the operation ended `Compensated`.
+fn compensated() -> Fixture {
+    let mut fixture = refused_at_b();
+    fixture.round();
+    fixture.undo_reply(id(1), reply("b", 2, undone()));
+    fixture.round();
+    fixture.undo_reply(id(1), reply("a", 2, undone()));
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Compensated);
+    fixture
+}
+
+#[test]
+fn a_success_of_an_attempt_that_had_succeeded_is_undone_once_more_if_it_comes_after_the_undo_began()
+{
+    // While the undo is under way: what it undoes may have come before the second copy's effect.
+    let mut fixture = refused_at_b();
+    fixture.round();
+    fixture.undo_reply(id(1), reply("b", 2, undone()));
+    fixture.round();
+    fixture.reply(id(1), success("a", 1));
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "row Compensating locked due 10500 a:Compensating#3 b:Compensated#2!1",
+            "undo a#3 by 10000",
+        ]
+    );
+    fixture.undo_reply(id(1), reply("a", 3, undone()));
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Compensated);
+
+    // After the end.
+    let mut fixture = compensated();
+    for attempt in [3, 4] {
+        fixture.reply(id(1), success("a", 1));
+        fixture.load();
+        let reopened = told(&fixture.round());
+        let undo = format!("undo a#{attempt} by 10000");
+        assert_eq!(
+            reopened.last(),
+            Some(&undo),
+            "each copy of it is new evidence"
+        );
+        fixture.undo_reply(id(1), reply("a", attempt, undone()));
+        let ended = told(&fixture.round());
+        let status = format!("status {} Final Compensated refused", attempt - 1);
+        assert_eq!(ended.last(), Some(&status));
+    }
+}
+
+#[test]
+fn a_success_that_was_read_before_the_undo_began_is_no_evidence_when_its_record_is_read_again() {
+    let mut fixture = compensated();
+    fixture.restart(0, 0);
+    fixture.request(request(id(1)));
+    fixture.reply(id(1), success("a", 1));
+    fixture.reply(id(1), reply("b", 1, refused()));
+    fixture.load();
+    let again = told(&fixture.round());
+    assert_eq!(
+        again.last().unwrap(),
+        "status 1 Final Compensated refused",
+        "the new owner tells the same end again: {again:?}"
+    );
+    assert_eq!(fixture.engine.take_stats().late_successes, 0);
+}
+
+#[test]
+fn a_success_at_an_offset_that_the_log_of_another_partition_had_is_evidence() {
+    let mut fixture = compensated();
+    let row = fixture.rows.get_mut(&id(1)).unwrap();
+    row.state.last_reply.as_mut().unwrap().partition = PartitionId(1);
+    fixture.restart(1, 0);
+    fixture.reply(id(1), success("a", 1));
+    fixture.load();
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Compensating);
+}
+
+#[test]
+fn a_success_that_came_without_a_record_after_the_undo_began_is_undone_once_more() {
+    let mut fixture = compensated();
+    fixture.reply_directly(id(1), success("a", 1));
+    fixture.load();
+    assert_eq!(told(&fixture.round()).last().unwrap(), "undo a#3 by 10000");
+}
+
+#[test]
+fn an_attempt_that_was_asked_for_again_settles_before_its_step_is_undone() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.restart(0, 0);
+    fixture.now = T0 + ms(2_000);
+    fixture.request(request(id(1)));
+    fixture.load();
+    assert_eq!(told(&fixture.round()).last().unwrap(), "ask a#1 by 12000");
+    fixture.reply(id(1), success("a", 1));
+    fixture.reply(id(1), reply("b", 1, refused()));
+    let failed = fixture.round();
+    fixture.decide(&failed);
+    fixture.round();
+    fixture.undo_reply(id(1), reply("b", 2, undone()));
+    assert_eq!(
+        told(&fixture.round()),
+        ["row Compensating locked due 13000 a:Compensating#1 b:Compensated#2!1"],
+        "the other copy may act until 12000, and a second after"
+    );
+    fixture.hint(T0 + ms(13_000), id(1));
+    fixture.pass(ms(11_000));
+    fixture.load();
+    let told = told(&fixture.round());
+    assert!(told.contains(&"undo a#2 by 23000".to_owned()), "{told:?}");
 }
 
 #[test]
 fn a_late_success_of_a_step_without_effect_leaves_a_cancelled_operation_as_it_is() {
     let pure = StepDefinition {
         kind: StepKind::Pure,
+        compensation: None,
         ..step("a")
     };
     let mut fixture = with_steps(vec![pure, step("b")]);
@@ -419,6 +536,106 @@ fn a_resubmitted_operation_goes_on_where_it_failed() {
         told(&fixture.round()).last().unwrap(),
         "status 2 Final Processed"
     );
+}
+
+#[test]
+fn a_step_that_fails_for_good_twice_without_another_attempt_is_decided_about_twice() {
+    let parking = StepDefinition {
+        exhausted: Some(Exhausted::Park),
+        ..step("a")
+    };
+    let mut fixture = with_steps(vec![parking]);
+    // The agent asks to be left alone, so that the step of another operation is not asked for.
+    fixture.request(request(id(2)));
+    let closed = Outcome::NotAttempted {
+        error: error("circuit-open"),
+        retry_after_ms: 4_000,
+    };
+    fixture.reply(id(2), reply("a", 1, closed));
+    let soon = |seconds: u64| Some(T0 + ms(1_000 * seconds));
+    fixture.request(CreateRequest {
+        deadline: soon(5),
+        ..request(id(1))
+    });
+    let failed = fixture.round();
+    fixture.decide(&failed);
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Error);
+
+    fixture.recover(1, id(1), None, RecoveryVerb::Resubmit);
+    fixture.load();
+    fixture.amend(
+        2,
+        Amendment::Reschedule {
+            fields: b"{}".to_vec(),
+            deadline: soon(13),
+        },
+    );
+    fixture.pass(ms(4_100));
+    let failed = fixture.round();
+    assert_eq!(fixture.state(id(1)).steps[0].attempt, Attempt(0));
+    fixture.decide(&failed);
+    fixture.load();
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).state, ProcessState::Error);
+}
+
+#[test]
+fn a_reschedule_that_the_history_has_no_room_for_is_not_applied_again_when_it_is_read_again() {
+    let mut fixture = Fixture::new();
+    let reschedule_often = |fixture: &mut Fixture| {
+        for number in 1..=100_u32 {
+            let fields = format!(r#"{{"weight":{number}}}"#).into_bytes();
+            let deadline = None;
+            fixture.amend(number.into(), Amendment::Reschedule { fields, deadline });
+        }
+    };
+    fixture.request(request(id(1)));
+    reschedule_often(&mut fixture);
+    fixture.round();
+    let newest: Arc<[u8]> = br#"{"weight":100}"#.as_slice().into();
+    assert_eq!(fixture.rows[&id(1)].input(), &newest);
+    assert_eq!(fixture.state(id(1)).history.len(), HISTORY_MAX);
+
+    fixture.restart(0, 0);
+    fixture.request(request(id(1)));
+    reschedule_often(&mut fixture);
+    fixture.load();
+    fixture.round();
+    assert_eq!(fixture.rows[&id(1)].input(), &newest);
+}
+
+#[test]
+fn a_verb_that_the_history_has_no_room_for_is_not_applied_again_when_it_is_read_again() {
+    let mut fixture = compensation_failed();
+    fixture.round();
+    let refused_often = |fixture: &mut Fixture, numbers: std::ops::Range<u128>| {
+        for number in numbers {
+            fixture.recover(number, id(1), None, RecoveryVerb::Resubmit);
+        }
+        fixture.load();
+    };
+    let retry = |fixture: &mut Fixture| {
+        fixture.recover(500, id(1), None, RecoveryVerb::RetryCompensation);
+        fixture.load();
+    };
+    refused_often(&mut fixture, 100..150);
+    retry(&mut fixture);
+    fixture.round();
+    fixture.undo_reply(id(1), reply("a", 3, refused()));
+    refused_often(&mut fixture, 200..300);
+    fixture.round();
+    let parked = ProcessState::CompensationFailed;
+    assert_eq!(fixture.state(id(1)).state, parked);
+
+    // The topic has the supervisor's decision before these.
+    fixture.restart(1, 3);
+    fixture.hint(T0, id(1));
+    refused_often(&mut fixture, 100..150);
+    retry(&mut fixture);
+    refused_often(&mut fixture, 200..300);
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).state, parked);
 }
 
 #[test]
@@ -514,6 +731,7 @@ fn a_caller_with_a_topic_of_its_own_is_told_each_step_in_order() {
 fn the_supervisor_parks_what_can_only_go_forward() {
     let pivot = StepDefinition {
         kind: StepKind::Pivot,
+        compensation: None,
         ..step("a")
     };
     let mut fixture = with_steps(vec![pivot, step("b")]);
@@ -529,6 +747,7 @@ fn the_supervisor_parks_what_can_only_go_forward() {
 fn a_step_that_cannot_be_undone_and_is_known_to_stand_is_left_to_a_person() {
     let mut fixture = with_steps(vec![StepDefinition {
         kind: StepKind::Irreversible,
+        compensation: None,
         ..step("a")
     }]);
     fixture.request(request(id(1)));

@@ -140,6 +140,30 @@ fn a_place_in_a_crowd_dooms_nobody() {
 }
 
 #[test]
+fn an_agent_that_would_not_try_is_left_alone_for_five_minutes_at_most() {
+    let closed = Outcome::NotAttempted {
+        error: error("circuit-open"),
+        retry_after_ms: u32::MAX,
+    };
+    let five_minutes = T0 + ms(300_000);
+    let mut fixture = Fixture::new();
+    let patient = |number| waybill_engine::CreateRequest {
+        deadline: None,
+        ..request(id(number))
+    };
+    fixture.request(patient(1));
+    fixture.reply(id(1), reply("a", 1, closed));
+    fixture.request(patient(2));
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).steps[0].retry_at, Some(five_minutes));
+    assert_eq!(
+        fixture.state(id(2)).steps[0].retry_at,
+        Some(five_minutes),
+        "others wait for the same agent, and no longer"
+    );
+}
+
+#[test]
 fn a_row_that_cannot_be_read_holds_nothing_up_and_a_person_is_told() {
     let mut fixture = Fixture::new();
     let mut create = request(id(1));

@@ -16,6 +16,8 @@ pub enum Bug {
     MoveCursorEarly,
     ForgetUnknownInUndo,
     DropLateSuccess,
+    DropCopiedSuccess,
+    TrustForgetful,
     UndoBeforeSettled,
     WorkPastCompleteBy,
     KeyPerAttempt,
@@ -30,7 +32,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::CheckpointEarly,
         Self::SendBeforePersist,
         Self::SettleBeforeAcknowledged,
@@ -43,6 +45,8 @@ impl Bug {
         Self::MoveCursorEarly,
         Self::ForgetUnknownInUndo,
         Self::DropLateSuccess,
+        Self::DropCopiedSuccess,
+        Self::TrustForgetful,
         Self::UndoBeforeSettled,
         Self::WorkPastCompleteBy,
         Self::KeyPerAttempt,
@@ -82,6 +86,12 @@ impl Bug {
             }
             Self::DropLateSuccess => {
                 "A success of an operation that was undone meanwhile is dropped"
+            }
+            Self::DropCopiedSuccess => {
+                "A success of an attempt that had succeeded is dropped though its undo has begun"
+            }
+            Self::TrustForgetful => {
+                "An undo counts at once where the service forgets what was undone"
             }
             Self::UndoBeforeSettled => {
                 "A step of unknown outcome is undone before late calls can no longer take effect"

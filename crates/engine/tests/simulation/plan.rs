@@ -61,9 +61,6 @@ impl Plan {
             1 => Protection::Settling,
             _ => Protection::Tombstones,
         };
-        // Where only settling protects, whoever repeats a request behind the scheduler's back, or
-        // asks for the same attempt twice, breaks the assumption that protects.
-        let is_settling = protection == Protection::Settling;
         let partitions = 1 + u32::try_from(rng.below(3) / 2).unwrap();
         let millis = |rng: &mut Rng, from, to| Duration::from_millis(rng.between(from, to));
         let config = EngineConfig {
@@ -78,18 +75,15 @@ impl Plan {
         };
         let workflows = workflows(rng, protection, bug);
         let asks = asks(rng, START, partitions, config.fresh_for);
-        let mut budget = |most: u64| {
-            let count = u32::try_from(rng.below(most + 1)).unwrap();
-            if is_settling { 0 } else { count }
-        };
+        let mut budget = |most: u64| u32::try_from(rng.below(most + 1)).unwrap();
         let (owner_crashes, owner_pauses) = (budget(4), budget(3));
         let owner_stops = budget(2);
         let (agent_crashes, spoilt_rows) = match protection {
-            Protection::Tombstones => (budget(3), budget(1)),
-            Protection::Evidence | Protection::Settling => (0, 0),
+            Protection::Tombstones | Protection::Settling => (budget(3), budget(1)),
+            // Evidence of what was done late would be lost.
+            Protection::Evidence => (0, 0),
         };
-        // Whoever follows asks for the same attempt again, which settling does not protect from.
-        let relayouts = match rng.chance(35) && !is_settling {
+        let relayouts = match rng.chance(35) {
             true => 1 + u32::try_from(rng.below(4)).unwrap(),
             false => 0,
         };
@@ -112,7 +106,7 @@ impl Plan {
             supervisor_crashes: u32::try_from(rng.below(4)).unwrap(),
             agent_crashes,
             interventions: rng.below(7),
-            copies: if is_settling { 0 } else { rng.below(12) },
+            copies: rng.below(12),
             faults: [8, 25, 50][rng.index(3)],
             // Evidence of what was done late dies with the process, and so would what is to protect.
             direct: rng.chance(30) && protection == Protection::Tombstones,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use waybill_engine::{
     ByLane, Division, Epoch, Event, ForwardRecord, KeyHash, Lane, Offset, OperationId, OwnerId,
     Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb, Room, Share, Source,
-    Stamp, StepReply, Timestamp, partition_for,
+    Stamp, StepReply, StepState, Timestamp, partition_for,
 };
 
 use crate::bugs::Bug;
@@ -351,7 +351,12 @@ impl Run {
                     return Some(Event::InboxRead(offset.next()));
                 };
                 let mut reply = (**reply).clone();
-                if self.bug == Some(Bug::DropLateSuccess) && self.is_undone(reply.operation) {
+                let is_dropped = match self.bug {
+                    Some(Bug::DropLateSuccess) => self.is_undone(reply.operation),
+                    Some(Bug::DropCopiedSuccess) => self.had_succeeded(&reply),
+                    _ => false,
+                };
+                if is_dropped {
                     reply.step = "dropped".to_owned();
                 }
                 Some(Event::Reply { offset, reply })
@@ -410,6 +415,20 @@ impl Run {
             rerouted: *is_rerouted,
             request: (**request).clone(),
         }
+    }
+
+    /// Whether the attempt that a reply is about has succeeded before, and its step is being undone, or is undone.
+    fn had_succeeded(&self, reply: &StepReply) -> bool {
+        let row = self.store.row(reply.operation);
+        row.is_some_and(|row| {
+            let names = row.created.step_names.iter();
+            let mut steps = names.zip(&row.state.steps);
+            steps.any(|(name, step)| {
+                **name == *reply.step
+                    && matches!(step.state, StepState::Compensating | StepState::Compensated)
+                    && [step.succeeded, step.late_success].contains(&Some(reply.attempt))
+            })
+        })
     }
 
     fn is_undone(&self, operation: OperationId) -> bool {

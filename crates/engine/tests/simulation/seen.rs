@@ -41,6 +41,10 @@ pub enum Sight {
     ReschedulesRefused,
     LateCallsRefused,
     LateEffectsUndone,
+    CopiesUndone,
+    UndosBegunByAnAnswer,
+    UndosToBeConfirmed,
+    ConfirmationsThatUndid,
     ExpiredAtAgent,
     Parks,
     PivotRefusals,
@@ -63,7 +67,7 @@ pub enum Sight {
 }
 
 impl Sight {
-    pub const ALL: [Self; 55] = [
+    pub const ALL: [Self; 59] = [
         Self::CrashIdle,
         Self::CrashBeforePersisting,
         Self::CrashAmidPersisting,
@@ -100,6 +104,10 @@ impl Sight {
         Self::ReschedulesRefused,
         Self::LateCallsRefused,
         Self::LateEffectsUndone,
+        Self::CopiesUndone,
+        Self::UndosBegunByAnAnswer,
+        Self::UndosToBeConfirmed,
+        Self::ConfirmationsThatUndid,
         Self::ExpiredAtAgent,
         Self::Parks,
         Self::PivotRefusals,

@@ -1,4 +1,5 @@
-//! The services behind the agents, and what stands in them.
+//! The services behind the agents, and what stands in them. Some refuse what comes after its undo. The others are
+//! plain ones, with PUT and DELETE: they forget what they have deleted, its key included.
 
 use waybill_engine::{Action, OperationId, Outcome, StepError, StepRequest, Undo};
 
@@ -150,11 +151,25 @@ impl Run {
         let refuses_late = self.plan.protection == Protection::Tombstones;
         let effect = self.services.effect(request.operation, step);
         effect.tombstone |= refuses_late;
+        if !refuses_late {
+            // It has deleted what it knew: the same request makes it again.
+            effect.key = None;
+            effect.made = 0;
+        }
         let stood = std::mem::take(&mut effect.stands);
         let state = self.store.row(request.operation).map(|row| &row.state);
         let is_late = state.is_some_and(|state| state.steps[step].late_success.is_some());
         if stood && is_late {
             self.seen.count(Sight::LateEffectsUndone);
+        }
+        let is_confirmed = state.is_some_and(|state| {
+            let progress = &state.steps[step];
+            progress
+                .settled_at
+                .is_some_and(|at| progress.changed_at >= at)
+        });
+        if stood && is_confirmed {
+            self.seen.count(Sight::ConfirmationsThatUndid);
         }
         self.note(request.operation, || {
             let what = if stood {

@@ -72,9 +72,9 @@ pub fn contacts_of(id: OperationId) -> Vec<Contact> {
 pub enum Protection {
     /// Services refuse a call whose undo came first.
     Tombstones,
-    /// They do not; but every success is reported, however late.
+    /// They forget what was undone, and calls take effect at any time; but every success is reported, however late.
     Evidence,
-    /// They do not; but no call takes effect later than its complete-by and a while.
+    /// They forget what was undone; but no call takes effect later than its complete-by and a while.
     Settling,
 }
 
@@ -90,6 +90,7 @@ pub fn workflows(rng: &mut Rng, protection: Protection, bug: Option<Bug>) -> Wor
     let mut make = Maker {
         rng,
         protection,
+        tombstones: protection == Protection::Tombstones || bug == Some(Bug::TrustForgetful),
         settle: match (protection, bug) {
             (_, Some(Bug::UndoBeforeSettled)) => Duration::ZERO,
             (Protection::Settling, _) => Duration::from_micros(SETTLE_MICROS),
@@ -104,6 +105,8 @@ pub fn workflows(rng: &mut Rng, protection: Protection, bug: Option<Bug>) -> Wor
 struct Maker<'a> {
     rng: &'a mut Rng,
     protection: Protection,
+    /// What workflows say of their services.
+    tombstones: bool,
     settle: Duration,
 }
 
@@ -221,6 +224,7 @@ impl Maker<'_> {
                 failures_max: self.tries(),
                 backoff: self.backoff(),
                 settle: self.settle,
+                tombstones: self.tombstones,
                 needs: Vec::new(),
             }),
             exhausted: None,

@@ -153,22 +153,22 @@ fn the_format_has_not_changed_by_accident() {
 /// A state, an immutable part, a lease and a cursor, in parts that a person can follow.
 const GOLDEN: [&[&str]; 4] = [
     &[
-        "030000000001020304",                       // format, stamp
+        "080000000001020304",                       // format, stamp
         "0000000000000506",                         // expiry
         "01",                                       // Processing
         "011000000000000000000000000000001234",     // locked by
-        "04010101020512", // epoch, next due -1, handed off, failures, sequence, updated at
+        "0401010102051200", // epoch, next due -1, handed off, failures, sequence, updated at, no reply
         "010103666c79086e6f2d64726f6e65046e6f6e65", // error: fly, no-drone, none
-        "00000000000000", // never failed for good, nor undone; no history
-        "02",             // two steps
-        "020001000000000000000000", // Completed, by running, attempt 1, nothing else
-        "01016b01760000", // one output; never told
-        "01000201140116020000000000", // Running, attempt 2, its times, two failures
-        "01046275737900", // busy
-        "000000",         // no output; never told
+        "0000000000000000", // never failed for good, nor undone; no history, nor records that led to it
+        "02",               // two steps
+        "020001000000000000000000000000", // Completed, by running, attempt 1, nothing else
+        "01016b01760000",   // one output; never told
+        "01000201140116020000000000000000", // Running, attempt 2, its times, two failures
+        "01046275737900",   // busy
+        "000000",           // no output; never told
     ],
     &[
-        "03000000000000004d",               // format, stamp
+        "08000000000000004d",               // format, stamp
         "0564726f6e6503",                   // workflow drone, version 3
         "0205636865636b03666c79",           // two steps: check, fly
         "0174",                             // tenant t
@@ -192,7 +192,7 @@ const GOLDEN: [&[&str]; 4] = [
         "16",                                   // consumed
         "010000",                               // partition, no handover, not ended
     ],
-    &["03", "0000000000000005"],
+    &["08", "0000000000000005"],
 ];
 
 #[test]

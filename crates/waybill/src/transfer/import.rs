@@ -252,6 +252,9 @@ fn handed_off(mut row: OperationRow, shard: PartitionId, now: Timestamp) -> Oper
         offset: Offset(-1),
     };
     row.state.locked_by = None;
+    // These say where records lie in the logs of the other installation.
+    row.state.last_reply = None;
+    row.state.last_asked.clear();
     row.state.epoch = Epoch(0);
     if !row.state.state.is_final() {
         row.state.handed_off = true;

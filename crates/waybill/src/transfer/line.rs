@@ -1,7 +1,7 @@
 //! The lines of a file of operations.
 //!
 //! ```text
-//! {"export":{"format":1,"partitions":4,"at":"2026-11-23T13:29:25.859177Z"}}
+//! {"export":{"format":2,"partitions":4,"at":"2026-11-23T13:29:25.859177Z"}}
 //! {"operation":{"id":"…","stamp":…,"expiresAt":null,"created":{…},"state":{…}}}
 //! {"end":{"operations":1}}
 //! ```
@@ -19,7 +19,7 @@ use waybill_engine::{
 use waybill_store::KeptRow;
 
 /// The format that this program writes, and the only one that it reads.
-pub(super) const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 2;
 
 /// A line.
 #[derive(Debug, Serialize, Deserialize)]

@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use uuid::Uuid;
-
 use crate::advance::Verdict;
-use crate::lane::Position;
+use crate::id::Offset;
+use crate::lane::{LogPosition, Position, Source};
 use crate::operation::{Created, HistoryEntry, OperationState, ProcessState, RequestHash};
 use crate::partition::config::Ownership;
 use crate::partition::live::{Desk, Live, OPERATION_BYTES, Was, weight};
@@ -59,16 +58,25 @@ impl Live {
         }
     }
 
-    /// Applies what a supervisor or an operator asks for, once.
+    /// Applies what a supervisor or an operator asks for, once. `offset` is where its record lies.
     pub(in crate::partition) fn recover(
         &mut self,
+        offset: Offset,
         recovery: Recovery,
         desk: &mut Desk<'_>,
     ) -> Result<(), IllegalTransition> {
         if let Some(due) = recovery.due {
             self.index_entry_came_up(due, desk);
         }
-        if self.state.noted(recovery.id).is_some() {
+        let partition = desk.ownership.partition;
+        let record = LogPosition { partition, offset };
+        let is_noted = !matches!(
+            recovery.verb,
+            RecoveryVerb::Wake | RecoveryVerb::Retry { .. }
+        );
+        if self.state.noted(recovery.id).is_some()
+            || (is_noted && self.state.was_forgotten(Source::Recoveries, record))
+        {
             desk.stats.recoveries_void += 1;
             return Ok(());
         }
@@ -95,20 +103,21 @@ impl Live {
                 Some(code)
             }
         };
-        if !matches!(recovery.verb, RecoveryVerb::Retry { .. }) {
+        if is_noted {
             let verb = match &recovery.verb {
                 RecoveryVerb::Undone { step } => format!("undone {step}"),
                 RecoveryVerb::Resubmitted { as_operation } => format!("resubmitted {as_operation}"),
                 verb => verb.as_str().to_owned(),
             };
-            self.note(
-                recovery.id,
-                recovery.asked_by,
+            let entry = HistoryEntry {
+                id: recovery.id,
+                at: desk.now,
+                by: recovery.asked_by,
                 verb,
-                recovery.reason,
-                refused,
-                desk,
-            );
+                reason: recovery.reason,
+                refused: refused.map(str::to_owned),
+            };
+            self.note(entry, Source::Recoveries, record);
         }
         self.changed(desk);
         Ok(())
@@ -149,6 +158,14 @@ impl Live {
                     &request, created, state, position, refused, entry.at,
                 ));
             }
+            return Ok(());
+        }
+        if self
+            .state
+            .was_forgotten(position.lane.source(), record_at(position))
+        {
+            // What was answered is not known any more.
+            desk.stats.duplicates += 1;
             return Ok(());
         }
         // Read again, it gets the answer that it got when the operation was not there yet. (Of another partition,
@@ -192,7 +209,7 @@ impl Live {
             ));
         }
         if refused != Some("unknown-operation") {
-            self.note_amendment(request, verb, refused, desk);
+            self.note_amendment(request, position, verb, refused, desk);
             self.changed(desk);
         }
         Ok(())
@@ -217,13 +234,15 @@ impl Live {
 
     /// Keeps the place of an operation that was cancelled before it was created.
     pub(in crate::partition) fn keep_place(&mut self, request: AmendRequest, desk: &mut Desk<'_>) {
-        self.note_amendment(request, "cancel", None, desk);
+        let position = self.created.request;
+        self.note_amendment(request, position, "cancel", None, desk);
         self.changed(desk);
     }
 
     fn note_amendment(
         &mut self,
         request: AmendRequest,
+        position: Position,
         verb: &str,
         refused: Option<&str>,
         desk: &Desk<'_>,
@@ -232,27 +251,26 @@ impl Live {
             nobody if nobody.is_empty() => "caller".to_owned(),
             somebody => somebody,
         };
-        let verb = verb.to_owned();
-        self.note(request.id, by, verb, request.reason, refused, desk);
-    }
-
-    fn note(
-        &mut self,
-        id: Uuid,
-        by: String,
-        verb: String,
-        reason: String,
-        refused: Option<&str>,
-        desk: &Desk<'_>,
-    ) {
-        self.state.note(HistoryEntry {
-            id,
+        let entry = HistoryEntry {
+            id: request.id,
             at: desk.now,
             by,
-            verb,
-            reason,
+            verb: verb.to_owned(),
+            reason: request.reason,
             refused: refused.map(str::to_owned),
-        });
+        };
+        self.note(entry, position.lane.source(), record_at(position));
+    }
+
+    fn note(&mut self, entry: HistoryEntry, topic: Source, record: LogPosition) {
+        self.state.note(entry, topic, record);
         self.bytes = weight(&self.created, &self.state);
+    }
+}
+
+fn record_at(position: Position) -> LogPosition {
+    LogPosition {
+        partition: position.partition,
+        offset: position.offset,
     }
 }

@@ -187,7 +187,8 @@ impl Run {
         let turned_round = has_turned_round(&old.state, state);
         let by_hand = state.history.len() > old.state.history.len();
         let mut late = self.judge.replies.get(&id).into_iter().flatten();
-        let superseded = undoes && late.any(|reply| reply.step == index && !reply.undoes);
+        let was_undone = before.state == StepState::Compensating;
+        let superseded = was_undone && late.any(|reply| reply.step == index && !reply.undoes);
         if first_reply.is_none() && !time_is_up && !turned_round && !by_hand && !superseded {
             self.fail(Rule::AttemptCutShort, id, || {
                 format!(
@@ -212,15 +213,20 @@ impl Run {
         let (id, state) = (new.id, &new.state);
         for (index, step) in workflow.steps().iter().enumerate() {
             let (before, after) = (old.state.steps.get(index), &state.steps[index]);
-            let is_same = before.is_some_and(|before| before.attempt == after.attempt);
-            if is_same || !after.is_under_way() {
+            let undoes = after.state == StepState::Compensating;
+            let begins = if undoes {
+                has_its_turn(after) && !before.is_some_and(has_its_turn)
+            } else {
+                after.is_under_way() && before.is_none_or(|before| before.attempt != after.attempt)
+            };
+            if !begins {
                 continue;
             }
             let goes_back = before.is_some_and(|before| before.action == Action::Compensate);
             let is_right = if goes_back {
                 // It goes on, even if a late success has brought back what came after it.
                 true
-            } else if after.action == Action::Compensate {
+            } else if undoes {
                 let mut others = workflow.steps().iter().zip(&state.steps);
                 others.all(|(other, progress)| {
                     !other.ancestors.contains(index)
@@ -256,6 +262,27 @@ impl Run {
         if doomed {
             self.seen.count(Sight::Dooms);
         }
+        for (before, after) in old
+            .iter()
+            .flat_map(|row| row.state.steps.iter().zip(&state.steps))
+        {
+            if after.is_to_be_confirmed && !before.is_to_be_confirmed {
+                self.seen.count(Sight::UndosToBeConfirmed);
+            }
+            if before
+                .awaited_until
+                .is_some_and(|until| until > state.updated_at)
+                && after.awaited_until.is_none()
+            {
+                self.seen.count(Sight::UndosBegunByAnAnswer);
+            }
+            if after.late_success.is_some()
+                && after.late_success == after.succeeded
+                && before.late_success != after.late_success
+            {
+                self.seen.count(Sight::CopiesUndone);
+            }
+        }
         let known = old.map_or(0, |row| row.state.history.len());
         for entry in state.history.iter().skip(known) {
             let sight = match (entry.verb.split(' ').next().unwrap(), &entry.refused) {
@@ -288,11 +315,17 @@ fn has_turned_round(old: &OperationState, new: &OperationState) -> bool {
         )
 }
 
+/// Whether all that came after a step is undone, or was: it is asked for, or waits for no other step.
+fn has_its_turn(progress: &StepProgress) -> bool {
+    progress.state == StepState::Compensating
+        && (progress.is_under_way() || progress.retry_at.is_some())
+}
+
 fn is_left_to_undo(progress: &StepProgress) -> bool {
     let failed = matches!(progress.state, StepState::Failed | StepState::TimedOut)
         && progress.action == Action::Compensate
         && progress.retry_at.is_none();
-    progress.state == StepState::Compensating || failed
+    (progress.state == StepState::Compensating || failed) && !progress.is_to_be_confirmed
 }
 
 fn describe(progress: &StepProgress) -> String {
