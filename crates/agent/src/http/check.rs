@@ -3,7 +3,8 @@
 //! What must hold of agents that pass: every step that they perform, undo or probe has a request for
 //! that; and whatever a request of theirs cannot be rendered without is an output of a step that
 //! comes before, which the agent of that step keeps. So no operation fails, and above all no undo,
-//! for a value that could never have been there.
+//! for a value that could never have been there. And no workflow counts on a service to refuse what comes after an undo
+//! whose agent does not declare that.
 //!
 //! Deliberately absent: a word on agents that are not in the file, and on steps that may be skipped.
 //! Whether a value is there in every case is not known before an operation runs.
@@ -30,7 +31,14 @@ impl AgentsFile {
             .agents
             .iter()
             .map(|agent| match Requests::compile(&agent.http) {
-                Ok(requests) => Ok((agent.name.as_str(), requests)),
+                Ok(requests) => {
+                    let tombstones = agent.http.tombstones;
+                    let known = Known {
+                        requests,
+                        tombstones,
+                    };
+                    Ok((agent.name.as_str(), known))
+                }
                 Err(error) => Err(error.of_agent(&agent.name)),
             })
             .collect::<Result<Agents<'_>, _>>()?;
@@ -48,8 +56,15 @@ impl AgentsFile {
     }
 }
 
-/// The requests of agents, by the agent's name.
-type Agents<'a> = BTreeMap<&'a str, Requests>;
+/// What is known of agents, by the agent's name.
+type Agents<'a> = BTreeMap<&'a str, Known>;
+
+/// What a file says of an agent.
+struct Known {
+    requests: Requests,
+    /// Its service refuses to perform a step once it was undone.
+    tombstones: bool,
+}
 
 /// A step that agents have to fit.
 struct Fit<'a> {
@@ -74,6 +89,13 @@ impl Fit<'_> {
         }
         if let Undo::Agent(undo) = &step.undo {
             self.request(&undo.agent, Action::Compensate)?;
+            let performer = self.agents.get(&*step.agent);
+            if undo.tombstones && performer.is_some_and(|known| !known.tombstones) {
+                let why = "is true, but the agent does not say that its service refuses to perform a \
+                           step once it was undone; say so under `http` (`tombstones: true`) if it \
+                           does, or leave the key out of the workflow";
+                return Err(self.unfit(&step.agent, "compensation.tombstones", why));
+            }
             for need in &undo.needs {
                 self.supplied(Action::Compensate, need).map_err(|why| {
                     let why = format!("names {need:?}, but {why}");
@@ -86,7 +108,7 @@ impl Fit<'_> {
 
     /// Checks that the agent, if it is in the file, has the request, and that what it uses is there.
     fn request(&self, agent: &str, action: Action) -> Result<(), LoadError> {
-        let Some(requests) = self.agents.get(agent) else {
+        let Some(Known { requests, .. }) = self.agents.get(agent) else {
             return Ok(());
         };
         let step = &self.step().name;
@@ -144,7 +166,7 @@ impl Fit<'_> {
     /// What the agent that performs a step keeps as this output; `None` if the agent is not in the
     /// file. Says so if it keeps nothing, or does not know the step.
     fn kept(&self, supplier: &Step, output: &str) -> Result<Option<&Kept>, String> {
-        let Some(requests) = self.agents.get(&*supplier.agent) else {
+        let Some(Known { requests, .. }) = self.agents.get(&*supplier.agent) else {
             return Ok(None);
         };
         let actions = requests.of(&supplier.name);

@@ -45,6 +45,10 @@ pub struct HttpConfig {
     /// The header that carries complete-by as RFC 3339 in UTC. Default: `Waybill-Complete-By`.
     #[serde(default = "default_complete_by_header")]
     pub complete_by_header: String,
+    /// Whether the service refuses to perform a step once it was undone, whatever comes late. A workflow may rely on it
+    /// (`compensation.tombstones`) only where this says so. Default: false.
+    #[serde(default)]
+    pub tombstones: bool,
     /// What the service's statuses mean.
     #[serde(default)]
     pub statuses: StatusesConfig,

@@ -22,11 +22,11 @@ steps:
   - name: package
     agent: package
     completeBy: 5s
-    compensation: { completeBy: 5s }
+    compensation: { completeBy: 5s, tombstones: true }
   - name: drone
     agent: drone
     completeBy: 5s
-    compensation: { completeBy: 5s }
+    compensation: { completeBy: 5s, tombstones: true }
 ";
 
 /// A running `waybill up`. Dropping it kills it.

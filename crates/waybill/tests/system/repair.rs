@@ -13,6 +13,7 @@ exhausted: park
 steps:
   - name: package
     agent: package
+    compensation: { tombstones: true }
   - name: account
     agent: account
     kind: pure

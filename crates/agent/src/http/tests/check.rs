@@ -90,6 +90,37 @@ fn agents_that_do_all_that_a_workflow_asks_fit_it() {
 }
 
 #[test]
+fn a_workflow_counts_on_tombstones_only_where_the_agent_that_performs_the_step_declares_them() {
+    let counts_on_it = changed(
+        WORKFLOW,
+        "compensation: { agent: returns,",
+        "compensation: { tombstones: true, agent: returns,",
+    );
+    let told = told(&counts_on_it, AGENTS);
+    assert!(
+        told.starts_with(
+            r#"agent "bank" does not fit step "pay": `compensation.tombstones` is true, but the agent does not say"#
+        ),
+        "{told}"
+    );
+    let declared = changed(
+        AGENTS,
+        "      baseUrl: http://bank\n",
+        "      baseUrl: http://bank\n      tombstones: true\n",
+    );
+    check(&counts_on_it, &declared).unwrap();
+    // Agents of other files are taken to fit.
+    let others = "agents: []\n";
+    check(&counts_on_it, others).unwrap();
+    let refused = AgentsFile::from_yaml(&AGENTS.replace(
+        "      baseUrl: http://bank\n",
+        "      baseUrl: http://bank\n      tombstones: perhaps\n",
+    ));
+    let refused = chain(&refused.unwrap_err());
+    assert!(refused.contains("14"), "it names the line: {refused}");
+}
+
+#[test]
 fn a_request_that_a_step_needs_has_to_be_there() {
     for (from, to, expected) in [
         (
