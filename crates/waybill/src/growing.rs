@@ -416,22 +416,24 @@ impl Growing {
         Ok(lacking)
     }
 
-    /// The embedded broker bounds what requests take on disk, and gives space back by whole segments.
+    /// The embedded broker bounds what requests and recoveries take on disk, and gives space back by whole segments.
     async fn refuse_full_disk(&self, admin: &Admin, partitions: u32) -> Result<(), GrowError> {
-        let topic = self.topics.requests();
-        let settings = admin.topic_settings(&[topic]).await?;
-        let number = |key: &str| settings.get(topic)?.get(key)?.parse::<u64>().ok();
-        match (number(DISK_BOUND), number("segment.bytes")) {
-            (Some(bound), Some(segment)) if segment * u64::from(partitions) > bound / 2 => {
-                Err(GrowError::Disk {
+        let topics = [self.topics.requests(), self.topics.recovery()];
+        let settings = admin.topic_settings(&topics).await?;
+        for topic in topics {
+            let number = |key: &str| settings.get(topic)?.get(key)?.parse::<u64>().ok();
+            if let (Some(bound), Some(segment)) = (number(DISK_BOUND), number("segment.bytes"))
+                && segment * u64::from(partitions) > bound / 2
+            {
+                return Err(GrowError::Disk {
                     topic: topic.to_owned(),
                     partitions,
                     segment,
                     bound,
-                })
+                });
             }
-            (Some(_) | None, Some(_) | None) => Ok(()),
         }
+        Ok(())
     }
 
     /// Gives the topics what they lack, and clients the time to hear of it.

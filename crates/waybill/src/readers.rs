@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, try_join_all};
-use waybill_engine::{Division, Lane, Offset, OwnerId, PartitionId, Places, ReaderId};
+use waybill_engine::{Division, Lane, Offset, OwnerId, PartitionId, Places, ReaderId, Source};
 use waybill_store::{
     Begins, Followed, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError,
 };
@@ -300,24 +300,24 @@ pub(crate) async fn consumed(
     partition: PartitionId,
 ) -> Result<Offset, StoreError> {
     let consumed = |lease: &Lease| lease.consumed[lane];
-    lowest(store, layout, lane, partition, consumed).await
+    lowest(store, layout, lane.source(), partition, consumed).await
 }
 
-/// The first request of a partition that is not done by all of its readers.
-pub(crate) async fn requests_done(
+/// The first record of a partition that is not done by all of its readers.
+pub(crate) async fn done(
     store: &dyn Store,
     layout: &Layout,
-    lane: Lane,
+    source: Source,
     partition: PartitionId,
 ) -> Result<Offset, StoreError> {
-    let done = |lease: &Lease| lease.checkpoint.on(lane.source());
-    lowest(store, layout, lane, partition, done).await
+    let done = |lease: &Lease| lease.checkpoint.on(source);
+    lowest(store, layout, source, partition, done).await
 }
 
 async fn lowest(
     store: &dyn Store,
     layout: &Layout,
-    lane: Lane,
+    source: Source,
     partition: PartitionId,
     offset: impl Fn(&Lease) -> Offset,
 ) -> Result<Offset, StoreError> {
@@ -339,7 +339,7 @@ async fn lowest(
     }
     // Beyond there they leave things to others, who have not begun.
     if let (Some(lowest), Some(begin)) = (&mut lowest, layout.to_begin(partition)) {
-        *lowest = begin.on(lane.source()).min(*lowest);
+        *lowest = begin.on(source).min(*lowest);
     }
     // Nobody waits for what lies in one that all have left.
     Ok(lowest.unwrap_or(Offset(i64::MAX)))

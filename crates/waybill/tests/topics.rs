@@ -253,7 +253,7 @@ fn a_topic_that_is_not_as_it_must_be_is_found_with_what_mends_it(world: &World) 
     world.make(
         &requests,
         3,
-        &[("retention.ms", "-1"), ("max.message.bytes", "1000")],
+        &[("retention.ms", "60000"), ("max.message.bytes", "1000")],
     );
     assert_eq!(world.run(&["topics", "create"]).code, Some(0));
     let found = world.run(&["topics", "verify", "--output", "json"]);
@@ -272,7 +272,7 @@ fn a_topic_that_is_not_as_it_must_be_is_found_with_what_mends_it(world: &World) 
     let retention = finding("retention.ms");
     assert_eq!(
         (&retention["found"], &retention["harm"]),
-        (&"-1".into(), &true.into())
+        (&"60000".into(), &true.into())
     );
     let size = finding("max.message.bytes");
     assert_eq!(size["harm"], false);
@@ -333,17 +333,26 @@ fn topics_are_described_with_offsets_and_settings(world: &World) {
         assert_eq!(partition["replicas"][0], partition["leader"]);
     }
     let settings = &row["settings"];
-    assert_eq!(settings["retention.ms"], "259200000");
     assert_eq!(settings["cleanup.policy"], "delete");
-    // What makes an acknowledged request durable there, though it is reached like any other broker.
-    match world.embedded {
-        Some(_) => assert_eq!(settings["flush.messages"], "1"),
-        None => assert_eq!(settings["min.insync.replicas"], "1"),
-    }
+    // What makes an acknowledged request durable there, though it is reached like any other broker, and for how
+    // long it is kept: on the embedded broker until it is done.
+    let retention = match world.embedded {
+        Some(_) => {
+            assert_eq!(settings["flush.messages"], "1");
+            "-1"
+        }
+        None => {
+            assert_eq!(settings["min.insync.replicas"], "1");
+            "259200000"
+        }
+    };
+    assert_eq!(settings["retention.ms"], retention);
 
     let people = world.run(&["topics", "describe", "operation-requests"]);
     assert!(
-        people.out.contains("\n  retention.ms=259200000\n"),
+        people
+            .out
+            .contains(&format!("\n  retention.ms={retention}\n")),
         "{people:?}"
     );
     assert!(people.out.contains("PARTITION  LEADER"), "{people:?}");

@@ -26,7 +26,8 @@ pub struct KafkaConfig {
     /// Partitions of each agent's topic of step requests: the most processes that can share the work
     /// of one agent. Fixed once data exists. Fewer let more requests travel together.
     pub step_partitions: u32,
-    /// How long requests are kept, for topics that are created. Less than `store.retention`.
+    /// How long requests are kept, for topics that are created. Less than `store.retention`. Not for the embedded
+    /// broker, which deletes requests as soon as they are done, and no others.
     #[serde(with = "units::duration")]
     pub requests_retention: Duration,
     /// How long step requests and replies are kept, which can be derived again.

@@ -152,10 +152,16 @@ pub struct BrokerConfig {
     pub segment_bytes: ByteSize,
     /// The largest request of a client, which bounds the largest batch.
     pub request_bytes_max: ByteSize,
-    /// Connections at once; further ones are closed.
+    /// Connections at once. A further one takes the place of the one that has been idle for longest.
     pub connections_max: usize,
+    /// How long a connection may be idle before it is closed.
+    #[serde(with = "units::duration")]
+    pub idle_timeout: Duration,
     /// What each of the two topics of requests may take on disk. Beyond it ingestion answers 503.
     pub requests_disk_bytes_max: ByteSize,
+    /// What the topic of recoveries may take on disk. Beyond it verbs are answered 503, and the supervisor tries again
+    /// later.
+    pub recoveries_disk_bytes_max: ByteSize,
 }
 
 impl Default for BrokerConfig {
@@ -166,7 +172,9 @@ impl Default for BrokerConfig {
             segment_bytes: ByteSize::mib(64),
             request_bytes_max: ByteSize::mib(16),
             connections_max: 1_000,
+            idle_timeout: Duration::from_secs(600),
             requests_disk_bytes_max: ByteSize::gib(8),
+            recoveries_disk_bytes_max: ByteSize::mib(256),
         }
     }
 }

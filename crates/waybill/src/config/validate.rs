@@ -4,7 +4,7 @@ use waybill_engine::{INPUT_BYTES_MAX, READERS_PER_PARTITION_MAX};
 
 use super::{ByteSize, Config, ConfigError, duration_to_text};
 use crate::ingestion::IngestionConfig;
-use crate::roles::topics::{RETENTION_MS_MIN, requests_disk_bytes_min};
+use crate::roles::topics::{RETENTION_MS_MIN, disk_bytes_min};
 use crate::telemetry::LogFilter;
 
 /// More partitions than this are a slip of the keyboard: each costs a lease and files.
@@ -50,7 +50,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
     let heard_after = kafka.clients().metadata_refresh();
-    let rules: [(bool, &str, String); 51] = [
+    let rules: [(bool, &str, String); 53] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -237,12 +237,19 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "must be more than http.requestBytesMax and http.batchLineBytesMax".to_owned(),
         ),
         (
-            broker.requests_disk_bytes_max.as_u64() >= requests_disk_bytes_min(config.partitions),
+            broker.requests_disk_bytes_max.as_u64() >= disk_bytes_min(config.partitions),
             "broker.requestsDiskBytesMax",
-            format!(
-                "must be at least {}KiB with this number of partitions: the last file of each stays",
-                requests_disk_bytes_min(config.partitions) / 1024
-            ),
+            disk_too_small(config.partitions),
+        ),
+        (
+            broker.recoveries_disk_bytes_max.as_u64() >= disk_bytes_min(config.partitions),
+            "broker.recoveriesDiskBytesMax",
+            disk_too_small(config.partitions),
+        ),
+        (
+            !broker.idle_timeout.is_zero(),
+            "broker.idleTimeout",
+            not_zero(),
         ),
         (
             http.request_bytes_max.max(http.batch_line_bytes_max) < broker.request_bytes_max
@@ -358,6 +365,11 @@ fn invalid(key: &str, problem: String) -> ConfigError {
     }
 }
 
+fn disk_too_small(partitions: u32) -> String {
+    let kib = disk_bytes_min(partitions) / 1024;
+    format!("must be at least {kib}KiB with this number of partitions: the last file of each stays")
+}
+
 fn not_zero() -> String {
     "must be more than 0".to_owned()
 }
@@ -392,7 +404,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 36] = [
+        let cases: [(&str, Change); 39] = [
             ("scheduler.knownMax", |c| c.scheduler.known_max = 53_999),
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
@@ -445,6 +457,15 @@ mod tests {
             ("broker.requestBytesMax", |c| {
                 c.http.batch_line_bytes_max = ByteSize::mib(32);
                 c.http.body_bytes_max = ByteSize::mib(256);
+            }),
+            ("broker.requestsDiskBytesMax", |c| {
+                c.broker.requests_disk_bytes_max = ByteSize::kib(64)
+            }),
+            ("broker.recoveriesDiskBytesMax", |c| {
+                c.broker.recoveries_disk_bytes_max = ByteSize::kib(64)
+            }),
+            ("broker.idleTimeout", |c| {
+                c.broker.idle_timeout = Duration::ZERO
             }),
             ("scheduler.lease", |c| {
                 c.scheduler.lease = Duration::from_secs(2)

@@ -458,7 +458,7 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
         ),
         ErrorCode::PolicyViolation => Problem::new(
             Kind::BrokerUnavailable,
-            "The broker takes no more requests: the topic has reached its bound on disk.",
+            "The broker takes no more of these records: their topic has reached its bound on disk.",
         ),
         ErrorCode::MessageSizeTooLarge => Problem::new(
             Kind::BodyTooLarge,

@@ -231,7 +231,7 @@ async fn a_partition_is_done_as_far_as_those_who_will_leave_it_are_too() {
     site.lease(2, 0, None, 60).await;
     site.lease(2, 1, None, 35).await;
     let done = async || {
-        let done = requests_done(&*site.store, &layout, Lane::Ordinary, PartitionId(0)).await;
+        let done = done(&*site.store, &layout, Source::Requests, PartitionId(0)).await;
         done.unwrap().0
     };
     let unmoved = async || {
@@ -307,7 +307,7 @@ async fn of_fewer_partitions_whoever_comes_to_one_begins_where_it_was_cut() {
     let stays = site.begin(&layout, 0).await;
     assert_eq!(stays.checkpoint.at.requests, Offset(29));
     // What is left in the other one nobody waits for any more, once its last reader has left.
-    let done = requests_done(&*site.store, &layout, Lane::Ordinary, PartitionId(1)).await;
+    let done = done(&*site.store, &layout, Source::Requests, PartitionId(1)).await;
     assert_eq!(done.unwrap(), Offset(i64::MAX));
 }
 

@@ -29,6 +29,7 @@ use waybill_messages::Topics;
 use waybill_store::{EmbeddedStore, Store};
 
 use self::agents::Reached;
+use self::topics::BrokerKind;
 use crate::admin::Admin;
 use crate::backup::Backups;
 use crate::cli::Role;
@@ -55,6 +56,7 @@ struct World {
     /// The store, if it is embedded.
     embedded: Option<Weak<EmbeddedStore>>,
     spread: Spread,
+    broker: BrokerKind,
 }
 
 /// Starts the parts of a role. What is started is pushed to `running`, also when a later part
@@ -161,19 +163,6 @@ async fn start(
             if config.supervisor.enabled {
                 supervisor::start(config, &world, running);
             }
-            if broker.is_some() {
-                let (kafka, store, spread) = (
-                    world.kafka.clone(),
-                    world.store.clone(),
-                    world.spread.clone(),
-                );
-                let topics = world.topics.clone();
-                running.spawn(
-                    Stage::Scheduler,
-                    "trimming of finished requests",
-                    move |stop| trim::run(kafka, topics, spread, store, stop),
-                );
-            }
             let api = ingestion::start(config, &world, admin, running).await?;
             if samples > 0 {
                 samples::start(samples, api, world, config, admin, running);
@@ -218,7 +207,7 @@ async fn world(
     }
     let config = &config.with_partitions(partitions);
     let (may_have, is_alone) = (spread.layout().topics_may_have(), store.is_exclusive());
-    topics::create(config, &kafka, &workflows, &may_have, is_alone).await?;
+    let broker = topics::create(config, &kafka, &workflows, &may_have, is_alone).await?;
     running.spawn(Stage::Scheduler, "watch over the layout", |stop| {
         follower.run(stop)
     });
@@ -229,6 +218,7 @@ async fn world(
         store,
         embedded,
         spread,
+        broker,
     })
 }
 

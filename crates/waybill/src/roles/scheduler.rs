@@ -3,7 +3,8 @@
 use waybill_agent::DirectConfig;
 use waybill_agent::http::NamedHandler;
 
-use super::World;
+use super::topics::BrokerKind;
+use super::{World, trim};
 use crate::admin::Admin;
 use crate::config::Config;
 use crate::growing::{self, Growing};
@@ -38,7 +39,19 @@ pub(super) async fn start(
             in_flight_bytes_max: config.scheduler.in_flight_bytes_max.as_usize(),
         },
     };
-    show_requests_retention(config.kafka.requests_retention);
+    match world.broker {
+        BrokerKind::Kafka => show_requests_retention(config.kafka.requests_retention),
+        // There requests do not expire, and are deleted once they are done.
+        BrokerKind::Embedded => {
+            let (kafka, topics) = (world.kafka.clone(), world.topics.clone());
+            let (spread, store) = (world.spread.clone(), world.store.clone());
+            running.spawn(
+                Stage::Scheduler,
+                "trimming of finished requests and recoveries",
+                move |stop| trim::run(kafka, topics, spread, store, stop),
+            );
+        }
+    }
     let scheduler = Scheduler::start(scheduler_settings(config, own), parts, admin)?;
     admin.set_schedulers(scheduler.control());
     admin.set_readers(Readers::new(world.store.clone(), config.partitions));

@@ -36,24 +36,30 @@ const KIND_PATIENCE: Duration = Duration::from_secs(2);
 const TOPIC_AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// Segments of topics whose records are derived and soon forgotten.
 const STEP_SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
-/// The smallest segment that the requests topic is given.
+/// The smallest segment that a topic with a bound on disk is given.
 const SEGMENT_BYTES_MIN: u64 = 64 * 1024;
 /// Into how many segments each partition's part of the bound on disk is cut, so that space is given back.
 const SEGMENTS: u64 = 4;
 
-/// The least bound on disk of the requests topic: one whose segments, each of which may lie there as the last
-/// of its partition, leave room for others.
-pub(crate) fn requests_disk_bytes_min(partitions: u32) -> u64 {
+/// The least bound on disk of a topic of requests, or of recoveries: one whose segments, each of which may lie there
+/// as the last of its partition, leave room for others.
+pub(crate) fn disk_bytes_min(partitions: u32) -> u64 {
     SEGMENTS * SEGMENT_BYTES_MIN * u64::from(partitions)
 }
 /// What a partition of step requests or replies keeps on the embedded broker. Far more than can be
 /// in flight.
 const STEP_PARTITION_BYTES_MAX: u64 = 128 * 1024 * 1024;
-/// What a partition of status records, failed operations or dead letters keeps on it.
+/// What a partition of status records, failed operations, alerts or dead letters keeps on it.
 const RESULT_PARTITION_BYTES_MAX: u64 = 512 * 1024 * 1024;
 
 /// How long the topics that hold personal data alone keep it at most.
 const CONTACTS_RETENTION_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// How a topic says that a bound is none.
+pub(crate) const UNBOUNDED: &str = "-1";
+
+/// After how many records a topic is synced. With 1, all that is acknowledged is.
+pub(crate) const FLUSH: &str = "flush.messages";
 
 /// The bound of a topic's size on disk, which no broker but the embedded one has.
 pub(crate) const DISK_BOUND: &str = "waybill.disk.bytes.max";
@@ -76,7 +82,9 @@ pub(crate) enum Kind {
     Recoveries,
     /// Step requests and replies, which can be derived again.
     Steps,
-    /// What became of operations.
+    /// Each change of an operation's state. Its row says the same.
+    Statuses,
+    /// Failed operations and alerts, which nothing else tells of.
     Results,
     /// Whom to tell of it: personal data.
     Notices,
@@ -105,14 +113,15 @@ pub(crate) enum Outcome {
 }
 
 /// Creates what is missing, and looks whether what is there would do harm. Operation topics `may_have` other
-/// numbers of partitions than the configured one. `is_alone` whoever has its store to itself.
+/// numbers of partitions than the configured one. `is_alone` whoever has its store to itself. Returns which broker
+/// it is.
 pub(super) async fn create(
     config: &Config,
     kafka: &KafkaSettings,
     workflows: &Workflows,
     may_have: &[u32],
     is_alone: bool,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<BrokerKind> {
     let admin = Admin::new(kafka, "waybill-admin")?;
     admin.wait_ready(BROKER_PATIENCE).await?;
     let broker = broker_kind(&admin, config).await?;
@@ -148,7 +157,7 @@ pub(super) async fn create(
         .find(|finding| finding.weight == Weight::Harm);
     match harm {
         Some(finding) => Err(anyhow::anyhow!("{finding}")),
-        None => Ok(()),
+        None => Ok(broker),
     }
 }
 
@@ -311,7 +320,7 @@ pub(crate) fn needed(config: &Config, workflows: &Workflows, broker: BrokerKind)
         of(names.expedited(), Kind::Requests),
         of(names.step_replies(), Kind::Steps),
         of(names.recovery(), Kind::Recoveries),
-        of(names.operation_status(), Kind::Results),
+        of(names.operation_status(), Kind::Statuses),
         of(names.failed_operations(), Kind::Results),
         of(names.operator_alerts(), Kind::Results),
         of(names.owner_notices(), Kind::Notices),
@@ -353,14 +362,19 @@ fn settings(config: &Config, kind: Kind, broker: BrokerKind) -> Vec<(&'static st
         // What an operator asks for is answered once it is there: as durable as a request.
         Kind::Requests | Kind::Recoveries => (kafka.requests_retention, RECORD_BYTES_MAX),
         Kind::Steps => (kafka.steps_retention, RECORD_BYTES_MAX),
-        Kind::Results => (kafka.results_retention, RECORD_BYTES_MAX),
+        Kind::Statuses | Kind::Results => (kafka.results_retention, RECORD_BYTES_MAX),
         Kind::Notices => (contacts_retention, RECORD_BYTES_MAX),
         Kind::DeadLetters => (kafka.results_retention, DEAD_LETTER_BYTES_MAX),
         Kind::NoticeLetters => (contacts_retention, DEAD_LETTER_BYTES_MAX),
     };
+    let retention = match (broker, kind) {
+        // Deleted by checkpoint alone (`trim.rs`).
+        (BrokerKind::Embedded, Kind::Requests | Kind::Recoveries) => UNBOUNDED.to_owned(),
+        _ => retention.as_millis().to_string(),
+    };
     let mut settings = vec![
         ("cleanup.policy", "delete".to_owned()),
-        ("retention.ms", retention.as_millis().to_string()),
+        ("retention.ms", retention),
         ("max.message.bytes", bytes_max.to_string()),
     ];
     if kind == Kind::Steps {
@@ -383,34 +397,56 @@ fn on_kafka(settings: &mut Vec<(&'static str, String)>, kind: Kind, replication:
     settings.push(("min.insync.replicas", in_sync.to_string()));
     match kind {
         // Whatever the brokers' default is: what was accepted does not go for want of space.
-        Kind::Requests | Kind::Recoveries => settings.push(("retention.bytes", "-1".to_owned())),
-        Kind::Steps | Kind::Results | Kind::Notices | Kind::DeadLetters | Kind::NoticeLetters => {}
+        Kind::Requests | Kind::Recoveries => {
+            settings.push(("retention.bytes", UNBOUNDED.to_owned()))
+        }
+        Kind::Steps
+        | Kind::Statuses
+        | Kind::Results
+        | Kind::Notices
+        | Kind::DeadLetters
+        | Kind::NoticeLetters => {}
     }
 }
 
-/// One machine's disk makes an acknowledged record durable, and what can be derived again, or was told,
-/// is bounded by size as well.
+/// One machine's disk makes an acknowledged record durable: what the checkpoint relies on is synced. Requests and
+/// recoveries have a bound on disk at which they are refused; nothing but the checkpoint removes them. Everything
+/// else is bounded by deleting the oldest.
 fn on_the_embedded_broker(settings: &mut Vec<(&'static str, String)>, kind: Kind, config: &Config) {
+    let is_synced = match kind {
+        Kind::Requests
+        | Kind::Recoveries
+        | Kind::Results
+        | Kind::Notices
+        | Kind::DeadLetters
+        | Kind::NoticeLetters => true,
+        // Steps can be derived again, and a status says what the row says.
+        Kind::Steps | Kind::Statuses => false,
+    };
+    if is_synced {
+        settings.push((FLUSH, "1".to_owned()));
+    }
+    let bounded = |settings: &mut Vec<_>, bound: u64| {
+        // Space is given back by whole segments: a few of them must fit below the bound.
+        let segment = (bound / (SEGMENTS * u64::from(config.partitions))).clamp(
+            SEGMENT_BYTES_MIN,
+            config.broker.segment_bytes.as_u64().max(SEGMENT_BYTES_MIN),
+        );
+        settings.push(("retention.bytes", UNBOUNDED.to_owned()));
+        settings.push((DISK_BOUND, bound.to_string()));
+        settings.push(("segment.bytes", segment.to_string()));
+    };
     match kind {
-        Kind::Requests => {
-            let bound = config.broker.requests_disk_bytes_max.as_u64();
-            // Space is given back by whole segments: a few of them must fit below the bound.
-            let segment = (bound / (SEGMENTS * u64::from(config.partitions))).clamp(
-                SEGMENT_BYTES_MIN,
-                config.broker.segment_bytes.as_u64().max(SEGMENT_BYTES_MIN),
-            );
-            settings.push(("flush.messages", "1".to_owned()));
-            settings.push((DISK_BOUND, bound.to_string()));
-            settings.push(("segment.bytes", segment.to_string()));
-        }
-        Kind::Recoveries => {
-            settings.push(("flush.messages", "1".to_owned()));
-            settings.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
-        }
+        Kind::Requests => bounded(settings, config.broker.requests_disk_bytes_max.as_u64()),
+        Kind::Recoveries => bounded(settings, config.broker.recoveries_disk_bytes_max.as_u64()),
         Kind::Steps => {
             settings.push(("retention.bytes", STEP_PARTITION_BYTES_MAX.to_string()));
         }
-        Kind::Results | Kind::Notices | Kind::DeadLetters | Kind::NoticeLetters => {
+        Kind::Statuses
+        | Kind::Results
+        | Kind::Notices
+        | Kind::DeadLetters
+        | Kind::NoticeLetters => {
             settings.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
         }
     }

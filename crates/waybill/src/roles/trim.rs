@@ -1,15 +1,17 @@
-//! Giving back the disk that finished requests take on the embedded broker.
+//! Giving back the disk that finished requests and recoveries take on the embedded broker.
 //!
-//! The topics of requests have a bound on disk, past which ingestion answers 503. What is done must not
-//! count against it: records below the checkpoint are deleted, all but the last, whose fingerprint
-//! the next owner of the partition checks. On Kafka retention does this.
+//! What must hold: **nothing else removes them.** On the embedded broker these topics have no retention
+//! by time or by size, so that neither a clock nor a backlog deletes work that is not done. They have a
+//! bound on disk instead, past which the broker refuses records. Records below the checkpoint are
+//! deleted, all but the last, whose fingerprint the next owner of the partition checks. On Kafka
+//! retention does this.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use waybill_engine::{ByLane, Lane, Offset, PartitionId};
+use waybill_engine::{Offset, PartitionId, Source};
 use waybill_kafka::{Admin, KafkaSettings};
 use waybill_messages::Topics;
 use waybill_store::{Layout, LeaseKey, Store, StoreError};
@@ -20,7 +22,10 @@ use crate::spread::Spread;
 /// How often the checkpoints are looked at.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Deletes finished requests until it is stopped.
+/// The topics whose records nothing else removes.
+const SOURCES: [Source; 3] = [Source::Requests, Source::Expedited, Source::Recoveries];
+
+/// Deletes finished requests and recoveries until it is stopped. Several processes may do it at once.
 pub(super) async fn run(
     kafka: KafkaSettings,
     topics: Topics,
@@ -29,7 +34,7 @@ pub(super) async fn run(
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let admin = Admin::new(&kafka, "waybill-trim")?;
-    let mut trimmed: ByLane<BTreeMap<PartitionId, Offset>> = ByLane::default();
+    let mut trimmed: [BTreeMap<PartitionId, Offset>; SOURCES.len()] = Default::default();
     loop {
         tokio::select! {
             () = tokio::time::sleep(INTERVAL) => {}
@@ -40,12 +45,11 @@ pub(super) async fn run(
         if layout.becomes().is_some() {
             continue;
         }
-        for lane in Lane::ALL {
-            let trimmed = &mut trimmed[lane];
+        for (source, trimmed) in SOURCES.into_iter().zip(&mut trimmed) {
             let mut below = Vec::new();
             for partition in spread.all_ever() {
                 let trimmed = trimmed.entry(partition).or_default();
-                let keep_from = keep_from(&*store, &layout, lane, partition).await?;
+                let keep_from = keep_from(&*store, &layout, source, partition).await?;
                 if keep_from > *trimmed {
                     *trimmed = keep_from;
                     below.push((partition, keep_from));
@@ -59,23 +63,23 @@ pub(super) async fn run(
                 trimmed.clear();
                 continue;
             }
-            if let Err(error) = admin.delete_records(topics.of_lane(lane), &below).await {
-                tracing::warn!(%error, "finished requests could not be deleted; trying again later");
+            let topic = topics.of(source);
+            if let Err(error) = admin.delete_records(topic, &below).await {
+                tracing::warn!(%error, topic, "finished records could not be deleted; trying again later");
                 trimmed.clear();
             }
         }
     }
 }
 
-/// Below what nobody needs a partition's requests any more.
+/// Below what nobody needs a partition's records any more.
 async fn keep_from(
     store: &dyn Store,
     layout: &Layout,
-    lane: Lane,
+    source: Source,
     partition: PartitionId,
 ) -> Result<Offset, StoreError> {
-    let source = lane.source();
-    let done = readers::requests_done(store, layout, lane, partition).await?;
+    let done = readers::done(store, layout, source, partition).await?;
     let read = Offset(done.0 - 1);
     let retired = layout.retired().iter();
     let times: Vec<_> = retired.filter(|of| of.partition == partition).collect();
@@ -106,6 +110,7 @@ mod tests {
         let at = |requests| Places {
             requests: Offset(requests),
             expedited: Offset(requests + 100),
+            recoveries: Offset(requests + 200),
             ..Places::default()
         };
         let layout = Layout::first(2).intended(1).unwrap().cut(vec![at(0)]);
@@ -113,16 +118,53 @@ mod tests {
         let layout = layout.moved(vec![at(30), at(40)]).unwrap();
         let layout = layout.settled(&[]).unwrap();
         let left_over = PartitionId(1);
-        let kept = async |lane| keep_from(&store, &layout, lane, left_over).await.unwrap();
-        let done = kept(Lane::Ordinary).await;
+        let kept = async |source| keep_from(&store, &layout, source, left_over).await.unwrap();
+        let done = kept(Source::Requests).await;
         assert_eq!(done, Offset(40), "what was read there is done");
-        assert_eq!(kept(Lane::Expedited).await, Offset(140));
+        assert_eq!(kept(Source::Expedited).await, Offset(140));
+        assert_eq!(kept(Source::Recoveries).await, Offset(240));
         let shard = Lease {
             checkpoint: Checkpoint::at(at(45)),
             ..Lease::new(LeaseKey::supervisor(left_over), left_over)
         };
         assert!(store.take_lease(None, shard).await.unwrap());
-        assert_eq!(kept(Lane::Ordinary).await, Offset(45));
-        assert_eq!(kept(Lane::Expedited).await, Offset(145));
+        assert_eq!(kept(Source::Requests).await, Offset(45));
+        assert_eq!(kept(Source::Expedited).await, Offset(145));
+        assert_eq!(kept(Source::Recoveries).await, Offset(245));
+    }
+
+    #[tokio::test]
+    async fn of_each_topic_the_last_record_below_the_checkpoint_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
+        let layout = Layout::first(1);
+        let reader = layout.division().all().next().unwrap();
+        let places = Places {
+            requests: Offset(10),
+            expedited: Offset(20),
+            recoveries: Offset(30),
+            replies: Offset(40),
+        };
+        let held = Lease {
+            checkpoint: Checkpoint::at(places),
+            ..Lease::new(
+                LeaseKey::scheduler(layout.generation(), reader),
+                PartitionId(0),
+            )
+        };
+        assert!(store.take_lease(None, held).await.unwrap());
+        let mut kept = Vec::new();
+        for source in SOURCES {
+            let from = keep_from(&store, &layout, source, PartitionId(0)).await;
+            kept.push((source, from.unwrap()));
+        }
+        assert_eq!(
+            kept,
+            [
+                (Source::Requests, Offset(9)),
+                (Source::Expedited, Offset(19)),
+                (Source::Recoveries, Offset(29)),
+            ]
+        );
     }
 }

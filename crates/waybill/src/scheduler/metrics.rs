@@ -101,7 +101,8 @@ const LAYOUT_READERS: Metric<Gauge> = Metric::new(
 );
 const REQUESTS_RETENTION: Metric<Gauge> = Metric::new(
     "waybill_scheduler_requests_retention_seconds",
-    "How long requests are kept as configured: a lag that gets there loses requests",
+    "How long requests are kept as configured: a lag that gets there loses requests. Not on the embedded broker, where \
+     requests that are not done do not expire",
     [],
 );
 const OPERATIONS: Metric<Gauge, 3> = Metric::new(

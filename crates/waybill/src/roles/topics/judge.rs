@@ -11,7 +11,10 @@ use std::fmt;
 
 use waybill_kafka::TopicSettings;
 
-use super::{BrokerKind, CONTACTS_RETENTION_MAX, DISK_BOUND, Found, Kind, Needed, PARTITIONS_KEY};
+use super::{
+    BrokerKind, CONTACTS_RETENTION_MAX, DISK_BOUND, FLUSH, Found, Kind, Needed, PARTITIONS_KEY,
+    UNBOUNDED,
+};
 use crate::config::Config;
 
 /// The settings of a topic that are worth showing.
@@ -24,15 +27,13 @@ pub(crate) const SETTINGS_THAT_MATTER: [&str; 10] = [
     "unclean.leader.election.enable",
     "message.timestamp.type",
     "segment.bytes",
-    "flush.messages",
+    FLUSH,
     DISK_BOUND,
 ];
 
 /// For so long what was accepted is kept at least, in milliseconds: an hour. Whoever is away for less loses
 /// nothing.
 pub(crate) const RETENTION_MS_MIN: u64 = 60 * 60 * 1000;
-/// How Kafka says that a bound is none.
-const UNBOUNDED: &str = "-1";
 
 /// How much a finding matters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -267,6 +268,8 @@ struct Rule {
 enum Expected {
     /// This, and what else it is weighs so much.
     Exactly(String, Weight),
+    /// No bound at all. A number below `harm_below` is harm.
+    Unbounded { harm_below: u64 },
     /// A number in this range. `-1`, where it stands for no bound, is above every number.
     Range {
         min: u64,
@@ -283,6 +286,11 @@ impl Expected {
     fn broken_by(&self, found: &str) -> Option<Weight> {
         match self {
             Self::Exactly(expected, weight) => (found != expected).then_some(*weight),
+            Self::Unbounded { .. } if found == UNBOUNDED => None,
+            Self::Unbounded { harm_below } => match found.parse().unwrap_or(0) < *harm_below {
+                true => Some(Weight::Harm),
+                false => Some(Weight::Warning),
+            },
             Self::Range {
                 min,
                 harm_below,
@@ -311,6 +319,7 @@ impl Expected {
         match (made_with.find(|(name, _)| name == key), self) {
             (Some((_, value)), _) if self.broken_by(value).is_none() => value.clone(),
             (_, Self::Exactly(value, _)) => value.clone(),
+            (_, Self::Unbounded { .. }) => UNBOUNDED.to_owned(),
             (_, Self::Range { min, .. }) => min.to_string(),
         }
     }
@@ -320,6 +329,7 @@ impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exactly(value, _) => f.write_str(value),
+            Self::Unbounded { .. } => f.write_str(UNBOUNDED),
             Self::Range { min, max: None, .. } => write!(f, "at least {min}"),
             Self::Range {
                 min,
@@ -364,7 +374,7 @@ fn rules(config: &Config, broker: BrokerKind, topic: &Needed, copies: usize) -> 
         Kind::Notices | Kind::NoticeLetters => {
             (Some(millis(CONTACTS_RETENTION_MAX)), Weight::Warning)
         }
-        Kind::Recoveries | Kind::Steps | Kind::Results | Kind::DeadLetters => {
+        Kind::Recoveries | Kind::Steps | Kind::Statuses | Kind::Results | Kind::DeadLetters => {
             (None, Weight::Warning)
         }
     };
@@ -374,23 +384,29 @@ fn rules(config: &Config, broker: BrokerKind, topic: &Needed, copies: usize) -> 
         exactly("cleanup.policy", "delete", Weight::Harm),
         Rule {
             key: "retention.ms",
-            expected: Expected::Range {
-                min: made_with("retention.ms").unwrap_or(0),
-                harm_below: match is_durable {
-                    true => RETENTION_MS_MIN,
-                    false => 0,
+            expected: match broker {
+                // Deleted by checkpoint alone.
+                BrokerKind::Embedded if is_durable => Expected::Unbounded {
+                    harm_below: RETENTION_MS_MIN,
                 },
-                max: retention_max,
-                too_high,
+                BrokerKind::Embedded | BrokerKind::Kafka => Expected::Range {
+                    min: made_with("retention.ms").unwrap_or(0),
+                    harm_below: match is_durable {
+                        true => RETENTION_MS_MIN,
+                        false => 0,
+                    },
+                    max: retention_max,
+                    too_high,
+                },
             },
         },
     ];
     rules.extend(at_least("max.message.bytes"));
+    if is_durable {
+        rules.push(exactly("retention.bytes", UNBOUNDED, Weight::Warning));
+    }
     match broker {
         BrokerKind::Kafka => {
-            if is_durable {
-                rules.push(exactly("retention.bytes", UNBOUNDED, Weight::Warning));
-            }
             // Of the copies that there are: more than are configured are no fault.
             let copies = copies as u64;
             let (min, max) = match copies {
@@ -411,8 +427,8 @@ fn rules(config: &Config, broker: BrokerKind, topic: &Needed, copies: usize) -> 
             rules.push(exactly(key, "false", Weight::Warning));
         }
         BrokerKind::Embedded => {
-            if is_durable {
-                rules.push(exactly("flush.messages", "1", Weight::Warning));
+            if let Some(every) = made_with(FLUSH) {
+                rules.push(exactly(FLUSH, &every.to_string(), Weight::Warning));
             }
             if let Some(bound) = made_with(DISK_BOUND) {
                 rules.push(exactly(DISK_BOUND, &bound.to_string(), Weight::Warning));

@@ -6,6 +6,7 @@ use super::*;
 use crate::config::load_workflows;
 
 const REQUESTS: &str = "waybill.operation-requests.v1";
+const RECOVERIES: &str = "waybill.recovery.v1";
 const NOTICES: &str = "waybill.owner-notices.v1";
 
 /// A configuration for three brokers.
@@ -240,14 +241,77 @@ fn settings_that_are_not_for_us_to_see_are_a_finding_of_their_own() {
 fn the_embedded_broker_is_held_to_its_disk() {
     let config = Config::default();
     let needed = all(&config, BrokerKind::Embedded);
-    for (key, bad) in [("flush.messages", "1000"), ("waybill.disk.bytes.max", "-1")] {
+    let three_days = "259200000";
+    for (topic, key, bad, weight) in [
+        (REQUESTS, "flush.messages", "1000", Weight::Warning),
+        (NOTICES, "flush.messages", "1000", Weight::Warning),
+        (REQUESTS, "waybill.disk.bytes.max", "-1", Weight::Warning),
+        (RECOVERIES, "waybill.disk.bytes.max", "-1", Weight::Warning),
+        (REQUESTS, "retention.ms", three_days, Weight::Warning),
+        (RECOVERIES, "retention.ms", three_days, Weight::Warning),
+        (REQUESTS, "retention.ms", "1000", Weight::Harm),
+        (RECOVERIES, "retention.bytes", "536870912", Weight::Warning),
+    ] {
         let mut found = as_made(&needed);
-        let settings = found.get_mut(REQUESTS).unwrap().settings.as_mut().unwrap();
+        let settings = found.get_mut(topic).unwrap().settings.as_mut().unwrap();
         settings.insert(key.to_owned(), bad.to_owned());
         let findings = judge(&config, BrokerKind::Embedded, &needed, &found);
-        let keys: Vec<_> = findings.iter().map(|finding| finding.key).collect();
-        assert_eq!(keys, [key]);
+        let told: Vec<_> = findings
+            .iter()
+            .map(|finding| (finding.topic.as_str(), finding.key, finding.weight))
+            .collect();
+        assert_eq!(told, [(topic, key, weight)]);
     }
+}
+
+/// The setting that topics whose names end so are made with on the embedded broker.
+fn embedded_setting(ends_with: &str, key: &str) -> Vec<Option<String>> {
+    let needed = all(&Config::default(), BrokerKind::Embedded);
+    let topics = needed
+        .iter()
+        .filter(|topic| topic.spec.name.ends_with(ends_with));
+    let setting = |topic: &Needed| {
+        let setting = topic.spec.config.iter().find(|(name, _)| name == key);
+        setting.map(|(_, value)| value.clone())
+    };
+    topics.map(setting).collect()
+}
+
+#[test]
+fn on_the_embedded_broker_requests_and_recoveries_are_removed_by_checkpoint_alone() {
+    for topic in [REQUESTS, "waybill.expedited-requests.v1", RECOVERIES] {
+        for key in ["retention.ms", "retention.bytes"] {
+            let setting = embedded_setting(topic, key);
+            assert_eq!(setting[0].as_deref(), Some("-1"), "{topic} {key}");
+        }
+        let bound = embedded_setting(topic, "waybill.disk.bytes.max");
+        assert!(bound[0].is_some(), "{topic} is bounded");
+    }
+}
+
+#[test]
+fn on_the_embedded_broker_all_that_the_checkpoint_relies_on_is_synced() {
+    let needed = all(&Config::default(), BrokerKind::Embedded);
+    let not_synced: Vec<&str> = needed
+        .iter()
+        .filter(|topic| {
+            let setting = ("flush.messages".to_owned(), "1".to_owned());
+            !topic.spec.config.contains(&setting)
+        })
+        .map(|topic| topic.spec.name.as_str())
+        .collect();
+    assert_eq!(
+        not_synced,
+        [
+            "waybill.step-replies.v1",
+            "waybill.operation-status.v1",
+            "waybill.account.requests.v1",
+            "waybill.delivery.requests.v1",
+            "waybill.drone.requests.v1",
+            "waybill.package.requests.v1",
+            "waybill.third-party.requests.v1",
+        ]
+    );
 }
 
 #[test]
