@@ -54,6 +54,15 @@ pub enum ProcessState {
 }
 
 impl ProcessState {
+    /// The states that a list can be asked for. Whatever failed has an entry in the attention table, and so
+    /// has what lingers; an operation that ended well or was cancelled need not have one.
+    pub const LISTED: [Self; 5] = [
+        Self::Processing,
+        Self::Error,
+        Self::Compensating,
+        Self::Compensated,
+        Self::CompensationFailed,
+    ];
     /// All of them, in the order of an operation's life.
     pub const ALL: [Self; 8] = [
         Self::Pending,

@@ -382,6 +382,11 @@ async fn exit_codes_tell_a_refusal_from_a_slip_and_from_an_api_that_is_away() {
         ("resubmit x --step drone", 2, "--tenant is the only flag"),
         ("resubmit --as-new --all", 2, "--state"),
         ("list --state Strange", 2, "Strange"),
+        (
+            "list --state Processed",
+            2,
+            "[possible values: Processing, Error, Compensating, Compensated, CompensationFailed, Unreadable]",
+        ),
         ("list --limit 0", 2, "--limit"),
         ("undone x drone", 2, "--reason"),
     ] {

@@ -47,11 +47,8 @@ pub(super) struct Filter {
 
 fn states() -> impl TypedValueParser<Value = String> {
     let words = || {
-        let stored = ProcessState::ALL.into_iter();
-        stored
-            .filter(|state| *state != ProcessState::Pending)
-            .map(ProcessState::as_str)
-            .chain([UNREADABLE])
+        let listed = ProcessState::LISTED.into_iter();
+        listed.map(ProcessState::as_str).chain([UNREADABLE])
     };
     PossibleValuesParser::new(words()).map(move |given| {
         let known = words().find(|word| word.eq_ignore_ascii_case(&given));
@@ -157,7 +154,13 @@ mod tests {
 
     #[test]
     fn a_state_that_no_operation_is_listed_in_is_refused() {
-        for bad in ["--state Pending", "--state Failed", "--state Error,"] {
+        for bad in [
+            "--state Pending",
+            "--state Processed",
+            "--state Cancelled",
+            "--state Failed",
+            "--state Error,",
+        ] {
             let error = read(bad).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidValue, "{bad}");
         }

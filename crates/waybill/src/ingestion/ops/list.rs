@@ -416,16 +416,23 @@ impl QueryReader {
             filter.wants_unreadable = true;
             return;
         }
-        let stored = ProcessState::ALL
-            .into_iter()
-            .filter(|state| *state != ProcessState::Pending);
-        match stored.clone().find(|state| state.as_str() == word) {
-            Some(state) => filter.states.push(state),
-            None => {
-                let words: Vec<&str> = stored.map(ProcessState::as_str).collect();
-                let words = words.join(", ");
-                self.wrong("state", &format!("must be any of {words}, {UNREADABLE}"));
+        let mut listed = ProcessState::LISTED.into_iter();
+        if let Some(state) = listed.find(|state| state.as_str() == word) {
+            filter.states.push(state);
+            return;
+        }
+        let words = ProcessState::LISTED.map(ProcessState::as_str).join(", ");
+        let allowed = format!("must be any of {words}, {UNREADABLE}");
+        let mut known = ProcessState::ALL.into_iter();
+        match known.find(|state| state.as_str() == word) {
+            Some(state) => {
+                let state = state.as_str();
+                self.wrong(
+                    "state",
+                    &format!("{allowed}: there is no list of {state} operations"),
+                );
             }
+            None => self.wrong("state", &allowed),
         }
     }
 }
@@ -458,6 +465,22 @@ mod tests {
         let query = "state=Broken&olderThan=soon&limit=0&order=random&cursor=x&abandoned=1&what=1";
         let problem = Asked::read(Some(query), Timestamp(0), &Tenants::All).unwrap_err();
         assert_eq!(problem.errors.len(), 7, "{:?}", problem.errors);
+    }
+
+    #[test]
+    fn a_state_of_which_there_is_no_list_is_refused_with_those_of_which_there_is_one() {
+        for state in ["Pending", "Processed", "Cancelled"] {
+            let query = format!("state=Error,{state}");
+            let problem = Asked::read(Some(&query), Timestamp(0), &Tenants::All).unwrap_err();
+            let [error] = &problem.errors[..] else {
+                panic!("{:?}", problem.errors)
+            };
+            let expected = format!(
+                "state must be any of Processing, Error, Compensating, Compensated, CompensationFailed, \
+                 Unreadable: there is no list of {state} operations"
+            );
+            assert_eq!(error.detail, expected);
+        }
     }
 
     #[test]
