@@ -80,7 +80,7 @@ class Agent:
     def __init__(self, arguments):
         self.topic = f"{arguments.prefix}.{arguments.agent}.requests.v1"
         self.replies = f"{arguments.prefix}.step-replies.v1"
-        self.letters = f"dlq.{self.topic}"
+        self.letters = f"{self.topic}.dlq"
         self.step = arguments.step
         self.store = Store(arguments.store)
         self.requests_reader = wire.Reader(ROOT / "schemas", "step-request")

@@ -110,12 +110,10 @@ impl PartitionConsumer {
         defaults.push(("session.timeout.ms", "2000".to_owned()));
         defaults.push(("heartbeat.interval.ms", "500".to_owned()));
         // librdkafka wants a group even where no group is joined.
-        let group = options
-            .group_for_lag
-            .as_deref()
-            .unwrap_or("waybill-no-group");
+        let unused = || format!("{}-no-group", settings.group_prefix);
+        let group = options.group_for_lag.clone().unwrap_or_else(unused);
         let fixed = [
-            ("group.id", group.to_owned()),
+            ("group.id", group),
             ("enable.auto.commit", "false".to_owned()),
             ("enable.auto.offset.store", "false".to_owned()),
             ("enable.partition.eof", "true".to_owned()),

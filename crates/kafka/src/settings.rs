@@ -12,10 +12,12 @@ use crate::error::ClientError;
 /// Which brokers to talk to, and any librdkafka property beside.
 ///
 /// `Debug` shows the names of the properties and none of their values.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct KafkaSettings {
     /// Bootstrap brokers: `host:port`, separated by commas.
     pub brokers: String,
+    /// What the names of consumer groups begin with that Waybill chooses: the prefix of the topics.
+    pub group_prefix: String,
     /// Properties that are passed to librdkafka as they are, for every client: TLS, SASL, socket
     /// settings. They win over Waybill's defaults; what Waybill's promises rest on cannot be set
     /// and is refused when a client is made.
@@ -28,6 +30,7 @@ impl KafkaSettings {
     pub fn new(brokers: impl Into<String>) -> Self {
         Self {
             brokers: brokers.into(),
+            group_prefix: "waybill".to_owned(),
             properties: BTreeMap::new(),
         }
     }

@@ -4,6 +4,9 @@ use waybill_engine::{Lane, Source};
 
 use crate::framing::Framing;
 
+/// What the name of a dead-letter topic ends with.
+const DEAD_LETTER_SUFFIX: &str = ".dlq";
+
 /// The topics of one installation, told from others on the same brokers by their prefix.
 #[derive(Clone, Debug)]
 pub struct Topics {
@@ -127,10 +130,16 @@ impl Topics {
         &self.owner_notices
     }
 
-    /// Where poison records of a topic go.
+    /// Where poison records of a topic go: like all names, it begins with the prefix.
     #[must_use]
     pub fn dead_letter(topic: &str) -> String {
-        format!("dlq.{topic}")
+        format!("{topic}{DEAD_LETTER_SUFFIX}")
+    }
+
+    /// The topic whose poison records go to `dead_letters`; `None` if that is no dead-letter topic.
+    #[must_use]
+    pub fn source_of_dead_letter(dead_letters: &str) -> Option<&str> {
+        dead_letters.strip_suffix(DEAD_LETTER_SUFFIX)
     }
 }
 
@@ -166,8 +175,11 @@ mod tests {
         assert_eq!(topics.owner_notices(), "waybill.owner-notices.v1");
         assert_eq!(
             Topics::dead_letter(topics.requests()),
-            "dlq.waybill.operation-requests.v1"
+            "waybill.operation-requests.v1.dlq"
         );
+        let source = Topics::source_of_dead_letter("waybill.recovery.v1.dlq");
+        assert_eq!(source, Some("waybill.recovery.v1"));
+        assert_eq!(Topics::source_of_dead_letter("waybill.dlq.v1"), None);
         assert_eq!(Topics::new("acme").requests(), "acme.operation-requests.v1");
     }
 

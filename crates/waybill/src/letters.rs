@@ -134,7 +134,7 @@ mod tests {
             headers: vec![("own".to_owned(), None)],
         };
         let letter = letter(record.clone(), "supervisor", "no schema");
-        assert_eq!(letter.topic, "dlq.waybill.failed-operations.v1");
+        assert_eq!(letter.topic, "waybill.failed-operations.v1.dlq");
         assert_eq!(
             (
                 letter.partition,

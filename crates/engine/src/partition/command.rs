@@ -89,7 +89,7 @@ pub enum Message {
         /// The record as it came.
         record: Box<ForwardRecord>,
     },
-    /// To `dlq.<topic>`, with where it lay and why it is there.
+    /// To `<topic>.dlq`, with where it lay and why it is there.
     DeadLetter {
         /// The topic that it was read from.
         source: Source,

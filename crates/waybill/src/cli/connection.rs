@@ -43,9 +43,6 @@ const FETCH_WAIT_MAX: Duration = Duration::from_millis(50);
 /// The name that brokers know these commands by.
 pub(super) const CLIENT_ID: &str = "waybill-cli";
 
-/// What the names of dead-letter topics begin with; that of the source follows.
-const DEAD_LETTERS: &str = "dlq.";
-
 /// What a reader of records says: whether it wants the next one.
 pub(super) type Next = anyhow::Result<ControlFlow<()>>;
 
@@ -98,7 +95,7 @@ impl Connection {
 
     /// The dead-letter topic that a person means by its own name or by that of its source.
     pub(super) fn dead_letter_topic(&self, given: &str) -> anyhow::Result<(String, u32)> {
-        let source = given.strip_prefix(DEAD_LETTERS).unwrap_or(given);
+        let source = Topics::source_of_dead_letter(given).unwrap_or(given);
         let names = names_of(&self.topic_prefix, source)
             .iter()
             .map(|name| Topics::dead_letter(name))
@@ -109,7 +106,7 @@ impl Connection {
     /// All dead-letter topics and how many partitions each has, by name.
     pub(super) fn dead_letter_topics(&self) -> anyhow::Result<BTreeMap<String, u32>> {
         let mut topics = self.runtime.block_on(self.admin.topics())?;
-        topics.retain(|name, _| name.starts_with(DEAD_LETTERS));
+        topics.retain(|name, _| Topics::source_of_dead_letter(name).is_some());
         Ok(topics)
     }
 
@@ -264,7 +261,7 @@ pub(super) fn settings(config: &Config) -> KafkaSettings {
 
 /// What a topic's name as a person writes it may stand for, the literal name first.
 pub(super) fn names_of(prefix: &str, given: &str) -> Vec<String> {
-    let whole = match given.strip_prefix(DEAD_LETTERS) {
+    let whole = match Topics::source_of_dead_letter(given) {
         Some(source) => Topics::dead_letter(&format!("{prefix}.{source}.v1")),
         None => format!("{prefix}.{given}.v1"),
     };
@@ -321,8 +318,8 @@ mod tests {
             ["failed-operations", "acme.failed-operations.v1"]
         );
         assert_eq!(
-            names_of("acme", "dlq.drone.requests"),
-            ["dlq.drone.requests", "dlq.acme.drone.requests.v1"]
+            names_of("acme", "drone.requests.dlq"),
+            ["drone.requests.dlq", "acme.drone.requests.v1.dlq"]
         );
     }
 

@@ -95,7 +95,7 @@ impl KafkaConfig {
     pub(super) fn clients(&self) -> KafkaSettings {
         KafkaSettings {
             properties: self.properties.0.clone(),
-            ..KafkaSettings::default()
+            ..KafkaSettings::new("")
         }
     }
 

@@ -262,6 +262,7 @@ pub(crate) fn kafka_settings(config: &Config, embedded: Option<SocketAddr>) -> K
         (None, None) => String::new(),
     };
     let mut settings = KafkaSettings::new(brokers);
+    settings.group_prefix.clone_from(&config.kafka.topic_prefix);
     let properties = config.kafka.properties.iter();
     settings
         .properties

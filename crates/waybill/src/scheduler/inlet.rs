@@ -29,7 +29,9 @@ use super::input::{Generation, Inputs, LogEnds};
 /// into its next fetch only.
 const FETCH_WAIT_MAX: Duration = Duration::from_millis(100);
 /// The consumer group that shows the checkpoints to lag tools.
-const GROUP_FOR_LAG: &str = "waybill-scheduler";
+fn group_for_lag(kafka: &KafkaSettings) -> String {
+    format!("{}-scheduler", kafka.group_prefix)
+}
 
 /// All consumers.
 pub(super) struct Inlets {
@@ -200,7 +202,7 @@ impl Inlet {
         sender: Inputs,
     ) -> anyhow::Result<Self> {
         let options = ConsumerOptions {
-            group_for_lag: Some(GROUP_FOR_LAG.to_owned()),
+            group_for_lag: Some(group_for_lag(kafka)),
             fetch_wait_max: FETCH_WAIT_MAX,
             ..ConsumerOptions::new(client_id)
         };

@@ -21,7 +21,7 @@ use crate::process::{Process, log_tail, without_test_variables};
 use crate::shop::{PATIENCE, get, root, wait_until};
 
 const REQUESTS: &str = "waybill.operation-requests.v1";
-const DEAD: &str = "dlq.waybill.operation-requests.v1";
+const DEAD: &str = "waybill.operation-requests.v1.dlq";
 const STATUSES: &str = "waybill.operation-status.v1";
 const ALERTS: &str = "waybill.operator-alerts.v1";
 const PARTITIONS: u32 = 4;

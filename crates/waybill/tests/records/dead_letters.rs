@@ -68,7 +68,7 @@ fn dead_letters_are_listed_page_by_page_each_once() {
 
 #[test]
 fn every_dead_letter_topic_is_found_and_told_with_what_it_holds() {
-    const FOREIGN: &str = "dlq.nobody-knows-it";
+    const FOREIGN: &str = "nobody-knows-it.dlq";
     let world = World::new();
     world.create(FOREIGN, 3);
     world.create("waybill.dlq.v1", 1);
@@ -118,7 +118,7 @@ fn a_dead_letter_is_shown_in_full_and_given_out_byte_for_byte() {
     world.bury(REPLIES, 1, &own, POISON);
     let shown = world.text("dlq show step-replies 1 0");
     for part in [
-        "letter     dlq.waybill.step-replies.v1/1/0",
+        "letter     waybill.step-replies.v1.dlq/1/0",
         "source     waybill.step-replies.v1/1/17",
         "cause      no\\nrecord",
         "headers    2\n  traceparent: 00-1\n  none: -\n",
@@ -128,7 +128,7 @@ fn a_dead_letter_is_shown_in_full_and_given_out_byte_for_byte() {
     ] {
         assert!(shown.contains(part), "{part} in {shown}");
     }
-    let raw = world.run("dlq show dlq.step-replies 1 0 --raw");
+    let raw = world.run("dlq show step-replies.dlq 1 0 --raw");
     assert_eq!(raw.stdout, POISON);
     let refusal = world.refusal("dlq show step-replies 1 1");
     assert!(
@@ -313,7 +313,7 @@ fn kcat_reads_what_was_replayed_and_its_records_are_printed() {
 
 #[test]
 fn a_poison_request_of_a_running_system_is_listed_replayed_and_comes_back() {
-    const DEAD_REQUESTS: &str = "dlq.waybill.operation-requests.v1";
+    const DEAD_REQUESTS: &str = "waybill.operation-requests.v1.dlq";
     let world = World::start(
         "up",
         &[
@@ -363,6 +363,6 @@ fn a_poison_request_of_a_running_system_is_listed_replayed_and_comes_back() {
         &[],
     );
     let third = &wait_for(3)[0];
-    assert_eq!(third["cursor"], "dlq.waybill.drone.requests.v1/1/0");
+    assert_eq!(third["cursor"], "waybill.drone.requests.v1.dlq/1/0");
     assert_eq!(third["component"], "agent");
 }

@@ -141,7 +141,7 @@ fn looking_makes_no_topic_and_commits_nothing() {
     let metadata = consumer.fetch_metadata(None, PATIENCE).unwrap();
     let mut topics: Vec<&str> = metadata.topics().iter().map(|topic| topic.name()).collect();
     topics.sort_unstable();
-    assert_eq!(topics, [DEAD, REPLIES]);
+    assert_eq!(topics, [REPLIES, DEAD]);
     let mut list = TopicPartitionList::new();
     list.add_partition(REPLIES, 0);
     let committed = consumer.committed_offsets(list, PATIENCE).unwrap();

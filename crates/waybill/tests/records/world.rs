@@ -26,7 +26,7 @@ use crate::process::{Process, log_tail, without_test_variables};
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub const REPLIES: &str = "waybill.step-replies.v1";
-pub const DEAD: &str = "dlq.waybill.step-replies.v1";
+pub const DEAD: &str = "waybill.step-replies.v1.dlq";
 
 /// Key, value and headers that no text can hold.
 pub const KEY: &[u8] = b"\xffkey";

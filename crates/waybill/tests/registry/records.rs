@@ -19,7 +19,7 @@ use crate::{STATUS, deliver, schema_of, with_registry};
 
 const PARTITIONS: u32 = 2;
 const REQUESTS: &str = "waybill.operation-requests.v1";
-const DEAD: &str = "dlq.waybill.operation-requests.v1";
+const DEAD: &str = "waybill.operation-requests.v1.dlq";
 
 fn client(world: &World) -> ClientConfig {
     let mut client = ClientConfig::new();
@@ -133,7 +133,7 @@ async fn a_restart_with_a_registry_and_one_that_only_reads_it_lose_nothing() {
     world.all_reach(&ids, "Processed").await;
     world.assert_one_effect_per_step(&ids, |_| false).await;
     let values = values(&world);
-    let dead = values.iter().filter(|(topic, _)| topic.starts_with("dlq."));
+    let dead = values.iter().filter(|(topic, _)| topic.ends_with(".dlq"));
     assert_eq!(dead.count(), 0);
     let of_requests = values.iter().filter(|(topic, _)| topic == REQUESTS);
     let framed: Vec<bool> = of_requests

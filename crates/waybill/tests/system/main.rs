@@ -394,7 +394,7 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_o
 }
 
 fn dead_letters(topic: &str) -> String {
-    format!("dlq.{topic}")
+    format!("{topic}.dlq")
 }
 
 fn produce(world: &World, topic: &str, partition: u32, key: &[u8], value: &[u8]) {

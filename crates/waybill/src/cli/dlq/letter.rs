@@ -201,7 +201,7 @@ mod tests {
             // It was a dead letter before, on another topic.
             (headers::ERRORS_TOPIC, Some(b"elsewhere")),
         ];
-        let letter = dead("t", &own, "dlq.t");
+        let letter = dead("t", &own, "t.dlq");
         let kept: Vec<(&str, Option<&[u8]>)> = letter
             .headers
             .iter()
@@ -215,13 +215,13 @@ mod tests {
 
     #[test]
     fn a_letter_is_not_believed_to_come_from_a_topic_whose_letters_lie_elsewhere() {
-        let letter = dead("t", &[], "dlq.other");
+        let letter = dead("t", &[], "other.dlq");
         assert_eq!(letter.source(), Err(Unplaced::Foreign("t".to_owned())));
     }
 
     #[test]
     fn a_record_without_the_headers_of_a_dead_letter_says_nothing_and_loses_nothing() {
-        let mut letter = dead("t", &[("a", None)], "dlq.t");
+        let mut letter = dead("t", &[("a", None)], "t.dlq");
         letter.errors.clear();
         assert_eq!(letter.source(), Err(Unplaced::Unsaid));
         assert_eq!(letter.cause(), None);
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_position_reads_as_it_is_written() {
-        let text = "dlq.waybill.operation-requests.v1/3/17";
+        let text = "waybill.operation-requests.v1.dlq/3/17";
         assert_eq!(text.parse::<Position>().unwrap().to_string(), text);
         for bad in ["", "t", "t/0", "t/0/-1", "t/x/1", "t/0/1/2", "a b/0/1"] {
             assert!(bad.parse::<Position>().is_err(), "{bad}");

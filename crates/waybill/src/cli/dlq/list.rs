@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn the_table_stands_under_its_heading() {
         let position = Position {
-            topic: "dlq.t".to_owned(),
+            topic: "t.dlq".to_owned(),
             partition: PartitionId(0),
             offset: Offset(5),
         };
@@ -228,7 +228,7 @@ mod tests {
         };
         let line = row.to_string();
         for (heading, cell) in [
-            ("LETTER", "dlq.t/0/5"),
+            ("LETTER", "t.dlq/0/5"),
             ("TIME", "1970-"),
             ("SOURCE", "t/0/17"),
             ("CAUSE", "no\\nrecord"),

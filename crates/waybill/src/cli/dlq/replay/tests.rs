@@ -22,11 +22,11 @@ fn no_more_than_a_seconds_worth_of_letters_is_unacknowledged() {
 fn a_replays_own_mark_takes_the_place_of_an_older_one() {
     let own = [
         ("a", Some(&b"\xff"[..])),
-        (REPLAYED_FROM, Some(b"dlq.t/0/1")),
+        (REPLAYED_FROM, Some(b"t.dlq/0/1")),
         ("a", None),
     ];
     let letter = Letter::of(waybill_kafka::RawRecord {
-        topic: "dlq.t".to_owned(),
+        topic: "t.dlq".to_owned(),
         partition: PartitionId(0),
         offset: Offset(9),
         timestamp_ms: None,
@@ -36,14 +36,14 @@ fn a_replays_own_mark_takes_the_place_of_an_older_one() {
             .map(|(name, value)| (name.to_owned(), value.map(<[u8]>::to_vec)))
             .into(),
     });
-    let sent: Vec<(&str, Option<&[u8]>)> = headers(&letter, "dlq.t/0/9")
+    let sent: Vec<(&str, Option<&[u8]>)> = headers(&letter, "t.dlq/0/9")
         .iter()
         .map(|header| (header.key, header.value))
         .collect();
     let expected: [(&str, Option<&[u8]>); 3] = [
         ("a", Some(b"\xff")),
         ("a", None),
-        (REPLAYED_FROM, Some(b"dlq.t/0/9")),
+        (REPLAYED_FROM, Some(b"t.dlq/0/9")),
     ];
     assert_eq!(sent, expected);
 }

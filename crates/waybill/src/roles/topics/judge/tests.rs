@@ -319,7 +319,7 @@ fn letters_need_a_place_for_each_partition_of_their_source_and_may_have_more() {
     let mut config = config();
     config.kafka.step_partitions = 8;
     let needed = all(&config, BrokerKind::Kafka);
-    let letters = "dlq.waybill.drone.requests.v1";
+    let letters = "waybill.drone.requests.v1.dlq";
     let judged = |partitions: usize| {
         let mut found = as_made(&needed);
         let letters = &mut found.get_mut(letters).unwrap().partitions;
