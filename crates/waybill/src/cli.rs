@@ -43,6 +43,7 @@ pub use backup::{BackupArgs, RestoreArgs};
 pub use broker::BrokerCommand;
 pub use capacity::CapacityArgs;
 pub use dlq::DlqCommand;
+pub(crate) use exposure::listeners;
 pub use exposure::{Listens, exposed, in_the_clear};
 pub use log::LogArgs;
 pub use ops::{DoctorArgs, ExplainArgs, OpsArgs, OpsError};

@@ -360,3 +360,76 @@ fn topics_are_described_with_offsets_and_settings(world: &World) {
     assert_eq!(unknown.code, Some(1), "{unknown:?}");
     assert!(unknown.err.contains("parcels is no topic"), "{unknown:?}");
 }
+
+#[test]
+fn where_ports_are_taken_nothing_is_made_and_all_of_them_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let taken = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let [http, services] = taken.each_ref().map(|it| it.local_addr().unwrap());
+    let data = dir.path().join("data");
+    let mut up = Command::new(env!("CARGO_BIN_EXE_waybill"));
+    without_test_variables(&mut up);
+    up.args(["up", "--admin", "127.0.0.1:0"]);
+    up.args(["--broker-listen", "127.0.0.1:0"]);
+    up.args(["--http", &http.to_string()]);
+    up.args(["--services", &services.to_string()]);
+    let refused = Ran::new(up.arg("--data-dir").arg(&data).output().unwrap());
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    for named in [
+        format!("http.listen (--http) is {http}: "),
+        format!("services.listen (--services) is {services}: "),
+    ] {
+        assert!(refused.err.contains(&named), "{refused:?}");
+    }
+    let topics = std::fs::read_dir(data.join("broker/logs")).map_or(0, Iterator::count);
+    assert_eq!(topics, 0, "no topic was made");
+}
+
+#[test]
+fn the_names_of_all_topics_and_groups_begin_with_the_prefix() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut up = Command::new(env!("CARGO_BIN_EXE_waybill"));
+    up.args(["up", "--samples", "3"]);
+    for flag in ["--http", "--admin", "--services", "--broker-listen"] {
+        up.args([flag, "127.0.0.1:0"]);
+    }
+    up.env("WAYBILL_KAFKA__TOPIC_PREFIX", "acme");
+    up.env("WAYBILL_AGENTS__REACH", "topics");
+    up.arg("--data-dir").arg(dir.path().join("data"));
+    let log = dir.path().join("log.txt");
+    let (_up, addresses) = Process::start(up, &["broker", "http"], &log);
+    let mut client = ClientConfig::new();
+    client.set("bootstrap.servers", addresses["broker"].to_string());
+    let client: BaseConsumer = client.create().unwrap();
+    let groups = || -> Vec<String> {
+        let groups = client.fetch_group_list(None, PATIENCE).unwrap();
+        let names = groups.groups().iter().map(|group| group.name());
+        names.map(str::to_owned).collect()
+    };
+    // Each is there once its members have joined, or a first checkpoint was copied.
+    let expected = ["acme-agents", "acme-scheduler", "acme.supervisors"];
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let found = loop {
+        let found = groups();
+        let is_there = |name: &&str| found.iter().any(|group| group == name);
+        if expected.iter().all(|name| is_there(name)) {
+            break found;
+        }
+        let log = || log_tail(&dir.path().join("log.txt"));
+        assert!(std::time::Instant::now() < deadline, "{found:?}: {}", log());
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let others: Vec<_> = found
+        .iter()
+        .filter(|name| !name.starts_with("acme"))
+        .collect();
+    assert!(others.is_empty(), "{others:?}");
+    let metadata = client.fetch_metadata(None, PATIENCE).unwrap();
+    let topics: Vec<&str> = metadata.topics().iter().map(|topic| topic.name()).collect();
+    assert!(topics.contains(&"acme.recovery.v1.dlq"), "{topics:?}");
+    let others: Vec<_> = topics
+        .iter()
+        .filter(|name| !name.starts_with("acme."))
+        .collect();
+    assert!(others.is_empty(), "{others:?}");
+}

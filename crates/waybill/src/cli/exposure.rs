@@ -18,7 +18,7 @@ pub(super) const EVERYTHING: Role = Role::Up {
     samples: 0,
 };
 
-/// A listener that others can reach.
+/// A listener of a role.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Listens {
     /// The key of its address.
@@ -37,6 +37,13 @@ enum Guard {
     Tokens { encrypted: bool },
     /// Nothing; what else there is than the loopback interface.
     None { way_out: &'static str },
+}
+
+impl Listens {
+    /// Where it listens by configuration.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
 }
 
 impl fmt::Display for Listens {
@@ -69,6 +76,13 @@ pub fn in_the_clear(role: Role, config: &Config) -> Vec<Listens> {
 
 /// The listeners of a role that others can reach.
 fn reachable(role: Role, config: &Config) -> Vec<Listens> {
+    let mut open = listeners(role, config);
+    open.retain(|listener| !is_loopback(listener.address.ip()));
+    open
+}
+
+/// All listeners of a role.
+pub(crate) fn listeners(role: Role, config: &Config) -> Vec<Listens> {
     let listener = |key, flag, address, guard| Listens {
         key,
         flag,
@@ -117,7 +131,6 @@ fn reachable(role: Role, config: &Config) -> Vec<Listens> {
         Role::Services => open.push(services),
         Role::Agents | Role::Scheduler | Role::Supervisor => {}
     }
-    open.retain(|listener| !is_loopback(listener.address.ip()));
     open
 }
 

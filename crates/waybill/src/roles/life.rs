@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 
-use super::start;
+use super::{ports, start};
 use crate::admin::Admin;
 use crate::auth::{Auth, reread};
 use crate::cli::{Role, exposed, in_the_clear};
@@ -60,6 +60,7 @@ async fn live(
         .readiness
         .expect("every role to be started, and none stopping");
     let start = async {
+        ports::check(role, config)?;
         let listen = config.admin.listen;
         let bound = admin.start(listen, tls.clone(), &running).await;
         bound.with_context(|| {

@@ -11,6 +11,7 @@ mod ingestion;
 mod instance;
 mod life;
 mod measured;
+mod ports;
 mod reach;
 mod samples;
 mod scheduler;

@@ -1,0 +1,87 @@
+//! Whether all addresses can be bound that a role listens on: asked before anything is made, and answered
+//! for all of them at once.
+
+use std::collections::HashSet;
+use std::io;
+use std::net::SocketAddr;
+
+use tokio::net::TcpSocket;
+
+use crate::cli::{Role, listeners};
+use crate::config::Config;
+
+/// Refuses a role some of whose addresses cannot be bound.
+///
+/// # Errors
+///
+/// All of these, each with its setting.
+pub(super) fn check(role: Role, config: &Config) -> anyhow::Result<()> {
+    let mut seen = HashSet::new();
+    let mut taken = Vec::new();
+    for listener in listeners(role, config) {
+        let address = listener.address();
+        // Port 0 is any that is free.
+        let is_twice = address.port() != 0 && !seen.insert(address);
+        let bound = match is_twice {
+            true => Err(io::Error::other("another of these settings names the same")),
+            false => bind(address),
+        };
+        if let Err(error) = bound {
+            taken.push(format!("{listener}: {error}"));
+        }
+    }
+    anyhow::ensure!(
+        taken.is_empty(),
+        "cannot listen on all addresses; another process may listen there, such as a second Waybill: {}",
+        taken.join("; ")
+    );
+    Ok(())
+}
+
+/// Binds an address as a listener would, and lets go of it. Nobody can connect meanwhile.
+fn bind(address: SocketAddr) -> io::Result<()> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    // Connections that were closed a moment ago do not matter.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn every_address_that_is_taken_is_named_with_its_setting() {
+        let taken = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [http, broker] = taken.each_ref().map(|it| it.local_addr().unwrap());
+        let free = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut config = Config::default();
+        (config.http.listen, config.broker.listen) = (http, broker);
+        (config.admin.listen, config.services.listen) = (free, free);
+        let up = Role::Up {
+            agents: true,
+            services: true,
+            samples: 0,
+        };
+        let told = check(up, &config).unwrap_err().to_string();
+        for named in [
+            format!("http.listen (--http) is {http}: "),
+            format!("broker.listen (--broker-listen) is {broker}: "),
+        ] {
+            assert!(told.contains(&named), "{told}");
+        }
+        assert!(!told.contains("admin.listen"), "{told}");
+        assert!(check(Role::Services, &config).is_ok(), "it has neither");
+
+        drop(taken);
+        assert!(check(up, &config).is_ok());
+        config.http.listen = broker;
+        let told = check(up, &config).unwrap_err().to_string();
+        assert!(told.contains("another of these settings"), "{told}");
+    }
+}
