@@ -15,6 +15,7 @@
 mod attention;
 mod backup;
 mod group;
+mod journal;
 mod purge;
 mod recent;
 mod retention;

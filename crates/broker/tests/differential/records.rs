@@ -50,6 +50,19 @@ async fn ask_to_produce(asker: &mut Asker) {
         Bytes::from(bytes)
     };
     let twice = [plain(b"one"), plain(b"two")].concat();
+    let too_few = {
+        let mut bytes = plain(b"one").to_vec();
+        bytes[23..27].copy_from_slice(&1_i32.to_be_bytes());
+        bytes[57..61].copy_from_slice(&2_i32.to_be_bytes());
+        with_checksum(bytes)
+    };
+    let too_many = {
+        let mut bytes = plain(b"one").to_vec();
+        bytes.extend_from_within(61..);
+        let length = i32::try_from(bytes.len() - 12).unwrap();
+        bytes[8..12].copy_from_slice(&length.to_be_bytes());
+        with_checksum(bytes)
+    };
     let now = now_ms();
     for (question, topic, partition, acks, batch) in [
         ("one record", topic.as_str(), 0, -1, plain(b"one")),
@@ -61,6 +74,8 @@ async fn ask_to_produce(asker: &mut Asker) {
         ("a large batch", &topic, 0, -1, plain(&[0; 3_000])),
         ("no batch", &topic, 0, -1, Bytes::new()),
         ("two batches", &topic, 0, -1, Bytes::from(twice)),
+        ("fewer records than are counted", &topic, 0, -1, too_few),
+        ("more records than are counted", &topic, 0, -1, too_many),
         (
             "an old record",
             &topic,
@@ -114,6 +129,13 @@ async fn ask_to_produce(asker: &mut Asker) {
     let batch = batch_of(id + 10_000_000, 0, 5, now, b"strange");
     let answer = produce(asker, &topic, 0, -1, &batch).await;
     asker.answered("an idempotent producer: a strange one", answer);
+}
+
+/// A batch whose checksum is right again.
+fn with_checksum(mut batch: Vec<u8>) -> Bytes {
+    let sum = crc32c::crc32c(&batch[21..]);
+    batch[17..21].copy_from_slice(&sum.to_be_bytes());
+    Bytes::from(batch)
 }
 
 /// The error, or where the batch lies.

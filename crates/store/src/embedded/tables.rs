@@ -24,8 +24,8 @@ use fjall::{Database, Keyspace, KeyspaceCreateOptions, Readable, UserValue};
 use waybill_clock::wall_clock;
 use waybill_engine::{OperationId, OperationRow, OperationState, PartitionId, Stamp, Timestamp};
 
-use super::EmbeddedConfig;
 use super::retention::Retention;
+use super::{EmbeddedConfig, journal};
 use crate::codec::{self, Malformed, StateHeader};
 use crate::{
     CorruptRow, DueBucket, DueEntry, KeptRow, Layout, Lease, LeaseKey, RowRead, StoreError, keys,
@@ -73,6 +73,8 @@ impl Tables {
             },
             error => StoreError::unavailable("opening", error),
         };
+        journal::write_again(&config.path)
+            .map_err(|error| StoreError::unavailable("opening", error))?;
         let db = Database::builder(&config.path)
             .cache_size(config.cache_bytes)
             .max_journaling_size(config.journal_bytes_max.max(JOURNAL_BYTES_LEAST))
