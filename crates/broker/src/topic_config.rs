@@ -11,7 +11,8 @@ pub struct TopicConfig {
     /// request is synced before it is answered, and consumers see synced records only. `None`
     /// leaves writing back to the operating system.
     pub flush_messages: Option<u64>,
-    /// `retention.ms`: delete closed segments whose newest record is older. `None` (-1) keeps all.
+    /// `retention.ms`: delete segments whose newest record is older, by the time for which the broker has run since it
+    /// was appended. `None` (-1) keeps all.
     pub retention: Option<Duration>,
     /// `retention.bytes`: delete the oldest closed segments of a partition that is larger.
     /// `None` (-1) keeps all.

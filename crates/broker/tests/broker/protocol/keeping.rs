@@ -4,9 +4,11 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
 use kafka_protocol::messages::incremental_alter_configs_request::{
     AlterConfigsResource, AlterableConfig,
 };
+use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::StrBytes;
 use rdkafka::producer::FutureRecord;
@@ -316,5 +318,32 @@ async fn the_record_with_the_largest_timestamp_is_found() {
     }
     let refused = listed(&mut wire, 6, "t", MAX_TIMESTAMP).await.error_code;
     assert_eq!(refused, code(ResponseError::UnsupportedVersion));
+    assert!(broker.shutdown().await);
+}
+
+#[tokio::test]
+async fn a_topic_that_was_just_deleted_is_unknown_by_name_and_by_id() {
+    let dir = tempfile::tempdir().unwrap();
+    let broker = broker(dir.path()).await;
+    let mut wire = Wire::connect(broker.address()).await;
+    create(&mut wire, "t", 1, &[]).await;
+    let asked = |topic| MetadataRequest::default().with_topics(Some(vec![topic]));
+    let by_name = MetadataRequestTopic::default().with_name(Some(topic_name("t")));
+    let by_name = asked(by_name);
+    let id = wire.ask(12, &by_name).await.topics[0].topic_id;
+    let deleted = DeleteTopicState::default().with_name(Some(topic_name("t")));
+    let request = DeleteTopicsRequest::default().with_topics(vec![deleted]);
+    assert_eq!(wire.ask(6, &request).await.responses[0].error_code, 0);
+    let by_id = MetadataRequestTopic::default().with_name(None);
+    let by_id = asked(by_id.with_topic_id(id));
+    for (request, error) in [
+        (by_name, ResponseError::UnknownTopicOrPartition),
+        (by_id, ResponseError::UnknownTopicId),
+    ] {
+        assert_eq!(
+            wire.ask(12, &request).await.topics[0].error_code,
+            code(error)
+        );
+    }
     assert!(broker.shutdown().await);
 }
