@@ -29,6 +29,8 @@ POLL_WAIT = 0.1  # seconds
 BATCH_MAX = 100  # records taken at once
 UNACKNOWLEDGED_MAX = 1000  # replies on their way; beyond it no further request is read
 FLUSH_WAIT = 10.0  # seconds
+OWNER_REMEMBERED = 600.0  # seconds; after a restore from a backup epochs begin lower
+SHARDS_MAX = 10_000  # how many shards are remembered
 FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED)
 
 log = logging.getLogger("agent")
@@ -76,6 +78,26 @@ class Offsets:
                 self.partitions[partition]["committed"] = offset
 
 
+class Epochs:
+    """The newest owner of each shard that has asked: who was superseded is refused."""
+
+    def __init__(self):
+        self.newest = {}
+
+    def is_superseded(self, request):
+        if request["shard"] is None:
+            return False
+        shard = (request["layout"], request["shard"])
+        now = time.monotonic()
+        epoch, asked_at = self.newest.get(shard, (0, now))
+        if request["epoch"] < epoch and now - asked_at < OWNER_REMEMBERED:
+            return True
+        if len(self.newest) >= SHARDS_MAX:
+            self.newest.clear()
+        self.newest[shard] = (request["epoch"], now)
+        return False
+
+
 class Agent:
     def __init__(self, arguments):
         self.topic = f"{arguments.prefix}.{arguments.agent}.requests.v1"
@@ -86,6 +108,7 @@ class Agent:
         self.requests_reader = wire.Reader(ROOT / "schemas", "step-request")
         self.replies_writer = wire.Writer(ROOT / "schemas", "step-reply")
         self.offsets = Offsets()
+        self.epochs = Epochs()
         self.unacknowledged = 0
         self.broken = None
         self.stopping = False
@@ -162,6 +185,10 @@ class Agent:
             return
         if remaining(request) <= 0:
             done()
+            return
+        if self.epochs.is_superseded(request):
+            reply = failed("NotAttempted", "owner-superseded", "a newer owner of the shard has asked")
+            self.answer(message, request, {**reply, "retry_after_ms": 100}, done)
             return
         reply = self.ACTIONS[request["action"]](self, request)
         if remaining(request) <= 0:

@@ -17,6 +17,11 @@ const POISON: Metric<Counter, 1> = Metric::new(
     "Step requests that could not be decoded and went to the dead-letter topic",
     ["agent"],
 );
+const SUPERSEDED: Metric<Counter, 1> = Metric::new(
+    "waybill_agent_superseded_total",
+    "Step requests refused because a newer owner of their shard had asked before",
+    ["agent"],
+);
 const DURATION: Metric<Histogram, 1> = Metric::new(
     "waybill_agent_attempt_duration_seconds",
     "How long attempts took",
@@ -52,6 +57,7 @@ const CALL_DURATION: Metric<Histogram, 1> = Metric::new(
 pub const METRICS: &[&dyn Declared] = &[
     &ATTEMPTS,
     &POISON,
+    &SUPERSEDED,
     &DURATION,
     &IN_FLIGHT,
     &QUEUED,
@@ -82,6 +88,8 @@ pub(crate) struct AgentMetrics {
     pub(crate) late: Counter,
     /// Records that could not be decoded.
     pub(crate) poison: Counter,
+    /// Refused, because a newer owner of the shard had asked before.
+    pub(crate) superseded: Counter,
     /// How long attempts took, in seconds.
     pub(crate) duration: Histogram,
     /// Attempts that run now.
@@ -100,6 +108,7 @@ impl AgentMetrics {
             not_attempted: ATTEMPTS.of([agent, "not-attempted"]),
             late: ATTEMPTS.of([agent, "late"]),
             poison: POISON.of([agent]),
+            superseded: SUPERSEDED.of([agent]),
             duration: DURATION.of([agent]),
             in_flight: IN_FLIGHT.of([agent]),
             queued: QUEUED.of([agent]),

@@ -60,6 +60,7 @@ impl StepRequestBuilder {
                 input: Arc::from(&b"{}"[..]),
                 results: Vec::new(),
                 reply_partition: PartitionId(0),
+                shard: None,
                 traceparent: None,
             },
         }

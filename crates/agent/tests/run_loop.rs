@@ -16,7 +16,7 @@ use waybill_agent::testing::StepRequestBuilder;
 use waybill_agent::{
     Agents, AgentsConfig, BoxFuture, Handler, Outcome, StepCall, StepRequest, permanent, success,
 };
-use waybill_engine::{Offset, OperationId, PartitionId, StepReply, Timestamp};
+use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ShardId, StepReply, Timestamp};
 use waybill_kafka::{
     ConsumerOptions, KafkaSettings, OutRecord, PartitionConsumer, PollLimits, Producer,
     ProducerOptions, RawRecord, Settlement,
@@ -322,6 +322,37 @@ async fn past_complete_by_nothing_is_started_or_answered() {
     broker.send(std::slice::from_ref(&after));
     assert_eq!(broker.replies(1)[0].1.operation, after.operation);
     assert_eq!(next.calls(), 1);
+    agents.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_of_an_owner_that_was_superseded_is_handed_back_and_not_performed() {
+    let broker = Broker::start();
+    let fast = Scripted::new(1);
+    let agents = start(&broker, &[("fast", &fast)]);
+    let of_epoch = |step: &str, epoch: u64| StepRequest {
+        shard: Some(ShardId {
+            layout: 0,
+            number: 4,
+        }),
+        ..request("fast", step).epoch(Epoch(epoch)).build()
+    };
+    broker.send(&[of_epoch("newer", 8)]);
+    assert_eq!(broker.replies(1)[0].1.step, "newer");
+    let older = of_epoch("older", 7);
+    broker.send(&[older.clone(), of_epoch("after", 8)]);
+    let replies = broker.replies(2);
+    let answer = replies.iter().find(|(_, reply)| reply.step == "older");
+    let (_, answer) = answer.expect("it is answered, too");
+    assert_eq!(
+        (answer.operation, answer.epoch),
+        (older.operation, Epoch(7))
+    );
+    let Outcome::NotAttempted { error, .. } = &answer.outcome else {
+        panic!("it was attempted: {answer:?}");
+    };
+    assert_eq!(error.code, "owner-superseded");
+    assert_eq!(fast.calls(), 2, "only what the newer owner asked for");
     agents.shutdown().await.unwrap();
 }
 

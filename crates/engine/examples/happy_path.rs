@@ -18,7 +18,7 @@ use uuid::Uuid;
 use waybill_engine::{
     Attempt, ByLane, Command, CreateRequest, EngineConfig, Epoch, Event, IdOrigin, Lane, Message,
     Offset, OperationId, OperationRequest, Outcome, OwnerId, Ownership, PartitionEngine,
-    PartitionId, Places, RequestHash, Room, Stamp, StepDefinition, StepReply, StepRequest,
+    PartitionId, Places, RequestHash, Room, ShardId, Stamp, StepDefinition, StepReply, StepRequest,
     Timestamp, Workflow, WorkflowDefinition, Workflows,
 };
 
@@ -121,6 +121,7 @@ fn engine() -> PartitionEngine {
         Arc::new(workflows),
         Ownership {
             partition: PartitionId(0),
+            shard: ShardId::default(),
             owner: OwnerId(Uuid::from_u128(1)),
             epoch: Epoch(1),
             next: Places::default(),

@@ -120,6 +120,17 @@ counter! {
     /// follow it.
     Epoch(u64)
 }
+/// A shard: what one owner at a time runs. Its epochs count its owners.
+#[derive(
+    Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize,
+)]
+pub struct ShardId {
+    /// The layout that it belongs to, which counts the changes of the numbers of partitions and shards.
+    pub layout: u64,
+    /// Its number in the layout.
+    pub number: u32,
+}
+
 counter! {
     /// The number of a batch of commands of one partition engine, counted from 0.
     BatchNumber(u64)

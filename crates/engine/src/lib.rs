@@ -33,7 +33,9 @@ pub use definition::{
     Backoff, CancelPolicy, CompensationDefinition, Condition, DurationError, Exhausted,
     StepDefinition, StepKind, WorkflowDefinition, parse_duration,
 };
-pub use id::{Attempt, BatchNumber, Epoch, Offset, OperationId, OwnerId, PartitionId, ReaderId};
+pub use id::{
+    Attempt, BatchNumber, Epoch, Offset, OperationId, OwnerId, PartitionId, ReaderId, ShardId,
+};
 pub use lane::{ByLane, Lane, LogPosition, Position, Source};
 pub use operation::{
     Amended, Created, HISTORY_MAX, HistoryEntry, OperationError, OperationRow, OperationState,

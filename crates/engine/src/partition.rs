@@ -346,10 +346,9 @@ impl PartitionEngine {
             self.with_live(id, now, |live, desk| live.time_went_back(latest, desk));
         }
         // Their entries of the deadline index come up too late.
-        for (&id, again) in &mut self.unreadable {
-            *again = now + self.config.unreadable_again;
-            self.open.reminders.push(id);
-        }
+        let again_at = now + self.config.unreadable_again;
+        let unreadable = self.unreadable.look_again_at(again_at);
+        self.open.reminders.extend(unreadable);
     }
 
     fn request(&mut self, queued: Queued, now: Timestamp) {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::contact::Contact;
-use crate::id::{Attempt, Epoch, OperationId, PartitionId};
+use crate::id::{Attempt, Epoch, OperationId, PartitionId, ShardId};
 use crate::lane::Position;
 use crate::operation::{ProcessState, RequestHash, StepError, StepState};
 use crate::time::Timestamp;
@@ -271,6 +271,9 @@ pub struct StepRequest {
     pub results: Outputs,
     /// The partition of `step-replies` to answer to.
     pub reply_partition: PartitionId,
+    /// The shard whose owner asks: epochs can be compared among its requests, and with no others'. `None` if it is not
+    /// known.
+    pub shard: Option<ShardId>,
     /// The W3C trace context of the operation.
     pub traceparent: Option<Arc<str>>,
 }

@@ -190,6 +190,7 @@ fn step_request() -> StepRequest {
             .map(|number| (format!("step{number}.output"), format!("value-{number}")))
             .collect(),
         reply_partition: PartitionId(3),
+        shard: None,
         traceparent: None,
     }
 }

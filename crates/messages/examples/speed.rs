@@ -52,6 +52,7 @@ fn main() {
                 .map(|i| (format!("step{i}.output"), format!("value-{i}")))
                 .collect(),
             reply_partition: PartitionId(3),
+            shard: None,
             traceparent: None,
         },
     );

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{Attempt, Epoch, OperationId, PartitionId, StepRequest, Timestamp};
+use waybill_engine::{Attempt, Epoch, OperationId, PartitionId, ShardId, StepRequest, Timestamp};
 
 use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
@@ -17,6 +17,7 @@ pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     &[
         include_str!("../../../schemas/released/step-request/v1.avsc"),
         include_str!("../../../schemas/released/step-request/v2.avsc"),
+        include_str!("../../../schemas/released/step-request/v3.avsc"),
     ],
 );
 
@@ -40,6 +41,8 @@ struct Out<'a> {
     input: &'a [u8],
     results: MapOut<'a, String>,
     reply_partition: i32,
+    layout: i64,
+    shard: Option<i32>,
 }
 
 /// The idempotency key follows from operation and step and is not read back.
@@ -59,6 +62,8 @@ struct In {
     input: Vec<u8>,
     results: MapIn<String>,
     reply_partition: i32,
+    layout: i64,
+    shard: Option<i32>,
 }
 
 impl Record for StepRequest {
@@ -83,12 +88,22 @@ impl Record for StepRequest {
             input: &self.input,
             results: MapOut(&self.results),
             reply_partition: FIELDS.int("reply_partition", self.reply_partition.0)?,
+            layout: FIELDS.long("layout", self.shard.unwrap_or_default().layout)?,
+            shard: self
+                .shard
+                .map(|shard| FIELDS.int("shard", shard.number))
+                .transpose()?,
         };
         CODEC.encode(&wire, frame, out)
     }
 
     fn decode_with(bytes: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
         let wire: In = CODEC.decode(bytes, framing)?;
+        let layout = FIELDS.u64("layout", wire.layout)?;
+        let shard = wire
+            .shard
+            .map(|number| FIELDS.u32("shard", number))
+            .transpose()?;
         Ok(Self {
             operation: OperationId(wire.operation.0),
             workflow: wire.workflow.into(),
@@ -102,6 +117,7 @@ impl Record for StepRequest {
             input: wire.input.into(),
             results: wire.results.0,
             reply_partition: PartitionId(FIELDS.u32("reply_partition", wire.reply_partition)?),
+            shard: shard.map(|number| ShardId { layout, number }),
             traceparent: None,
         })
     }

@@ -13,8 +13,8 @@ use uuid::Uuid;
 use waybill_engine::{
     ByLane, Command, CreateRequest, Created, EngineConfig, Epoch, Event, IdOrigin, Lane, Message,
     Offset, OperationId, OperationRequest, OperationState, Outcome, OwnerId, Ownership,
-    PartitionEngine, PartitionId, Places, RequestHash, Room, Stamp, StepReply, StepRequest,
-    Timestamp, Workflow, WorkflowDefinition, Workflows,
+    PartitionEngine, PartitionId, Places, RequestHash, Room, ShardId, Stamp, StepReply,
+    StepRequest, Timestamp, Workflow, WorkflowDefinition, Workflows,
 };
 use waybill_messages::{Framing, Record};
 use waybill_store::RowWrite;
@@ -262,6 +262,7 @@ fn engine() -> anyhow::Result<PartitionEngine> {
         Arc::new(Workflows::new(vec![workflow])?),
         Ownership {
             partition: PartitionId(0),
+            shard: ShardId::default(),
             owner: OwnerId(Uuid::new_v4()),
             epoch: Epoch(1),
             next: Places::default(),

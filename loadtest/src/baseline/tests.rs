@@ -241,6 +241,7 @@ fn step_call(step: Step, operation: OperationId, delivery: Delivery) -> StepCall
         input: delivery.body().into_bytes().into(),
         results: flies.then_some(drone).into_iter().collect(),
         reply_partition: PartitionId(0),
+        shard: None,
         traceparent: None,
     };
     let deadline = tokio::time::Instant::now() + Duration::from_secs(30);

@@ -68,6 +68,9 @@ impl Intake {
         if call.deadline <= now {
             return shared.give_up(agent, source);
         }
+        if shared.refuse_if_superseded(agent, &call, source) {
+            return;
+        }
         let work = Work {
             call,
             source,

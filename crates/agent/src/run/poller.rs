@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+use waybill_clock::BootTime;
 use waybill_engine::{Offset, Outcome, PartitionId, StepReply};
 use waybill_kafka::{GroupConsumer, GroupOptions, PollLimits};
 use waybill_messages::Framing;
 
 use super::attempt::{perform, stopping};
+use super::epochs::{Epochs, superseded};
 use super::intake::Intake;
 use super::offsets::{Offsets, Source};
 use super::outbox::{Outbox, Outgoing};
@@ -64,6 +66,7 @@ impl Signal {
 pub(super) struct Shared {
     pub(super) agents: Vec<Agent>,
     pub(super) offsets: Arc<Offsets>,
+    epochs: Epochs,
     pub(super) outbox: Outbox,
     replies_topic: Arc<str>,
     pub(super) framing: Framing,
@@ -134,6 +137,7 @@ impl Poller {
         let shared = Arc::new(Shared {
             agents,
             offsets,
+            epochs: Epochs::default(),
             outbox,
             replies_topic: config.topics.step_replies().into(),
             framing: config.topics.framing().clone(),
@@ -288,6 +292,10 @@ async fn work(shared: Arc<Shared>, agent: usize) {
             agent.queue.finished(bytes, None);
             continue;
         }
+        if shared.refuse_if_superseded(agent, &call, source) {
+            agent.queue.finished(bytes, None);
+            continue;
+        }
         let start = Instant::now();
         let outcome = perform(&*agent.handler, &mut call, Some(&agent.topic)).await;
         let took = start.elapsed();
@@ -328,6 +336,21 @@ impl Shared {
             until: Some(request.complete_by),
             source,
         });
+    }
+
+    /// Refuses an attempt of an owner that was superseded. Returns whether it was.
+    pub(super) fn refuse_if_superseded(
+        &self,
+        agent: &Agent,
+        call: &StepCall,
+        source: Source,
+    ) -> bool {
+        let is_superseded = self.epochs.is_superseded(&call.request, BootTime::now());
+        if is_superseded {
+            agent.metrics.superseded.increment(1);
+            self.answer(agent, call, superseded(), source);
+        }
+        is_superseded
     }
 
     /// Leaves an attempt without an answer: complete-by has passed.

@@ -10,7 +10,7 @@ use waybill_engine::{
     Action, AttemptSeen, ByLane, Command, CreateRequest, EngineConfig, Epoch, Event,
     FailedOperation, IdOrigin, Lane, Message, Offset, OperationId, OperationRequest, Outcome,
     OwnerId, Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb, RequestHash,
-    Room, Stamp, StepDefinition, StepError, StepReply, StepRequest, Timestamp, Workflow,
+    Room, ShardId, Stamp, StepDefinition, StepError, StepReply, StepRequest, Timestamp, Workflow,
     WorkflowDefinition, Workflows,
 };
 
@@ -198,6 +198,7 @@ fn engine() -> PartitionEngine {
         Arc::new(workflows),
         Ownership {
             partition: PartitionId(0),
+            shard: ShardId::default(),
             owner: OwnerId(Uuid::from_u128(1)),
             epoch: Epoch(1),
             next: Places::default(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::id::{Epoch, Offset, OperationId, OwnerId, PartitionId};
+use crate::id::{Epoch, Offset, OperationId, OwnerId, PartitionId, ShardId};
 use crate::lane::{ByLane, Lane};
 use crate::operation::ProcessState;
 use crate::reader::Places;
@@ -54,6 +54,8 @@ impl Default for EngineConfig {
 pub struct Ownership {
     /// The partition.
     pub partition: PartitionId,
+    /// The shard that is owned.
+    pub shard: ShardId,
     /// The owner's name.
     pub owner: OwnerId,
     /// The number of this ownership. **One engine per epoch**: whatever a row of this epoch

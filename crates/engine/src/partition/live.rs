@@ -263,6 +263,12 @@ impl Live {
         reply: StepReply,
         desk: &mut Desk<'_>,
     ) -> Result<(), IllegalTransition> {
+        // It answers an earlier owner: this one has asked again, and that may be under way.
+        let is_refusal = matches!(reply.outcome, Outcome::NotAttempted { .. });
+        if is_refusal && reply.epoch < desk.ownership.epoch {
+            desk.stats.stale_replies += 1;
+            return Ok(());
+        }
         let is_repeat = self.is_repeat(offset, desk);
         let grown = match &reply.outcome {
             Outcome::Success { outputs } => pair_bytes(outputs),

@@ -87,6 +87,7 @@ fn step_request(
         input: Arc::clone(input(created, state)),
         results: results_for(workflow, state, index),
         reply_partition: ownership.partition,
+        shard: Some(ownership.shard),
         traceparent: created.traceparent.clone(),
     }))
 }

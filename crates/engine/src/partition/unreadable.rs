@@ -54,6 +54,17 @@ impl UnreadableRows {
         self.rows.get(&id).map(|row| row.again_at)
     }
 
+    /// Has all rows looked at again at another time, and names them.
+    pub(super) fn look_again_at(
+        &mut self,
+        again_at: Timestamp,
+    ) -> impl Iterator<Item = OperationId> {
+        self.rows.iter_mut().map(move |(&id, row)| {
+            row.again_at = again_at;
+            id
+        })
+    }
+
     /// Remembers a row, and when it is looked at again.
     pub(super) fn remember(&mut self, id: OperationId, again_at: Timestamp) {
         if self.rows.len() >= ROWS_MAX && !self.rows.contains_key(&id) {

@@ -7,7 +7,7 @@ use waybill_engine::{
 };
 
 use crate::fixture::{
-    EPOCH, Fixture, OTHER_HASH, PARTITION, T0, error, id, ms, owner, request, success, told,
+    EPOCH, Fixture, OTHER_HASH, PARTITION, SHARD, T0, error, id, ms, owner, request, success, told,
 };
 
 #[test]
@@ -77,6 +77,7 @@ fn a_fresh_request_is_created_without_a_read_and_its_first_step_asked_for() {
             input: br#"{"weight":3}"#.as_slice().into(),
             results: Vec::new(),
             reply_partition: PARTITION,
+            shard: Some(SHARD),
             traceparent: Some("00-1-1-01".into()),
         })
     );

@@ -11,12 +11,16 @@ use waybill_engine::{
     CompensationDefinition, CreateRequest, EngineConfig, Epoch, Event, Held, IdOrigin, Lane,
     Message, Offset, OperationId, OperationRequest, OperationRow, OperationState, Outcome, OwnerId,
     Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb, RequestHash, Room,
-    Stamp, StepDefinition, StepError, StepReply, StepState, Supervision, Timestamp, Workflow,
-    WorkflowDefinition, Workflows,
+    ShardId, Stamp, StepDefinition, StepError, StepReply, StepState, Supervision, Timestamp,
+    Workflow, WorkflowDefinition, Workflows,
 };
 
 pub const T0: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 pub const PARTITION: PartitionId = PartitionId(3);
+pub const SHARD: ShardId = ShardId {
+    layout: 2,
+    number: 5,
+};
 pub const EPOCH: Epoch = Epoch(5);
 pub const HASH: RequestHash = RequestHash([1; 16]);
 pub const OTHER_HASH: RequestHash = RequestHash([2; 16]);
@@ -84,6 +88,7 @@ pub fn workflows() -> Workflows {
 pub fn ownership(epoch: Epoch) -> Ownership {
     Ownership {
         partition: PARTITION,
+        shard: SHARD,
         owner: owner(epoch),
         epoch,
         next: Places::default(),

@@ -1,8 +1,8 @@
 //! Time: retries, time-outs, hand-off, hints; and what a new owner does with what it finds.
 
 use waybill_engine::{
-    Attempt, CreateRequest, EngineConfig, Event, Offset, Outcome, Ownership, ProcessState,
-    StepState, Timestamp,
+    Action, Attempt, CreateRequest, EngineConfig, Event, Offset, Outcome, Ownership, ProcessState,
+    StepReply, StepState, Timestamp,
 };
 
 use crate::fixture::{
@@ -653,4 +653,31 @@ fn an_agent_that_refused_by_a_clock_an_hour_ahead_is_not_spared_for_an_hour() {
     fixture.pass(ms(2_000));
     fixture.round();
     assert_eq!(fixture.state(id(1)).steps[0].attempt, Attempt(2));
+}
+
+#[test]
+fn a_refusal_that_answers_an_earlier_owner_changes_nothing() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    fixture.restart(0, 0);
+    fixture.request(request(id(1)));
+    fixture.load();
+    fixture.round();
+    let refused = |epoch| StepReply {
+        operation: id(1),
+        step: "a".to_owned(),
+        attempt: Attempt(1),
+        epoch,
+        action: Action::Run,
+        outcome: Outcome::NotAttempted {
+            error: error("owner-superseded"),
+            retry_after_ms: 100,
+        },
+    };
+    fixture.apply(Event::DirectReply(refused(EPOCH)));
+    assert_eq!(told(&fixture.round()), [""; 0], "it was asked for again");
+    fixture.apply(Event::DirectReply(refused(EPOCH.next())));
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).steps[0].state, StepState::NotStarted);
 }

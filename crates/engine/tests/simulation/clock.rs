@@ -11,16 +11,28 @@ pub const SKEW_MICROS: i64 = 150_000;
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     offset_micros: i64,
+    /// The latest that it has shown.
+    latest: Timestamp,
 }
 
 impl Clock {
     pub fn new(offset_micros: i64) -> Self {
-        Self { offset_micros }
+        Self {
+            offset_micros,
+            latest: Timestamp::default(),
+        }
     }
 
     /// What the process takes for the time.
-    pub fn read(&self, now: Timestamp) -> Timestamp {
-        shifted(now, self.offset_micros)
+    pub fn read(&mut self, now: Timestamp) -> Timestamp {
+        let local = shifted(now, self.offset_micros);
+        self.latest = self.latest.max(local);
+        local
+    }
+
+    /// The latest that it has shown: what was decided was decided by then at the latest, though it was set back since.
+    pub fn latest(&self) -> Timestamp {
+        self.latest
     }
 
     /// When the process's wall clock will show `local`.

@@ -79,7 +79,8 @@ impl Run {
             return;
         };
         self.check_batch(index, &batch);
-        let writer = self.owners[index].writer(local);
+        let latest = self.owners[index].clock.latest();
+        let writer = self.owners[index].writer(latest);
         let commit = self.prepare(batch, writer);
         if self.bug == Some(Bug::SendBeforePersist) {
             self.dispatch(index, commit.number, commit.sends.clone(), Vec::new());
@@ -235,9 +236,8 @@ impl Run {
 
     /// What a dead owner had under way.
     pub fn land_late(&mut self, index: usize, writes: Vec<Command>) {
-        let clock = self.owners[index].clock;
-        let local = clock.read(self.now);
-        let writer = self.owners[index].writer(local);
+        let latest = self.owners[index].clock.latest();
+        let writer = self.owners[index].writer(latest);
         for write in writes {
             self.write(index, write, writer);
         }

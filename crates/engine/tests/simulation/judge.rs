@@ -48,7 +48,7 @@ struct Reply {
 /// Who wrote a row, and what it could know.
 #[derive(Clone, Copy, Debug)]
 pub struct Writer {
-    /// What its clock said when it decided.
+    /// The latest that its clock had said when it decided.
     pub local: Timestamp,
     /// The end that the inbox had when it began, or had last woken up.
     pub replies_end: usize,

@@ -167,7 +167,7 @@ impl Run {
     }
 
     /// Limits lie two leases ahead; now and then hardly anything, so that stamps run out.
-    fn stamp_limit(&mut self, limit: Stamp, clock: Clock) -> Stamp {
+    fn stamp_limit(&mut self, limit: Stamp, mut clock: Clock) -> Stamp {
         let ahead = if self.rng.chance(4) {
             2
         } else {

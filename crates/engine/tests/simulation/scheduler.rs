@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use waybill_engine::{
     ByLane, Division, Epoch, Event, ForwardRecord, KeyHash, Lane, Offset, OperationId, OwnerId,
-    Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb, Room, Share, Source,
-    Stamp, StepReply, StepState, Timestamp, partition_for,
+    Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb, Room, ShardId, Share,
+    Source, Stamp, StepReply, StepState, Timestamp, partition_for,
 };
 
 use crate::bugs::Bug;
@@ -164,6 +164,7 @@ impl Run {
         }
         let ownership = Ownership {
             partition: PartitionId(u32::try_from(owner.partition).unwrap()),
+            shard: ShardId::default(),
             owner: name,
             epoch: owner.epoch,
             next,

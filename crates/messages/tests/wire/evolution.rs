@@ -46,6 +46,7 @@ fn first_versions_are_read_with_the_defaults_of_what_they_did_not_have() {
         request,
         StepRequest {
             action: Action::Run,
+            shard: None,
             ..samples::step_request()
         }
     );
@@ -100,6 +101,19 @@ fn before_there_were_lanes() -> OperationStatus {
         },
         ..status
     }
+}
+
+#[test]
+fn step_requests_of_the_second_version_name_no_shard() {
+    let mut request: StepRequest = golden("step-request.v2");
+    request.results.sort_by(|a, b| b.cmp(a));
+    assert_eq!(
+        request,
+        StepRequest {
+            shard: None,
+            ..samples::step_request()
+        }
+    );
 }
 
 #[test]

@@ -108,7 +108,7 @@ fn records_look_like_their_golden_bytes_and_survive() {
         "operation-request-reschedule.v4",
         amended(samples::reschedule()),
     );
-    matches_golden("step-request.v2", samples::step_request());
+    matches_golden("step-request.v3", samples::step_request());
     matches_golden("step-reply.v2", samples::step_reply());
     matches_golden("failed-operation.v2", samples::failed_operation());
     matches_golden("operation-status.v3", samples::operation_status());

@@ -8,7 +8,8 @@ use waybill_engine::{
     Action, AlertKind, AmendRequest, Amendment, Attempt, AttemptSeen, Contact, CreateRequest,
     Epoch, FailedOperation, IdOrigin, Lane, Offset, OperationId, OperationRequest, OperationStatus,
     OperatorAlert, Outcome, OwnerNotice, PartitionId, Position, ProcessState, Recovery,
-    RecoveryVerb, RequestHash, StatusKind, StepError, StepReply, StepRequest, StepState, Timestamp,
+    RecoveryVerb, RequestHash, ShardId, StatusKind, StepError, StepReply, StepRequest, StepState,
+    Timestamp,
 };
 
 pub const OPERATION: OperationId =
@@ -103,6 +104,10 @@ pub fn step_request() -> StepRequest {
             .into(),
         results: pairs(&[("package.id", "p-9"), ("account.suspended", "false")]),
         reply_partition: PartitionId(3),
+        shard: Some(ShardId {
+            layout: 3,
+            number: 7,
+        }),
         traceparent: None,
     }
 }

@@ -40,6 +40,12 @@ impl Default for LagClock {
 impl LagClock {
     /// The log ends at `end` at `now`, of which all below `consumed` is consumed.
     pub(super) fn lag(&mut self, end: Offset, consumed: Offset, now: Timestamp) -> Lag {
+        if self.ends.back().is_some_and(|(_, at)| *at > now) {
+            // The clock was ahead, and was set back.
+            for (_, at) in &mut self.ends {
+                *at = (*at).min(now);
+            }
+        }
         let is_due = |(seen, at): &(Offset, Timestamp)| {
             *seen < end && now.as_micros() - at.as_micros() >= self.apart
         };
@@ -98,6 +104,14 @@ mod tests {
     fn an_end_that_is_known_late_is_no_lag() {
         // The end is as of the last fetch, what was consumed is newer.
         assert_eq!(lag(&mut LagClock::default(), 1, 10, 15), (0, 0.0));
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_hides_no_lag() {
+        let mut clock = LagClock::default();
+        assert_eq!(lag(&mut clock, 3_600, 10, 0), (10, 0.0));
+        assert_eq!(lag(&mut clock, 10, 20, 0), (20, 0.0));
+        assert_eq!(lag(&mut clock, 15, 20, 0), (20, 5.0));
     }
 
     #[test]

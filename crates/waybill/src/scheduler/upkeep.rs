@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use waybill_engine::{
-    ByLane, Event, Handover, Lane, Ownership, PartitionEngine, PartitionId, ReaderId, Share, Source,
+    ByLane, Event, Handover, Lane, Ownership, PartitionEngine, PartitionId, ReaderId, ShardId,
+    Share, Source,
 };
 use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store, StoreError};
 
@@ -143,6 +144,10 @@ impl Shell {
         let share = share_of(&self.layout, &lease, start.handover.clone());
         let ownership = Ownership {
             partition,
+            shard: ShardId {
+                layout: lease.row.key.generation.0,
+                number: lease.row.key.number,
+            },
             owner: self.owner,
             epoch: lease.row.epoch,
             next: start.at,

@@ -31,7 +31,7 @@ async fn a_clock_an_hour_ahead_for_two_seconds_undoes_nothing_that_has_a_deadlin
     let mut ids = Vec::new();
     let mut deliver = async || {
         for _ in 0..ROUND {
-            let mut delivery = delivery(&format!("glitch-{}", ids.len()), false);
+            let mut delivery = delivery(&format!("{}-{}", clock.of, ids.len()), false);
             delivery["deadline"] = json!(deadline.to_string());
             delivery["pickupTime"] = json!(jiff::Timestamp::now().to_string());
             ids.push(world.deliver(&delivery).await);

@@ -1,0 +1,120 @@
+//! The newest owner of each shard that this process was asked by.
+//!
+//! Why: an owner that was superseded may not know it yet, and what it had sent may arrive late: its machine was
+//! suspended, or the record waited in a client's buffer. Its successor asks again for whatever is still to be done, so
+//! an older owner's request is refused.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use waybill_clock::BootTime;
+use waybill_engine::{Epoch, Outcome, ShardId, StepRequest};
+
+use super::queue::RETRY_AFTER_MIN;
+use crate::handler::not_attempted;
+
+/// How many shards are remembered. Of more, those of the oldest layout are forgotten.
+const SHARDS_MAX: usize = 10_000;
+
+/// An owner that has asked for nothing for so long is forgotten. After a restore from a backup epochs begin lower
+/// than they were, and must not be refused for good.
+const REMEMBERED: Duration = Duration::from_secs(10 * 60);
+
+/// What is remembered.
+#[derive(Debug, Default)]
+pub(super) struct Epochs(Mutex<BTreeMap<ShardId, Newest>>);
+
+#[derive(Debug)]
+struct Newest {
+    epoch: Epoch,
+    asked_at: BootTime,
+}
+
+impl Epochs {
+    /// Notes who asks at `now`. Returns whether a newer owner of the shard has asked before.
+    pub(super) fn is_superseded(&self, request: &StepRequest, now: BootTime) -> bool {
+        let Some(shard) = request.shard else {
+            return false;
+        };
+        let mut shards = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_request = Newest {
+            epoch: request.epoch,
+            asked_at: now,
+        };
+        match shards.get_mut(&shard) {
+            Some(newest) => {
+                let is_older = request.epoch < newest.epoch;
+                if is_older && now.since(newest.asked_at) < REMEMBERED {
+                    return true;
+                }
+                *newest = of_request;
+            }
+            None => {
+                if shards.len() >= SHARDS_MAX {
+                    shards.pop_first();
+                }
+                shards.insert(shard, of_request);
+            }
+        }
+        false
+    }
+}
+
+/// The answer to an owner that was superseded.
+pub(super) fn superseded() -> Outcome {
+    let message = "a newer owner of the shard has asked for steps";
+    not_attempted("owner-superseded", message, RETRY_AFTER_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::StepRequestBuilder;
+
+    const SHARD: ShardId = ShardId {
+        layout: 1,
+        number: 3,
+    };
+
+    fn request(shard: Option<ShardId>, epoch: u64) -> StepRequest {
+        let builder = StepRequestBuilder::new("drone", "drone").epoch(Epoch(epoch));
+        StepRequest {
+            shard,
+            ..builder.build()
+        }
+    }
+
+    #[test]
+    fn an_owner_is_refused_once_its_successor_has_asked() {
+        let (epochs, now) = (Epochs::default(), BootTime::now());
+        let other = ShardId { layout: 2, ..SHARD };
+        let is_superseded = |shard, epoch| epochs.is_superseded(&request(shard, epoch), now);
+        assert!(!is_superseded(Some(SHARD), 4));
+        assert!(!is_superseded(Some(SHARD), 5));
+        assert!(is_superseded(Some(SHARD), 4));
+        assert!(!is_superseded(Some(SHARD), 5));
+        assert!(!is_superseded(Some(other), 4), "it has epochs of its own");
+        assert!(!is_superseded(None, 4), "its epoch cannot be compared");
+    }
+
+    #[test]
+    fn an_owner_that_asks_for_nothing_is_forgotten_for_epochs_may_begin_anew() {
+        let (epochs, now) = (Epochs::default(), BootTime::now());
+        assert!(!epochs.is_superseded(&request(Some(SHARD), 50), now));
+        let later = now + REMEMBERED - Duration::from_secs(1);
+        assert!(epochs.is_superseded(&request(Some(SHARD), 2), later));
+        assert!(!epochs.is_superseded(&request(Some(SHARD), 2), now + REMEMBERED));
+        assert!(!epochs.is_superseded(&request(Some(SHARD), 3), now + REMEMBERED));
+    }
+
+    #[test]
+    fn no_more_shards_are_remembered_than_there_is_room_for() {
+        let (epochs, now) = (Epochs::default(), BootTime::now());
+        for number in 0..=u32::try_from(SHARDS_MAX).unwrap() {
+            let shard = ShardId { number, ..SHARD };
+            assert!(!epochs.is_superseded(&request(Some(shard), 1), now));
+        }
+        assert_eq!(epochs.0.lock().unwrap().len(), SHARDS_MAX);
+    }
+}
