@@ -12,6 +12,7 @@
 //! created  format u8 = 8 · stamp i64 · Created
 //! lease    format u8 = 4 · Lease              or 3, of before there were layouts;
 //!                    = 5 · Lease · Expedited  once the topic of expedited requests was read
+//!                    = 8 · Lease · Expedited  of a reader that nobody has run yet
 //! layout   format u8 = 6 · Layout             or 4, of one number of partitions;
 //!                    = 7 · Layout · offsets   of expedited requests, once it holds any
 //! cursor   format u8 = 8 · bucket i64
@@ -56,6 +57,9 @@ const LEASE_FORMAT: u8 = 4;
 
 /// The format of all others.
 const LEASE_FORMAT_WITH_EXPEDITED: u8 = 5;
+
+/// The format of leases of readers that nobody has run: their checkpoint says nothing.
+const LEASE_FORMAT_UNBEGUN: u8 = 8;
 
 /// The format of layouts of before the number of partitions could change: those before, and the division in
 /// force.
@@ -130,6 +134,10 @@ impl Encoder {
     /// A lease.
     pub(crate) fn lease(&mut self, lease: &Lease) -> &[u8] {
         let expedited = Expedited::of(lease);
+        if lease.key.role == LeaseRole::Scheduler && !lease.is_begun {
+            self.start_as(LEASE_FORMAT_UNBEGUN);
+            return self.body(&(lease, expedited));
+        }
         if expedited.is_at_the_beginning() {
             self.start_as(LEASE_FORMAT);
             return self.body(lease);
@@ -209,14 +217,15 @@ pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Malformed> {
             .body()
             .map(Format3Lease::read);
     }
-    let lease: Lease = match bytes.first() {
-        Some(&LEASE_FORMAT_WITH_EXPEDITED) => {
-            let (lease, expedited): (Lease, Expedited) =
-                Reader::of(LEASE_FORMAT_WITH_EXPEDITED, bytes)?.body()?;
+    let mut lease: Lease = match bytes.first() {
+        Some(&format @ (LEASE_FORMAT_WITH_EXPEDITED | LEASE_FORMAT_UNBEGUN)) => {
+            let (lease, expedited): (Lease, Expedited) = Reader::of(format, bytes)?.body()?;
             expedited.put_into(lease)?
         }
         _ => Reader::of(LEASE_FORMAT, bytes)?.body()?,
     };
+    lease.is_begun =
+        lease.key.role == LeaseRole::Scheduler && bytes.first() != Some(&LEASE_FORMAT_UNBEGUN);
     for stood in lease.handover.stood() {
         check_division(stood.division)?;
     }
@@ -341,6 +350,7 @@ impl Format3Lease {
                 ordinary: self.consumed,
                 expedited: Offset(0),
             },
+            is_begun: self.role == LeaseRole::Scheduler,
             ..Lease::new(key, self.partition)
         }
     }

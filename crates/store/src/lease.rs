@@ -172,6 +172,11 @@ pub struct Lease {
     pub handover: Handover,
     /// Whether its reader was taken for good by those of the next layout: nobody owns it any more.
     pub is_ended: bool,
+    /// Whether the checkpoint says where the reader begins: from the first owner on, which stores where each log began
+    /// when it took the lease, and in every lease that follows such a one. Until then nobody has run the reader, and
+    /// a checkpoint of 0 means nothing. The codec puts this into the value's format.
+    #[serde(skip)]
+    pub is_begun: bool,
 }
 
 impl Lease {
@@ -190,6 +195,18 @@ impl Lease {
             partition,
             handover: Handover::default(),
             is_ended: false,
+            is_begun: false,
+        }
+    }
+
+    /// The lease of the first owner of all: it begins where the logs did when it was taken.
+    #[must_use]
+    pub fn beginning_at(self, first: Places) -> Self {
+        Self {
+            checkpoint: Checkpoint::at(first),
+            consumed: first.on_requests(),
+            is_begun: true,
+            ..self
         }
     }
 
@@ -229,6 +246,8 @@ impl Lease {
             return Self {
                 consumed: begins.unread.on_requests(),
                 checkpoint: Checkpoint::at(begins.unread),
+                // The layout has kept where a partition begins that was added; of the first ones nobody knows it yet.
+                is_begun: !parents.is_empty(),
                 ..all
             };
         }
@@ -250,6 +269,8 @@ impl Lease {
                 .unwrap_or_default(),
             handover: Handover::new(stood, |source| checkpoint.on(source)),
             checkpoint,
+            // One of them that nobody has run has done nothing: its part is read from offset 0 on.
+            is_begun: leases().any(|lease| lease.is_begun),
             ..all
         }
     }
@@ -312,6 +333,7 @@ mod tests {
                     expedited: Some(fingerprint + 10),
                 },
             },
+            is_begun: true,
             ..Lease::new(key, PartitionId(0))
         };
         let division = Division {
@@ -327,6 +349,7 @@ mod tests {
         let parents = [ended(0, 50, 1), ended(1, 40, 2)];
         let lease = Lease::following(key, PartitionId(0), Begins::default(), &parents);
         let expected = Lease {
+            is_begun: true,
             epoch: Epoch(5),
             stamp_limit: Stamp(1_000),
             consumed: ByLane {
@@ -368,6 +391,32 @@ mod tests {
     }
 
     #[test]
+    fn a_reader_begins_with_the_first_owner_or_where_one_that_it_follows_had_begun() {
+        let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(0));
+        let following = |partition: u32, parents: &[Followed]| {
+            let partition = PartitionId(partition);
+            Lease::following(key, partition, Begins::default(), parents).is_begun
+        };
+        let [begun, mut unbegun] = [ended(0, 50, 1), ended(1, 0, 2)];
+        unbegun.lease.is_begun = false;
+        assert!(!following(0, &[]), "the first layout of a new store");
+        assert!(!following(0, std::slice::from_ref(&unbegun)));
+        assert!(following(0, &[begun, unbegun.clone()]));
+        assert!(following(1, &[unbegun]), "the layout says where it begins");
+
+        let first = Places {
+            requests: Offset(7),
+            expedited: Offset(8),
+            replies: Offset(9),
+            recoveries: Offset(10),
+        };
+        let lease = Lease::new(key, PartitionId(0)).beginning_at(first);
+        assert_eq!(lease.checkpoint, Checkpoint::at(first));
+        assert_eq!(lease.consumed, first.on_requests());
+        assert!(lease.is_begun);
+    }
+
+    #[test]
     fn whoever_gets_another_partition_begins_where_that_is_said_with_stamps_above() {
         let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(5));
         let parent = ended(1, 40, 2);
@@ -380,6 +429,7 @@ mod tests {
         };
         let lease = Lease::following(key, PartitionId(5), begins, std::slice::from_ref(&parent));
         let expected = Lease {
+            is_begun: true,
             epoch: parent.lease.epoch,
             stamp_limit: parent.lease.stamp_limit,
             consumed: ByLane {

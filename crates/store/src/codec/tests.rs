@@ -209,6 +209,7 @@ fn a_lease_of_before_there_were_layouts_is_one_of_the_first() {
         lease(&old),
         Ok(Lease {
             key,
+            is_begun: true,
             ..sample_lease()
         })
     );
@@ -294,6 +295,28 @@ fn a_lease_of_a_reader_of_expedited_requests_has_a_format_of_its_own_and_reads_b
         assert_eq!((bytes[0], lease(&bytes)), (5, Ok(sample)));
     }
     assert_eq!(encoder.lease(&sample)[0], 4, "an older version reads it");
+}
+
+#[test]
+fn a_lease_of_a_reader_that_nobody_has_run_has_a_format_of_its_own_and_reads_back() {
+    let mut encoder = Encoder::default();
+    let key = LeaseKey::scheduler(LayoutGeneration(0), ReaderId(1));
+    let mut sample = Lease {
+        key,
+        ..sample_lease()
+    };
+    sample.checkpoint.at.expedited = Offset(4);
+    for (is_begun, format) in [(true, 5), (false, 8)] {
+        sample.is_begun = is_begun;
+        let bytes = encoder.lease(&sample).to_vec();
+        assert_eq!((bytes[0], lease(&bytes)), (format, Ok(sample.clone())));
+    }
+    sample.checkpoint.at.expedited = Offset(0);
+    for (is_begun, format) in [(true, 4), (false, 8)] {
+        sample.is_begun = is_begun;
+        let bytes = encoder.lease(&sample).to_vec();
+        assert_eq!((bytes[0], lease(&bytes)), (format, Ok(sample.clone())));
+    }
 }
 
 #[test]

@@ -270,7 +270,11 @@ pub struct SchedulerConfig {
     /// Whether a partition that the store knows nothing of is begun though its log was run before: every
     /// request of the log is then run again.
     pub start_without_state: bool,
-    /// Whether a partition goes on behind requests that were not done and are gone from its log: retention
+    /// After how long without an answer of the state store to a write or a read of rows a partition is given up, and
+    /// taken again by this or another scheduler.
+    #[serde(with = "units::duration")]
+    pub stuck_after: Duration,
+    /// Whether a partition goes on behind requests or recoveries that were not done and are gone from its log: retention
     /// took them, or the topic was made anew.
     pub skip_deleted_requests: bool,
 }
@@ -296,6 +300,7 @@ impl Default for SchedulerConfig {
             decide_within: Duration::from_secs(15),
             tell_steps: false,
             start_without_state: false,
+            stuck_after: Duration::from_secs(60),
             skip_deleted_requests: false,
         }
     }
@@ -313,6 +318,9 @@ pub struct SupervisorConfig {
     pub interval: Duration,
     /// Recoveries asked for in a second at most: how fast a backlog of due work comes back.
     pub recoveries_per_second_max: u32,
+    /// How often live operations are looked for whose due time has passed and that nothing would wake.
+    #[serde(with = "units::duration")]
+    pub audit_interval: Duration,
     /// How long the lease of a shard of the index lasts after each renewal.
     #[serde(with = "units::duration")]
     pub lease: Duration,
@@ -328,6 +336,7 @@ impl Default for SupervisorConfig {
             enabled: true,
             interval: Duration::from_millis(500),
             recoveries_per_second_max: 2_000,
+            audit_interval: Duration::from_secs(5 * 60),
             lease: Duration::from_secs(10),
             clock_skew: Duration::from_secs(2),
         }

@@ -314,6 +314,11 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             not_zero(),
         ),
         (
+            scheduler.stuck_after >= scheduler.lease,
+            "scheduler.stuckAfter",
+            "must be at least scheduler.lease".to_owned(),
+        ),
+        (
             !supervisor.interval.is_zero() && supervisor.interval < supervisor.lease,
             "supervisor.interval",
             "must be more than 0s and less than supervisor.lease".to_owned(),
@@ -321,6 +326,11 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         (
             supervisor.recoveries_per_second_max > 0,
             "supervisor.recoveriesPerSecondMax",
+            not_zero(),
+        ),
+        (
+            !supervisor.audit_interval.is_zero(),
+            "supervisor.auditInterval",
             not_zero(),
         ),
         (

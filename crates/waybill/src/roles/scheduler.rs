@@ -98,6 +98,7 @@ fn scheduler_settings(config: &Config, own: Own) -> SchedulerSettings {
         lease: settings.lease,
         lease_margin: settings.lease_margin,
         start_without_state: settings.start_without_state,
+        stuck_after: settings.stuck_after,
         skip_deleted_requests: settings.skip_deleted_requests,
         drain: settings.drain,
         decide_within: settings.decide_within,

@@ -3,6 +3,11 @@
 //!
 //! One commit is under way at a time. It holds what the engines of all readers had to write when
 //! it began; what they decide meanwhile is in the next one.
+//!
+//! Where a database that others run does not say whether a commit was made, each reader's part of it is written again by
+//! itself, with the same stamps, until it is durable or the reader's lease has ended. Its reader takes no new batch
+//! meanwhile; the other readers go on. A commit without any answer is forgotten after a while, and its readers begin
+//! again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,11 +23,12 @@ use waybill_telemetry::trace::OpenSpan;
 
 use super::gathering::Gathering;
 use super::index;
-use super::input::{Generation, Input, Inputs};
-use super::metrics::CommitMetrics;
+use super::input::{CommitNumber, Generation, Input, Inputs};
+use super::metrics::{CommitMetrics, STUCK};
 use super::outlet::{Asker, Outlet, Settled};
 use super::partition::{Slot, SlotState};
 use super::spans;
+use super::tasks::{self, TaskError};
 use super::unreadable::UnreadableRows;
 use crate::chain::chain;
 
@@ -49,13 +55,38 @@ impl Part {
     }
 }
 
-/// The commit whose rows are being written.
+/// What one reader has in a commit.
+struct PartOf {
+    part: Part,
+    /// To be sent once its rows are durable.
+    messages: Vec<Message>,
+    /// What is written, to be written again; empty where the store is this process's own.
+    write: WriteBatch,
+}
+
+/// A commit whose rows are being written.
 struct UnderWay {
+    number: CommitNumber,
+    /// When its rows were first written.
     began: Instant,
-    parts: Vec<(Part, Vec<Message>)>,
+    parts: Vec<PartOf>,
     /// What the rows tell. They end with the commit.
     spans: Vec<OpenSpan>,
 }
+
+impl UnderWay {
+    fn readers(&self) -> impl Iterator<Item = (ReaderId, Generation)> {
+        let parts = self.parts.iter();
+        parts.map(|PartOf { part, .. }| (part.reader, part.generation))
+    }
+
+    fn involves(&self, reader: ReaderId) -> bool {
+        self.readers().any(|(of, _)| of == reader)
+    }
+}
+
+/// How long a part of a commit rests before it is written again.
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// Everything between the engines and the store and topics.
 pub(super) struct Commits {
@@ -66,7 +97,12 @@ pub(super) struct Commits {
     metrics: CommitMetrics,
     replaced: UnreadableRows,
     gathering: Gathering,
+    /// Commits are given up that have no answer for this long.
+    stuck_after: Duration,
     under_way: Option<UnderWay>,
+    /// Parts of earlier commits that are written again, each by itself.
+    again: Vec<UnderWay>,
+    last_number: CommitNumber,
     unsettled: BTreeMap<u64, Part>,
     next_number: u64,
 }
@@ -77,6 +113,7 @@ impl Commits {
         runtime: Handle,
         sender: Inputs,
         outlet: Outlet,
+        stuck_after: Duration,
     ) -> Self {
         Self {
             store,
@@ -86,7 +123,10 @@ impl Commits {
             metrics: CommitMetrics::new(),
             replaced: UnreadableRows::replaced(),
             gathering: Gathering::default(),
+            stuck_after,
             under_way: None,
+            again: Vec::new(),
+            last_number: CommitNumber::default(),
             unsettled: BTreeMap::new(),
             next_number: 0,
         }
@@ -100,36 +140,39 @@ impl Commits {
         }
         let mut write = WriteBatch::default();
         let mut under_way = UnderWay {
+            number: self.last_number.next(),
             began,
             parts: Vec::new(),
             spans: Vec::new(),
         };
+        let is_written_again = !self.store.is_exclusive();
         for (&reader, slot) in slots.iter_mut() {
             let generation = slot.generation;
             let SlotState::Owned(owned) = &mut slot.state else {
                 continue;
             };
             let partition = owned.partition();
-            if owned.releasing_since.is_some() {
+            let is_behind = self.again.iter().any(|again| again.involves(reader));
+            if owned.releasing_since.is_some() || is_behind {
                 continue;
             }
             let Some(batch) = owned.engine.take_batch(now) else {
                 continue;
             };
             let mut messages = Vec::new();
+            let mut own = WriteBatch::default();
             for command in batch.commands {
                 match command {
                     Command::Index { due, operation } => {
-                        write.due.push((partition, DueEntry { due, operation }));
+                        own.due.push((partition, DueEntry { due, operation }));
                     }
                     Command::Attention { at, operation } => {
-                        write
-                            .attention
+                        own.attention
                             .push((partition, AttentionEntry { at, operation }));
                     }
                     Command::Persist(row) => {
                         spans::of_row(&row, self.outlet.topics(), &mut under_way.spans);
-                        write.rows.push(RowWrite {
+                        own.rows.push(RowWrite {
                             id: row.id,
                             created: row.created,
                             state: row.state,
@@ -140,15 +183,23 @@ impl Commits {
                     Command::Send(message) => messages.push(message),
                 }
             }
-            under_way.parts.push((
-                Part {
+            let copy = match is_written_again {
+                true => own.clone(),
+                false => WriteBatch::default(),
+            };
+            write.due.append(&mut own.due);
+            write.attention.append(&mut own.attention);
+            write.rows.append(&mut own.rows);
+            under_way.parts.push(PartOf {
+                part: Part {
                     reader,
                     partition,
                     generation,
                     batch: batch.number,
                 },
                 messages,
-            ));
+                write: copy,
+            });
         }
         if under_way.parts.is_empty() {
             return;
@@ -159,11 +210,21 @@ impl Commits {
             return;
         }
         self.metrics.rows.record(write.rows.len() as f64);
+        self.write(under_way.number, write, now, Duration::ZERO);
         self.under_way = Some(under_way);
-        let (store, sender) = (self.store.clone(), self.sender.clone());
-        self.runtime.spawn(async move {
-            let _ = sender.send(Input::Committed(index::write(&*store, write, now).await));
-        });
+    }
+
+    /// Writes rows, after a rest, and tells the loop what became of them.
+    fn write(&self, number: CommitNumber, write: WriteBatch, now: Timestamp, rest: Duration) {
+        let store = self.store.clone();
+        let writing = async move {
+            if !rest.is_zero() {
+                tokio::time::sleep(rest).await;
+            }
+            Ok(index::write(&*store, write, now + rest).await?)
+        };
+        let input = move |result| Input::Committed { number, result };
+        tasks::spawn(&self.runtime, &self.sender, "commit", writing, input);
     }
 
     /// How long the loop may sleep at most for what is done here; `None` if something wakes it.
@@ -175,9 +236,9 @@ impl Commits {
         }
     }
 
-    /// The rows of the commit under way are durable: its messages may leave. Returns the readers
-    /// that have to begin again because it is not known to be durable, each with the assignment under
-    /// which its rows were written: a database that others run may come back.
+    /// The rows of a commit are durable: its messages may leave. Where that is not known they are written again, unless
+    /// the store is this process's own. Returns the readers that have to begin again, each with the assignment under
+    /// which its rows were written.
     ///
     /// # Errors
     ///
@@ -185,37 +246,108 @@ impl Commits {
     /// given: this process can then promise nothing any more.
     pub(super) fn committed(
         &mut self,
-        result: Result<Written, StoreError>,
+        number: CommitNumber,
+        result: Result<Written, TaskError>,
         slots: &mut BTreeMap<ReaderId, Slot>,
+        now: Timestamp,
     ) -> anyhow::Result<Vec<(ReaderId, Generation)>> {
-        let written = match result {
-            Ok(written) => written,
-            Err(error) if may_come_back(&*self.store, &error) => {
-                tracing::error!(error = %chain(&error), "the group commit of step state failed");
-                self.metrics.failed.increment(1);
-                let under_way = self.under_way.take();
-                let parts = under_way.into_iter().flat_map(|commit| commit.parts);
-                let involved = parts.map(|(part, _)| (part.reader, part.generation));
-                return Ok(involved.collect());
+        let result = match result {
+            Err(TaskError::Store(error)) if !may_come_back(&*self.store, &error) => {
+                return Err(error).context("the group commit of step state failed");
             }
-            Err(error) => return Err(error).context("the group commit of step state failed"),
+            result => result,
         };
-        for row in &written.replaced {
-            self.replaced.met(row);
+        // One that was given up is forgotten.
+        let Some(under_way) = self.take(number) else {
+            return Ok(Vec::new());
+        };
+        let error = match result {
+            Ok(written) => {
+                for row in &written.replaced {
+                    self.replaced.met(row);
+                }
+                self.metrics
+                    .duration
+                    .record(under_way.began.elapsed().as_secs_f64());
+                self.dispatch(under_way.parts, slots);
+                return Ok(Vec::new());
+            }
+            Err(error) => error,
+        };
+        self.metrics.failed.increment(1);
+        // What panics alone would panic again.
+        let is_of_one = under_way.parts.len() == 1;
+        let is_hopeless = is_of_one && matches!(error, TaskError::Panicked(_));
+        if self.store.is_exclusive() || is_hopeless {
+            tracing::error!(error = %chain(&error), "the group commit of step state failed");
+            return Ok(under_way.readers().collect());
         }
-        if let Some(under_way) = self.under_way.take() {
-            self.metrics
-                .duration
-                .record(under_way.began.elapsed().as_secs_f64());
-            self.dispatch(under_way.parts, slots);
+        tracing::error!(
+            error = %chain(&error),
+            readers = under_way.parts.len(),
+            "the group commit of step state failed; writing each reader's part again"
+        );
+        let UnderWay { began, parts, .. } = under_way;
+        for part in parts {
+            let Part {
+                reader, generation, ..
+            } = part.part;
+            let slot = slots.get_mut(&reader);
+            let owned = slot.and_then(|slot| slot.owned(generation));
+            if !owned.is_some_and(|owned| owned.lease.is_valid() && !owned.release_sent) {
+                self.metrics.fenced.increment(1);
+                continue;
+            }
+            let number = self.last_number.next();
+            self.write(number, part.write.clone(), now, AGAIN_AFTER);
+            self.again.push(UnderWay {
+                number,
+                began,
+                parts: vec![part],
+                spans: Vec::new(),
+            });
         }
         Ok(Vec::new())
     }
 
+    /// Takes a commit out of those under way.
+    fn take(&mut self, number: CommitNumber) -> Option<UnderWay> {
+        if let Some(under_way) = self.under_way.take_if(|commit| commit.number == number) {
+            return Some(under_way);
+        }
+        let at = self.again.iter().position(|commit| commit.number == number);
+        at.map(|at| self.again.swap_remove(at))
+    }
+
+    /// Gives up commits that have had no answer for too long. Returns the readers that have to begin again, each with
+    /// the assignment under which its rows were written.
+    pub(super) fn give_up_stuck(&mut self) -> Vec<(ReaderId, Generation)> {
+        let stuck_after = self.stuck_after;
+        let is_stuck = |commit: &mut UnderWay| commit.began.elapsed() >= stuck_after;
+        let stuck = self.again.extract_if(.., is_stuck);
+        let stuck: Vec<UnderWay> = self
+            .under_way
+            .take_if(|commit| is_stuck(commit))
+            .into_iter()
+            .chain(stuck)
+            .collect();
+        for commit in &stuck {
+            STUCK.of(["commit"]).increment(1);
+            let age = commit.began.elapsed();
+            let readers = commit.parts.len();
+            tracing::error!(
+                ?age,
+                readers,
+                "giving up a commit of step state without an answer"
+            );
+        }
+        stuck.iter().flat_map(UnderWay::readers).collect()
+    }
+
     /// Sends the messages of those readers that are still owned. Whoever lost its lease, or gave it back,
     /// while the rows were being written sends nothing: a successor may not have read them.
-    fn dispatch(&mut self, parts: Vec<(Part, Vec<Message>)>, slots: &mut BTreeMap<ReaderId, Slot>) {
-        for (part, messages) in parts {
+    fn dispatch(&mut self, parts: Vec<PartOf>, slots: &mut BTreeMap<ReaderId, Slot>) {
+        for PartOf { part, messages, .. } in parts {
             let Some(slot) = slots.get_mut(&part.reader) else {
                 continue;
             };
@@ -259,13 +391,9 @@ impl Commits {
 
     /// Whether anything of a reader is still being written or sent.
     pub(super) fn involve(&self, reader: ReaderId) -> bool {
-        let written = self
-            .under_way
-            .iter()
-            .flat_map(|commit| &commit.parts)
-            .map(|(part, _)| part);
-        let sent = self.unsettled.values();
-        written.chain(sent).any(|part| part.reader == reader)
+        let mut written = self.under_way.iter().chain(&self.again);
+        let mut sent = self.unsettled.values();
+        written.any(|commit| commit.involves(reader)) || sent.any(|part| part.reader == reader)
     }
 
     /// What agents of this process have answered, and to whom.
@@ -279,7 +407,8 @@ impl Commits {
     }
 
     /// A reader has lost its work.
-    pub(super) fn forget(&self, reader: ReaderId) {
+    pub(super) fn forget(&mut self, reader: ReaderId) {
+        self.again.retain(|commit| !commit.involves(reader));
         self.outlet.forget(reader);
     }
 

@@ -1,7 +1,11 @@
-//! Holding a checkpoint against its log: where a reader begins, and why it may not.
+//! Compares a checkpoint with its logs: where a reader begins, and why it may not.
 //!
-//! What must hold: **nothing is skipped silently**. A log that begins behind the checkpoint, ends before it, or
-//! has another record below it, is refused; whoever says so in the configuration begins where the log does.
+//! What must hold: **nothing is skipped silently**. Requests and recoveries must be read to the end. A log of these that
+//! begins behind the checkpoint, ends before it, or has another record below it is refused. A person may set
+//! `scheduler.skipDeletedRequests`; the reader then begins where the log does.
+//!
+//! The lease of the first owner stores where each log began when it was taken, so that every checkpoint is one that an
+//! owner has stored: a checkpoint of 0 means that offset 0 was not done.
 
 use std::fmt;
 
@@ -9,6 +13,10 @@ use waybill_engine::{ByLane, Handover, Lane, Offset, Places, Source};
 use waybill_store::Lease;
 
 use super::input::LogEnds;
+
+/// The topics whose records must all be read. Replies need not: every running step of a live operation is asked for
+/// again.
+const READ_WHOLE: [Source; 3] = [Source::Requests, Source::Expedited, Source::Recoveries];
 
 /// Where the consumers begin.
 #[derive(Clone, Debug)]
@@ -21,11 +29,11 @@ pub(super) struct StartOffsets {
     pub handover: Handover,
 }
 
-/// Why a log of requests does not fit its checkpoint.
+/// A log that does not fit its checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Unfit {
-    /// Which one.
-    pub lane: Lane,
+    /// Its topic.
+    pub source: Source,
     /// Why.
     pub why: Misfit,
 }
@@ -35,19 +43,19 @@ pub(super) struct Unfit {
 pub(super) enum Misfit {
     /// It begins behind the checkpoint.
     #[error(
-        "requests from offset {done} are not done, but the log begins at {begins}: its retention overtook \
-         the checkpoint, and what lay between is gone; to go on all the same, set \
+        "records from offset {done} on are not done, but the log begins at {begins}: its retention overtook \
+         the checkpoint, and the records between are gone; to go on without them, set \
          scheduler.skipDeletedRequests: true"
     )]
     Overtaken {
-        /// The first request that is not done.
+        /// The first record that is not done.
         done: Offset,
         /// The first one that is there.
         begins: Offset,
     },
     /// It ends before the checkpoint.
     #[error(
-        "requests are done up to {done}, but the log ends at {end}: this is another topic than the checkpoint \
+        "records are done up to offset {done}, but the log ends at {end}: this is another topic than the checkpoint \
          was taken on; if it was made anew, and what was not done of the old one is to be lost, set \
          scheduler.skipDeletedRequests: true"
     )]
@@ -67,48 +75,47 @@ pub(super) enum Misfit {
 
 impl fmt::Display for Unfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.lane {
-            Lane::Ordinary => write!(f, "{}", self.why),
-            Lane::Expedited => write!(f, "expedited requests: {}", self.why),
-        }
+        let topic = match self.source {
+            Source::Requests => "requests",
+            Source::Expedited => "expedited requests",
+            Source::Replies => "replies",
+            Source::Recoveries => "recoveries",
+        };
+        write!(f, "{topic}: {}", self.why)
     }
 }
 
 impl Unfit {
     /// Has a reader begin where the log does.
     pub(super) fn pass_over(&self, row: &mut Lease, first: &Places) {
-        let source = self.lane.source();
-        let begins = first.on(source);
-        *row.checkpoint.at.on_mut(source) = begins;
-        row.checkpoint.fingerprints[self.lane] = None;
-        row.handover.distrust(source);
-        row.consumed[self.lane] = match self.why {
-            Misfit::Overtaken { .. } => row.consumed[self.lane].max(begins),
+        let begins = first.on(self.source);
+        *row.checkpoint.at.on_mut(self.source) = begins;
+        row.handover.distrust(self.source);
+        let Some(lane) = self.source.lane() else {
+            return;
+        };
+        row.checkpoint.fingerprints[lane] = None;
+        row.consumed[lane] = match self.why {
+            Misfit::Overtaken { .. } => row.consumed[lane].max(begins),
             // Offsets of another log say nothing of this one.
             Misfit::Shorter { .. } | Misfit::Differs(_) => begins,
         };
     }
 }
 
-/// Holds the checkpoint against the logs. A log that lost requests which are not done, or that ends
-/// before the checkpoint, is refused: skipping silently would lose operations.
+/// Compares the checkpoint of a lease that has begun with the logs, and returns where to read from.
+///
+/// # Errors
+///
+/// [`Unfit`] names the first log that lost records which are not done, or ends before the checkpoint.
 pub(super) fn start_offsets(row: &Lease, ends: &LogEnds) -> Result<StartOffsets, Unfit> {
     let checkpoint = row.checkpoint;
     let mut handover = row.handover.clone();
-    // An owner that never got to a first renewal has done nothing that another must not do again.
-    let has_done_none = Lane::ALL
-        .into_iter()
-        .all(|lane| checkpoint.on(lane.source()) == Offset(0) && row.consumed[lane] == Offset(0));
     let mut at = Places::default();
-    let mut verify = ByLane::default();
-    for lane in Lane::ALL {
-        let source = lane.source();
+    for source in READ_WHOLE {
         let (first, end) = (ends.first.on(source), ends.next.on(source));
-        let begin = match has_done_none {
-            true => checkpoint.on(source).max(first),
-            false => checkpoint.on(source),
-        };
-        let unfit = |why| Unfit { lane, why };
+        let begin = checkpoint.on(source);
+        let unfit = |why| Unfit { source, why };
         if begin < first {
             return Err(unfit(Misfit::Overtaken {
                 done: begin,
@@ -120,27 +127,20 @@ pub(super) fn start_offsets(row: &Lease, ends: &LogEnds) -> Result<StartOffsets,
             return Err(unfit(Misfit::Shorter { done, end }));
         }
         *at.on_mut(source) = begin;
-        let below = Offset(begin.0 - 1);
-        verify[lane] = checkpoint.fingerprints[lane]
-            .filter(|_| below >= first)
-            .map(|fingerprint| (below, fingerprint));
     }
-    // Replies can be derived again, for every running step of a live operation is asked for anew.
     at.replies = checkpoint
         .at
         .replies
         .clamp(ends.first.replies, ends.next.replies);
-    // Recoveries cannot: whoever asked for one counts on it. A log that ends before the checkpoint
-    // is another one, and all of it is new. (Of what is not, nothing applies twice.)
-    at.recoveries = match checkpoint.at.recoveries {
-        beyond if beyond > ends.next.recoveries => ends.first.recoveries,
-        next => next.max(ends.first.recoveries),
-    };
-    for source in [Source::Replies, Source::Recoveries] {
-        if handover.furthest(source) > ends.next.on(source) {
-            handover.distrust(source);
-        }
+    if handover.furthest(Source::Replies) > ends.next.replies {
+        handover.distrust(Source::Replies);
     }
+    let verify = ByLane::of(|lane: Lane| {
+        let source = lane.source();
+        let below = Offset(at.on(source).0 - 1);
+        let fingerprint = checkpoint.fingerprints[lane].filter(|_| below >= ends.first.on(source));
+        fingerprint.map(|fingerprint| (below, fingerprint))
+    });
     Ok(StartOffsets {
         at,
         verify,
@@ -250,7 +250,7 @@ mod tests {
         let mut row = held(3, 50, 0);
         let ends = logs((0, 60), (0, 0));
         let unfit = Unfit {
-            lane: Lane::Ordinary,
+            source: Source::Requests,
             why: Misfit::Differs(String::new()),
         };
         unfit.pass_over(&mut row, &ends.first);
@@ -262,17 +262,27 @@ mod tests {
     }
 
     #[test]
-    fn the_first_owner_of_all_begins_where_the_log_does() {
-        let start = start_offsets(&held(1, 0, 0), &logs((40, 60), (5, 9))).unwrap();
+    fn an_owner_that_has_consumed_nothing_is_refused_a_log_whose_beginning_is_gone() {
+        let new = Lease {
+            owner: None,
+            ..held(0, 0, 0)
+        };
+        let of_new_logs = logs((0, 0), (0, 0));
+        let idle = new.clone().beginning_at(of_new_logs.first);
+        assert!(start_offsets(&idle, &of_new_logs).is_ok());
+        let overtaken = start_offsets(&idle, &logs((40, 60), (5, 9))).unwrap_err();
+        let (done, begins) = (Offset(0), Offset(40));
+        assert_eq!(overtaken.why, Misfit::Overtaken { done, begins });
+
+        // The same on logs that had lost their beginnings before anybody owned them.
+        let of_old_logs = logs((40, 60), (5, 9));
+        let idle = new.beginning_at(of_old_logs.first);
+        let start = start_offsets(&idle, &of_old_logs).unwrap();
         assert_eq!(
             (start.at.requests, start.at.replies),
             (Offset(40), Offset(5))
         );
-        // Its predecessor never got to a first renewal.
-        let mut second = held(2, 0, 0);
-        assert!(start_offsets(&second, &logs((40, 60), (5, 9))).is_ok());
-        second.consumed.ordinary = Offset(1);
-        assert!(start_offsets(&second, &logs((40, 60), (5, 9))).is_err());
+        assert!(start_offsets(&idle, &logs((41, 60), (5, 9))).is_err());
     }
 
     #[test]
@@ -313,18 +323,34 @@ mod tests {
     }
 
     #[test]
-    fn recoveries_of_a_log_that_was_made_anew_are_all_read() {
+    fn recoveries_that_are_not_done_and_gone_or_not_there_are_refused_until_a_person_passes_over_them()
+     {
         let recoveries_from = |checkpoint, first, end| {
-            let mut held = held(3, 50, 0);
-            held.checkpoint.at.recoveries = Offset(checkpoint);
+            let mut row = held(3, 50, 0);
+            row.checkpoint.at.recoveries = Offset(checkpoint);
             let mut ends = logs((0, 60), (0, 0));
             ends.first.recoveries = Offset(first);
             ends.next.recoveries = Offset(end);
-            start_offsets(&held, &ends).unwrap().at.recoveries.0
+            let unfit = match start_offsets(&row, &ends) {
+                Ok(start) => return (start.at.recoveries.0, None),
+                Err(unfit) => unfit,
+            };
+            assert_eq!(unfit.source, Source::Recoveries);
+            unfit.pass_over(&mut row, &ends.first);
+            let start = start_offsets(&row, &ends).unwrap();
+            (start.at.recoveries.0, Some(unfit.why))
         };
-        assert_eq!(recoveries_from(7, 0, 9), 7);
-        assert_eq!(recoveries_from(7, 8, 9), 8, "retention took what was done");
-        assert_eq!(recoveries_from(7, 0, 5), 0);
+        let (done, begins, end) = (Offset(7), Offset(8), Offset(5));
+        assert_eq!(recoveries_from(7, 0, 9), (7, None));
+        assert_eq!(
+            recoveries_from(7, 7, 7),
+            (7, None),
+            "all that is gone was done"
+        );
+        let overtaken = Misfit::Overtaken { done, begins };
+        assert_eq!(recoveries_from(7, 8, 9), (8, Some(overtaken)));
+        let shorter = Misfit::Shorter { done, end };
+        assert_eq!(recoveries_from(7, 2, 5), (2, Some(shorter)));
     }
 
     #[test]
@@ -346,9 +372,8 @@ mod tests {
         );
         assert_eq!(start.verify.expedited, Some((Offset(7), FINGERPRINT + 1)));
         let overtaken = of(8, 9, 9).unwrap_err();
-        assert_eq!(overtaken.lane, Lane::Expedited);
+        assert_eq!(overtaken.source, Source::Expedited);
         assert!(overtaken.to_string().starts_with("expedited requests: "));
-        // The other lane was run, so what is gone here was not done.
         assert!(of(0, 1, 9).is_err());
         assert!(of(0, 0, 9).is_ok());
     }
@@ -366,11 +391,11 @@ mod tests {
                 Ok(start) => break start,
                 Err(unfit) => {
                     unfit.pass_over(&mut row, &ends.first);
-                    passed.push(unfit.lane);
+                    passed.push(unfit.source);
                 }
             }
         };
-        assert_eq!(passed, Lane::ALL);
+        assert_eq!(passed, [Source::Requests, Source::Expedited]);
         assert_eq!(
             (start.at.requests, start.at.expedited),
             (Offset(52), Offset(0))

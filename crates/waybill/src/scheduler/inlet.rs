@@ -8,6 +8,7 @@ mod ends;
 mod feed;
 mod poller;
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
@@ -23,7 +24,8 @@ use self::poller::{Order, Poller};
 use super::credit::Credit;
 use super::decode::Decoder;
 use super::fit::StartOffsets;
-use super::input::{Generation, Inputs, LogEnds};
+use super::input::{Generation, Input, Inputs, LogEnds};
+use super::tasks::Panicked;
 
 /// The longest that a fetch may wait for records. librdkafka takes a partition that was just added
 /// into its next fetch only.
@@ -213,10 +215,17 @@ impl Inlet {
             .map(|(source, topic)| (*source, Arc::from(*topic)))
             .collect();
         let (orders, inbox) = mpsc::channel();
+        let told = sender.clone();
         let poller = Poller::new(consumer.clone(), &topics, decoder, credit.clone(), sender);
         let thread = std::thread::Builder::new()
             .name(client_id.to_owned())
-            .spawn(move || poller.run(&inbox))?;
+            .spawn(move || {
+                let polling = AssertUnwindSafe(|| poller.run(&inbox));
+                if let Err(payload) = std::panic::catch_unwind(polling) {
+                    // The loop has ended where nobody takes it.
+                    let _ = told.send(Input::Panicked(Panicked::of("consumer", &*payload)));
+                }
+            })?;
         Ok(Self {
             credit,
             orders,
@@ -226,7 +235,7 @@ impl Inlet {
         })
     }
 
-    /// Fails only when the thread has panicked, which [`Inlets::stop`] reports.
+    /// Fails only when the thread has panicked, of which it has told the loop.
     fn order(&self, order: Order) {
         let _ = self.orders.send(order);
     }

@@ -8,6 +8,7 @@ use waybill_store::{Checkpoint, Layout, RowRead, StoreError, Written};
 
 use super::credit::Amount;
 use super::ownership::{HeldLease, Renewal};
+use super::tasks::{Panicked, TaskError};
 use crate::admin::ControlError;
 
 /// One assignment of one reader to the consumers. Records that were read under an older one are
@@ -17,6 +18,18 @@ pub(super) struct Generation(u64);
 
 impl Generation {
     /// The next number of all assignments of this process: none is ever another's again.
+    pub(super) fn next(&mut self) -> Self {
+        self.0 += 1;
+        *self
+    }
+}
+
+/// One write of a commit, or of a part of one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct CommitNumber(u64);
+
+impl CommitNumber {
+    /// The next number of all writes of this process.
     pub(super) fn next(&mut self) -> Self {
         self.0 += 1;
         *self
@@ -72,26 +85,31 @@ pub(super) enum Input {
         reader: ReaderId,
         generation: Generation,
         renewal: Renewal,
-        result: Result<bool, StoreError>,
+        result: Result<bool, TaskError>,
         /// The checkpoint of the whole partition, if it may have moved and is known.
         copy: Option<Checkpoint>,
     },
-    /// The group commit under way is durable, or failed.
-    Committed(Result<Written, StoreError>),
+    /// The rows of a commit are durable, or may not be.
+    Committed {
+        number: CommitNumber,
+        result: Result<Written, TaskError>,
+    },
     /// Rows were read.
     Loaded {
         reader: ReaderId,
         generation: Generation,
-        result: Result<Vec<(OperationId, RowRead)>, StoreError>,
+        result: Result<Vec<(OperationId, RowRead)>, TaskError>,
     },
     /// Where the inbox ends, asked after the loop had stood still.
     InboxEnd {
         reader: ReaderId,
         generation: Generation,
-        end: Offset,
+        end: Result<Offset, Panicked>,
     },
     /// Which layout the store has.
-    Layout(Result<Option<Layout>, StoreError>),
+    Layout(Result<Option<Layout>, TaskError>),
+    /// A consumer's thread panicked: nothing is read any more.
+    Panicked(Panicked),
     /// A person or a test starts or stops a reader.
     SetRunning {
         reader: ReaderId,
@@ -135,9 +153,9 @@ pub(super) enum AcquireError {
     Store(#[from] StoreError),
     /// Its log was run before, and the store knows nothing of it.
     #[error(
-        "the state store knows nothing of this partition, but {sign}: is it the right one (keyspace, data \
-         directory)? To begin here all the same, with every request of the log, set \
-         scheduler.startWithoutState: true"
+        "the state store knows nothing of this partition, but {sign}: check that it is the right one (keyspace, data \
+         directory), and that nothing was accepted which is gone from the log; to begin with what the log still has, \
+         set scheduler.startWithoutState: true"
     )]
     StateElsewhere {
         /// What says so.
@@ -149,6 +167,9 @@ pub(super) enum AcquireError {
     /// The broker did not tell where the log begins and ends.
     #[error("the ends of the log cannot be read: {0}")]
     Broker(String),
+    /// The task that took it panicked.
+    #[error(transparent)]
+    Panicked(#[from] Panicked),
 }
 
 /// The sending side of the loop's channel. It never blocks: what may wait there is bounded by the

@@ -1,41 +1,86 @@
 //! Telling a partition that nobody ever ran from one whose state lies elsewhere.
 //!
 //! A store without a word of a partition may be a new one, or the wrong one: a mistyped keyspace, a data
-//! directory that was lost. Beginning there would run every request of the log again. So whoever would
-//! be the first owner of all looks for signs that another one was: the copy of the checkpoint that lag
-//! tools see, and a log whose beginning is gone. They are signs and nothing more: no position is ever
-//! taken from them.
+//! directory that was lost. Beginning there would run every request of the log again. So the first owner of all looks for
+//! signs that there was another: the copy of the checkpoint that lag tools see, and a log whose beginning is gone. They
+//! are signs and nothing more: no position is ever taken from them.
+//!
+//! A log whose beginning is gone may also have lost what was accepted before anybody owned its partition. Topics are
+//! made empty and begin at offset 0, so both are refused alike until a person has looked.
 
-use waybill_engine::{Epoch, Lane, Offset, ReaderId};
+use waybill_engine::{Lane, Offset, PartitionId, Places, ReaderId, Source};
 use waybill_store::{Layout, LayoutGeneration, Store};
 
 use super::inlet::EndsReader;
 use super::input::AcquireError;
 use crate::readers;
 
-/// Refuses a reader of a partition that the store knows nothing of, though its log says that it was run.
-///
-/// # Errors
-///
-/// [`AcquireError::StateElsewhere`] if it was; the others if store or broker cannot be asked.
-pub(super) async fn refuse(
-    store: &dyn Store,
-    logs: &EndsReader,
-    layout: &Layout,
-    generation: LayoutGeneration,
-    reader: ReaderId,
-) -> Result<(), AcquireError> {
-    let lease = readers::standing(store, layout, generation, reader).await?;
-    // Somebody owned it before, or those whom it follows, and said so here.
-    if lease.epoch > Epoch(0) {
-        return Ok(());
+/// What the first owner of a partition must know of its logs.
+#[derive(Clone)]
+pub(super) struct FirstOwner {
+    /// Where they begin and end.
+    pub(super) logs: EndsReader,
+    /// Whether a person has said that the partition is to be begun anyway (`scheduler.startWithoutState`).
+    pub(super) may_lack_state: bool,
+}
+
+impl FirstOwner {
+    /// Refuses a reader that nobody has begun, according to the store, though its log says that it was run.
+    ///
+    /// # Errors
+    ///
+    /// [`AcquireError::StateElsewhere`] if it was; the others if store or broker cannot be asked.
+    pub(super) async fn check(
+        &self,
+        store: &dyn Store,
+        layout: &Layout,
+        generation: LayoutGeneration,
+        reader: ReaderId,
+    ) -> Result<(), AcquireError> {
+        if self.may_lack_state {
+            return Ok(());
+        }
+        let lease = readers::standing(store, layout, generation, reader).await?;
+        if lease.is_begun {
+            return Ok(());
+        }
+        let partition = lease.partition;
+        let ends = self.logs.read(partition).await?;
+        for lane in Lane::ALL {
+            let source = lane.source();
+            let committed = self.logs.committed(source, partition).await?;
+            if let Some(sign) = was_run(ends.next.on(source), committed) {
+                return Err(AcquireError::StateElsewhere { sign });
+            }
+        }
+        whole(&ends.first)
     }
-    let partition = lease.partition;
-    let ends = logs.read(partition).await?;
-    for lane in Lane::ALL {
-        let source = lane.source();
-        let committed = logs.committed(source, partition).await?;
-        if let Some(sign) = sign(ends.first.on(source), ends.next.on(source), committed) {
+
+    /// Where the logs of a partition begin for its first owner.
+    ///
+    /// # Errors
+    ///
+    /// [`AcquireError::StateElsewhere`] if one has lost its beginning; [`AcquireError::Broker`] if the broker does not
+    /// tell.
+    pub(super) async fn beginnings(&self, partition: PartitionId) -> Result<Places, AcquireError> {
+        let ends = self.logs.read(partition).await?;
+        if !self.may_lack_state {
+            whole(&ends.first)?;
+        }
+        Ok(ends.first)
+    }
+}
+
+/// Refuses logs that have lost their beginnings, but for replies.
+fn whole(first: &Places) -> Result<(), AcquireError> {
+    for (source, topic) in [
+        (Source::Requests, "requests"),
+        (Source::Expedited, "expedited requests"),
+        (Source::Recoveries, "recoveries"),
+    ] {
+        let first = first.on(source);
+        if first > Offset(0) {
+            let sign = format!("the log of its {topic} begins at offset {first}");
             return Err(AcquireError::StateElsewhere { sign });
         }
     }
@@ -44,14 +89,9 @@ pub(super) async fn refuse(
 
 /// What says that a log of requests was run before. A copy that lies beyond the end was made of another
 /// topic of this name.
-fn sign(first: Offset, end: Offset, committed: Option<Offset>) -> Option<String> {
-    match committed {
-        Some(done) if Offset(0) < done && done <= end => {
-            return Some(format!("requests were done up to offset {done}"));
-        }
-        Some(_) | None => {}
-    }
-    (first > Offset(0)).then(|| format!("the log begins at offset {first}"))
+fn was_run(end: Offset, committed: Option<Offset>) -> Option<String> {
+    let done = committed.filter(|done| Offset(0) < *done && *done <= end)?;
+    Some(format!("requests were done up to offset {done}"))
 }
 
 #[cfg(test)]
@@ -59,16 +99,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_that_was_run_is_known_by_its_committed_copy_or_by_its_missing_beginning() {
-        let sign = |first, end, committed: Option<i64>| {
-            sign(Offset(first), Offset(end), committed.map(Offset)).is_some()
-        };
-        assert!(!sign(0, 0, None), "a new log");
-        assert!(!sign(0, 900, None), "requests wait in it");
-        assert!(!sign(0, 900, Some(0)), "nothing of it was done");
-        assert!(sign(0, 900, Some(1)));
-        assert!(sign(0, 900, Some(900)));
-        assert!(!sign(0, 5, Some(900)), "the topic was made anew");
-        assert!(sign(7, 900, None));
+    fn a_log_that_was_run_is_known_by_its_committed_copy() {
+        let was_run =
+            |end, committed: Option<i64>| was_run(Offset(end), committed.map(Offset)).is_some();
+        assert!(!was_run(0, None), "a new log");
+        assert!(!was_run(900, None), "requests wait in it");
+        assert!(!was_run(900, Some(0)), "nothing of it was done");
+        assert!(was_run(900, Some(1)));
+        assert!(was_run(900, Some(900)));
+        assert!(!was_run(5, Some(900)), "the topic was made anew");
+    }
+
+    #[test]
+    fn a_log_that_has_lost_its_beginning_is_no_new_one_but_for_replies() {
+        for source in Source::ALL {
+            let mut first = Places::default();
+            assert!(whole(&first).is_ok());
+            *first.on_mut(source) = Offset(1);
+            assert_eq!(
+                whole(&first).is_ok(),
+                source == Source::Replies,
+                "{source:?}"
+            );
+        }
     }
 }

@@ -29,8 +29,18 @@ const FENCED: Metric<Counter> = Metric::new(
 );
 const COMMITS_FAILED: Metric<Counter> = Metric::new(
     "waybill_scheduler_commits_failed_total",
-    "Group commits that the state store did not acknowledge; their partitions begin again",
+    "Writes of step state that the state store did not acknowledge; they are repeated, or their partitions begin again",
     [],
+);
+pub(super) const STUCK: Metric<Counter, 1> = Metric::new(
+    "waybill_scheduler_stuck_total",
+    "Commits and loads of step state without an answer for scheduler.stuckAfter; their partitions begin again",
+    ["what"],
+);
+pub(super) const TASK_PANICS: Metric<Counter, 1> = Metric::new(
+    "waybill_scheduler_task_panics_total",
+    "Panics in background tasks of the scheduler, by task",
+    ["task"],
 );
 pub(super) const LEASES_LOST: Metric<Counter> = Metric::new(
     "waybill_scheduler_leases_lost_total",
@@ -123,6 +133,8 @@ pub(crate) fn declared() -> Vec<&'static dyn Declared> {
         &COMMIT_ROWS,
         &FENCED,
         &COMMITS_FAILED,
+        &STUCK,
+        &TASK_PANICS,
         &LEASES_LOST,
         &ROWS_UNREADABLE,
         &ROWS_REPLACED,
@@ -396,6 +408,9 @@ impl CommitMetrics {
         // Shown from the beginning, though their handles are only taken when something happens.
         for rare in [LEASES_LOST, UNSENDABLE, COPIES_DROPPED] {
             rare.of([]).increment(0);
+        }
+        for what in ["commit", "load"] {
+            STUCK.of([what]).increment(0);
         }
         Self {
             duration: COMMIT_DURATION.of([]),

@@ -29,6 +29,7 @@ mod partition;
 mod relayout;
 mod shell;
 mod spans;
+mod tasks;
 mod unreadable;
 mod upkeep;
 mod view;
@@ -105,7 +106,9 @@ pub struct SchedulerSettings {
     pub lease_margin: Duration,
     /// Whether a partition that the store knows nothing of is begun though its log was run before.
     pub start_without_state: bool,
-    /// Whether a partition goes on behind requests that were not done and are gone from its log.
+    /// After how long without an answer from the store a reader is given up.
+    pub stuck_after: Duration,
+    /// Whether a partition goes on behind requests or recoveries that were not done and are gone from its log.
     pub skip_deleted_requests: bool,
     /// How long a stop waits for operations in flight.
     pub drain: Duration,
@@ -223,7 +226,13 @@ impl Scheduler {
             engine_config: Arc::new(engine_config),
             workflows,
             owner: OwnerId(Uuid::new_v4()),
-            commits: Commits::new(store.clone(), runtime.clone(), sender.clone(), outlet),
+            commits: Commits::new(
+                store.clone(),
+                runtime.clone(),
+                sender.clone(),
+                outlet,
+                settings.stuck_after,
+            ),
             store,
             runtime,
             inputs,
@@ -329,3 +338,6 @@ impl SchedulerControl for Control {
         .boxed()
     }
 }
+
+#[cfg(test)]
+mod tests;

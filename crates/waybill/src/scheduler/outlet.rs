@@ -577,4 +577,4 @@ fn borrowed(record: &ForwardRecord) -> impl Iterator<Item = Header<'_>> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -21,6 +21,7 @@ use waybill_store::{
 };
 
 use super::input::AcquireError;
+use super::lost_state::FirstOwner;
 use crate::clock::{BootTime, wall_clock};
 use crate::readers;
 
@@ -49,6 +50,9 @@ pub(super) struct HeldLease {
 
 /// Takes the lease of a reader of a generation of `layout`, waiting for a silent owner's to run out, and for
 /// the owners of those whom it follows. Gives up only when the store fails, or has another layout by then.
+///
+/// The first owner of all stores where the logs begin in the same write that takes the lease: whatever becomes of it,
+/// a log that has lost its beginning since is not taken for a new one.
 pub(super) async fn acquire(
     store: Arc<dyn Store>,
     layout: &Layout,
@@ -56,6 +60,7 @@ pub(super) async fn acquire(
     reader: ReaderId,
     owner: OwnerId,
     terms: LeaseTerms,
+    first_owner: &FirstOwner,
 ) -> Result<HeldLease, AcquireError> {
     let margin = terms.margin;
     let key = LeaseKey::scheduler(generation, reader);
@@ -72,6 +77,10 @@ pub(super) async fn acquire(
             None => readers::beginning(&*store, layout, generation, reader, owner, margin).await?,
         };
         let partition = begun.partition;
+        let begun = match begun.is_begun {
+            true => begun,
+            false => begun.beginning_at(first_owner.beginnings(partition).await?),
+        };
         let limit_before = begun.stamp_limit;
         let row = Lease {
             owner: Some(owner),

@@ -62,8 +62,8 @@ pub(super) struct Owned {
     pub share: Share,
     /// The checkpoint as it stands in the store. The lease's own may pass over what is gone before that is written.
     pub stored: Checkpoint,
-    /// Whether a read of rows is under way.
-    pub loading: bool,
+    /// Since when a read of rows is under way, if one is.
+    pub loading_since: Option<Instant>,
     /// Whether a renewal is under way.
     pub renewing: bool,
     /// Whether the lease row is as it was last written: not after a renewal that had no answer.
@@ -198,7 +198,7 @@ impl Owned {
             engine,
             lease,
             share,
-            loading: false,
+            loading_since: None,
             renewing: false,
             row_is_known: true,
             release_sent: false,

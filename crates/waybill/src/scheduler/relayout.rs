@@ -9,11 +9,12 @@
 use std::time::Instant;
 
 use waybill_engine::{Division, ReaderId};
-use waybill_store::{Layout, StoreError};
+use waybill_store::Layout;
 
 use super::input::Input;
 use super::partition::{Slot, SlotState};
 use super::shell::Shell;
+use super::tasks::{self, TaskError};
 use crate::chain::chain;
 
 /// Which readers a process runs.
@@ -44,18 +45,28 @@ impl Shell {
     /// Asks for the layout, as often as leases are renewed: it is one small read for all readers.
     pub(super) fn read_layout(&mut self) {
         let (asked_at, is_awaited) = self.layout_asked;
-        if is_awaited || asked_at.elapsed() < self.settings.lease / 3 {
+        let rest = match is_awaited {
+            // An answer that is this late is not waited for any longer.
+            true => self.settings.stuck_after,
+            false => self.settings.lease / 3,
+        };
+        if asked_at.elapsed() < rest {
             return;
         }
         self.layout_asked = (Instant::now(), true);
-        let (store, sender) = (self.store.clone(), self.sender.clone());
-        self.runtime.spawn(async move {
-            let _ = sender.send(Input::Layout(store.layout().await));
-        });
+        let store = self.store.clone();
+        let reading = async move { Ok(store.layout().await?) };
+        tasks::spawn(
+            &self.runtime,
+            &self.sender,
+            "layout",
+            reading,
+            Input::Layout,
+        );
     }
 
     /// Takes over the layout that the store has, if it is a newer one.
-    pub(super) fn layout_read(&mut self, result: Result<Option<Layout>, StoreError>) {
+    pub(super) fn layout_read(&mut self, result: Result<Option<Layout>, TaskError>) {
         self.layout_asked.1 = false;
         let layout = match result {
             Ok(Some(layout)) if layout.generation() > self.layout.generation() => layout,

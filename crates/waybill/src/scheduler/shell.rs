@@ -10,6 +10,8 @@
 //!
 //! * a message is sent only after the commit that holds its row, and only while the lease is valid;
 //! * a reader whose lease is lost drops its engine and everything that was on its way for it;
+//! * whatever the loop waits for ends: a task that panics says so, and a reader whose rows are written or read for too
+//!   long without an answer is given up;
 //! * the loop never blocks on the store, on a lease or on a consumer; on a full producer queue it
 //!   waits for a second a reader at most, and then begins it again.
 
@@ -23,7 +25,7 @@ use tokio::sync::oneshot;
 use waybill_engine::{
     EngineConfig, Event, Lane, OperationId, OwnerId, ReaderId, Room, Source, Timestamp, Workflows,
 };
-use waybill_store::{Layout, RowRead, Store, StoreError};
+use waybill_store::{Layout, RowRead, Store};
 
 use super::SchedulerSettings;
 use super::clock::{Clock, Standstill};
@@ -31,7 +33,9 @@ use super::commit::Commits;
 use super::credit::{Amount, room_beside};
 use super::inlet::Inlets;
 use super::input::{Arrived, Generation, Input, Inputs};
+use super::metrics::STUCK;
 use super::partition::{Owned, Slot, SlotState};
+use super::tasks::{self, TaskError};
 use super::unreadable::UnreadableRows;
 use super::upkeep::RETRY_AFTER;
 use super::view::Views;
@@ -129,6 +133,7 @@ impl Shell {
         self.read_layout();
         self.start_wanted();
         self.fence_expired();
+        self.give_up_stuck();
         if all_taken {
             self.tick();
         }
@@ -171,10 +176,13 @@ impl Shell {
             } => {
                 self.renewed(reader, generation, renewal, result, copy);
             }
-            Input::Committed(result) => match self.commits.committed(result, &mut self.slots) {
-                Ok(unknown) => self.begin_again(unknown, "its rows could not be written"),
-                Err(error) => self.failure = Some(error),
-            },
+            Input::Committed { number, result } => {
+                let now = self.clock.last();
+                match self.commits.committed(number, result, &mut self.slots, now) {
+                    Ok(unknown) => self.begin_again(unknown, "its rows could not be written"),
+                    Err(error) => self.failure = Some(error),
+                }
+            }
             Input::Loaded {
                 reader,
                 generation,
@@ -188,6 +196,9 @@ impl Shell {
                 end,
             } => {
                 let now = self.clock.last();
+                let Ok(end) = end else {
+                    return self.begin_again([(reader, generation)], "its inbox cannot be read");
+                };
                 if let Some(owned) = self.owned(reader, generation) {
                     owned.inbox_end_awaited = false;
                     owned.engine.apply(Event::InboxEnd(end), now);
@@ -202,6 +213,7 @@ impl Shell {
                 self.set_running(reader, running, answer);
             }
             Input::Layout(result) => self.layout_read(result),
+            Input::Panicked(panicked) => self.failure = Some(panicked.into()),
             Input::Shutdown => {
                 self.stopping
                     .get_or_insert_with(|| Instant::now() + self.settings.drain);
@@ -259,20 +271,20 @@ impl Shell {
         &mut self,
         reader: ReaderId,
         generation: Generation,
-        result: Result<Vec<(OperationId, RowRead)>, StoreError>,
+        result: Result<Vec<(OperationId, RowRead)>, TaskError>,
     ) {
         let now = self.clock.last();
         let rows = match result {
             Ok(rows) => rows,
             Err(error) => {
                 tracing::error!(%reader, error = %chain(&error), "rows cannot be read");
-                return self.give_up(reader, "rows cannot be read");
+                return self.begin_again([(reader, generation)], "rows cannot be read");
             }
         };
         let Some(owned) = self.owned(reader, generation) else {
             return;
         };
-        owned.loading = false;
+        owned.loading_since = None;
         let mut corrupt = Vec::new();
         for (operation, row) in rows {
             let event = match row {
@@ -312,25 +324,47 @@ impl Shell {
             let SlotState::Owned(owned) = &mut slot.state else {
                 continue;
             };
-            if owned.loading {
+            if owned.loading_since.is_some() {
                 continue;
             }
             let ids = owned.engine.loads();
             if ids.is_empty() {
                 continue;
             }
-            owned.loading = true;
-            let (store, sender) = (self.store.clone(), self.sender.clone());
-            self.runtime.spawn(async move {
-                let result = store.get_many(ids.clone()).await;
-                let result = result.map(|rows| ids.into_iter().zip(rows).collect());
-                let _ = sender.send(Input::Loaded {
-                    reader,
-                    generation,
-                    result,
-                });
-            });
+            owned.loading_since = Some(Instant::now());
+            let store = self.store.clone();
+            let loading = async move {
+                let rows = store.get_many(ids.clone()).await?;
+                Ok(ids.into_iter().zip(rows).collect())
+            };
+            let input = move |result| Input::Loaded {
+                reader,
+                generation,
+                result,
+            };
+            tasks::spawn(&self.runtime, &self.sender, "load", loading, input);
         }
+    }
+
+    /// Gives up readers whose rows have been written or read for too long without an answer: while they wait, their
+    /// leases are renewed, and nobody else could run them.
+    fn give_up_stuck(&mut self) {
+        let commits = self.commits.give_up_stuck();
+        self.begin_again(commits, "a commit of its rows had no answer");
+        let stuck_after = self.settings.stuck_after;
+        let mut loads = Vec::new();
+        for (&reader, slot) in &self.slots {
+            let SlotState::Owned(owned) = &slot.state else {
+                continue;
+            };
+            let age = owned.loading_since.map(|since| since.elapsed());
+            if let Some(age) = age.filter(|age| *age >= stuck_after) {
+                STUCK.of(["load"]).increment(1);
+                tracing::error!(%reader, ?age, "giving up a load of rows without an answer");
+                loads.push((reader, slot.generation));
+            }
+        }
+        self.begin_again(loads, "a read of its rows had no answer");
     }
 
     /// What is held by all engines together.
@@ -451,23 +485,24 @@ impl Shell {
             };
             let partition = owned.partition();
             owned.inbox_end_awaited = true;
-            let (sender, ends) = (self.sender.clone(), self.inlets.ends_reader());
-            self.runtime.spawn(async move {
-                let end = loop {
+            let ends = self.inlets.ends_reader();
+            let asking = async move {
+                loop {
                     match ends.read(partition).await {
-                        Ok(ends) => break ends.next.replies,
+                        Ok(ends) => break Ok(ends.next.replies),
                         Err(error) => {
                             tracing::warn!(%partition, %error, "asking again for the inbox's end");
                             tokio::time::sleep(RETRY_AFTER).await;
                         }
                     }
-                };
-                let _ = sender.send(Input::InboxEnd {
-                    reader,
-                    generation,
-                    end,
-                });
-            });
+                }
+            };
+            let input = move |end| Input::InboxEnd {
+                reader,
+                generation,
+                end,
+            };
+            tasks::spawn(&self.runtime, &self.sender, "inbox-end", asking, input);
         }
     }
 

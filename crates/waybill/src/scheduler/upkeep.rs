@@ -7,16 +7,17 @@ use waybill_engine::{
     ByLane, Event, Handover, Lane, Ownership, PartitionEngine, PartitionId, ReaderId, ShardId,
     Share, Source,
 };
-use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store, StoreError};
+use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store};
 
 use super::fit::{Misfit, Unfit, start_offsets};
 use super::inlet::EndsReader;
 use super::input::{AcquireError, Generation, Input, LogEnds, LostCause};
-use super::lost_state;
+use super::lost_state::FirstOwner;
 use super::metrics::LEASES_LOST;
 use super::ownership::{self, HeldLease, Renewal};
 use super::partition::{Differing, Owned, Slot, SlotState};
 use super::shell::Shell;
+use super::tasks::{self, TaskError};
 use crate::chain::chain;
 use crate::clock::BootTime;
 use crate::readers;
@@ -44,26 +45,33 @@ impl Shell {
             let generation = slot.generation;
             let (store, owner, terms) = (self.store.clone(), self.owner, self.settings.terms());
             let layout = self.layout.clone();
-            let (sender, ends) = (self.sender.clone(), self.inlets.ends_reader());
-            let may_lack_state = self.settings.start_without_state;
-            self.runtime.spawn(async move {
-                let acquiring = async {
-                    let of = readers::generation_to_run(&*store, &layout, reader).await?;
-                    if !may_lack_state {
-                        lost_state::refuse(&*store, &ends, &layout, of, reader).await?;
-                    }
-                    let acquiring = ownership::acquire(store, &layout, of, reader, owner, terms);
-                    let lease = acquiring.await?;
-                    let ends = read_ends(&ends, lease.row.partition, &lease).await?;
-                    Ok::<_, AcquireError>((lease, ends))
-                };
-                let result = acquiring.await;
-                let _ = sender.send(Input::Acquired {
+            let ends = self.inlets.ends_reader();
+            let first_owner = FirstOwner {
+                logs: ends.clone(),
+                may_lack_state: self.settings.start_without_state,
+            };
+            let acquiring = async move {
+                let of = readers::generation_to_run(&*store, &layout, reader).await?;
+                first_owner.check(&*store, &layout, of, reader).await?;
+                let acquiring = ownership::acquire(
+                    store,
+                    &layout,
+                    of,
                     reader,
-                    generation,
-                    result,
-                });
-            });
+                    owner,
+                    terms,
+                    &first_owner,
+                );
+                let lease = acquiring.await?;
+                let ends = read_ends(&ends, lease.row.partition, &lease).await?;
+                Ok::<_, AcquireError>((lease, ends))
+            };
+            let input = move |result| Input::Acquired {
+                reader,
+                generation,
+                result,
+            };
+            tasks::spawn(&self.runtime, &self.sender, "acquire", acquiring, input);
         }
     }
 
@@ -107,8 +115,7 @@ impl Shell {
         let differing = slot.differing.take();
         slot.differing = differing.filter(|differing| differing.judged == stored);
         let mut pass_over = |unfit: &Unfit, row: &mut Lease| {
-            let source = unfit.lane.source();
-            let (done, begins) = (row.checkpoint.on(source), ends.first.on(source));
+            let (done, begins) = (row.checkpoint.on(unfit.source), ends.first.on(unfit.source));
             tracing::error!(
                 %reader, %unfit, %done, %begins,
                 "what is gone from the log is passed over, as scheduler.skipDeletedRequests says: it is read \
@@ -183,16 +190,17 @@ impl Shell {
     /// Gives back a lease that was taken though nobody waited for it any more.
     fn hand_back(&self, lease: HeldLease) {
         let store = self.store.clone();
-        self.runtime.spawn(async move {
+        let releasing = async move {
             let free = Lease {
                 owner: None,
                 renewal: lease.row.renewal + 1,
                 ..lease.row.clone()
             };
             if let Err(error) = store.take_lease(Some(lease.row), free).await {
-                tracing::warn!(error = %chain(&error), "a lease that is not needed runs out by itself");
+                tracing::warn!(error = %chain(&error), "could not release an unused lease; it will expire");
             }
-        });
+        };
+        tasks::spawn_unawaited(&self.runtime, "release", releasing);
     }
 
     /// A consumer cannot go on with a partition.
@@ -214,7 +222,7 @@ impl Shell {
             && let Some(slot) = self.slots.get_mut(&reader)
         {
             let why = Misfit::Differs(cause.to_string());
-            let differs = Unfit { lane, why };
+            let differs = Unfit { source, why };
             match self.settings.skip_deleted_requests {
                 true => {
                     let before = slot.differing.take();
@@ -309,31 +317,37 @@ impl Shell {
             owned.release_sent |= release;
             owned.renewal_sent_at = BootTime::now();
             let held = owned.lease.row.clone();
-            let (store, sender) = (self.store.clone(), self.sender.clone());
+            let store = self.store.clone();
             let layout = self.layout.clone();
-            self.runtime.spawn(async move {
-                let result = match renewal.row.owner {
-                    Some(_) => store.renew_lease(renewal.row.clone()).await,
+            let sent = renewal.clone();
+            let renewing = async move {
+                let written = match sent.row.owner {
+                    Some(_) => store.renew_lease(sent.row.clone()).await?,
                     None => {
-                        store
-                            .take_lease(Some(held.clone()), renewal.row.clone())
-                            .await
+                        let seen = Some(held.clone());
+                        store.take_lease(seen, sent.row.clone()).await?
                     }
                 };
-                let copy = match result {
-                    Ok(true) if held.checkpoint != renewal.row.checkpoint => {
-                        of_partition(&*store, &layout, &renewal.row).await
-                    }
-                    Ok(_) | Err(_) => None,
+                let copy = match written && held.checkpoint != sent.row.checkpoint {
+                    true => of_partition(&*store, &layout, &sent.row).await,
+                    false => None,
                 };
-                let _ = sender.send(Input::Renewed {
+                Ok::<_, TaskError>((written, copy))
+            };
+            let input = move |result: Result<(bool, Option<Checkpoint>), TaskError>| {
+                let (result, copy) = match result {
+                    Ok((written, copy)) => (Ok(written), copy),
+                    Err(error) => (Err(error), None),
+                };
+                Input::Renewed {
                     reader,
                     generation,
                     renewal,
                     result,
                     copy,
-                });
-            });
+                }
+            };
+            tasks::spawn(&self.runtime, &self.sender, "renew", renewing, input);
         }
     }
 
@@ -342,7 +356,7 @@ impl Shell {
         reader: ReaderId,
         generation: Generation,
         renewal: Renewal,
-        result: Result<bool, StoreError>,
+        result: Result<bool, TaskError>,
         copy: Option<Checkpoint>,
     ) {
         let now = self.clock.last();

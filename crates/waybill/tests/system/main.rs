@@ -6,6 +6,7 @@
 mod clock;
 mod clocks;
 mod dashboards;
+mod deleted;
 mod doctor;
 mod growing;
 mod lost_state;
@@ -39,6 +40,7 @@ const REQUESTS: &str = "operation-requests";
 const EXPEDITED: &str = "expedited-requests";
 const REPLIES: &str = "step-replies";
 const FAILED: &str = "failed-operations";
+const RECOVERY: &str = "recovery";
 
 /// Sends `count` deliveries, every fifth of them remote, from a few clients at once, and returns
 /// the operations' ids in order.

@@ -119,7 +119,7 @@ impl World {
     }
 }
 
-fn settings() -> SchedulerSettings {
+pub(in crate::scheduler) fn settings() -> SchedulerSettings {
     let second = Duration::from_secs(1);
     SchedulerSettings {
         step_partitions: 1,
@@ -142,13 +142,14 @@ fn settings() -> SchedulerSettings {
         decide_within: second,
         tell_steps: false,
         start_without_state: false,
+        stuck_after: second,
         skip_deleted_requests: false,
         reply_to_prefixes: Vec::new(),
     }
 }
 
 /// One with a step for an agent of this process, and one for another's.
-fn workflow() -> Workflow {
+pub(in crate::scheduler) fn workflow() -> Workflow {
     let steps = vec![
         StepDefinition::new("here", "here"),
         StepDefinition::new("there", "elsewhere"),

@@ -1,0 +1,102 @@
+//! Tasks whose end the loop waits for.
+//!
+//! What must hold: **every task answers**. The loop keeps a flag for what is under way, and does nothing of the kind until
+//! the task has answered; so a panic in a task is an answer, too.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt as _;
+use tokio::runtime::Handle;
+use waybill_store::StoreError;
+
+use super::input::{Input, Inputs};
+use super::metrics::TASK_PANICS;
+
+/// A task panicked. What it had begun may have happened.
+#[derive(Debug, thiserror::Error)]
+#[error("the task {task} panicked: {message}")]
+pub(super) struct Panicked {
+    task: &'static str,
+    message: String,
+}
+
+impl Panicked {
+    /// The task of this name panicked. Counts it.
+    pub(super) fn of(task: &'static str, payload: &(dyn Any + Send)) -> Self {
+        TASK_PANICS.of([task]).increment(1);
+        let text = payload.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        let message = text.unwrap_or("no message").to_owned();
+        tracing::error!(task, message, "a task panicked");
+        Self { task, message }
+    }
+}
+
+/// Why a task on the store did not do what it was to do.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TaskError {
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The task panicked.
+    #[error(transparent)]
+    Panicked(#[from] Panicked),
+}
+
+/// Runs `work` and sends the loop what `input` makes of its end.
+pub(super) fn spawn<T, E: From<Panicked>>(
+    runtime: &Handle,
+    sender: &Inputs,
+    task: &'static str,
+    work: impl Future<Output = Result<T, E>> + Send + 'static,
+    input: impl FnOnce(Result<T, E>) -> Input + Send + 'static,
+) {
+    let sender = sender.clone();
+    runtime.spawn(async move {
+        let ended = AssertUnwindSafe(work).catch_unwind().await;
+        let result = ended.unwrap_or_else(|payload| Err(E::from(Panicked::of(task, &*payload))));
+        // The loop has ended where nobody takes it.
+        let _ = sender.send(input(result));
+    });
+}
+
+/// Runs `work`, for whose end nobody waits. A panic in it is counted and told of.
+pub(super) fn spawn_unawaited(
+    runtime: &Handle,
+    task: &'static str,
+    work: impl Future<Output = ()> + Send + 'static,
+) {
+    runtime.spawn(async move {
+        if let Err(payload) = AssertUnwindSafe(work).catch_unwind().await {
+            Panicked::of(task, &*payload);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use waybill_store::Layout;
+
+    use super::*;
+
+    #[test]
+    fn a_task_that_panics_answers_with_what_it_said() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let (sender, inputs) = mpsc::channel();
+        let answer = |work: fn() -> Result<Option<Layout>, TaskError>| {
+            let work = async move { work() };
+            spawn(runtime.handle(), &sender, "layout", work, Input::Layout);
+            match inputs.recv().unwrap() {
+                Input::Layout(Err(error)) => error.to_string(),
+                other => panic!("{other:?}"),
+            }
+        };
+        let said = answer(|| panic!("a row"));
+        assert_eq!(said, "the task layout panicked: a row");
+        let said = answer(|| panic!("row {}", 7));
+        assert_eq!(said, "the task layout panicked: row 7");
+    }
+}

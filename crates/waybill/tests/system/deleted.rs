@@ -1,0 +1,119 @@
+//! Records that retention takes before they are done: refused, told of, and passed over only if a person says so.
+
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::util::Timeout;
+use rdkafka::{Offset, TopicPartitionList};
+use serde_json::json;
+
+use crate::world::process::without_test_variables;
+use crate::world::{PATIENCE, World};
+use crate::{EXPEDITED, REQUESTS, deliver_all, is_remote, restart, schedulers};
+
+const CONFIG: &str = "partitions: 2\n";
+const SKIP: &str = "skipDeletedRequests: true";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_are_gone_before_any_was_ever_consumed_are_refused_and_never_skipped_silently()
+ {
+    const DELIVERIES: usize = 100;
+    let mut world = World::of_either_kind(CONFIG);
+    let process = world.up();
+    world.ready().await;
+    let world = Arc::new(world);
+    // The owners have had no traffic at all.
+    set_running(&world, false).await;
+    let gone = deliver_all(&world, "gone", DELIVERIES, &Arc::default()).await;
+    for topic in [REQUESTS, EXPEDITED] {
+        delete_all(&world, topic).await;
+    }
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+
+    let process = restart(&world);
+    world
+        .eventually("every partition is refused", async || {
+            let schedulers = schedulers(&world).await;
+            schedulers.iter().all(|view| view["state"] == "refused")
+        })
+        .await;
+    let readiness = world.client.get(world.url("admin", "/readyz")).send().await;
+    let readiness = readiness.expect("it answers");
+    assert_eq!(readiness.status(), 503);
+    let readiness = readiness.text().await.expect("it is text");
+    assert!(readiness.contains("its retention overtook"), "{readiness}");
+    assert!(readiness.contains(SKIP), "{readiness}");
+    let doctor = doctor(&world);
+    assert_eq!(doctor.status.code(), Some(1), "{doctor:?}");
+    let said = String::from_utf8_lossy(&doctor.stdout);
+    assert!(said.contains("its retention overtook"), "{said}");
+    for id in &gone {
+        assert_eq!(world.state(id).await, None, "{id}");
+    }
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+
+    let config = format!("{CONFIG}scheduler: {{ {SKIP} }}\n");
+    std::fs::write(world.path("waybill.yaml"), config).expect("the directory is writable");
+    let _process = restart(&world);
+    world.ready().await;
+    let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
+    assert!(log.contains("is passed over"), "{log}");
+    let ids = deliver_all(&world, "after", DELIVERIES, &Arc::default()).await;
+    world.all_reach(&ids, "Processed").await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+}
+
+/// Starts or stops every reader, and waits until it runs or stands still.
+pub(crate) async fn set_running(world: &World, running: bool) {
+    for view in schedulers(world).await {
+        let reader = world.url("admin", &format!("/schedulers/{}", view["reader"]));
+        let set = world
+            .client
+            .put(reader)
+            .json(&json!({ "running": running }));
+        let set = set.send().await.expect("the admin port answers");
+        assert!(set.status().is_success(), "{set:?}");
+    }
+}
+
+/// Deletes all records of a topic, as retention would.
+pub(crate) async fn delete_all(world: &World, topic: &str) {
+    let mut up_to = TopicPartitionList::new();
+    for view in schedulers(world).await {
+        let partition = view["partition"].as_i64().expect("it has a partition");
+        let partition = i32::try_from(partition).expect("it is a small number");
+        up_to
+            .add_partition_offset(&world.topic(topic), partition, Offset::End)
+            .expect("the offset is one");
+    }
+    let admin: AdminClient<DefaultClientContext> = ClientConfig::new()
+        .set("bootstrap.servers", world.address("broker").to_string())
+        .create()
+        .expect("an admin client can be made");
+    let options = AdminOptions::new().request_timeout(Some(Timeout::After(PATIENCE)));
+    let deleted = admin.delete_records(&up_to, &options).await;
+    let deleted = deleted.expect("records can be deleted");
+    for partition in deleted.elements() {
+        partition.error().expect("the records are deleted");
+    }
+}
+
+/// Runs `waybill doctor` to its end.
+fn doctor(world: &World) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+    without_test_variables(&mut command);
+    command.envs(world.env.iter().cloned());
+    command.args(["doctor", "--output", "json", "--config"]);
+    command.arg(world.path("waybill.yaml"));
+    for (flag, name) in [("--admin", "admin"), ("--http", "http")] {
+        command.arg(flag).arg(world.address(name).to_string());
+    }
+    if !world.is_on_servers() {
+        let broker = world.address("broker").to_string();
+        command.arg("--broker-listen").arg(broker);
+    }
+    command.output().expect("the program was built")
+}
