@@ -35,6 +35,7 @@ fn supervisor_settings(config: &Config) -> SupervisorSettings {
         interval: settings.interval,
         timeout_grace: config.scheduler.timeout_grace,
         recoveries_per_second_max: settings.recoveries_per_second_max,
+        audit_interval: settings.audit_interval,
         lease: settings.lease,
         lease_margin: config.scheduler.lease_margin,
         scheduler_lease: config.scheduler.lease,

@@ -61,6 +61,17 @@ const PARKED_AGE: Metric<Gauge, 2> = Metric::new(
     ["shard", "state"],
 );
 
+const UNWOKEN: Metric<Gauge, 1> = Metric::new(
+    "waybill_supervisor_unwoken_operations",
+    "Live operations that nothing would have woken, as the last audit of the shard found and woke them",
+    ["shard"],
+);
+const AUDIT_WOKEN: Metric<Counter> = Metric::new(
+    "waybill_supervisor_audit_woken_total",
+    "Live operations that nothing would have woken, and that the audit woke",
+    [],
+);
+
 /// All of them.
 pub(crate) const METRICS: &[&dyn Declared] = &[
     &RECOVERIES,
@@ -73,6 +84,8 @@ pub(crate) const METRICS: &[&dyn Declared] = &[
     &BEHIND,
     &PARKED,
     &PARKED_AGE,
+    &UNWOKEN,
+    &AUDIT_WOKEN,
 ];
 
 /// Handles, made once.
@@ -86,6 +99,7 @@ pub(super) struct SupervisorMetrics {
     pub(super) decided: Counter,
     /// Records that were written to partitions that are left over.
     pub(super) sent_home: Counter,
+    audit_woken: Counter,
     overdue: Histogram,
     shards: Mutex<HashMap<PartitionId, ShardGauges>>,
 }
@@ -94,6 +108,7 @@ pub(super) struct SupervisorMetrics {
 struct ShardGauges {
     swept_at: Gauge,
     behind: Gauge,
+    unwoken: Gauge,
     /// By state, in the order of [`PARKED_STATES`].
     parked: [ParkedGauges; 2],
 }
@@ -114,6 +129,7 @@ impl SupervisorMetrics {
             failed_passes: FAILED_PASSES.of([]),
             decided: DECIDED.of([]),
             sent_home: SENT_HOME.of([]),
+            audit_woken: AUDIT_WOKEN.of([]),
             overdue: OVERDUE.of([]),
             shards: Mutex::default(),
         }
@@ -149,6 +165,12 @@ impl SupervisorMetrics {
         self.of(shard, |gauges| gauges.behind.set(behind.as_secs_f64()));
     }
 
+    /// An audit of a shard woke so many operations.
+    pub(super) fn unwoken(&self, shard: PartitionId, count: usize) {
+        self.audit_woken.increment(count as u64);
+        self.of(shard, |gauges| gauges.unwoken.set(count as f64));
+    }
+
     /// So many operations of a shard are parked.
     pub(super) fn parked(
         &self,
@@ -173,6 +195,7 @@ impl SupervisorMetrics {
             ShardGauges {
                 swept_at: SWEPT_AT.of([&label]),
                 behind: BEHIND.of([&label]),
+                unwoken: UNWOKEN.of([&label]),
                 parked: PARKED_STATES.map(|state| ParkedGauges {
                     count: PARKED.of([&label, state.as_str()]),
                     oldest_age: PARKED_AGE.of([&label, state.as_str()]),

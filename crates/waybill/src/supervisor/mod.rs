@@ -5,7 +5,8 @@
 //! (`shard`), and the failed-operations topic, whose partitions are divided by a consumer group
 //! (`failed`). What is asked is decided by the engine's [`Supervision`](waybill_engine::Supervision)
 //! alone, and travels through the recovery topic (`ask`). Who looks after a shard also sends home what is written
-//! to a partition that is left over (`strays`), and says how many operations of it are parked (`parked`).
+//! to a partition that is left over (`strays`), says how many operations of it are parked (`parked`), and finds those that
+//! nothing would wake (`audit`).
 //!
 //! What must hold here:
 //!
@@ -19,6 +20,7 @@
 //! that asking twice changes nothing.
 
 mod ask;
+mod audit;
 mod failed;
 mod lease;
 pub(crate) mod metrics;
@@ -35,11 +37,12 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 use waybill_engine::{OwnerId, PartitionId, Workflows};
-use waybill_kafka::KafkaSettings;
+use waybill_kafka::{Admin, KafkaSettings};
 use waybill_messages::Topics;
 use waybill_store::Store;
 
 use self::ask::Asker;
+use self::audit::Auditor;
 use self::metrics::SupervisorMetrics;
 use self::parked::Turn;
 use self::shard::Shard;
@@ -55,6 +58,8 @@ pub struct SupervisorSettings {
     pub timeout_grace: Duration,
     /// How many recoveries are asked for in a second at most.
     pub recoveries_per_second_max: u32,
+    /// How often live operations are looked for that nothing would wake.
+    pub audit_interval: Duration,
     /// How long the lease of a shard lasts after each renewal.
     pub lease: Duration,
     /// What both sides of a lease allow for drift and delay.
@@ -115,6 +120,21 @@ pub async fn run(
         metrics.clone(),
     );
     let strays = Arc::new(strays.context("the supervisor's admin client cannot be made")?);
+    let turn = Turn::default();
+    let auditor = Auditor {
+        name: name.clone(),
+        store: parts.store.clone(),
+        workflows: parts.workflows.clone(),
+        timeout_grace: settings.timeout_grace,
+        spread: parts.spread.clone(),
+        asker: asker.clone(),
+        admin: Admin::new(&parts.kafka, "waybill-audit")
+            .context("the audit's admin client cannot be made")?,
+        topics: parts.topics.clone(),
+        metrics: metrics.clone(),
+        turn: turn.clone(),
+        every: settings.audit_interval,
+    };
     let mut tasks = JoinSet::new();
     let mut spread = parts.spread.clone();
     let shard = Shard {
@@ -128,7 +148,8 @@ pub async fn run(
         strays,
         metrics: metrics.clone(),
         spread: parts.spread.clone(),
-        turn: Turn::default(),
+        turn,
+        auditor: Arc::new(auditor),
     };
     let following = failed::Following {
         name,

@@ -1,4 +1,4 @@
-//! Sweeping one shard of the deadline index, and counting what is parked in it, while its lease is held.
+//! Sweeping one shard of the deadline index, counting what is parked in it and auditing it, while its lease is held.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use waybill_store::{DueEntry, Store, StoreError};
 
 use super::SupervisorSettings;
 use super::ask::{AskError, Asker};
+use super::audit::{Audit, Auditor};
 use super::lease::ShardLease;
 use super::metrics::SupervisorMetrics;
 use super::parked::{Parked, Turn, Waits};
@@ -49,6 +50,7 @@ pub(super) struct Shard {
     pub(super) metrics: Arc<SupervisorMetrics>,
     pub(super) spread: Spread,
     pub(super) turn: Turn,
+    pub(super) auditor: Arc<Auditor>,
 }
 
 impl Shard {
@@ -74,6 +76,7 @@ impl Shard {
             self.metrics.behind(self.shard, Duration::ZERO);
             self.metrics
                 .parked(self.shard, wall_clock(), |_| Waits::default());
+            self.metrics.unwoken(self.shard, 0);
             if let Err(error) = ended {
                 self.metrics.failed_passes.increment(1);
                 tracing::warn!(shard = %self.shard, error = &error as &dyn std::error::Error, "the shard is let go");
@@ -119,6 +122,7 @@ impl Shard {
         tokio::select! {
             ended = self.sweep(Sweep::new(cursor, grace), lease, stop) => ended,
             never = parked.keep() => match never {},
+            never = Audit::new(self.shard, self.auditor.clone()).keep() => match never {},
         }
     }
 

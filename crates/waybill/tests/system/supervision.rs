@@ -2,6 +2,7 @@
 //! that are killed. At the end every accepted delivery has ended or waits for a person, and the
 //! services' ledger balances.
 
+mod audit;
 mod balance;
 mod ends;
 mod faults;

@@ -275,6 +275,7 @@ mod tests {
             }),
             fingerprint: Some("0123456789ab".to_owned()),
             age_seconds: 86_399,
+            next_due: None,
             abandoned: false,
         }
     }

@@ -130,6 +130,7 @@ pub(super) struct Item {
     pub(super) fingerprint: Option<String>,
     #[serde(default)]
     pub(super) age_seconds: u64,
+    pub(super) next_due: Option<String>,
     #[serde(default)]
     pub(super) abandoned: bool,
 }

@@ -100,6 +100,10 @@ pub struct ItemView {
     /// How long that is, in seconds.
     #[schema(example = 93)]
     pub age_seconds: u64,
+    /// While it is live: when it is looked at next, at the latest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
+    pub next_due: Option<String>,
     /// A person ended it where it was parked.
     #[serde(skip_serializing_if = "is_false")]
     pub abandoned: bool,
@@ -230,6 +234,7 @@ impl ItemView {
             step,
             error,
             fingerprint,
+            next_due: state.next_due.map(time_text),
             abandoned: state.abandoned,
             ..Self::unreadable(entry, now)
         }
@@ -249,6 +254,7 @@ impl ItemView {
             fingerprint: None,
             since: time_text(entry.at),
             age_seconds: now.since(entry.at).as_secs(),
+            next_due: None,
             abandoned: false,
         }
     }

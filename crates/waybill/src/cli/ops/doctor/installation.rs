@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use reqwest::Client;
 use serde::Deserialize;
+use uuid::Uuid;
 use waybill_engine::{Lane, PartitionId};
 use waybill_messages::Topics;
 use waybill_store::{CqlProblem, CqlStore};
@@ -13,7 +14,7 @@ use super::{Finding, Verdict};
 use crate::cli::access::{AdminArgs, Silence};
 use crate::cli::admin_port::{Away, Refused};
 use crate::cli::exposure::{EVERYTHING, check_with_files};
-use crate::cli::ops::api::Api;
+use crate::cli::ops::api::{Api, ApiError};
 use crate::cli::ops::wire::Item;
 use crate::cli::ready::{self, Readiness};
 use crate::cli::schemas::subjects_of;
@@ -31,6 +32,10 @@ const BROKER_PATIENCE: Duration = Duration::from_secs(3);
 const LAG_TOLD_FROM: i64 = 10_000;
 /// How many pages of operations that need a person are looked at.
 const PAGES_MAX: usize = 5;
+/// How long after its due time a live operation is told of: by then the supervisor's audit should have woken it.
+const OVERDUE_AFTER: Duration = Duration::from_secs(15 * 60);
+/// How many of these are named.
+const NAMED_MAX: usize = 5;
 /// The metric that says how breakers stand, and its values.
 const BREAKER_STATE: &str = "waybill_agent_breaker_state";
 const HALF_OPEN: &str = "1";
@@ -456,43 +461,26 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
         Err(problem) if is_named => return vec![Finding::bad(WHAT, problem)],
         Err(problem) => return vec![Finding::note(WHAT, problem)],
     };
-    // One operation may be on several pages.
-    let (mut waiting, mut cursor) = (BTreeMap::new(), None);
-    for _ in 0..PAGES_MAX {
-        let mut query = vec![
-            ("state", "Error,CompensationFailed".to_owned()),
-            ("limit", "100".to_owned()),
-        ];
-        query.extend(cursor.take().map(|cursor| ("cursor", cursor)));
-        match api.page(&query).await {
-            Ok(page) => {
-                let items = page.items.iter();
-                let items = items.filter_map(|item| serde_json::from_str::<Item>(item.get()).ok());
-                waiting.extend(items.map(|item| (item.id, item)));
-                cursor = page.next;
-            }
-            Err(error) if error.is_forbidden() => {
-                let said = format!("it answers, and does not say more: {error}");
-                return vec![Finding::note(WHAT, said)];
-            }
-            Err(error) if is_named || !error.is_away() => {
-                return vec![Finding::bad(WHAT, error.to_string())];
-            }
-            Err(error) => {
-                let said = format!("{error}; name it with --api");
-                return vec![Finding::note(WHAT, said)];
-            }
+    let (waiting, has_more) = match listed(api, "Error,CompensationFailed").await {
+        Ok(listed) => listed,
+        Err(error) if error.is_forbidden() => {
+            let said = format!("it answers, and does not say more: {error}");
+            return vec![Finding::note(WHAT, said)];
         }
-        if cursor.is_none() {
-            break;
+        Err(error) if is_named || !error.is_away() => {
+            return vec![Finding::bad(WHAT, error.to_string())];
         }
-    }
-    let more = if cursor.is_some() { " or more" } else { "" };
+        Err(error) => {
+            let said = format!("{error}; name it with --api");
+            return vec![Finding::note(WHAT, said)];
+        }
+    };
+    let more = if has_more { " or more" } else { "" };
     let said = format!(
         "it answers; {}{more} operations wait for a person (`waybill ops list`)",
         waiting.len()
     );
-    let mut findings = vec![match waiting.is_empty() && cursor.is_none() {
+    let mut findings = vec![match waiting.is_empty() && !has_more {
         true => Finding::ok(WHAT, said),
         false => Finding::note(WHAT, said),
     }];
@@ -504,7 +492,60 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
         );
         Finding::bad("workflows", said)
     }));
+    match listed(api, "Pending,Processing,Compensating").await {
+        Ok((live, _)) => findings.extend(overdue(live.values(), jiff::Timestamp::now())),
+        Err(error) => findings.push(Finding::note(WHAT, error.to_string())),
+    }
     findings
+}
+
+/// The first operations in these states, by id, and whether there are more.
+async fn listed(api: &Api, states: &str) -> Result<(BTreeMap<Uuid, Item>, bool), ApiError> {
+    // One operation may be on several pages.
+    let (mut listed, mut cursor) = (BTreeMap::new(), None);
+    for _ in 0..PAGES_MAX {
+        let mut query = vec![("state", states.to_owned()), ("limit", "100".to_owned())];
+        query.extend(cursor.take().map(|cursor| ("cursor", cursor)));
+        let page = api.page(&query).await?;
+        let items = page.items.iter();
+        let items = items.filter_map(|item| serde_json::from_str::<Item>(item.get()).ok());
+        listed.extend(items.map(|item| (item.id, item)));
+        cursor = page.next;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    Ok((listed, cursor.is_some()))
+}
+
+/// The live operations that should have gone on long before `now`.
+pub(super) fn overdue<'a>(
+    items: impl Iterator<Item = &'a Item>,
+    now: jiff::Timestamp,
+) -> Option<Finding> {
+    let is_overdue = |item: &&Item| {
+        let due = item.next_due.as_deref()?.parse::<jiff::Timestamp>().ok()?;
+        Duration::try_from(now - due)
+            .ok()
+            .filter(|late| *late > OVERDUE_AFTER)
+    };
+    let overdue: Vec<&Item> = items.filter(|item| is_overdue(item).is_some()).collect();
+    if overdue.is_empty() {
+        return None;
+    }
+    let named: Vec<String> = overdue
+        .iter()
+        .take(NAMED_MAX)
+        .map(|item| item.id.to_string())
+        .collect();
+    let said = format!(
+        "{} live operations were due more than {} minutes ago and have not moved ({}): check that a supervisor and the \
+         scheduler of their partitions run, and that no partition is refused",
+        overdue.len(),
+        OVERDUE_AFTER.as_secs() / 60,
+        named.join(", ")
+    );
+    Some(Finding::bad("overdue", said))
 }
 
 /// Counts the operations that cannot go on for want of their workflow, by workflow and version.

@@ -1,6 +1,6 @@
 use waybill_engine::Offset;
 
-use super::installation::{breakers, count_stranded, leases, unread};
+use super::installation::{breakers, count_stranded, leases, overdue, unread};
 use super::operation::of_operation;
 use super::*;
 use crate::cli::admin_port::Away;
@@ -275,4 +275,31 @@ fn breakers_are_told_of_unless_they_are_closed() {
             "note  breakers       that of package is half open: its service is tried",
         ]
     );
+}
+
+#[test]
+fn live_operations_that_were_due_long_ago_are_named() {
+    let now: jiff::Timestamp = "2030-01-01T10:00:00Z".parse().unwrap();
+    let item = |number: u128, due: Option<&str>| Item {
+        id: uuid::Uuid::from_u128(number),
+        next_due: due.map(str::to_owned),
+        ..Item::default()
+    };
+    let well = [
+        item(1, None),
+        item(2, Some("2030-01-01T09:50:00.5Z")),
+        item(3, Some("2030-01-01T11:00:00Z")),
+    ];
+    assert_eq!(overdue(well.iter(), now), None);
+    let late = (4..20).map(|number| item(number, Some("2030-01-01T09:44:00Z")));
+    let items: Vec<Item> = well.into_iter().chain(late).collect();
+    let finding = overdue(items.iter(), now).unwrap();
+    assert!(finding.is_bad());
+    let said = finding.said;
+    assert!(
+        said.starts_with("16 live operations were due more than 15 minutes ago"),
+        "{said}"
+    );
+    let named = |number: u128| said.contains(&uuid::Uuid::from_u128(number).to_string());
+    assert!(named(4) && named(8) && !named(3) && !named(9), "{said}");
 }

@@ -1,0 +1,193 @@
+//! Operations that nothing would wake any more: their entry of the deadline index is gone, or what was asked because of it.
+
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use serde_json::{Value, json};
+use waybill_engine::{OperationId, PartitionId};
+use waybill_store::{DUE_BUCKETS_AGAIN, DueBucket, EmbeddedConfig, EmbeddedStore, Store as _};
+
+use super::Setting;
+use super::setting::replaced;
+use crate::deleted::{delete_all, set_running};
+use crate::world::{PATIENCE, World, delivery};
+use crate::{RECOVERY, schedulers};
+
+const UP: [&str; 4] = ["http", "admin", "broker", "services"];
+const SCHEDULER: &str = "handOffAfter: 500ms, timeoutGrace: 200ms, checkpointEvery: 100ms";
+
+/// A world whose services never answer, and whose steps may take this long. `None` on servers: the tests change the
+/// embedded store while nobody has it open.
+fn world(complete_by: &str) -> Option<World> {
+    let world = World::of_either_kind("");
+    if world.is_on_servers() {
+        println!(
+            "SKIPPED: an index entry that is lost, on servers: it is taken from the embedded store's directory"
+        );
+        return None;
+    }
+    let workflow = waybill_drone_delivery::WORKFLOW_YAML;
+    let complete_by = format!("completeBy: {complete_by}");
+    let setting = Setting {
+        agents: waybill_drone_delivery::AGENTS_YAML.to_owned(),
+        workflows: vec![replaced(
+            workflow,
+            "completeBy: 5s",
+            &complete_by,
+            usize::MAX,
+        )],
+        more: "supervisor: { auditInterval: 1s }\n".to_owned(),
+    };
+    let sections = setting
+        .with_faults(&json!({ "hangRate": 1 }))
+        .sections(&world.path(""));
+    configure(&world, &sections, "");
+    Some(world)
+}
+
+fn configure(world: &World, sections: &str, more: &str) {
+    let config = format!("partitions: 1\nscheduler: {{ {SCHEDULER}{more} }}\n{sections}");
+    std::fs::write(world.path("waybill.yaml"), config).expect("the directory is writable");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operation_whose_index_entry_is_gone_is_found_counted_woken_and_ends() {
+    // Longer than it takes to find it: nothing else moves it meanwhile.
+    let Some(mut world) = world("2m") else {
+        return;
+    };
+    let up = world.up();
+    world.ready().await;
+    let id = world.deliver(&delivery("lost", false)).await;
+    is_handed_off(&world, &id).await;
+    up.kill();
+    lose_index_entry(&world, &id).await;
+
+    let up = world.again("up", &[], &UP);
+    is_woken(&world).await;
+    let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
+    let told = log.lines().filter(|line| {
+        line.contains("waking an operation that nothing would have woken") && line.contains(&id)
+    });
+    assert!(told.count() > 0, "{log}");
+    // The agent that hangs with it asks again when its process is there again.
+    up.kill();
+    without_faults(&world);
+    let _up = world.again("up", &[], &UP);
+    world.all_reach(&[id], "Processed").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn recoveries_that_retention_took_are_refused_and_what_they_would_have_woken_ends() {
+    let Some(mut world) = world("6s") else {
+        return;
+    };
+    let up = world.up();
+    world.ready().await;
+    let id = world.deliver(&delivery("unasked", false)).await;
+    is_handed_off(&world, &id).await;
+    set_running(&world, false).await;
+    // The agent has given up by then: it says nothing past complete-by.
+    let before = end_of_recoveries(&world);
+    world
+        .eventually("the supervisor asks for it", async || {
+            end_of_recoveries(&world) > before
+        })
+        .await;
+    delete_all(&world, RECOVERY).await;
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    lose_index_entry(&world, &id).await;
+
+    let up = world.again("up", &[], &UP);
+    world
+        .eventually("the partition is refused", async || {
+            schedulers(&world).await[0]["state"] == "refused"
+        })
+        .await;
+    let reason = schedulers(&world).await[0]["reason"].to_string();
+    assert!(
+        reason.contains("recoveries: records from offset"),
+        "{reason}"
+    );
+    assert!(reason.contains("skipDeletedRequests: true"), "{reason}");
+    // What is refused is not the audit's: whoever decides about it wakes it.
+    assert_eq!(woken(&world).await, 0.0);
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+
+    let config = std::fs::read_to_string(world.path("waybill.yaml")).expect("it is there");
+    let (_, sections) = config.split_once(" }\n").expect("there are sections");
+    configure(&world, sections, ", skipDeletedRequests: true");
+    without_faults(&world);
+    let _up = world.again("up", &[], &UP);
+    world.ready().await;
+    is_woken(&world).await;
+    world.all_reach(&[id], "Processed").await;
+}
+
+/// Has the services of processes that are started from now on do what they are asked.
+fn without_faults(world: &World) {
+    let path = world.path("waybill.yaml");
+    let config = std::fs::read_to_string(&path).expect("it is there");
+    let config = replaced(&config, r#"{"hangRate":1}"#, "{}", usize::MAX);
+    std::fs::write(path, config).expect("the directory is writable");
+}
+
+/// Waits until an operation is handed off, and the checkpoint has passed its request durably.
+async fn is_handed_off(world: &World, id: &str) {
+    world
+        .eventually("the operation is handed off", async || {
+            let operation = world.operation(id).await.unwrap_or_default();
+            let readers = world
+                .client
+                .get(world.url("admin", "/readers"))
+                .send()
+                .await;
+            let readers: Value = match readers {
+                Ok(readers) => readers.json().await.unwrap_or_default(),
+                Err(_) => return false,
+            };
+            let checkpoint = &readers["readers"][0]["checkpoint"];
+            let done = ["requests", "expedited"].map(|lane| checkpoint[lane].as_i64().unwrap_or(0));
+            operation["handedOff"] == true
+                && operation["lockedBy"].is_null()
+                && done.iter().sum::<i64>() == 1
+        })
+        .await;
+}
+
+/// Waits until the audit has woken something.
+async fn is_woken(world: &World) {
+    world
+        .eventually("the audit wakes it", async || woken(world).await > 0.0)
+        .await;
+}
+
+async fn woken(world: &World) -> f64 {
+    world
+        .metric("waybill_supervisor_audit_woken_total", "")
+        .await
+}
+
+/// Where the recoveries of the only partition end.
+fn end_of_recoveries(world: &World) -> i64 {
+    let consumer: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", world.address("broker").to_string())
+        .create()
+        .expect("a consumer can be made");
+    let ends = consumer.fetch_watermarks(&world.topic(RECOVERY), 0, PATIENCE);
+    ends.expect("the broker tells where a topic ends").1
+}
+
+/// Moves the sweep past an operation's due time, while no process has the store open.
+async fn lose_index_entry(world: &World, id: &str) {
+    let shard = PartitionId(0);
+    let store = EmbeddedStore::open(EmbeddedConfig::new(world.path("data/store")));
+    let store = store.expect("nobody has the store open");
+    let id = OperationId(id.parse().expect("an id is a UUID"));
+    let rows = store.get_many(vec![id]).await.expect("rows can be read");
+    let row = rows.into_iter().next().expect("one was asked for");
+    let row = row.expect("it can be read").expect("it is there");
+    let due = row.state.next_due.expect("it is due");
+    let beyond = DueBucket(DueBucket::of(due).0 + DUE_BUCKETS_AGAIN + 1);
+    let advanced = store.advance_due_cursor(shard, beyond).await;
+    advanced.expect("the cursor can be moved");
+}
