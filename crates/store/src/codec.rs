@@ -8,8 +8,8 @@
 //! broken body is not trusted, since a wrong one that is too high would keep every later write out.
 //!
 //! ```text
-//! state    format u8 = 8 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState
-//! created  format u8 = 8 · stamp i64 · Created
+//! state    format u8 = 8 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState · CRC-32C u32
+//! created  format u8 = 8 · stamp i64 · Created · CRC-32C u32
 //! lease    format u8 = 4 · Lease              or 3, of before there were layouts;
 //!                    = 5 · Lease · Expedited  once the topic of expedited requests was read
 //!                    = 8 · Lease · Expedited  of a reader that nobody has run yet
@@ -21,9 +21,12 @@
 //! Where the database itself keeps stamp and expiry of a value (CQL), it is written bare:
 //!
 //! ```text
-//! state, created    format u8 = 8 · OperationState, Created
+//! state, created    format u8 = 8 · OperationState, Created · CRC-32C u32
 //! lease, layout     as above
 //! ```
+//!
+//! The checksum of a row's values is over all bytes before it, big-endian, and is verified whenever a value is
+//! read: a byte that changed makes a row that cannot be read, and never another row.
 //!
 //! What is known of expedited requests stands behind the rest, and only where there is any: before the first of
 //! them a version that does not know of them reads what this one has written, and from then on it refuses to run
@@ -46,11 +49,17 @@ use crate::due::DueBucket;
 use crate::layout::{Layout, LayoutGeneration};
 use crate::lease::{Checkpoint, Lease, LeaseKey, LeaseRole};
 
-/// The format that this program writes, and the only one that it reads, but for leases.
+/// The format that this program writes, and the only one that it reads, but for leases and layouts.
 const FORMAT: u8 = 8;
 
 /// The format of leases of before there were layouts.
 const LEASE_FORMAT_3: u8 = 3;
+
+/// The value of a part of a row that lay in a damaged block when the store was made anew.
+pub(crate) const LOST: [u8; 1] = [0];
+
+/// How long the checksum at the end of a row's value is.
+const CHECKSUM_BYTES: usize = 4;
 
 /// The format of leases of readers that have read no expedited requests.
 const LEASE_FORMAT: u8 = 4;
@@ -81,8 +90,14 @@ pub(crate) enum Malformed {
     Empty,
     #[error("it has format {0}, which this program does not know here")]
     UnknownFormat(u8),
+    #[error("it lay in a damaged block of a store that was made anew")]
+    Lost,
     #[error("it ends early, after {0} bytes")]
     Short(usize),
+    #[error(
+        "its checksum is {found:08x}, and {written:08x} was written with it: bytes of it have changed"
+    )]
+    Checksum { written: u32, found: u32 },
     #[error("its body does not decode: {0}")]
     Body(postcard::Error),
     #[error("{0} bytes follow its end")]
@@ -121,14 +136,16 @@ impl Encoder {
         self.start();
         self.number(header.stamp.0);
         self.number(header.expires_at.unwrap_or(NEVER).0);
-        self.body(state)
+        self.body(state);
+        self.checksum()
     }
 
     /// The value of the `created` keyspace.
     pub(crate) fn created(&mut self, stamp: Stamp, created: &Created) -> &[u8] {
         self.start();
         self.number(stamp.0);
-        self.body(created)
+        self.body(created);
+        self.checksum()
     }
 
     /// A lease.
@@ -171,10 +188,17 @@ impl Encoder {
         &self.buffer
     }
 
-    /// A value of which the database itself keeps stamp and expiry.
+    /// A value of a row of which the database itself keeps stamp and expiry.
     pub(crate) fn bare(&mut self, value: &impl Serialize) -> &[u8] {
         self.start();
-        self.body(value)
+        self.body(value);
+        self.checksum()
+    }
+
+    fn checksum(&mut self) -> &[u8] {
+        let checksum = crc32c::crc32c(&self.buffer);
+        self.buffer.extend_from_slice(&checksum.to_be_bytes());
+        &self.buffer
     }
 
     fn start(&mut self) {
@@ -200,13 +224,13 @@ impl Encoder {
 
 /// Reads a state with its header.
 pub(crate) fn state(bytes: &[u8]) -> Result<(StateHeader, OperationState), Malformed> {
-    let mut reader = Reader::new(bytes)?;
+    let mut reader = Reader::of_row(bytes)?;
     Ok((reader.state_header()?, reader.body()?))
 }
 
 /// Reads an immutable part with its stamp.
 pub(crate) fn created(bytes: &[u8]) -> Result<(Stamp, Created), Malformed> {
-    let mut reader = Reader::new(bytes)?;
+    let mut reader = Reader::of_row(bytes)?;
     Ok((Stamp(reader.number()?), reader.body()?))
 }
 
@@ -356,9 +380,9 @@ impl Format3Lease {
     }
 }
 
-/// Reads a value of which the database itself keeps stamp and expiry.
+/// Reads a value of a row of which the database itself keeps stamp and expiry.
 pub(crate) fn bare<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Malformed> {
-    Reader::new(bytes)?.body()
+    Reader::of_row(bytes)?.body()
 }
 
 /// Reads a sweep cursor.
@@ -387,9 +411,26 @@ impl<'a> Reader<'a> {
         Self::of(FORMAT, bytes)
     }
 
+    /// Of a row's value, whose checksum is right.
+    fn of_row(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let mut reader = Self::new(bytes)?;
+        let (rest, written) = reader
+            .rest
+            .split_last_chunk::<CHECKSUM_BYTES>()
+            .ok_or(Malformed::Short(reader.len))?;
+        let written = u32::from_be_bytes(*written);
+        let found = crc32c::crc32c(&bytes[..bytes.len() - CHECKSUM_BYTES]);
+        if found != written {
+            return Err(Malformed::Checksum { written, found });
+        }
+        reader.rest = rest;
+        Ok(reader)
+    }
+
     fn of(known: u8, bytes: &'a [u8]) -> Result<Self, Malformed> {
         match bytes {
             [] => Err(Malformed::Empty),
+            lost if lost == LOST => Err(Malformed::Lost),
             [format, rest @ ..] if *format == known => Ok(Self {
                 len: bytes.len(),
                 rest,

@@ -7,6 +7,7 @@
 //! * **Readers read snapshots.** They see a batch whole or not at all, and only once it is synced.
 //! * **Nothing that cannot be read is destroyed.** A write takes the place of a corrupt row, whose
 //!   bytes are kept aside; the purge leaves it alone.
+//! * **A damaged block harms only its entries.** See `embedded/damage.rs`.
 //! * **Retention is read, then purged.** A row past its retention reads as absent at once; its bytes
 //!   go later, in bounded steps. See `embedded/purge.rs`. No wall clock ends it: see `embedded/retention.rs`.
 //!
@@ -14,12 +15,15 @@
 
 mod attention;
 mod backup;
+mod damage;
 mod group;
 mod journal;
 mod purge;
+mod rebuild;
 mod recent;
 mod retention;
 mod tables;
+mod unsynced;
 mod writer;
 
 use std::fmt;
@@ -39,8 +43,8 @@ use self::purge::Purge;
 use self::tables::Tables;
 use self::writer::{Command, Reply, Writer};
 use crate::{
-    AttentionCursor, AttentionPage, CorruptRow, DueBucket, DueEntry, KeptRow, Layout, Lease,
-    LeaseKey, RowRead, Store, StoreError, WriteBatch, Written,
+    AttentionCursor, AttentionPage, CorruptRow, DamageReport, DueBucket, DueEntry, KeptRow, Layout,
+    Lease, LeaseKey, RowRead, Store, StoreError, WriteBatch, Written,
 };
 
 /// How an [`EmbeddedStore`] is opened. Every bound that it has is here.
@@ -128,9 +132,10 @@ impl EmbeddedStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Locked`] if the directory is open already, [`StoreError::Unavailable`] if it
-    /// cannot be opened.
+    /// [`StoreError::Locked`] if the directory is open already, [`StoreError::Journal`] if acknowledged rows would
+    /// be lost because a journal is damaged, [`StoreError::Unavailable`] if it cannot be opened.
     pub fn open(config: EmbeddedConfig) -> Result<Self, StoreError> {
+        rebuild::if_asked(&config)?;
         let tables = Arc::new(Tables::open(&config)?);
         let (commands, queue) = mpsc::channel(config.queued_calls_max.max(1));
         let writer = Writer::spawn(Arc::clone(&tables), queue, &config)?;
@@ -144,6 +149,12 @@ impl EmbeddedStore {
                 purge,
             })),
         })
+    }
+
+    /// Waits until the store takes no more writes, because a compaction met a damaged block or a sync failed.
+    /// Returns why. The next [`EmbeddedStore::open`] makes a new store of what can be read.
+    pub async fn refuses_writes(&self) -> String {
+        self.tables.damages.refused().await
     }
 
     /// Every row that is there now, in no order that means anything, each readable or not. Blocks while the
@@ -254,6 +265,10 @@ impl fmt::Debug for EmbeddedStore {
 impl Store for EmbeddedStore {
     fn is_exclusive(&self) -> bool {
         true
+    }
+
+    fn damage(&self) -> DamageReport {
+        self.tables.damages.report()
     }
 
     fn write(&self, batch: WriteBatch) -> BoxFuture<'_, Result<Written, StoreError>> {

@@ -61,6 +61,20 @@ pub enum StoreError {
         /// What is wrong with it.
         cause: String,
     },
+    /// A journal of the embedded store is damaged where acknowledged rows follow, which would be lost.
+    #[error(
+        "the batch at offset {offset} of the journal {file} cannot be read: {problem}. To replay it would lose \
+         acknowledged rows. Restore a backup; or, to give up every row from there on, cut the file: \
+         truncate --size {offset} {file}"
+    )]
+    Journal {
+        /// The file.
+        file: String,
+        /// Where in it the damage is, in bytes.
+        offset: usize,
+        /// What is wrong there.
+        problem: String,
+    },
     /// Someone else has the embedded store open: usually another process.
     #[error("the data directory {path} is in use by another process")]
     Locked {

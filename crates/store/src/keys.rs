@@ -58,6 +58,16 @@ pub(crate) enum RowPart {
     Created,
 }
 
+impl RowPart {
+    /// How it is called, for people.
+    pub(crate) fn in_words(self) -> &'static str {
+        match self {
+            Self::State => "state",
+            Self::Created => "immutable part",
+        }
+    }
+}
+
 /// The key under which a value that cannot be read is kept aside.
 pub(crate) fn aside(id: OperationId, at: Timestamp, part: RowPart) -> [u8; ASIDE_KEY_LEN] {
     let mut key = [0; ASIDE_KEY_LEN];
@@ -138,6 +148,40 @@ pub(crate) fn expiry(hour: i64, id: OperationId) -> [u8; EXPIRY_KEY_LEN] {
 pub(crate) fn read_expiry(key: &[u8]) -> Option<(i64, OperationId)> {
     let key: &[u8; EXPIRY_KEY_LEN] = key.try_into().ok()?;
     Some((read_ordered(&key[..8])?, operation(&key[8..])?))
+}
+
+/// Which entries of a table have keys from `first` to `last`, for people.
+pub(crate) fn in_words(table: &str, first: &[u8], last: &[u8]) -> String {
+    let words = match table {
+        "state" | "created" => row_words(first, last),
+        "due" | "attention" => index_words(first, last),
+        "cursors" => {
+            read_partition(first).map(|shard| format!("the sweep cursor of shard {shard}"))
+        }
+        _ => None,
+    };
+    words.unwrap_or_else(|| format!("the entries with keys from {first:02x?} to {last:02x?}"))
+}
+
+fn row_words(first: &[u8], last: &[u8]) -> Option<String> {
+    let (first, last) = (read_row(first)?, read_row(last)?);
+    Some(match first == last {
+        true => format!("operation {first}"),
+        false => format!("the operations from {first} to {last}"),
+    })
+}
+
+fn index_words(first: &[u8], last: &[u8]) -> Option<String> {
+    let shard = |key: &[u8]| read_partition(key.get(..4)?);
+    let ((from, _), (to, _)) = (read_index(first)?, read_index(last)?);
+    let (from, to) = (from.as_millis(), to.as_millis());
+    let (of_first, of_last) = (shard(first)?, shard(last)?);
+    Some(match of_first == of_last {
+        true => format!("the entries of shard {of_first} from {from} ms to {to} ms since 1970"),
+        false => format!(
+            "the entries from {from} ms since 1970 of shard {of_first} to {to} ms of shard {of_last}"
+        ),
+    })
 }
 
 /// A signed number as bytes that sort as it does: big-endian, the sign bit flipped.

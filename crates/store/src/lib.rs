@@ -12,6 +12,8 @@
 //!   by itself, so that a write without [`RowWrite::created`] leaves the immutable part as it is.
 //! * **A corrupt row harms only itself.** Reads answer for each row by itself, and a write with a
 //!   higher stamp takes the place of what cannot be read, without failing its batch.
+//! * **A damaged block harms only its entries.** Rows in it are corrupt; a listing goes on behind it. What
+//!   was passed over is in [`Store::damage`].
 //! * **What is reopened stays.** A final row that is written again without retention is kept for
 //!   good, and no purge that was due for it takes it away.
 //! * **Index before row.** No row of a [`WriteBatch`] is visible before every index entry of the
@@ -27,6 +29,7 @@
 mod attention;
 mod codec;
 mod cql;
+mod damage;
 mod due;
 mod embedded;
 mod error;
@@ -48,6 +51,7 @@ pub use cql::{
     CqlCertificate, CqlClock, CqlConfig, CqlKeyspace, CqlLogin, CqlProblem, CqlReplication,
     CqlReport, CqlServer, CqlStore, CqlTls,
 };
+pub use damage::{DamageReport, DamagedPart};
 pub use due::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
 pub use embedded::{EmbeddedConfig, EmbeddedRestore, EmbeddedSnapshot, EmbeddedStore, StoreEntry};
 pub use error::{CorruptRow, SchemaError, StoreError};
@@ -66,6 +70,12 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Whether this process is the only one that can have the store open, so that leases of older
     /// processes are known to be dead.
     fn is_exclusive(&self) -> bool;
+
+    /// What was found to be damaged since the store was opened. A database answers for its own disks and
+    /// reports nothing here.
+    fn damage(&self) -> DamageReport {
+        DamageReport::default()
+    }
 
     /// Writes a batch durably. A row whose stamp is below the stored one changes nothing, and
     /// neither does one that is repeated as it was. Whoever writes other content under a stamp that

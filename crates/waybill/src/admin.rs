@@ -4,7 +4,7 @@
 //! | request | answer |
 //! |---|---|
 //! | `GET /livez` | 200 while every loop gives signs of life, else 503 with the silent ones |
-//! | `GET /readyz` | 200 when everything has started and every lease is held, else 503 with what is missing |
+//! | `GET /readyz` | 200 when everything has started and every lease is held, else 503 with what is missing. Damage that the process works around follows as `warning:` lines |
 //! | `GET /metrics` | the metrics in Prometheus' text format |
 //! | `GET /schedulers` | the readers of partitions that this process drives, and how far each has got |
 //! | `PUT /schedulers/{reader}` | `{"running": false}` stops a reader in order, `true` starts it; a partition that is not shared has a reader of its own number |
@@ -333,23 +333,29 @@ impl ControlError {
 }
 
 async fn livez(State(admin): State<Admin>) -> Response {
-    verdict("alive", "silent", admin.liveness.silent())
+    verdict("alive", "silent", admin.liveness.silent(), &[])
 }
 
 async fn readyz(State(admin): State<Admin>) -> Response {
-    verdict("ready", "waiting for", admin.readiness.missing())
+    let (missing, warnings) = (admin.readiness.missing(), admin.readiness.warnings());
+    verdict("ready", "waiting for", missing, &warnings)
 }
 
-/// `200 good`, or 503 with one line for each thing that is in the way.
-fn verdict(good: &str, bad: &str, in_the_way: Vec<String>) -> Response {
-    if in_the_way.is_empty() {
-        return (StatusCode::OK, format!("{good}\n")).into_response();
-    }
-    let body: String = in_the_way
-        .iter()
-        .map(|what| format!("{bad}: {what}\n"))
-        .collect();
-    (StatusCode::SERVICE_UNAVAILABLE, body).into_response()
+/// `200 good`, or 503 with one line for each thing that is in the way. One line for each warning follows.
+fn verdict(good: &str, bad: &str, in_the_way: Vec<String>, warnings: &[String]) -> Response {
+    let (status, mut body) = match in_the_way.is_empty() {
+        true => (StatusCode::OK, format!("{good}\n")),
+        false => {
+            let lines = in_the_way.iter().map(|what| format!("{bad}: {what}\n"));
+            (StatusCode::SERVICE_UNAVAILABLE, lines.collect())
+        }
+    };
+    body.extend(
+        warnings
+            .iter()
+            .map(|warning| format!("warning: {warning}\n")),
+    );
+    (status, body).into_response()
 }
 
 async fn metrics(State(admin): State<Admin>) -> Response {

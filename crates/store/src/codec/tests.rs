@@ -166,6 +166,7 @@ const GOLDEN: [&[&str]; 4] = [
         "01000201140116020000000000000000", // Running, attempt 2, its times, two failures
         "01046275737900",   // busy
         "000000",           // no output; never told
+        "00000000",         // checksum
     ],
     &[
         "08000000000000004d",               // format, stamp
@@ -180,6 +181,7 @@ const GOLDEN: [&[&str]; 4] = [
         "0e10",                             // requested at, created at
         "010430302d7800",                   // traceparent, runs no other again
         "010674656c3a2b31",                 // one contact
+        "fbc6a698",                         // checksum
     ],
     &[
         "04010001",                             // format, supervisor, layout, shard
@@ -441,6 +443,36 @@ fn a_value_cut_anywhere_is_refused() {
     let bytes = encoder.cursor(DueBucket(1));
     for len in 0..bytes.len() {
         assert!(cursor(&bytes[..len]).is_err(), "cursor, {len} bytes");
+    }
+}
+
+/// Also where the changed value would decode.
+#[test]
+fn a_bit_that_changed_anywhere_in_a_row_is_found() {
+    let mut encoder = Encoder::default();
+    let state_bytes = encoder.state(header(), &sample_state()).to_vec();
+    let created_bytes = encoder.created(Stamp(1), &sample_created()).to_vec();
+    let bare_bytes = encoder.bare(&sample_state()).to_vec();
+    let changed = |bytes: &[u8], at: usize| {
+        let mut changed = bytes.to_vec();
+        changed[at / 8] ^= 1 << (at % 8);
+        changed
+    };
+    for at in 0..state_bytes.len() * 8 {
+        assert!(
+            state(&changed(&state_bytes, at)).is_err(),
+            "state, bit {at}"
+        );
+    }
+    for at in 0..created_bytes.len() * 8 {
+        assert!(
+            created(&changed(&created_bytes, at)).is_err(),
+            "created, bit {at}"
+        );
+    }
+    for at in 0..bare_bytes.len() * 8 {
+        let read = bare::<OperationState>(&changed(&bare_bytes, at));
+        assert!(read.is_err(), "bare, bit {at}");
     }
 }
 

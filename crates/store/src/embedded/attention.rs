@@ -1,9 +1,10 @@
 //! Reading the attention table: pages of a listing over shards, and what of it has had its time.
 
-use fjall::{Readable, Snapshot};
+use fjall::Snapshot;
 use waybill_engine::{PartitionId, Timestamp};
 
-use super::tables::{Tables, bad_key, failed};
+use super::damage::Order;
+use super::tables::{Tables, bad_key};
 use crate::keys::{self, INDEX_KEY_LEN};
 use crate::{AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage, StoreError};
 
@@ -65,17 +66,20 @@ impl Tables {
             return Box::new(std::iter::empty());
         }
         let key = |entry: AttentionEntry| keys::index(shard, entry.at, entry.operation);
-        let range = snapshot.range(&self.attention, key(first)..=key(last));
-        let items: Box<dyn Iterator<Item = fjall::Guard>> = match cursor.order {
-            AttentionOrder::OldestFirst => Box::new(range),
-            AttentionOrder::NewestFirst => Box::new(range.rev()),
+        let order = match cursor.order {
+            AttentionOrder::OldestFirst => Order::Ascending,
+            AttentionOrder::NewestFirst => Order::Descending,
         };
-        let entries = items.map(|item| {
-            let key = item.key().map_err(failed("reading the attention table"))?;
-            let (at, operation) =
-                keys::read_index(&key).ok_or_else(|| bad_key("attention", &key))?;
-            Ok(AttentionEntry { at, operation })
-        });
+        let (first, last) = (key(first), key(last));
+        let span = &first[..]..=&last[..];
+        let entries = self
+            .walk(snapshot, &self.attention, span, order)
+            .map(|key| {
+                let key = key?;
+                let (at, operation) =
+                    keys::read_index(&key).ok_or_else(|| bad_key("attention", &key))?;
+                Ok(AttentionEntry { at, operation })
+            });
         Box::new(entries.filter(move |entry| {
             !matches!((entry, cursor.after), (Ok(entry), Some(after)) if *entry == after)
         }))
@@ -98,8 +102,9 @@ impl Tables {
             looked_at: 0,
             next: None,
         };
-        for item in snapshot.range(&self.attention, from..) {
-            let key = item.key().map_err(failed("reading the attention table"))?;
+        let span = &from[..]..=&[u8::MAX; INDEX_KEY_LEN][..];
+        for key in self.walk(&snapshot, &self.attention, span, Order::Ascending) {
+            let key = key?;
             let bad_key = || bad_key("attention", &key);
             let (at, operation) = keys::read_index(&key).ok_or_else(bad_key)?;
             let key: IndexKey = (*key).try_into().map_err(|_| bad_key())?;

@@ -106,7 +106,8 @@ struct Standing {
     damage: Option<Box<Damage>>,
 }
 
-/// A stored row of which a part cannot be read, and its old values, to be kept aside.
+/// A stored row of which a part cannot be read, and its old values, to be kept aside. What lies in a damaged
+/// block has none.
 struct Damage {
     /// What cannot be read; taken once it is reported.
     unreported: Option<CorruptRow>,
@@ -191,8 +192,8 @@ impl<'a> Group<'a> {
         let created = self.tables.stored_created(id)?;
         let damage = Damage {
             unreported: Some(corrupt),
-            old_state: Some(bytes),
-            old_created: created.as_ref().map(|created| created.bytes.clone()),
+            old_state: bytes,
+            old_created: created.as_ref().and_then(|created| created.bytes.clone()),
         };
         // The state's stamp was at least that of the immutable part.
         let stamp = created.and_then(|created| created.stamp.ok());
@@ -366,7 +367,7 @@ impl Standing {
                 self.damage = Some(Box::new(Damage {
                     unreported: Some(corrupt),
                     old_state: None,
-                    old_created: Some(bytes),
+                    old_created: bytes,
                 }));
                 None
             }

@@ -1,120 +1,228 @@
-//! Writing the journal again before it is read.
+//! Looking at the journals before the key-value store replays them.
 //!
-//! After a failed write or sync the key-value store refuses every write until it is opened again. It then takes what it
-//! reads of its journal for durable, goes on behind it, and syncs the same file. But what a failed sync has left in
-//! the page cache counts as clean: no later sync writes it, and after a power loss it is a hole that everything behind
-//! it in the journal is lost with. So all of the journal is made dirty, and synced, before the store is opened.
+//! The key-value store takes the first byte of a journal that it does not understand for a torn end: it cuts
+//! the file there, whatever follows, and says so to nobody. A byte that changed in the middle would silently
+//! cost every row that was acknowledged after it. So every journal is read here first.
+//!
+//! What must hold: an end is torn only if no valid batch follows it. Where one does, the store is not opened.
+//!
+//! A damaged last batch looks like a torn end, and is cut by the key-value store if its end marker is missing.
+//!
+//! A batch is `1 · items u32 · number u64`, its items, and `3 · XXH3 of the items u64 · "FJL" 3`. An item is
+//! `2 · kind u8 · compression u8 · table u64 · key length u16 · length u32 · length as stored u32 · key ·
+//! value`, or `4 · table u64`. Numbers are little-endian, and each batch has a higher one than the batch before.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
 
-/// The kernel's pages are no smaller. Those that hold nothing are left alone: the file has holes.
-const BLOCK_BYTES: usize = 4 << 10;
-const READ_BYTES: usize = 256 * BLOCK_BYTES;
+use xxhash_rust::xxh3::xxh3_64;
 
-/// Writes the journal files of the store in `dir` again, byte for byte, and syncs them. Does nothing where there is no
-/// store, or another process has it open.
-pub(super) fn write_again(dir: &Path) -> io::Result<()> {
-    let lock = match File::open(dir.join("lock")) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        lock => lock?,
-    };
+use crate::StoreError;
+
+/// The file that whoever has the store open holds a lock on.
+const LOCK: &str = "lock";
+/// How the end marker of a batch ends.
+const TRAILER: &[u8] = b"FJL\x03";
+/// A start marker: tag, items, number.
+const START_BYTES: usize = 1 + 4 + 8;
+/// An end marker: tag, checksum, trailer.
+const END_BYTES: usize = 1 + 8 + TRAILER.len();
+
+/// Refuses a store one of whose journals is damaged in front of valid batches.
+///
+/// # Errors
+///
+/// [`StoreError::Journal`] if one is; [`StoreError::Unavailable`] if one cannot be read.
+pub(super) fn check(store: &Path) -> Result<(), StoreError> {
+    let failed = |error| StoreError::unavailable("reading the journals", error);
+    if !store.join(LOCK).exists() {
+        return Ok(());
+    }
+    let lock = File::open(store.join(LOCK)).map_err(failed)?;
     match lock.try_lock() {
         Ok(()) => {}
+        // Somebody is writing. Whoever opens the store next is told so.
         Err(TryLockError::WouldBlock) => return Ok(()),
-        Err(TryLockError::Error(error)) => return Err(error),
+        Err(TryLockError::Error(error)) => return Err(failed(error)),
     }
-    for entry in fs::read_dir(dir)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "jnl") {
-            write_file_again(&path)?;
+    for file in journals(store).map_err(failed)? {
+        let bytes = fs::read(&file).map_err(failed)?;
+        if let Some(damage) = damage(&bytes) {
+            return Err(StoreError::Journal {
+                file: file.display().to_string(),
+                offset: damage.offset,
+                problem: damage.problem,
+            });
         }
     }
     Ok(())
 }
 
-fn write_file_again(path: &Path) -> io::Result<()> {
-    let file = OpenOptions::new().read(true).write(true).open(path)?;
-    let mut buffer = vec![0; READ_BYTES];
-    let mut position = 0;
-    loop {
-        let read = file.read_at(&mut buffer, position)?;
-        if read == 0 {
-            return file.sync_data();
+fn journals(store: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut journals = Vec::new();
+    for entry in fs::read_dir(store)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "jnl") {
+            journals.push(path);
         }
-        let mut at = position;
-        for block in buffer[..read].chunks(BLOCK_BYTES) {
-            if block.iter().any(|&byte| byte != 0) {
-                file.write_all_at(block, at)?;
+    }
+    journals.sort();
+    Ok(journals)
+}
+
+/// Where a journal is damaged.
+#[derive(PartialEq, Eq, Debug)]
+struct Damage {
+    offset: usize,
+    problem: String,
+}
+
+/// Where a journal is damaged; `None` if it is whole, or has a torn end.
+fn damage(journal: &[u8]) -> Option<Damage> {
+    let (mut at, mut last) = (0, None);
+    let found = loop {
+        match Batch::read(&journal[at..]) {
+            Some(batch) if !batch.is_intact => break "its checksum does not match",
+            Some(batch) if last.is_some_and(|last| batch.number <= last) => {
+                break "its number is not above that of the batch before it";
             }
-            at += block.len() as u64;
+            Some(batch) => {
+                last = Some(batch.number);
+                at += batch.bytes;
+            }
+            None => break "it is no batch",
         }
-        position = at;
+    };
+    let rest = &journal[at..];
+    // Journals are made longer than what is in them.
+    if rest.iter().all(|byte| *byte == 0) {
+        return None;
+    }
+    let follows = (1..rest.len())
+        .find(|&behind| Batch::read(&rest[behind..]).is_some_and(|batch| batch.is_intact));
+    let is_whole = Batch::read(rest).is_some();
+    let problem = match follows {
+        Some(behind) => format!(
+            "{found}, and valid batches follow from offset {}",
+            at + behind
+        ),
+        // The key-value store opens no journal that ends so.
+        None if is_whole => format!("{found}, and it is the last one"),
+        None => return None,
+    };
+    Some(Damage {
+        offset: at,
+        problem,
+    })
+}
+
+/// What the beginning of some bytes holds.
+struct Batch {
+    number: u64,
+    bytes: usize,
+    /// Whether the checksum of its items matches.
+    is_intact: bool,
+}
+
+impl Batch {
+    /// Reads a batch from its start marker to its end marker; `None` if there is none.
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let (start, rest) = bytes.split_at_checked(START_BYTES)?;
+        if start[0] != 1 {
+            return None;
+        }
+        let items = u32::from_le_bytes(start[1..5].try_into().ok()?);
+        let number = u64::from_le_bytes(start[5..].try_into().ok()?);
+        let mut end = 0;
+        for _ in 0..items {
+            end += item_bytes(rest.get(end..)?)?;
+        }
+        let marker = rest.get(end..end + END_BYTES)?;
+        if marker[0] != 3 || !marker.ends_with(TRAILER) {
+            return None;
+        }
+        let checksum = u64::from_le_bytes(marker[1..9].try_into().ok()?);
+        Some(Self {
+            number,
+            bytes: START_BYTES + end + END_BYTES,
+            is_intact: xxh3_64(&rest[..end]) == checksum,
+        })
+    }
+}
+
+/// How long the item is that some bytes begin with.
+fn item_bytes(bytes: &[u8]) -> Option<usize> {
+    const ITEM_BYTES: usize = 1 + 1 + 1 + 8 + 2 + 4 + 4;
+    match bytes.first()? {
+        2 => {
+            let head = bytes.get(..ITEM_BYTES)?;
+            let key = u16::from_le_bytes(head[11..13].try_into().ok()?);
+            let value = u32::from_le_bytes(head[17..].try_into().ok()?);
+            let bytes = ITEM_BYTES + usize::from(key);
+            bytes.checked_add(usize::try_from(value).ok()?)
+        }
+        4 => Some(1 + 8),
+        _ => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
-    use std::time::{Duration, SystemTime};
-
-    use super::super::EmbeddedConfig;
-    use super::super::tables::Tables;
     use super::*;
 
-    fn journals(dir: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
-        let entries = fs::read_dir(dir).unwrap();
-        let paths = entries.map(|entry| entry.unwrap().path());
-        paths
-            .filter(|path| path.extension().is_some_and(|extension| extension == "jnl"))
-            .map(|path| (path.clone(), fs::read(path).unwrap()))
-            .collect()
+    /// A batch of one item, as the key-value store writes it.
+    fn batch(number: u64, value: &[u8]) -> Vec<u8> {
+        let mut item = vec![2, 0, 0];
+        item.extend_from_slice(&7_u64.to_le_bytes());
+        item.extend_from_slice(&3_u16.to_le_bytes());
+        let length = u32::try_from(value.len()).unwrap().to_le_bytes();
+        item.extend([length, length].concat());
+        item.extend_from_slice(b"key");
+        item.extend_from_slice(value);
+        let mut batch = vec![1];
+        batch.extend_from_slice(&1_u32.to_le_bytes());
+        batch.extend_from_slice(&number.to_le_bytes());
+        batch.extend_from_slice(&item);
+        batch.push(3);
+        batch.extend_from_slice(&xxh3_64(&item).to_le_bytes());
+        batch.extend_from_slice(TRAILER);
+        batch
     }
 
     #[test]
-    fn the_journal_is_written_again_unchanged_before_a_store_is_opened() {
-        let dir = tempfile::tempdir().unwrap();
-        let config = EmbeddedConfig::new(dir.path());
-        write_again(dir.path()).unwrap();
-        let tables = Tables::open(&config).unwrap();
-        tables.corrupt.insert("key", "value").unwrap();
-        drop(tables);
-        let before = journals(dir.path());
-        assert!(
-            before
-                .iter()
-                .any(|(_, bytes)| bytes.iter().any(|&byte| byte != 0)),
-            "there is something to write again"
-        );
-        let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
-        let age = || {
-            for (path, _) in &before {
-                let file = File::options().write(true).open(path).unwrap();
-                file.set_modified(long_ago).unwrap();
-            }
-        };
-        let is_written = || {
-            before
-                .iter()
-                .all(|(path, _)| fs::metadata(path).unwrap().modified().unwrap() > long_ago)
-        };
-        age();
-        let blocks = |path: &Path| fs::metadata(path).unwrap().blocks();
-        let taken: Vec<_> = before.iter().map(|(path, _)| blocks(path)).collect();
-        write_again(dir.path()).unwrap();
-        assert!(is_written());
-        assert_eq!(journals(dir.path()), before);
-        let after: Vec<_> = before.iter().map(|(path, _)| blocks(path)).collect();
-        assert_eq!(after, taken, "holes stay holes");
+    fn a_whole_journal_an_empty_one_and_a_torn_one_are_not_damaged() {
+        let whole = [batch(1, b"one"), batch(2, b"two")].concat();
+        let room = vec![0; 100];
+        for journal in [
+            vec![],
+            room.clone(),
+            whole.clone(),
+            [whole.clone(), room].concat(),
+        ] {
+            assert_eq!(damage(&journal), None);
+        }
+        // Wherever it ends.
+        for end in 0..whole.len() {
+            assert_eq!(damage(&whole[..end]), None, "{end}");
+        }
+    }
 
-        age();
-        let tables = Tables::open(&config).unwrap();
-        assert!(is_written(), "opening a store writes its journal again");
-        age();
-        write_again(dir.path()).unwrap();
-        assert!(!is_written(), "the journal of an open store is left alone");
-        drop(tables);
+    #[test]
+    fn a_byte_that_changed_in_front_of_a_valid_batch_is_found_where_it_lies() {
+        let (first, second) = (batch(5, b"one"), batch(9, b"two"));
+        let journal = [&first[..], &second, &batch(12, b"three")].concat();
+        for at in first.len()..first.len() + second.len() {
+            let mut damaged = journal.clone();
+            damaged[at] ^= 0x80;
+            let found = damage(&damaged).unwrap_or_else(|| panic!("byte {at}"));
+            // What the number of a batch was cannot be told from the next one's.
+            let of_number = first.len() + 5..first.len() + START_BYTES;
+            let offsets = [first.len(), first.len() + second.len()];
+            assert_eq!(
+                found.offset,
+                offsets[usize::from(of_number.contains(&at))],
+                "{at}"
+            );
+        }
     }
 }

@@ -16,17 +16,20 @@
 //! Nothing reads or removes what is in `corrupt`: it is there for a person, and holds no more than
 //! one row for each that was damaged.
 
-use std::ops::Bound;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use fjall::config::BlockSizePolicy;
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, Readable, UserValue};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, Readable, Snapshot, UserValue};
 use waybill_clock::wall_clock;
 use waybill_engine::{OperationId, OperationRow, OperationState, PartitionId, Stamp, Timestamp};
 
+use super::damage::{self, Damages, Order, Walk};
 use super::retention::Retention;
-use super::{EmbeddedConfig, journal};
+use super::{EmbeddedConfig, journal, unsynced};
 use crate::codec::{self, Malformed, StateHeader};
+use crate::keys::RowPart;
 use crate::{
     CorruptRow, DueBucket, DueEntry, KeptRow, Layout, Lease, LeaseKey, RowRead, StoreError, keys,
 };
@@ -51,6 +54,7 @@ pub(super) struct Tables {
     pub(super) corrupt: Keyspace,
     /// The time by which rows are kept.
     pub(super) retention: Retention,
+    pub(super) damages: Arc<Damages>,
 }
 
 /// A stored state with its header, or why it cannot be read.
@@ -58,27 +62,55 @@ pub(super) type StateRead = Result<(StateHeader, OperationState), CorruptRow>;
 
 /// A part of a row as the write path finds it.
 pub(super) struct Stored {
-    /// Its bytes.
-    pub(super) bytes: UserValue,
+    /// Its bytes; `None` if they lie in a damaged block.
+    pub(super) bytes: Option<UserValue>,
     /// Its stamp, or why there is none to weigh.
     pub(super) stamp: Result<Stamp, CorruptRow>,
+}
+
+impl Stored {
+    fn found(
+        found: Result<Option<UserValue>, CorruptRow>,
+        stamp: impl FnOnce(&[u8]) -> Result<Stamp, CorruptRow>,
+    ) -> Option<Self> {
+        match found {
+            Err(damaged) => Some(Self {
+                bytes: None,
+                stamp: Err(damaged),
+            }),
+            Ok(bytes) => bytes.map(|bytes| Self {
+                stamp: stamp(&bytes),
+                bytes: Some(bytes),
+            }),
+        }
+    }
 }
 
 impl Tables {
     /// Opens or makes the tables.
     pub(super) fn open(config: &EmbeddedConfig) -> Result<Self, StoreError> {
+        Self::open_with(config, config.worker_threads.max(1))
+    }
+
+    /// Opens tables that are only read: nothing is written out, and nothing compacted.
+    pub(super) fn open_idle(config: &EmbeddedConfig) -> Result<Self, StoreError> {
+        Self::open_with(config, 0)
+    }
+
+    fn open_with(config: &EmbeddedConfig, worker_threads: usize) -> Result<Self, StoreError> {
         let failed = |error| match error {
             fjall::Error::Locked => StoreError::Locked {
                 path: config.path.display().to_string(),
             },
             error => StoreError::unavailable("opening", error),
         };
-        journal::write_again(&config.path)
+        journal::check(&config.path)?;
+        unsynced::write_again(&config.path)
             .map_err(|error| StoreError::unavailable("opening", error))?;
         let db = Database::builder(&config.path)
             .cache_size(config.cache_bytes)
             .max_journaling_size(config.journal_bytes_max.max(JOURNAL_BYTES_LEAST))
-            .worker_threads(config.worker_threads.max(1))
+            .worker_threads_unchecked(worker_threads)
             .open()
             .map_err(failed)?;
         let rows = || {
@@ -98,6 +130,7 @@ impl Tables {
             leases,
             cursors: db.keyspace("cursors", small).map_err(failed)?,
             corrupt: db.keyspace("corrupt", small).map_err(failed)?,
+            damages: Arc::default(),
             db,
         })
     }
@@ -135,17 +168,17 @@ impl Tables {
             Some(Ok((header, _))) if header.has_expired(now) => return Ok(Ok(None)),
             Some(Ok(state)) => state,
         };
-        let created = reader
-            .get(&self.created, keys::row(id))
-            .map_err(failed("reading rows"))?;
-        let created = match created.as_deref().map(codec::created) {
-            None => Err(CorruptRow {
+        let found = reader.get(&self.created, keys::row(id));
+        let created = match self.of_row(RowPart::Created, id, found, "reading rows")? {
+            Err(damaged) => Err(damaged),
+            Ok(None) => Err(CorruptRow {
                 id,
                 what: "row",
                 cause: "it has a state but no immutable part".to_owned(),
             }),
-            Some(Err(cause)) => Err(corrupt_row("immutable part", id, &cause)),
-            Some(Ok((_, created))) => Ok(created),
+            Ok(Some(value)) => codec::created(&value)
+                .map(|(_, created)| created)
+                .map_err(|cause| corrupt_row(RowPart::Created, id, &cause)),
         };
         Ok(created.map(|created| {
             Some(OperationRow {
@@ -163,10 +196,14 @@ impl Tables {
     ) -> impl Iterator<Item = Result<Result<KeptRow, CorruptRow>, StoreError>> {
         let (now, wall) = (self.retention.now(), wall_clock());
         let snapshot = self.db.snapshot();
-        snapshot
-            .iter(&self.state)
-            .map(move |entry| {
-                let key = entry.key().map_err(failed("reading rows"))?;
+        let (first, last) = (
+            keys::row(OperationId(uuid::Uuid::nil())),
+            keys::row(OperationId(uuid::Uuid::max())),
+        );
+        let all = &first[..]..=&last[..];
+        self.walk(&snapshot, &self.state, all, Order::Ascending)
+            .map(move |key| {
+                let key = key?;
                 let id = keys::read_row(&key).ok_or_else(|| bad_key("state", &key))?;
                 let expires_at = match self.state_of(&snapshot, id)? {
                     Some(Ok((header, _))) => header.expires_at.map(|at| wall + at.since(now)),
@@ -186,84 +223,179 @@ impl Tables {
         reader: &impl Readable,
         id: OperationId,
     ) -> Result<Option<StateRead>, StoreError> {
-        let value = reader
-            .get(&self.state, keys::row(id))
-            .map_err(failed("reading rows"))?;
-        Ok(value
-            .map(|value| codec::state(&value).map_err(|cause| corrupt_row("state", id, &cause))))
+        let found = reader.get(&self.state, keys::row(id));
+        Ok(
+            match self.of_row(RowPart::State, id, found, "reading rows")? {
+                Err(damaged) => Some(Err(damaged)),
+                Ok(value) => value.map(|value| {
+                    codec::state(&value).map_err(|cause| corrupt_row(RowPart::State, id, &cause))
+                }),
+            },
+        )
+    }
+
+    /// What was read of a part of a row; a damaged block is a corrupt row.
+    fn of_row(
+        &self,
+        part: RowPart,
+        id: OperationId,
+        found: fjall::Result<Option<UserValue>>,
+        action: &'static str,
+    ) -> Result<Result<Option<UserValue>, CorruptRow>, StoreError> {
+        let error = match found {
+            Ok(value) => return Ok(Ok(value)),
+            Err(error) => error,
+        };
+        let Some(cause) = damage::cause(&error) else {
+            return Err(failed(action)(error));
+        };
+        let (table, keyspace) = match part {
+            RowPart::State => ("state", &self.state),
+            RowPart::Created => ("created", &self.created),
+        };
+        let key = keys::row(id);
+        self.damages
+            .note(table, keyspace, &key[..]..=&key[..], &cause);
+        Ok(Err(CorruptRow {
+            id,
+            what: part.in_words(),
+            cause,
+        }))
+    }
+
+    /// Walks over the keys of a table, and goes on behind what is damaged.
+    pub(super) fn walk(
+        &self,
+        snapshot: &Snapshot,
+        keyspace: &Keyspace,
+        span: RangeInclusive<&[u8]>,
+        order: Order,
+    ) -> Walk {
+        let all = self.all().into_iter();
+        let table = all
+            .filter(|(_, of)| of.id() == keyspace.id())
+            .map(|(table, _)| table);
+        let table = table.last().unwrap_or_default();
+        Walk::new(&self.damages, snapshot, (table, keyspace), span, order)
     }
 
     /// Reads what the write path weighs of a stored state.
     pub(super) fn stored_state(&self, id: OperationId) -> Result<Option<Stored>, StoreError> {
-        let value = self
-            .state
-            .get(keys::row(id))
-            .map_err(failed("reading a stamp"))?;
-        Ok(value.map(|bytes| Stored {
-            stamp: codec::state(&bytes)
+        let found = self.state.get(keys::row(id));
+        let found = self.of_row(RowPart::State, id, found, "reading a stamp")?;
+        Ok(Stored::found(found, |bytes| {
+            codec::state(bytes)
                 .map(|(header, _)| header.stamp)
-                .map_err(|cause| corrupt_row("state", id, &cause)),
-            bytes,
+                .map_err(|cause| corrupt_row(RowPart::State, id, &cause))
         }))
     }
 
     /// Reads what the write path weighs of a stored immutable part.
     pub(super) fn stored_created(&self, id: OperationId) -> Result<Option<Stored>, StoreError> {
-        let value = self
-            .created
-            .get(keys::row(id))
-            .map_err(failed("reading a stamp"))?;
-        Ok(value.map(|bytes| Stored {
-            stamp: codec::created(&bytes)
+        let found = self.created.get(keys::row(id));
+        let found = self.of_row(RowPart::Created, id, found, "reading a stamp")?;
+        Ok(Stored::found(found, |bytes| {
+            codec::created(bytes)
                 .map(|(stamp, _)| stamp)
-                .map_err(|cause| corrupt_row("immutable part", id, &cause)),
-            bytes,
+                .map_err(|cause| corrupt_row(RowPart::Created, id, &cause))
         }))
     }
 
     /// Reads a lease.
     pub(super) fn lease(&self, key: LeaseKey) -> Result<Option<Lease>, StoreError> {
-        self.leases
-            .get(keys::lease(key))
-            .map_err(failed("reading a lease"))?
+        let stored = keys::lease(key);
+        let found = self.leases.get(&stored);
+        self.of_leases(&stored, found, "lease", &key)?
             .map(|value| codec::lease(&value).map_err(corrupt("lease", key)))
             .transpose()
     }
 
+    /// What was read of the table of leases. What lies in a damaged block is not guessed: a checkpoint that is
+    /// too low or too high does harm.
+    fn of_leases(
+        &self,
+        key: &[u8],
+        found: fjall::Result<Option<UserValue>>,
+        what: &'static str,
+        of: &dyn Display,
+    ) -> Result<Option<UserValue>, StoreError> {
+        let error = match found {
+            Ok(value) => return Ok(value),
+            Err(error) => error,
+        };
+        let Some(cause) = damage::cause(&error) else {
+            return Err(failed("reading a lease or the layout")(error));
+        };
+        self.damages.note("leases", &self.leases, key..=key, &cause);
+        Err(StoreError::Corrupt {
+            what,
+            key: of.to_string(),
+            cause,
+        })
+    }
+
     /// Reads the layout.
     pub(super) fn layout(&self) -> Result<Option<Layout>, StoreError> {
-        self.leases
-            .get(keys::LAYOUT)
-            .map_err(failed("reading the layout"))?
+        let found = self.leases.get(keys::LAYOUT);
+        self.of_leases(&keys::LAYOUT, found, "layout", &"the schedulers")?
             .map(|value| codec::layout(&value).map_err(corrupt("layout", "the schedulers")))
             .transpose()
     }
 
-    /// Reads a shard's sweep cursor.
+    /// Reads a shard's sweep cursor. One that lies in a damaged block counts as being at the first entry of
+    /// the shard's deadline index: everything that is still there is looked at again.
     pub(super) fn cursor(&self, shard: PartitionId) -> Result<Option<DueBucket>, StoreError> {
-        self.cursors
-            .get(keys::partition(shard))
-            .map_err(failed("reading a sweep cursor"))?
-            .map(|value| {
-                codec::cursor(&value).map_err(corrupt("sweep cursor", format!("shard {shard}")))
-            })
-            .transpose()
+        let key = keys::partition(shard);
+        let error = match self.cursors.get(key) {
+            Ok(value) => {
+                return value
+                    .map(|value| {
+                        codec::cursor(&value)
+                            .map_err(corrupt("sweep cursor", format!("shard {shard}")))
+                    })
+                    .transpose();
+            }
+            Err(error) => error,
+        };
+        let Some(cause) = damage::cause(&error) else {
+            return Err(failed("reading a sweep cursor")(error));
+        };
+        self.damages
+            .note("cursors", &self.cursors, &key[..]..=&key[..], &cause);
+        let (nil, max) = (
+            OperationId(uuid::Uuid::nil()),
+            OperationId(uuid::Uuid::max()),
+        );
+        let first = keys::index(shard, Timestamp(i64::MIN), nil);
+        let last = keys::index(shard, Timestamp(i64::MAX), max);
+        let mut entries = self.walk(
+            &self.db.snapshot(),
+            &self.due,
+            &first[..]..=&last[..],
+            Order::Ascending,
+        );
+        let Some(key) = entries.next().transpose()? else {
+            return Ok(None);
+        };
+        let (due, _) = keys::read_index(&key).ok_or_else(|| bad_key("due", &key))?;
+        Ok(Some(DueBucket::of(due)))
     }
 
-    /// Reads all sweep cursors.
+    /// Reads all sweep cursors, but for those that are damaged.
     pub(super) fn cursors(&self) -> Result<Vec<(PartitionId, DueBucket)>, StoreError> {
-        self.cursors
-            .iter()
-            .map(|entry| {
-                let (key, value) = entry
-                    .into_inner()
-                    .map_err(failed("reading sweep cursors"))?;
-                let shard = keys::read_partition(&key).ok_or_else(|| bad_key("cursors", &key))?;
-                let cursor = codec::cursor(&value)
-                    .map_err(corrupt("sweep cursor", format!("shard {shard}")))?;
-                Ok((shard, cursor))
-            })
-            .collect()
+        let first = keys::partition(PartitionId(0));
+        let last = keys::partition(PartitionId(u32::MAX));
+        let snapshot = self.db.snapshot();
+        let mut cursors = Vec::new();
+        let all = &first[..]..=&last[..];
+        for key in self.walk(&snapshot, &self.cursors, all, Order::Ascending) {
+            let key = key?;
+            let shard = keys::read_partition(&key).ok_or_else(|| bad_key("cursors", &key))?;
+            if let Some(cursor) = self.cursor(shard)? {
+                cursors.push((shard, cursor));
+            }
+        }
+        Ok(cursors)
     }
 
     /// Reads one bucket of the deadline index.
@@ -276,18 +408,15 @@ impl Tables {
     ) -> Result<Vec<DueEntry>, StoreError> {
         let (first, last) = bucket.bounds();
         let end = keys::index(shard, last, OperationId(uuid::Uuid::max()));
-        let first = Bound::Included(keys::index(shard, first, OperationId(uuid::Uuid::nil())));
-        let start = match after.map(|entry| keys::index(shard, entry.due, entry.operation)) {
-            Some(after) if after >= end => return Ok(Vec::new()),
-            Some(after) => later(first, Bound::Excluded(after)),
-            None => first,
-        };
-        self.db
-            .snapshot()
-            .range(&self.due, (start, Bound::Included(end)))
+        let begin = keys::index(shard, first, OperationId(uuid::Uuid::nil()));
+        let after = after.map(|entry| keys::index(shard, entry.due, entry.operation));
+        let start = after.map_or(begin, |after| after.max(begin));
+        let span = &start[..]..=&end[..];
+        self.walk(&self.db.snapshot(), &self.due, span, Order::Ascending)
+            .filter(|key| !matches!((key, &after), (Ok(key), Some(after)) if **key == after[..]))
             .take(limit)
-            .map(|item| {
-                let key = item.key().map_err(failed("reading the deadline index"))?;
+            .map(|key| {
+                let key = key?;
                 let (due, operation) =
                     keys::read_index(&key).ok_or_else(|| bad_key("due", &key))?;
                 Ok(DueEntry { due, operation })
@@ -302,15 +431,16 @@ impl Tables {
         until: i64,
         limit: usize,
     ) -> Result<Vec<(i64, OperationId)>, StoreError> {
-        let nil = OperationId(uuid::Uuid::nil());
         if from >= until {
             return Ok(Vec::new());
         }
-        self.expiry
-            .range(keys::expiry(from, nil)..keys::expiry(until, nil))
+        let first = keys::expiry(from, OperationId(uuid::Uuid::nil()));
+        let last = keys::expiry(until - 1, OperationId(uuid::Uuid::max()));
+        let span = &first[..]..=&last[..];
+        self.walk(&self.db.snapshot(), &self.expiry, span, Order::Ascending)
             .take(limit)
-            .map(|item| {
-                let key = item.key().map_err(failed("reading the expiry index"))?;
+            .map(|key| {
+                let key = key?;
                 keys::read_expiry(&key).ok_or_else(|| bad_key("expiry", &key))
             })
             .collect()
@@ -324,23 +454,16 @@ impl Tables {
         until: Timestamp,
         limit: usize,
     ) -> Result<Vec<fjall::UserKey>, StoreError> {
-        let nil = OperationId(uuid::Uuid::nil());
         if from >= until {
             return Ok(Vec::new());
         }
-        self.due
-            .range(keys::index(shard, from, nil)..keys::index(shard, until, nil))
+        let first = keys::index(shard, from, OperationId(uuid::Uuid::nil()));
+        let until = Timestamp(until.0 - 1);
+        let last = keys::index(shard, until, OperationId(uuid::Uuid::max()));
+        let span = &first[..]..=&last[..];
+        self.walk(&self.db.snapshot(), &self.due, span, Order::Ascending)
             .take(limit)
-            .map(|item| item.key().map_err(failed("reading the deadline index")))
             .collect()
-    }
-}
-
-/// Of two lower bounds the one that admits less.
-fn later<K: Ord>(first: Bound<K>, after: Bound<K>) -> Bound<K> {
-    match (&first, &after) {
-        (Bound::Included(first_key), Bound::Excluded(after_key)) if after_key < first_key => first,
-        _ => after,
     }
 }
 
@@ -348,10 +471,10 @@ pub(super) fn failed(action: &'static str) -> impl Fn(fjall::Error) -> StoreErro
     move |error| StoreError::unavailable(action, error)
 }
 
-fn corrupt_row(what: &'static str, id: OperationId, cause: &Malformed) -> CorruptRow {
+fn corrupt_row(part: RowPart, id: OperationId, cause: &Malformed) -> CorruptRow {
     CorruptRow {
         id,
-        what,
+        what: part.in_words(),
         cause: cause.to_string(),
     }
 }

@@ -3,6 +3,7 @@
 //! It takes a call, and with it all others that wait by then, commits them as one group and answers
 //! each. It never lingers for more: what arrives during a sync forms the next group.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -12,6 +13,7 @@ use waybill_engine::{OperationId, PartitionId, Timestamp};
 use super::EmbeddedConfig;
 use super::backup::Hold;
 use super::group::{EncodedBatch, Group};
+use super::rebuild;
 use super::recent::RecentStamps;
 use super::tables::Tables;
 use crate::{DueBucket, Layout, Lease, StoreError, Written, keys};
@@ -59,6 +61,7 @@ pub(super) struct Writer {
     queue: mpsc::Receiver<Command>,
     recent: RecentStamps,
     group_rows_max: usize,
+    path: PathBuf,
 }
 
 /// An answer that waits for the commit.
@@ -80,6 +83,7 @@ impl Writer {
             queue,
             recent: RecentStamps::new(config.recent_stamps),
             group_rows_max: config.group_rows_max,
+            path: config.path.clone(),
         };
         thread::Builder::new()
             .name("store-writer".to_owned())
@@ -163,10 +167,25 @@ impl Writer {
             };
         }
         let outcome = group.commit().map_err(Arc::new);
+        if let Err(error) = &outcome {
+            self.failed(error);
+        }
         for pending in pending {
             pending.answer(&outcome);
         }
         between
+    }
+
+    /// Looks whether the key-value store has ended its work, as when a compaction met a damaged block.
+    fn failed(&self, error: &fjall::Error) {
+        if !matches!(error, fjall::Error::Poisoned) {
+            return;
+        }
+        if let Err(error) = rebuild::ask(&self.path) {
+            tracing::warn!(%error, "the next start cannot be told to look for damage");
+        }
+        let cause = "a damaged file or a failed sync has ended the work of the key-value store";
+        self.tables.damages.writes_are_refused(cause);
     }
 
     /// Removes rows past their retention. Not synced: what comes back after a crash is purged again.

@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use waybill_engine::{OperationId, PartitionId, ReaderId};
-use waybill_store::{LayoutGeneration, LeaseKey, Store};
+use waybill_engine::{OperationId, PartitionId, ReaderId, Timestamp};
+use waybill_store::{
+    AttentionCursor, AttentionEntry, AttentionOrder, DueBucket, DueEntry, EmbeddedConfig,
+    EmbeddedStore, LayoutGeneration, LeaseKey, Store, StoreError, WriteBatch,
+};
 
 use super::Embedded;
 use super::contract::{Subject, fresh_id, row, rows, write};
@@ -20,7 +23,7 @@ async fn a_value_that_cannot_be_read_is_corrupt_and_named() {
 
     for (table, value, what, cause) in [
         ("state", &[9_u8, 0, 0][..], "state", "format 9"),
-        ("state", &[3, 0, 0], "state", "ends early"),
+        ("state", &[8, 0, 0], "state", "ends early"),
         ("created", &[], "immutable part", "empty"),
     ] {
         // Each damage comes on top of an unharmed row.
@@ -201,4 +204,290 @@ fn stored(path: &Path, table: &str) -> BTreeMap<Vec<u8>, Vec<u8>> {
     entries
         .map(|(key, value)| (key.to_vec(), value.to_vec()))
         .collect()
+}
+
+/// Changes one byte of a data block of the largest file of a table, which is written out first.
+fn damage_a_block(path: &Path, table: &str) -> std::path::PathBuf {
+    use fjall::AbstractTree;
+
+    let file = {
+        let db = fjall::Database::builder(path).open().unwrap();
+        let keyspace = db
+            .keyspace(table, fjall::KeyspaceCreateOptions::default)
+            .unwrap();
+        keyspace.rotate_memtable_and_wait().unwrap();
+        let version = keyspace.tree.current_version();
+        let files = version.iter_tables().map(|table| table.path.to_path_buf());
+        files
+            .max_by_key(|file| file.metadata().unwrap().len())
+            .expect("the table was written out")
+    };
+    let mut bytes = std::fs::read(&file).unwrap();
+    // Data blocks come first, each behind a header of 33 bytes.
+    let at = match bytes.len() {
+        0..4_096 => 34,
+        len => len / 3,
+    };
+    bytes[at] ^= 0x10;
+    std::fs::write(&file, bytes).unwrap();
+    file
+}
+
+#[tokio::test]
+async fn a_damaged_block_makes_its_rows_unreadable_and_no_others() {
+    for table in ["state", "created"] {
+        let subject = Embedded::new();
+        let ids: Vec<_> = (0..2_000).map(|_| fresh_id()).collect();
+        let store = subject.store();
+        store
+            .write(rows(ids.iter().map(|&id| write(id, 1, true))))
+            .await
+            .unwrap();
+        assert!(store.damage().is_empty());
+        drop(store);
+        let file = damage_a_block(subject.dir.path(), table);
+
+        let store = subject.store();
+        let read = store.get_many(ids.clone()).await.unwrap();
+        let damaged: Vec<_> = read.iter().filter_map(|row| row.as_ref().err()).collect();
+        assert!((1..500).contains(&damaged.len()), "{}", damaged.len());
+        for (id, row) in ids.iter().zip(&read) {
+            assert!(
+                row.is_err() || *row == Ok(Some(self::row(*id, 1, 1))),
+                "{id}"
+            );
+        }
+        let report = store.damage();
+        let named = report.parts.len() as u64 + report.more;
+        assert_eq!(named, damaged.len() as u64);
+        let text = report.parts[0].to_string();
+        let id = damaged[0].id.to_string();
+        for part in [table, &id, "checksum", &file.display().to_string()] {
+            assert!(text.contains(part), "{part:?} is not in {text:?}");
+        }
+
+        // The export goes on behind it, too.
+        let listed = store.rows().filter_map(|row| row.unwrap().ok()).count();
+        assert_eq!(listed, ids.len() - damaged.len(), "{table}");
+
+        // New rows and old ones can be written, those of the block as well.
+        let again = [damaged[0].id, ids[0], fresh_id()];
+        let written = store
+            .write(rows(again.map(|id| write(id, 2, true))))
+            .await
+            .unwrap();
+        assert!(written.replaced.iter().any(|row| row.id == damaged[0].id));
+        for row in store.get_many(again.to_vec()).await.unwrap() {
+            assert!(matches!(row, Ok(Some(_))), "{row:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn listings_go_on_behind_a_damaged_block_in_either_order() {
+    let subject = Embedded::new();
+    let shard = PartitionId(0);
+    let entry = |n: i64| AttentionEntry {
+        at: Timestamp(n * 100),
+        operation: fresh_id(),
+    };
+    let attention: Vec<_> = (0..3_000).map(entry).collect();
+    let due: Vec<_> = attention
+        .iter()
+        .map(|entry| DueEntry {
+            due: entry.at,
+            operation: entry.operation,
+        })
+        .collect();
+    let store = subject.store();
+    let batch = WriteBatch {
+        due: due.iter().map(|&entry| (shard, entry)).collect(),
+        attention: attention.iter().map(|&entry| (shard, entry)).collect(),
+        ..WriteBatch::default()
+    };
+    store.write(batch).await.unwrap();
+    store.advance_due_cursor(shard, DueBucket(7)).await.unwrap();
+    drop(store);
+    for table in ["attention", "due", "cursors"] {
+        damage_a_block(subject.dir.path(), table);
+    }
+
+    let store = subject.store();
+    for order in [AttentionOrder::OldestFirst, AttentionOrder::NewestFirst] {
+        let mut found = Vec::new();
+        let mut cursor = Some(AttentionCursor::new(
+            order,
+            Timestamp(0),
+            Timestamp(i64::MAX),
+        ));
+        while let Some(next) = cursor {
+            let page = store.attention_page(vec![shard], next, 100).await.unwrap();
+            found.extend(page.entries);
+            cursor = page.next;
+        }
+        if order == AttentionOrder::NewestFirst {
+            found.reverse();
+        }
+        assert!(found.is_sorted_by_key(|entry| entry.at), "{order:?}");
+        let (first, last) = (attention[0], attention[attention.len() - 1]);
+        assert_eq!(
+            (found[0], found[found.len() - 1]),
+            (first, last),
+            "{order:?}"
+        );
+        let passed = attention.len() - found.len();
+        assert!((1..1_500).contains(&passed), "{order:?}: {passed}");
+    }
+    let bucket = DueBucket::of(Timestamp(0));
+    let found = store.due(shard, bucket, None, usize::MAX).await.unwrap();
+    assert_eq!((found[0], found.last()), (due[0], due.last()));
+    assert!(found.len() < due.len());
+    // Everything that is left in the index is looked at again.
+    assert_eq!(store.due_cursor(shard).await.unwrap(), Some(bucket));
+    let moved = DueBucket(8);
+    store.advance_due_cursor(shard, moved).await.unwrap();
+    assert_eq!(store.due_cursor(shard).await.unwrap(), Some(moved));
+
+    let report = store.damage();
+    for wanted in ["attention", "due", "cursors"] {
+        assert!(
+            report.parts.iter().any(|part| part.table == wanted),
+            "{wanted}"
+        );
+    }
+    assert!(
+        report
+            .parts
+            .iter()
+            .any(|part| part.entries.contains("shard 0"))
+    );
+}
+
+/// A store's only journal, without the room that it was made with.
+fn journal_of(subject: &Embedded) -> std::path::PathBuf {
+    // Cuts that room off.
+    drop(subject.store());
+    let files = std::fs::read_dir(subject.dir.path()).unwrap();
+    let mut journals = files
+        .map(|file| file.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "jnl"));
+    journals.next().unwrap()
+}
+
+/// Whatever byte changes: either the store is not opened and names the file, or every row is there. Only of the last
+/// batch it cannot be told whether it was ever written whole.
+#[tokio::test]
+async fn a_byte_that_changes_in_a_journal_loses_no_row_silently() {
+    let subject = Embedded::new();
+    let ids: Vec<_> = (0..6).map(|_| fresh_id()).collect();
+    let store = subject.store();
+    for &id in &ids {
+        store.write(rows([write(id, 1, true)])).await.unwrap();
+    }
+    drop(store);
+    let journal = journal_of(&subject);
+    let whole = std::fs::read(&journal).unwrap();
+    let last = whole
+        .windows(4)
+        .rposition(|bytes| bytes == b"FJL\x03")
+        .unwrap();
+    let before = whole[..last]
+        .windows(4)
+        .rposition(|bytes| bytes == b"FJL\x03")
+        .unwrap();
+    let mut refused = 0;
+    for at in (0..before + 4).step_by(7) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x55;
+        std::fs::write(&journal, bytes).unwrap();
+        match EmbeddedStore::open(EmbeddedConfig::new(subject.dir.path())) {
+            Ok(store) => {
+                let read = store.get_many(ids.clone()).await.unwrap();
+                assert!(
+                    read.iter().all(|row| matches!(row, Ok(Some(_)))),
+                    "byte {at}"
+                );
+            }
+            Err(error) => {
+                refused += 1;
+                let text = error.to_string();
+                for part in [journal.to_str().unwrap(), "offset", "truncate --size"] {
+                    assert!(
+                        text.contains(part),
+                        "byte {at}: {part:?} is not in {text:?}"
+                    );
+                }
+            }
+        }
+    }
+    assert!(refused > 0);
+
+    // A torn end is cut, and what was acknowledged before it is there.
+    std::fs::write(&journal, &whole[..whole.len() - 3]).unwrap();
+    let read = subject.store().get_many(ids.clone()).await.unwrap();
+    let there = read.iter().filter(|row| matches!(row, Ok(Some(_)))).count();
+    assert_eq!(there, ids.len() - 1);
+}
+
+/// Its damaged rows stay unreadable, though older states of them could be read, and all others are as they were.
+#[tokio::test]
+async fn a_store_that_a_compaction_of_a_damaged_block_has_ended_is_made_anew_of_what_can_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = EmbeddedConfig::new(dir.path().join("store"));
+    config.memtable_bytes = 64 << 10;
+    let ids: Vec<_> = (0..400).map(|_| fresh_id()).collect();
+    let store = EmbeddedStore::open(config.clone()).unwrap();
+    let batch = rows(ids.iter().map(|&id| write(id, 1, true)));
+    store.write(batch).await.unwrap();
+    drop(store);
+    damage_a_block(&config.path, "state");
+    let store = EmbeddedStore::open(config.clone()).unwrap();
+    let read = store.get_many(ids.clone()).await.unwrap();
+    let damaged: Vec<_> = ids
+        .iter()
+        .zip(&read)
+        .filter(|(_, row)| row.is_err())
+        .collect();
+    let damaged: Vec<_> = damaged.into_iter().map(|(id, _)| *id).collect();
+    assert!(!damaged.is_empty());
+
+    // More and more rows of the same operations, until the files are compacted.
+    let healthy: Vec<_> = ids
+        .iter()
+        .copied()
+        .filter(|id| !damaged.contains(id))
+        .collect();
+    let mut stamp = 1;
+    let error = loop {
+        let next = rows(healthy.iter().map(|&id| write(id, stamp + 1, false)));
+        match store.write(next).await {
+            Ok(_) => stamp += 1,
+            Err(error) => break error,
+        }
+        assert!(stamp < 10_000, "no compaction has met the damage");
+    };
+    assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+    store.refuses_writes().await;
+    assert!(
+        store.damage().to_owned().parts[0]
+            .to_string()
+            .contains("every write is refused")
+    );
+    drop(store);
+
+    let store = EmbeddedStore::open(config.clone()).unwrap();
+    for (id, read) in ids.iter().zip(store.get_many(ids.clone()).await.unwrap()) {
+        match damaged.contains(id) {
+            true => {
+                let error = read.unwrap_err().to_string();
+                assert!(error.contains("made anew"), "{error}");
+            }
+            false => assert_eq!(read, Ok(Some(self::row(*id, stamp, 1)))),
+        }
+    }
+    let again = rows(ids.iter().map(|&id| write(id, stamp + 1, true)));
+    store.write(again).await.unwrap();
+    let kept = std::fs::read_dir(dir.path()).unwrap();
+    let mut kept = kept.map(|file| file.unwrap().file_name().into_string().unwrap());
+    assert!(kept.any(|name| name.starts_with("store.damaged-")));
 }

@@ -1,5 +1,6 @@
 //! Readiness and liveness, as named facts that roles report and the admin listener reads.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,6 +9,16 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     conditions: Arc<Mutex<Vec<Stated>>>,
+    warnings: Arc<Mutex<Vec<Warnings>>>,
+}
+
+/// Says what is wrong at the moment though traffic can go on.
+struct Warnings(Box<dyn Fn() -> Vec<String> + Send + Sync>);
+
+impl fmt::Debug for Warnings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Warnings").finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -37,6 +48,22 @@ impl Readiness {
             stated,
             among: self.clone(),
         }
+    }
+
+    /// Adds a source of warnings: what is wrong though the process can work. It is asked each time that
+    /// readiness is.
+    pub fn warn_of(&self, warnings: impl Fn() -> Vec<String> + Send + Sync + 'static) {
+        self.warnings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Warnings(Box::new(warnings)));
+    }
+
+    /// What is wrong though the process can work.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        warnings.iter().flat_map(|of| of.0()).collect()
     }
 
     /// The conditions that do not hold, in the order in which they were stated.

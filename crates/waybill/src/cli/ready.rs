@@ -14,6 +14,8 @@ use super::connection::until_reader_leaves;
 use super::shown::Output;
 use crate::config::{Config, duration_from_text};
 
+/// Begins a line about what is wrong though the process is ready.
+const WARNING: &str = "warning: ";
 /// How often it is asked anew.
 const ASK_EVERY: Duration = Duration::from_millis(200);
 /// How long one answer may take.
@@ -48,7 +50,7 @@ impl ReadyArgs {
         let found = runtime.block_on(async {
             loop {
                 match asked(&client, &url).await {
-                    Readiness::Ready => return Readiness::Ready,
+                    ready @ Readiness::Ready(_) => return ready,
                     other if Instant::now() + ASK_EVERY > until => return other,
                     _ => tokio::time::sleep(ASK_EVERY).await,
                 }
@@ -71,6 +73,8 @@ impl ReadyArgs {
 #[serde(rename_all = "camelCase")]
 struct ReadyView<'a> {
     ready: bool,
+    /// What is wrong though it is ready.
+    warnings: &'a [String],
     /// What it says that it waits for.
     waits_for: &'a [String],
     /// What is wrong; `null` where it is ready.
@@ -80,7 +84,11 @@ struct ReadyView<'a> {
 impl<'a> ReadyView<'a> {
     fn of(found: &'a Readiness, url: &str) -> Self {
         Self {
-            ready: matches!(found, Readiness::Ready),
+            ready: matches!(found, Readiness::Ready(_)),
+            warnings: match found {
+                Readiness::Ready(warnings) => warnings,
+                _ => &[],
+            },
             waits_for: match found {
                 Readiness::Waits(what) => what,
                 _ => &[],
@@ -92,7 +100,8 @@ impl<'a> ReadyView<'a> {
 
 /// How a process is.
 pub(super) enum Readiness {
-    Ready,
+    /// It is, and this is wrong all the same.
+    Ready(Vec<String>),
     /// What it waits for.
     Waits(Vec<String>),
     /// It takes connections and does not answer.
@@ -107,7 +116,7 @@ impl Readiness {
     /// Why a process that was asked at `url` is not known to be ready.
     fn fault(&self, url: &str) -> Option<String> {
         Some(match self {
-            Self::Ready => return None,
+            Self::Ready(_) => return None,
             Self::Waits(what) => format!("not ready: {}", what.join("; ")),
             Self::Silent => format!("{url} takes connections and does not answer"),
             Self::Away(why) => format!("nobody answers at {url}: {why}"),
@@ -130,11 +139,14 @@ pub(super) async fn asked(client: &Client, url: &str) -> Readiness {
             };
         }
     };
-    if answer.status().is_success() {
-        return Readiness::Ready;
-    }
+    let is_ready = answer.status().is_success();
     let body = answer.text().await.unwrap_or_default();
-    Readiness::Waits(body.lines().map(str::to_owned).collect())
+    let lines = body.lines().map(str::to_owned);
+    if is_ready {
+        let warnings = lines.filter_map(|line| line.strip_prefix(WARNING).map(str::to_owned));
+        return Readiness::Ready(warnings.collect());
+    }
+    Readiness::Waits(lines.collect())
 }
 
 /// A client that does not wait for long.

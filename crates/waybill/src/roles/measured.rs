@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use metrics::{Counter, Histogram};
+use metrics::{Counter, Gauge, Histogram};
 use waybill_engine::{OperationId, PartitionId};
 use waybill_store::{
-    AttentionCursor, AttentionPage, DueBucket, DueEntry, Layout, Lease, LeaseKey, RowRead, Store,
-    StoreError, WriteBatch, Written,
+    AttentionCursor, AttentionPage, DamageReport, DueBucket, DueEntry, Layout, Lease, LeaseKey,
+    RowRead, Store, StoreError, WriteBatch, Written,
 };
 use waybill_telemetry::{Declared, Metric};
 
@@ -23,9 +23,14 @@ const FAILURES: Metric<Counter, 1> = Metric::new(
     "Requests of the state store that failed, or of which it is unknown whether they did, by what it was asked for",
     ["statement"],
 );
+const DAMAGED: Metric<Gauge> = Metric::new(
+    "waybill_store_damaged_parts",
+    "Rows and stretches of index entries in the embedded store that were found to be damaged since it was opened",
+    [],
+);
 
 /// All of them.
-pub(crate) const METRICS: &[&dyn Declared] = &[&DURATION, &FAILURES];
+pub(crate) const METRICS: &[&dyn Declared] = &[&DURATION, &FAILURES, &DAMAGED];
 
 /// A store whose requests are measured.
 #[derive(Debug)]
@@ -42,6 +47,7 @@ pub(super) struct Measured {
     due_cursor: Statement,
     advance_due_cursor: Statement,
     attention: Statement,
+    damaged: Gauge,
 }
 
 #[derive(Debug)]
@@ -89,7 +95,21 @@ impl Measured {
             due_cursor: Statement::new("due-cursor"),
             advance_due_cursor: Statement::new("advance-due-cursor"),
             attention: Statement::new("attention"),
+            damaged: DAMAGED.of([]),
         }
+    }
+
+    /// Measures a read that may meet damage.
+    fn may_meet_damage<'a, T: 'a>(
+        &'a self,
+        answer: BoxFuture<'a, Result<T, StoreError>>,
+    ) -> BoxFuture<'a, Result<T, StoreError>> {
+        let measured = answer.inspect(|_| {
+            let report = self.store.damage();
+            self.damaged
+                .set(report.parts.len() as f64 + report.more as f64);
+        });
+        measured.boxed()
     }
 }
 
@@ -98,12 +118,16 @@ impl Store for Measured {
         self.store.is_exclusive()
     }
 
+    fn damage(&self) -> DamageReport {
+        self.store.damage()
+    }
+
     fn write(&self, batch: WriteBatch) -> BoxFuture<'_, Result<Written, StoreError>> {
         self.write.of(self.store.write(batch))
     }
 
     fn get_many(&self, ids: Vec<OperationId>) -> BoxFuture<'_, Result<Vec<RowRead>, StoreError>> {
-        self.read.of(self.store.get_many(ids))
+        self.may_meet_damage(self.read.of(self.store.get_many(ids)))
     }
 
     fn lease(&self, key: LeaseKey) -> BoxFuture<'_, Result<Option<Lease>, StoreError>> {
@@ -141,7 +165,8 @@ impl Store for Measured {
         after: Option<DueEntry>,
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<DueEntry>, StoreError>> {
-        self.due.of(self.store.due(shard, bucket, after, limit))
+        let entries = self.store.due(shard, bucket, after, limit);
+        self.may_meet_damage(self.due.of(entries))
     }
 
     fn due_cursor(
@@ -167,6 +192,6 @@ impl Store for Measured {
         limit: usize,
     ) -> BoxFuture<'_, Result<AttentionPage, StoreError>> {
         let page = self.store.attention_page(shards, cursor, limit);
-        self.attention.of(page)
+        self.may_meet_damage(self.attention.of(page))
     }
 }

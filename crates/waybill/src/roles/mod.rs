@@ -185,6 +185,11 @@ async fn world(
     let workflows = load_workflows(&config.workflows)?;
     let kafka = kafka_settings(config, broker);
     let store::Opened { store, embedded } = store::open(role, config, running).await?;
+    let looked_at = Arc::downgrade(&store);
+    admin.readiness.warn_of(move || {
+        let report = looked_at.upgrade().map(|store| store.damage());
+        store::said_of(&report.unwrap_or_default())
+    });
     let (spread, follower) = Spread::follow(store.clone(), config.partitions)
         .await
         .context("how operations are spread over partitions cannot be read")?;

@@ -5,7 +5,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use waybill_store::{CqlConfig, CqlStore, EmbeddedConfig, EmbeddedStore, Store, StoreError};
+use waybill_store::{
+    CqlConfig, CqlStore, DamageReport, EmbeddedConfig, EmbeddedStore, Store, StoreError,
+};
 
 use super::measured::Measured;
 use crate::chain::chain;
@@ -25,6 +27,18 @@ const ATTENTION_WALK: Duration = Duration::from_secs(60 * 60);
 /// Where the embedded store keeps its files.
 pub(crate) fn store_dir(data_dir: &Path) -> PathBuf {
     data_dir.join("store")
+}
+
+/// What readiness says of damage in the store.
+pub(super) fn said_of(damage: &DamageReport) -> Vec<String> {
+    let mut said: Vec<String> = damage.parts.iter().map(ToString::to_string).collect();
+    if damage.more > 0 {
+        said.push(format!(
+            "{} more parts of the store are damaged",
+            damage.more
+        ));
+    }
+    said
 }
 
 /// An open store.
@@ -111,8 +125,18 @@ async fn embedded(config: &Config, running: &Running) -> anyhow::Result<Arc<Embe
     let closing = store.clone();
     // Closed when nobody writes any more: in the broker's stage, after the scheduler's.
     running.spawn(Stage::Broker, "store", |stop| async move {
-        stop.cancelled().await;
-        Ok(closing.close().await?)
+        let refused = tokio::select! {
+            () = stop.cancelled() => None,
+            why = closing.refuses_writes() => Some(why),
+        };
+        closing.close().await?;
+        match refused {
+            None => Ok(()),
+            Some(why) => anyhow::bail!(
+                "the state store takes no more writes: {why}. Start again: the store is then made anew of what can \
+                 be read, and the damaged one is kept beside it"
+            ),
+        }
     });
     Ok(store)
 }

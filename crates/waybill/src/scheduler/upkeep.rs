@@ -53,15 +53,8 @@ impl Shell {
             let acquiring = async move {
                 let of = readers::generation_to_run(&*store, &layout, reader).await?;
                 first_owner.check(&*store, &layout, of, reader).await?;
-                let acquiring = ownership::acquire(
-                    store,
-                    &layout,
-                    of,
-                    reader,
-                    owner,
-                    terms,
-                    &first_owner,
-                );
+                let acquiring =
+                    ownership::acquire(store, &layout, of, reader, owner, terms, &first_owner);
                 let lease = acquiring.await?;
                 let ends = read_ends(&ends, lease.row.partition, &lease).await?;
                 Ok::<_, AcquireError>((lease, ends))

@@ -215,7 +215,7 @@ async fn a_process_says_whether_it_is_ready_and_writes_other_lines_when_it_is_to
     let ready = plain(&world, &["ready", "--output", "json"]);
     assert_eq!(
         json_lines(&ready),
-        [json!({ "ready": true, "waitsFor": [], "why": null })]
+        [json!({ "ready": true, "warnings": [], "waitsFor": [], "why": null })]
     );
 
     let detail = "DEBUG waybill";
@@ -243,7 +243,7 @@ async fn a_process_says_whether_it_is_ready_and_writes_other_lines_when_it_is_to
 }
 
 /// What is bad. The command says so with its exit code.
-fn bad(output: &Output) -> Vec<String> {
+pub(crate) fn bad(output: &Output) -> Vec<String> {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let findings = json_lines(output);
     let bad = findings
@@ -253,7 +253,7 @@ fn bad(output: &Output) -> Vec<String> {
         .collect()
 }
 
-fn json_lines(output: &Output) -> Vec<Value> {
+pub(crate) fn json_lines(output: &Output) -> Vec<Value> {
     let text = String::from_utf8_lossy(&output.stdout);
     let lines = text.lines().map(serde_json::from_str);
     lines
@@ -262,7 +262,7 @@ fn json_lines(output: &Output) -> Vec<Value> {
 }
 
 /// Runs a command that writes JSON to its end.
-fn run(world: &World, arguments: &[&str]) -> Output {
+pub(crate) fn run(world: &World, arguments: &[&str]) -> Output {
     plain(world, &[arguments, &["--output", "json"]].concat())
 }
 

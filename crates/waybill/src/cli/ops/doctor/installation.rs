@@ -43,6 +43,8 @@ const OPEN: &str = "2";
 /// What is said of agents, and of leases.
 const AGENTS: &str = "agents";
 const LEASES: &str = "leases";
+/// What is said of files that cannot be read.
+const DAMAGE: &str = "damage";
 
 pub(super) fn configuration(config: &Config) -> Finding {
     const WHAT: &str = "configuration";
@@ -361,7 +363,12 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
     let at = url("/readyz")?;
     let client = ready::client(&admin.access)?;
     let mut findings = match ready::asked(&client, &at).await {
-        Readiness::Ready => vec![Finding::ok(WHAT, format!("the one at {at} is ready"))],
+        Readiness::Ready(warnings) => {
+            let ready = Finding::ok(WHAT, format!("the one at {at} is ready"));
+            let warnings = warnings.into_iter();
+            let damaged = warnings.map(|warning| Finding::bad(DAMAGE, warning));
+            std::iter::once(ready).chain(damaged).collect()
+        }
         Readiness::Waits(what) => {
             let said = format!("the one at {at} is not ready: {}", what.join("; "));
             vec![Finding::bad(WHAT, said)]

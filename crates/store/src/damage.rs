@@ -1,0 +1,52 @@
+//! What of a store cannot be read, for readiness, `doctor` and the log.
+
+use std::fmt;
+
+/// A part of the store that could not be read when it was last looked at.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DamagedPart {
+    /// The table that it belongs to.
+    pub table: &'static str,
+    /// Which entries: `operation <id>`, or `the entries of shard 3 from <time> to <time>`.
+    pub entries: String,
+    /// The files that hold it, as far as that is known.
+    pub files: Vec<String>,
+    /// What the disk or the checksum said.
+    pub cause: String,
+}
+
+impl fmt::Display for DamagedPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            table,
+            entries,
+            files,
+            cause,
+        } = self;
+        write!(f, "{entries} in table {table} cannot be read: {cause}")?;
+        if !files.is_empty() {
+            write!(f, " (in {})", files.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// Everything in a store that was found to be damaged since the store was opened.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct DamageReport {
+    /// The parts, oldest first, up to [`DamageReport::PARTS_MAX`] of them.
+    pub parts: Vec<DamagedPart>,
+    /// How many more there are.
+    pub more: u64,
+}
+
+impl DamageReport {
+    /// How many parts are named. Of more, only the number is known.
+    pub const PARTS_MAX: usize = 100;
+
+    /// Whether nothing is known to be damaged.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.more == 0
+    }
+}

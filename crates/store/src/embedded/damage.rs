@@ -1,0 +1,534 @@
+//! Reading on beside damaged blocks.
+//!
+//! A block of a table on disk carries a checksum, and the key-value store refuses to read one that does
+//! not match. What must hold here:
+//!
+//! * A damaged block makes only its own entries unreadable. A read of one key fails for that key; a walk
+//!   goes on with the first key behind the block.
+//! * Whatever is passed over is noted, and told once in the log with the file that holds it.
+//!
+//! Keys say where a block ends only by trial, since the key-value store does not tell: [`Walk`] halves the
+//! key space until it knows. Entries of other files that lie between the same two keys are passed over as
+//! well.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fjall::{AbstractTree, Error, Keyspace, LsmError, Readable, Snapshot, UserKey};
+use tokio::sync::Notify;
+
+use super::tables::failed;
+use crate::{DamageReport, DamagedPart, StoreError, keys};
+
+/// `EIO`: what the operating system reports for a sector that it cannot read.
+const EIO: i32 = 5;
+
+/// What an error says of data that is damaged; `None` if it says something else, such as that there are too
+/// many open files.
+pub(super) fn cause(error: &Error) -> Option<String> {
+    let text = match error {
+        Error::Storage(LsmError::Io(error)) | Error::Io(error) => return io_cause(error),
+        Error::Storage(LsmError::ChecksumMismatch { got, expected }) => {
+            format!("a block has checksum {got}, and {expected} was written with it")
+        }
+        Error::Storage(LsmError::InvalidTag((what, tag))) | Error::InvalidTag((what, tag)) => {
+            format!("{tag} is no {what}")
+        }
+        Error::Storage(LsmError::InvalidHeader(what)) => {
+            format!("the header of a {what} is invalid")
+        }
+        Error::Storage(LsmError::InvalidTrailer) | Error::InvalidTrailer => {
+            "the trailer of a block is invalid".to_owned()
+        }
+        Error::Storage(LsmError::Decompress(_)) | Error::Decompress(_) => {
+            "a block cannot be decompressed".to_owned()
+        }
+        Error::Storage(LsmError::Utf8(error)) => error.to_string(),
+        _ => return None,
+    };
+    Some(text)
+}
+
+fn io_cause(error: &io::Error) -> Option<String> {
+    let is_damage = error.raw_os_error() == Some(EIO)
+        || matches!(
+            error.kind(),
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData | io::ErrorKind::NotFound
+        );
+    is_damage.then(|| error.to_string())
+}
+
+/// The damage that was met since the store was opened.
+#[derive(Debug, Default)]
+pub(super) struct Damages {
+    met: Mutex<Met>,
+    /// Tells that no more writes are taken.
+    refused: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Met {
+    /// By table and last key.
+    parts: BTreeMap<(&'static str, Vec<u8>), Part>,
+    more: u64,
+    /// Why no more writes are taken.
+    refused: Option<DamagedPart>,
+}
+
+#[derive(Debug)]
+struct Part {
+    number: usize,
+    first: Vec<u8>,
+    said: DamagedPart,
+}
+
+impl Damages {
+    /// Everything, in the order in which it was met.
+    pub(super) fn report(&self) -> DamageReport {
+        let met = self.met();
+        let mut parts: Vec<&Part> = met.parts.values().collect();
+        parts.sort_by_key(|part| part.number);
+        DamageReport {
+            parts: {
+                let damaged = parts.into_iter().map(|part| &part.said);
+                met.refused.iter().chain(damaged).cloned().collect()
+            },
+            more: met.more,
+        }
+    }
+
+    /// Notes that the key-value store takes no more writes.
+    pub(super) fn writes_are_refused(&self, cause: &str) {
+        let mut met = self.met();
+        if met.refused.is_some() {
+            return;
+        }
+        tracing::error!(
+            cause,
+            "the state store takes no more writes: the next start makes it anew of what can be read"
+        );
+        met.refused = Some(DamagedPart {
+            table: "all",
+            entries: "every write is refused, and what was written before".to_owned(),
+            files: Vec::new(),
+            cause: cause.to_owned(),
+        });
+        drop(met);
+        self.refused.notify_waiters();
+    }
+
+    /// Waits until no more writes are taken.
+    pub(super) async fn refused(&self) -> String {
+        loop {
+            let notified = self.refused.notified();
+            if let Some(refused) = &self.met().refused {
+                return refused.cause.clone();
+            }
+            notified.await;
+        }
+    }
+
+    /// Notes that the entries from `first` to `last` cannot be read.
+    pub(super) fn note(
+        &self,
+        table: &'static str,
+        keyspace: &Keyspace,
+        span: RangeInclusive<&[u8]>,
+        cause: &str,
+    ) {
+        let (first, last) = span.into_inner();
+        let key = (table, last.to_vec());
+        if self.met().parts.contains_key(&key) {
+            return;
+        }
+        let said = DamagedPart {
+            table,
+            entries: keys::in_words(table, first, last),
+            files: files(keyspace, first, last),
+            cause: cause.to_owned(),
+        };
+        let mut met = self.met();
+        if met.parts.len() == DamageReport::PARTS_MAX {
+            met.more += 1;
+            return;
+        }
+        tracing::error!(
+            table,
+            entries = said.entries,
+            files = ?said.files,
+            cause,
+            "entries of the state store are damaged and passed over"
+        );
+        let part = Part {
+            number: met.parts.len(),
+            first: first.to_vec(),
+            said,
+        };
+        met.parts.insert(key, part);
+    }
+
+    /// The last key of the damage that `key` is known to lie in.
+    fn known_end(&self, table: &'static str, key: &[u8]) -> Option<Vec<u8>> {
+        let met = self.met();
+        let mut behind = met.parts.range((table, key.to_vec())..);
+        let ((of, last), part) = behind.next()?;
+        (*of == table && part.first.as_slice() <= key).then(|| last.clone())
+    }
+
+    fn met(&self) -> MutexGuard<'_, Met> {
+        self.met.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The files of a table whose entries between two keys cannot be read. If each of them can be read now, the
+/// damage lies beside the entries: those that may hold any.
+fn files(keyspace: &Keyspace, first: &[u8], last: &[u8]) -> Vec<String> {
+    let version = keyspace.tree.current_version();
+    let holding = version.iter_tables().filter(|table| {
+        let range = &table.metadata.key_range;
+        **range.min() <= *last && **range.max() >= *first
+    });
+    let (mut damaged, mut others) = (Vec::new(), Vec::new());
+    for table in holding {
+        let mut items = table.range(UserKey::from(first)..=UserKey::from(last));
+        let path = table.path.display().to_string();
+        match items.any(|item| item.is_err()) {
+            true => damaged.push(path),
+            false => others.push(path),
+        }
+    }
+    if damaged.is_empty() { others } else { damaged }
+}
+
+/// In which order keys are walked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    Ascending,
+    Descending,
+}
+
+/// The keys of a table between two keys, in order, without those that cannot be read. All keys of the table
+/// are as long as the two.
+pub(super) struct Walk {
+    damages: Arc<Damages>,
+    snapshot: Snapshot,
+    table: &'static str,
+    keyspace: Keyspace,
+    order: Order,
+    /// What was left when `items` was made: both ends included.
+    first: Vec<u8>,
+    last: Vec<u8>,
+    items: fjall::Iter,
+    /// The last key that `items` gave.
+    given: Option<UserKey>,
+    /// What comes before `items`.
+    before: VecDeque<UserKey>,
+    is_over: bool,
+}
+
+impl Walk {
+    pub(super) fn new(
+        damages: &Arc<Damages>,
+        snapshot: &Snapshot,
+        (table, keyspace): (&'static str, &Keyspace),
+        span: RangeInclusive<&[u8]>,
+        order: Order,
+    ) -> Self {
+        let (first, last) = span.into_inner();
+        let is_over = first > last;
+        Self {
+            damages: Arc::clone(damages),
+            snapshot: snapshot.clone(),
+            table,
+            keyspace: keyspace.clone(),
+            order,
+            first: first.to_vec(),
+            last: last.to_vec(),
+            // A range that ends before it begins is none.
+            items: match is_over {
+                true => snapshot.range(keyspace, last..=last),
+                false => snapshot.range(keyspace, first..=last),
+            },
+            given: None,
+            before: VecDeque::new(),
+            is_over,
+        }
+    }
+
+    /// Leaves out what is damaged next, and goes on behind it. Returns whether anything is left.
+    fn pass_over(&mut self, cause: &str) -> Result<bool, StoreError> {
+        if let Some(given) = self.given.take() {
+            let (end, next) = match self.order {
+                Order::Ascending => (&mut self.first, successor(&given)),
+                Order::Descending => (&mut self.last, predecessor(&given)),
+            };
+            match next {
+                Some(next) => *end = next,
+                None => return Ok(false),
+            }
+        }
+        if self.first > self.last {
+            return Ok(false);
+        }
+        let goes_on = match self.order {
+            Order::Ascending => self.pass_over_upwards(cause)?,
+            Order::Descending => self.pass_over_downwards(cause)?,
+        };
+        if goes_on && self.first <= self.last {
+            let range = self.first.as_slice()..=self.last.as_slice();
+            self.items = self.snapshot.range(&self.keyspace, range);
+            return Ok(true);
+        }
+        // Nothing is left but what was read before the damage.
+        self.items = self
+            .snapshot
+            .range(&self.keyspace, [].as_slice()..=[].as_slice());
+        Ok(!self.before.is_empty())
+    }
+
+    /// Returns whether there is anything above the damage.
+    fn pass_over_upwards(&mut self, cause: &str) -> Result<bool, StoreError> {
+        let end = match self.damages.known_end(self.table, &self.first) {
+            Some(end) => end.min(self.last.clone()),
+            None => self.damaged_up_to()?,
+        };
+        let readable = last_that(self.first.len(), |key| {
+            if key < self.first.as_slice() || key > end.as_slice() {
+                return Ok(key < self.first.as_slice());
+            }
+            Ok(self.keys(&self.first, key)?.is_some())
+        })?;
+        let mut begin = self.first.clone();
+        if let Some(readable) = readable.filter(|key| *key >= self.first) {
+            let keys = self.keys(&self.first, &readable)?;
+            self.before.extend(keys.into_iter().flatten());
+            begin = successor(&readable).unwrap_or(readable);
+        }
+        if let Some(key) = self.alone(&begin)? {
+            begin = successor(&key).unwrap_or_else(|| key.to_vec());
+            self.before.push_back(key);
+        }
+        self.note(&begin, &end, cause);
+        let next = successor(&end);
+        let is_any = next.is_some();
+        self.first = next.unwrap_or(end);
+        Ok(is_any)
+    }
+
+    /// Returns whether there is anything below the damage.
+    fn pass_over_downwards(&mut self, cause: &str) -> Result<bool, StoreError> {
+        let next = self.damaged_down_to()?;
+        let mut begin = match &next {
+            Some(next) => successor(next).unwrap_or_else(|| next.clone()),
+            None => self.first.clone(),
+        };
+        let lowest = self.alone(&begin)?;
+        if let Some(key) = &lowest {
+            begin = successor(key).unwrap_or_else(|| key.to_vec());
+        }
+        let damaged = last_that(self.last.len(), |key| {
+            if key <= begin.as_slice() || key > self.last.as_slice() {
+                return Ok(key <= begin.as_slice());
+            }
+            Ok(self.keys(key, &self.last)?.is_none())
+        })?;
+        let end = damaged.unwrap_or_else(|| begin.clone());
+        if let Some(readable) = successor(&end).filter(|key| *key <= self.last) {
+            let keys = self.keys(&readable, &self.last)?;
+            self.before.extend(keys.into_iter().flatten().rev());
+        }
+        self.before.extend(lowest);
+        self.note(&begin, &end, cause);
+        let is_any = next.is_some();
+        self.last = next.unwrap_or(begin);
+        Ok(is_any)
+    }
+
+    /// A key that can be read by itself, though no span that ends with it can: the last one before a damaged block.
+    fn alone(&self, key: &[u8]) -> Result<Option<UserKey>, StoreError> {
+        match self.snapshot.get(&self.keyspace, key) {
+            Ok(value) => Ok(value.map(|_| UserKey::from(key))),
+            Err(error) if cause(&error).is_some() => Ok(None),
+            Err(error) => Err(failed("walking over a table")(error)),
+        }
+    }
+
+    /// The keys of a span; `None` if any of it is damaged. (What is read ahead of a key that is given can be
+    /// damaged, and then that key is not given either.)
+    fn keys(&self, first: &[u8], last: &[u8]) -> Result<Option<Vec<UserKey>>, StoreError> {
+        let mut keys = Vec::new();
+        for item in self.snapshot.range(&self.keyspace, first..=last) {
+            match item.key() {
+                Ok(key) => keys.push(key),
+                Err(error) if cause(&error).is_some() => return Ok(None),
+                Err(error) => return Err(failed("walking over a table")(error)),
+            }
+        }
+        Ok(Some(keys))
+    }
+
+    fn note(&self, first: &[u8], last: &[u8], cause: &str) {
+        self.damages
+            .note(self.table, &self.keyspace, first..=last, cause);
+    }
+
+    /// The last key from which on no entry can be found upwards.
+    fn damaged_up_to(&self) -> Result<Vec<u8>, StoreError> {
+        let end = last_that(self.first.len(), |key| {
+            if key <= self.first.as_slice() {
+                return Ok(true);
+            }
+            if key > self.last.as_slice() {
+                return Ok(false);
+            }
+            let range = key..=self.last.as_slice();
+            is_damaged(self.snapshot.range(&self.keyspace, range).next())
+        })?;
+        Ok(end.unwrap_or_else(|| self.first.clone()))
+    }
+
+    /// The last key from which on an entry can be found downwards again; `None` if there is none.
+    fn damaged_down_to(&self) -> Result<Option<Vec<u8>>, StoreError> {
+        let next = last_that(self.last.len(), |key| {
+            if key < self.first.as_slice() {
+                return Ok(true);
+            }
+            if key >= self.last.as_slice() {
+                return Ok(false);
+            }
+            let range = self.first.as_slice()..=key;
+            let found = self.snapshot.range(&self.keyspace, range).next_back();
+            Ok(!is_damaged(found)?)
+        })?;
+        Ok(next.filter(|next| *next >= self.first))
+    }
+}
+
+impl Iterator for Walk {
+    type Item = Result<UserKey, StoreError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.is_over {
+            if let Some(key) = self.before.pop_front() {
+                return Some(Ok(key));
+            }
+            let item = match self.order {
+                Order::Ascending => self.items.next(),
+                Order::Descending => self.items.next_back(),
+            };
+            let error = match item.map(fjall::Guard::key) {
+                None => break,
+                Some(Ok(key)) => {
+                    self.given = Some(key.clone());
+                    return Some(Ok(key));
+                }
+                Some(Err(error)) => error,
+            };
+            let Some(cause) = cause(&error) else {
+                self.is_over = true;
+                return Some(Err(failed("walking over a table")(error)));
+            };
+            match self.pass_over(&cause) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    self.is_over = true;
+                    return Some(Err(error));
+                }
+            }
+        }
+        self.is_over = true;
+        None
+    }
+}
+
+/// Whether what a range gave is damage.
+fn is_damaged(item: Option<fjall::Guard>) -> Result<bool, StoreError> {
+    match item.map(fjall::Guard::key) {
+        None | Some(Ok(_)) => Ok(false),
+        Some(Err(error)) if cause(&error).is_some() => Ok(true),
+        Some(Err(error)) => Err(failed("walking over a table")(error)),
+    }
+}
+
+/// The largest key of `len` bytes for which `holds`; `None` if it holds for none. Where it holds for a key, it
+/// must hold for every smaller one.
+fn last_that(
+    len: usize,
+    mut holds: impl FnMut(&[u8]) -> Result<bool, StoreError>,
+) -> Result<Option<Vec<u8>>, StoreError> {
+    let mut key = vec![0; len];
+    if !holds(&key)? {
+        return Ok(None);
+    }
+    for at in 0..len {
+        for bit in (0..8).rev() {
+            key[at] |= 1 << bit;
+            if !holds(&key)? {
+                key[at] &= !(1 << bit);
+            }
+        }
+    }
+    Ok(Some(key))
+}
+
+/// The next key of the same length; `None` after the last.
+fn successor(key: &[u8]) -> Option<Vec<u8>> {
+    let mut next = key.to_vec();
+    for byte in next.iter_mut().rev() {
+        *byte = byte.wrapping_add(1);
+        if *byte != 0 {
+            return Some(next);
+        }
+    }
+    None
+}
+
+/// The key before it of the same length; `None` before the first.
+fn predecessor(key: &[u8]) -> Option<Vec<u8>> {
+    let mut before = key.to_vec();
+    for byte in before.iter_mut().rev() {
+        *byte = byte.wrapping_sub(1);
+        if *byte != u8::MAX {
+            return Some(before);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_key_that_holds_is_found_wherever_it_lies() {
+        for end in [[0, 0], [0, 1], [0, 255], [1, 0], [127, 200], [255, 255]] {
+            let found = last_that(2, |key| Ok(key <= end.as_slice())).unwrap();
+            assert_eq!(found.as_deref(), Some(end.as_slice()));
+        }
+        assert_eq!(last_that(2, |_| Ok(false)).unwrap(), None);
+    }
+
+    #[test]
+    fn neighbours_of_a_key_carry_over_and_end_at_the_edges() {
+        assert_eq!(successor(&[1, 255]).as_deref(), Some(&[2, 0][..]));
+        assert_eq!(predecessor(&[2, 0]).as_deref(), Some(&[1, 255][..]));
+        assert_eq!(successor(&[255, 255]), None);
+        assert_eq!(predecessor(&[0, 0]), None);
+    }
+
+    #[test]
+    fn an_error_of_the_machine_is_no_damage() {
+        let damaged = [
+            Error::Io(io::Error::from_raw_os_error(EIO)),
+            Error::Io(io::ErrorKind::UnexpectedEof.into()),
+            Error::Storage(LsmError::InvalidTrailer),
+        ];
+        assert!(damaged.iter().all(|error| cause(error).is_some()));
+        // Too many open files.
+        let machine = [Error::Io(io::Error::from_raw_os_error(24)), Error::Poisoned];
+        assert!(machine.iter().all(|error| cause(error).is_none()));
+    }
+}
