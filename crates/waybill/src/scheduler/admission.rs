@@ -96,6 +96,8 @@ impl Faults {
             Ok(input @ Value::Object(_)) => {
                 if create.request_hash == NO_HASH {
                     create.request_hash = hash(&create, input.to_string().as_bytes());
+                } else if is_of_ingestion(&create) {
+                    self.hashed(create.request_hash, hash(&create, &create.input));
                 }
             }
             Ok(_) => self.add("input", "must be a JSON object"),
@@ -131,14 +133,29 @@ impl Faults {
             let deadline = delivery.deadline;
             create.deadline = deadline.map(|at| Timestamp(at.as_microsecond()));
         }
-        let hash = |input: &[u8]| match create.request_hash {
-            NO_HASH => hash(create, input),
-            given => given,
+        let given = create.request_hash;
+        let is_checked = is_of_ingestion(create);
+        let hash = |input: &[u8]| match given == NO_HASH || is_checked {
+            true => hash(create, input),
+            false => given,
         };
         let caller_id = create.caller_id.as_deref();
         let (request_hash, input) = named(delivery, create.operation, caller_id, hash);
+        if given != NO_HASH {
+            self.hashed(given, request_hash);
+        }
         create.request_hash = request_hash;
         create.input = input;
+    }
+
+    /// Ingestion hashes a request before it writes it. Another hash now means that a byte changed since.
+    fn hashed(&mut self, given: RequestHash, found: RequestHash) {
+        if given != found {
+            let detail = format!(
+                "is {given}, and what was read has {found}: the request was changed after it was accepted"
+            );
+            self.add("request_hash", detail);
+        }
     }
 
     fn amend(&mut self, amend: &AmendRequest) {
@@ -182,6 +199,12 @@ impl Faults {
             self.add("workflow", detail);
         }
     }
+}
+
+/// Whether ingestion wrote a request, so that its hash is known to be ingestion's. Others may put a hash of their
+/// own into what they write, and say that they chose the id.
+fn is_of_ingestion(create: &CreateRequest) -> bool {
+    create.id_origin == IdOrigin::Server && create.resubmission_of.is_none()
 }
 
 /// Whether a text is the id by which the caller knows the operation.

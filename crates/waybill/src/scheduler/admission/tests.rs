@@ -334,3 +334,54 @@ fn who_asks_for_an_amendment_has_no_control_characters_in_the_name() {
         assert_eq!(amend(asked_by), Err(refused), "{asked_by:?}");
     }
 }
+
+/// A byte that changes after a request was accepted is found, whatever it is part of.
+#[test]
+fn a_request_that_was_changed_after_ingestion_accepted_it_is_refused() {
+    let body = json!({
+        "workflow": "order", "tenant": "acme", "input": {"street": "Harbour Street"},
+        "deadline": "2030-05-08T22:00:00Z", "replyTo": "replies.acme",
+        "notify": ["mailto:anna@example.org"],
+    });
+    let order = accepted(&body, &Envelope::default());
+    let body = delivery_body().to_string();
+    let delivery = delivery(body.as_bytes(), &Envelope::default(), &rules(), NOW);
+    let delivery = delivery.unwrap().record;
+    assert_eq!(admitted(order.clone()), Ok(order.clone()));
+    assert_eq!(admitted(delivery.clone()), Ok(delivery.clone()));
+
+    let with = |create: &CreateRequest, change: &dyn Fn(&mut CreateRequest)| {
+        let mut changed = create.clone();
+        change(&mut changed);
+        changed
+    };
+    let replaced = |create: &mut CreateRequest, from: &str, to: &str| {
+        let input = String::from_utf8(create.input.clone()).unwrap();
+        assert!(input.contains(from), "{input}");
+        create.input = input.replace(from, to).into_bytes();
+    };
+    for changed in [
+        with(&order, &|create| replaced(create, "Harbour", "Barbour")),
+        with(&order, &|create| {
+            create.deadline = Some(Timestamp(NOW.0 + 1))
+        }),
+        with(&order, &|create| {
+            create.reply_to = Some("replies.acmf".into())
+        }),
+        with(&order, &|create| create.workflow = "ordes".into()),
+        with(&order, &|create| create.notify.clear()),
+        with(&delivery, &|create| replaced(create, "here", "hers")),
+    ] {
+        let faults = admitted(changed).unwrap_err();
+        assert!(faults[0].starts_with("request_hash: is "), "{faults:?}");
+    }
+}
+
+/// It may be anything by which its writer tells repeats from conflicts.
+#[test]
+fn a_strangers_own_hash_is_taken_as_it_is() {
+    let own = RequestHash([7; 16]);
+    let mut create = written(r#"{"a": 1}"#);
+    create.request_hash = own;
+    assert_eq!(admitted(create).unwrap().request_hash, own);
+}
