@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Action, AttemptSeen, ByLane, Command, CreateRequest, EngineConfig, Epoch, Event,
-    FailedOperation, IdOrigin, Lane, Message, Offset, OperationId, OperationRequest, Outcome,
-    OwnerId, Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb, RequestHash,
-    Room, ShardId, Stamp, StepDefinition, StepError, StepReply, StepRequest, Timestamp, Workflow,
-    WorkflowDefinition, Workflows,
+    Action, AttemptSeen, ByLane, Command, CompensationDefinition, CreateRequest, EngineConfig,
+    Epoch, Event, FailedOperation, IdOrigin, Lane, Message, Offset, OperationId, OperationRequest,
+    Outcome, OwnerId, Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb,
+    RequestHash, Room, ShardId, Stamp, StepDefinition, StepError, StepReply, StepRequest, Timestamp,
+    Workflow, WorkflowDefinition, Workflows,
 };
 
 const STEPS: [&str; 5] = ["account", "package", "transport", "drone", "delivery"];
@@ -189,7 +189,14 @@ fn compensate(failed: FailedOperation, now: Timestamp) -> Recovery {
 }
 
 fn engine() -> PartitionEngine {
-    let steps = STEPS.map(|name| StepDefinition::new(name, name));
+    // As those of the workflow of this name, whose services refuse what was undone.
+    let steps = STEPS.map(|name| StepDefinition {
+        compensation: Some(CompensationDefinition {
+            tombstones: true,
+            ..CompensationDefinition::default()
+        }),
+        ..StepDefinition::new(name, name)
+    });
     let definition = WorkflowDefinition::new("drone-delivery", 1, steps.into());
     let workflow = Workflow::try_from(definition).expect("the steps are well formed");
     let workflows = Workflows::new(vec![workflow]).expect("there is only one");

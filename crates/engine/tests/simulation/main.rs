@@ -6,7 +6,7 @@
 //! rest. `docs/simulator.md` says more.
 //!
 //! A failing seed prints its number and the history of the guilty operation. `WAYBILL_SEED=<n>` runs
-//! that seed alone, `WAYBILL_SEEDS=<n>` as many.
+//! that seed alone, `WAYBILL_SEEDS=<n>` as many, from `WAYBILL_FIRST_SEED=<n>` on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -48,7 +48,8 @@ fn whatever_fails_and_whenever_nothing_is_lost_done_twice_or_left_half_undone() 
         return report(seed);
     }
     let seeds = setting("WAYBILL_SEEDS").unwrap_or(SEEDS);
-    let (seen, failed) = run_all(seeds);
+    let first = setting("WAYBILL_FIRST_SEED").unwrap_or(0);
+    let (seen, failed) = run_all(first, seeds);
     if let Some(seed) = failed {
         report(seed);
         unreachable!("seed {seed} failed, and did not when it was replayed");
@@ -57,13 +58,13 @@ fn whatever_fails_and_whenever_nothing_is_lost_done_twice_or_left_half_undone() 
 }
 
 /// Runs seeds on all threads; gives back what they saw, and the lowest that failed.
-fn run_all(seeds: u64) -> (Seen, Option<u64>) {
-    let next = AtomicU64::new(0);
+fn run_all(first: u64, seeds: u64) -> (Seen, Option<u64>) {
+    let next = AtomicU64::new(first);
     let worker = || {
         let mut seen = Seen::default();
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds {
+            if seed >= first + seeds {
                 return (seen, None);
             }
             let outcome = run(seed, None, false);
