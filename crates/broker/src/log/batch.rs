@@ -153,7 +153,6 @@ impl BatchHeader {
             return false;
         };
         for number in 0..self.records {
-            // Most lengths have one byte or two, most offsets one.
             let Some(length) = varint(&mut left) else {
                 return false;
             };
@@ -270,15 +269,17 @@ pub(crate) fn filler(first: i64, last: i64) -> [u8; HEADER_BYTES] {
     batch
 }
 
-/// A zigzag variable-length number, at most 10 bytes.
+/// A zigzag variable-length number, at most 10 bytes. Most have one byte or two.
 fn varint(bytes: &mut &[u8]) -> Option<i64> {
-    if let Some((&byte, rest)) = bytes.split_first()
-        && byte & 0x80 == 0
-    {
-        *bytes = rest;
-        return Some(i64::from(byte >> 1) ^ -i64::from(byte & 1));
-    }
-    long_varint(bytes)
+    let (value, rest) = match **bytes {
+        [first @ ..0x80, ref rest @ ..] => (u16::from(first), rest),
+        [first, second @ ..0x80, ref rest @ ..] => {
+            (u16::from(first & 0x7f) | u16::from(second) << 7, rest)
+        }
+        _ => return long_varint(bytes),
+    };
+    *bytes = rest;
+    Some(i64::from(value >> 1) ^ -i64::from(value & 1))
 }
 
 fn long_varint(bytes: &mut &[u8]) -> Option<i64> {
@@ -423,6 +424,34 @@ pub(crate) mod tests {
         // The first record's length and offset.
         assert_eq!(with(&|bad| bad[61] += 2), Err(BatchError::Records));
         assert_eq!(with(&|bad| bad[64] = 2), Err(BatchError::Records));
+    }
+
+    #[test]
+    fn numbers_of_any_length_are_read_as_they_were_written() {
+        for value in [
+            0,
+            -1,
+            1,
+            63,
+            -64,
+            64,
+            -65,
+            8_191,
+            -8_192,
+            8_192,
+            i64::MAX,
+            i64::MIN,
+        ] {
+            let mut bytes = Vec::new();
+            put_varint(&mut bytes, value);
+            for cut in 0..bytes.len() {
+                assert_eq!(varint(&mut &bytes[..cut]), None, "{value} cut at {cut}");
+            }
+            bytes.push(7);
+            let mut left = &bytes[..];
+            assert_eq!(varint(&mut left), Some(value));
+            assert_eq!(left, [7]);
+        }
     }
 
     #[test]
