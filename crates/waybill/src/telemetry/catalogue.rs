@@ -16,7 +16,7 @@ pub(super) const BUILD_INFO: Metric<Gauge, 1> = Metric::new(
 );
 
 /// What a label's values are.
-const LABELS: [(&str, &str); 17] = [
+const LABELS: [(&str, &str); 19] = [
     ("agent", "the agent's name in workflows, such as `drone`"),
     (
         "client",
@@ -61,11 +61,16 @@ const LABELS: [(&str, &str); 17] = [
         "the class of the HTTP status: `2xx`, `4xx`, `5xx` and so on; of calls also `failed`",
     ),
     (
+        "task",
+        "the background task, such as `commit`, `load`, `renew` or `acquire`",
+    ),
+    (
         "verb",
         "what the supervisor asked for, such as `retry` or `compensate`",
     ),
     ("version", "the version of the program"),
     ("way", "how owners are told: `email` or `webhook`"),
+    ("what", "what had no answer: `commit` or `load`"),
 ];
 
 /// A part of the program, and its metrics.
