@@ -26,6 +26,7 @@ use crate::telemetry::Telemetry;
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PARTITIONS: u32 = 2;
+const LEASE: Duration = Duration::from_secs(2);
 
 /// What becomes of a call on an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -175,7 +176,7 @@ struct World {
 }
 
 impl World {
-    async fn new(is_exclusive: bool) -> Self {
+    async fn new(is_exclusive: bool, stuck_after: Duration) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(Faulty {
             inner: EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap(),
@@ -192,7 +193,6 @@ impl World {
             let partitions = i32::try_from(PARTITIONS).unwrap();
             cluster.create_topic(topic, partitions, 1).unwrap();
         }
-        let lease = Duration::from_secs(2);
         let settings = SchedulerSettings {
             in_flight_max: 10,
             in_flight_bytes_max: 1_000_000,
@@ -202,9 +202,9 @@ impl World {
             hand_off_after: PATIENCE,
             fresh_for: PATIENCE,
             checkpoint_records: 1_000,
-            lease,
-            lease_margin: lease / 10,
-            stuck_after: lease,
+            lease: LEASE,
+            lease_margin: LEASE / 10,
+            stuck_after,
             ..settings()
         };
         let parts = SchedulerParts {
@@ -322,7 +322,7 @@ fn operation(partition: u32, number: u128) -> OperationId {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_of_unknown_outcome_is_repeated_and_costs_no_partition_its_lease() {
-    let world = World::new(false).await;
+    let world = World::new(false, PATIENCE).await;
     let [first, other, fails] = [operation(1, 1), operation(1, 2), operation(0, 3)];
     let faults = [(first, vec![Fault::Held]), (fails, vec![Fault::Unknown; 3])];
     world.store.writes.lock().unwrap().extend(faults);
@@ -373,7 +373,12 @@ async fn a_write_or_a_read_that_panics_or_never_answers_is_given_up_and_its_part
 
 async fn is_taken_again(is_exclusive: bool, fault: Fault, is_read: bool) {
     let case = (is_exclusive, fault, is_read);
-    let world = World::new(is_exclusive).await;
+    // Only what never answers waits for the watchdog.
+    let stuck_after = match fault {
+        Fault::Silent => LEASE,
+        _ => 2 * PATIENCE,
+    };
+    let world = World::new(is_exclusive, stuck_after).await;
     let id = operation(0, 7);
     let faults = match is_read {
         true => &world.store.reads,
