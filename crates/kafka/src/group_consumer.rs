@@ -29,10 +29,11 @@ use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
 use waybill_engine::{Offset, PartitionId};
 
 use crate::client_log::ClientLog;
+use crate::damage::{self, DamagedLog};
 use crate::error::{ClientError, RequestError};
 use crate::native;
-use crate::partition_consumer::{fetch_settings, offsets_list};
-use crate::poll::{self, PollError, PollLimits, Polled};
+use crate::partition_consumer::{fetch_settings, offsets_list, verified};
+use crate::poll::{self, PollError, PollLimits, Polled, Severity, severity};
 use crate::record::{RecordRef, partition_id};
 use crate::settings::KafkaSettings;
 
@@ -48,6 +49,10 @@ const LEAVING_POLL: Duration = Duration::from_millis(10);
 /// name.
 const RENEWALS_MAX: usize = 3;
 const RENEWALS_WITHIN: Duration = Duration::from_secs(60);
+/// How long a partition with damaged records stands still before it is read again from there.
+const DAMAGED_AGAIN: Duration = Duration::from_secs(30);
+/// How long the brokers may take to answer when positions are asked for or changed.
+const SEEK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Settings of a [`GroupConsumer`].
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -125,6 +130,8 @@ pub struct GroupConsumer {
     client_id: String,
     /// What the handler was told that the member has.
     assigned: BTreeSet<TopicPartition>,
+    /// What of that is not read because it is damaged, and when it is tried again.
+    damaged: Option<(Vec<DamagedLog>, Instant)>,
     /// When it was fenced and became another client.
     renewals: Vec<Instant>,
     /// Whether the group has given it a share.
@@ -163,6 +170,7 @@ impl GroupConsumer {
             ("enable.auto.offset.store", "false".to_owned()),
             ("enable.partition.eof", "false".to_owned()),
             ("auto.offset.reset", "earliest".to_owned()),
+            verified(),
         ];
         if let Some(instance) = &options.instance_id {
             fixed.push(("group.instance.id", instance.clone()));
@@ -177,6 +185,7 @@ impl GroupConsumer {
             topics: Vec::new(),
             client_id: options.client_id.clone(),
             assigned: BTreeSet::new(),
+            damaged: None,
             renewals: Vec::new(),
             was_assigned: AtomicBool::new(false),
             held: AtomicBool::new(false),
@@ -200,6 +209,7 @@ impl GroupConsumer {
         handler: &mut dyn GroupHandler,
     ) -> Result<Polled, PollError> {
         let deadline = Instant::now() + timeout;
+        self.try_damaged_again();
         loop {
             let wait = deadline.saturating_duration_since(Instant::now());
             // Comes back early when the group rebalances, so that this happens without delay.
@@ -220,6 +230,10 @@ impl GroupConsumer {
             let polled = match polled {
                 Ok(polled) => polled,
                 // What was taken up to there is not counted: the limits are for one poll.
+                Err(source) if severity(&source) == Severity::Damaged => {
+                    self.leave_damaged(&source);
+                    return Ok(Polled::default());
+                }
                 Err(source) => {
                     self.renew(source, handler)?;
                     return Ok(Polled::default());
@@ -291,6 +305,109 @@ impl GroupConsumer {
             }
             drop(self.consumer.poll(left.min(LEAVING_POLL)));
         }
+    }
+
+    /// Finds out which partitions are damaged, and reads them no further for a while. All others are read again
+    /// from where their records ended: what was prefetched may have gaps.
+    fn leave_damaged(&mut self, error: &KafkaError) {
+        let found = self.positions().and_then(|at| {
+            let damaged = damage::find(&self.config, &at);
+            let is_damaged = |topic: &str, partition: PartitionId| {
+                let mut damaged = damaged.iter();
+                damaged.any(|log| log.topic == topic && log.partition == partition)
+            };
+            let (left, read): (Vec<_>, Vec<_>) = at
+                .iter()
+                .map(|(topic, partition, offset)| (topic.as_str(), *partition, *offset))
+                .partition(|(topic, partition, _)| is_damaged(topic, *partition));
+            self.consumer.pause(&offsets_list(&left)?)?;
+            if !read.is_empty() {
+                let read = offsets_list(&read)?;
+                self.consumer.seek_partitions(read, SEEK_TIMEOUT)?;
+            }
+            Ok(damaged)
+        });
+        let damaged = match found {
+            Ok(damaged) => damaged,
+            // It is met again.
+            Err(error) => return self.log_failure("leaving damaged records", Err(error)),
+        };
+        if damaged.is_empty() {
+            self.consumer
+                .context()
+                .log
+                .transient("reading damaged records again", error);
+        }
+        for log in &damaged {
+            tracing::error!(
+                client = self.client_id,
+                topic = log.topic,
+                partition = %log.partition,
+                offset = %log.offset,
+                cause = log.cause,
+                again_after_s = DAMAGED_AGAIN.as_secs(),
+                "records are damaged; the partition is not read on"
+            );
+        }
+        self.damaged =
+            Some((damaged, Instant::now() + DAMAGED_AGAIN)).filter(|(logs, _)| !logs.is_empty());
+    }
+
+    /// Reads damaged partitions again after a while: a replica may have become their leader that has them whole.
+    fn try_damaged_again(&mut self) {
+        if self.held.load(Ordering::Acquire)
+            || self
+                .damaged
+                .as_ref()
+                .is_none_or(|(_, at)| Instant::now() < *at)
+        {
+            return;
+        }
+        let Some((logs, _)) = self.damaged.take() else {
+            return;
+        };
+        let ours = logs.iter().filter(|log| {
+            self.assigned.contains(&TopicPartition {
+                topic: log.topic.clone(),
+                partition: log.partition,
+            })
+        });
+        let ours: Vec<_> = ours
+            .map(|log| (log.topic.as_str(), log.partition, log.offset))
+            .collect();
+        let again = offsets_list(&ours).and_then(|list| {
+            self.consumer.resume(&list)?;
+            match ours.is_empty() {
+                true => Ok(()),
+                false => self.consumer.seek_partitions(list, SEEK_TIMEOUT).map(drop),
+            }
+        });
+        self.log_failure("reading damaged records again", again);
+    }
+
+    /// Where each partition is to be read on: behind the last record that was handed over, or else where the
+    /// group has committed, or at its beginning.
+    fn positions(&self) -> KafkaResult<Vec<(String, PartitionId, Offset)>> {
+        let known = self.consumer.position()?;
+        let committed = self.consumer.committed(SEEK_TIMEOUT)?;
+        let mut at = Vec::new();
+        for element in known.elements() {
+            let (topic, partition) = (element.topic(), element.partition());
+            let committed = committed.find_partition(topic, partition);
+            let committed = committed.map(|element| element.offset());
+            let offset = match (element.offset(), committed) {
+                (rdkafka::Offset::Offset(offset), _) => offset,
+                (_, Some(rdkafka::Offset::Offset(offset))) => offset,
+                _ => {
+                    let held = self
+                        .consumer
+                        .fetch_watermarks(topic, partition, SEEK_TIMEOUT)?;
+                    held.0
+                }
+            };
+            at.push((topic.to_owned(), partition_id(partition), Offset(offset)));
+        }
+        Ok(at)
     }
 
     /// Becomes another client under the same name, if that is of use after this error: if it was fenced, and

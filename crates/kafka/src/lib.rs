@@ -14,6 +14,8 @@
 //! * **A producer never stays broken.** One that met a fatal error is made anew ([`Producer`]).
 //! * **The end of a partition is found though no record lies there**: a [`PartitionConsumer`] tells
 //!   how far it has read also where control records or a gap follow the last record.
+//! * **Damage is met, never passed over.** Every consumer verifies the checksum of each batch. A partition
+//!   with a batch that does not match is not read on, and is named with the offset.
 //! * **Memory is bounded**: consumers by `queue_kib_max`, the producer by `queue_records_max` and
 //!   `queue_kib_max`; a full producer queue hands the token back at once.
 //!
@@ -24,6 +26,7 @@
 
 mod admin;
 mod client_log;
+mod damage;
 mod delivery;
 mod error;
 mod group_consumer;
@@ -41,6 +44,7 @@ mod settlement;
 mod watermarks;
 
 pub use admin::{Admin, AdminError, PartitionState, TopicSettings, TopicSpec, TopicsRead};
+pub use damage::DamagedLog;
 pub use delivery::{Delivered, DeliveredShared, Delivery, ProduceError};
 pub use error::{ClientError, RequestError};
 pub use group_consumer::{GroupConsumer, GroupHandler, GroupOptions, TopicPartition};

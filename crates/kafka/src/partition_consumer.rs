@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdkafka::client::ClientContext;
-use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::topic_partition_list::{TopicPartitionList, TopicPartitionListElem};
@@ -15,6 +15,7 @@ use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
 use crate::client_log::ClientLog;
+use crate::damage;
 use crate::error::{ClientError, RequestError};
 use crate::native;
 use crate::poll::{self, OutOfRange, PollError, PollLimits, Polled, Severity};
@@ -24,6 +25,13 @@ use crate::watermarks::watermarks;
 
 /// How long a poll that met an invalid position may ask the broker which partition it is.
 const DIAGNOSIS_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long after damaged records errors about positions may be left over from them.
+const DAMAGE_ECHO: Duration = Duration::from_secs(10);
+
+/// Has a consumer verify the checksum of every batch. Nobody may turn it off.
+pub(crate) fn verified() -> (&'static str, String) {
+    ("check.crcs", "true".to_owned())
+}
 
 /// Settings of a [`PartitionConsumer`].
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -80,7 +88,6 @@ pub(crate) fn fetch_settings(
         ),
         ("fetch.min.bytes", "1".to_owned()),
         ("fetch.max.bytes", fetch_bytes.to_string()),
-        ("check.crcs", "false".to_owned()),
         ("allow.auto.create.topics", "false".to_owned()),
     ]
 }
@@ -91,10 +98,13 @@ pub(crate) fn fetch_settings(
 /// may use it, but records of one partition are in order only if one thread polls.
 pub struct PartitionConsumer {
     consumer: BaseConsumer<Context>,
+    config: ClientConfig,
     client_id: String,
     commits: bool,
     /// Where each assigned partition was started: its position before its first record.
     started_at: Mutex<HashMap<(String, i32), i64>>,
+    /// When damaged records were met last.
+    damage_met: Mutex<Option<Instant>>,
 }
 
 impl PartitionConsumer {
@@ -118,6 +128,7 @@ impl PartitionConsumer {
             ("enable.auto.offset.store", "false".to_owned()),
             ("enable.partition.eof", "true".to_owned()),
             ("auto.offset.reset", "error".to_owned()),
+            verified(),
         ];
         let config = settings.client_config(&options.client_id, &defaults, &fixed)?;
         let context = Context {
@@ -129,9 +140,11 @@ impl PartitionConsumer {
             .map_err(|error| ClientError::new(&options.client_id, error))?;
         Ok(Self {
             consumer,
+            config,
             client_id: options.client_id.clone(),
             commits: options.group_for_lag.is_some(),
             started_at: Mutex::default(),
+            damage_met: Mutex::default(),
         })
     }
 
@@ -223,13 +236,78 @@ impl PartitionConsumer {
         on_end: impl FnMut(i32),
     ) -> Result<Polled, PollError> {
         let polled = poll::take(&self.consumer, limits, timeout, on_record, on_end, || false);
-        polled.map_err(|error| match poll::severity(&error) {
-            Severity::OffsetReset => self.diagnose(&error),
-            Severity::Transient | Severity::Fatal => PollError::Fatal {
+        polled.or_else(|error| match poll::severity(&error) {
+            Severity::Damaged => self.leave_damaged(&error),
+            Severity::OffsetReset => self.diagnose(&error).map_or(Ok(Polled::default()), Err),
+            Severity::Transient | Severity::Fatal => Err(PollError::Fatal {
                 client_id: self.client_id.clone(),
                 source: error,
-            },
+            }),
         })
+    }
+
+    /// Finds out which partitions are damaged and reads them no further. All others are read again from where
+    /// their records ended: what was prefetched may have gaps.
+    fn leave_damaged(&self, error: &KafkaError) -> Result<Polled, PollError> {
+        *self
+            .damage_met
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        let positions = self.consumer.position().unwrap_or_default();
+        let positions = positions.elements();
+        let at = positions.iter().map(|element| {
+            let position = Offset(self.position_of(element));
+            let partition = partition_id(element.partition());
+            (element.topic().to_owned(), partition, position)
+        });
+        let at: Vec<_> = at.collect();
+        let not_at_end: Vec<_> = at
+            .iter()
+            .filter(|(topic, partition, position)| {
+                self.known_end(topic, *partition)
+                    .is_none_or(|end| *position < end)
+            })
+            .cloned()
+            .collect();
+        let damaged = damage::find(&self.config, &not_at_end);
+        let is_damaged = |topic: &str, partition| {
+            let mut damaged = damaged.iter();
+            damaged.any(|log| log.topic == topic && log.partition == partition)
+        };
+        let all = at
+            .iter()
+            .map(|(topic, partition, _)| (topic.as_str(), *partition));
+        let all: Vec<_> = all.collect();
+        let others: Vec<_> = at
+            .iter()
+            .filter(|(topic, partition, _)| !is_damaged(topic, *partition))
+            .map(|(topic, partition, position)| (topic.as_str(), *partition, *position))
+            .collect();
+        let again = self.remove(&all).and_then(|()| self.add(&others));
+        if let Err(again) = again {
+            return Err(PollError::PositionLost {
+                reason: again.to_string(),
+            });
+        }
+        if damaged.is_empty() {
+            tracing::warn!(
+                client = self.client_id,
+                %error,
+                "damaged records were fetched; reading them again"
+            );
+            return Ok(Polled::default());
+        }
+        for log in &damaged {
+            tracing::error!(
+                client = self.client_id,
+                topic = log.topic,
+                partition = %log.partition,
+                offset = %log.offset,
+                cause = log.cause,
+                "records are damaged; the partition is not read on"
+            );
+        }
+        Err(PollError::Damaged(damaged))
     }
 
     /// The first offset of a partition and the one that its next record will get, asked of the
@@ -328,8 +406,10 @@ impl PartitionConsumer {
     }
 
     /// Finds out which partitions' positions do not exist. librdkafka's error does not say of which one it
-    /// tells, and each is told of once: so all of them are looked for.
-    fn diagnose(&self, error: &KafkaError) -> PollError {
+    /// tells, and each is told of once: so all of them are looked for. `None` if every position is valid and damage
+    /// was met lately: librdkafka reads on at offsets that it takes from the damaged bytes, and complains about one
+    /// after the partition was left.
+    fn diagnose(&self, error: &KafkaError) -> Option<PollError> {
         let positions = self.consumer.position().unwrap_or_default();
         let mut out_of_range = Vec::new();
         let mut all_are_known = true;
@@ -354,7 +434,14 @@ impl PartitionConsumer {
             }
         }
         if all_are_known && !out_of_range.is_empty() {
-            return PollError::OffsetOutOfRange(out_of_range);
+            return Some(PollError::OffsetOutOfRange(out_of_range));
+        }
+        let damage_met = *self
+            .damage_met
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if all_are_known && damage_met.is_some_and(|at| at.elapsed() < DAMAGE_ECHO) {
+            return None;
         }
         let reason = self
             .consumer
@@ -363,9 +450,9 @@ impl PartitionConsumer {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        PollError::PositionLost {
+        Some(PollError::PositionLost {
             reason: reason.unwrap_or_else(|| error.to_string()),
-        }
+        })
     }
 
     fn started_at(&self) -> std::sync::MutexGuard<'_, HashMap<(String, i32), i64>> {

@@ -8,6 +8,7 @@ use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
+use crate::damage::DamagedLog;
 use crate::record::RecordRef;
 
 /// How much one poll may take. Whatever the limits, a poll takes one record if there is one.
@@ -38,6 +39,9 @@ pub enum PollError {
     /// ends, or the topic was made anew. None of these partitions is read any further.
     #[error("{}", said(.0))]
     OffsetOutOfRange(Vec<OutOfRange>),
+    /// Records are damaged. These partitions are no longer assigned; all others are read on.
+    #[error("{}", said(.0))]
+    Damaged(Vec<DamagedLog>),
     /// An assigned partition's position became invalid, and it could not be found out which.
     #[error("the position in one of the assigned partitions is no longer valid: {reason}")]
     PositionLost {
@@ -87,7 +91,7 @@ impl fmt::Display for OutOfRange {
     }
 }
 
-fn said(partitions: &[OutOfRange]) -> String {
+fn said(partitions: &[impl fmt::Display]) -> String {
     let said: Vec<String> = partitions.iter().map(ToString::to_string).collect();
     said.join("; ")
 }
@@ -99,6 +103,8 @@ pub(crate) enum Severity {
     Transient,
     /// The start offset does not exist.
     OffsetReset,
+    /// A batch cannot be read as it was written. Nothing that comes after this error is to be trusted.
+    Damaged,
     /// Polling on is of no use.
     Fatal,
 }
@@ -110,6 +116,12 @@ pub(crate) fn severity(error: &KafkaError) -> Severity {
             RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange => {
                 Severity::OffsetReset
             }
+            // A checksum or a format that does not match, as the client (the first three) and the broker
+            // say it.
+            RDKafkaErrorCode::BadMessage
+            | RDKafkaErrorCode::BadCompression
+            | RDKafkaErrorCode::NotImplemented
+            | RDKafkaErrorCode::InvalidMessage => Severity::Damaged,
             RDKafkaErrorCode::Fatal
             | RDKafkaErrorCode::Authentication
             | RDKafkaErrorCode::SaslAuthenticationFailed

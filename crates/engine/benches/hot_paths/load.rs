@@ -10,8 +10,8 @@ use waybill_engine::{
     Action, AttemptSeen, ByLane, Command, CompensationDefinition, CreateRequest, EngineConfig,
     Epoch, Event, FailedOperation, IdOrigin, Lane, Message, Offset, OperationId, OperationRequest,
     Outcome, OwnerId, Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb,
-    RequestHash, Room, ShardId, Stamp, StepDefinition, StepError, StepReply, StepRequest, Timestamp,
-    Workflow, WorkflowDefinition, Workflows,
+    RequestHash, Room, ShardId, Stamp, StepDefinition, StepError, StepReply, StepRequest,
+    Timestamp, Workflow, WorkflowDefinition, Workflows,
 };
 
 const STEPS: [&str; 5] = ["account", "package", "transport", "drone", "delivery"];

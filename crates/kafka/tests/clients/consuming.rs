@@ -22,6 +22,52 @@ on_both_brokers! {
     a_copy_of_the_checkpoint_is_committed_for_lag_tools
 }
 
+/// The batch in the middle of a partition is damaged. What comes before it is handed over, nothing behind it is, and
+/// the other partition is read on.
+#[test]
+fn a_damaged_batch_is_named_and_neither_handed_over_nor_passed_over() {
+    let world = World::embedded();
+    let topic = world.topic("t", 2);
+    let producer = world.producer();
+    for value in [&b"before"[..], b"the damaged one", b"behind"] {
+        send_batch(&producer, &topic, 0, &[value]);
+    }
+    send_batch(&producer, &topic, 1, &[b"healthy"]);
+    world.flip_a_bit_of(b"the damaged one");
+
+    let consumer = world.consumer(&topic, 0, 0);
+    let other = [(topic.as_str(), PartitionId(1), Offset(0))];
+    consumer.add(&other).unwrap();
+    let (mut records, mut damaged) = (Vec::new(), None);
+    let deadline = Instant::now() + PATIENCE;
+    while damaged.is_none() || records.len() < 2 {
+        assert!(Instant::now() < deadline, "{records:?} {damaged:?}");
+        let mut on_record = |record: waybill_kafka::RecordRef<'_>| records.push(record.to_raw());
+        match consumer.poll(ALL, Duration::from_millis(100), &mut on_record) {
+            Ok(_) => {}
+            Err(PollError::Damaged(logs)) => assert_eq!(damaged.replace(logs), None),
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    let mut read = values(&records);
+    read.sort_unstable();
+    assert_eq!(read, [&b"before"[..], b"healthy"]);
+    let [log] = &damaged.unwrap()[..] else {
+        panic!("one partition is damaged")
+    };
+    let named = (log.topic.as_str(), log.partition, log.offset);
+    assert_eq!(named, (topic.as_str(), PartitionId(0), Offset(1)));
+
+    send_batch(&producer, &topic, 1, &[b"later"]);
+    assert_eq!(values(&self::read(&consumer, 1)), [b"later"]);
+
+    world.flip_a_bit_of(b"the damaged one");
+    let again = [(topic.as_str(), PartitionId(0), Offset(1))];
+    consumer.add(&again).unwrap();
+    let rest = self::read(&consumer, 2);
+    assert_eq!(values(&rest), [&b"the damaged one"[..], b"behind"]);
+}
+
 fn a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there(world: &World) {
     let topic = world.topic("t", 1);
     send_batch(

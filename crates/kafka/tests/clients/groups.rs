@@ -128,6 +128,26 @@ impl Member {
     }
 }
 
+#[test]
+fn a_member_stops_at_a_damaged_batch_and_goes_on_with_its_other_partitions() {
+    let world = World::embedded();
+    let topic = world.topic("t", 2);
+    let producer = world.producer();
+    for value in [&b"before"[..], b"the damaged one", b"behind"] {
+        send_batch(&producer, &topic, 0, &[value]);
+    }
+    send_batch(&producer, &topic, 1, &[b"healthy"]);
+    world.flip_a_bit_of(b"the damaged one");
+
+    let mut member = Member::new(&world, &topic, |_| {});
+    poll_until([&mut member], |[member]| member.read_count() == 2);
+    member.poll_in_vain();
+    send_batch(&producer, &topic, 1, &[b"later"]);
+    poll_until([&mut member], |[member]| member.values(1).len() == 2);
+    assert_eq!(member.values(0), [b"before"]);
+    assert_eq!(member.values(1), [&b"healthy"[..], b"later"]);
+}
+
 #[track_caller]
 fn poll_until<const N: usize>(
     mut members: [&mut Member; N],

@@ -1,6 +1,7 @@
 //! A broker for one test.
 
 use std::env;
+use std::os::unix::fs::FileExt as _;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -30,7 +31,7 @@ pub(crate) struct World {
 struct Embedded {
     broker: Broker,
     line: Line,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl World {
@@ -50,11 +51,7 @@ impl World {
         let broker = runtime.block_on(Broker::start(config)).unwrap();
         line.lead_to(broker.address());
         let brokers = line.address.to_string();
-        let embedded = Embedded {
-            broker,
-            line,
-            _dir: dir,
-        };
+        let embedded = Embedded { broker, line, dir };
         Self::new(runtime, KafkaSettings::new(brokers), Some(embedded))
     }
 
@@ -137,6 +134,32 @@ impl World {
             .block_on(self.admin.delete_topic(topic))
             .unwrap();
         self.await_partitions(topic, None);
+    }
+
+    /// Changes a bit of a record of the embedded broker on disk, and back when it is called again.
+    pub(crate) fn flip_a_bit_of(&self, value: &[u8]) {
+        let mut folders = vec![self.embedded.as_ref().unwrap().dir.path().to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let mut bytes = std::fs::read(&path).unwrap();
+                // All of it but the byte that changes.
+                let at = bytes
+                    .windows(value.len())
+                    .position(|at| at[1..] == value[1..]);
+                if let Some(at) = at {
+                    bytes[at] ^= 1;
+                    let file = std::fs::File::options().write(true).open(&path).unwrap();
+                    file.write_all_at(&bytes[at..=at], at as u64).unwrap();
+                    return;
+                }
+            }
+        }
+        panic!("no file holds the record");
     }
 
     /// Deletes the records of partition 0 below an offset.

@@ -19,11 +19,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fjall::{AbstractTree as _, Keyspace, Readable, Snapshot};
+use waybill_clock::wall_clock;
 use waybill_engine::OperationId;
 
 use super::damage::{self, Damages, Order, Walk};
 use super::tables::{Tables, failed};
-use super::{EmbeddedConfig, EmbeddedRestore, wall_clock};
+use super::{EmbeddedConfig, EmbeddedRestore};
 use crate::{StoreError, codec, keys};
 
 /// The file that asks for a new store.

@@ -106,6 +106,13 @@ pub(super) enum Input {
         generation: Generation,
         end: Result<Offset, Panicked>,
     },
+    /// A topic of a reader stands still at damaged records, or is read again.
+    Blocked {
+        source: Source,
+        generation: Generation,
+        reader: ReaderId,
+        why: Option<String>,
+    },
     /// Which layout the store has.
     Layout(Result<Option<Layout>, TaskError>),
     /// A consumer's thread panicked: nothing is read any more.

@@ -75,6 +75,8 @@ pub(super) struct Owned {
     pub releasing_since: Option<Instant>,
     /// Whether the end of the inbox is being asked for, and no time-out may be applied before.
     pub inbox_end_awaited: bool,
+    /// Which of its topics stand still at damaged records, and what is said of them.
+    pub blocked: Vec<(Source, String)>,
 }
 
 impl Slot {
@@ -205,6 +207,7 @@ impl Owned {
             renewal_sent_at: owned_at,
             releasing_since: None,
             inbox_end_awaited: false,
+            blocked: Vec::new(),
         }
     }
 

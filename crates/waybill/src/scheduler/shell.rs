@@ -212,6 +212,17 @@ impl Shell {
             } => {
                 self.set_running(reader, running, answer);
             }
+            Input::Blocked {
+                source,
+                generation,
+                reader,
+                why,
+            } => {
+                if let Some(owned) = self.owned(reader, generation) {
+                    owned.blocked.retain(|(of, _)| *of != source);
+                    owned.blocked.extend(why.map(|why| (source, why)));
+                }
+            }
             Input::Layout(result) => self.layout_read(result),
             Input::Panicked(panicked) => self.failure = Some(panicked.into()),
             Input::Shutdown => {

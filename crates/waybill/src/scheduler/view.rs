@@ -157,8 +157,14 @@ impl Shown {
         }
         self.view.reason = match &slot.state {
             SlotState::Refused(reason) => Some(reason.clone()),
+            SlotState::Owned(owned) if !owned.blocked.is_empty() => {
+                let said = owned.blocked.iter().map(|(_, why)| why.as_str());
+                Some(said.collect::<Vec<_>>().join("; "))
+            }
             SlotState::Idle | SlotState::Acquiring | SlotState::Owned(_) => None,
         };
+        let is_blocked =
+            matches!(self.view.state, SchedulerState::Running) && self.view.reason.is_some();
         self.metrics.forget();
         if let SlotState::Owned(owned) = &mut slot.state {
             let reached = owned.engine.checkpoint();
@@ -196,10 +202,11 @@ impl Shown {
         self.view.expedited_held_by = expedited.held_by;
         self.view.waiting = ordinary.waiting + expedited.waiting;
         // A partition that a person stopped is as it should be.
-        self.ready.set(matches!(
+        let is_as_wanted = matches!(
             self.view.state,
             SchedulerState::Running | SchedulerState::Stopped | SchedulerState::Stopping
-        ));
+        );
+        self.ready.set(is_as_wanted && !is_blocked);
         self.ready.note(self.view.reason.as_deref());
         self.metrics.show(&self.view, &self.lanes, now);
     }

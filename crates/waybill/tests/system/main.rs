@@ -5,6 +5,7 @@
 #[path = "../support/clock.rs"]
 mod clock;
 mod clocks;
+mod damage;
 mod dashboards;
 mod deleted;
 mod doctor;

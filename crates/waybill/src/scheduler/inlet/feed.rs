@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use waybill_engine::{Event, Offset, PartitionId, ReaderId, Share, Source};
 use waybill_kafka::{PartitionConsumer, RecordRef, RequestError};
@@ -16,8 +17,10 @@ pub(super) struct Assigned {
     pub(super) readers: Vec<Reading>,
     /// One past the last record that came.
     pub(super) next: Offset,
-    /// The record that cannot be read yet. The partition waits at it, and no other does.
+    /// The record that cannot be read (yet). The partition waits at it, and no other does.
     pub(super) waits_at: Option<WaitsAt>,
+    /// Whether its readers were told that it stands still at damaged records.
+    pub(super) is_blocked: bool,
 }
 
 /// A reader of a partition.
@@ -84,11 +87,20 @@ impl Reading {
     }
 }
 
-/// Where a partition waits until the schema registry has told a schema.
+/// Where a partition waits.
 #[derive(Clone, Copy)]
 pub(super) struct WaitsAt {
     pub(super) offset: Offset,
-    pub(super) schema: SchemaId,
+    pub(super) until: Until,
+}
+
+/// What it waits for.
+#[derive(Clone, Copy)]
+pub(super) enum Until {
+    /// The schema registry has told a schema.
+    Known(SchemaId),
+    /// Damaged records are read again: another replica may lead by then.
+    ReadAgain(Instant),
 }
 
 /// One topic of a consumer.
@@ -156,6 +168,7 @@ impl Feed {
                 next: from,
                 readers: vec![reading],
                 waits_at: None,
+                is_blocked: false,
             };
             self.assigned.insert(partition, assigned);
         }

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use waybill_engine::{Event, KeyHash, Offset, PartitionId, ReaderId, Share, Source};
-use waybill_kafka::{PartitionConsumer, PollError, PollLimits, RecordRef};
+use waybill_kafka::{DamagedLog, PartitionConsumer, PollError, PollLimits, RecordRef};
 
 use crate::chain::chain;
 use crate::scheduler::credit::{Amount, Credit};
 use crate::scheduler::decode::Decoder;
-use crate::scheduler::inlet::feed::{Feed, Reading, Verified, WaitsAt};
+use crate::scheduler::inlet::feed::{Feed, Reading, Until, Verified, WaitsAt};
 use crate::scheduler::input::{Arrived, Generation, Input, Inputs, LostCause};
 
 /// How much one poll takes at most.
@@ -20,6 +20,9 @@ const POLL_MAX: Amount = Amount {
 };
 /// How long a thread waits for records, or for room, before it looks after orders again.
 const PATIENCE: Duration = Duration::from_millis(50);
+
+/// How long a partition stands still at damaged records before they are read again.
+const DAMAGED_AGAIN: Duration = Duration::from_secs(30);
 
 /// What the loop tells a consumer's thread.
 pub(super) enum Order {
@@ -170,7 +173,7 @@ impl Poller {
         let (mut taken, mut bytes) = (0, 0);
         let mut mismatches = Vec::new();
         let mut waiting = Vec::new();
-        let mut ends = Vec::new();
+        let (mut ends, mut read_again) = (Vec::new(), Vec::new());
         let waits_for_end = self.waits_for_end();
         let feeds = &mut self.feeds;
         let mut on_record = |record: RecordRef<'_>| {
@@ -185,6 +188,9 @@ impl Poller {
                 return;
             }
             let (source, offset) = (feed.source, record.offset());
+            if std::mem::take(&mut assigned.is_blocked) {
+                read_again.extend(blocked(source, &assigned.readers, None));
+            }
             assigned.next = offset.next();
             let mut key = None;
             for reading in &mut assigned.readers {
@@ -231,7 +237,8 @@ impl Poller {
                         reading.next = offset.next();
                     }
                     Err(schema) => {
-                        assigned.waits_at = Some(WaitsAt { offset, schema });
+                        let until = Until::Known(schema);
+                        assigned.waits_at = Some(WaitsAt { offset, until });
                         waiting.push((source, partition));
                         return;
                     }
@@ -251,6 +258,9 @@ impl Poller {
             records: taken,
             bytes,
         });
+        for input in read_again {
+            self.send(input);
+        }
         for (source, reader, cause) in mismatches {
             let mut feeds = self.feeds.iter_mut();
             let feed = feeds.find(|feed| feed.source == source);
@@ -282,6 +292,11 @@ impl Poller {
         }
         match polled {
             Ok(_) => {}
+            Err(PollError::Damaged(logs)) => {
+                for log in &logs {
+                    self.stop_at(log);
+                }
+            }
             Err(PollError::OffsetOutOfRange(partitions)) => {
                 for of in partitions {
                     let mut feeds = self.feeds.iter();
@@ -369,7 +384,9 @@ impl Poller {
         let Some(feed) = feeds.find(|feed| feed.source == source) else {
             return;
         };
-        if let Some(WaitsAt { offset, schema }) = feed.assigned[&partition].waits_at {
+        if let Some(WaitsAt { offset, until }) = feed.assigned[&partition].waits_at
+            && let Until::Known(schema) = until
+        {
             let topic = &*feed.topic;
             tracing::info!(topic, %partition, %offset, %schema, "waiting for a schema of the registry's");
         }
@@ -383,10 +400,14 @@ impl Poller {
         let mut unreadable = Vec::new();
         for feed in &mut self.feeds {
             for (partition, assigned) in &mut feed.assigned {
-                let Some(WaitsAt { offset, schema }) = assigned.waits_at else {
+                let Some(WaitsAt { offset, until }) = assigned.waits_at else {
                     continue;
                 };
-                if feed.decoder.waits_for(schema) {
+                let still = match until {
+                    Until::Known(schema) => feed.decoder.waits_for(schema),
+                    Until::ReadAgain(at) => Instant::now() < at,
+                };
+                if still {
                     continue;
                 }
                 assigned.waits_at = None;
@@ -398,6 +419,28 @@ impl Poller {
         }
         for (source, partition, cause) in unreadable {
             self.lost(source, partition, &cause);
+        }
+    }
+
+    /// Lets a partition stand still at damaged records: the client has stopped to read it. Its other topics are
+    /// read on, and nothing of this one is passed over.
+    fn stop_at(&mut self, log: &DamagedLog) {
+        let mut feeds = self.feeds.iter_mut();
+        let Some(feed) = feeds.find(|feed| *feed.topic == *log.topic) else {
+            return;
+        };
+        let source = feed.source;
+        let Some(assigned) = feed.assigned.get_mut(&log.partition) else {
+            return;
+        };
+        assigned.next = log.offset;
+        assigned.is_blocked = true;
+        assigned.waits_at = Some(WaitsAt {
+            offset: log.offset,
+            until: Until::ReadAgain(Instant::now() + DAMAGED_AGAIN),
+        });
+        for input in blocked(source, &assigned.readers, Some(log.to_string())) {
+            self.send(input);
         }
     }
 
@@ -430,4 +473,15 @@ impl Poller {
     fn send(&self, input: Input) {
         let _ = self.sender.send(input);
     }
+}
+
+/// Tells the readers of a partition why it stands still, or that it is read again.
+fn blocked(source: Source, readers: &[Reading], why: Option<String>) -> Vec<Input> {
+    let told = readers.iter().map(|reading| Input::Blocked {
+        source,
+        generation: reading.generation,
+        reader: reading.reader,
+        why: why.clone(),
+    });
+    told.collect()
 }

@@ -1,0 +1,185 @@
+//! Bytes that change on disk under a system at work: what they hold is named, and nothing else stands still.
+
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fjall::AbstractTree as _;
+use serde_json::{Value, json};
+
+use crate::doctor::{bad, json_lines, run};
+use crate::world::{World, delivery};
+use crate::{REQUESTS, restart};
+
+const DELIVERIES: usize = 60;
+
+/// One block of the rows is damaged while operations are under way. Those in it cannot be read; every other one goes
+/// on, and new ones do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_block_of_the_store_harms_its_operations_only_and_a_doctor_names_them() {
+    let mut world = World::new("partitions: 2\nscheduler: { handOffAfter: 10m }\n");
+    let up = world.up();
+    world.ready().await;
+    world.put_faults("drone", &json!({ "hangRate": 1 })).await;
+    let bodies = (0..DELIVERIES).map(|index| delivery(&format!("old-{index}"), false));
+    let old = world.deliver_each(bodies).await;
+    world.all_reach(&old, "Processing").await;
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    let file = damage_a_block(&world.path("data/store"));
+
+    let world = Arc::new(world);
+    let _up = restart(&world);
+    world.ready().await;
+    let (mut healthy, mut damaged) = (Vec::new(), Vec::new());
+    for id in old {
+        let url = world.url("http", &format!("/v1/operations/{id}"));
+        let answer = world.client.get(url).send().await.expect("the API answers");
+        match answer.status().as_u16() {
+            200 => healthy.push(id),
+            status => {
+                let body: Value = answer.json().await.expect("problems are JSON");
+                assert_eq!(body["type"], "/problems/row-unreadable", "{status}: {body}");
+                damaged.push(
+                    body["id"]
+                        .as_str()
+                        .expect("it names the operation")
+                        .to_owned(),
+                );
+            }
+        }
+    }
+    assert!(!damaged.is_empty() && !healthy.is_empty());
+    let bodies = (0..DELIVERIES).map(|index| delivery(&format!("new-{index}"), false));
+    let new = world.deliver_each(bodies).await;
+    world.all_reach(&healthy, "Processed").await;
+    world.all_reach(&new, "Processed").await;
+
+    let readiness = world.client.get(world.url("admin", "/readyz")).send().await;
+    let readiness = readiness
+        .expect("it answers")
+        .text()
+        .await
+        .expect("it is text");
+    let doctor = run(&world, &["doctor"]);
+    assert!(bad(&doctor).contains(&"damage".to_owned()), "{doctor:?}");
+    let findings = json_lines(&doctor);
+    let of_damage = findings
+        .iter()
+        .filter(|finding| finding["what"] == "damage");
+    let said: String = of_damage
+        .filter_map(|finding| finding["said"].as_str())
+        .collect();
+    for id in &damaged {
+        assert!(readiness.contains(id), "{id} is not in {readiness:?}");
+        assert!(said.contains(id), "{id} is not in {said:?}");
+    }
+    assert!(said.contains(&file.display().to_string()), "{said:?}");
+}
+
+/// Writes the rows out to a table on disk and changes a bit of one of its blocks.
+fn damage_a_block(store: &Path) -> PathBuf {
+    let file = {
+        let db = fjall::Database::builder(store).open().unwrap();
+        let rows = db
+            .keyspace("state", fjall::KeyspaceCreateOptions::default)
+            .unwrap();
+        rows.rotate_memtable_and_wait().unwrap();
+        let version = rows.tree.current_version();
+        let files = version.iter_tables().map(|table| table.path.to_path_buf());
+        files
+            .max_by_key(|file| file.metadata().unwrap().len())
+            .unwrap()
+    };
+    // Data blocks come first.
+    flip(&file, file.metadata().unwrap().len() / 3);
+    file
+}
+
+/// A request is damaged on disk after it was accepted. Its partition is read up to it and says where it stands; it is
+/// not carried out as something else, and once the bytes are right again everything goes on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_request_is_never_carried_out_and_its_partition_says_where_it_stands() {
+    let mut world = World::new("partitions: 1\n");
+    let _up = world.up();
+    world.ready().await;
+    let reader = world.url("admin", "/schedulers/0");
+    let set_running = async |running: bool| {
+        let put = world
+            .client
+            .put(&reader)
+            .json(&json!({ "running": running }));
+        put.send().await.expect("the admin port answers");
+    };
+    set_running(false).await;
+    let mut ids = Vec::new();
+    for name in ["before", "the-damaged-one", "behind"] {
+        let mut body = delivery(name, false);
+        body["expedited"] = json!(false);
+        ids.push(world.deliver(&body).await);
+    }
+    let (file, at) = find(&world.path("data"), REQUESTS, b"package-the-damaged-one");
+    flip(&file, at);
+    set_running(true).await;
+
+    world.all_reach(&ids[..1], "Processed").await;
+    let readyz = async || {
+        let answer = world.client.get(world.url("admin", "/readyz")).send().await;
+        let answer = answer.expect("it answers");
+        (
+            answer.status().as_u16(),
+            answer.text().await.expect("it is text"),
+        )
+    };
+    let topic = world.topic(REQUESTS);
+    let named = format!("{topic} partition 0 is damaged at offset 1");
+    world
+        .eventually("readiness names the damage", async || {
+            let (status, said) = readyz().await;
+            status == 503 && said.contains(&named)
+        })
+        .await;
+    let doctor = run(&world, &["doctor"]);
+    assert!(
+        String::from_utf8_lossy(&doctor.stdout).contains(&named),
+        "{doctor:?}"
+    );
+    for id in &ids[1..] {
+        assert_ne!(world.state(id).await.as_deref(), Some("Processed"), "{id}");
+    }
+
+    flip(&file, at);
+    world.all_reach(&ids, "Processed").await;
+    world.ready().await;
+}
+
+/// The file below a folder, with a name on its path, that holds some bytes, and where in it.
+fn find(folder: &Path, name: &str, bytes: &[u8]) -> (PathBuf, u64) {
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.to_string_lossy().contains(name) {
+                let held = std::fs::read(&path).unwrap();
+                if let Some(at) = held.windows(bytes.len()).position(|at| at == bytes) {
+                    return (path, at as u64);
+                }
+            }
+        }
+    }
+    panic!("no file of {name} holds it");
+}
+
+/// Changes a bit of a file, or changes it back.
+fn flip(path: &Path, at: u64) {
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    byte[0] ^= 1;
+    file.write_all_at(&byte, at).unwrap();
+}
