@@ -271,11 +271,9 @@ impl Tables {
         span: RangeInclusive<&[u8]>,
         order: Order,
     ) -> Walk {
-        let all = self.all().into_iter();
-        let table = all
-            .filter(|(_, of)| of.id() == keyspace.id())
-            .map(|(table, _)| table);
-        let table = table.last().unwrap_or_default();
+        let mut all = self.all().into_iter();
+        let table = all.find(|(_, of)| of.id() == keyspace.id());
+        let table = table.map_or("", |(table, _)| table);
         Walk::new(&self.damages, snapshot, (table, keyspace), span, order)
     }
 
