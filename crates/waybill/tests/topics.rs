@@ -433,3 +433,122 @@ fn the_names_of_all_topics_and_groups_begin_with_the_prefix() {
         .collect();
     assert!(others.is_empty(), "{others:?}");
 }
+
+/// A process whose wall clock the test sets: libfaketime stands between it and the system's.
+struct Clock(std::path::PathBuf);
+
+impl Clock {
+    /// So many seconds ahead.
+    fn set(&self, ahead: &str) {
+        // Never seen half written.
+        let fresh = self.0.with_extension("fresh");
+        std::fs::write(&fresh, ahead).unwrap();
+        std::fs::rename(&fresh, &self.0).unwrap();
+    }
+
+    fn of(command: &mut Command, file: std::path::PathBuf) -> Option<Self> {
+        let machines = std::fs::read_dir("/usr/lib").ok()?.filter_map(Result::ok);
+        let mut libraries =
+            machines.map(|machine| machine.path().join("faketime/libfaketimeMT.so.1"));
+        command.env("LD_PRELOAD", libraries.find(|library| library.exists())?);
+        command.env("FAKETIME_TIMESTAMP_FILE", &file);
+        command.env("FAKETIME_CACHE_DURATION", "1");
+        command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        command.env("DONT_FAKE_MONOTONIC", "1");
+        let clock = Self(file);
+        clock.set("+0");
+        Some(clock)
+    }
+}
+
+#[test]
+fn a_wall_clock_that_steps_forward_by_days_deletes_no_request_that_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut up = Command::new(env!("CARGO_BIN_EXE_waybill"));
+    up.args(["up", "--partitions", "1"]);
+    for flag in ["--http", "--admin", "--services", "--broker-listen"] {
+        up.args([flag, "127.0.0.1:0"]);
+    }
+    up.arg("--data-dir").arg(dir.path().join("data"));
+    let Some(clock) = Clock::of(&mut up, dir.path().join("clock")) else {
+        println!("SKIPPED: a clock that steps: libfaketime is not there (Debian: faketime)");
+        return;
+    };
+    let log = dir.path().join("log.txt");
+    let (_up, addresses) = Process::start(up, &["broker", "http", "admin", "services"], &log);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let client = reqwest::Client::new();
+    let deadline = std::time::Instant::now() + PATIENCE * 2;
+    let until = |what: &str, holds: &dyn Fn() -> bool| {
+        while !holds() {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "{what}: {}",
+                log_tail(&log)
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let send = |request: reqwest::RequestBuilder| -> (u16, Value) {
+        runtime.block_on(async {
+            let Ok(answer) = request.send().await else {
+                return (0, Value::Null);
+            };
+            let status = answer.status().as_u16();
+            (status, answer.json().await.unwrap_or_default())
+        })
+    };
+    let admin = |path: &str| format!("http://{}{path}", addresses["admin"]);
+    let http = |path: &str| format!("http://{}{path}", addresses["http"]);
+    let is_ready = || send(client.get(admin("/readyz"))).0 == 200;
+    until("it is ready", &is_ready);
+    let scheduler = |running: bool| {
+        let wanted = serde_json::json!({ "running": running });
+        send(client.put(admin("/schedulers/0")).json(&wanted)).0
+    };
+    // One is done, so that the partition has a checkpoint and its requests are known.
+    let accept = |id: &str| {
+        let delivery = serde_json::json!({
+            "deliveryId": id, "ownerId": "o", "pickupLocation": "12 Harbour Street",
+            "dropOffLocation": "7 Hill Road", "pickupTime": "2030-01-01T10:00:00Z",
+            "deadline": "2030-01-01T18:00:00Z", "expedited": false, "confirmationRequired": "None",
+            "packageInfo": { "packageId": id, "size": "Small", "weight": 1.5, "tag": "t" },
+        });
+        let request = client.post(http("/api/deliveryrequests"));
+        let (status, accepted) = send(request.json(&delivery));
+        assert_eq!(status, 202, "{accepted}");
+        accepted["id"].as_str().unwrap().to_owned()
+    };
+    let is_processed = |id: &str| {
+        let (_, operation) = send(client.get(http(&format!("/v1/operations/{id}"))));
+        operation["state"] == "Processed"
+    };
+    let first = accept("first");
+    until("the first ends", &|| is_processed(&first));
+    assert_eq!(scheduler(false), 200);
+    let waiting: Vec<String> = (0..20).map(|n| accept(&format!("waiting-{n}"))).collect();
+
+    clock.set("+345600");
+    // Retention has been applied once a record is gone that may be kept for a millisecond.
+    let mut probe = ClientConfig::new();
+    probe.set("bootstrap.servers", addresses["broker"].to_string());
+    let topics: AdminClient<DefaultClientContext> = probe.create().unwrap();
+    let topic = NewTopic::new("probe", 1, TopicReplication::Fixed(1)).set("retention.ms", "1");
+    block_on(topics.create_topics([&topic], &AdminOptions::new())).unwrap();
+    let producer: rdkafka::producer::BaseProducer = probe.create().unwrap();
+    let record = rdkafka::producer::BaseRecord::<(), _>::to("probe").payload("x");
+    producer.send(record).unwrap();
+    rdkafka::producer::Producer::flush(&producer, PATIENCE).unwrap();
+    let consumer: BaseConsumer = probe.create().unwrap();
+    let is_gone = || consumer.fetch_watermarks("probe", 0, PATIENCE).unwrap() == (1, 1);
+    until("the probe is gone", &is_gone);
+
+    clock.set("+0");
+    assert_eq!(scheduler(true), 200);
+    for id in &waiting {
+        until("what waited ends", &|| is_processed(id));
+    }
+}
