@@ -301,6 +301,7 @@ fn open(mut config: BrokerConfig) -> Result<Opened, StartError> {
     let limits = Limits {
         producers_max: config.producers_max,
         syncs: Arc::clone(&syncs),
+        low_on_disk: Arc::clone(&config.low_on_disk),
     };
     let topics =
         Topics::open(&path, config.partitions_max, limits, Arc::clone(&meta)).map_err(|error| {

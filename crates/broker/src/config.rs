@@ -2,6 +2,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::TopicConfig;
@@ -62,6 +64,9 @@ pub struct BrokerConfig {
     pub producers_max: usize,
     /// How long an orderly shutdown waits for connections to finish. Default: 5 s.
     pub shutdown_timeout: Duration,
+    /// Set by the owner while the disk is short of room: topics with `waybill.disk.bytes.max` then refuse
+    /// records, as at that bound. All other topics go on. Default: not set.
+    pub low_on_disk: Arc<AtomicBool>,
 }
 
 impl BrokerConfig {
@@ -91,6 +96,7 @@ impl BrokerConfig {
             group_members_max: 500,
             producers_max: 1_000,
             shutdown_timeout: Duration::from_secs(5),
+            low_on_disk: Arc::default(),
         }
     }
 }

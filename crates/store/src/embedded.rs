@@ -8,6 +8,8 @@
 //! * **Nothing that cannot be read is destroyed.** A write takes the place of a corrupt row, whose
 //!   bytes are kept aside; the purge leaves it alone.
 //! * **A damaged block harms only its entries.** See `embedded/damage.rs`.
+//! * **A full disk is waited for.** Writes fail while it lasts and reads go on; once there is room the store is
+//!   opened again in place. See `embedded/reopening.rs`.
 //! * **Retention is read, then purged.** A row past its retention reads as absent at once; its bytes
 //!   go later, in bounded steps. See `embedded/purge.rs`. No wall clock ends it: see `embedded/retention.rs`.
 //!
@@ -21,6 +23,7 @@ mod journal;
 mod purge;
 mod rebuild;
 mod recent;
+mod reopening;
 mod retention;
 mod tables;
 mod unsynced;
@@ -40,6 +43,7 @@ use waybill_engine::{OperationId, PartitionId};
 pub use self::backup::{EmbeddedRestore, EmbeddedSnapshot, StoreEntry};
 use self::group::EncodedBatch;
 use self::purge::Purge;
+use self::reopening::Reopening;
 use self::tables::Tables;
 use self::writer::{Command, Reply, Writer};
 use crate::{
@@ -115,7 +119,7 @@ impl EmbeddedConfig {
 /// Dropping it closes it, and waits until what was queued is written.
 pub struct EmbeddedStore {
     path: PathBuf,
-    tables: Arc<Tables>,
+    tables: Arc<Reopening>,
     running: Mutex<Option<Running>>,
 }
 
@@ -136,7 +140,7 @@ impl EmbeddedStore {
     /// be lost because a journal is damaged, [`StoreError::Unavailable`] if it cannot be opened.
     pub fn open(config: EmbeddedConfig) -> Result<Self, StoreError> {
         rebuild::if_asked(&config)?;
-        let tables = Arc::new(Tables::open(&config)?);
+        let tables = Arc::new(Reopening::open(config.clone())?);
         let (commands, queue) = mpsc::channel(config.queued_calls_max.max(1));
         let writer = Writer::spawn(Arc::clone(&tables), queue, &config)?;
         let purge = Purge::spawn(Arc::clone(&tables), commands.downgrade(), &config)?;
@@ -154,7 +158,7 @@ impl EmbeddedStore {
     /// Waits until the store takes no more writes, because a compaction met a damaged block or a sync failed.
     /// Returns why. The next [`EmbeddedStore::open`] makes a new store of what can be read.
     pub async fn refuses_writes(&self) -> String {
-        self.tables.damages.refused().await
+        self.tables.damages().refused().await
     }
 
     /// Every row that is there now, in no order that means anything, each readable or not. Blocks while the
@@ -164,7 +168,19 @@ impl EmbeddedStore {
     ///
     /// [`StoreError::Unavailable`] in the place of what the disk does not give.
     pub fn rows(&self) -> impl Iterator<Item = Result<Result<KeptRow, CorruptRow>, StoreError>> {
-        self.tables.kept_rows()
+        let (tables, failed) = match self.tables.get() {
+            Ok(tables) => (Some(tables), None),
+            Err(error) => (None, Some(Err(error))),
+        };
+        let rows = tables.map(|tables| tables.kept_rows());
+        failed.into_iter().chain(rows.into_iter().flatten())
+    }
+
+    /// Whether every write fails because the disk was full. It ends by itself: the next write after there is
+    /// room opens the store again.
+    #[must_use]
+    pub fn waits_for_room(&self) -> bool {
+        self.tables.waits_for_room()
     }
 
     /// Closes the store: refuses new writes, finishes those that wait, and stops its threads. The
@@ -221,7 +237,7 @@ impl EmbeddedStore {
     ) -> BoxFuture<'_, Result<T, StoreError>> {
         let tables = Arc::clone(&self.tables);
         async move {
-            tokio::task::spawn_blocking(move || read(&tables))
+            tokio::task::spawn_blocking(move || read(&*tables.get()?))
                 .await
                 .map_err(|error| StoreError::unavailable(action, error))?
         }
@@ -268,7 +284,7 @@ impl Store for EmbeddedStore {
     }
 
     fn damage(&self) -> DamageReport {
-        self.tables.damages.report()
+        self.tables.damages().report()
     }
 
     fn write(&self, batch: WriteBatch) -> BoxFuture<'_, Result<Written, StoreError>> {
@@ -276,7 +292,7 @@ impl Store for EmbeddedStore {
             if batch.is_empty() {
                 return Ok(Written::default());
             }
-            let batch = EncodedBatch::new(&batch, self.tables.retention.now());
+            let batch = EncodedBatch::new(&batch, self.tables.get()?.retention.now());
             self.change("writing rows", |reply| Command::Write(batch, reply))
                 .await
         }

@@ -18,6 +18,18 @@ pub enum StoreError {
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
+    /// The disk of the embedded store is full. Nothing is lost, and what was attempted may be repeated: the store goes on
+    /// by itself once there is room. Of a change it is not known whether it was made.
+    #[error(
+        "{action} failed in the state store: its disk is full; it goes on by itself once there is room"
+    )]
+    Full {
+        /// What was attempted.
+        action: &'static str,
+        /// The cause, where this attempt met it first.
+        #[source]
+        source: Option<Box<dyn Error + Send + Sync>>,
+    },
     /// The database did not say what became of a change within the time that was allowed for it:
     /// it may have been made, in whole or in part, or may be yet.
     #[error("whether {action} has happened in the state store is unknown")]
@@ -92,6 +104,14 @@ impl StoreError {
         Self::Unavailable {
             action,
             source: source.into(),
+        }
+    }
+
+    /// `action` cannot be done before there is room.
+    pub(crate) fn full(action: &'static str) -> Self {
+        Self::Full {
+            action,
+            source: None,
         }
     }
 }

@@ -5,6 +5,8 @@ mod backup;
 mod contract;
 #[path = "embedded/damage.rs"]
 mod damage;
+#[path = "embedded/full.rs"]
+mod full;
 
 use std::collections::HashSet;
 use std::future::Future;

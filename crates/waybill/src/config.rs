@@ -53,13 +53,13 @@ pub use registry::{FramingChoice, RegistryConfig};
 pub use scylla::ScyllaConfig;
 pub use sections::{
     AdminConfig, AgentReach, AgentsConfig, BrokerConfig, BuiltInCalls, HttpConfig, LogFormat,
-    SchedulerConfig, ServicesConfig, StoreConfig, SupervisorConfig, TelemetryConfig,
+    SchedulerConfig, ServicesConfig, StorageConfig, StoreConfig, SupervisorConfig, TelemetryConfig,
     WorkflowsConfig,
 };
 pub use tenants::{TenantLimit, TenantLimitsConfig};
 pub use tls::TlsConfig;
 pub use traces::TracesConfig;
-pub use units::{ByteSize, UnitError, duration_from_text, duration_to_text};
+pub use units::{ByteSize, FreeMin, UnitError, duration_from_text, duration_to_text};
 pub(crate) use validate::PARTITIONS_MAX;
 pub(crate) use words::address_from_text;
 pub use workflows::{WorkflowsError, load_workflows};
@@ -89,6 +89,8 @@ pub struct Config {
     pub auth: AuthConfig,
     /// The embedded broker.
     pub broker: BrokerConfig,
+    /// The disk that the embedded broker and store share.
+    pub storage: StorageConfig,
     /// The state store.
     pub store: StoreConfig,
     /// The scheduler.
@@ -123,6 +125,7 @@ impl Default for Config {
             admin: AdminConfig::default(),
             auth: AuthConfig::default(),
             broker: BrokerConfig::default(),
+            storage: StorageConfig::default(),
             store: StoreConfig::default(),
             scheduler: SchedulerConfig::default(),
             supervisor: SupervisorConfig::default(),

@@ -17,6 +17,7 @@ pub mod cli;
 mod clock;
 pub mod config;
 pub mod contact;
+pub mod disk;
 pub(crate) mod growing;
 pub mod ingestion;
 mod letters;

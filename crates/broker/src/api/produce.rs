@@ -144,7 +144,9 @@ fn append(
     let appended = partition.append(&header, records).map_err(|error| {
         let code = match &error {
             AppendError::TooLarge { .. } => ResponseError::MessageTooLarge,
-            AppendError::DiskBound { .. } => ResponseError::PolicyViolation,
+            AppendError::DiskBound { .. } | AppendError::LowOnDisk => {
+                ResponseError::PolicyViolation
+            }
             AppendError::OutOfOrder => ResponseError::OutOfOrderSequenceNumber,
             AppendError::Fenced => ResponseError::InvalidProducerEpoch,
             // Producers try again: there may be room, or another start, by then.

@@ -42,6 +42,8 @@ pub(crate) struct Limits {
     pub(crate) producers_max: usize,
     /// The thread that syncs.
     pub(crate) syncs: Arc<SyncQueue>,
+    /// Whether topics with a bound on disk refuse records.
+    pub(crate) low_on_disk: Arc<AtomicBool>,
 }
 
 /// Whether a partition can be used.
@@ -71,6 +73,8 @@ pub(crate) enum AppendError {
     TooLarge { bytes: usize, max: u64 },
     #[error("the topic's log has reached waybill.disk.bytes.max ({max} bytes)")]
     DiskBound { max: u64 },
+    #[error("the broker's disk is short of room (storage.freeMin)")]
+    LowOnDisk,
     #[error("batches of this producer before this one are missing")]
     OutOfOrder,
     #[error("a newer producer with this id has taken over")]
@@ -278,6 +282,9 @@ impl Partition {
             && self.topic_bytes.load(Ordering::Relaxed) + header.bytes as u64 > max
         {
             return Err(AppendError::DiskBound { max });
+        }
+        if config.disk_bytes_max.is_some() && self.limits.low_on_disk.load(Ordering::Relaxed) {
+            return Err(AppendError::LowOnDisk);
         }
         if log.active.bytes > 0 && log.active.bytes + header.bytes as u64 > config.segment_bytes {
             self.roll(&mut log).map_err(|error| {

@@ -30,15 +30,16 @@ const GATHERED_BYTES: usize = 1 << 20;
 /// What the writer is told to stand still by.
 pub(super) struct Hold {
     /// Gets what the store holds by then.
-    held: oneshot::Sender<Snapshot>,
+    held: oneshot::Sender<(Arc<Tables>, Snapshot)>,
     /// Says that the writer may go on.
     go_on: mpsc::Receiver<()>,
 }
 
 impl Hold {
     /// Stands still until it is told to go on, or for too long. Called by the writer between two commits.
-    pub(super) fn stand_still(self, tables: &Tables) {
-        if self.held.send(tables.db.snapshot()).is_ok()
+    pub(super) fn stand_still(self, tables: Arc<Tables>) {
+        let snapshot = tables.db.snapshot();
+        if self.held.send((tables, snapshot)).is_ok()
             && let Err(RecvTimeoutError::Timeout) = self.go_on.recv_timeout(HOLD_MAX)
         {
             tracing::warn!(?HOLD_MAX, "commits were held back for long enough");
@@ -89,13 +90,12 @@ impl EmbeddedStore {
             .blocking_send(Command::Hold(Hold { held, go_on }))
             .map_err(|_| closed())?;
         drop(commands);
-        let snapshot = snapshot.blocking_recv().map_err(|_| closed())?;
+        let (tables, snapshot) = snapshot.blocking_recv().map_err(|_| closed())?;
         let noted = note();
         // Nobody hears it who has gone on before.
         release
             .send(())
             .map_err(|_| StoreError::unavailable(ACTION, "it took too long"))?;
-        let tables = Arc::clone(&self.tables);
         Ok((EmbeddedSnapshot { tables, snapshot }, noted))
     }
 }

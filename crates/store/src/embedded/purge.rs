@@ -18,7 +18,7 @@ use waybill_engine::{OperationId, PartitionId, Timestamp};
 
 use super::EmbeddedConfig;
 use super::attention::IndexKey;
-use super::tables::Tables;
+use super::reopening::Reopening;
 use super::writer::Command;
 use crate::{DUE_BUCKETS_AGAIN, DueBucket, StoreError, keys};
 
@@ -40,7 +40,7 @@ pub(super) struct Purge {
 impl Purge {
     /// Starts the thread. It does not keep the writer's queue open.
     pub(super) fn spawn(
-        tables: Arc<Tables>,
+        tables: Arc<Reopening>,
         commands: tokio::sync::mpsc::WeakSender<Command>,
         config: &EmbeddedConfig,
     ) -> Result<Self, StoreError> {
@@ -73,7 +73,7 @@ impl Purge {
 }
 
 struct Purger {
-    tables: Arc<Tables>,
+    tables: Arc<Reopening>,
     commands: tokio::sync::mpsc::WeakSender<Command>,
     stopped: mpsc::Receiver<()>,
     entries_max: usize,
@@ -110,7 +110,8 @@ impl Walk {
 impl Purger {
     fn run(&mut self, interval: Duration) {
         while let Err(mpsc::RecvTimeoutError::Timeout) = self.stopped.recv_timeout(interval) {
-            let passed = self.pass(self.tables.retention.now(), wall_clock());
+            let now = self.tables.get().map(|tables| tables.retention.now());
+            let passed = now.and_then(|now| self.pass(now, wall_clock()));
             if let Err(error) = passed.and_then(|()| self.save_retention()) {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
@@ -127,14 +128,15 @@ impl Purger {
     }
 
     fn save_retention(&self) -> Result<(), StoreError> {
-        self.tables.retention.save(&self.tables.leases)
+        let tables = self.tables.get()?;
+        tables.retention.save(&tables.leases)
     }
 
     /// Removes what has had its time: rows by the time of retention, `now`, and attention entries of a certain age
     /// by the wall clock.
     fn pass(&mut self, now: Timestamp, wall: Timestamp) -> Result<(), StoreError> {
         self.purge_rows(now)?;
-        for (shard, cursor) in self.tables.cursors()? {
+        for (shard, cursor) in self.tables.get()?.cursors()? {
             let (until, _) = DueBucket(cursor.0.saturating_sub(DUE_BUCKETS_AGAIN)).bounds();
             self.purge_due(shard, until)?;
         }
@@ -147,7 +149,10 @@ impl Purger {
         let mut left = self.entries_max;
         while left > 0 && !self.is_stopped() {
             let page = left.min(PAGE);
-            let entries = self.tables.expired(self.first_hour, this_hour, page)?;
+            let tables = self.tables.get()?;
+            let entries = tables.expired(self.first_hour, this_hour, page)?;
+            // The writer may have to open them again.
+            drop(tables);
             let Some(&(last_hour, _)) = entries.last() else {
                 self.first_hour = this_hour;
                 break;
@@ -186,16 +191,17 @@ impl Purger {
         let mut left = self.entries_max;
         while left > 0 && !self.is_stopped() {
             let page = left.min(PAGE);
-            let keys = self.tables.due_keys(shard, from, until, page)?;
+            let tables = self.tables.get()?;
+            let keys = tables.due_keys(shard, from, until, page)?;
             let Some((last, _)) = keys.last().and_then(|key| keys::read_index(key)) else {
                 from = from.max(until);
                 break;
             };
             from = last;
             left -= keys.len();
-            let mut batch = self.tables.db.batch();
+            let mut batch = tables.db.batch();
             for key in keys {
-                batch.remove(&self.tables.due, key);
+                batch.remove(&tables.due, key);
             }
             batch
                 .commit()
@@ -212,14 +218,13 @@ impl Purger {
             && let Some(from) = self.walk.next(wall)
         {
             let page = left.min(PAGE);
-            let spent = self
-                .tables
-                .spent_attention(from, wall - ATTENTION_AGE, now, page)?;
+            let tables = self.tables.get()?;
+            let spent = tables.spent_attention(from, wall - ATTENTION_AGE, now, page)?;
             // A shard without old entries counts, too, so that a pass is bounded by all that it reads.
             left -= spent.looked_at.max(1);
-            let mut batch = self.tables.db.batch();
+            let mut batch = tables.db.batch();
             for key in spent.keys {
-                batch.remove(&self.tables.attention, key);
+                batch.remove(&tables.attention, key);
             }
             batch
                 .commit()

@@ -46,6 +46,12 @@ impl RecentStamps {
         self.young.remove(&id);
         self.old.remove(&id);
     }
+
+    /// Forgets everything.
+    pub(super) fn clear(&mut self) {
+        self.young.clear();
+        self.old.clear();
+    }
 }
 
 #[cfg(test)]

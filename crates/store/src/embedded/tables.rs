@@ -192,7 +192,7 @@ impl Tables {
 
     /// Reads every row whose retention is not over, and when that ends by the wall clock if the store stays open.
     pub(super) fn kept_rows(
-        &self,
+        self: Arc<Self>,
     ) -> impl Iterator<Item = Result<Result<KeptRow, CorruptRow>, StoreError>> {
         let (now, wall) = (self.retention.now(), wall_clock());
         let snapshot = self.db.snapshot();

@@ -3,7 +3,6 @@
 //! It takes a call, and with it all others that wait by then, commits them as one group and answers
 //! each. It never lingers for more: what arrives during a sync forms the next group.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -13,8 +12,8 @@ use waybill_engine::{OperationId, PartitionId, Timestamp};
 use super::EmbeddedConfig;
 use super::backup::Hold;
 use super::group::{EncodedBatch, Group};
-use super::rebuild;
 use super::recent::RecentStamps;
+use super::reopening::Reopening;
 use super::tables::Tables;
 use crate::{DueBucket, Layout, Lease, StoreError, Written, keys};
 
@@ -57,11 +56,10 @@ pub(super) enum Command {
 
 /// The writer's state.
 pub(super) struct Writer {
-    tables: Arc<Tables>,
+    tables: Arc<Reopening>,
     queue: mpsc::Receiver<Command>,
     recent: RecentStamps,
     group_rows_max: usize,
-    path: PathBuf,
 }
 
 /// An answer that waits for the commit.
@@ -74,7 +72,7 @@ enum Pending {
 impl Writer {
     /// Starts the thread. It ends once every sender is gone and the queue is empty.
     pub(super) fn spawn(
-        tables: Arc<Tables>,
+        tables: Arc<Reopening>,
         queue: mpsc::Receiver<Command>,
         config: &EmbeddedConfig,
     ) -> Result<JoinHandle<()>, StoreError> {
@@ -83,7 +81,6 @@ impl Writer {
             queue,
             recent: RecentStamps::new(config.recent_stamps),
             group_rows_max: config.group_rows_max,
-            path: config.path.clone(),
         };
         thread::Builder::new()
             .name("store-writer".to_owned())
@@ -93,17 +90,26 @@ impl Writer {
 
     fn run(&mut self) {
         while let Some(command) = self.queue.blocking_recv() {
-            match self.commit_group(command) {
+            let waited = self.tables.waits_for_room();
+            let Ok(tables) = self.tables.writable() else {
+                command.refuse();
+                continue;
+            };
+            if waited {
+                // What failed may have been written in part.
+                self.recent.clear();
+            }
+            match self.commit_group(&tables, command) {
                 None => {}
-                Some(Between::Purge(purge)) => self.purge(purge),
-                Some(Between::Hold(hold)) => hold.stand_still(&self.tables),
+                Some(Between::Purge(purge)) => self.purge(&tables, purge),
+                Some(Between::Hold(hold)) => hold.stand_still(tables),
             }
         }
     }
 
     /// Commits `first` and what waits behind it, up to what is done between two groups, which it returns.
-    fn commit_group(&mut self, first: Command) -> Option<Between> {
-        let mut group = Group::new(&self.tables, &mut self.recent);
+    fn commit_group(&mut self, tables: &Tables, first: Command) -> Option<Between> {
+        let mut group = Group::new(tables, &mut self.recent);
         let mut pending = Vec::new();
         let mut between = None;
         let mut rows = 0;
@@ -166,40 +172,27 @@ impl Writer {
                 None
             };
         }
-        let outcome = group.commit().map_err(Arc::new);
-        if let Err(error) = &outcome {
-            self.failed(error);
-        }
+        let failed = group.commit().err().map(Arc::new);
         for pending in pending {
-            pending.answer(&outcome);
+            let failed = failed.clone();
+            let failed = failed.map(|error| self.tables.failed("a group commit", error));
+            pending.answer(failed);
         }
         between
     }
 
-    /// Looks whether the key-value store has ended its work, as when a compaction met a damaged block.
-    fn failed(&self, error: &fjall::Error) {
-        if !matches!(error, fjall::Error::Poisoned) {
-            return;
-        }
-        if let Err(error) = rebuild::ask(&self.path) {
-            tracing::warn!(%error, "the next start cannot be told to look for damage");
-        }
-        let cause = "a damaged file or a failed sync has ended the work of the key-value store";
-        self.tables.damages.writes_are_refused(cause);
-    }
-
     /// Removes rows past their retention. Not synced: what comes back after a crash is purged again.
-    fn purge(&mut self, call: PurgeCall) {
-        let outcome = self.remove_expired(&call.entries, call.now);
+    fn purge(&mut self, tables: &Tables, call: PurgeCall) {
+        let outcome = self.remove_expired(tables, &call.entries, call.now);
         answer(call.reply, outcome);
     }
 
     fn remove_expired(
         &mut self,
+        tables: &Tables,
         entries: &[(i64, OperationId)],
         now: Timestamp,
     ) -> Result<(), StoreError> {
-        let tables = &*self.tables;
         let snapshot = tables.db.snapshot();
         let mut batch = tables.db.batch();
         let mut removed = Vec::new();
@@ -220,13 +213,30 @@ impl Writer {
                 removed.push(id);
             }
         }
-        batch
-            .commit()
-            .map_err(|error| StoreError::unavailable("purging rows", error))?;
+        let failed = |error| self.tables.failed("purging rows", Arc::new(error));
+        batch.commit().map_err(failed)?;
         for id in removed {
             self.recent.remove(id);
         }
         Ok(())
+    }
+}
+
+impl Command {
+    /// Answers that nothing can be written now.
+    fn refuse(self) {
+        let error = || StoreError::full("writing");
+        match self {
+            Self::Write(_, reply) => answer(reply, Err(error())),
+            Self::TakeLease { reply, .. }
+            | Self::RenewLease { reply, .. }
+            | Self::SetLayout { reply, .. } => answer(reply, Err(error())),
+            Self::AdvanceCursor { reply, .. } | Self::Purge { reply, .. } => {
+                answer(reply, Err(error()));
+            }
+            // Without a snapshot, whoever waits for one is told that the store is closed.
+            Self::Hold(hold) => drop(hold),
+        }
     }
 }
 
@@ -244,10 +254,9 @@ struct PurgeCall {
 }
 
 impl Pending {
-    fn answer(self, outcome: &Result<(), Arc<fjall::Error>>) {
-        let outcome = outcome
-            .clone()
-            .map_err(|error| StoreError::unavailable("a group commit", error));
+    /// Answers the call: with why the commit failed, if it has.
+    fn answer(self, failed: Option<StoreError>) {
+        let outcome = failed.map_or(Ok(()), Err);
         match self {
             Self::Done(reply) => answer(reply, outcome),
             Self::Written(reply, written) => answer(reply, outcome.map(|()| written)),

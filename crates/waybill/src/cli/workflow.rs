@@ -60,6 +60,7 @@ impl WorkflowCommand {
         Ok(written.text(&Verdict {
             workflow,
             agents_elsewhere: elsewhere,
+            disk: None,
         })?)
     }
 }
@@ -74,6 +75,7 @@ impl Written {
         Ok(self.text(&Verdict {
             workflow: None,
             agents_elsewhere: Some(crate::roles::check(config)?),
+            disk: crate::roles::disk_bounds_exceed(config, &load_workflows(&config.workflows)?),
         })?)
     }
 }
@@ -89,6 +91,9 @@ struct Verdict {
     /// Absent where no agents were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     agents_elsewhere: Option<Vec<String>>,
+    /// That the topics of the embedded broker may take more than the disk of this machine has. Absent where they fit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk: Option<String>,
 }
 
 /// A workflow that can work.
@@ -112,7 +117,11 @@ impl fmt::Display for Verdict {
         }
         f.write_str(&named_elsewhere(
             self.agents_elsewhere.as_deref().unwrap_or_default(),
-        ))
+        ))?;
+        match &self.disk {
+            Some(disk) => write!(f, "\nwarning: {disk}"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use super::scylla::ScyllaConfig;
 use super::tenants::TenantLimitsConfig;
 use super::tls::TlsConfig;
 use super::traces::TracesConfig;
-use super::units::{self, ByteSize};
+use super::units::{self, ByteSize, FreeMin};
 
 /// An address on the loopback interface.
 const fn local(port: u16) -> SocketAddr {
@@ -188,6 +188,14 @@ impl BrokerConfig {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         Some((host.to_owned(), port.parse().ok()?))
     }
+}
+
+/// The `storage` section: the disk that the embedded broker and store share.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct StorageConfig {
+    /// How much of the file system of `dataDir` stays free: below it new requests are refused.
+    pub free_min: FreeMin,
 }
 
 /// The `store` section: the embedded state store.

@@ -135,6 +135,77 @@ impl<'de> Deserialize<'de> for ByteSize {
     }
 }
 
+/// How much of a file system stays free: `auto`, a share such as `5%`, or a size such as `2GiB`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FreeMin {
+    /// 5 % of the file system, at least 512 MiB and at most 16 GiB, but never more than a quarter of it.
+    #[default]
+    Auto,
+    /// That many hundredths of the file system, below 100.
+    Percent(u8),
+    /// That many bytes.
+    Size(ByteSize),
+}
+
+impl FreeMin {
+    const EXPECTED: &str = "auto, a share below 100% such as 5%, or a size such as 512MiB or 2GiB";
+
+    /// In bytes, of a file system of `size` bytes.
+    #[must_use]
+    pub fn bytes_of(self, size: u64) -> u64 {
+        match self {
+            Self::Auto => (size / 20).clamp(512 << 20, 16 << 30).min(size / 4),
+            Self::Percent(percent) => size / 100 * u64::from(percent),
+            Self::Size(bytes) => bytes.as_u64(),
+        }
+    }
+}
+
+impl fmt::Display for FreeMin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+            Self::Size(bytes) => bytes.fmt(f),
+        }
+    }
+}
+
+impl FromStr for FreeMin {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let refused = UnitError {
+            expected: Self::EXPECTED,
+        };
+        let text = text.trim();
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        match text.strip_suffix('%') {
+            Some(share) => match share.trim_end().parse() {
+                Ok(percent) if percent < 100 => Ok(Self::Percent(percent)),
+                Ok(_) | Err(_) => Err(refused),
+            },
+            None => text.parse().map(Self::Size).map_err(|_| refused),
+        }
+    }
+}
+
+impl Serialize for FreeMin {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for FreeMin {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse()
+            .map_err(|_| D::Error::invalid_value(Unexpected::Str(&text), &Self::EXPECTED))
+    }
+}
+
 /// For `#[serde(with = "…")]` on a [`Duration`].
 pub(super) mod duration {
     use super::*;
@@ -262,6 +333,23 @@ mod tests {
             let size: ByteSize = text.parse().unwrap();
             assert_eq!(size.as_u64(), bytes, "{text}");
             assert_eq!(size.to_string(), written, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_stays_free_is_a_share_or_a_size_and_leaves_small_disks_usable() {
+        let of = |text: &str, gib: u64| text.parse::<FreeMin>().unwrap().bytes_of(gib << 30) >> 20;
+        assert_eq!(of("auto", 1), 256, "a quarter of a small disk");
+        assert_eq!(of("auto", 8), 512);
+        assert_eq!(of("auto", 100), 5 * 1024);
+        assert_eq!(of("auto", 4000), 16 * 1024);
+        assert_eq!(of("10%", 100), 10 * 1024);
+        assert_eq!(of("2GiB", 1), 2048, "as it stands");
+        for text in ["auto", "5%", "0%", "512MiB", "0B"] {
+            assert_eq!(text.parse::<FreeMin>().unwrap().to_string(), text);
+        }
+        for text in ["", "5", "100%", "-1%", "1.5%", "%", "5 percent"] {
+            assert!(text.parse::<FreeMin>().is_err(), "{text}");
         }
     }
 

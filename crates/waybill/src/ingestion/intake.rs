@@ -34,6 +34,7 @@ use super::recent::{Accepted, Claim, Meeting, Recent, Settled};
 use super::reply_topics::ReplyTopics;
 use super::request::Submission;
 use super::spans;
+use crate::disk::LowDisk;
 use crate::spread::Spread;
 
 /// How a request was answered that was not refused.
@@ -56,8 +57,12 @@ pub struct Intake {
     peek: Peek,
     topics: Topics,
     spread: Spread,
+    low_disk: LowDisk,
     accept_timeout: Duration,
 }
+
+/// After how long it is worth trying again where the disk is short of room: space is given back every 10 s.
+const STORAGE_RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// How much longer than the producer a request waits: the producer's own time-out knows whether
 /// the record was sent, and is the better answer. It looks for what timed out once a second, and begins to
@@ -72,6 +77,7 @@ impl Intake {
         kafka: KafkaSettings,
         topics: Topics,
         spread: Spread,
+        low_disk: LowDisk,
     ) -> Result<Self, ClientError> {
         let mut options = ProducerOptions::new("waybill-ingestion");
         options.queue_records_max = saturating(config.producer_queue_records_max);
@@ -93,6 +99,7 @@ impl Intake {
             flow: Arc::new(Flow::new(config.accept_timeout)),
             topics,
             spread,
+            low_disk,
             accept_timeout: config.accept_timeout,
         })
     }
@@ -176,6 +183,11 @@ impl Intake {
             },
         };
         submission.check_deadlines()?;
+        if self.low_disk.is_low() {
+            return Err(insufficient_storage(
+                "The free disk space is below storage.freeMin: accepted operations go on, and new ones are refused.",
+            ));
+        }
         let mut value = Vec::with_capacity(record.input.len() + 256);
         if let Err(error) = self.topics.framing().encode_create(record, &mut value) {
             tracing::error!(
@@ -456,9 +468,9 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
             Kind::Overloaded,
             "The queue to the broker is full: requests come faster than it takes them.",
         ),
-        ErrorCode::PolicyViolation => Problem::new(
-            Kind::BrokerUnavailable,
-            "The broker takes no more of these records: their topic has reached its bound on disk.",
+        ErrorCode::PolicyViolation => insufficient_storage(
+            "The broker takes no more of these records: their topic has reached its bound on disk, or its free disk \
+             space is below storage.freeMin.",
         ),
         ErrorCode::MessageSizeTooLarge => Problem::new(
             Kind::BodyTooLarge,
@@ -469,6 +481,10 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
             "The broker did not take the request.",
         ),
     }
+}
+
+fn insufficient_storage(detail: &'static str) -> Problem {
+    Problem::new(Kind::InsufficientStorage, detail).with_wait(STORAGE_RETRY_AFTER)
 }
 
 /// What was read for one operation: its row, `None` where there is none, or why there is no telling.

@@ -77,6 +77,7 @@ use self::service::Api;
 use self::tenant_limits::TenantLimits;
 pub(crate) use self::view::time_text;
 use crate::auth::Auth;
+use crate::disk::LowDisk;
 use crate::spread::Spread;
 use crate::tls::Tls;
 
@@ -104,6 +105,8 @@ pub struct Guards {
     pub auth: Auth,
     /// Proves who answers.
     pub tls: Tls,
+    /// Refuses new requests while the disk of this process is short of room.
+    pub low_disk: LowDisk,
 }
 
 /// Ingestion at work.
@@ -145,7 +148,14 @@ impl Ingestion {
             config.event_streams_max,
             config.heartbeat(),
         ));
-        let intake = Arc::new(Intake::new(&config, reads, kafka, topics, spread)?);
+        let intake = Arc::new(Intake::new(
+            &config,
+            reads,
+            kafka,
+            topics,
+            spread,
+            guards.low_disk,
+        )?);
         let batches = TaskTracker::new();
         let batches_stop = CancellationToken::new();
         batches.spawn(Arc::clone(&events).run(batches_stop.clone()));

@@ -73,6 +73,8 @@ pub enum Kind {
     Overloaded,
     /// The broker does not take the request.
     BrokerUnavailable,
+    /// The disk is short of room.
+    InsufficientStorage,
     /// The state store does not answer.
     StoreUnavailable,
     /// The request may or may not have been taken.
@@ -87,7 +89,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 32] = [
         Self::MalformedRequest,
         Self::AmbiguousLength,
         Self::IncompleteBody,
@@ -114,6 +116,7 @@ impl Kind {
         Self::TooManyRequests,
         Self::Overloaded,
         Self::BrokerUnavailable,
+        Self::InsufficientStorage,
         Self::StoreUnavailable,
         Self::OutcomeUnknown,
         Self::PartitionNotHere,
@@ -228,6 +231,9 @@ impl Kind {
             Self::BrokerUnavailable => ("/problems/broker-unavailable", S::SERVICE_UNAVAILABLE,
                 "The broker does not take requests now",
                 "The request was surely not accepted. Send it again after the time that Retry-After says."),
+            Self::InsufficientStorage => ("/problems/insufficient-storage", S::SERVICE_UNAVAILABLE,
+                "Insufficient disk space",
+                "The request was not accepted. Send it again after the time that Retry-After says. Accepted operations go on. Free disk space on the machine of the broker and the store: the state ends by itself (storage.freeMin, broker.requestsDiskBytesMax)."),
             Self::StoreUnavailable => ("/problems/store-unavailable", S::SERVICE_UNAVAILABLE,
                 "The state store does not answer now",
                 "Nothing was accepted. Send the request again after the time that Retry-After says."),

@@ -11,6 +11,7 @@ use waybill_drone_delivery::services::{
 use super::agents::Reached;
 use super::broker_metrics::BrokerMetrics;
 use crate::config::Config;
+use crate::disk::LowDisk;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::announce;
 
@@ -22,6 +23,7 @@ pub(crate) fn broker_dir(data_dir: &Path) -> PathBuf {
 /// Starts the embedded broker and returns its address, and where copies of it are begun.
 pub(super) async fn broker(
     config: &Config,
+    low_disk: &LowDisk,
     running: &Running,
 ) -> anyhow::Result<(SocketAddr, Logs)> {
     let settings = &config.broker;
@@ -32,6 +34,7 @@ pub(super) async fn broker(
     broker_config.idle_timeout = settings.idle_timeout;
     broker_config.request_bytes_max = settings.request_bytes_max.as_usize();
     broker_config.topic_defaults.segment_bytes = settings.segment_bytes.as_u64();
+    broker_config.low_on_disk = low_disk.flag();
     let broker = Broker::start(broker_config)
         .await
         .map_err(|error| broker_not_started(config, error))?;

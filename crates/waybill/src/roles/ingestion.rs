@@ -35,6 +35,7 @@ pub(super) async fn start(
         Guards {
             auth: admin.auth().clone(),
             tls: tls.clone(),
+            low_disk: world.low_disk.clone(),
         },
     )
     .await?;

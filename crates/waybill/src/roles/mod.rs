@@ -21,7 +21,7 @@ pub(crate) mod topics;
 mod trim;
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use anyhow::Context as _;
 use waybill_engine::Workflows;
@@ -35,6 +35,7 @@ use crate::admin::Admin;
 use crate::backup::Backups;
 use crate::cli::Role;
 use crate::config::{AgentReach, Config, Environment, load_workflows, readers_of_this_process};
+use crate::disk::{DiskWatch, LowDisk, Space, bounds_exceed};
 use crate::registry;
 use crate::shutdown::{Running, Stage};
 use crate::spread::Spread;
@@ -48,6 +49,37 @@ pub use life::run;
 pub(crate) use measured::METRICS as STORE_METRICS;
 pub(crate) use store::store_dir;
 
+/// The disk that the embedded broker and store of this process share.
+#[derive(Default)]
+struct Disk {
+    low: LowDisk,
+    store: Arc<OnceLock<Weak<EmbeddedStore>>>,
+}
+
+impl Disk {
+    /// Looks at its free space, and goes on looking, where this process keeps a broker or a store on it.
+    fn watch(role: Role, config: &Config, admin: &Admin, running: &Running) -> Self {
+        let has_store = config.store.scylla.cql().is_none();
+        let keeps_data = match role {
+            Role::Broker => true,
+            Role::Up { .. } => has_store || config.kafka.brokers.is_none(),
+            Role::Ingestion | Role::Scheduler | Role::Supervisor => has_store,
+            Role::Agents | Role::Services => false,
+        };
+        if !keeps_data {
+            return Self::default();
+        }
+        let room = admin.readiness.expect("free disk space");
+        let watch = DiskWatch::new(&config.data_dir, config.storage.free_min, room);
+        let disk = Self {
+            low: watch.low(),
+            store: watch.store(),
+        };
+        running.spawn(Stage::Broker, "watch over the disk", |stop| watch.run(stop));
+        disk
+    }
+}
+
 /// What the roles have in common that take requests in, decide and supervise.
 struct World {
     kafka: KafkaSettings,
@@ -56,6 +88,8 @@ struct World {
     store: Arc<dyn Store>,
     /// The store, if it is embedded.
     embedded: Option<Weak<EmbeddedStore>>,
+    /// Whether its disk, or the embedded broker's, is short of room.
+    low_disk: LowDisk,
     spread: Spread,
     broker: BrokerKind,
 }
@@ -73,8 +107,9 @@ async fn start(
     admin: &Admin,
     running: &Running,
 ) -> anyhow::Result<()> {
+    let disk = Disk::watch(role, config, admin, running);
     match role {
-        Role::Broker => embedded::broker(config, running).await.map(drop),
+        Role::Broker => embedded::broker(config, &disk.low, running).await.map(drop),
         Role::Services => embedded::services(config, running).await.map(drop),
         Role::Agents => {
             let workflows = load_workflows(&config.workflows)?;
@@ -91,14 +126,14 @@ async fn start(
             agents::start(config, kafka, topics, handlers, admin, running).await
         }
         Role::Ingestion => {
-            let world = world(role, config, None, admin, running).await?;
+            let world = world(role, config, None, &disk, admin, running).await?;
             let config = &config.with_partitions(world.spread.partitions());
             ingestion::start(config, &world, admin, running)
                 .await
                 .map(drop)
         }
         Role::Scheduler => {
-            let world = world(role, config, None, admin, running).await?;
+            let world = world(role, config, None, &disk, admin, running).await?;
             let stands = world.spread.layout().division();
             let own = readers_of_this_process(config, environment, stands)?;
             let config = &config.with_partitions(world.spread.partitions());
@@ -111,7 +146,7 @@ async fn start(
             scheduler::start(config, own, direct, &world, admin, running).await
         }
         Role::Supervisor => {
-            let world = world(role, config, None, admin, running).await?;
+            let world = world(role, config, None, &disk, admin, running).await?;
             let config = &config.with_partitions(world.spread.partitions());
             reach::brokers(&world.kafka, world.topics.recovery(), admin, running)?;
             reach::store(&world, admin, running);
@@ -126,11 +161,11 @@ async fn start(
             let (broker, logs) = match config.kafka.brokers {
                 Some(_) => (None, None),
                 None => {
-                    let (address, logs) = embedded::broker(config, running).await?;
+                    let (address, logs) = embedded::broker(config, &disk.low, running).await?;
                     (Some(address), Some(logs))
                 }
             };
-            let world = world(role, config, broker, admin, running).await?;
+            let world = world(role, config, broker, &disk, admin, running).await?;
             if let (Some(store), Some(logs)) = (world.embedded.clone(), logs) {
                 admin.set_backups(Backups::new(store, logs));
             }
@@ -179,6 +214,7 @@ async fn world(
     role: Role,
     config: &Config,
     broker: Option<SocketAddr>,
+    disk: &Disk,
     admin: &Admin,
     running: &Running,
 ) -> anyhow::Result<World> {
@@ -190,6 +226,9 @@ async fn world(
         let report = looked_at.upgrade().map(|store| store.damage());
         store::said_of(&report.unwrap_or_default())
     });
+    if let Some(store) = &embedded {
+        disk.store.get_or_init(|| store.clone());
+    }
     let (spread, follower) = Spread::follow(store.clone(), config.partitions)
         .await
         .context("how operations are spread over partitions cannot be read")?;
@@ -212,6 +251,9 @@ async fn world(
         );
     }
     let config = &config.with_partitions(partitions);
+    if broker.is_some() {
+        disk_bounds(config, &workflows);
+    }
     let (may_have, is_alone) = (spread.layout().topics_may_have(), store.is_exclusive());
     let broker = topics::create(config, &kafka, &workflows, &may_have, is_alone).await?;
     running.spawn(Stage::Scheduler, "watch over the layout", |stop| {
@@ -223,9 +265,31 @@ async fn world(
         workflows: Arc::new(workflows),
         store,
         embedded,
+        low_disk: disk.low.clone(),
         spread,
         broker,
     })
+}
+
+/// Warns where the topics of the embedded broker may take more than its disk has.
+fn disk_bounds(config: &Config, workflows: &Workflows) {
+    if let Some(said) = disk_bounds_exceed(config, workflows) {
+        tracing::warn!(advice = said, "the bounds of all topics exceed the disk");
+    }
+}
+
+/// What is to be said where the topics of the embedded broker may take more than the file system of `dataDir` has;
+/// `None` also where the brokers are elsewhere or that file system cannot be read.
+pub(crate) fn disk_bounds_exceed(config: &Config, workflows: &Workflows) -> Option<String> {
+    if config.kafka.brokers.is_some() {
+        return None;
+    }
+    let space = Space::of(&config.data_dir).ok()?;
+    bounds_exceed(
+        topics::disk_bytes_max(config, workflows),
+        space,
+        &config.data_dir,
+    )
 }
 
 /// Checks what a configuration refers to: its workflows and its agents, alone and together. Returns the agents of its

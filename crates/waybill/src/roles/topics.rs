@@ -344,6 +344,26 @@ pub(crate) fn needed(config: &Config, workflows: &Workflows, broker: BrokerKind)
     needed
 }
 
+/// What all topics of the embedded broker together may take on disk, in bytes: the bound of each topic of requests, and
+/// of all others what retention leaves of each partition, with the file that is being written.
+pub(crate) fn disk_bytes_max(config: &Config, workflows: &Workflows) -> u64 {
+    let needed = needed(config, workflows, BrokerKind::Embedded);
+    let of = |topic: &Needed| {
+        let setting = |name: &str| {
+            let settings = &topic.spec.config;
+            let found = settings.iter().find(|(key, _)| key == name);
+            found.and_then(|(_, value)| value.parse::<u64>().ok())
+        };
+        setting(DISK_BOUND).unwrap_or_else(|| {
+            let segment = setting("segment.bytes").unwrap_or(config.broker.segment_bytes.as_u64());
+            let kept = setting("retention.bytes").unwrap_or(0);
+            kept.saturating_add(segment)
+                .saturating_mul(topic.spec.partitions.into())
+        })
+    };
+    needed.iter().map(of).fold(0, u64::saturating_add)
+}
+
 /// The names of the topics that have as many partitions as operations are spread over.
 pub(crate) fn names_with_partitions_of_operations(
     config: &Config,

@@ -40,36 +40,54 @@ pub(super) async fn run(
             () = tokio::time::sleep(INTERVAL) => {}
             () = stop.cancelled() => return Ok(()),
         }
-        let layout = readers::layout(&*store, spread.partitions()).await?;
-        // Readers may have to begin again further back than those stand whom they follow.
-        if layout.becomes().is_some() {
+        let passed = pass(&admin, &topics, &spread, &*store, &mut trimmed).await;
+        if let Err(error) = passed {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "checkpoints could not be read; finished records are deleted later"
+            );
+        }
+    }
+}
+
+/// Deletes what is finished by now.
+async fn pass(
+    admin: &Admin,
+    topics: &Topics,
+    spread: &Spread,
+    store: &dyn Store,
+    trimmed: &mut [BTreeMap<PartitionId, Offset>; SOURCES.len()],
+) -> Result<(), StoreError> {
+    let layout = readers::layout(store, spread.partitions()).await?;
+    // Readers may have to begin again further back than those stand whom they follow.
+    if layout.becomes().is_some() {
+        return Ok(());
+    }
+    for (source, trimmed) in SOURCES.into_iter().zip(trimmed) {
+        let mut below = Vec::new();
+        for partition in spread.all_ever() {
+            let keep_from = keep_from(store, &layout, source, partition).await?;
+            if keep_from > trimmed.get(&partition).copied().unwrap_or_default() {
+                below.push((partition, keep_from));
+            }
+        }
+        if below.is_empty() {
             continue;
         }
-        for (source, trimmed) in SOURCES.into_iter().zip(&mut trimmed) {
-            let mut below = Vec::new();
-            for partition in spread.all_ever() {
-                let trimmed = trimmed.entry(partition).or_default();
-                let keep_from = keep_from(&*store, &layout, source, partition).await?;
-                if keep_from > *trimmed {
-                    *trimmed = keep_from;
-                    below.push((partition, keep_from));
-                }
-            }
-            if below.is_empty() {
-                continue;
-            }
-            let stands = readers::layout(&*store, spread.partitions()).await?;
-            if stands.generation() != layout.generation() {
-                trimmed.clear();
-                continue;
-            }
-            let topic = topics.of(source);
-            if let Err(error) = admin.delete_records(topic, &below).await {
+        let stands = readers::layout(store, spread.partitions()).await?;
+        if stands.generation() != layout.generation() {
+            trimmed.clear();
+            continue;
+        }
+        let topic = topics.of(source);
+        match admin.delete_records(topic, &below).await {
+            Ok(_) => trimmed.extend(below),
+            Err(error) => {
                 tracing::warn!(%error, topic, "finished records could not be deleted; trying again later");
-                trimmed.clear();
             }
         }
     }
+    Ok(())
 }
 
 /// Below what nobody needs a partition's records any more.

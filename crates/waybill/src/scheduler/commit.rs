@@ -428,10 +428,11 @@ impl Commits {
     }
 }
 
-/// Whether a store that failed like this may do what it is asked when it is asked again. The one that
-/// belongs to this process has lost its disk, and says so until it is opened anew.
+/// Whether a store that failed like this may do what it is asked when it is asked again. The one that belongs to this
+/// process does so once its disk is full no more; if it has lost its disk, it says so until the process is started again.
 fn may_come_back(store: &dyn Store, error: &StoreError) -> bool {
     let is_away = match error {
+        StoreError::Full { .. } => return true,
         StoreError::Unavailable { .. } | StoreError::Unknown { .. } => true,
         StoreError::RowTooLong { .. }
         | StoreError::ElsewhereHeld { .. }

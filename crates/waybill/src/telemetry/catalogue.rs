@@ -7,7 +7,7 @@ use metrics::Gauge;
 use waybill_telemetry::{Declared, Metric};
 
 use super::{process, traces};
-use crate::{admin, alerts, ingestion, roles, scheduler, supervisor};
+use crate::{admin, alerts, disk, ingestion, roles, scheduler, supervisor};
 
 pub(super) const BUILD_INFO: Metric<Gauge, 1> = Metric::new(
     "waybill_build_info",
@@ -80,7 +80,7 @@ struct Section {
     metrics: Vec<&'static dyn Declared>,
 }
 
-fn sections() -> [Section; 11] {
+fn sections() -> [Section; 12] {
     let section = |title, about, metrics: Vec<&'static dyn Declared>| Section {
         title,
         about,
@@ -127,6 +127,11 @@ fn sections() -> [Section; 11] {
             "Embedded broker",
             "With `up` and `broker`.",
             roles::broker_metrics(),
+        ),
+        section(
+            "Disk",
+            "With `up` and `broker`, where the process keeps the embedded broker or store.",
+            disk::METRICS.to_vec(),
         ),
         section("Admin port", "With every role.", admin::METRICS.to_vec()),
         section(

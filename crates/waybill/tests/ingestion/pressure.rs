@@ -182,11 +182,11 @@ async fn a_topic_that_has_reached_its_bound_on_disk_is_a_503_until_it_has_space_
         assert!(accepted < 10, "more than the bound was taken");
     };
     assert!(accepted > 5, "only {accepted} were taken");
-    assert_eq!(refused.headers()[RETRY_AFTER], "1");
+    assert_eq!(refused.headers()[RETRY_AFTER], "10");
     let (status, kind, refused) = problem(refused).await;
-    assert_eq!((status, kind.as_str()), (503, "broker-unavailable"));
+    assert_eq!((status, kind.as_str()), (503, "insufficient-storage"));
     let detail = refused["detail"].as_str().unwrap();
-    assert!(detail.contains("bound on disk"), "{detail}");
+    assert!(detail.contains("broker.requestsDiskBytesMax"), "{detail}");
     assert_eq!(world.records().len(), accepted);
 
     // What the pipeline does with requests that are done: all but the last of each partition.

@@ -8,6 +8,7 @@ mod clocks;
 mod damage;
 mod dashboards;
 mod deleted;
+mod disk;
 mod doctor;
 mod growing;
 mod lost_state;

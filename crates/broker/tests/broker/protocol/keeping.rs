@@ -1,6 +1,8 @@
 //! What is kept on disk, for how long, and what happens when it cannot be.
 
 use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kafka_protocol::error::ResponseError;
@@ -174,6 +176,30 @@ async fn a_topic_at_its_disk_bound_refuses_records_for_good_and_deletes_nothing(
         0,
         "space was freed"
     );
+    assert!(broker.shutdown().await);
+}
+
+#[tokio::test]
+async fn while_the_disk_is_low_bounded_topics_refuse_records_and_others_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let low = Arc::new(AtomicBool::new(false));
+    let broker = broker_with(dir.path(), |config| config.low_on_disk = Arc::clone(&low)).await;
+    let mut wire = Wire::connect(broker.address()).await;
+    let bound = [("waybill.disk.bytes.max", "1000000")];
+    create(&mut wire, "requests", 1, &bound).await;
+    create(&mut wire, "replies", 1, &[]).await;
+    assert_eq!(wire.produce("requests", &plain(b"a")).await.error_code, 0);
+
+    low.store(true, Ordering::Relaxed);
+    let refused = wire.produce("requests", &plain(b"b")).await;
+    assert_eq!(refused.error_code, code(ResponseError::PolicyViolation));
+    let message = refused.error_message.unwrap();
+    assert!(message.contains("storage.freeMin"), "{message:?}");
+    assert_eq!(wire.produce("replies", &plain(b"c")).await.error_code, 0);
+
+    low.store(false, Ordering::Relaxed);
+    let taken = wire.produce("requests", &plain(b"b")).await;
+    assert_eq!((taken.error_code, taken.base_offset), (0, 1));
     assert!(broker.shutdown().await);
 }
 

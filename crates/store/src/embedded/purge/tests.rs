@@ -78,7 +78,7 @@ impl Fixture {
 
     /// Makes the stored state of an operation unreadable.
     fn spoil(&self, id: OperationId) {
-        let state = &self.store.tables.state;
+        let state = &self.store.tables.get().unwrap().state;
         state.insert(keys::row(id), [99]).unwrap();
     }
 
@@ -103,7 +103,7 @@ impl Fixture {
     }
 
     fn stored(&self) -> [usize; 3] {
-        let tables = &self.store.tables;
+        let tables = self.store.tables.get().unwrap();
         [&tables.state, &tables.created, &tables.expiry].map(|table| table.len().unwrap())
     }
 }
@@ -322,7 +322,7 @@ async fn deadline_entries_behind_the_cursor_are_forgotten_and_no_others() {
     let fixture = fixture.pass(Timestamp(0)).await;
     let kept_behind = DUE_BUCKETS_AGAIN.unsigned_abs() as usize;
     assert_eq!(
-        fixture.store.tables.due.len().unwrap(),
+        fixture.store.tables.get().unwrap().due.len().unwrap(),
         600 + 10 + kept_behind
     );
     let kept = fixture

@@ -21,10 +21,11 @@ use crate::cli::schemas::subjects_of;
 use crate::cli::topics::Site;
 use crate::cli::workflow::named_elsewhere;
 use crate::config::{AgentReach, Config, load_workflows};
+use crate::disk::{Space, bounds_exceed};
 use crate::readers::show::{LayoutView, ReaderView};
 use crate::registry;
 use crate::roles::agents_group;
-use crate::roles::topics::Weight;
+use crate::roles::topics::{Weight, disk_bytes_max};
 
 /// How long the brokers may take to answer: whoever asks a doctor waits for him.
 const BROKER_PATIENCE: Duration = Duration::from_secs(3);
@@ -411,6 +412,7 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
     }
     if let Ok(metrics) = text_at(&client, &url("/metrics")?).await {
         findings.extend(breakers(&metrics));
+        findings.extend(disk(&metrics, config));
     }
     Ok(findings)
 }
@@ -457,6 +459,50 @@ pub(super) fn breakers(metrics: &str) -> Vec<Finding> {
         }
     });
     states.collect()
+}
+
+/// How much room there is, by what a process says of itself that keeps the embedded broker or store.
+pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
+    const WHAT: &str = "disk";
+    let value = |name: &str| {
+        let of_metric = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
+        metrics.lines().find_map(of_metric)
+    };
+    let (Some(free), Some(size), Some(mark), Some(is_low)) = (
+        value("waybill_disk_free_bytes"),
+        value("waybill_disk_size_bytes"),
+        value("waybill_disk_free_min_bytes"),
+        value("waybill_disk_low"),
+    ) else {
+        return Vec::new();
+    };
+    let bytes = |value: f64| value as u64;
+    let mib = |value: f64| bytes(value) >> 20;
+    let room = format!(
+        "{} of {} MiB are free, and storage.freeMin is {} MiB",
+        mib(free),
+        mib(size),
+        mib(mark)
+    );
+    let mut findings = vec![match is_low > 0.0 {
+        true => Finding::bad(
+            WHAT,
+            format!("{room}: new requests are answered 503 until space is freed"),
+        ),
+        false => Finding::ok(WHAT, room),
+    }];
+    let space = Space {
+        free: bytes(free),
+        size: bytes(size),
+    };
+    if config.kafka.brokers.is_none()
+        && let Ok(workflows) = load_workflows(&config.workflows)
+    {
+        let bounds = disk_bytes_max(config, &workflows);
+        let exceed = bounds_exceed(bounds, space, &config.data_dir);
+        findings.extend(exceed.map(|said| Finding::note(WHAT, said)));
+    }
+    findings
 }
 
 /// Whether the API answers, how many operations need a person, and which of these cannot go on for want of their

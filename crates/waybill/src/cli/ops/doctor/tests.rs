@@ -1,6 +1,6 @@
 use waybill_engine::Offset;
 
-use super::installation::{breakers, count_stranded, leases, overdue, unread};
+use super::installation::{breakers, count_stranded, disk, leases, overdue, unread};
 use super::operation::of_operation;
 use super::*;
 use crate::cli::admin_port::Away;
@@ -302,4 +302,33 @@ fn live_operations_that_were_due_long_ago_are_named() {
     );
     let named = |number: u128| said.contains(&uuid::Uuid::from_u128(number).to_string());
     assert!(named(4) && named(8) && !named(3) && !named(9), "{said}");
+}
+
+#[test]
+fn a_disk_that_is_low_is_bad_and_bounds_beyond_it_are_noted() {
+    let metrics = |low, free_mib: u64, size_gib: u64| {
+        format!(
+            "waybill_disk_free_bytes {}\nwaybill_disk_size_bytes {}\nwaybill_disk_free_min_bytes 536870912\n\
+             waybill_disk_low {low}\n",
+            free_mib << 20,
+            size_gib << 30
+        )
+    };
+    let config = Config::default();
+    assert_eq!(
+        said(&disk(&metrics(0, 900_000, 1_000), &config)),
+        ["ok    disk           900000 of 1024000 MiB are free, and storage.freeMin is 512 MiB"]
+    );
+    let small = said(&disk(&metrics(1, 100, 10), &config));
+    assert_eq!(
+        small[0],
+        "BAD   disk           100 of 10240 MiB are free, and storage.freeMin is 512 MiB: new requests are answered \
+         503 until space is freed"
+    );
+    assert!(
+        small[1].starts_with("note  disk           the topics of the embedded broker may take "),
+        "{small:?}"
+    );
+    assert!(small[1].contains("has 10GiB"), "{small:?}");
+    assert_eq!(disk("waybill_build_info 1\n", &config), []);
 }

@@ -1,0 +1,189 @@
+//! A disk that is short of room, or full: the data directory on a small file system that a foreign file fills.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::Value;
+
+use crate::is_remote;
+use crate::world::{Process, World, delivery};
+
+const LISTENERS: &[&str] = &["http", "admin", "broker", "services"];
+/// How large the file system is. `storage.freeMin: auto` is a quarter of it.
+const DISK_MIB: u64 = 160;
+
+/// A file system in memory. Dropping it takes it away, whatever still uses it.
+struct Disk {
+    at: PathBuf,
+}
+
+impl Disk {
+    /// Mounts one there; `None`, and a line that says so, where that cannot be done.
+    fn mount(at: PathBuf) -> Option<Self> {
+        fs::create_dir_all(&at).expect("the directory is writable");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={DISK_MIB}m"), "tmpfs"])
+            .arg(&at)
+            .stderr(Stdio::null())
+            .status();
+        if mounted.is_ok_and(|status| status.success()) {
+            return Some(Self { at });
+        }
+        println!("SKIPPED: a full disk: only root can mount a small file system, on Linux");
+        None
+    }
+
+    fn free(&self) -> u64 {
+        let stat = rustix::fs::statvfs(&self.at).expect("it is mounted");
+        stat.f_bavail * stat.f_frsize
+    }
+
+    fn foreign(&self) -> PathBuf {
+        self.at.join("foreign")
+    }
+
+    /// Fills it with a foreign file until so much is free.
+    fn fill(&self, leave: u64) {
+        let mut file = File::options()
+            .create(true)
+            .append(true)
+            .open(self.foreign())
+            .expect("a file can be made");
+        while self.free() > leave {
+            let piece = (self.free() - leave).clamp(1, 1 << 20) as usize;
+            match file.write_all(&vec![1; piece]) {
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => return,
+                written => written.expect("only room can lack"),
+            }
+        }
+    }
+
+    /// Takes the foreign file away.
+    fn empty(&self) {
+        fs::remove_file(self.foreign()).expect("the foreign file is there");
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.at).status();
+    }
+}
+
+/// A world with its data on a disk of its own, but for the services: what they do is the judge's.
+fn world_on_a_disk() -> Option<(World, Disk)> {
+    let world = World::new("partitions: 2\n");
+    let disk = Disk::mount(world.path("data"))?;
+    fs::create_dir(world.path("services")).expect("the directory is writable");
+    std::os::unix::fs::symlink(world.path("services"), world.path("data/services"))
+        .expect("links can be made");
+    Some((world, disk))
+}
+
+/// Has all schedulers run, or stand still.
+async fn run(world: &World, running: bool) {
+    for reader in 0..2 {
+        let url = world.url("admin", &format!("/schedulers/{reader}"));
+        let body = serde_json::json!({ "running": running });
+        let answer = world.client.put(url).json(&body).send().await;
+        assert!(answer.is_ok_and(|answer| answer.status().is_success()));
+    }
+}
+
+async fn deliver(world: &World, prefix: &str, count: usize) -> Vec<String> {
+    let mut ids = Vec::new();
+    for index in 0..count {
+        let request = delivery(&format!("{prefix}-{index}"), is_remote(index));
+        ids.push(world.deliver(&request).await);
+    }
+    ids
+}
+
+/// Waits until a new request is refused for want of room, and says how it was answered.
+async fn refused(world: &World, id: &str) -> (Option<String>, Value) {
+    let url = world.url("http", "/api/deliveryrequests");
+    let refusal = tokio::sync::Mutex::new(None);
+    // Each with an id of its own: one that was accepted before the disk was low is answered as that.
+    let asked = AtomicUsize::new(0);
+    world
+        .eventually("new requests are refused", async || {
+            let number = asked.fetch_add(1, Ordering::Relaxed);
+            let request = delivery(&format!("{id}-{number}"), false);
+            let Ok(answer) = world.client.post(&url).json(&request).send().await else {
+                return false;
+            };
+            let is_503 = answer.status() == 503;
+            let after = answer.headers().get("retry-after");
+            let after = after.map(|value| value.to_str().expect("a number").to_owned());
+            let body: Value = answer.json().await.unwrap_or_default();
+            let is_it = is_503 && body["type"] == "/problems/insufficient-storage";
+            *refusal.lock().await = Some((after, body));
+            is_it
+        })
+        .await;
+    refusal.into_inner().expect("it was answered")
+}
+
+async fn readiness(world: &World) -> String {
+    let answer = world.client.get(world.url("admin", "/readyz")).send().await;
+    let text = answer.expect("the admin port answers").text().await;
+    text.expect("readiness is text")
+}
+
+fn doctor(world: &World) -> String {
+    let ran = Command::new(env!("CARGO_BIN_EXE_waybill"))
+        .args(["doctor", "--config"])
+        .arg(world.path("waybill.yaml"))
+        .args(["--admin", &world.address("admin").to_string()])
+        .args(["--http", &world.address("http").to_string()])
+        .args(["--brokers", &world.address("broker").to_string()])
+        .output()
+        .expect("the program was built");
+    String::from_utf8_lossy(&ran.stdout).into_owned()
+}
+
+fn is_alive(process: &mut Process) -> bool {
+    let ended = process.child.try_wait().expect("it is our child");
+    ended.is_none()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn below_the_mark_new_requests_are_answered_503_and_accepted_ones_go_on() {
+    let Some((mut world, disk)) = world_on_a_disk() else {
+        return;
+    };
+    let mut process = world.start("up", &[], LISTENERS);
+    world.ready().await;
+    run(&world, false).await;
+    let ids = deliver(&world, "before", 40).await;
+
+    // A quarter of the disk is the mark; what is left is plenty for what was accepted.
+    disk.fill((DISK_MIB / 4 - 8) << 20);
+    let (after, body) = refused(&world, "during").await;
+    assert_eq!(after.as_deref(), Some("10"), "{body}");
+    let readiness = readiness(&world).await;
+    assert!(readiness.contains("free disk space ("), "{readiness}");
+    assert!(
+        readiness.contains("storage.freeMin is 40 MiB"),
+        "{readiness}"
+    );
+    assert_eq!(world.metric("waybill_disk_low", "").await, 1.0);
+    let found = doctor(&world);
+    assert!(found.contains("storage.freeMin is 40 MiB"), "{found}");
+
+    run(&world, true).await;
+    world.all_reach(&ids, "Processed").await;
+    assert!(is_alive(&mut process), "{}", world.log_tail());
+    let repeated = world.deliver(&delivery("before-0", is_remote(0))).await;
+    assert_eq!(repeated, ids[0], "what was accepted is no new request");
+
+    disk.empty();
+    let more = deliver(&world, "after", 5).await;
+    world.all_reach(&more, "Processed").await;
+    world.ready().await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+}
