@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::Value;
@@ -89,7 +90,14 @@ async fn run(world: &World, running: bool) {
         let url = world.url("admin", &format!("/schedulers/{reader}"));
         let body = serde_json::json!({ "running": running });
         let answer = world.client.put(url).json(&body).send().await;
-        assert!(answer.is_ok_and(|answer| answer.status().is_success()));
+        let answer = answer.expect("the admin port answers");
+        let status = answer.status();
+        let said = answer.text().await.unwrap_or_default();
+        assert!(
+            status.is_success(),
+            "{status}: {said}\n{}",
+            world.log_tail()
+        );
     }
 }
 
@@ -181,6 +189,69 @@ async fn below_the_mark_new_requests_are_answered_503_and_accepted_ones_go_on() 
     assert_eq!(repeated, ids[0], "what was accepted is no new request");
 
     disk.empty();
+    let more = deliver(&world, "after", 5).await;
+    world.all_reach(&more, "Processed").await;
+    world.ready().await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+}
+
+/// The broker has a disk of its own, which is not full: the embedded store has to wait and go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_on_a_full_disk_ends_nothing_and_a_start_on_it_works() {
+    let Some((mut world, disk)) = world_on_a_disk() else {
+        return;
+    };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+    command.args([
+        "broker",
+        "--broker-listen",
+        "127.0.0.1:0",
+        "--admin",
+        "127.0.0.1:0",
+    ]);
+    command.arg("--data-dir").arg(world.path("brokers"));
+    let (_broker, addresses) = Process::start(command, &["broker"], &world.path("log.txt"));
+    let at = addresses["broker"].to_string();
+    let up = ["--brokers", &*at];
+    let listeners = ["http", "admin", "services"];
+    let mut process = world.start("up", &up, &listeners);
+    world.ready().await;
+    let done = deliver(&world, "done", 10).await;
+    world.all_reach(&done, "Processed").await;
+    run(&world, false).await;
+    let ids = deliver(&world, "before", 40).await;
+
+    disk.fill(0);
+    // It answers once the partition is owned, which it cannot be yet.
+    let world = Arc::new(world);
+    let asking = tokio::spawn({
+        let world = world.clone();
+        async move { run(&world, true).await }
+    });
+    refused(&world, "during").await;
+    world
+        .eventually("the store has met the full disk", async || {
+            readiness(&world)
+                .await
+                .contains("the state store could not write")
+        })
+        .await;
+    assert!(is_alive(&mut process), "{}", world.log_tail());
+    assert_eq!(
+        world.state(&done[0]).await.as_deref(),
+        Some("Processed"),
+        "reads go on"
+    );
+    asking.abort();
+    process.kill();
+
+    let mut process = world.again("up", &up, &listeners);
+    refused(&world, "again").await;
+    assert!(is_alive(&mut process), "{}", world.log_tail());
+
+    disk.empty();
+    world.all_reach(&ids, "Processed").await;
     let more = deliver(&world, "after", 5).await;
     world.all_reach(&more, "Processed").await;
     world.ready().await;
