@@ -12,6 +12,7 @@ use hyper::{Method, Request, StatusCode};
 use jiff::Timestamp;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
+use waybill_clock::wall_clock;
 
 use super::answer::{Answer, Problem, Unanswered, json_text, no_content, read_body};
 use super::control;
@@ -353,7 +354,7 @@ fn refuse_if_late(complete_by: &HeaderValue) -> Result<(), Problem> {
         .ok()
         .and_then(|text| text.parse::<Timestamp>().ok());
     match instant {
-        Some(instant) if instant < Timestamp::now() => Err(Problem::new(
+        Some(instant) if instant.as_microsecond() < wall_clock().as_micros() => Err(Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "complete-by-past",
             "the request came past its complete-by and was not performed",
