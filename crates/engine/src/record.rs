@@ -287,6 +287,9 @@ impl StepRequest {
     }
 }
 
+/// The code of the error with which an agent refuses an owner whose successor has asked it already.
+pub const OWNER_SUPERSEDED: &str = "owner-superseded";
+
 /// How an attempt ended.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Outcome {

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use waybill_clock::BootTime;
-use waybill_engine::{Epoch, Outcome, ShardId, StepRequest};
+use waybill_engine::{Epoch, OWNER_SUPERSEDED, Outcome, ShardId, StepRequest};
 
 use super::queue::RETRY_AFTER_MIN;
 use crate::handler::not_attempted;
@@ -64,7 +64,7 @@ impl Epochs {
 /// The answer to an owner that was superseded.
 pub(super) fn superseded() -> Outcome {
     let message = "a newer owner of the shard has asked for steps";
-    not_attempted("owner-superseded", message, RETRY_AFTER_MIN)
+    not_attempted(OWNER_SUPERSEDED, message, RETRY_AFTER_MIN)
 }
 
 #[cfg(test)]

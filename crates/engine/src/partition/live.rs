@@ -19,7 +19,7 @@ use crate::partition::command::Message;
 use crate::partition::config::{EngineConfig, EngineStats, Ownership};
 use crate::partition::messages;
 use crate::preview::workflow_of;
-use crate::record::{CreateRequest, Outcome, StepReply};
+use crate::record::{CreateRequest, OWNER_SUPERSEDED, Outcome, StepReply};
 use crate::step::IllegalTransition;
 use crate::time::Timestamp;
 use crate::workflow::{StepSet, Workflow, Workflows};
@@ -263,8 +263,11 @@ impl Live {
         reply: StepReply,
         desk: &mut Desk<'_>,
     ) -> Result<(), IllegalTransition> {
-        // It answers an earlier owner: this one has asked again, and that may be under way.
-        let is_refusal = matches!(reply.outcome, Outcome::NotAttempted { .. });
+        // An earlier owner was refused: this one has asked again, and that may be under way.
+        let is_refusal = matches!(
+            &reply.outcome,
+            Outcome::NotAttempted { error, .. } if error.code == OWNER_SUPERSEDED
+        );
         if is_refusal && reply.epoch < desk.ownership.epoch {
             desk.stats.stale_replies += 1;
             return Ok(());
