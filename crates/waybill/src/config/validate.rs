@@ -50,7 +50,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
     let heard_after = kafka.clients().metadata_refresh();
-    let rules: [(bool, &str, String); 53] = [
+    let rules: [(bool, &str, String); 55] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",

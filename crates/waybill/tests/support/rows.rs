@@ -50,6 +50,8 @@ pub fn untouched(state: ProcessState, steps: usize, updated_at: Timestamp) -> Op
         abandoned: false,
         tombstone: false,
         amended: None,
+        last_reply: None,
+        last_asked: Vec::new(),
         history: Vec::new(),
         steps: vec![StepProgress::default(); steps],
     }
