@@ -412,7 +412,7 @@ fn the_names_of_all_topics_and_groups_begin_with_the_prefix() {
     let found = loop {
         let found = groups();
         let is_there = |name: &&str| found.iter().any(|group| group == name);
-        if expected.iter().all(|name| is_there(name)) {
+        if expected.iter().all(is_there) {
             break found;
         }
         let log = || log_tail(&dir.path().join("log.txt"));
