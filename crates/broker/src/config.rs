@@ -64,8 +64,8 @@ pub struct BrokerConfig {
     pub producers_max: usize,
     /// How long an orderly shutdown waits for connections to finish. Default: 5 s.
     pub shutdown_timeout: Duration,
-    /// Set by the owner while the disk is short of room: topics with `waybill.disk.bytes.max` then refuse
-    /// records, as at that bound. All other topics go on. Default: not set.
+    /// Set by the owner while the disk is low: topics with `waybill.disk.low.refuse=true` then refuse records, and
+    /// all others go on. Default: not set.
     pub low_on_disk: Arc<AtomicBool>,
 }
 

@@ -26,6 +26,9 @@ pub struct TopicConfig {
     /// do not retry and report as surely not persisted. Unlike `retention.bytes` it deletes
     /// nothing. Space is freed by `DeleteRecords` and by retention. `None` (-1) sets no bound.
     pub disk_bytes_max: Option<u64>,
+    /// `waybill.disk.low.refuse`, a setting of this broker's own: whether produce requests are refused with
+    /// `POLICY_VIOLATION` while the disk is low ([`crate::BrokerConfig::low_on_disk`]).
+    pub refuse_on_low_disk: bool,
 }
 
 impl Default for TopicConfig {
@@ -38,6 +41,7 @@ impl Default for TopicConfig {
             segment_bytes: 64 << 20,
             message_bytes_max: 1_048_588,
             disk_bytes_max: None,
+            refuse_on_low_disk: false,
         }
     }
 }
@@ -64,7 +68,7 @@ pub enum TopicConfigError {
 }
 
 /// Every setting's name.
-pub(crate) const NAMES: [&str; 7] = [
+pub(crate) const NAMES: [&str; 8] = [
     "cleanup.policy",
     "flush.messages",
     "max.message.bytes",
@@ -72,6 +76,7 @@ pub(crate) const NAMES: [&str; 7] = [
     "retention.ms",
     "segment.bytes",
     "waybill.disk.bytes.max",
+    "waybill.disk.low.refuse",
 ];
 
 /// What Kafka answers for `flush.messages` where no sync is asked for.
@@ -140,6 +145,21 @@ impl TopicConfig {
                 };
                 Ok(())
             }
+            "waybill.disk.low.refuse" => {
+                self.refuse_on_low_disk = match value {
+                    None => defaults.refuse_on_low_disk,
+                    Some("true") => true,
+                    Some("false") => false,
+                    Some(other) => {
+                        return Err(TopicConfigError::Invalid {
+                            name: "waybill.disk.low.refuse",
+                            value: other.to_owned(),
+                            expected: "true or false",
+                        });
+                    }
+                };
+                Ok(())
+            }
             _ => Err(TopicConfigError::Unknown {
                 name: name.to_owned(),
             }),
@@ -160,6 +180,7 @@ impl TopicConfig {
             ),
             "segment.bytes" => self.segment_bytes.to_string(),
             "waybill.disk.bytes.max" => bound(self.disk_bytes_max),
+            "waybill.disk.low.refuse" => self.refuse_on_low_disk.to_string(),
             _ => return None,
         })
     }
@@ -212,6 +233,7 @@ mod tests {
             ("retention.ms", "60000"),
             ("segment.bytes", "4096"),
             ("waybill.disk.bytes.max", "5000"),
+            ("waybill.disk.low.refuse", "true"),
         ] {
             let mut config = defaults;
             config.set(name, Some(value), &defaults).unwrap();
@@ -235,6 +257,7 @@ mod tests {
             ("retention.ms", "-2"),
             ("cleanup.policy", "compact"),
             ("max.message.bytes", "much"),
+            ("waybill.disk.low.refuse", "yes"),
         ] {
             assert!(
                 matches!(

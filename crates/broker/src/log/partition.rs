@@ -42,7 +42,7 @@ pub(crate) struct Limits {
     pub(crate) producers_max: usize,
     /// The thread that syncs.
     pub(crate) syncs: Arc<SyncQueue>,
-    /// Whether topics with a bound on disk refuse records.
+    /// Whether topics with `waybill.disk.low.refuse` refuse records.
     pub(crate) low_on_disk: Arc<AtomicBool>,
 }
 
@@ -283,7 +283,7 @@ impl Partition {
         {
             return Err(AppendError::DiskBound { max });
         }
-        if config.disk_bytes_max.is_some() && self.limits.low_on_disk.load(Ordering::Relaxed) {
+        if config.refuse_on_low_disk && self.limits.low_on_disk.load(Ordering::Relaxed) {
             return Err(AppendError::LowOnDisk);
         }
         if log.active.bytes > 0 && log.active.bytes + header.bytes as u64 > config.segment_bytes {

@@ -51,6 +51,7 @@ impl Scene {
         let limits = Limits {
             producers_max: 10,
             syncs: Arc::clone(&syncs),
+            low_on_disk: Arc::default(),
         };
         let bytes = Arc::new(AtomicU64::new(0));
         let partition = Partition::open("t".into(), KEY, log_dir(dir), config, 0, bytes, limits)?;

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::log::{BatchHeader, test_batch};
+use crate::log::{BatchHeader, SyncedEnds, test_batch};
 use crate::stats::Counters;
 use crate::sync::SyncQueue;
 
@@ -12,7 +12,8 @@ const TIMES_MS: [i64; 3] = [0, 1_790_000_000_000, 4_102_444_800_000];
 fn open(dir: &Path) -> Topics {
     let limits = Limits {
         producers_max: 10,
-        syncs: SyncQueue::new(Arc::new(Counters::default())),
+        syncs: SyncQueue::new(Arc::new(Counters::default()), SyncedEnds::load(dir)),
+        low_on_disk: Arc::default(),
     };
     let meta = Arc::new(Meta::open(&dir.join("meta")).unwrap());
     Topics::open(dir, 10, limits, meta).unwrap()

@@ -63,6 +63,8 @@ pub(crate) const FLUSH: &str = "flush.messages";
 
 /// The bound of a topic's size on disk, which no broker but the embedded one has.
 pub(crate) const DISK_BOUND: &str = "waybill.disk.bytes.max";
+/// Whether a topic refuses records while the disk is low: of the embedded broker, too.
+pub(crate) const REFUSE_ON_LOW_DISK: &str = "waybill.disk.low.refuse";
 
 /// Which broker it is, as far as the topics differ by that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -457,7 +459,11 @@ fn on_the_embedded_broker(settings: &mut Vec<(&'static str, String)>, kind: Kind
         settings.push(("segment.bytes", segment.to_string()));
     };
     match kind {
-        Kind::Requests => bounded(settings, config.broker.requests_disk_bytes_max.as_u64()),
+        Kind::Requests => {
+            bounded(settings, config.broker.requests_disk_bytes_max.as_u64());
+            // What was accepted goes on while the disk is low, and needs recoveries for it.
+            settings.push((REFUSE_ON_LOW_DISK, "true".to_owned()));
+        }
         Kind::Recoveries => bounded(settings, config.broker.recoveries_disk_bytes_max.as_u64()),
         Kind::Steps => {
             settings.push(("retention.bytes", STEP_PARTITION_BYTES_MAX.to_string()));

@@ -180,14 +180,15 @@ async fn a_topic_at_its_disk_bound_refuses_records_for_good_and_deletes_nothing(
 }
 
 #[tokio::test]
-async fn while_the_disk_is_low_bounded_topics_refuse_records_and_others_go_on() {
+async fn while_the_disk_is_low_topics_that_say_so_refuse_records_and_others_go_on() {
     let dir = tempfile::tempdir().unwrap();
     let low = Arc::new(AtomicBool::new(false));
     let broker = broker_with(dir.path(), |config| config.low_on_disk = Arc::clone(&low)).await;
     let mut wire = Wire::connect(broker.address()).await;
+    let refuse = [("waybill.disk.low.refuse", "true")];
+    create(&mut wire, "requests", 1, &refuse).await;
     let bound = [("waybill.disk.bytes.max", "1000000")];
-    create(&mut wire, "requests", 1, &bound).await;
-    create(&mut wire, "replies", 1, &[]).await;
+    create(&mut wire, "replies", 1, &bound).await;
     assert_eq!(wire.produce("requests", &plain(b"a")).await.error_code, 0);
 
     low.store(true, Ordering::Relaxed);

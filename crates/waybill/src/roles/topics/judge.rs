@@ -13,12 +13,12 @@ use waybill_kafka::TopicSettings;
 
 use super::{
     BrokerKind, CONTACTS_RETENTION_MAX, DISK_BOUND, FLUSH, Found, Kind, Needed, PARTITIONS_KEY,
-    UNBOUNDED,
+    REFUSE_ON_LOW_DISK, UNBOUNDED,
 };
 use crate::config::Config;
 
 /// The settings of a topic that are worth showing.
-pub(crate) const SETTINGS_THAT_MATTER: [&str; 10] = [
+pub(crate) const SETTINGS_THAT_MATTER: [&str; 11] = [
     "cleanup.policy",
     "retention.ms",
     "retention.bytes",
@@ -29,6 +29,7 @@ pub(crate) const SETTINGS_THAT_MATTER: [&str; 10] = [
     "segment.bytes",
     FLUSH,
     DISK_BOUND,
+    REFUSE_ON_LOW_DISK,
 ];
 
 /// For so long what was accepted is kept at least, in milliseconds: an hour. Whoever is away for less loses
@@ -432,6 +433,9 @@ fn rules(config: &Config, broker: BrokerKind, topic: &Needed, copies: usize) -> 
             }
             if let Some(bound) = made_with(DISK_BOUND) {
                 rules.push(exactly(DISK_BOUND, &bound.to_string(), Weight::Warning));
+            }
+            if topic.kind == Kind::Requests {
+                rules.push(exactly(REFUSE_ON_LOW_DISK, "true", Weight::Warning));
             }
         }
     }
