@@ -52,5 +52,5 @@ async fn a_clock_an_hour_ahead_for_two_seconds_undoes_nothing_that_has_a_deadlin
     deliver().await;
     world.all_reach(&ids, "Processed").await;
     world.assert_one_effect_per_step(&ids, |_| false).await;
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    drop(up);
 }
