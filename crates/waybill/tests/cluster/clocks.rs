@@ -1,12 +1,13 @@
-//! Wall clocks that jump, each of another process and to and fro, while deliveries flow.
+//! Wall clocks that jump, each of another process and to and fro, while deliveries flow: libfaketime
+//! stands between the program and the system's clock. Clocks that only count go on as they are.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::clock::{Clock, library};
 use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
 use crate::world::{World, delivery};
 
@@ -17,6 +18,8 @@ const ROUND: usize = 100;
 const AHEAD: &str = "+20";
 const BEHIND: &str = "-20";
 const AS_IT_IS: &str = "+0";
+/// How long the library believes what it has read of a file.
+const READ_EVERY: &str = "1";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whosever_clock_jumps_every_delivery_ends_and_the_ledger_balances() {
@@ -92,4 +95,49 @@ async fn is_of_the_future(world: &World, id: &str) -> bool {
         .as_str()
         .and_then(|at| at.parse::<Timestamp>().ok());
     changed.is_some_and(|changed| changed > Timestamp::now() + Duration::from_secs(5))
+}
+
+/// A clock of one process.
+struct Clock {
+    of: &'static str,
+    file: PathBuf,
+    /// What its process is started with.
+    env: Vec<(String, String)>,
+}
+
+impl Clock {
+    fn new(library: &Path, dir: &Path, of: &'static str) -> Self {
+        let file = dir.join(format!("clock-of-{of}"));
+        let env = [
+            ("LD_PRELOAD", library.display().to_string()),
+            ("FAKETIME_TIMESTAMP_FILE", file.display().to_string()),
+            ("FAKETIME_CACHE_DURATION", READ_EVERY.to_owned()),
+            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
+            ("DONT_FAKE_MONOTONIC", "1".to_owned()),
+        ];
+        let clock = Self {
+            of,
+            file,
+            env: env.map(|(name, value)| (name.to_owned(), value)).into(),
+        };
+        clock.set(AS_IT_IS);
+        clock
+    }
+
+    /// So many seconds ahead of the system's.
+    fn set(&self, offset: &str) {
+        // Never seen half written.
+        let fresh = self.file.with_extension("fresh");
+        std::fs::write(&fresh, offset).expect("the directory is writable");
+        std::fs::rename(&fresh, &self.file).expect("it is there");
+    }
+}
+
+/// The library, where Debian has it.
+fn library() -> Option<PathBuf> {
+    let machines = std::fs::read_dir("/usr/lib").ok()?;
+    let libraries = machines
+        .filter_map(Result::ok)
+        .map(|machine| machine.path().join("faketime/libfaketimeMT.so.1"));
+    libraries.into_iter().find(|library| library.exists())
 }
