@@ -107,7 +107,8 @@ impl Reopening {
         if let Err(error) = rebuild::ask(&self.config.path) {
             tracing::warn!(%error, "the next start cannot be told to look for damage");
         }
-        let cause = "a flush or a compaction has failed twice though there is room: a file is damaged";
+        let cause =
+            "a flush or a compaction has failed twice though there is room: a file is damaged";
         self.damages.writes_are_refused(cause);
     }
 
