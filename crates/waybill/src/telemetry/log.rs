@@ -105,10 +105,11 @@ fn is_coloured() -> bool {
 }
 
 /// Whose lines there are: the crates that write any, and librdkafka, which writes under its own name.
-const WRITERS: [&str; 11] = [
+const WRITERS: [&str; 12] = [
     "waybill",
     "waybill_agent",
     "waybill_broker",
+    "waybill_clock",
     "waybill_drone_delivery",
     "waybill_kafka",
     "waybill_registry",
