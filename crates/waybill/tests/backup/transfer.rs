@@ -178,7 +178,14 @@ fn lines(file: &Path) -> Vec<(String, Value)> {
         })
         .collect();
     for (_, operation) in &mut lines {
-        for name in ["locked_by", "epoch", "next_due", "handed_off"] {
+        for name in [
+            "locked_by",
+            "epoch",
+            "next_due",
+            "handed_off",
+            "last_reply",
+            "last_asked",
+        ] {
             operation["state"][name] = Value::Null;
         }
         operation["created"]["request"] = Value::Null;
