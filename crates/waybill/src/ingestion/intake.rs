@@ -469,8 +469,8 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
             "The queue to the broker is full: requests come faster than it takes them.",
         ),
         ErrorCode::PolicyViolation => insufficient_storage(
-            "The broker takes no more of these records: their topic has reached its bound on disk, or its free disk \
-             space is below storage.freeMin.",
+            "The broker takes no more of these records: their topic has reached its bound on disk \
+             (broker.requestsDiskBytesMax, broker.recoveriesDiskBytesMax), or the free disk space is below storage.freeMin.",
         ),
         ErrorCode::MessageSizeTooLarge => Problem::new(
             Kind::BodyTooLarge,

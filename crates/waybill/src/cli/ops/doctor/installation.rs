@@ -545,7 +545,7 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
         );
         Finding::bad("workflows", said)
     }));
-    match listed(api, "Pending,Processing,Compensating").await {
+    match listed(api, "Processing,Compensating").await {
         Ok((live, _)) => findings.extend(overdue(live.values(), jiff::Timestamp::now())),
         Err(error) => findings.push(Finding::note(WHAT, error.to_string())),
     }
