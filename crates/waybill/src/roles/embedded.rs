@@ -118,8 +118,10 @@ mod tests {
             address: ([127, 0, 0, 1], 9092).into(),
             source,
         };
-        let mut config = Config::default();
-        config.data_dir = PathBuf::from("d");
+        let config = Config {
+            data_dir: PathBuf::from("d"),
+            ..Config::default()
+        };
         let taken = std::io::ErrorKind::AddrInUse.into();
         let told = format!("{:#}", broker_not_started(&config, listen(taken)));
         assert!(
