@@ -196,6 +196,7 @@ async fn a_keyspace_of_the_first_version_is_migrated_with_what_it_holds() {
             ordinary: Offset(41),
             expedited: Offset(0),
         },
+        is_begun: true,
         ..Lease::new(key, PartitionId(3))
     };
     let store = subject.store().await;
