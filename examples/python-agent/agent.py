@@ -92,7 +92,7 @@ class Epochs:
         epoch, asked_at = self.newest.get(shard, (0, now))
         if request["epoch"] < epoch and now - asked_at < OWNER_REMEMBERED:
             return True
-        if len(self.newest) >= SHARDS_MAX:
+        if shard not in self.newest and len(self.newest) >= SHARDS_MAX:
             self.newest.clear()
         self.newest[shard] = (request["epoch"], now)
         return False

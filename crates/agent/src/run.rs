@@ -12,8 +12,8 @@
 //!   for, or could not start in time, is answered `not attempted` at once.
 //! * **Past complete-by there is silence.** A request that is late when it is read or taken up is
 //!   not started, a handler that is late is dropped, and neither is answered.
-//! * **Who was superseded is refused.** A request of an owner whose successor has asked this process for steps of the
-//!   same shard is answered `not attempted`.
+//! * **A superseded owner is refused.** Once a newer owner of a shard has asked this process for steps, requests of the
+//!   older one are answered `not attempted`.
 //! * **Bad input harms only itself.** A record that cannot be decoded goes to its dead-letter topic
 //!   with its bytes; a panic ends one attempt. One that cannot be decoded *yet*, for want of the schema
 //!   registry, is kept, and no more are read meanwhile.

@@ -17,10 +17,10 @@
 //!   offline: nothing is acknowledged that may be lost.
 //! * **A torn tail is cut at the last whole batch** when a partition is opened, with a log line. It is torn only
 //!   if nothing valid follows it. A log that is damaged before valid records, or ends before its synced end, refuses the
-//!   start until [`repair_logs`] has been told to drop what is damaged.
+//!   start until [`repair_logs`] has dropped the damaged part.
 //! * **No damaged batch is served.** Checksums are verified each time that a batch is read.
-//! * **A full disk stops nothing but what needs space**: records are refused with an error that producers try
-//!   again after, and taken again as soon as there is room.
+//! * **A full disk fails only writes**: records are refused with a retriable error, and accepted again as soon as there
+//!   is room.
 //! * **No clock deletes records early.** Retention counts the time for which the broker has run; see
 //!   `retention.rs`.
 //! * **Nothing is polled.** A waiting fetch is woken by the append itself.

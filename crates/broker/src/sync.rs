@@ -210,7 +210,7 @@ impl<'a> Chores<'a> {
         // A partition that failed has said so itself.
         if let Err(NotClosed::Full(error)) = partition.finish_closing(&mut closing) {
             if self.unindexed.is_empty() {
-                tracing::warn!(%error, "no room for the index of a closed segment; it is tried again");
+                tracing::warn!(%error, "no room for the index of a closed segment; trying again");
             }
             self.unindexed.push(closing);
         }

@@ -355,7 +355,7 @@ impl Topics {
         let changed = changed.iter().filter(|(id, _)| self.by_id(*id).is_some());
         let changed = changed.map(|key| (*key.0.as_bytes(), key.1, &known[key]));
         if let Err(error) = self.meta.put_ages(now_ms, changed) {
-            tracing::warn!(%error, "the ages of segments were not noted; after a restart they are younger");
+            tracing::warn!(%error, "could not store the ages of segments; after a restart they count as younger");
         }
     }
 

@@ -120,6 +120,7 @@ counter! {
     /// follow it.
     Epoch(u64)
 }
+
 /// A shard: what one owner at a time runs. Its epochs count its owners.
 #[derive(
     Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize,

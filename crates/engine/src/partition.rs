@@ -17,8 +17,8 @@
 //! * **Requests are let in fairly.** They wait until there is room, and then go in by turns: so many expedited ones
 //!   for each ordinary one, and of each lane one of each tenant (`fair.rs`). Those of one tenant in one lane keep
 //!   their order.
-//! * **Time may go back, and stamps may not.** When the engine is told an earlier time, what was to be tried within a
-//!   while is tried within the same while from now on, and what is under way is asked for again.
+//! * **Time may go back, and stamps may not.** When the engine is given an earlier time, each retry keeps its remaining
+//!   waiting time, and attempts under way are requested again.
 //! * **Bad input harms only itself.** The logic of one operation runs under `catch_unwind`: if it
 //!   panics, or meets a state that cannot be, that operation is parked in `Error` with the code
 //!   `internal-error`, and the partition goes on.
@@ -113,7 +113,7 @@ pub struct PartitionEngine {
     /// Batches that were handed over, in order.
     unsettled: VecDeque<Unsettled>,
     last_stamp: Stamp,
-    /// The latest time that it was told since time last went back.
+    /// The latest time that it was given since time last went back.
     latest: Timestamp,
     gates: Gates,
     unreadable: UnreadableRows,

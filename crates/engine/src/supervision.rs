@@ -144,7 +144,7 @@ impl Supervision<'_> {
     }
 }
 
-/// The same for all that ask the same about the same attempt, and what to make of a failure, about the same failure:
+/// Equal for equal recoveries of the same attempt. Decisions about a failure (park, compensate) also name the failure:
 /// a step may fail for good twice without a new attempt in between.
 fn recovery_id(operation: OperationId, failure: Uuid, verb: &RecoveryVerb) -> Uuid {
     let of =

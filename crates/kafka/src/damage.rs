@@ -3,8 +3,8 @@
 //! Every batch carries a checksum, and every consumer verifies it (`check.crcs`). What librdkafka does with
 //! one that does not match cannot be worked with: it reports an error that rust-rdkafka strips of its
 //! partition, and reads on somewhere behind the batch, so that records are passed over in silence. So
-//! whoever meets damage trusts nothing that was prefetched: it looks for the partition here, and reads every
-//! other one again from where its own records ended.
+//! a consumer that meets damage discards everything that was prefetched: it looks for the damaged partition here, and
+//! reads every other one again from the end of the records that it has handed over.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use waybill_engine::{Offset, PartitionId};
 use crate::partition_consumer::offsets_list;
 use crate::poll::{Severity, severity};
 
-/// How long the search waits for the first word about one partition.
+/// How long the search waits for the first answer about one partition.
 const PROBE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A partition that cannot be read on, because the records from an offset on are damaged.
@@ -48,8 +48,8 @@ impl fmt::Display for DamagedLog {
     }
 }
 
-/// Those of the partitions whose records cannot be read from the offset on. One of which nothing is heard
-/// counts as whole: whoever reads on meets the damage again.
+/// Those of the partitions whose records cannot be read from the offset on. A partition without an
+/// answer counts as whole: reading it again meets the damage again.
 pub(crate) fn find(
     config: &ClientConfig,
     partitions: &[(String, PartitionId, Offset)],

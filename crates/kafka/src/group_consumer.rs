@@ -346,7 +346,7 @@ impl GroupConsumer {
                 offset = %log.offset,
                 cause = log.cause,
                 again_after_s = DAMAGED_AGAIN.as_secs(),
-                "records are damaged; the partition is not read on"
+                "records are damaged; stopped reading the partition"
             );
         }
         self.damaged =

@@ -304,7 +304,7 @@ impl PartitionConsumer {
                 partition = %log.partition,
                 offset = %log.offset,
                 cause = log.cause,
-                "records are damaged; the partition is not read on"
+                "records are damaged; stopped reading the partition"
             );
         }
         Err(PollError::Damaged(damaged))

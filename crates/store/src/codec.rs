@@ -90,7 +90,7 @@ pub(crate) enum Malformed {
     Empty,
     #[error("it has format {0}, which this program does not know here")]
     UnknownFormat(u8),
-    #[error("it lay in a damaged block of a store that was made anew")]
+    #[error("it was in a damaged block when the store was rebuilt")]
     Lost,
     #[error("it ends early, after {0} bytes")]
     Short(usize),

@@ -20,6 +20,7 @@ mod backup;
 mod damage;
 mod group;
 mod journal;
+mod lock;
 mod purge;
 mod rebuild;
 mod recent;

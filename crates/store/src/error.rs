@@ -21,7 +21,7 @@ pub enum StoreError {
     /// The disk of the embedded store is full. Nothing is lost, and what was attempted may be repeated: the store goes on
     /// by itself once there is room. Of a change it is not known whether it was made.
     #[error(
-        "{action} failed in the state store: its disk is full; it goes on by itself once there is room"
+        "{action} failed in the state store: its disk is full; writes resume once there is free space"
     )]
     Full {
         /// What was attempted.
@@ -75,7 +75,7 @@ pub enum StoreError {
     },
     /// A journal of the embedded store is damaged where acknowledged rows follow, which would be lost.
     #[error(
-        "the batch at offset {offset} of the journal {file} cannot be read: {problem}. To replay it would lose \
+        "the batch at offset {offset} of the journal {file} cannot be read: {problem}. Replaying it would lose \
          acknowledged rows. Restore a backup; or, to give up every row from there on, cut the file: \
          truncate --size {offset} {file}"
     )]

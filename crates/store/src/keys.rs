@@ -59,7 +59,7 @@ pub(crate) enum RowPart {
 }
 
 impl RowPart {
-    /// How it is called, for people.
+    /// Its name in messages.
     pub(crate) fn in_words(self) -> &'static str {
         match self {
             Self::State => "state",

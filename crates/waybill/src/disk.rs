@@ -37,12 +37,12 @@ const SIZE: Metric<Gauge> = Metric::new(
 );
 const FREE_MIN: Metric<Gauge> = Metric::new(
     "waybill_disk_free_min_bytes",
-    "The mark of storage.freeMin in bytes: with fewer free, new requests are refused",
+    "The threshold of storage.freeMin in bytes: with fewer free, new requests are refused",
     [],
 );
 const LOW: Metric<Gauge> = Metric::new(
     "waybill_disk_low",
-    "1 while new requests are refused because the disk is short of room, else 0",
+    "1 while new requests are refused because free disk space is low, else 0",
     [],
 );
 
@@ -102,7 +102,7 @@ impl LowDisk {
     }
 }
 
-/// Looks at the free space, and says what follows.
+/// Watches the free space and reports when it is low.
 #[derive(Debug)]
 pub(crate) struct DiskWatch {
     dir: PathBuf,
@@ -134,7 +134,7 @@ impl DiskWatch {
         watch
     }
 
-    /// What it says.
+    /// The flag that it keeps.
     pub(crate) fn low(&self) -> LowDisk {
         self.low.clone()
     }
@@ -223,7 +223,7 @@ pub(crate) fn bounds_exceed(bounds: u64, space: Space, dir: &Path) -> Option<Str
         format!(
             "the topics of the embedded broker may take {} in all, and the file system of {} has {}: lower \
              broker.requestsDiskBytesMax, partitions or kafka.stepPartitions for new topics, or give dataDir a larger \
-             disk; until then storage.freeMin refuses new requests when room is short",
+             disk; until then new requests are refused while less than storage.freeMin is free",
             rounded(bounds),
             dir.display(),
             rounded(space.size)

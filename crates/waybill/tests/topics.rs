@@ -1,6 +1,8 @@
 //! `waybill topics` as a process, on an embedded broker in another and, where `WAYBILL_TEST_BROKERS` names
 //! it (`HOST:PORT`), on Apache Kafka.
 
+#[path = "support/clock.rs"]
+mod clock;
 #[path = "support/process.rs"]
 mod process;
 
@@ -15,6 +17,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use uuid::Uuid;
 
+use clock::Clock;
 use process::{Process, log_tail, without_test_variables};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -434,33 +437,6 @@ fn the_names_of_all_topics_and_groups_begin_with_the_prefix() {
     assert!(others.is_empty(), "{others:?}");
 }
 
-/// A process whose wall clock the test sets: libfaketime stands between it and the system's.
-struct Clock(std::path::PathBuf);
-
-impl Clock {
-    /// So many seconds ahead.
-    fn set(&self, ahead: &str) {
-        // Never seen half written.
-        let fresh = self.0.with_extension("fresh");
-        std::fs::write(&fresh, ahead).unwrap();
-        std::fs::rename(&fresh, &self.0).unwrap();
-    }
-
-    fn of(command: &mut Command, file: std::path::PathBuf) -> Option<Self> {
-        let machines = std::fs::read_dir("/usr/lib").ok()?.filter_map(Result::ok);
-        let mut libraries =
-            machines.map(|machine| machine.path().join("faketime/libfaketimeMT.so.1"));
-        command.env("LD_PRELOAD", libraries.find(|library| library.exists())?);
-        command.env("FAKETIME_TIMESTAMP_FILE", &file);
-        command.env("FAKETIME_CACHE_DURATION", "1");
-        command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-        command.env("DONT_FAKE_MONOTONIC", "1");
-        let clock = Self(file);
-        clock.set("+0");
-        Some(clock)
-    }
-}
-
 #[test]
 fn a_wall_clock_that_steps_forward_by_days_deletes_no_request_that_waits() {
     let dir = tempfile::tempdir().unwrap();
@@ -470,10 +446,12 @@ fn a_wall_clock_that_steps_forward_by_days_deletes_no_request_that_waits() {
         up.args([flag, "127.0.0.1:0"]);
     }
     up.arg("--data-dir").arg(dir.path().join("data"));
-    let Some(clock) = Clock::of(&mut up, dir.path().join("clock")) else {
+    let Some(library) = clock::library() else {
         println!("SKIPPED: a clock that steps: libfaketime is not there (Debian: faketime)");
         return;
     };
+    let clock = Clock::new(&library, dir.path(), "up");
+    up.envs(clock.env.iter().cloned());
     let log = dir.path().join("log.txt");
     let (_up, addresses) = Process::start(up, &["broker", "http", "admin", "services"], &log);
     let runtime = tokio::runtime::Builder::new_current_thread()

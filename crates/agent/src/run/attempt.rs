@@ -1,8 +1,9 @@
 //! One attempt: on time, and with panics caught.
 
-use futures_util::FutureExt as _;
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
 use waybill_clock::wall_clock;
 use waybill_engine::{Action, Outcome, StepRequest};

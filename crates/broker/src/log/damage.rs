@@ -1,4 +1,4 @@
-//! What is said of a log that is not as it was written.
+//! Descriptions of damaged logs and batches.
 
 use std::path::PathBuf;
 

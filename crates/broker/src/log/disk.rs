@@ -113,8 +113,8 @@ impl LogFile {
 
     /// Writes the whole batches from `from` to `to` again, byte for byte, and syncs them.
     ///
-    /// A process that was told of a failed sync leaves pages behind that the kernel takes for clean though the disk
-    /// never got them. Only what is written again is written out by the next sync.
+    /// After a failed sync the kernel may keep pages that it considers clean although the disk never received them. The
+    /// next sync writes only what is written again.
     pub(crate) fn rewrite(&self, from: u64, to: u64) -> io::Result<()> {
         // A file that is open for appending ignores positions.
         let writer = OpenOptions::new().write(true).open(&self.path)?;
@@ -173,7 +173,7 @@ pub(crate) fn replace(path: &Path, unfinished: &Path, content: &[u8]) -> io::Res
     })
 }
 
-/// There are none in the program.
+/// Outside of tests no fault is planned.
 #[cfg(not(test))]
 mod faults {
     use std::io;

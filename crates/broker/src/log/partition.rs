@@ -32,7 +32,7 @@ use crate::{TopicConfig, locked};
 
 /// Positions of the newest batches, so that consumers near the end need no scan.
 const RECENT_MAX: usize = 256;
-/// Damaged batches of a partition that are told apart. More are counted and logged each time they are read.
+/// Damaged batches of a partition that are reported once each. Further ones are counted and logged on every read.
 const DAMAGED_MAX: usize = 64;
 
 /// What partitions share.
@@ -73,7 +73,7 @@ pub(crate) enum AppendError {
     TooLarge { bytes: usize, max: u64 },
     #[error("the topic's log has reached waybill.disk.bytes.max ({max} bytes)")]
     DiskBound { max: u64 },
-    #[error("the broker's disk is short of room (storage.freeMin)")]
+    #[error("the broker's disk is low on free space (storage.freeMin)")]
     LowOnDisk,
     #[error("batches of this producer before this one are missing")]
     OutOfOrder,
@@ -108,7 +108,7 @@ pub(crate) struct Partition {
     pub(super) log_start: AtomicI64,
     /// Everything below this is durable.
     pub(super) synced_end: AtomicI64,
-    /// Whether the closing thread has been told that `synced_end` has moved.
+    /// Whether storing `synced_end` is queued at the closing thread.
     pub(super) end_is_queued: AtomicBool,
     condition: AtomicU8,
     /// Why it is offline.

@@ -3,8 +3,8 @@
 //! What must hold:
 //!
 //! * **Nothing happens by itself.** A plan says what would be dropped; only [`Repair::apply`] changes files.
-//! * **No offset is given out twice.** In the place of lost records stands a batch without records that spans their
-//!   offsets, as in a compacted log: consumers go on behind it.
+//! * **No offset is assigned twice.** A batch without records replaces the lost ones and spans their offsets, as in a
+//!   compacted log: consumers continue behind it.
 //! * **Damaged bytes are kept aside** in files of their own, before the log is changed.
 //! * **A repair that is cut short harms nothing**: a segment is replaced as a whole, and the next try finds what is left.
 
@@ -55,7 +55,8 @@ pub(crate) struct Repair {
 }
 
 impl Repair {
-    /// Reads the whole log in `dir` and plans what to drop. Changes nothing.
+    /// Reads the whole log in `dir` and plans what to drop. Changes no log; where a segment is missing, an empty file is
+    /// created.
     pub(crate) fn plan(dir: &Path, synced_end: Option<i64>) -> Result<Self, LogError> {
         let mut plan = Self {
             dir: dir.to_owned(),

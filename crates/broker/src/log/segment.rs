@@ -4,8 +4,8 @@
 //! a closed one never changes again and has an index file beside it, which also holds the state
 //! of the partition's producers at the segment's end. An index file is written only after its
 //! segment was synced, so a closed segment with a valid index needs no scan. The active segment gets one at an
-//! orderly shutdown, for its producers: it is valid for exactly the length that the segment had then, and the segment
-//! is read at the next start all the same.
+//! orderly shutdown, for its producers: it is valid for exactly the length that the segment had then, and the next
+//! start still reads the segment.
 
 use std::fs::{self, File};
 use std::io;

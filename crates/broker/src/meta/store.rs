@@ -91,7 +91,7 @@ impl Reopening {
         if lacks_room && !self.is_full.swap(true, Ordering::AcqRel) {
             tracing::error!(
                 error = error as &dyn Error,
-                "the disk is full: the broker's metadata is written again when there is room"
+                "the disk is full: the broker's metadata cannot be written until there is room"
             );
         }
     }
@@ -123,13 +123,13 @@ impl Reopening {
                 *slot = Some(Arc::new(store));
                 *tried = None;
                 self.is_full.store(false, Ordering::Release);
-                tracing::info!("the disk has room again: the broker's metadata was opened anew");
+                tracing::info!("the disk has room again; reopened the broker's metadata");
             }
             Err(error) => {
                 *tried = Some(Instant::now());
                 tracing::warn!(
                     error = &error as &dyn Error,
-                    "the broker's metadata could not be opened anew"
+                    "could not reopen the broker's metadata; trying again"
                 );
             }
         }

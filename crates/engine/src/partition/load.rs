@@ -135,8 +135,8 @@ impl PartitionEngine {
 
     /// Lets go of an operation whose row cannot be read: what waited for it is done, a person is
     /// told, and the row stays as it is. (Nothing is answered: what was asked may have been done
-    /// before.) Replies are kept until the row can be read. The deadline index has it looked at again, for the row may have been restored by then;
-    /// whoever comes for it before adds no other entry, and no other alert.
+    /// before.) Replies are kept until the row can be read. The deadline index has it looked at again, for the row may
+    /// have been restored by then; further events before that add no other entry, and no other alert.
     pub(super) fn unloadable(&mut self, id: OperationId, cause: String, now: Timestamp) {
         let Some(loading) = self.take_loading(id) else {
             return;

@@ -5,9 +5,9 @@
 //! the last byte, for the row holds what it tells until the next one has a number; a repeated record
 //! of a failure may show steps further than its first did, where something ran on beside the failure.
 
-use uuid::Uuid;
-
 use std::sync::Arc;
+
+use uuid::Uuid;
 
 use crate::advance::results_for;
 use crate::id::OperationId;

@@ -5,7 +5,7 @@
 //!
 //! * A damaged block makes only its own entries unreadable. A read of one key fails for that key; a walk
 //!   goes on with the first key behind the block.
-//! * Whatever is passed over is noted, and told once in the log with the file that holds it.
+//! * Whatever is skipped is noted, and logged once with the file that holds it.
 //!
 //! Keys say where a block ends only by trial, since the key-value store does not tell: [`Walk`] halves the
 //! key space until it knows. Entries of other files that lie between the same two keys are passed over as
@@ -25,8 +25,8 @@ use crate::{DamageReport, DamagedPart, StoreError, keys};
 /// `EIO`: what the operating system reports for a sector that it cannot read.
 const EIO: i32 = 5;
 
-/// What an error says of data that is damaged; `None` if it says something else, such as that there are too
-/// many open files.
+/// The description of damage if an error is caused by damaged data; `None` for other errors, such as too many open
+/// files.
 pub(super) fn cause(error: &Error) -> Option<String> {
     let text = match error {
         Error::Storage(LsmError::Io(error)) | Error::Io(error) => return io_cause(error),
@@ -107,7 +107,7 @@ impl Damages {
         }
         tracing::error!(
             cause,
-            "the state store takes no more writes: the next start makes it anew of what can be read"
+            "the state store no longer accepts writes; the next start rebuilds it from the readable data"
         );
         met.refused = Some(DamagedPart {
             table: "all",
@@ -159,7 +159,7 @@ impl Damages {
             entries = said.entries,
             files = ?said.files,
             cause,
-            "entries of the state store are damaged and passed over"
+            "skipped damaged entries of the state store"
         );
         let part = Part {
             number: met.parts.len(),

@@ -12,15 +12,13 @@
 //! `2 · kind u8 · compression u8 · table u64 · key length u16 · length u32 · length as stored u32 · key ·
 //! value`, or `4 · table u64`. Numbers are little-endian, and each batch has a higher one than the batch before.
 
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::StoreError;
 
-/// The file that whoever has the store open holds a lock on.
-const LOCK: &str = "lock";
 /// How the end marker of a batch ends.
 const TRAILER: &[u8] = b"FJL\x03";
 /// A start marker: tag, items, number.
@@ -28,23 +26,13 @@ const START_BYTES: usize = 1 + 4 + 8;
 /// An end marker: tag, checksum, trailer.
 const END_BYTES: usize = 1 + 8 + TRAILER.len();
 
-/// Refuses a store one of whose journals is damaged in front of valid batches.
+/// Refuses a store one of whose journals is damaged in front of valid batches. The caller has locked the store.
 ///
 /// # Errors
 ///
 /// [`StoreError::Journal`] if one is; [`StoreError::Unavailable`] if one cannot be read.
 pub(super) fn check(store: &Path) -> Result<(), StoreError> {
     let failed = |error| StoreError::unavailable("reading the journals", error);
-    if !store.join(LOCK).exists() {
-        return Ok(());
-    }
-    let lock = File::open(store.join(LOCK)).map_err(failed)?;
-    match lock.try_lock() {
-        Ok(()) => {}
-        // Somebody is writing. Whoever opens the store next is told so.
-        Err(TryLockError::WouldBlock) => return Ok(()),
-        Err(TryLockError::Error(error)) => return Err(failed(error)),
-    }
     for file in journals(store).map_err(failed)? {
         let bytes = fs::read(&file).map_err(failed)?;
         if let Some(damage) = damage(&bytes) {

@@ -122,7 +122,7 @@ impl Purger {
         if let Err(error) = self.save_retention() {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "rows are kept longer"
+                "could not save the retention time; rows are kept longer"
             );
         }
     }

@@ -30,13 +30,13 @@ use crate::{StoreError, codec, keys};
 /// The file that asks for a new store.
 const MARK: &str = "rebuild";
 
-/// Has whoever opens the store next make a new one of what can be read.
+/// Requests that the next opening of the store rebuilds it from the readable data.
 pub(super) fn ask(store: &Path) -> io::Result<()> {
     File::create(store.join(MARK))?.sync_all()?;
     sync_dir(store)
 }
 
-/// Makes a new store of what can be read, if that was asked for.
+/// Rebuilds the store from its readable data, if that was requested.
 ///
 /// # Errors
 ///
@@ -70,7 +70,7 @@ pub(super) fn if_asked(config: &EmbeddedConfig) -> Result<(), StoreError> {
     tracing::error!(
         store = %store.display(),
         unreadable_rows = lost,
-        "the state store was damaged, and is made anew of what could be read; the damaged one is kept beside it"
+        "rebuilt the damaged state store from its readable data; the damaged one is kept beside it"
     );
     Ok(())
 }

@@ -105,10 +105,10 @@ impl Reopening {
     /// Takes no more writes, and has the next start make the store anew.
     fn end(&self) {
         if let Err(error) = rebuild::ask(&self.config.path) {
-            tracing::warn!(%error, "the next start cannot be told to look for damage");
+            tracing::warn!(%error, "could not request a rebuild; the next start will not look for damage");
         }
         let cause =
-            "a flush or a compaction has failed twice though there is room: a file is damaged";
+            "a flush or a compaction failed twice although there is free space: a file is damaged";
         self.damages.writes_are_refused(cause);
     }
 

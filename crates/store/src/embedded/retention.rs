@@ -36,7 +36,7 @@ impl Retention {
                 // What is kept for too long does no harm.
                 tracing::error!(
                     error = &error as &dyn std::error::Error,
-                    "the time of retention cannot be read; rows written before are kept"
+                    "the stored retention time cannot be read; rows written before are kept"
                 );
                 Timestamp(0)
             }

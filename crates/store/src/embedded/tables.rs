@@ -26,6 +26,7 @@ use waybill_clock::wall_clock;
 use waybill_engine::{OperationId, OperationRow, OperationState, PartitionId, Stamp, Timestamp};
 
 use super::damage::{self, Damages, Order, Walk};
+use super::lock::lock;
 use super::retention::Retention;
 use super::{EmbeddedConfig, journal, unsynced};
 use crate::codec::{self, Malformed, StateHeader};
@@ -104,9 +105,13 @@ impl Tables {
             },
             error => StoreError::unavailable("opening", error),
         };
-        journal::check(&config.path)?;
-        unsynced::write_again(&config.path)
-            .map_err(|error| StoreError::unavailable("opening", error))?;
+        if let Some(lock) = lock(&config.path)? {
+            journal::check(&config.path)?;
+            unsynced::write_again(&config.path)
+                .map_err(|error| StoreError::unavailable("opening", error))?;
+            // The key-value store locks the directory itself.
+            drop(lock);
+        }
         let db = Database::builder(&config.path)
             .cache_size(config.cache_bytes)
             .max_journaling_size(config.journal_bytes_max.max(JOURNAL_BYTES_LEAST))

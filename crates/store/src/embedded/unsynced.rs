@@ -5,7 +5,7 @@
 //! the page cache counts as clean: no later sync writes it, and after a power loss it is a hole that everything behind
 //! it in the journal is lost with. So all of the journal is made dirty, and synced, before the store is opened.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -14,18 +14,8 @@ use std::path::Path;
 const BLOCK_BYTES: usize = 4 << 10;
 const READ_BYTES: usize = 256 * BLOCK_BYTES;
 
-/// Writes the journal files of the store in `dir` again, byte for byte, and syncs them. Does nothing where there is no
-/// store, or another process has it open.
+/// Writes the journal files of the store in `dir` again, byte for byte, and syncs them. The caller has locked the store.
 pub(super) fn write_again(dir: &Path) -> io::Result<()> {
-    let lock = match File::open(dir.join("lock")) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        lock => lock?,
-    };
-    match lock.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => return Ok(()),
-        Err(TryLockError::Error(error)) => return Err(error),
-    }
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "jnl") {
@@ -57,12 +47,14 @@ fn write_file_again(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::MetadataExt;
     use std::time::{Duration, SystemTime};
 
     use super::super::EmbeddedConfig;
     use super::super::tables::Tables;
     use super::*;
+    use crate::StoreError;
 
     fn journals(dir: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
         let entries = fs::read_dir(dir).unwrap();
@@ -77,7 +69,6 @@ mod tests {
     fn the_journal_is_written_again_unchanged_before_a_store_is_opened() {
         let dir = tempfile::tempdir().unwrap();
         let config = EmbeddedConfig::new(dir.path());
-        write_again(dir.path()).unwrap();
         let tables = Tables::open(&config).unwrap();
         tables.corrupt.insert("key", "value").unwrap();
         drop(tables);
@@ -113,7 +104,11 @@ mod tests {
         let tables = Tables::open(&config).unwrap();
         assert!(is_written(), "opening a store writes its journal again");
         age();
-        write_again(dir.path()).unwrap();
+        let second = Tables::open(&config).err();
+        assert!(
+            matches!(second, Some(StoreError::Locked { .. })),
+            "{second:?}"
+        );
         assert!(!is_written(), "the journal of an open store is left alone");
         drop(tables);
     }

@@ -483,7 +483,7 @@ async fn a_store_that_a_compaction_of_a_damaged_block_has_ended_is_made_anew_of_
         match damaged.contains(id) {
             true => {
                 let error = read.unwrap_err().to_string();
-                assert!(error.contains("made anew"), "{error}");
+                assert!(error.contains("was rebuilt"), "{error}");
             }
             false => assert_eq!(read, Ok(Some(self::row(*id, stamp, 1)))),
         }

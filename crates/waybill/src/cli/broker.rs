@@ -38,7 +38,7 @@ pub struct RepairArgs {
 }
 
 impl BrokerCommand {
-    /// Does it, and prints what there is to say.
+    /// Runs the command and prints its findings.
     ///
     /// # Errors
     ///
@@ -48,7 +48,7 @@ impl BrokerCommand {
         let dir = broker_dir(&config.data_dir);
         anyhow::ensure!(
             dir.is_dir(),
-            "{} has no embedded broker's files (--data-dir)",
+            "{} holds no data of an embedded broker (--data-dir)",
             config.data_dir.display()
         );
         let found = repair_logs(
@@ -66,7 +66,7 @@ impl BrokerCommand {
         }
         anyhow::ensure!(
             found.is_empty() || arguments.apply,
-            "logs are damaged in {} places, nothing was changed; --apply drops what is named above",
+            "logs are damaged in {} places; nothing was changed (--apply drops the records above)",
             found.len()
         );
         if found.is_empty() {

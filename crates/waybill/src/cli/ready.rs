@@ -100,7 +100,7 @@ impl<'a> ReadyView<'a> {
 
 /// How a process is.
 pub(super) enum Readiness {
-    /// It is, and this is wrong all the same.
+    /// It is ready, with these warnings.
     Ready(Vec<String>),
     /// What it waits for.
     Waits(Vec<String>),

@@ -152,7 +152,7 @@ pub struct BrokerConfig {
     pub segment_bytes: ByteSize,
     /// The largest request of a client, which bounds the largest batch.
     pub request_bytes_max: ByteSize,
-    /// Connections at once. A further one takes the place of the one that has been idle for longest.
+    /// Connections at once. One more replaces the one that has been idle for longest, or is closed if none is idle.
     pub connections_max: usize,
     /// How long a connection may be idle before it is closed.
     #[serde(with = "units::duration")]

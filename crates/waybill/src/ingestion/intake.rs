@@ -61,7 +61,7 @@ pub struct Intake {
     accept_timeout: Duration,
 }
 
-/// After how long it is worth trying again where the disk is short of room: space is given back every 10 s.
+/// `Retry-After` while disk space is low: the broker frees space every 10 s.
 const STORAGE_RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// How much longer than the producer a request waits: the producer's own time-out knows whether
@@ -185,7 +185,7 @@ impl Intake {
         submission.check_deadlines()?;
         if self.low_disk.is_low() {
             return Err(insufficient_storage(
-                "The free disk space is below storage.freeMin: accepted operations go on, and new ones are refused.",
+                "Free disk space is below storage.freeMin: accepted operations go on, and new ones are refused.",
             ));
         }
         let mut value = Vec::with_capacity(record.input.len() + 256);

@@ -105,7 +105,7 @@ pub struct Guards {
     pub auth: Auth,
     /// Proves who answers.
     pub tls: Tls,
-    /// Refuses new requests while the disk of this process is short of room.
+    /// Refuses new requests while disk space is low.
     pub low_disk: LowDisk,
 }
 

@@ -233,7 +233,7 @@ impl Kind {
                 "The request was surely not accepted. Send it again after the time that Retry-After says."),
             Self::InsufficientStorage => ("/problems/insufficient-storage", S::SERVICE_UNAVAILABLE,
                 "Insufficient disk space",
-                "The request was not accepted. Send it again after the time that Retry-After says. Accepted operations go on. Free disk space on the machine of the broker and the store: the state ends by itself (storage.freeMin, broker.requestsDiskBytesMax)."),
+                "The request was not accepted. Send it again after the time that Retry-After says. Accepted operations go on. Free disk space on the machine of the broker and the store; new requests are then accepted again (storage.freeMin, broker.requestsDiskBytesMax)."),
             Self::StoreUnavailable => ("/problems/store-unavailable", S::SERVICE_UNAVAILABLE,
                 "The state store does not answer now",
                 "Nothing was accepted. Send the request again after the time that Retry-After says."),

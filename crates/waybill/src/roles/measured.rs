@@ -25,7 +25,7 @@ const FAILURES: Metric<Counter, 1> = Metric::new(
 );
 const DAMAGED: Metric<Gauge> = Metric::new(
     "waybill_store_damaged_parts",
-    "Rows and stretches of index entries in the embedded store that were found to be damaged since it was opened",
+    "Damaged rows and ranges of index entries found in the embedded store since it was opened",
     [],
 );
 

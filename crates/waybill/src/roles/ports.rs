@@ -23,7 +23,9 @@ pub(super) fn check(role: Role, config: &Config) -> anyhow::Result<()> {
         // Port 0 is any that is free.
         let is_twice = address.port() != 0 && !seen.insert(address);
         let bound = match is_twice {
-            true => Err(io::Error::other("another of these settings names the same")),
+            true => Err(io::Error::other(
+                "another of these settings names the same address",
+            )),
             false => bind(address),
         };
         if let Err(error) = bound {

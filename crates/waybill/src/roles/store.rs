@@ -133,8 +133,8 @@ async fn embedded(config: &Config, running: &Running) -> anyhow::Result<Arc<Embe
         match refused {
             None => Ok(()),
             Some(why) => anyhow::bail!(
-                "the state store takes no more writes: {why}. Start again: the store is then made anew of what can \
-                 be read, and the damaged one is kept beside it"
+                "the state store no longer accepts writes: {why}. Start the process again: it rebuilds the store \
+                 from the readable data and keeps the damaged one beside it"
             ),
         }
     });

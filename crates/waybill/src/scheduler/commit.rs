@@ -28,7 +28,7 @@ use super::metrics::{CommitMetrics, STUCK};
 use super::outlet::{Asker, Outlet, Settled};
 use super::partition::{Slot, SlotState};
 use super::spans;
-use super::tasks::{self, TaskError};
+use super::tasks::{self, Task, TaskError};
 use super::unreadable::UnreadableRows;
 use crate::chain::chain;
 
@@ -224,7 +224,7 @@ impl Commits {
             Ok(index::write(&*store, write, now + rest).await?)
         };
         let input = move |result| Input::Committed { number, result };
-        tasks::spawn(&self.runtime, &self.sender, "commit", writing, input);
+        tasks::spawn(&self.runtime, &self.sender, Task::Commit, writing, input);
     }
 
     /// How long the loop may sleep at most for what is done here; `None` if something wakes it.
@@ -332,7 +332,7 @@ impl Commits {
             .chain(stuck)
             .collect();
         for commit in &stuck {
-            STUCK.of(["commit"]).increment(1);
+            STUCK.of([Task::Commit.name()]).increment(1);
             let age = commit.began.elapsed();
             let readers = commit.parts.len();
             tracing::error!(

@@ -1,4 +1,4 @@
-//! Compares a checkpoint with its logs: where a reader begins, and why it may not.
+//! Compares a checkpoint with its logs, and decides where a reader begins or why it is refused.
 //!
 //! What must hold: **nothing is skipped silently**. Requests and recoveries must be read to the end. A log of these that
 //! begins behind the checkpoint, ends before it, or has another record below it is refused. A person may set
@@ -56,7 +56,7 @@ pub(super) enum Misfit {
     /// It ends before the checkpoint.
     #[error(
         "records are done up to offset {done}, but the log ends at {end}: this is another topic than the checkpoint \
-         was taken on; if it was made anew, and what was not done of the old one is to be lost, set \
+         was taken on; if it was recreated and the unfinished records of the old one may be lost, set \
          scheduler.skipDeletedRequests: true"
     )]
     Shorter {
@@ -67,7 +67,7 @@ pub(super) enum Misfit {
     },
     /// A record below the checkpoint is not the one that was done.
     #[error(
-        "{0}; if it was made anew, and what was not done of the old one is to be lost, set \
+        "{0}; if the topic was recreated and the unfinished records of the old one may be lost, set \
          scheduler.skipDeletedRequests: true"
     )]
     Differs(String),

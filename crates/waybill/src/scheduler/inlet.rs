@@ -25,7 +25,7 @@ use super::credit::Credit;
 use super::decode::Decoder;
 use super::fit::StartOffsets;
 use super::input::{Generation, Input, Inputs, LogEnds};
-use super::tasks::Panicked;
+use super::tasks::{Panicked, Task};
 
 /// The longest that a fetch may wait for records. librdkafka takes a partition that was just added
 /// into its next fetch only.
@@ -223,7 +223,7 @@ impl Inlet {
                 let polling = AssertUnwindSafe(|| poller.run(&inbox));
                 if let Err(payload) = std::panic::catch_unwind(polling) {
                     // The loop has ended where nobody takes it.
-                    let _ = told.send(Input::Panicked(Panicked::of("consumer", &*payload)));
+                    let _ = told.send(Input::Panicked(Panicked::of(Task::Consume, &*payload)));
                 }
             })?;
         Ok(Self {

@@ -160,9 +160,9 @@ pub(super) enum AcquireError {
     Store(#[from] StoreError),
     /// Its log was run before, and the store knows nothing of it.
     #[error(
-        "the state store knows nothing of this partition, but {sign}: check that it is the right one (keyspace, data \
-         directory), and that nothing was accepted which is gone from the log; to begin with what the log still has, \
-         set scheduler.startWithoutState: true"
+        "the state store has no record of this partition, but {sign}: check that it is the right store (keyspace, data \
+         directory) and that no accepted request is missing from the log; to start from what the log still has, set \
+         scheduler.startWithoutState: true"
     )]
     StateElsewhere {
         /// What says so.

@@ -10,6 +10,7 @@ use waybill_engine::{
 use waybill_telemetry::{Declared, Kind, Metric};
 
 use super::lag::Lag;
+use super::tasks::Task;
 use crate::admin::{HeldView, SchedulerView};
 
 const COMMIT_DURATION: Metric<Histogram> = Metric::new(
@@ -409,8 +410,11 @@ impl CommitMetrics {
         for rare in [LEASES_LOST, UNSENDABLE, COPIES_DROPPED] {
             rare.of([]).increment(0);
         }
-        for what in ["commit", "load"] {
-            STUCK.of([what]).increment(0);
+        for what in [Task::Commit, Task::Load] {
+            STUCK.of([what.name()]).increment(0);
+        }
+        for task in Task::ALL {
+            TASK_PANICS.of([task.name()]).increment(0);
         }
         Self {
             duration: COMMIT_DURATION.of([]),

@@ -14,7 +14,7 @@ use waybill_store::Layout;
 use super::input::Input;
 use super::partition::{Slot, SlotState};
 use super::shell::Shell;
-use super::tasks::{self, TaskError};
+use super::tasks::{self, Task, TaskError};
 use crate::chain::chain;
 
 /// Which readers a process runs.
@@ -59,7 +59,7 @@ impl Shell {
         tasks::spawn(
             &self.runtime,
             &self.sender,
-            "layout",
+            Task::Layout,
             reading,
             Input::Layout,
         );

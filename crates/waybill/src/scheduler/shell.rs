@@ -35,7 +35,7 @@ use super::inlet::Inlets;
 use super::input::{Arrived, Generation, Input, Inputs};
 use super::metrics::STUCK;
 use super::partition::{Owned, Slot, SlotState};
-use super::tasks::{self, TaskError};
+use super::tasks::{self, Task, TaskError};
 use super::unreadable::UnreadableRows;
 use super::upkeep::RETRY_AFTER;
 use super::view::Views;
@@ -353,7 +353,7 @@ impl Shell {
                 generation,
                 result,
             };
-            tasks::spawn(&self.runtime, &self.sender, "load", loading, input);
+            tasks::spawn(&self.runtime, &self.sender, Task::Load, loading, input);
         }
     }
 
@@ -370,7 +370,7 @@ impl Shell {
             };
             let age = owned.loading_since.map(|since| since.elapsed());
             if let Some(age) = age.filter(|age| *age >= stuck_after) {
-                STUCK.of(["load"]).increment(1);
+                STUCK.of([Task::Load.name()]).increment(1);
                 tracing::error!(%reader, ?age, "giving up a load of rows without an answer");
                 loads.push((reader, slot.generation));
             }
@@ -513,7 +513,7 @@ impl Shell {
                 generation,
                 end,
             };
-            tasks::spawn(&self.runtime, &self.sender, "inbox-end", asking, input);
+            tasks::spawn(&self.runtime, &self.sender, Task::InboxEnd, asking, input);
         }
     }
 

@@ -13,22 +13,67 @@ use waybill_store::StoreError;
 use super::input::{Input, Inputs};
 use super::metrics::TASK_PANICS;
 
+/// What a task of the scheduler does.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Task {
+    Acquire,
+    Commit,
+    /// Polls a consumer.
+    Consume,
+    /// Finds the end that the inbox has.
+    InboxEnd,
+    /// Reads the layout of readers.
+    Layout,
+    /// Loads rows.
+    Load,
+    Release,
+    Renew,
+}
+
+impl Task {
+    /// All of them.
+    pub(super) const ALL: [Self; 8] = [
+        Self::Acquire,
+        Self::Commit,
+        Self::Consume,
+        Self::InboxEnd,
+        Self::Layout,
+        Self::Load,
+        Self::Release,
+        Self::Renew,
+    ];
+
+    /// How it is called in logs and metrics.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Acquire => "acquire",
+            Self::Commit => "commit",
+            Self::Consume => "consume",
+            Self::InboxEnd => "inbox-end",
+            Self::Layout => "layout",
+            Self::Load => "load",
+            Self::Release => "release",
+            Self::Renew => "renew",
+        }
+    }
+}
+
 /// A task panicked. What it had begun may have happened.
 #[derive(Debug, thiserror::Error)]
-#[error("the task {task} panicked: {message}")]
+#[error("the task {} panicked: {message}", .task.name())]
 pub(super) struct Panicked {
-    task: &'static str,
+    task: Task,
     message: String,
 }
 
 impl Panicked {
-    /// The task of this name panicked. Counts it.
-    pub(super) fn of(task: &'static str, payload: &(dyn Any + Send)) -> Self {
-        TASK_PANICS.of([task]).increment(1);
+    /// This task panicked. Counts it.
+    pub(super) fn of(task: Task, payload: &(dyn Any + Send)) -> Self {
+        TASK_PANICS.of([task.name()]).increment(1);
         let text = payload.downcast_ref::<&str>().copied();
         let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
         let message = text.unwrap_or("no message").to_owned();
-        tracing::error!(task, message, "a task panicked");
+        tracing::error!(task = task.name(), message, "a task panicked");
         Self { task, message }
     }
 }
@@ -48,7 +93,7 @@ pub(super) enum TaskError {
 pub(super) fn spawn<T, E: From<Panicked>>(
     runtime: &Handle,
     sender: &Inputs,
-    task: &'static str,
+    task: Task,
     work: impl Future<Output = Result<T, E>> + Send + 'static,
     input: impl FnOnce(Result<T, E>) -> Input + Send + 'static,
 ) {
@@ -61,10 +106,10 @@ pub(super) fn spawn<T, E: From<Panicked>>(
     });
 }
 
-/// Runs `work`, for whose end nobody waits. A panic in it is counted and told of.
+/// Runs `work`, for whose end nobody waits. A panic in it is counted and logged.
 pub(super) fn spawn_unawaited(
     runtime: &Handle,
-    task: &'static str,
+    task: Task,
     work: impl Future<Output = ()> + Send + 'static,
 ) {
     runtime.spawn(async move {
@@ -88,7 +133,7 @@ mod tests {
         let (sender, inputs) = mpsc::channel();
         let answer = |work: fn() -> Result<Option<Layout>, TaskError>| {
             let work = async move { work() };
-            spawn(runtime.handle(), &sender, "layout", work, Input::Layout);
+            spawn(runtime.handle(), &sender, Task::Layout, work, Input::Layout);
             match inputs.recv().unwrap() {
                 Input::Layout(Err(error)) => error.to_string(),
                 other => panic!("{other:?}"),

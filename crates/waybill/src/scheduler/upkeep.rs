@@ -17,7 +17,7 @@ use super::metrics::LEASES_LOST;
 use super::ownership::{self, HeldLease, Renewal};
 use super::partition::{Differing, Owned, Slot, SlotState};
 use super::shell::Shell;
-use super::tasks::{self, TaskError};
+use super::tasks::{self, Task, TaskError};
 use crate::chain::chain;
 use crate::clock::BootTime;
 use crate::readers;
@@ -64,7 +64,7 @@ impl Shell {
                 generation,
                 result,
             };
-            tasks::spawn(&self.runtime, &self.sender, "acquire", acquiring, input);
+            tasks::spawn(&self.runtime, &self.sender, Task::Acquire, acquiring, input);
         }
     }
 
@@ -193,7 +193,7 @@ impl Shell {
                 tracing::warn!(error = %chain(&error), "could not release an unused lease; it will expire");
             }
         };
-        tasks::spawn_unawaited(&self.runtime, "release", releasing);
+        tasks::spawn_unawaited(&self.runtime, Task::Release, releasing);
     }
 
     /// A consumer cannot go on with a partition.
@@ -340,7 +340,7 @@ impl Shell {
                     copy,
                 }
             };
-            tasks::spawn(&self.runtime, &self.sender, "renew", renewing, input);
+            tasks::spawn(&self.runtime, &self.sender, Task::Renew, renewing, input);
         }
     }
 

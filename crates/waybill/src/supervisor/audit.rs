@@ -34,6 +34,7 @@ use super::ask::{AskError, Asker};
 use super::metrics::SupervisorMetrics;
 use super::parked::Turn;
 use crate::clock::wall_clock;
+use crate::ingestion::time_text;
 use crate::readers;
 use crate::spread::Spread;
 
@@ -192,7 +193,7 @@ impl Audit {
                     if woken < NAMED_MAX {
                         tracing::error!(
                             operation = %row.id,
-                            due = %due.as_micros(),
+                            due = %time_text(due),
                             shard = %self.shard,
                             "waking an operation that nothing would have woken"
                         );

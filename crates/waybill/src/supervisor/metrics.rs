@@ -63,12 +63,12 @@ const PARKED_AGE: Metric<Gauge, 2> = Metric::new(
 
 const UNWOKEN: Metric<Gauge, 1> = Metric::new(
     "waybill_supervisor_unwoken_operations",
-    "Live operations that nothing would have woken, as the last audit of the shard found and woke them",
+    "Live operations that the last audit of the shard found without anything to wake them, and woke",
     ["shard"],
 );
 const AUDIT_WOKEN: Metric<Counter> = Metric::new(
     "waybill_supervisor_audit_woken_total",
-    "Live operations that nothing would have woken, and that the audit woke",
+    "Live operations that audits found without anything to wake them, and woke",
     [],
 );
 

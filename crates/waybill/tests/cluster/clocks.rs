@@ -1,13 +1,12 @@
-//! Wall clocks that jump, each of another process and to and fro, while deliveries flow: libfaketime
-//! stands between the program and the system's clock. Clocks that only count go on as they are.
+//! Wall clocks that jump, each of another process and to and fro, while deliveries flow.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::Value;
 
+use crate::clock::{Clock, library};
 use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
 use crate::world::{World, delivery};
 
@@ -18,8 +17,6 @@ const ROUND: usize = 100;
 const AHEAD: &str = "+20";
 const BEHIND: &str = "-20";
 const AS_IT_IS: &str = "+0";
-/// How long the library believes what it has read of a file.
-const READ_EVERY: &str = "1";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whosever_clock_jumps_every_delivery_ends_and_the_ledger_balances() {
@@ -32,8 +29,13 @@ async fn whosever_clock_jumps_every_delivery_ends_and_the_ledger_balances() {
         return;
     };
     let clocks = ["supervisor", "scheduler", "agents", "ingestion"];
-    let clocks = clocks.map(|of| Clock::new(&library, cluster.dir(), of));
-    let [of_supervisor, of_scheduler, of_agents, of_ingestion] = &clocks;
+    let clocks = clocks.map(|process| (process, Clock::new(&library, cluster.dir(), process)));
+    let [
+        (_, of_supervisor),
+        (_, of_scheduler),
+        (_, of_agents),
+        (_, of_ingestion),
+    ] = &clocks;
     let services = cluster.services("");
     let other = cluster.scheduler("2-3", "");
     cluster.env.clone_from(&of_supervisor.env);
@@ -50,14 +52,14 @@ async fn whosever_clock_jumps_every_delivery_ends_and_the_ledger_balances() {
 
     let worlds: [Arc<World>; 1] = [ingestion.world.clone()];
     let mut ids = Vec::new();
-    for clock in &clocks {
+    for (process, clock) in &clocks {
         for offset in [AHEAD, AS_IT_IS, BEHIND, AS_IT_IS] {
-            let prefix = format!("{}-{}", clock.of, ids.len());
+            let prefix = format!("{process}-{}", ids.len());
             let jump = || clock.set(offset);
             ids.extend(deliver_while(&worlds, &prefix, ROUND, jump).await);
             // So that the jump is seen while the round's deliveries are under way, and by the next.
             tokio::time::sleep(Duration::from_millis(500)).await;
-            if clock.of == "scheduler" && offset == AHEAD {
+            if *process == "scheduler" && offset == AHEAD {
                 // It drives half of the partitions.
                 let mut sent = 0;
                 let is_ahead = async || {
@@ -95,49 +97,4 @@ async fn is_of_the_future(world: &World, id: &str) -> bool {
         .as_str()
         .and_then(|at| at.parse::<Timestamp>().ok());
     changed.is_some_and(|changed| changed > Timestamp::now() + Duration::from_secs(5))
-}
-
-/// A clock of one process.
-struct Clock {
-    of: &'static str,
-    file: PathBuf,
-    /// What its process is started with.
-    env: Vec<(String, String)>,
-}
-
-impl Clock {
-    fn new(library: &Path, dir: &Path, of: &'static str) -> Self {
-        let file = dir.join(format!("clock-of-{of}"));
-        let env = [
-            ("LD_PRELOAD", library.display().to_string()),
-            ("FAKETIME_TIMESTAMP_FILE", file.display().to_string()),
-            ("FAKETIME_CACHE_DURATION", READ_EVERY.to_owned()),
-            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
-            ("DONT_FAKE_MONOTONIC", "1".to_owned()),
-        ];
-        let clock = Self {
-            of,
-            file,
-            env: env.map(|(name, value)| (name.to_owned(), value)).into(),
-        };
-        clock.set(AS_IT_IS);
-        clock
-    }
-
-    /// So many seconds ahead of the system's.
-    fn set(&self, offset: &str) {
-        // Never seen half written.
-        let fresh = self.file.with_extension("fresh");
-        std::fs::write(&fresh, offset).expect("the directory is writable");
-        std::fs::rename(&fresh, &self.file).expect("it is there");
-    }
-}
-
-/// The library, where Debian has it.
-fn library() -> Option<PathBuf> {
-    let machines = std::fs::read_dir("/usr/lib").ok()?;
-    let libraries = machines
-        .filter_map(Result::ok)
-        .map(|machine| machine.path().join("faketime/libfaketimeMT.so.1"));
-    libraries.into_iter().find(|library| library.exists())
 }

@@ -10,6 +10,8 @@
 //! stands before it. `crates/kafka/tests/clients` has clients whose broker is away.
 
 mod brokers;
+#[path = "../support/clock.rs"]
+mod clock;
 mod clocks;
 mod cluster;
 mod faults;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::Value;
 
 use crate::is_remote;
+use crate::world::process::without_test_variables;
 use crate::world::{Process, World, delivery};
 
 const LISTENERS: &[&str] = &["http", "admin", "broker", "services"];
@@ -146,7 +147,8 @@ async fn readiness(world: &World) -> String {
 }
 
 fn doctor(world: &World) -> String {
-    let ran = Command::new(env!("CARGO_BIN_EXE_waybill"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+    let ran = without_test_variables(&mut command)
         .args(["doctor", "--config"])
         .arg(world.path("waybill.yaml"))
         .args(["--admin", &world.address("admin").to_string()])
@@ -154,7 +156,8 @@ fn doctor(world: &World) -> String {
         .args(["--brokers", &world.address("broker").to_string()])
         .output()
         .expect("the program was built");
-    String::from_utf8_lossy(&ran.stdout).into_owned()
+    let printed = [ran.stdout, ran.stderr].concat();
+    String::from_utf8_lossy(&printed).into_owned()
 }
 
 fn is_alive(process: &mut Process) -> bool {

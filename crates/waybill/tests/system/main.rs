@@ -2,6 +2,9 @@
 //! services' ledger. On the embedded broker and store, or, with `WAYBILL_TEST_WORLD=servers`, on the servers
 //! that `WAYBILL_TEST_BROKERS` and `WAYBILL_TEST_SCYLLA` name.
 
+#[path = "../support/clock.rs"]
+mod clock;
+mod clocks;
 mod damage;
 mod dashboards;
 mod deleted;

@@ -6,8 +6,8 @@ use crate::step::IllegalTransition;
 use crate::time::Timestamp;
 
 impl Live {
-    /// Time went back from `latest`. What was to be tried within a while, by the clock that was ahead, is tried within
-    /// the same while from now on; else it would wait until the time of then comes again.
+    /// Time went back from `latest`. Each retry keeps its remaining waiting time; otherwise it would wait until the clock
+    /// reaches the earlier reading again.
     ///
     /// An attempt under way keeps its complete-by, for its agent may work until then. It is asked for again, so that
     /// a reply that was lost comes again before that.
