@@ -34,6 +34,8 @@ impl fmt::Display for DamagedPart {
 /// Everything in a store that was found to be damaged since the store was opened.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DamageReport {
+    /// Why the store no longer accepts writes, if it does not.
+    pub refused: Option<String>,
     /// The parts, oldest first, up to [`DamageReport::PARTS_MAX`] of them.
     pub parts: Vec<DamagedPart>,
     /// How many more there are.
@@ -47,6 +49,6 @@ impl DamageReport {
     /// Whether nothing is known to be damaged.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.parts.is_empty() && self.more == 0
+        *self == Self::default()
     }
 }

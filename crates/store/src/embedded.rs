@@ -284,6 +284,10 @@ impl Store for EmbeddedStore {
         true
     }
 
+    fn damaged_parts(&self) -> u64 {
+        self.tables.damages().count()
+    }
+
     fn damage(&self) -> DamageReport {
         self.tables.damages().report()
     }

@@ -71,6 +71,11 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// processes are known to be dead.
     fn is_exclusive(&self) -> bool;
 
+    /// How many parts were found to be damaged since the store was opened. Cheap.
+    fn damaged_parts(&self) -> u64 {
+        0
+    }
+
     /// What was found to be damaged since the store was opened. A database answers for its own disks and
     /// reports nothing here.
     fn damage(&self) -> DamageReport {

@@ -619,6 +619,23 @@ fn what_waits_for_its_next_attempt_does_not_wait_for_a_time_that_was_taken_back(
 }
 
 #[test]
+fn a_retry_that_was_due_before_the_time_went_back_is_tried_at_once() {
+    let mut fixture = Fixture::new();
+    fixture.now = T0 + ms(AHEAD);
+    fixture.request(undated());
+    fixture.load();
+    fixture.reply(id(1), ("a".to_owned(), 1, transient()));
+    fixture.round();
+    // The retry is due, but other input is taken before the tick that would try it.
+    fixture.now = T0 + ms(AHEAD + 300);
+    fixture.request(request(id(2)));
+    fixture.now = T0;
+    fixture.apply(Event::Tick);
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).steps[0].attempt, Attempt(2));
+}
+
+#[test]
 fn an_attempt_that_was_asked_for_before_the_clock_went_ahead_loses_no_time() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));

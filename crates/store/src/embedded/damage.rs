@@ -74,7 +74,7 @@ struct Met {
     parts: BTreeMap<(&'static str, Vec<u8>), Part>,
     more: u64,
     /// Why no more writes are taken.
-    refused: Option<DamagedPart>,
+    refused: Option<String>,
 }
 
 #[derive(Debug)]
@@ -91,12 +91,16 @@ impl Damages {
         let mut parts: Vec<&Part> = met.parts.values().collect();
         parts.sort_by_key(|part| part.number);
         DamageReport {
-            parts: {
-                let damaged = parts.into_iter().map(|part| &part.said);
-                met.refused.iter().chain(damaged).cloned().collect()
-            },
+            refused: met.refused.clone(),
+            parts: parts.into_iter().map(|part| part.said.clone()).collect(),
             more: met.more,
         }
+    }
+
+    /// How many parts were met.
+    pub(super) fn count(&self) -> u64 {
+        let met = self.met();
+        met.parts.len() as u64 + met.more
     }
 
     /// Notes that the key-value store takes no more writes.
@@ -109,12 +113,7 @@ impl Damages {
             cause,
             "the state store no longer accepts writes; the next start rebuilds it from the readable data"
         );
-        met.refused = Some(DamagedPart {
-            table: "all",
-            entries: "every write is refused, and what was written before".to_owned(),
-            files: Vec::new(),
-            cause: cause.to_owned(),
-        });
+        met.refused = Some(cause.to_owned());
         drop(met);
         self.refused.notify_waiters();
     }
@@ -123,8 +122,8 @@ impl Damages {
     pub(super) async fn refused(&self) -> String {
         loop {
             let notified = self.refused.notified();
-            if let Some(refused) = &self.met().refused {
-                return refused.cause.clone();
+            if let Some(cause) = &self.met().refused {
+                return cause.clone();
             }
             notified.await;
         }

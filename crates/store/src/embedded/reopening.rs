@@ -4,7 +4,7 @@
 //! anew; reads go on. So the writer opens it again in place, once there is room: the journal holds every
 //! acknowledged commit, as after a crash.
 //!
-//! Where the store ends its work a second time though there is room, a compaction met a damaged block: no more writes are
+//! Where the store ends its work a second time within an hour though there is room, a compaction met a damaged block: no more writes are
 //! taken, and the next start makes the store anew of what can be read (`rebuild.rs`).
 //!
 //! What must hold: the old tables are gone before the new ones open (they flush their buffer at their end); a
@@ -13,8 +13,9 @@
 
 use std::error::Error;
 use std::io;
+use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,20 +28,22 @@ use crate::StoreError;
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How much must be free on the file system before they are: less would be gone with the next flush.
 const ROOM_MIN: u64 = 16 << 20;
+/// A flush or compaction that fails again within this time has the same cause: a file that is damaged.
+const SAME_CAUSE_WITHIN: Duration = Duration::from_secs(60 * 60);
 /// How long those who read the old tables are waited for.
 const READERS_PATIENCE: Duration = Duration::from_millis(500);
 
 /// The open tables, shared by those who read and the one who writes.
 pub(super) struct Reopening {
     config: EmbeddedConfig,
-    /// `None` after they could not be opened again.
-    tables: RwLock<Option<Arc<Tables>>>,
+    /// Or why they could not be opened again.
+    tables: RwLock<Result<Arc<Tables>, NotOpen>>,
     /// Whether no write succeeds before they are opened again.
     is_failed: AtomicBool,
     /// When that was tried last.
     tried: Mutex<Option<Instant>>,
-    /// Whether a flush or a compaction has failed though there was room.
-    has_failed_with_room: AtomicBool,
+    /// When a flush or a compaction failed last though there was room.
+    failed_with_room: Mutex<Option<Instant>>,
     damages: Arc<Damages>,
 }
 
@@ -52,9 +55,9 @@ impl Reopening {
             config,
             is_failed: AtomicBool::new(false),
             tried: Mutex::new(None),
-            has_failed_with_room: AtomicBool::new(false),
+            failed_with_room: Mutex::default(),
             damages: Arc::clone(&tables.damages),
-            tables: RwLock::new(Some(Arc::new(tables))),
+            tables: RwLock::new(Ok(Arc::new(tables))),
         })
     }
 
@@ -63,12 +66,20 @@ impl Reopening {
         &self.damages
     }
 
-    /// The tables, for a short while: they are not opened again before everyone has let go.
+    /// The tables, for a short while: they are not opened again before everyone has let go. Does not block.
     pub(super) fn get(&self) -> Result<Arc<Tables>, StoreError> {
-        let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
-        tables
-            .clone()
-            .ok_or_else(|| StoreError::full("opening it again"))
+        const ACTION: &str = "opening it again";
+        let tables = match self.tables.try_read() {
+            Ok(tables) => tables,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // They are being opened again.
+            Err(TryLockError::WouldBlock) => return Err(StoreError::full(ACTION)),
+        };
+        let tables = tables.as_ref();
+        tables.cloned().map_err(|why| match why.is_full {
+            true => StoreError::full(ACTION),
+            false => StoreError::unavailable(ACTION, why.clone()),
+        })
     }
 
     /// Whether writes fail until there is room.
@@ -81,13 +92,19 @@ impl Reopening {
         // Poisoned without a failed write before it: a flush or a compaction failed. Nothing that was acknowledged
         // rests on these.
         let is_poisoned = matches!(*error, fjall::Error::Poisoned);
-        if !is_full(&error) && !is_poisoned {
+        if !is_full(&*error) && !is_poisoned {
             return StoreError::unavailable(action, error);
         }
-        let failed_with_room = is_poisoned && !self.waits_for_room() && self.has_room();
-        if failed_with_room && self.has_failed_with_room.swap(true, Ordering::AcqRel) {
-            self.end();
-            return StoreError::unavailable(action, error);
+        if is_poisoned && !self.waits_for_room() && self.has_room() {
+            let mut last = self
+                .failed_with_room
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let before = last.replace(Instant::now());
+            if before.is_some_and(|before| before.elapsed() < SAME_CAUSE_WITHIN) {
+                self.end();
+                return StoreError::unavailable(action, error);
+            }
         }
         if !self.is_failed.swap(true, Ordering::AcqRel) {
             tracing::warn!(
@@ -128,16 +145,39 @@ impl Reopening {
         }
         *tried = Some(Instant::now());
         let mut open = self.tables.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(tables) = open.take()
-            && let Err(tables) = let_go(tables)
-        {
-            // A backup is being read, say.
-            *open = Some(tables);
-            return Err(StoreError::full(ACTION));
-        }
-        let mut tables = Tables::open(&self.config)?;
+        let known = match mem::replace(&mut *open, Err(NotOpen::default())) {
+            Err(known) => Some(known),
+            Ok(tables) => match let_go(tables) {
+                Ok(()) => None,
+                Err(tables) => {
+                    // A backup is being read, say.
+                    *open = Ok(tables);
+                    return Err(StoreError::full(ACTION));
+                }
+            },
+        };
+        let mut tables = match Tables::open(&self.config) {
+            Ok(tables) => tables,
+            Err(error) => {
+                let why = NotOpen {
+                    cause: chain(&error),
+                    is_full: is_full(&error),
+                };
+                if known.as_ref() != Some(&why) {
+                    let path = self.config.path.display();
+                    let error = &error as &dyn Error;
+                    tracing::error!(%path, error, "could not reopen the state store; trying again");
+                }
+                let error = match why.is_full {
+                    true => StoreError::full(ACTION),
+                    false => error,
+                };
+                *open = Err(why);
+                return Err(error);
+            }
+        };
         tables.damages = Arc::clone(&self.damages);
-        *open = Some(Arc::new(tables));
+        *open = Ok(Arc::new(tables));
         self.is_failed.store(false, Ordering::Release);
         let path = self.config.path.display();
         tracing::info!(%path, "the state store writes again");
@@ -151,6 +191,25 @@ impl Reopening {
             stat.f_bavail.saturating_mul(stat.f_frsize) >= ROOM_MIN
         })
     }
+}
+
+/// Why the tables could not be opened again.
+#[derive(Clone, PartialEq, Eq, Debug, Default, thiserror::Error)]
+#[error("{cause}")]
+struct NotOpen {
+    cause: String,
+    is_full: bool,
+}
+
+/// An error and its causes.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
 }
 
 /// Ends the tables once nobody else uses them; gives them back if somebody goes on to.
@@ -172,7 +231,7 @@ fn let_go(mut tables: Arc<Tables>) -> Result<(), Arc<Tables>> {
 }
 
 /// Whether a full disk, or a quota, is the cause.
-fn is_full(error: &fjall::Error) -> bool {
+fn is_full(error: &(dyn Error + 'static)) -> bool {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {
         let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);

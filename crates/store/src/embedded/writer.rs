@@ -91,9 +91,12 @@ impl Writer {
     fn run(&mut self) {
         while let Some(command) = self.queue.blocking_recv() {
             let waited = self.tables.waits_for_room();
-            let Ok(tables) = self.tables.writable() else {
-                command.refuse();
-                continue;
+            let tables = match self.tables.writable() {
+                Ok(tables) => tables,
+                Err(error) => {
+                    command.refuse(error);
+                    continue;
+                }
             };
             if waited {
                 // What failed may have been written in part.
@@ -224,15 +227,14 @@ impl Writer {
 
 impl Command {
     /// Answers that nothing can be written now.
-    fn refuse(self) {
-        let error = || StoreError::full("writing");
+    fn refuse(self, error: StoreError) {
         match self {
-            Self::Write(_, reply) => answer(reply, Err(error())),
+            Self::Write(_, reply) => answer(reply, Err(error)),
             Self::TakeLease { reply, .. }
             | Self::RenewLease { reply, .. }
-            | Self::SetLayout { reply, .. } => answer(reply, Err(error())),
+            | Self::SetLayout { reply, .. } => answer(reply, Err(error)),
             Self::AdvanceCursor { reply, .. } | Self::Purge { reply, .. } => {
-                answer(reply, Err(error()));
+                answer(reply, Err(error));
             }
             // Without a snapshot, whoever waits for one is told that the store is closed.
             Self::Hold(hold) => drop(hold),

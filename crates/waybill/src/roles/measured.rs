@@ -105,9 +105,7 @@ impl Measured {
         answer: BoxFuture<'a, Result<T, StoreError>>,
     ) -> BoxFuture<'a, Result<T, StoreError>> {
         let measured = answer.inspect(|_| {
-            let report = self.store.damage();
-            self.damaged
-                .set(report.parts.len() as f64 + report.more as f64);
+            self.damaged.set(self.store.damaged_parts() as f64);
         });
         measured.boxed()
     }
@@ -116,6 +114,10 @@ impl Measured {
 impl Store for Measured {
     fn is_exclusive(&self) -> bool {
         self.store.is_exclusive()
+    }
+
+    fn damaged_parts(&self) -> u64 {
+        self.store.damaged_parts()
     }
 
     fn damage(&self) -> DamageReport {

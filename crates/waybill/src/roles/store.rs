@@ -31,7 +31,10 @@ pub(crate) fn store_dir(data_dir: &Path) -> PathBuf {
 
 /// What readiness says of damage in the store.
 pub(super) fn said_of(damage: &DamageReport) -> Vec<String> {
-    let mut said: Vec<String> = damage.parts.iter().map(ToString::to_string).collect();
+    let refused = damage.refused.iter();
+    let refused = refused.map(|cause| format!("the state store refuses every write: {cause}"));
+    let parts = damage.parts.iter().map(ToString::to_string);
+    let mut said: Vec<String> = refused.chain(parts).collect();
     if damage.more > 0 {
         said.push(format!(
             "{} more parts of the store are damaged",

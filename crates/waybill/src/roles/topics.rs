@@ -36,6 +36,9 @@ const KIND_PATIENCE: Duration = Duration::from_secs(2);
 const TOPIC_AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// Segments of topics whose records are derived and soon forgotten.
 const STEP_SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
+/// Segments of recoveries at most. They are few and small, and their topic's bound has to hold a segment for each
+/// partition that is added later.
+const RECOVERY_SEGMENT_BYTES_MAX: u64 = 1024 * 1024;
 /// The smallest segment that a topic with a bound on disk is given.
 const SEGMENT_BYTES_MIN: u64 = 64 * 1024;
 /// Into how many segments each partition's part of the bound on disk is cut, so that space is given back.
@@ -448,23 +451,30 @@ fn on_the_embedded_broker(settings: &mut Vec<(&'static str, String)>, kind: Kind
     if is_synced {
         settings.push((FLUSH, "1".to_owned()));
     }
-    let bounded = |settings: &mut Vec<_>, bound: u64| {
+    let segment_bytes = config.broker.segment_bytes.as_u64();
+    let bounded = |settings: &mut Vec<_>, bound: u64, segment_max: u64| {
         // Space is given back by whole segments: a few of them must fit below the bound.
-        let segment = (bound / (SEGMENTS * u64::from(config.partitions))).clamp(
-            SEGMENT_BYTES_MIN,
-            config.broker.segment_bytes.as_u64().max(SEGMENT_BYTES_MIN),
-        );
+        let segment = bound / (SEGMENTS * u64::from(config.partitions));
+        let segment = segment.clamp(SEGMENT_BYTES_MIN, segment_max.max(SEGMENT_BYTES_MIN));
         settings.push(("retention.bytes", UNBOUNDED.to_owned()));
         settings.push((DISK_BOUND, bound.to_string()));
         settings.push(("segment.bytes", segment.to_string()));
     };
     match kind {
         Kind::Requests => {
-            bounded(settings, config.broker.requests_disk_bytes_max.as_u64());
+            let bound = config.broker.requests_disk_bytes_max.as_u64();
+            bounded(settings, bound, segment_bytes);
             // What was accepted goes on while the disk is low, and needs recoveries for it.
             settings.push((REFUSE_ON_LOW_DISK, "true".to_owned()));
         }
-        Kind::Recoveries => bounded(settings, config.broker.recoveries_disk_bytes_max.as_u64()),
+        Kind::Recoveries => {
+            let bound = config.broker.recoveries_disk_bytes_max.as_u64();
+            bounded(
+                settings,
+                bound,
+                segment_bytes.min(RECOVERY_SEGMENT_BYTES_MAX),
+            );
+        }
         Kind::Steps => {
             settings.push(("retention.bytes", STEP_PARTITION_BYTES_MAX.to_string()));
         }

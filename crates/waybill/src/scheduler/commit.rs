@@ -338,7 +338,7 @@ impl Commits {
             tracing::error!(
                 ?age,
                 readers,
-                "giving up a commit of step state without an answer"
+                "giving up a commit of step state that was not acknowledged"
             );
         }
         stuck.iter().flat_map(UnderWay::readers).collect()

@@ -35,7 +35,7 @@ const COMMITS_FAILED: Metric<Counter> = Metric::new(
 );
 pub(super) const STUCK: Metric<Counter, 1> = Metric::new(
     "waybill_scheduler_stuck_total",
-    "Commits and loads of step state without an answer for scheduler.stuckAfter; their partitions begin again",
+    "Commits and loads of step state that were not acknowledged for scheduler.stuckAfter; their partitions begin again",
     ["what"],
 );
 pub(super) const TASK_PANICS: Metric<Counter, 1> = Metric::new(

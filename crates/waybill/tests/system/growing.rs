@@ -1,6 +1,7 @@
 //! The operation topics get more partitions, or go back to fewer, while everything goes on.
 
 use std::collections::BTreeSet;
+use std::io::Read as _;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -53,6 +54,7 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
         let mut growing = begin(&world, "grow", 8);
         world
             .eventually("the topic has more partitions", async || {
+                goes_on(&mut growing);
                 partitions_of(&world, REQUESTS) == 8
             })
             .await;
@@ -65,6 +67,7 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
         let mut growing = begin(&world, "grow", 8);
         world
             .eventually("more partitions are announced", async || {
+                goes_on(&mut growing);
                 announced(&world, 8)
             })
             .await;
@@ -319,6 +322,18 @@ fn begin(world: &World, way: &str, partitions: u32) -> Child {
     let mut command = command(world, &[way, "--partitions", &partitions]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().expect("the program was built")
+}
+
+/// Fails with what it printed if it has ended without success.
+fn goes_on(changing: &mut Child) {
+    let Some(status) = changing.try_wait().expect("it is our child") else {
+        return;
+    };
+    let mut printed = String::new();
+    if let Some(stderr) = &mut changing.stderr {
+        let _ = stderr.read_to_string(&mut printed);
+    }
+    assert!(status.success(), "{status}: {printed}");
 }
 
 /// `waybill topics …`.

@@ -28,9 +28,8 @@ impl Live {
                 .unsettled_until
                 .filter(|_| step.state == StepState::Compensating);
             let earliest = settles.map_or(now, |until| until.max(now));
-            if let Some(at) = &mut step.retry_at
-                && *at > latest
-            {
+            if let Some(at) = &mut step.retry_at {
+                // One that was due by `latest` and has not been tried yet is due at once.
                 *at = (*at).min(earliest.max(*at - by));
             }
         }

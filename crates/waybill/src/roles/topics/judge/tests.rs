@@ -373,3 +373,25 @@ fn a_number_of_partitions_is_the_operations_or_a_topics_own() {
     assert_eq!(number_of(REQUESTS), Some(24));
     assert_eq!(number_of("waybill.drone.requests.v1"), None);
 }
+
+/// A topic that is to have more partitions needs room below its bound for a segment of each, twice over.
+#[test]
+fn two_partitions_can_become_sixty_four_below_the_default_bounds() {
+    let config = Config {
+        partitions: 2,
+        ..Config::default()
+    };
+    let needed = all(&config, BrokerKind::Embedded);
+    for topic in [REQUESTS, RECOVERIES] {
+        let topic = needed.iter().find(|needed| needed.spec.name == topic);
+        let settings = &topic.unwrap().spec.config;
+        let number = |key: &str| -> u64 {
+            let (_, value) = settings.iter().find(|(name, _)| name == key).unwrap();
+            value.parse().unwrap()
+        };
+        assert!(
+            number("segment.bytes") * 64 <= number(DISK_BOUND) / 2,
+            "{settings:?}"
+        );
+    }
+}
