@@ -265,3 +265,54 @@ async fn a_store_on_a_full_disk_ends_nothing_and_a_start_on_it_works() {
     world.assert_one_effect_per_step(&ids, is_remote).await;
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 }
+
+/// Everything of `up` is on one disk: neither its broker nor its store can write anything.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_with_broker_and_store_on_one_full_disk_waits_and_goes_on() {
+    let Some((mut world, disk)) = world_on_a_disk() else {
+        return;
+    };
+    let mut process = world.start("up", &[], LISTENERS);
+    world.ready().await;
+    let done = deliver(&world, "done", 10).await;
+    world.all_reach(&done, "Processed").await;
+    run(&world, false).await;
+    let ids = deliver(&world, "before", 40).await;
+
+    disk.fill(0);
+    refused(&world, "during").await;
+    // It answers once the partition is owned, which it cannot be yet.
+    let world = Arc::new(world);
+    let asking = tokio::spawn({
+        let world = world.clone();
+        async move { run(&world, true).await }
+    });
+    world
+        .eventually("the store has met the full disk", async || {
+            readiness(&world)
+                .await
+                .contains("the state store could not write")
+        })
+        .await;
+    assert!(is_alive(&mut process), "{}", world.log_tail());
+    assert_eq!(
+        world.state(&done[0]).await.as_deref(),
+        Some("Processed"),
+        "reads go on"
+    );
+    asking.abort();
+    process.kill();
+
+    // A start on a full disk works, too.
+    let mut process = world.again("up", &[], LISTENERS);
+    refused(&world, "again").await;
+    assert!(is_alive(&mut process), "{}", world.log_tail());
+
+    disk.empty();
+    world.all_reach(&ids, "Processed").await;
+    let more = deliver(&world, "after", 5).await;
+    world.all_reach(&more, "Processed").await;
+    world.ready().await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+}
