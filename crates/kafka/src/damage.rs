@@ -10,11 +10,12 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::KafkaError;
 use waybill_engine::{Offset, PartitionId};
 
-use crate::partition_consumer::offsets_list;
+use crate::native;
+use crate::partition_list::offsets_list;
 use crate::poll::{Severity, severity};
 
 /// How long the search waits for the first answer about one partition.
@@ -48,11 +49,15 @@ impl fmt::Display for DamagedLog {
     }
 }
 
-/// Those of the partitions whose records cannot be read from the offset on. A partition without an
-/// answer counts as whole: reading it again meets the damage again.
-pub(crate) fn find(
+/// Where a partition is to be read on.
+pub(crate) type Position = (String, PartitionId, Offset);
+
+/// Those of a consumer's partitions whose records are damaged where they are to be read on. A partition without
+/// an answer counts as whole: reading it again meets the damage again.
+pub(crate) fn find<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
     config: &ClientConfig,
-    partitions: &[(String, PartitionId, Offset)],
+    positions: &[Position],
 ) -> Vec<DamagedLog> {
     let mut config = config.clone();
     config.set("enable.partition.eof", "true");
@@ -63,7 +68,12 @@ pub(crate) fn find(
             return Vec::new();
         }
     };
-    let damaged = partitions.iter().filter_map(|(topic, partition, offset)| {
+    let damaged = positions.iter().filter_map(|(topic, partition, offset)| {
+        // Of a partition that was read to its end, no damage was fetched.
+        let end = native::known_end(consumer.client(), topic, *partition);
+        if end.is_some_and(|end| *offset >= end) {
+            return None;
+        }
         let cause = damage_at(&probe, topic, *partition, *offset)?;
         Some(DamagedLog {
             topic: topic.clone(),
@@ -73,6 +83,33 @@ pub(crate) fn find(
         })
     });
     damaged.collect()
+}
+
+/// Logs what a search found for a client that met `error`, and when it reads the partitions again by itself.
+pub(crate) fn log_found(
+    client: &str,
+    error: &KafkaError,
+    damaged: &[DamagedLog],
+    again_after: Option<Duration>,
+) {
+    if damaged.is_empty() {
+        tracing::warn!(
+            client,
+            %error,
+            "damaged records were fetched; reading them again"
+        );
+    }
+    for log in damaged {
+        tracing::error!(
+            client,
+            topic = log.topic,
+            partition = %log.partition,
+            offset = %log.offset,
+            cause = log.cause,
+            again_after_s = again_after.map(|after| after.as_secs()),
+            "records are damaged; stopped reading the partition"
+        );
+    }
 }
 
 /// What is wrong with the batch that holds an offset, or comes first behind it.

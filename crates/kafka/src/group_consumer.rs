@@ -14,27 +14,28 @@
 //! client under the same name; where there really is another one, they fence each other until one of them has
 //! had its turns, and that one cannot go on.
 
-use std::collections::{BTreeSet, VecDeque};
+mod context;
+mod damaged;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rdkafka::client::ClientContext;
-use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, RebalanceProtocol};
+use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult};
-use rdkafka::topic_partition_list::TopicPartitionList;
-use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
+use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
-use crate::client_log::ClientLog;
-use crate::damage::{self, DamagedLog};
+use self::context::{Context, Rebalance, give_partitions_up, partitions_of, take_partitions};
 use crate::error::{ClientError, RequestError};
 use crate::native;
-use crate::partition_consumer::{fetch_settings, offsets_list, verified};
+use crate::partition_consumer::{fetch_settings, verified};
+use crate::partition_list::{offsets_list, partitions_list};
 use crate::poll::{self, PollError, PollLimits, Polled, Severity, severity};
-use crate::record::{RecordRef, partition_id};
+use crate::record::RecordRef;
 use crate::settings::KafkaSettings;
 
 /// The longest that a fetch may wait for records. librdkafka takes partitions that were just assigned
@@ -49,10 +50,6 @@ const LEAVING_POLL: Duration = Duration::from_millis(10);
 /// name.
 const RENEWALS_MAX: usize = 3;
 const RENEWALS_WITHIN: Duration = Duration::from_secs(60);
-/// How long a partition with damaged records stands still before it is read again from there.
-const DAMAGED_AGAIN: Duration = Duration::from_secs(30);
-/// How long the brokers may take to answer when positions are asked for or changed.
-const SEEK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Settings of a [`GroupConsumer`].
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -73,6 +70,9 @@ pub struct GroupOptions {
     /// Prefetched records are held up to about this number per partition. Default 1,000: what is
     /// prefetched by one member cannot be done by another.
     pub queue_records_max: u32,
+    /// How long a partition with damaged records stands still before it is read again from there.
+    /// Default 30 s.
+    pub damaged_again_after: Duration,
 }
 
 impl GroupOptions {
@@ -86,6 +86,7 @@ impl GroupOptions {
             session_timeout: Duration::from_secs(6),
             queue_kib_max: 16 * 1024,
             queue_records_max: 1_000,
+            damaged_again_after: Duration::from_secs(30),
         }
     }
 }
@@ -130,8 +131,9 @@ pub struct GroupConsumer {
     client_id: String,
     /// What the handler was told that the member has.
     assigned: BTreeSet<TopicPartition>,
-    /// What of that is not read because it is damaged, and when it is tried again.
-    damaged: Option<(Vec<DamagedLog>, Instant)>,
+    /// What of that is paused because it is damaged, and when it is read again.
+    damaged: BTreeMap<TopicPartition, Instant>,
+    damaged_again_after: Duration,
     /// When it was fenced and became another client.
     renewals: Vec<Instant>,
     /// Whether the group has given it a share.
@@ -185,7 +187,8 @@ impl GroupConsumer {
             topics: Vec::new(),
             client_id: options.client_id.clone(),
             assigned: BTreeSet::new(),
-            damaged: None,
+            damaged: BTreeMap::new(),
+            damaged_again_after: options.damaged_again_after,
             renewals: Vec::new(),
             was_assigned: AtomicBool::new(false),
             held: AtomicBool::new(false),
@@ -231,7 +234,8 @@ impl GroupConsumer {
                 Ok(polled) => polled,
                 // What was taken up to there is not counted: the limits are for one poll.
                 Err(source) if severity(&source) == Severity::Damaged => {
-                    self.leave_damaged(&source);
+                    let left = self.leave_damaged(&source);
+                    left.map_err(|source| self.fatal(source))?;
                     return Ok(Polled::default());
                 }
                 Err(source) => {
@@ -248,7 +252,8 @@ impl GroupConsumer {
 
     /// Says whether records are held back. While they are, a poll takes none, and serves the group
     /// all the same: a member that has no room for more keeps its share by polling on. What was
-    /// prefetched is given up, and read again when records are no longer held back.
+    /// prefetched is given up, and read again when records are no longer held back. Partitions with damaged records
+    /// stay as they are.
     ///
     /// # Errors
     ///
@@ -261,7 +266,7 @@ impl GroupConsumer {
             .assignment()
             .and_then(|list| match held {
                 true => self.consumer.pause(&list),
-                false => self.consumer.resume(&list),
+                false => self.consumer.resume(&self.whole(&list)),
             })
             .map_err(RequestError::new("holding records back"))?;
         self.held.store(held, Ordering::Release);
@@ -307,109 +312,6 @@ impl GroupConsumer {
         }
     }
 
-    /// Finds out which partitions are damaged, and reads them no further for a while. All others are read again
-    /// from where their records ended: what was prefetched may have gaps.
-    fn leave_damaged(&mut self, error: &KafkaError) {
-        let found = self.positions().and_then(|at| {
-            let damaged = damage::find(&self.config, &at);
-            let is_damaged = |topic: &str, partition: PartitionId| {
-                let mut damaged = damaged.iter();
-                damaged.any(|log| log.topic == topic && log.partition == partition)
-            };
-            let (left, read): (Vec<_>, Vec<_>) = at
-                .iter()
-                .map(|(topic, partition, offset)| (topic.as_str(), *partition, *offset))
-                .partition(|(topic, partition, _)| is_damaged(topic, *partition));
-            self.consumer.pause(&offsets_list(&left)?)?;
-            if !read.is_empty() {
-                let read = offsets_list(&read)?;
-                self.consumer.seek_partitions(read, SEEK_TIMEOUT)?;
-            }
-            Ok(damaged)
-        });
-        let damaged = match found {
-            Ok(damaged) => damaged,
-            // It is met again.
-            Err(error) => return self.log_failure("leaving damaged records", Err(error)),
-        };
-        if damaged.is_empty() {
-            self.consumer
-                .context()
-                .log
-                .transient("reading damaged records again", error);
-        }
-        for log in &damaged {
-            tracing::error!(
-                client = self.client_id,
-                topic = log.topic,
-                partition = %log.partition,
-                offset = %log.offset,
-                cause = log.cause,
-                again_after_s = DAMAGED_AGAIN.as_secs(),
-                "records are damaged; stopped reading the partition"
-            );
-        }
-        self.damaged =
-            Some((damaged, Instant::now() + DAMAGED_AGAIN)).filter(|(logs, _)| !logs.is_empty());
-    }
-
-    /// Reads damaged partitions again after a while: a replica may have become their leader that has them whole.
-    fn try_damaged_again(&mut self) {
-        if self.held.load(Ordering::Acquire)
-            || self
-                .damaged
-                .as_ref()
-                .is_none_or(|(_, at)| Instant::now() < *at)
-        {
-            return;
-        }
-        let Some((logs, _)) = self.damaged.take() else {
-            return;
-        };
-        let ours = logs.iter().filter(|log| {
-            self.assigned.contains(&TopicPartition {
-                topic: log.topic.clone(),
-                partition: log.partition,
-            })
-        });
-        let ours: Vec<_> = ours
-            .map(|log| (log.topic.as_str(), log.partition, log.offset))
-            .collect();
-        let again = offsets_list(&ours).and_then(|list| {
-            self.consumer.resume(&list)?;
-            match ours.is_empty() {
-                true => Ok(()),
-                false => self.consumer.seek_partitions(list, SEEK_TIMEOUT).map(drop),
-            }
-        });
-        self.log_failure("reading damaged records again", again);
-    }
-
-    /// Where each partition is to be read on: behind the last record that was handed over, or else where the
-    /// group has committed, or at its beginning.
-    fn positions(&self) -> KafkaResult<Vec<(String, PartitionId, Offset)>> {
-        let known = self.consumer.position()?;
-        let committed = self.consumer.committed(SEEK_TIMEOUT)?;
-        let mut at = Vec::new();
-        for element in known.elements() {
-            let (topic, partition) = (element.topic(), element.partition());
-            let committed = committed.find_partition(topic, partition);
-            let committed = committed.map(|element| element.offset());
-            let offset = match (element.offset(), committed) {
-                (rdkafka::Offset::Offset(offset), _) => offset,
-                (_, Some(rdkafka::Offset::Offset(offset))) => offset,
-                _ => {
-                    let held = self
-                        .consumer
-                        .fetch_watermarks(topic, partition, SEEK_TIMEOUT)?;
-                    held.0
-                }
-            };
-            at.push((topic.to_owned(), partition_id(partition), Offset(offset)));
-        }
-        Ok(at)
-    }
-
     /// Becomes another client under the same name, if that is of use after this error: if it was fenced, and
     /// was not again and again. Its partitions are lost until the group gives them to it again.
     fn renew(
@@ -417,32 +319,37 @@ impl GroupConsumer {
         source: KafkaError,
         handler: &mut dyn GroupHandler,
     ) -> Result<(), PollError> {
-        let fatal = |source| PollError::Fatal {
-            client_id: self.client_id.clone(),
-            source,
-        };
         let is_fenced = source.rdkafka_error_code() == Some(RDKafkaErrorCode::FencedInstanceId);
         self.renewals.retain(|at| at.elapsed() < RENEWALS_WITHIN);
         if !is_fenced || self.renewals.len() == RENEWALS_MAX {
-            return Err(fatal(source));
+            return Err(self.fatal(source));
         }
         tracing::warn!(
             client = self.client_id,
             "the group has another member of this name: this one, as after an outage, or another process; it joins anew"
         );
         let context = Context::new(&self.client_id);
-        let consumer: BaseConsumer<Context> =
-            self.config.create_with_context(context).map_err(fatal)?;
         let topics: Vec<&str> = self.topics.iter().map(String::as_str).collect();
-        consumer.subscribe(&topics).map_err(fatal)?;
+        let consumer: KafkaResult<BaseConsumer<Context>> = self.config.create_with_context(context);
+        let consumer = consumer
+            .and_then(|consumer| consumer.subscribe(&topics).map(|()| consumer))
+            .map_err(|source| self.fatal(source))?;
         self.renewals.push(Instant::now());
         let lost: Vec<_> = std::mem::take(&mut self.assigned).into_iter().collect();
         if !lost.is_empty() {
             handler.revoked(&lost, true);
         }
         self.leave_unattended();
+        self.damaged.clear();
         self.consumer = consumer;
         Ok(())
+    }
+
+    fn fatal(&self, source: KafkaError) -> PollError {
+        PollError::Fatal {
+            client_id: self.client_id.clone(),
+            source,
+        }
     }
 
     /// Does what the group asked for since the last call.
@@ -477,10 +384,15 @@ impl GroupConsumer {
                             );
                         }
                     }
-                    if self.held.load(Ordering::Acquire) {
-                        // librdkafka would remember it when the partitions come back.
-                        self.log_failure("letting records go", self.consumer.resume(&list));
-                    }
+                    let held = self.held.load(Ordering::Acquire);
+                    let paused = partitions.iter().filter(|partition| {
+                        let is_damaged = self.damaged.remove(*partition).is_some();
+                        held || is_damaged
+                    });
+                    let paused = paused.map(|at| (at.topic.as_str(), at.partition));
+                    let paused = partitions_list(paused);
+                    // librdkafka would remember it when the partitions come back.
+                    self.log_failure("letting records go", self.consumer.resume(&paused));
                     let given_up = give_partitions_up(&self.consumer, &list);
                     self.log_failure("giving partitions up", given_up);
                 }
@@ -527,111 +439,4 @@ impl fmt::Debug for GroupConsumer {
             .field("client_id", &self.client_id)
             .finish_non_exhaustive()
     }
-}
-
-/// A change of the assignment that waits to be made.
-enum Rebalance {
-    Assign(TopicPartitionList),
-    Revoke(TopicPartitionList),
-}
-
-/// What librdkafka calls back while the consumer is polled.
-struct Context {
-    log: ClientLog,
-    /// Noted, in order, and not yet acted on. One per rebalance: librdkafka sends none before the
-    /// last was acted on.
-    rebalances: Mutex<VecDeque<Rebalance>>,
-    /// Nobody polls any more: rebalances are acted on at once.
-    unattended: AtomicBool,
-}
-
-impl Context {
-    fn new(client_id: &str) -> Self {
-        Self {
-            log: ClientLog::new(client_id),
-            rebalances: Mutex::default(),
-            unattended: AtomicBool::new(false),
-        }
-    }
-
-    fn next_rebalance(&self) -> Option<Rebalance> {
-        self.rebalances
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop_front()
-    }
-}
-
-impl ClientContext for Context {
-    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        self.log.line(level, facility, line);
-    }
-
-    fn error(&self, error: KafkaError, reason: &str) {
-        self.log.error(&error, reason);
-    }
-}
-
-impl ConsumerContext for Context {
-    fn rebalance(
-        &self,
-        consumer: &BaseConsumer<Self>,
-        kind: RDKafkaRespErr,
-        list: &mut TopicPartitionList,
-    ) {
-        let assign = kind == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
-        if self.unattended.load(Ordering::Acquire) {
-            let result = if assign {
-                take_partitions(consumer, list)
-            } else {
-                give_partitions_up(consumer, list)
-            };
-            if let Err(error) = result {
-                self.log.transient("leaving the group", &error);
-            }
-            return;
-        }
-        let list = list.clone();
-        self.rebalances
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push_back(if assign {
-                Rebalance::Assign(list)
-            } else {
-                Rebalance::Revoke(list)
-            });
-    }
-
-    fn commit_callback(&self, result: KafkaResult<()>, _offsets: &TopicPartitionList) {
-        if let Err(error) = result {
-            self.log.transient("committing offsets", &error);
-        }
-    }
-}
-
-fn take_partitions(consumer: &BaseConsumer<Context>, list: &TopicPartitionList) -> KafkaResult<()> {
-    match consumer.rebalance_protocol() {
-        RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
-        RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.assign(list),
-    }
-}
-
-fn give_partitions_up(
-    consumer: &BaseConsumer<Context>,
-    list: &TopicPartitionList,
-) -> KafkaResult<()> {
-    match consumer.rebalance_protocol() {
-        RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
-        RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.unassign(),
-    }
-}
-
-fn partitions_of(list: &TopicPartitionList) -> Vec<TopicPartition> {
-    list.elements()
-        .iter()
-        .map(|element| TopicPartition {
-            topic: element.topic().to_owned(),
-            partition: partition_id(element.partition()),
-        })
-        .collect()
 }

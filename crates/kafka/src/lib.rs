@@ -19,8 +19,8 @@
 //! * **Memory is bounded**: consumers by `queue_kib_max`, the producer by `queue_records_max` and
 //!   `queue_kib_max`; a full producer queue hands the token back at once.
 //!
-//! Deliberately absent: `pause` and `resume` (they throw prefetched records away; to stop polling
-//! is the backpressure), per-partition queues (lost wake-ups), transactions, librdkafka's CRC32
+//! Deliberately absent: `pause` and `resume` of a [`PartitionConsumer`] (they throw prefetched records away; to stop
+//! polling is the backpressure), per-partition queues (lost wake-ups), transactions, librdkafka's CRC32
 //! partitioner (every record names its partition, see [`partition_for`], or takes the murmur2 of
 //! its key), and futures per record.
 
@@ -35,6 +35,7 @@ mod metrics;
 mod native;
 mod native_producer;
 mod partition_consumer;
+mod partition_list;
 mod poll;
 mod probe;
 mod producer;

@@ -9,7 +9,7 @@
 //! [`Client::native_ptr`], which stays valid as long as the client.
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::ptr;
 use std::slice;
 
@@ -21,6 +21,9 @@ use rdkafka::bindings::{
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::message::BorrowedMessage;
 use rdkafka::types::RDKafkaRespErr;
+use waybill_engine::{Offset, PartitionId};
+
+use crate::record::partition_number;
 
 /// Whether the broker has a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,21 +96,22 @@ pub(crate) fn is_group_member<C: ClientContext>(client: &Client<C>) -> bool {
 /// The offset that the next record of a partition will get, as the last fetch told; `None` before the first.
 pub(crate) fn known_end<C: ClientContext>(
     client: &Client<C>,
-    topic: &CStr,
-    partition: i32,
-) -> Option<i64> {
+    topic: &str,
+    partition: PartitionId,
+) -> Option<Offset> {
+    let topic = CString::new(topic).ok()?;
     let (mut low, mut high) = (-1, -1);
     // SAFETY: the client is alive, the topic is NUL-terminated, and the other pointers are to locals.
     let error = unsafe {
         rd_kafka_get_watermark_offsets(
             client.native_ptr(),
             topic.as_ptr(),
-            partition,
+            partition_number(partition),
             &raw mut low,
             &raw mut high,
         )
     };
-    (error == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR && high >= 0).then_some(high)
+    (error == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR && high >= 0).then_some(Offset(high))
 }
 
 /// Whether a producer has met an error after which it sends nothing more. To ask costs one load.

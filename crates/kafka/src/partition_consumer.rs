@@ -1,7 +1,6 @@
 //! A consumer of partitions that the caller names: no group decides what it reads.
 
 use std::collections::HashMap;
-use std::ffi::CString;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,9 +14,10 @@ use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
 use crate::client_log::ClientLog;
-use crate::damage;
+use crate::damage::{self, DamagedLog, Position};
 use crate::error::{ClientError, RequestError};
 use crate::native;
+use crate::partition_list::{check_each, offsets_list, partitions_list};
 use crate::poll::{self, OutOfRange, PollError, PollLimits, Polled, Severity};
 use crate::record::{RecordRef, partition_id, partition_number};
 use crate::settings::KafkaSettings;
@@ -178,10 +178,7 @@ impl PartitionConsumer {
 
     /// Takes partitions off the assignment; none of their records is handed over after this.
     pub fn remove(&self, partitions: &[(&str, PartitionId)]) -> Result<(), RequestError> {
-        let mut list = TopicPartitionList::with_capacity(partitions.len());
-        for (topic, partition) in partitions {
-            list.add_partition(topic, partition_number(*partition));
-        }
+        let list = partitions_list(partitions.iter().copied());
         self.consumer
             .incremental_unassign(&list)
             .map_err(RequestError::new("removing partitions"))?;
@@ -222,10 +219,11 @@ impl PartitionConsumer {
         let polled = self.take(limits, timeout, on_record, |partition| {
             ended.push(partition);
         });
-        if !ended.is_empty() {
-            self.tell_positions(&ended, on_end);
+        if ended.is_empty() {
+            return polled;
         }
-        polled
+        let told = self.tell_positions(&ended, on_end);
+        polled.and_then(|polled| told.map(|()| polled))
     }
 
     fn take(
@@ -253,61 +251,25 @@ impl PartitionConsumer {
             .damage_met
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-        let positions = self.consumer.position().unwrap_or_default();
-        let positions = positions.elements();
-        let at = positions.iter().map(|element| {
-            let position = Offset(self.position_of(element));
-            let partition = partition_id(element.partition());
-            (element.topic().to_owned(), partition, position)
-        });
-        let at: Vec<_> = at.collect();
-        let not_at_end: Vec<_> = at
-            .iter()
-            .filter(|(topic, partition, position)| {
-                self.known_end(topic, *partition)
-                    .is_none_or(|end| *position < end)
-            })
-            .cloned()
-            .collect();
-        let damaged = damage::find(&self.config, &not_at_end);
-        let is_damaged = |topic: &str, partition| {
-            let mut damaged = damaged.iter();
-            damaged.any(|log| log.topic == topic && log.partition == partition)
-        };
-        let all = at
-            .iter()
-            .map(|(topic, partition, _)| (topic.as_str(), *partition));
-        let all: Vec<_> = all.collect();
-        let others: Vec<_> = at
-            .iter()
-            .filter(|(topic, partition, _)| !is_damaged(topic, *partition))
-            .map(|(topic, partition, position)| (topic.as_str(), *partition, *position))
-            .collect();
+        let positions = self.positions()?;
+        let damaged = damage::find(&self.consumer, &self.config, &positions);
+        let (mut all, mut others) = (Vec::new(), Vec::new());
+        for (topic, partition, position) in &positions {
+            all.push((topic.as_str(), *partition));
+            let is_damaged = |log: &DamagedLog| log.topic == *topic && log.partition == *partition;
+            if !damaged.iter().any(is_damaged) {
+                others.push((topic.as_str(), *partition, *position));
+            }
+        }
         let again = self.remove(&all).and_then(|()| self.add(&others));
-        if let Err(again) = again {
-            return Err(PollError::PositionLost {
-                reason: again.to_string(),
-            });
+        again.map_err(|error| PollError::PositionLost {
+            reason: error.to_string(),
+        })?;
+        damage::log_found(&self.client_id, error, &damaged, None);
+        match damaged.is_empty() {
+            true => Ok(Polled::default()),
+            false => Err(PollError::Damaged(damaged)),
         }
-        if damaged.is_empty() {
-            tracing::warn!(
-                client = self.client_id,
-                %error,
-                "damaged records were fetched; reading them again"
-            );
-            return Ok(Polled::default());
-        }
-        for log in &damaged {
-            tracing::error!(
-                client = self.client_id,
-                topic = log.topic,
-                partition = %log.partition,
-                offset = %log.offset,
-                cause = log.cause,
-                "records are damaged; stopped reading the partition"
-            );
-        }
-        Err(PollError::Damaged(damaged))
     }
 
     /// The first offset of a partition and the one that its next record will get, asked of the
@@ -326,9 +288,7 @@ impl PartitionConsumer {
     /// asked, and while no more is fetched it stays as it was. `None` before the first fetch.
     #[must_use]
     pub fn known_end(&self, topic: &str, partition: PartitionId) -> Option<Offset> {
-        let topic = CString::new(topic).ok()?;
-        let end = native::known_end(self.consumer.client(), &topic, partition_number(partition));
-        end.map(Offset)
+        native::known_end(self.consumer.client(), topic, partition)
     }
 
     /// Commits offsets (of the next record to read) to the group that lag tools look at. Best
@@ -356,10 +316,7 @@ impl PartitionConsumer {
         partitions: &[(&str, PartitionId)],
         timeout: Duration,
     ) -> Result<Vec<Option<Offset>>, RequestError> {
-        let mut list = TopicPartitionList::with_capacity(partitions.len());
-        for (topic, partition) in partitions {
-            list.add_partition(topic, partition_number(*partition));
-        }
+        let list = partitions_list(partitions.iter().copied());
         let found = self
             .consumer
             .committed_offsets(list, timeout)
@@ -380,9 +337,8 @@ impl PartitionConsumer {
         &self,
         partitions: &[i32],
         on_end: &mut dyn FnMut(&str, PartitionId, Offset),
-    ) {
-        let positions = self.consumer.position().unwrap_or_default();
-        for element in positions.elements() {
+    ) -> Result<(), PollError> {
+        for element in self.position_list()?.elements() {
             if partitions.contains(&element.partition()) {
                 on_end(
                     element.topic(),
@@ -391,6 +347,27 @@ impl PartitionConsumer {
                 );
             }
         }
+        Ok(())
+    }
+
+    /// Where each assigned partition is read on.
+    fn positions(&self) -> Result<Vec<Position>, PollError> {
+        let list = self.position_list()?;
+        let elements = list.elements();
+        let positions = elements.iter().map(|element| {
+            let position = Offset(self.position_of(element));
+            let partition = partition_id(element.partition());
+            (element.topic().to_owned(), partition, position)
+        });
+        Ok(positions.collect())
+    }
+
+    fn position_list(&self) -> Result<TopicPartitionList, PollError> {
+        let list = self.consumer.position();
+        list.and_then(|list| check_each(&list).map(|()| list))
+            .map_err(|error| PollError::PositionLost {
+                reason: error.to_string(),
+            })
     }
 
     /// Where an assigned partition is read on: it was started there, or got there since.
@@ -410,24 +387,26 @@ impl PartitionConsumer {
     /// was met lately: librdkafka reads on at offsets that it takes from the damaged bytes, and complains about one
     /// after the partition was left.
     fn diagnose(&self, error: &KafkaError) -> Option<PollError> {
-        let positions = self.consumer.position().unwrap_or_default();
+        let positions = match self.positions() {
+            Ok(positions) => positions,
+            Err(lost) => return Some(lost),
+        };
         let mut out_of_range = Vec::new();
         let mut all_are_known = true;
-        for element in positions.elements() {
-            let (topic, partition) = (element.topic(), element.partition());
-            let position = self.position_of(&element);
+        for (topic, partition, position) in positions {
+            let number = partition_number(partition);
             let held = self
                 .consumer
-                .fetch_watermarks(topic, partition, DIAGNOSIS_TIMEOUT);
+                .fetch_watermarks(&topic, number, DIAGNOSIS_TIMEOUT);
             let Ok((low, high)) = held else {
                 all_are_known = false;
                 break;
             };
-            if position < low || position > high {
+            if position.0 < low || position.0 > high {
                 out_of_range.push(OutOfRange {
-                    topic: topic.to_owned(),
-                    partition: partition_id(partition),
-                    offset: Offset(position),
+                    topic,
+                    partition,
+                    offset: position,
                     low: Offset(low),
                     high: Offset(high),
                 });
@@ -500,18 +479,6 @@ impl ConsumerContext for Context {
             self.log.transient("committing offsets", &error);
         }
     }
-}
-
-/// A list of partitions with offsets, as librdkafka takes it.
-pub(crate) fn offsets_list(
-    offsets: &[(&str, PartitionId, Offset)],
-) -> Result<TopicPartitionList, KafkaError> {
-    let mut list = TopicPartitionList::with_capacity(offsets.len());
-    for (topic, partition, offset) in offsets {
-        let offset = rdkafka::Offset::Offset(offset.0);
-        list.add_partition_offset(topic, partition_number(*partition), offset)?;
-    }
-    Ok(list)
 }
 
 fn start_positions(

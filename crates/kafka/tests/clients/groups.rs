@@ -3,6 +3,8 @@
 //! None of this is asked of librdkafka's mock cluster: it refuses a member that syncs after the
 //! group's leader, and then the commits of all while that member joins again, which no broker does.
 
+mod damage;
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -126,26 +128,6 @@ impl Member {
             assert_eq!(self.poll(ALL, A_WHILE), Polled::default());
         }
     }
-}
-
-#[test]
-fn a_member_stops_at_a_damaged_batch_and_goes_on_with_its_other_partitions() {
-    let world = World::embedded();
-    let topic = world.topic("t", 2);
-    let producer = world.producer();
-    for value in [&b"before"[..], b"the damaged one", b"behind"] {
-        send_batch(&producer, &topic, 0, &[value]);
-    }
-    send_batch(&producer, &topic, 1, &[b"healthy"]);
-    world.flip_a_bit_of(b"the damaged one");
-
-    let mut member = Member::new(&world, &topic, |_| {});
-    poll_until([&mut member], |[member]| member.read_count() == 2);
-    member.poll_in_vain();
-    send_batch(&producer, &topic, 1, &[b"later"]);
-    poll_until([&mut member], |[member]| member.values(1).len() == 2);
-    assert_eq!(member.values(0), [b"before"]);
-    assert_eq!(member.values(1), [&b"healthy"[..], b"later"]);
 }
 
 #[track_caller]

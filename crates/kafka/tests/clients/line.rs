@@ -1,16 +1,28 @@
-//! A line to a broker that may be slow.
+//! A line to a broker that may be slow, and may damage what the broker answers.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 pub(crate) struct Line {
     pub(crate) address: SocketAddr,
     listener: TcpListener,
-    delay_ms: Arc<AtomicU64>,
+    answers: Arc<Answers>,
+}
+
+/// The magic byte is at 16 in the batch, the first record at 61, and its value, behind a key of three bytes, at 9
+/// in the record.
+const VALUE_BEHIND_MAGIC: usize = 61 + 9 - 16;
+
+/// What happens to the broker's answers on their way.
+#[derive(Default)]
+struct Answers {
+    delay_ms: AtomicU64,
+    damaged: Mutex<Vec<Vec<u8>>>,
+    connections: AtomicUsize,
 }
 
 impl Line {
@@ -19,21 +31,22 @@ impl Line {
         Self {
             address: listener.local_addr().unwrap(),
             listener,
-            delay_ms: Arc::default(),
+            answers: Arc::default(),
         }
     }
 
     pub(crate) fn lead_to(&self, broker: SocketAddr) {
-        let (listener, delay_ms) = (self.listener.try_clone().unwrap(), self.delay_ms.clone());
+        let (listener, answers) = (self.listener.try_clone().unwrap(), self.answers.clone());
         thread::spawn(move || {
             while let Ok((client, _)) = listener.accept() {
+                answers.connections.fetch_add(1, Ordering::Relaxed);
                 let Ok(server) = TcpStream::connect(broker) else {
                     continue;
                 };
                 let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                thread::spawn(move || carry(from, to, &AtomicU64::new(0)));
-                let delay_ms = delay_ms.clone();
-                thread::spawn(move || carry(server, client, &delay_ms));
+                thread::spawn(move || carry(from, to, |_| {}));
+                let answers = answers.clone();
+                thread::spawn(move || carry(server, client, |answer| answers.change(answer)));
             }
         });
     }
@@ -41,14 +54,40 @@ impl Line {
     /// Lets every answer of the broker take this much longer from now on.
     pub(crate) fn slow_down(&self, delay: Duration) {
         let delay_ms = delay.as_millis().try_into().unwrap();
-        self.delay_ms.store(delay_ms, Ordering::Relaxed);
+        self.answers.delay_ms.store(delay_ms, Ordering::Relaxed);
+    }
+
+    /// Damages, in answers, the batches of these values and no others. Each value is the only one of its batch,
+    /// and no longer than 40 bytes. A client that does not know the batch's format reads on right behind it.
+    pub(crate) fn damage(&self, values: &[&[u8]]) {
+        let values = values.iter().map(|value| value.to_vec()).collect();
+        *self.answers.damaged.lock().unwrap() = values;
+    }
+
+    /// How many connections were ever made.
+    pub(crate) fn connections(&self) -> usize {
+        self.answers.connections.load(Ordering::Relaxed)
     }
 }
 
-fn carry(mut from: TcpStream, mut to: TcpStream, delay_ms: &AtomicU64) {
+impl Answers {
+    fn change(&self, answer: &mut [u8]) {
+        thread::sleep(Duration::from_millis(self.delay_ms.load(Ordering::Relaxed)));
+        for value in self.damaged.lock().unwrap().iter() {
+            let at = (0..answer.len()).filter(|at| answer[*at..].starts_with(value));
+            for at in at.collect::<Vec<_>>() {
+                let magic = &mut answer[at - VALUE_BEHIND_MAGIC];
+                assert_eq!(*magic, 2, "the format of the batch");
+                *magic = 3;
+            }
+        }
+    }
+}
+
+fn carry(mut from: TcpStream, mut to: TcpStream, change: impl Fn(&mut [u8])) {
     let mut buffer = [0; 16 * 1024];
     while let Ok(read @ 1..) = from.read(&mut buffer) {
-        thread::sleep(Duration::from_millis(delay_ms.load(Ordering::Relaxed)));
+        change(&mut buffer[..read]);
         if to.write_all(&buffer[..read]).is_err() {
             break;
         }

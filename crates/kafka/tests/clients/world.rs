@@ -177,6 +177,11 @@ impl World {
         }
     }
 
+    /// The line to the embedded broker.
+    pub(crate) fn line(&self) -> &Line {
+        &self.embedded.as_ref().unwrap().line
+    }
+
     pub(crate) fn producer(&self) -> BatchProducer {
         Producer::new(&self.settings, &ProducerOptions::new("p")).unwrap()
     }

@@ -1,0 +1,127 @@
+//! What librdkafka calls back, and how partitions are taken and given up.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtocol};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::topic_partition_list::{TopicPartitionList, TopicPartitionListElem};
+use rdkafka::types::RDKafkaRespErr;
+
+use super::TopicPartition;
+use crate::client_log::ClientLog;
+use crate::record::partition_id;
+
+/// A change of the assignment that waits to be made.
+pub(super) enum Rebalance {
+    Assign(TopicPartitionList),
+    Revoke(TopicPartitionList),
+}
+
+/// What librdkafka calls back while the consumer is polled.
+pub(super) struct Context {
+    pub(super) log: ClientLog,
+    /// Noted, in order, and not yet acted on. One per rebalance: librdkafka sends none before the
+    /// last was acted on.
+    pub(super) rebalances: Mutex<VecDeque<Rebalance>>,
+    /// Nobody polls any more: rebalances are acted on at once.
+    pub(super) unattended: AtomicBool,
+}
+
+impl Context {
+    pub(super) fn new(client_id: &str) -> Self {
+        Self {
+            log: ClientLog::new(client_id),
+            rebalances: Mutex::default(),
+            unattended: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn next_rebalance(&self) -> Option<Rebalance> {
+        self.rebalances
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop_front()
+    }
+}
+
+impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        self.log.line(level, facility, line);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.log.error(&error, reason);
+    }
+}
+
+impl ConsumerContext for Context {
+    fn rebalance(
+        &self,
+        consumer: &BaseConsumer<Self>,
+        kind: RDKafkaRespErr,
+        list: &mut TopicPartitionList,
+    ) {
+        let assign = kind == RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
+        if self.unattended.load(Ordering::Acquire) {
+            let result = if assign {
+                take_partitions(consumer, list)
+            } else {
+                give_partitions_up(consumer, list)
+            };
+            if let Err(error) = result {
+                self.log.transient("leaving the group", &error);
+            }
+            return;
+        }
+        let list = list.clone();
+        self.rebalances
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push_back(if assign {
+                Rebalance::Assign(list)
+            } else {
+                Rebalance::Revoke(list)
+            });
+    }
+
+    fn commit_callback(&self, result: KafkaResult<()>, _offsets: &TopicPartitionList) {
+        if let Err(error) = result {
+            self.log.transient("committing offsets", &error);
+        }
+    }
+}
+
+pub(super) fn take_partitions(
+    consumer: &BaseConsumer<Context>,
+    list: &TopicPartitionList,
+) -> KafkaResult<()> {
+    match consumer.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
+        RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.assign(list),
+    }
+}
+
+pub(super) fn give_partitions_up(
+    consumer: &BaseConsumer<Context>,
+    list: &TopicPartitionList,
+) -> KafkaResult<()> {
+    match consumer.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
+        RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.unassign(),
+    }
+}
+
+pub(super) fn partitions_of(list: &TopicPartitionList) -> Vec<TopicPartition> {
+    list.elements().iter().map(partition_of).collect()
+}
+
+pub(super) fn partition_of(element: &TopicPartitionListElem<'_>) -> TopicPartition {
+    TopicPartition {
+        topic: element.topic().to_owned(),
+        partition: partition_id(element.partition()),
+    }
+}

@@ -1,0 +1,133 @@
+//! What a member does about damaged records.
+//!
+//! What must hold here: no record is passed over. librdkafka reads on behind a damaged batch, so every partition is
+//! paused before anything else is tried. That discards what was prefetched, and remembers where the records ended that
+//! were handed over: a partition that is resumed is read from there. No broker is asked for either, so a search that
+//! fails does no harm. The damage is met again.
+//!
+//! Only paused partitions are resumed: librdkafka would read others again from where they were assigned. Nothing is
+//! sought: librdkafka would forget where the records ended that were handed over.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::Consumer;
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::topic_partition_list::TopicPartitionList;
+use waybill_engine::Offset;
+
+use super::context::{partition_of, partitions_of};
+use super::{GroupConsumer, TopicPartition};
+use crate::damage::{self, Position};
+use crate::partition_list::{check_each, partitions_list};
+use crate::record::partition_number;
+use crate::watermarks::watermarks;
+
+/// How long the brokers may take to say where a partition is to be read.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl GroupConsumer {
+    /// Finds out which partitions are damaged, and reads them no further for a while. All others are read again from
+    /// where their records ended: what was prefetched may have gaps.
+    ///
+    /// # Errors
+    ///
+    /// If a partition cannot be paused. What the client hands over next may have gaps then.
+    pub(super) fn leave_damaged(&mut self, error: &KafkaError) -> KafkaResult<()> {
+        let assigned = self.consumer.assignment()?;
+        self.consumer.pause(&assigned)?;
+        check_each(&assigned)?;
+        let found = damage::find(&self.consumer, &self.config, &self.positions()?);
+        let again_after = self.damaged_again_after;
+        damage::log_found(&self.client_id, error, &found, Some(again_after));
+        let again_at = Instant::now() + again_after;
+        self.damaged.extend(found.into_iter().map(|log| {
+            let (topic, partition) = (log.topic, log.partition);
+            (TopicPartition { topic, partition }, again_at)
+        }));
+        if !self.held.load(Ordering::Acquire) {
+            self.read_on(&self.whole(&assigned));
+        }
+        Ok(())
+    }
+
+    /// Reads damaged partitions again after a while: a replica may have become their leader that has them whole.
+    pub(super) fn try_damaged_again(&mut self) {
+        if self.damaged.is_empty() || self.held.load(Ordering::Acquire) {
+            return;
+        }
+        let now = Instant::now();
+        let due = self.damaged.extract_if(.., |_, again_at| *again_at <= now);
+        let due: Vec<_> = due.map(|(partition, _)| partition).collect();
+        self.read_on(&list_of(&due));
+    }
+
+    /// Those partitions of a list that are not known to be damaged.
+    pub(super) fn whole(&self, list: &TopicPartitionList) -> TopicPartitionList {
+        let mut partitions = partitions_of(list);
+        partitions.retain(|partition| !self.damaged.contains_key(partition));
+        list_of(&partitions)
+    }
+
+    /// Resumes partitions. One that the client cannot resume is tried again as damaged ones are.
+    fn read_on(&mut self, paused: &TopicPartitionList) {
+        let resumed = self.consumer.resume(paused);
+        self.log_failure("reading on", resumed.and_then(|()| check_each(paused)));
+        let again_at = Instant::now() + self.damaged_again_after;
+        for element in paused.elements() {
+            if element.error().is_err() {
+                self.damaged.insert(partition_of(&element), again_at);
+            }
+        }
+    }
+
+    /// Where each partition is to be read on that is not known to be damaged: behind the last record that was handed
+    /// over, or else where the group has committed, or at its beginning. Leaves out those of which no broker tells.
+    fn positions(&self) -> KafkaResult<Vec<Position>> {
+        let known = self.consumer.position()?;
+        check_each(&known)?;
+        let (mut positions, mut asked) = (Vec::new(), TopicPartitionList::new());
+        for element in known.elements() {
+            let at = partition_of(&element);
+            match element.offset() {
+                _ if self.damaged.contains_key(&at) => {}
+                rdkafka::Offset::Offset(offset) => {
+                    positions.push((at.topic, at.partition, Offset(offset)));
+                }
+                _ => {
+                    asked.add_partition(&at.topic, partition_number(at.partition));
+                }
+            }
+        }
+        if asked.count() > 0 {
+            let looked_up = self.look_up(asked, &mut positions);
+            self.log_failure("asking where partitions are to be read", looked_up);
+        }
+        Ok(positions)
+    }
+
+    fn look_up(&self, asked: TopicPartitionList, positions: &mut Vec<Position>) -> KafkaResult<()> {
+        let committed = self.consumer.committed_offsets(asked, LOOKUP_TIMEOUT)?;
+        for element in committed.elements() {
+            element.error()?;
+            let at = partition_of(&element);
+            let offset = match element.offset() {
+                rdkafka::Offset::Offset(offset) => Offset(offset),
+                _ => {
+                    let client = self.consumer.client();
+                    watermarks(client, &at.topic, at.partition, LOOKUP_TIMEOUT)?.0
+                }
+            };
+            positions.push((at.topic, at.partition, offset));
+        }
+        Ok(())
+    }
+}
+
+fn list_of(partitions: &[TopicPartition]) -> TopicPartitionList {
+    partitions_list(
+        partitions
+            .iter()
+            .map(|at| (at.topic.as_str(), at.partition)),
+    )
+}

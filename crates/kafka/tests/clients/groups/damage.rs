@@ -1,0 +1,175 @@
+//! Members that meet damaged records.
+//!
+//! The embedded broker does not serve a batch that is damaged on its disk. Apache Kafka does, and librdkafka
+//! reads on behind it: here, the line damages the batch.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use waybill_kafka::PollLimits;
+
+use super::{LONG_SESSION, Member, poll_until};
+use crate::support::{A_WHILE, ALL, BatchProducer, PATIENCE, send_batch};
+use crate::world::World;
+
+const DAMAGED: &[u8] = b"the damaged one";
+/// How long a damaged partition stands still, where a test waits for it.
+const SOON: Duration = Duration::from_secs(4);
+
+/// Three batches, the one in the middle to be damaged.
+fn send_three(producer: &BatchProducer, topic: &str, partition: u32) {
+    for value in [b"before", DAMAGED, b"behind"] {
+        send_batch(producer, topic, partition, &[value]);
+    }
+}
+
+fn impatient(world: &World, topic: &str) -> Member {
+    Member::new(world, topic, |options| options.damaged_again_after = SOON)
+}
+
+fn poll_for(member: &mut Member, time: Duration) {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        member.poll(ALL, A_WHILE);
+    }
+}
+
+#[test]
+fn a_member_stops_at_a_damaged_batch_and_goes_on_with_its_other_partitions() {
+    let world = World::embedded();
+    let topic = world.topic("t", 2);
+    let producer = world.producer();
+    send_three(&producer, &topic, 0);
+    send_batch(&producer, &topic, 1, &[b"healthy"]);
+    world.flip_a_bit_of(DAMAGED);
+
+    let mut member = Member::new(&world, &topic, |_| {});
+    poll_until([&mut member], |[member]| member.read_count() == 2);
+    member.poll_in_vain();
+    send_batch(&producer, &topic, 1, &[b"later"]);
+    poll_until([&mut member], |[member]| member.values(1).len() == 2);
+    assert_eq!(member.values(0), [b"before"]);
+    assert_eq!(member.values(1), [&b"healthy"[..], b"later"]);
+}
+
+/// Behind a damaged batch, librdkafka has prefetched the next one already.
+#[test]
+fn a_member_that_cannot_look_for_the_damage_does_not_read_on_behind_it() {
+    let world = World::embedded();
+    let topic = world.topic("t", 2);
+    let producer = world.producer();
+    send_three(&producer, &topic, 0);
+    world.line().damage(&[DAMAGED]);
+
+    let mut member = Member::new(&world, &topic, |_| {});
+    let one_record = PollLimits { records: 1, ..ALL };
+    while member.read_count() == 0 {
+        member.poll(one_record, A_WHILE);
+    }
+    // Until it has prefetched what is behind.
+    thread::sleep(A_WHILE * 10);
+    // No broker tells where the group has committed, and so where the empty partition is to be read.
+    world.line().slow_down(Duration::from_secs(6));
+    // librdkafka has met the damage more than once by now.
+    for _ in 0..3 {
+        member.poll(ALL, A_WHILE);
+    }
+    world.line().slow_down(Duration::ZERO);
+    send_batch(&producer, &topic, 1, &[b"healthy"]);
+    poll_until([&mut member], |[member]| member.values(1).len() == 1);
+    member.poll_in_vain();
+    assert_eq!(member.values(0), [b"before"]);
+}
+
+#[test]
+fn a_damaged_partition_is_tried_again_and_nothing_before_the_damage_is_read_twice() {
+    let world = World::embedded();
+    let topic = world.topic("t", 1);
+    send_three(&world.producer(), &topic, 0);
+    world.line().damage(&[DAMAGED]);
+
+    let mut member = impatient(&world, &topic);
+    poll_until([&mut member], |[member]| member.read_count() == 1);
+    // It is tried again in vain.
+    poll_for(&mut member, SOON * 2);
+    assert_eq!(member.values(0), [b"before"]);
+    world.line().damage(&[]);
+    poll_until([&mut member], |[member]| member.read_count() >= 3);
+    assert_eq!(member.values(0), [b"before", DAMAGED, b"behind"]);
+}
+
+#[test]
+fn a_damaged_partition_is_read_again_though_another_one_is_damaged_meanwhile() {
+    let world = World::embedded();
+    let topic = world.topic("t", 2);
+    let producer = world.producer();
+    send_three(&producer, &topic, 0);
+    world.line().damage(&[DAMAGED]);
+    let mut member = impatient(&world, &topic);
+    poll_until([&mut member], |[member]| member.values(0).len() == 1);
+    member.poll_in_vain();
+
+    // The first is whole again when the second is met.
+    world.line().damage(&[b"another damaged one"]);
+    send_batch(&producer, &topic, 1, &[b"another damaged one"]);
+    poll_for(&mut member, A_WHILE * 10);
+    world.line().damage(&[]);
+    poll_until([&mut member], |[member]| member.read_count() == 4);
+    assert_eq!(member.values(0), [b"before", DAMAGED, b"behind"]);
+    assert_eq!(member.values(1), [b"another damaged one"]);
+}
+
+/// Its new owner reads again what the old one did not have committed.
+#[test]
+fn a_damaged_partition_that_was_given_up_and_comes_back_is_read_from_the_committed_offset() {
+    let world = World::embedded();
+    let topic = world.topic("t", 2);
+    let producer = world.producer();
+    (0..2).for_each(|partition| send_three(&producer, &topic, partition));
+    world.line().damage(&[DAMAGED]);
+    let mut first = impatient(&world, &topic);
+    poll_until([&mut first], |[first]| first.read_count() == 2);
+    first.poll_in_vain();
+
+    first.share.next.clear();
+    let mut second = Member::new(&world, &topic, |_| {});
+    poll_until([&mut first, &mut second], |both| {
+        both.iter().all(|member| member.held() == 1)
+    });
+    let moved = usize::try_from(second.share.held[0].0).unwrap();
+    second.share.next.clear();
+    second.consumer.close(PATIENCE, &mut second.share);
+    poll_until([&mut first], |[first]| first.read_count() == 3);
+    first.poll_in_vain();
+    let mut expected = [1, 1];
+    expected[moved] = 2;
+    assert_eq!([0, 1].map(|at| first.values(at).len()), expected);
+}
+
+#[test]
+fn a_member_that_holds_records_back_and_lets_them_go_does_not_look_for_the_damage_again() {
+    let world = World::embedded();
+    let topic = world.topic("t", 2);
+    let producer = world.producer();
+    send_three(&producer, &topic, 0);
+    world.line().damage(&[DAMAGED]);
+    let mut member = Member::new(&world, &topic, |options| {
+        options.damaged_again_after = LONG_SESSION;
+    });
+    poll_until([&mut member], |[member]| member.held() == 2);
+    poll_until([&mut member], |[member]| member.read_count() == 1);
+    member.poll_in_vain();
+
+    let connections = world.line().connections();
+    for _ in 0..5 {
+        member.consumer.hold(true).unwrap();
+        member.poll(ALL, A_WHILE);
+        member.consumer.hold(false).unwrap();
+        member.poll(ALL, A_WHILE * 5);
+    }
+    // Each search would be a client of its own.
+    assert_eq!(world.line().connections(), connections);
+    send_batch(&producer, &topic, 1, &[b"healthy"]);
+    poll_until([&mut member], |[member]| member.values(1).len() == 1);
+    assert_eq!(member.values(0), [b"before"]);
+}
