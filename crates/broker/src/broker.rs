@@ -29,6 +29,8 @@ use crate::stats::{Counters, Stats, add};
 use crate::sync::{SyncQueue, SyncThreads};
 use crate::topics::{OpenTopicsError, Topics};
 
+/// How often partitions that a full disk has stopped are tried again.
+const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
 /// How long to wait after the system refused to accept a connection (it has no more files, say).
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -144,6 +146,7 @@ impl Broker {
             )),
             tokio::spawn(drive_groups(Arc::clone(&server))),
             tokio::spawn(apply_retention(Arc::clone(&server))),
+            tokio::spawn(reopen_full(Arc::clone(&server))),
         ];
         let (log_bytes, partitions) = server.topics.totals();
         tracing::info!(%address, partitions, log_bytes, "the broker is listening");
@@ -436,5 +439,79 @@ async fn apply_retention(server: Arc<Server>) {
         if let Err(error) = applied.await {
             tracing::error!(%error, "applying retention failed");
         }
+    }
+}
+
+/// Opens partitions again that a full disk has stopped.
+async fn reopen_full(server: Arc<Server>) {
+    let stopping = &server.stopping;
+    while stopping
+        .run_until_cancelled(server.topics.full())
+        .await
+        .is_some()
+    {
+        loop {
+            let pause = tokio::time::sleep(REOPEN_INTERVAL);
+            if stopping.run_until_cancelled(pause).await.is_none() {
+                return;
+            }
+            let reopening = Arc::clone(&server);
+            let reopened = tokio::task::spawn_blocking(move || reopening.topics.reopen_full());
+            match reopened.await {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) => tracing::error!(%error, "reopening partitions failed"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TopicConfig;
+    use crate::log::faults::{self, Op};
+    use crate::log::{AppendError, BatchHeader, test_batch};
+
+    const ENOSPC: i32 = 28;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_broker_whose_syncs_find_the_disk_full_goes_on_by_itself_once_there_is_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = BrokerConfig::new(dir.path());
+        config.listen = "127.0.0.1:0".parse().unwrap();
+        let broker = Broker::start(config).await.unwrap();
+        let topics = &broker.server.topics;
+        let synced = TopicConfig {
+            flush_messages: Some(1),
+            ..TopicConfig::default()
+        };
+        topics.create("t", 1, synced).unwrap();
+        let batch = test_batch(-1, -1, -1, &[1]);
+        let header = BatchHeader::of_produced(&batch).unwrap();
+        let mut acknowledged = 0;
+        for _ in 0..2 {
+            // The first tries to open it again find the disk full, too.
+            faults::plan(dir.path(), Op::Sync, ENOSPC, 2);
+            let (mut unsynced, mut refused) = (0, 0);
+            loop {
+                let partition = Arc::clone(&topics.get("t").unwrap().partitions[0]);
+                match partition.append(&header, &batch) {
+                    Ok(appended) if partition.synced(appended.sync_to.unwrap()).await => break,
+                    Ok(_) => unsynced += 1,
+                    Err(AppendError::Full) => refused += 1,
+                    Err(error) => panic!("{error}"),
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            acknowledged += unsynced + 1;
+            assert_eq!(unsynced, 1);
+            assert!(refused > 0, "records are refused meanwhile");
+        }
+        let partition = Arc::clone(&topics.get("t").unwrap().partitions[0]);
+        assert_eq!(partition.high_watermark(), acknowledged);
+        let failed = tokio::time::timeout(Duration::from_millis(50), broker.failed());
+        assert!(failed.await.is_err(), "the process goes on");
+        assert!(broker.shutdown().await);
     }
 }

@@ -162,9 +162,11 @@ impl<'a> Connection<'a> {
                 break;
             }
         }
-        let is_busy = !self.queue.is_empty() || !self.output.is_empty();
+        let owes_answers = !self.queue.is_empty() || !self.output.is_empty();
+        // No request stays incomplete for longer than `stall_timeout`.
+        let is_busy = owes_answers || self.incomplete_since.is_some();
         self.place.note(self.last_traffic, is_busy);
-        if self.stopped && !is_busy {
+        if self.stopped && !owes_answers {
             return Ok(Poll::Ready(Closed::Stopping));
         }
         while self.watch.as_mut().poll(cx).is_ready() {
@@ -232,14 +234,15 @@ impl<'a> Connection<'a> {
         let mut progress = false;
         while self.has_room() {
             if self.expected.is_none() && !self.announce()? {
+                if !self.input.is_empty() {
+                    self.note_incomplete();
+                }
                 break;
             }
             let Some(length) = self.expected else { break };
             if self.input.len() < length + 4 {
                 self.check_announced(length)?;
-                if self.incomplete_since.is_none() {
-                    self.incomplete_since = Some(self.last_traffic);
-                }
+                self.note_incomplete();
                 break;
             }
             self.check_announced(length)?;
@@ -255,6 +258,12 @@ impl<'a> Connection<'a> {
             progress = true;
         }
         Ok(progress)
+    }
+
+    fn note_incomplete(&mut self) {
+        if self.incomplete_since.is_none() {
+            self.incomplete_since = Some(self.last_traffic);
+        }
     }
 
     /// Reads a frame's length; `false` if it has not arrived.

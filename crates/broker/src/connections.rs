@@ -1,8 +1,8 @@
 //! The connections that are open, and which of them gives way to another.
 //!
 //! What must hold: idle connections keep nobody out. Where there are as many as there may be, a new one takes
-//! the place of the one that has been idle for longest. A connection on which a request is under way is not
-//! idle, unless nothing has moved on it for longer than a request or an answer may take.
+//! the place of the one that has been idle for longest. A connection on which a request is under way, or arrives,
+//! is not idle, unless nothing has moved on it for longer than a request or an answer may take.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -100,7 +100,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Takes note of when bytes were last received or sent, and whether a request is under way.
+    /// Takes note of when bytes were last received or sent, and whether a request is under way or arrives.
     pub(crate) fn note(&self, last_traffic: Instant, is_busy: bool) {
         let at = self.all.micros(last_traffic);
         self.activity.last_traffic_us.store(at, Relaxed);

@@ -6,6 +6,7 @@
 //! consumer that repeats records and a log that begins earlier can both bear.
 
 mod store;
+mod unsynced;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -292,8 +293,10 @@ impl Meta {
 
     /// Makes everything durable.
     pub(crate) fn sync(&self) -> Result<(), MetaError> {
-        let synced = self.store()?.database.persist(PersistMode::SyncAll);
-        synced
+        let store = self.store()?;
+        store
+            .database
+            .persist(PersistMode::SyncAll)
             .inspect_err(|error| self.store.note(error))
             .map_err(self.failed("sync"))
     }

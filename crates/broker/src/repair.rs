@@ -56,7 +56,7 @@ pub enum RepairError {
 /// Reads the logs in the data directory of a broker that does not run, verifies every batch, and says what is damaged:
 /// of all topics, or of one, or of one partition of it. With `apply` it drops that: in the place of
 /// lost records stands a batch without records, and damaged bytes are kept aside, in `damaged/` of the data directory.
-/// Without it no log is changed. Blocks.
+/// Without it nothing of the logs is changed or made. Blocks.
 ///
 /// # Errors
 ///

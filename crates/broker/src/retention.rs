@@ -4,7 +4,9 @@
 //! of the producers say. So neither the wall clock nor the timestamps of records are asked. A broker
 //! counts the time for which it has run on a monotonic clock, over all its runs; a segment is as old as
 //! the time that has been counted since the broker first saw it end where it ends now. Time in which no
-//! broker ran, or in which the machine was suspended, does not count.
+//! broker ran does not count. Whether time counts in which the machine was suspended is up to the system's
+//! monotonic clock ([`Instant`]): on Linux and macOS it stands still meanwhile. Either way no more is counted
+//! than has passed.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::locked;
@@ -29,6 +30,8 @@ pub(crate) struct SyncQueue {
     counters: Arc<Counters>,
     failed: CancellationToken,
     cause: OnceLock<String>,
+    /// Wakes the task that opens partitions again.
+    full: Notify,
 }
 
 /// What the second thread does.
@@ -48,6 +51,7 @@ impl SyncQueue {
             counters,
             failed: CancellationToken::new(),
             cause: OnceLock::new(),
+            full: Notify::new(),
         })
     }
 
@@ -84,6 +88,16 @@ impl SyncQueue {
     /// A batch was refused because the disk is full.
     pub(crate) fn count_full(&self) {
         self.counters.disk_full.fetch_add(1, Relaxed);
+    }
+
+    /// A partition has to be opened again once its disk has room.
+    pub(crate) fn report_full(&self) {
+        self.full.notify_one();
+    }
+
+    /// Resolves when there is such a partition.
+    pub(crate) async fn full(&self) {
+        self.full.notified().await;
     }
 
     /// A disk failed. The first cause is kept.

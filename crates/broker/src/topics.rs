@@ -3,6 +3,8 @@
 //! Requests look topics up under a short read lock. Creating, deleting and changing topics is
 //! serialised by one lock of its own, and blocks on the disk: callers do it on a blocking thread.
 
+mod reopening;
+
 use std::collections::HashMap;
 use std::fs;
 use std::io;
@@ -13,7 +15,6 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use uuid::Uuid;
 
 use crate::log::{Limits, LogError, Partition, sync_dir};
-
 use crate::meta::{Meta, MetaError, TopicRecord};
 use crate::retention::{RunTime, SegmentAges};
 use crate::{TopicConfig, locked};

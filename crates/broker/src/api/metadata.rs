@@ -127,7 +127,7 @@ fn known(topic: &Topic, version: i16) -> MetadataResponseTopic {
     let partition = |partition: &Arc<Partition>| {
         let (error, offline) = match partition.condition() {
             Condition::Offline => (ResponseError::KafkaStorageError.code(), vec![NODE]),
-            Condition::Online | Condition::Deleted => (OK, Vec::new()),
+            Condition::Online | Condition::Full | Condition::Deleted => (OK, Vec::new()),
         };
         let answer = MetadataResponsePartition::default()
             .with_error_code(error)

@@ -35,7 +35,7 @@ fn usable(topic: Option<&Topic>, index: i32) -> Result<&Arc<Partition>, Response
         .and_then(|topic| topic.partition(index))
         .ok_or(ResponseError::UnknownTopicOrPartition)?;
     match partition.condition() {
-        Condition::Online => Ok(partition),
+        Condition::Online | Condition::Full => Ok(partition),
         Condition::Offline => Err(ResponseError::KafkaStorageError),
         Condition::Deleted => Err(ResponseError::UnknownTopicOrPartition),
     }

@@ -7,9 +7,11 @@ use std::path::PathBuf;
 pub enum Damage {
     /// Valid records follow on damaged or missing ones, so that this is no write that was cut short.
     #[error(
-        "{} is damaged at byte {position}: records from offset {offset} on are unreadable or missing, but valid \
-         ones follow from offset {next_offset} (byte {next_position} of {})",
-        path.display(), next_path.display()
+        "{} is damaged at byte {position}: records from offset {offset} on are unreadable or missing, but {} \
+         from offset {next_offset} (byte {next_position} of {})",
+        path.display(),
+        if *is_verified { "valid ones follow" } else { "others seem to follow" },
+        next_path.display()
     )]
     Inside {
         /// The segment's file.
@@ -24,6 +26,8 @@ pub enum Damage {
         next_position: u64,
         /// Its first offset.
         next_offset: i64,
+        /// Whether that batch is valid. If not, there are too many bytes like the front of a batch to verify them all.
+        is_verified: bool,
     },
     /// The log ends before what is known to have been synced.
     #[error(

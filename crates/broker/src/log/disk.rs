@@ -5,6 +5,7 @@
 //!
 //! In tests, [`faults`] makes the next operations in a directory fail; in the program the checks are not there.
 
+use std::error::Error;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
@@ -16,12 +17,35 @@ use super::batch::BatchHeader;
 /// Bytes that [`LogFile::rewrite`] takes at a time, unless a batch is larger.
 const REWRITE_BYTES: usize = 1 << 20;
 
-/// Whether an operation failed for want of space, which may come back.
-pub(crate) fn is_full(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-    )
+/// How much room there has to be before anything that a full disk has stopped is tried again: more than what fails
+/// first, a memtable of the metadata.
+const ROOM_BYTES: usize = 4 << 20;
+
+/// Whether an operation failed because a disk is full or a quota is used up, both of which may end.
+pub(crate) fn is_full(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if let Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) = kind {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// Whether the file system of `dir` has room, told by a file that is written beside it. Blocks.
+pub(crate) fn has_room(dir: &Path) -> io::Result<bool> {
+    let path = dir.with_extension("probe");
+    let written = File::create(&path).and_then(|mut file| {
+        file.write_all(&vec![0; ROOM_BYTES])?;
+        file.sync_data()
+    });
+    let removed = std::fs::remove_file(&path);
+    match written {
+        Err(error) if is_full(&error) => Ok(false),
+        written => written.and(removed).map(|()| true),
+    }
 }
 
 /// A segment's file.
@@ -30,6 +54,9 @@ pub(crate) struct LogFile {
     file: File,
     path: PathBuf,
     sync_failed: AtomicBool,
+    /// How many bytes have been read of it.
+    #[cfg(test)]
+    pub(super) read_bytes: std::sync::atomic::AtomicU64,
 }
 
 impl LogFile {
@@ -51,6 +78,8 @@ impl LogFile {
             file,
             path,
             sync_failed: AtomicBool::new(false),
+            #[cfg(test)]
+            read_bytes: std::sync::atomic::AtomicU64::new(0),
         }
     }
 
@@ -69,6 +98,9 @@ impl LogFile {
     }
 
     pub(crate) fn read_exact_at(&self, buffer: &mut [u8], position: u64) -> io::Result<()> {
+        #[cfg(test)]
+        self.read_bytes
+            .fetch_add(buffer.len() as u64, Ordering::Relaxed);
         self.file.read_exact_at(buffer, position)
     }
 

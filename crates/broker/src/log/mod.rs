@@ -7,6 +7,7 @@
 //! * `damage`, `repair`: logs that are not as they were written.
 //! * `producers`: the sequences of idempotent producers.
 //! * `partition`: appending, and who waits for it; `syncing`: what becomes durable.
+//! * `reopening`: after a full disk.
 //! * `read`: reading by offset and by time.
 //! * `trim`: deleting old segments.
 //! * `noted`: what there is at one instant.
@@ -19,6 +20,7 @@ mod partition;
 mod producers;
 mod read;
 mod recovery;
+mod reopening;
 mod repair;
 mod scan;
 mod segment;
@@ -30,7 +32,9 @@ mod trim;
 pub(crate) use batch::tests::batch as test_batch;
 pub(crate) use batch::{BatchError, BatchHeader, LEADER_EPOCH};
 pub use damage::{Damage, DamagedBatch};
-pub(crate) use disk::{LogFile, is_full, sync_dir};
+#[cfg(test)]
+pub(crate) use disk::faults;
+pub(crate) use disk::{LogFile, has_room, is_full, sync_dir};
 pub(crate) use partition::{AppendError, Appended, Condition, Limits, Partition};
 pub(crate) use read::ReadError;
 pub(crate) use repair::{Repair, aside_path};

@@ -8,8 +8,10 @@
 //!
 //! * **A failed sync or write takes the partition offline**, with the reason, until the broker is started again.
 //!   What was not synced by then is never shown.
-//! * **A full disk does not.** What was written of a batch is cut off, the batch is refused, and the next one
-//!   is tried like any other.
+//! * **A full disk does not.** Where a write reports it, what was written of the batch is cut off, the batch is refused,
+//!   and the next one is tried like any other. Where a sync reports it, nothing is acknowledged or appended any more, and
+//!   another `Partition` takes this one's place once there is room (see `Topics::reopen_full`): it is opened as at a
+//!   start, which writes again what was not synced.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -26,6 +28,7 @@ use super::disk::{LogFile, is_full};
 use super::producers::{Producers, Sequence, SequenceError};
 use super::recovery::{Recovered, recover};
 use super::segment::{ClosedSegment, LogError, SegmentIndex, open_segment};
+use super::synced::Key;
 use super::syncing::Unindexed;
 use crate::sync::SyncQueue;
 use crate::{TopicConfig, locked};
@@ -54,8 +57,10 @@ pub(crate) enum Condition {
     Online = 0,
     /// Its disk failed; it stays so until the broker is started again.
     Offline = 1,
+    /// Its disk was full at a sync. It is read, and no longer written; another one takes its place.
+    Full = 2,
     /// Its topic was deleted.
-    Deleted = 2,
+    Deleted = 3,
 }
 
 /// Where a batch was appended.
@@ -103,6 +108,8 @@ pub(crate) struct Partition {
     pub(super) topic_id: [u8; 16],
     pub(super) dir: PathBuf,
     pub(super) log: Mutex<Log>,
+    /// Held while segments are deleted, which happens without the lock on the log.
+    pub(super) trimming: Mutex<()>,
     /// Consumers see offsets below this (the high watermark).
     pub(super) visible: AtomicI64,
     pub(super) log_start: AtomicI64,
@@ -110,7 +117,7 @@ pub(crate) struct Partition {
     pub(super) synced_end: AtomicI64,
     /// Whether storing `synced_end` is queued at the closing thread.
     pub(super) end_is_queued: AtomicBool,
-    condition: AtomicU8,
+    pub(super) condition: AtomicU8,
     /// Why it is offline.
     cause: OnceLock<String>,
     /// The damaged batches that were reported: their segments and positions.
@@ -149,6 +156,12 @@ pub(super) struct Log {
 impl Log {
     fn waits_for_sync(&self) -> bool {
         self.config.flush_messages == Some(1)
+    }
+
+    /// The bytes of all segments.
+    pub(super) fn bytes(&self) -> u64 {
+        let closed = self.closed.iter().map(|segment| segment.index.bytes);
+        self.active.bytes + closed.sum::<u64>()
     }
 }
 
@@ -205,6 +218,7 @@ impl Partition {
             readers: Mutex::new(Vec::new()),
             synced: Notify::new(),
             sync_asked: AtomicBool::new(false),
+            trimming: Mutex::new(()),
             topic_bytes,
             limits,
             log: Mutex::new(Log {
@@ -239,8 +253,14 @@ impl Partition {
         match self.condition.load(Ordering::Acquire) {
             0 => Condition::Online,
             1 => Condition::Offline,
+            2 => Condition::Full,
             _ => Condition::Deleted,
         }
+    }
+
+    /// Its topic's id and its number.
+    pub(super) fn key(&self) -> Key {
+        (self.topic_id, self.index)
     }
 
     /// Applies a changed configuration of the topic.
@@ -260,6 +280,10 @@ impl Partition {
         match self.condition() {
             Condition::Online => {}
             Condition::Offline => return Err(self.offline()),
+            Condition::Full => {
+                self.limits.syncs.count_full();
+                return Err(AppendError::Full);
+            }
             Condition::Deleted => return Err(AppendError::Deleted),
         }
         let config = log.config;
@@ -438,7 +462,7 @@ impl Partition {
     }
 
     /// Takes the partition offline.
-    pub(super) fn fail(&self, action: &str, error: &io::Error) -> AppendError {
+    pub(crate) fn fail(&self, action: &str, error: &io::Error) -> AppendError {
         let cause = format!(
             "cannot {action} partition {} of topic {} in {}: {error}",
             self.index,
@@ -447,12 +471,11 @@ impl Partition {
         );
         // Known before anybody sees the condition.
         let _ = self.cause.set(cause.clone());
-        let _ = self.condition.compare_exchange(
-            Condition::Online as u8,
-            Condition::Offline as u8,
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        );
+        let _ = self
+            .condition
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+                (now != Condition::Deleted as u8).then_some(Condition::Offline as u8)
+            });
         if self.condition() == Condition::Deleted {
             return AppendError::Deleted;
         }

@@ -75,7 +75,7 @@ impl Partition {
     /// Whether something can be read at `offset`.
     pub(crate) fn has_records(&self, offset: i64) -> Result<bool, ReadError> {
         match self.condition() {
-            Condition::Online => {}
+            Condition::Online | Condition::Full => {}
             Condition::Offline => return Err(ReadError::Offline),
             Condition::Deleted => return Err(ReadError::Deleted),
         }

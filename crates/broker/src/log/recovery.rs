@@ -181,7 +181,7 @@ impl Segment {
         let offsets = self.index.next_offset..bound;
         let mut found = find(&self.file, self.index.bytes + 1, self.file_bytes, &offsets)
             .map_err(LogError::of("cannot read", &path))?
-            .map(|place| (path.clone(), place));
+            .map(|next| (path.clone(), next));
         for (at, &base) in later.iter().enumerate() {
             if found.is_some() {
                 break;
@@ -191,8 +191,8 @@ impl Segment {
             let failed = |error| LogError::of("cannot read", &path)(error);
             let file = LogFile::open(path.clone()).map_err(failed)?;
             let bytes = file.bytes().map_err(failed)?;
-            let place = find(&file, 0, bytes, &(base..bound)).map_err(failed)?;
-            found = place.map(|place| (path, place));
+            let next = find(&file, 0, bytes, &(base..bound)).map_err(failed)?;
+            found = next.map(|next| (path, next));
         }
         match found {
             None => Ok(()),
@@ -201,8 +201,9 @@ impl Segment {
                 position: self.index.bytes,
                 offset: self.index.next_offset,
                 next_path,
-                next_position: next.position,
-                next_offset: next.offset,
+                next_position: next.place.position,
+                next_offset: next.place.offset,
+                is_verified: next.is_verified,
             })),
         }
     }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use super::batch::filler;
 use super::disk::{LogFile, sync_dir};
-use super::scan::{Place, find, walk};
+use super::scan::{Place, find_verified, walk};
 use super::segment::{LogError, index_path, list_segments, segment_path};
 
 /// Bytes copied at a time.
@@ -43,7 +43,9 @@ enum Piece {
 #[derive(Debug)]
 struct Segment {
     base: i64,
-    file: LogFile,
+    path: PathBuf,
+    /// `None` where it is missing.
+    file: Option<LogFile>,
     pieces: Vec<Piece>,
 }
 
@@ -55,8 +57,7 @@ pub(crate) struct Repair {
 }
 
 impl Repair {
-    /// Reads the whole log in `dir` and plans what to drop. Changes no log; where a segment is missing, an empty file is
-    /// created.
+    /// Reads the whole log in `dir` and plans what to drop. Changes nothing.
     pub(crate) fn plan(dir: &Path, synced_end: Option<i64>) -> Result<Self, LogError> {
         let mut plan = Self {
             dir: dir.to_owned(),
@@ -101,8 +102,8 @@ impl Repair {
                 .map_err(LogError::of("cannot keep damaged bytes in", aside))?;
             segment
                 .replace(&self.dir)
-                .map_err(LogError::of("cannot replace", segment.file.path()))?;
-            tracing::warn!(path = %segment.file.path().display(), "repaired a segment");
+                .map_err(LogError::of("cannot replace", &segment.path))?;
+            tracing::warn!(path = %segment.path.display(), "repaired a segment");
         }
         Ok(())
     }
@@ -118,13 +119,13 @@ impl Segment {
         let path = segment_path(dir, base);
         let failed = |error| LogError::of("cannot read", &path)(error);
         let file = match LogFile::open(path.clone()) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                fs::create_dir_all(dir).map_err(failed)?;
-                LogFile::open_or_create(path.clone()).map_err(failed)?
-            }
-            file => file.map_err(failed)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            file => Some(file.map_err(failed)?),
         };
-        let end = file.bytes().map_err(failed)?;
+        let end = match &file {
+            None => 0,
+            Some(file) => file.bytes().map_err(failed)?,
+        };
         let bound = next_base.unwrap_or(i64::MAX);
         let mut pieces = Vec::new();
         let mut at = Place {
@@ -138,12 +139,12 @@ impl Segment {
                 offsets,
             })
         };
-        loop {
-            let reached = walk(&file, at, end, |_| {}).map_err(failed)?;
+        while let Some(file) = &file {
+            let reached = walk(file, at, end, |_| {}).map_err(failed)?;
             pieces.push(Piece::Kept(at.position..reached.position));
             at = reached;
             let offsets = at.offset..bound;
-            let next = find(&file, at.position + 1, end, &offsets).map_err(failed)?;
+            let next = find_verified(file, at.position + 1, end, &offsets).map_err(failed)?;
             let Some(next) = next else {
                 break;
             };
@@ -157,7 +158,12 @@ impl Segment {
             // A torn tail, which a start cuts.
             pieces.push(Piece::Kept(at.position..end));
         }
-        Ok(Self { base, file, pieces })
+        Ok(Self {
+            base,
+            path,
+            file,
+            pieces,
+        })
     }
 
     fn dropped(&self) -> impl Iterator<Item = &Dropped> {
@@ -181,8 +187,8 @@ impl Segment {
 
     /// Writes what is kept to a new file, which then takes the place of the old one.
     fn replace(&self, dir: &Path) -> io::Result<()> {
-        let path = segment_path(dir, self.base);
-        let repaired = path.with_extension("log.repaired");
+        fs::create_dir_all(dir)?;
+        let repaired = self.path.with_extension("log.repaired");
         let mut file = File::create(&repaired)?;
         for piece in &self.pieces {
             match piece {
@@ -202,17 +208,20 @@ impl Segment {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        fs::rename(&repaired, &path)?;
+        fs::rename(&repaired, &self.path)?;
         sync_dir(dir)
     }
 
     fn copy(&self, bytes: Range<u64>, to: &mut File) -> io::Result<()> {
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
         let mut buffer = vec![0; COPY_BYTES];
         let mut at = bytes.start;
         while at < bytes.end {
             let left = usize::try_from(bytes.end - at).unwrap_or(usize::MAX);
             let piece = &mut buffer[..left.min(COPY_BYTES)];
-            self.file.read_exact_at(piece, at)?;
+            file.read_exact_at(piece, at)?;
             to.write_all(piece)?;
             at += piece.len() as u64;
         }
@@ -233,6 +242,6 @@ fn holds_nothing(dir: &Path, base: i64) -> Result<bool, LogError> {
     let failed = |error| LogError::of("cannot read", &path)(error);
     let file = LogFile::open(path.clone()).map_err(failed)?;
     let end = file.bytes().map_err(failed)?;
-    let found = find(&file, 0, end, &(base..i64::MAX)).map_err(failed)?;
+    let found = find_verified(&file, 0, end, &(base..i64::MAX)).map_err(failed)?;
     Ok(found.is_none())
 }

@@ -13,8 +13,7 @@ use super::segment::SegmentIndex;
 const READ_BYTES: usize = 1 << 20;
 /// Where the message format's number lies in a batch.
 const MAGIC_AT: usize = 16;
-/// How often the searched bytes may be gone over for checksums. Bytes that look like the fronts of very many large
-/// batches are taken for one, which refuses the log.
+/// How often [`find`] goes over the searched bytes for checksums.
 const CHECKS_PER_BYTE: u64 = 16;
 
 /// A place in a segment between two batches.
@@ -114,15 +113,49 @@ pub(super) fn walk(
     }
 }
 
+/// A batch that was found behind damaged bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Found {
+    pub(super) place: Place,
+    /// Whether its checksum was verified. If not, it only looks like a batch.
+    pub(super) is_verified: bool,
+}
+
 /// The first valid batch that begins at `from` or behind it and lies before `end`, with a first offset in `offsets`.
 /// Every byte is tried: what leads to it may be damaged.
+///
+/// The work is bounded. Where the bytes look like the fronts of very many large batches, the answer is the first one that
+/// there was no time to verify.
 pub(super) fn find(
     file: &LogFile,
     from: u64,
     end: u64,
     offsets: &Range<i64>,
+) -> io::Result<Option<Found>> {
+    let budget = end.saturating_sub(from).saturating_mul(CHECKS_PER_BYTE);
+    search(file, from, end, offsets, Some(budget))
+}
+
+/// The same, and the batch is valid, however long it takes: for bytes that were made to, the time grows with the square of
+/// their number.
+pub(super) fn find_verified(
+    file: &LogFile,
+    from: u64,
+    end: u64,
+    offsets: &Range<i64>,
 ) -> io::Result<Option<Place>> {
-    let mut budget = end.saturating_sub(from).saturating_mul(CHECKS_PER_BYTE);
+    let found = search(file, from, end, offsets, None)?;
+    Ok(found.map(|found| found.place))
+}
+
+/// Searches for a batch and reads at most `budget` bytes, if that is given, for checksums.
+fn search(
+    file: &LogFile,
+    from: u64,
+    end: u64,
+    offsets: &Range<i64>,
+    mut budget: Option<u64>,
+) -> io::Result<Option<Found>> {
     let mut buffer = vec![0; READ_BYTES];
     let mut large = Vec::new();
     let mut start = from;
@@ -144,23 +177,31 @@ pub(super) fn find(
             {
                 continue;
             }
-            let position = start + at as u64;
-            let is_whole = match budget.checked_sub(header.bytes as u64) {
-                None => true,
-                Some(rest) if header.bytes <= take - at => {
-                    budget = rest;
-                    header.is_intact(&buffer[at..take])
-                }
-                Some(rest) => {
-                    budget = rest;
-                    large.resize(header.bytes, 0);
-                    file.read_exact_at(&mut large, position)?;
-                    header.is_intact(&large)
-                }
+            let place = Place {
+                position: start + at as u64,
+                offset: header.base_offset,
             };
-            if is_whole {
-                let offset = header.base_offset;
-                return Ok(Some(Place { position, offset }));
+            if let Some(left) = &mut budget {
+                let Some(rest) = left.checked_sub(header.bytes as u64) else {
+                    return Ok(Some(Found {
+                        place,
+                        is_verified: false,
+                    }));
+                };
+                *left = rest;
+            }
+            let is_intact = if header.bytes <= take - at {
+                header.is_intact(&buffer[at..take])
+            } else {
+                large.resize(header.bytes, 0);
+                file.read_exact_at(&mut large, place.position)?;
+                header.is_intact(&large)
+            };
+            if is_intact {
+                return Ok(Some(Found {
+                    place,
+                    is_verified: true,
+                }));
             }
         }
         start += last as u64 + 1;
@@ -218,9 +259,13 @@ mod tests {
             let scanned = scan(&file, 100, index.bytes, &mut Producers::default(), 10).unwrap();
             assert_eq!(scanned.bytes, 2 * batch_bytes, "byte {at}");
             let next = find(&file, scanned.bytes + 1, index.bytes, &(104..i64::MAX)).unwrap();
-            let expected = Place {
+            let place = Place {
                 position: 3 * batch_bytes,
                 offset: 106,
+            };
+            let expected = Found {
+                place,
+                is_verified: true,
             };
             assert_eq!(next, Some(expected), "byte {at}");
         }
@@ -231,11 +276,11 @@ mod tests {
     #[test]
     fn bytes_that_look_like_many_large_batches_are_gone_over_a_few_times_only() {
         let dir = tempfile::tempdir().unwrap();
-        let (file, index, _) = filled_segment(dir.path(), 1);
+        let (file, _, _) = filled_segment(dir.path(), 1);
         let front = std::fs::read(file.path()).unwrap()[..HEADER_BYTES].to_vec();
         let path = dir.path().join("fronts");
-        let count = 4_096;
-        let mut fronts = front.repeat(count);
+        // More than is read at a time, so that a checksum has to read.
+        let mut fronts = front.repeat(4 * READ_BYTES / HEADER_BYTES);
         let bytes = fronts.len();
         for (n, front) in fronts.chunks_exact_mut(HEADER_BYTES).enumerate() {
             let length = (bytes - n * HEADER_BYTES - 12) as i32;
@@ -244,6 +289,13 @@ mod tests {
         std::fs::write(&path, &fronts).unwrap();
         let file = LogFile::open(path).unwrap();
         let found = find(&file, 1, bytes as u64, &(100..i64::MAX)).unwrap();
-        assert!(found.is_some(), "it is taken for a batch: {index:?}");
+        assert!(found.is_some_and(|found| !found.is_verified), "{found:?}");
+        let read = file.read_bytes.load(std::sync::atomic::Ordering::Relaxed);
+        let (least, most) = (CHECKS_PER_BYTE - 1, CHECKS_PER_BYTE + 1);
+        let bytes = bytes as u64;
+        assert!(
+            (least * bytes..=most * bytes).contains(&read),
+            "{read} of {bytes}"
+        );
     }
 }

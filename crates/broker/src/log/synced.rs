@@ -51,10 +51,13 @@ struct Stored {
 impl SyncedEnds {
     /// Reads what is stored in `dir`; none where nothing can be read.
     pub(crate) fn load(dir: &Path) -> Self {
-        let newest = NAMES
-            .iter()
-            .filter_map(|name| decode(&fs::read(dir.join(name)).ok()?))
-            .max_by_key(|stored| stored.number);
+        let newest = newest(dir).unwrap_or_else(|Unreadable| {
+            tracing::warn!(
+                path = %dir.display(),
+                "the synced ends of logs cannot be read; a log that lost its end is not noticed at this start"
+            );
+            None
+        });
         let table = newest.map_or_else(Table::default, |stored| Table {
             ends: stored.ends.into_iter().collect(),
             number: stored.number,
@@ -116,6 +119,24 @@ impl SyncedEnds {
     }
 }
 
+/// Both files are there, and neither of them is whole. What tears a file while it is written leaves the other one.
+#[derive(Debug)]
+struct Unreadable;
+
+/// What was stored last in `dir`, if anything was.
+fn newest(dir: &Path) -> Result<Option<Stored>, Unreadable> {
+    let files = NAMES.map(|name| fs::read(dir.join(name)));
+    let decoded = files
+        .iter()
+        .filter_map(|file| decode(file.as_deref().ok()?));
+    let newest = decoded.max_by_key(|stored| stored.number);
+    let is_missing = |file: &io::Result<Vec<u8>>| matches!(file, Err(error) if error.kind() == io::ErrorKind::NotFound);
+    if newest.is_none() && !files.iter().any(is_missing) {
+        return Err(Unreadable);
+    }
+    Ok(newest)
+}
+
 fn decode(bytes: &[u8]) -> Option<Stored> {
     let (sum, rest) = bytes.strip_prefix(MAGIC)?.split_first_chunk()?;
     let (length, rest) = rest.split_first_chunk()?;
@@ -162,5 +183,22 @@ mod tests {
         }
         fs::write(&newest, &whole).unwrap();
         assert_eq!(SyncedEnds::load(dir.path()).of(key), Some(30));
+    }
+
+    #[test]
+    fn files_of_which_none_can_be_read_are_told_from_files_that_are_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(newest(dir.path()), Ok(None)));
+        let ends = SyncedEnds::load(dir.path());
+        ends.store().unwrap();
+        // The first one was cut short, and there is no other yet.
+        let first = dir.path().join(NAMES[1]);
+        let whole = fs::read(&first).unwrap();
+        fs::write(&first, &whole[..10]).unwrap();
+        assert!(matches!(newest(dir.path()), Ok(None)));
+        ends.store().unwrap();
+        assert!(matches!(newest(dir.path()), Ok(Some(_))));
+        fs::write(dir.path().join(NAMES[0]), b"").unwrap();
+        assert!(newest(dir.path()).is_err());
     }
 }

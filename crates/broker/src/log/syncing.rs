@@ -6,6 +6,8 @@
 //! * **One thread syncs a file.** Files of a topic that is synced, and those that the sync thread has ever synced, are
 //!   its own until they are durable; then the closing thread indexes them. It syncs those that are left.
 //! * **What was not synced is never shown** to the readers of a topic that is synced.
+//! * **No sync is tried again.** After one that failed a later one may succeed without having written what was lost.
+//!   Where the disk was full, the log is opened again instead.
 
 use std::io;
 use std::path::PathBuf;
@@ -38,7 +40,7 @@ pub(super) struct Unindexed {
 pub(crate) enum NotClosed {
     /// There is no room for it: it can be tried again.
     Full(io::Error),
-    /// The partition went offline.
+    /// The partition is no longer written.
     Failed,
 }
 
@@ -108,9 +110,7 @@ impl Partition {
                     self.close_segment(segment, true);
                 }
             }
-            Err(error) => {
-                self.fail("sync", &error);
-            }
+            Err(error) => self.sync_failed(&error),
         }
         self.synced.notify_waiters();
         self.wake_readers();
@@ -129,7 +129,7 @@ impl Partition {
         if !closing.is_synced {
             let synced = file.sync().and_then(|()| sync_dir(&self.dir));
             synced.map_err(|error| {
-                self.fail("sync", &error);
+                self.sync_failed(&error);
                 NotClosed::Failed
             })?;
             closing.is_synced = true;
@@ -161,7 +161,7 @@ impl Partition {
         if self.condition() == Condition::Online {
             let end = self.synced_end.load(Ordering::Acquire);
             let ends = &self.limits.syncs.ends;
-            ends.note((self.topic_id, self.index), end);
+            ends.note(self.key(), end);
         }
     }
 
@@ -176,8 +176,13 @@ impl Partition {
     /// Writes what makes the next start quick, with everything synced.
     pub(crate) fn close(&self) -> Result<(), LogError> {
         let log = locked(&self.log);
-        if self.condition() != Condition::Online {
-            return Ok(());
+        match self.condition() {
+            Condition::Online => {}
+            Condition::Full => {
+                let full = io::ErrorKind::StorageFull;
+                return Err(LogError::of("cannot sync", &self.dir)(full.into()));
+            }
+            Condition::Offline | Condition::Deleted => return Ok(()),
         }
         for segment in &log.unsynced_segments {
             let path = segment.file.path();
@@ -192,7 +197,7 @@ impl Partition {
         self.limits
             .syncs
             .ends
-            .note((self.topic_id, self.index), log.active.next_offset);
+            .note(self.key(), log.active.next_offset);
         let stored = IndexFile::encode(&log.active, &log.producers)
             .and_then(|encoded| IndexFile::store(&self.dir, log.active.base, &encoded));
         match stored {

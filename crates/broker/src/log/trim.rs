@@ -21,6 +21,7 @@ impl Partition {
         ages: &mut SegmentAges,
         now_ms: u64,
     ) -> io::Result<()> {
+        let _trimming = locked(&self.trimming);
         let mut log = locked(&self.log);
         if self.condition() != Condition::Online {
             return Ok(());
@@ -36,12 +37,7 @@ impl Partition {
         if is_expired(log.active.base) && self.is_visible_whole(&log) {
             self.roll(&mut log)?;
         }
-        let mut bytes = log.active.bytes
-            + log
-                .closed
-                .iter()
-                .map(|segment| segment.index.bytes)
-                .sum::<u64>();
+        let mut bytes = log.bytes();
         let mut deleted = Vec::new();
         while let Some(first) = log.closed.front() {
             let is_surplus = log
@@ -59,11 +55,15 @@ impl Partition {
     }
 
     /// Moves the log start up to `offset`, which lies within the log, and deletes the segments
-    /// below it. Answers with the log start.
+    /// below it; of a partition that waits for room, the next call does. Answers with the log start.
     pub(crate) fn delete_records(self: &Arc<Self>, offset: i64) -> io::Result<i64> {
+        let _trimming = locked(&self.trimming);
         let mut log = locked(&self.log);
         self.log_start.fetch_max(offset, Ordering::AcqRel);
         let log_start = self.log_start();
+        if self.condition() != Condition::Online {
+            return Ok(log_start);
+        }
         if log_start == log.active.next_offset && log.active.bytes > 0 {
             self.roll(&mut log)?;
         }

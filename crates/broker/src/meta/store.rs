@@ -1,12 +1,15 @@
 //! The key-value store beneath the metadata, opened again after its disk was full.
 //!
 //! The library refuses every write after one that has failed, until the store is opened again. What failed for want of
-//! space may succeed later, so the store is opened again once there is room. What failed for another reason stays
-//! refused until the broker is started again.
+//! space may succeed later, so the store is opened again once there is room. A flush or a compaction fails in the
+//! background and names no cause: it counts as want of space, which may have ended by the time that a write meets it.
+//!
+//! What failed for another reason stays refused until the broker is started again. So does a store that fails in the
+//! background, is opened again at once because there is room, and soon does it again.
+//!
+//! What must hold: **the journal is written again before the store is opened**, see [`unsynced`].
 
 use std::error::Error;
-use std::fs::{self, File};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -14,18 +17,19 @@ use std::time::{Duration, Instant};
 
 use fjall::{Database, Keyspace, KeyspaceCreateOptions};
 
+use super::unsynced;
 use crate::locked;
-use crate::log::is_full;
+use crate::log::{has_room, is_full};
 
 /// The store holds little: small buffers keep its memory small.
 const CACHE_BYTES: u64 = 1 << 20;
 const MEMTABLE_BYTES: u64 = 2 << 20;
 const JOURNAL_BYTES: u64 = 64 << 20;
 
-/// How much room there has to be before the store is opened again.
-const ROOM_BYTES: usize = 256 << 10;
 /// How long to wait after a try to open it again.
 const REOPEN_PAUSE: Duration = Duration::from_secs(1);
+/// A store that fails again in the background within this time though there is room has another fault than a full disk.
+const SAME_FAULT: Duration = Duration::from_secs(60 * 60);
 
 /// The store and its tables.
 pub(super) struct Store {
@@ -36,6 +40,7 @@ pub(super) struct Store {
 
 impl Store {
     fn open(path: &Path) -> Result<Self, fjall::Error> {
+        unsynced::write_again(path)?;
         let database = Database::builder(path)
             .cache_size(CACHE_BYTES)
             .worker_threads(1)
@@ -57,9 +62,21 @@ pub(super) struct Reopening {
     path: PathBuf,
     /// `None` while it could not be opened again.
     store: RwLock<Option<Arc<Store>>>,
-    /// Whether a write has failed for want of space since the store was opened.
-    is_full: AtomicBool,
-    tried: Mutex<Option<Instant>>,
+    /// Whether it has to be opened again before it takes a write.
+    is_due: AtomicBool,
+    failures: Mutex<Failures>,
+}
+
+#[derive(Default)]
+struct Failures {
+    /// Whether writes stay refused until the broker is started again.
+    is_final: bool,
+    /// Whether the failure named no cause, and there has been room since.
+    is_unexplained: bool,
+    /// When opening the store again was last tried in vain.
+    tried: Option<Instant>,
+    /// When the store was last opened again after an unexplained failure.
+    opened_unexplained: Option<Instant>,
 }
 
 impl Reopening {
@@ -67,42 +84,62 @@ impl Reopening {
         Ok(Self {
             path: path.to_owned(),
             store: RwLock::new(Some(Arc::new(Store::open(path)?))),
-            is_full: AtomicBool::new(false),
-            tried: Mutex::new(None),
+            is_due: AtomicBool::new(false),
+            failures: Mutex::default(),
         })
     }
 
     /// The store. Where its disk was full and there is room by now, it is opened again first.
     pub(super) fn get(&self) -> Result<Arc<Store>, fjall::Error> {
-        if self.is_full.load(Ordering::Acquire) {
+        if self.is_due.load(Ordering::Acquire) {
             self.try_again();
         }
         let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
         store.clone().ok_or(fjall::Error::Poisoned)
     }
 
-    /// Takes note of how a write ended.
+    /// Takes note of why a write failed, while the caller still has the store that it failed in.
     pub(super) fn note(&self, error: &fjall::Error) {
-        // A write that failed in the background names no cause.
-        let lacks_room = match error {
-            fjall::Error::Poisoned => !has_room(&self.path).unwrap_or(true),
-            error => is_for_want_of_space(error),
-        };
-        if lacks_room && !self.is_full.swap(true, Ordering::AcqRel) {
+        if self.is_due.load(Ordering::Acquire) {
+            return;
+        }
+        let mut failures = locked(&self.failures);
+        if failures.is_final {
+            return;
+        }
+        let is_unexplained = matches!(error, fjall::Error::Poisoned);
+        let is_repeated = failures
+            .opened_unexplained
+            .is_some_and(|opened| opened.elapsed() < SAME_FAULT);
+        if is_unexplained && is_repeated || !is_unexplained && !is_full(error) {
+            failures.is_final = true;
             tracing::error!(
                 error = error as &dyn Error,
-                "the disk is full: the broker's metadata cannot be written until there is room"
+                "the broker's metadata cannot be written until the broker is restarted"
             );
+            return;
         }
+        failures.is_unexplained = is_unexplained;
+        failures.tried = None;
+        self.is_due.store(true, Ordering::Release);
+        tracing::error!(
+            error = error as &dyn Error,
+            "the broker's metadata cannot be written; reopening it once the disk has room"
+        );
     }
 
     fn try_again(&self) {
-        let mut tried = locked(&self.tried);
-        if tried.is_some_and(|tried| tried.elapsed() < REOPEN_PAUSE) {
+        let mut failures = locked(&self.failures);
+        if !self.is_due.load(Ordering::Acquire)
+            || failures
+                .tried
+                .is_some_and(|tried| tried.elapsed() < REOPEN_PAUSE)
+        {
             return;
         }
         if !has_room(&self.path).unwrap_or(false) {
-            *tried = Some(Instant::now());
+            failures.is_unexplained = false;
+            failures.tried = Some(Instant::now());
             return;
         }
         let mut slot = self.store.write().unwrap_or_else(PoisonError::into_inner);
@@ -113,7 +150,7 @@ impl Reopening {
                 // Somebody reads it, a backup for instance.
                 Err(store) => {
                     *slot = Some(store);
-                    *tried = Some(Instant::now());
+                    failures.tried = Some(Instant::now());
                     return;
                 }
             }
@@ -121,12 +158,14 @@ impl Reopening {
         match Store::open(&self.path) {
             Ok(store) => {
                 *slot = Some(Arc::new(store));
-                *tried = None;
-                self.is_full.store(false, Ordering::Release);
-                tracing::info!("the disk has room again; reopened the broker's metadata");
+                if failures.is_unexplained {
+                    failures.opened_unexplained = Some(Instant::now());
+                }
+                self.is_due.store(false, Ordering::Release);
+                tracing::info!("the disk has room; reopened the broker's metadata");
             }
             Err(error) => {
-                *tried = Some(Instant::now());
+                failures.tried = Some(Instant::now());
                 tracing::warn!(
                     error = &error as &dyn Error,
                     "could not reopen the broker's metadata; trying again"
@@ -136,27 +175,109 @@ impl Reopening {
     }
 }
 
-fn is_for_want_of_space(error: &fjall::Error) -> bool {
-    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if error.downcast_ref::<io::Error>().is_some_and(is_full) {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
-}
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::io;
+    use std::sync::Weak;
+    use std::time::SystemTime;
 
-/// Whether something can be written.
-fn has_room(dir: &Path) -> io::Result<bool> {
-    let path = dir.with_extension("probe");
-    let written = File::create(&path).and_then(|mut file| {
-        file.write_all(&[0; ROOM_BYTES])?;
-        file.sync_data()
-    });
-    let removed = fs::remove_file(&path);
-    match written {
-        Err(error) if is_full(&error) => Ok(false),
-        written => written.and(removed).map(|()| true),
+    use fjall::PersistMode;
+
+    use super::*;
+
+    /// Whether the store is opened again before its next use, after a write has failed with `error`.
+    fn is_reopened_after(reopening: &Reopening, error: fjall::Error) -> bool {
+        let store = reopening.get().unwrap();
+        let before: Weak<Store> = Arc::downgrade(&store);
+        reopening.note(&error);
+        drop(store);
+        reopening.get().unwrap();
+        before.upgrade().is_none()
+    }
+
+    fn failed(kind: io::ErrorKind) -> fjall::Error {
+        fjall::Error::Io(kind.into())
+    }
+
+    #[test]
+    fn a_store_that_failed_in_the_background_is_reopened_although_there_is_room_by_then() {
+        let dir = tempfile::tempdir().unwrap();
+        let reopening = Reopening::open(&dir.path().join("meta")).unwrap();
+        reopening.get().unwrap().cluster.insert("k", "v").unwrap();
+        assert!(is_reopened_after(&reopening, fjall::Error::Poisoned));
+        let value = reopening.get().unwrap().cluster.get("k").unwrap();
+        assert_eq!(value.as_deref(), Some(&b"v"[..]));
+
+        // Once: what fails again at once lacks no space.
+        assert!(!is_reopened_after(&reopening, fjall::Error::Poisoned));
+        assert!(!is_reopened_after(&reopening, fjall::Error::Poisoned));
+        assert!(reopening.get().unwrap().cluster.get("k").is_ok());
+    }
+
+    #[test]
+    fn a_store_is_reopened_each_time_its_disk_was_full_and_never_after_another_failure() {
+        let dir = tempfile::tempdir().unwrap();
+        let reopening = Reopening::open(&dir.path().join("meta")).unwrap();
+        for kind in [
+            io::ErrorKind::StorageFull,
+            io::ErrorKind::QuotaExceeded,
+            io::ErrorKind::StorageFull,
+        ] {
+            assert!(is_reopened_after(&reopening, failed(kind)), "{kind}");
+        }
+        assert!(!is_reopened_after(&reopening, failed(io::ErrorKind::Other)));
+        // The library says no more than this from then on.
+        assert!(!is_reopened_after(&reopening, fjall::Error::Poisoned));
+    }
+
+    #[test]
+    fn while_the_store_waits_for_room_further_failures_change_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("meta");
+        let reopening = Reopening::open(&path).unwrap();
+        let reader = reopening.get().unwrap();
+        reopening.note(&failed(io::ErrorKind::StorageFull));
+        assert!(reopening.get().is_ok(), "it cannot be closed yet");
+        reopening.note(&fjall::Error::Poisoned);
+        reopening.note(&failed(io::ErrorKind::Other));
+        drop(reader);
+        locked(&reopening.failures).tried = None;
+        reopening.get().unwrap();
+        assert!(!reopening.is_due.load(Ordering::Acquire), "it is reopened");
+    }
+
+    #[test]
+    fn the_journal_is_written_again_unchanged_before_the_metadata_is_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("meta");
+        let store = Store::open(&path).unwrap();
+        store.cluster.insert("key", "value").unwrap();
+        store.database.persist(PersistMode::SyncAll).unwrap();
+        let journals = || -> Vec<(PathBuf, Vec<u8>)> {
+            let entries = fs::read_dir(&path).unwrap();
+            let paths = entries.map(|entry| entry.unwrap().path());
+            paths
+                .filter(|path| path.extension().is_some_and(|extension| extension == "jnl"))
+                .map(|path| (path.clone(), fs::read(&path).unwrap()))
+                .collect()
+        };
+        let before = journals();
+        assert!(
+            before
+                .iter()
+                .any(|(_, bytes)| bytes.iter().any(|&byte| byte != 0))
+        );
+        let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        for (path, _) in &before {
+            let file = File::options().write(true).open(path).unwrap();
+            file.set_modified(long_ago).unwrap();
+        }
+        // The library does nothing in a directory that it has open already.
+        let second = Store::open(&path).err();
+        assert!(matches!(second, Some(fjall::Error::Locked)), "{second:?}");
+        let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
+        assert!(before.iter().all(|(path, _)| modified(path) > long_ago));
+        assert_eq!(journals(), before);
     }
 }

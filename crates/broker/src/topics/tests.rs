@@ -1,9 +1,10 @@
 use std::time::Duration;
 
 use super::*;
-use crate::log::{BatchHeader, SyncedEnds, test_batch};
+use crate::log::faults::{self, Op};
+use crate::log::{AppendError, Appended, BatchHeader, Condition, SyncedEnds, is_full, test_batch};
 use crate::stats::Counters;
-use crate::sync::SyncQueue;
+use crate::sync::{SyncQueue, SyncThreads};
 
 const MINUTE_MS: u64 = 60_000;
 /// Milliseconds since the Unix epoch: of 1970, of 2026 and of 2100.
@@ -112,4 +113,225 @@ fn the_largest_timestamp_is_that_of_a_record_within_its_batch() {
     append_batch(&topics, &[4, 7]);
     let partition = &topics.get("t").unwrap().partitions[0];
     assert_eq!(partition.largest_timestamp().unwrap(), Some((3, 8)));
+}
+
+const ENOSPC: i32 = 28;
+const EDQUOT: i32 = 122;
+const EIO: i32 = 5;
+/// Longer than anything here takes; only a failing test waits for it.
+const BOUND: Duration = Duration::from_secs(60);
+
+/// One topic `t` of one partition, with the threads that sync it.
+struct Scene {
+    dir: tempfile::TempDir,
+    topics: Topics,
+    syncs: Arc<SyncQueue>,
+    _threads: SyncThreads,
+}
+
+impl Scene {
+    fn new(config: TopicConfig) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let ends = SyncedEnds::load(dir.path());
+        let syncs = SyncQueue::new(Arc::new(Counters::default()), ends);
+        let limits = Limits {
+            producers_max: 10,
+            syncs: Arc::clone(&syncs),
+            low_on_disk: Arc::default(),
+        };
+        let meta = Arc::new(Meta::open(&dir.path().join("meta")).unwrap());
+        let topics = Topics::open(dir.path(), 10, limits, meta).unwrap();
+        topics.create("t", 1, config).unwrap();
+        Self {
+            _threads: SyncThreads::start(Arc::clone(&syncs)).unwrap(),
+            dir,
+            topics,
+            syncs,
+        }
+    }
+
+    fn partition(&self) -> Arc<Partition> {
+        Arc::clone(&self.topics.get("t").unwrap().partitions[0])
+    }
+
+    /// Appends the batch of an idempotent producer with this sequence number.
+    fn append(&self, sequence: i32) -> Result<Appended, AppendError> {
+        let batch = numbered(sequence);
+        let header = BatchHeader::of_produced(&batch).unwrap();
+        self.partition().append(&header, &batch)
+    }
+
+    fn fails(&self, op: Op, errno: i32) {
+        faults::plan(self.dir.path(), op, errno, 1);
+    }
+
+    async fn until(&self, condition: Condition) {
+        let partition = self.partition();
+        let reached = async {
+            while partition.condition() != condition {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let reached = tokio::time::timeout(BOUND, reached).await;
+        assert!(reached.is_ok(), "it is {:?}", partition.condition());
+    }
+}
+
+fn numbered(sequence: i32) -> bytes::Bytes {
+    test_batch(7, 0, sequence, &[1])
+}
+
+/// Whether `partition` is synced up to `offset`.
+async fn is_synced(partition: &Partition, offset: i64) -> bool {
+    let synced = tokio::time::timeout(BOUND, partition.synced(offset));
+    synced.await.expect("it is told")
+}
+
+fn synced() -> TopicConfig {
+    TopicConfig {
+        flush_messages: Some(1),
+        ..TopicConfig::default()
+    }
+}
+
+#[tokio::test]
+async fn what_a_full_disk_kept_from_being_synced_is_written_again_before_it_is_acknowledged() {
+    for errno in [ENOSPC, EDQUOT] {
+        let scene = Scene::new(synced());
+        scene.append(0).unwrap();
+        assert!(is_synced(&scene.partition(), 1).await);
+        scene.fails(Op::Sync, errno);
+        let old = scene.partition();
+        assert_eq!(scene.append(1).unwrap().sync_to, Some(2));
+        assert!(!is_synced(&old, 2).await, "it is not acknowledged");
+        assert_eq!(old.condition(), Condition::Full);
+        // A repeated batch is no better than a new one, and reads go on.
+        for sequence in [1, 2] {
+            let refused = scene.append(sequence).unwrap_err();
+            assert!(matches!(refused, AppendError::Full), "{refused}");
+        }
+        let mut out = bytes::BytesMut::new();
+        let read = old.read(0, 1 << 20, true, &mut out).unwrap();
+        assert_eq!(read, numbered(0).len());
+        let failed = tokio::time::timeout(Duration::from_millis(50), scene.syncs.failed());
+        assert!(failed.await.is_err(), "a full disk is no failed disk");
+
+        scene.fails(Op::Rewrite, errno);
+        assert!(!scene.topics.reopen_full(), "it is still full");
+        scene.fails(Op::Sync, errno);
+        assert!(!scene.topics.reopen_full(), "it is still full");
+        assert!(matches!(scene.append(1), Err(AppendError::Full)));
+        faults::record(scene.dir.path());
+        assert!(scene.topics.reopen_full());
+        let recorded = faults::recorded(scene.dir.path()).into_iter();
+        let written: Vec<_> = recorded
+            .map(|(op, ..)| op)
+            .filter(|op| matches!(op, Op::Rewrite | Op::Sync))
+            .collect();
+        assert_eq!(written, [Op::Rewrite, Op::Sync]);
+
+        let new = scene.partition();
+        assert_eq!(new.high_watermark(), 2);
+        let repeated = scene.append(1).unwrap();
+        assert_eq!((repeated.base_offset, repeated.sync_to), (1, Some(2)));
+        assert!(is_synced(&new, 2).await);
+        assert_eq!(scene.append(2).unwrap().base_offset, 2);
+        assert!(is_synced(&new, 3).await);
+        assert!(
+            !is_synced(&old, 2).await,
+            "that one was told once and for all"
+        );
+        assert_eq!(scene.topics.totals().0, 3 * numbered(0).len() as u64);
+        scene.topics.close().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_a_full_disk_dropped_is_cut_off_and_was_never_acknowledged() {
+    let scene = Scene::new(synced());
+    scene.append(0).unwrap();
+    assert!(is_synced(&scene.partition(), 1).await);
+    scene.fails(Op::Sync, ENOSPC);
+    scene.append(1).unwrap();
+    let old = scene.partition();
+    assert!(!is_synced(&old, 2).await);
+    // As file systems do that drop the pages they could not write.
+    let path = old.path().join("00000000000000000000.log");
+    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.set_len(numbered(0).len() as u64 + 7).unwrap();
+    assert!(scene.topics.reopen_full());
+    let new = scene.partition();
+    assert_eq!(new.high_watermark(), 1);
+    for sequence in [1, 2] {
+        let appended = scene.append(sequence).unwrap();
+        assert_eq!(appended.base_offset, i64::from(sequence));
+    }
+    assert!(is_synced(&new, 3).await);
+    assert!(!is_synced(&old, 2).await, "another batch has its offset");
+    assert_eq!(scene.topics.totals().0, 3 * numbered(0).len() as u64);
+}
+
+#[tokio::test]
+async fn a_full_disk_at_the_end_of_a_segment_is_waited_for_as_well() {
+    for config in [TopicConfig::default(), synced()] {
+        for op in [Op::Sync, Op::SyncDir] {
+            let scene = Scene::new(TopicConfig {
+                segment_bytes: 2 * numbered(0).len() as u64,
+                ..config
+            });
+            for sequence in [0, 1] {
+                let appended = scene.append(sequence).unwrap();
+                if let Some(sync_to) = appended.sync_to {
+                    assert!(is_synced(&scene.partition(), sync_to).await);
+                }
+            }
+            scene.fails(op, ENOSPC);
+            scene.append(2).unwrap();
+            scene.until(Condition::Full).await;
+            assert!(matches!(scene.append(3), Err(AppendError::Full)));
+            // Neither a client nor retention takes a segment away meanwhile.
+            let old = scene.partition();
+            assert_eq!(old.delete_records(2).unwrap(), 2);
+            scene.topics.apply_retention_at(MINUTE_MS);
+            assert!(scene.topics.reopen_full());
+            let new = scene.partition();
+            assert_eq!((new.log_start(), new.high_watermark()), (2, 3));
+            assert_eq!(scene.append(3).unwrap().base_offset, 3);
+            assert_eq!(new.delete_records(2).unwrap(), 2);
+            let files = fs::read_dir(new.path()).unwrap();
+            let names: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+            assert_eq!(names, ["00000000000000000002.log"]);
+            scene.topics.close().unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_disk_that_fails_when_a_partition_is_reopened_takes_it_offline() {
+    let scene = Scene::new(synced());
+    scene.fails(Op::Sync, ENOSPC);
+    scene.append(0).unwrap();
+    scene.until(Condition::Full).await;
+    scene.fails(Op::Rewrite, EIO);
+    assert!(scene.topics.reopen_full(), "it is not tried again");
+    assert_eq!(scene.partition().condition(), Condition::Offline);
+    let cause = tokio::time::timeout(BOUND, scene.syncs.failed());
+    let cause = cause.await.unwrap();
+    for part in ["cannot reopen partition 0 of topic t", "os error 5"] {
+        assert!(cause.contains(part), "{cause}");
+    }
+}
+
+#[tokio::test]
+async fn a_deleted_topic_is_not_reopened_and_a_shutdown_says_what_was_not_synced() {
+    let scene = Scene::new(synced());
+    scene.fails(Op::Sync, ENOSPC);
+    scene.append(0).unwrap();
+    scene.until(Condition::Full).await;
+    let error = scene.topics.close().unwrap_err();
+    assert!(is_full(&error), "{error}");
+    let path = scene.partition().path().to_owned();
+    scene.topics.delete("t").unwrap();
+    assert!(scene.topics.reopen_full());
+    assert!(!path.exists());
 }

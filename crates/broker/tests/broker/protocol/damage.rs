@@ -201,6 +201,88 @@ async fn a_repair_of_a_log_that_lost_its_end_gives_none_of_its_offsets_out_again
 }
 
 #[tokio::test]
+async fn a_dry_run_of_a_repair_makes_nothing_where_a_log_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    filled(dir.path(), &SYNCED, 30).await;
+    let logs = dir.path().join("logs/t");
+    for missing in [
+        logs.join("0/00000000000000000000.log"),
+        logs.join("0"),
+        logs,
+    ] {
+        if missing.is_dir() {
+            fs::remove_dir_all(&missing).unwrap();
+        } else {
+            fs::remove_file(&missing).unwrap();
+        }
+        let found = repair_logs(dir.path(), None, None, false).unwrap();
+        let told: Vec<_> = found
+            .iter()
+            .map(|repair| (repair.first_offset, repair.records, repair.bytes))
+            .collect();
+        assert_eq!(told, [(0, 30, 0)]);
+        assert!(!missing.exists(), "{} is made", missing.display());
+    }
+    repair_logs(dir.path(), None, None, true).unwrap();
+    assert_eq!(repair_logs(dir.path(), None, None, false).unwrap(), []);
+    let broker = broker(dir.path()).await;
+    let mut wire = Wire::connect(broker.address()).await;
+    assert_eq!(wire.produce("t", &plain(b"next")).await.base_offset, 30);
+    assert!(broker.shutdown().await);
+}
+
+/// What looks like the front of a stored batch of so many bytes, and is none.
+fn fake_front(base_offset: i64, bytes: usize) -> Vec<u8> {
+    let mut front = plain(b"x")[..61].to_vec();
+    front[..8].copy_from_slice(&base_offset.to_be_bytes());
+    front[8..12].copy_from_slice(&(bytes as i32 - 12).to_be_bytes());
+    front[12..16].copy_from_slice(&[0; 4]);
+    front
+}
+
+#[tokio::test]
+async fn a_repair_keeps_every_valid_batch_behind_a_damaged_one_that_is_full_of_false_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let broker = broker(dir.path()).await;
+    let mut wire = Wire::connect(broker.address()).await;
+    create(&mut wire, "t", 1, &SYNCED).await;
+    // Together they are more than a start goes over.
+    let count = 100;
+    let fakes = (0..count).flat_map(|n| fake_front(1_000, (count - n) * 61));
+    let fakes: Vec<u8> = fakes.collect();
+    for n in 0..7 {
+        let batch = if n == 3 {
+            plain(&fakes)
+        } else {
+            plain(&[n; 400])
+        };
+        assert_eq!(wire.produce("t", &batch).await.error_code, 0);
+    }
+    assert!(broker.shutdown().await);
+    forget_indexes(dir.path());
+    let path = segments(dir.path(), "t").remove(0);
+    flip(&path, 3 * batch_bytes() + 62);
+    let refusal = refusal(dir.path()).await;
+    assert!(
+        refusal.contains("others seem to follow from offset 1000"),
+        "{refusal}"
+    );
+
+    let found = repair_logs(dir.path(), None, None, true).unwrap();
+    let told: Vec<_> = found
+        .iter()
+        .map(|repair| (repair.first_offset, repair.records))
+        .collect();
+    assert_eq!(told, [(3, 1)]);
+    let offsets: Vec<_> = kept(dir.path(), 6)
+        .await
+        .into_iter()
+        .map(|(offset, _)| offset)
+        .collect();
+    assert_eq!(offsets, [0, 1, 2, 4, 5, 6]);
+}
+
+#[tokio::test]
 async fn a_copy_of_a_damaged_log_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker(dir.path()).await;

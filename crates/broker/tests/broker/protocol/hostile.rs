@@ -69,6 +69,75 @@ async fn an_idle_connection_is_closed_and_one_that_waits_for_records_is_not() {
     assert!(broker.shutdown().await);
 }
 
+/// A produce request as it travels, in two halves.
+fn halves() -> (Vec<u8>, Vec<u8>) {
+    let request = frame_of(9, &produce_request("t", -1, &plain(&[1; 10_000])));
+    let mut bytes = (request.len() as i32).to_be_bytes().to_vec();
+    bytes.extend(request);
+    let rest = bytes.split_off(bytes.len() / 2);
+    (bytes, rest)
+}
+
+#[tokio::test]
+async fn a_connection_in_the_middle_of_a_request_keeps_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let broker = broker_with(dir.path(), |config| config.connections_max = 2).await;
+    let mut sending = Wire::connect(broker.address()).await;
+    create(&mut sending, "t", 1, &[]).await;
+    let (first, rest) = halves();
+    let received = broker.stats().received_bytes;
+    sending.stream.write_all(&first).await.unwrap();
+    until("one half is there", async || {
+        broker.stats().received_bytes == received + first.len() as u64
+    })
+    .await;
+    // It has been silent for longer, but it is not idle.
+    let mut idle = Wire::connect(broker.address()).await;
+    idle.ask(0, &ApiVersionsRequest::default()).await;
+    let mut new = Wire::connect(broker.address()).await;
+    new.ask(0, &ApiVersionsRequest::default()).await;
+    assert_eq!(idle.frame().await, None, "the idle one gives way");
+    sending.stream.write_all(&rest).await.unwrap();
+    assert!(sending.frame().await.is_some(), "its request is answered");
+    assert!(broker.shutdown().await);
+}
+
+#[tokio::test]
+async fn half_a_request_holds_a_place_no_longer_than_a_request_may_take() {
+    // The length alone, cut; half a request.
+    for sent in [vec![0; 3], halves().0] {
+        for is_wanted in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let broker = broker_with(dir.path(), |config| {
+                config.connections_max = 1;
+                config.stall_timeout = Duration::from_millis(500);
+            })
+            .await;
+            let started = std::time::Instant::now();
+            let mut half = Wire::connect(broker.address()).await;
+            half.stream.write_all(&sent).await.unwrap();
+            until("it is there", async || {
+                broker.stats().received_bytes == sent.len() as u64
+            })
+            .await;
+            if is_wanted {
+                // Others are turned away until then, and get its place.
+                until("another one is served", async || {
+                    let mut other = Wire::connect(broker.address()).await;
+                    other.send(0, &ApiVersionsRequest::default()).await;
+                    other.frame().await.is_some()
+                })
+                .await;
+            }
+            assert_eq!(half.frame().await, None);
+            let held = started.elapsed();
+            assert!(held >= Duration::from_millis(500), "{held:?}");
+            assert!(held < BOUND / 2, "{held:?}");
+            assert!(broker.shutdown().await);
+        }
+    }
+}
+
 /// A small deterministic source of numbers (xorshift).
 struct Numbers(u64);
 
