@@ -314,9 +314,9 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             not_zero(),
         ),
         (
-            scheduler.stuck_after >= scheduler.lease.max(config.store.scylla.patience),
+            scheduler.stuck_after >= scheduler.lease,
             "scheduler.stuckAfter",
-            "must be at least scheduler.lease and store.scylla.patience".to_owned(),
+            "must be at least scheduler.lease".to_owned(),
         ),
         (
             !supervisor.interval.is_zero() && supervisor.interval < supervisor.lease,
