@@ -83,7 +83,8 @@ impl ProduceError {
     }
 
     /// Whether it is the record itself that was refused, and neither the topic nor the permission: nothing that
-    /// anybody sets right lets it through.
+    /// anybody sets right lets it through. A timestamp that was refused is not among them: once the clock is right, the
+    /// record is sent with another one.
     #[must_use]
     pub const fn is_of_record(self) -> bool {
         matches!(
@@ -94,7 +95,6 @@ impl ProduceError {
                     | RDKafkaErrorCode::InvalidMessage
                     | RDKafkaErrorCode::InvalidMessageSize
                     | RDKafkaErrorCode::InvalidRecord
-                    | RDKafkaErrorCode::InvalidTimestamp
             }
         )
     }

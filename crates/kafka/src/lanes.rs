@@ -52,7 +52,6 @@ pub(crate) struct Waiting<D> {
     key: Option<Vec<u8>>,
     value: Option<Vec<u8>>,
     headers: Vec<(String, Option<Vec<u8>>)>,
-    timestamp_ms: Option<i64>,
     pub(crate) token: D,
 }
 
@@ -170,7 +169,6 @@ impl<D> Waiting<D> {
             headers: headers
                 .map(|header| (header.key.to_owned(), header.value.map(<[u8]>::to_vec)))
                 .collect(),
-            timestamp_ms: record.timestamp_ms,
             token,
         }
     }
@@ -195,7 +193,6 @@ impl<D> Waiting<D> {
             key: self.key.as_deref(),
             value: self.value.as_deref(),
             headers: &headers,
-            timestamp_ms: self.timestamp_ms,
         };
         send(&record, self.token)
     }
@@ -257,7 +254,6 @@ mod tests {
             key: None,
             value: Some(b"value"),
             headers: &[header],
-            timestamp_ms: Some(7),
         };
         assert_eq!(lanes.enter(&record, 1), Some(1));
         assert_eq!(lanes.enter(&record, 2), None);

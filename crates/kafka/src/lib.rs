@@ -42,6 +42,8 @@ mod producer;
 mod record;
 mod settings;
 mod settlement;
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+mod timed_wait;
 mod watermarks;
 
 pub use admin::{Admin, AdminError, PartitionState, TopicSettings, TopicSpec, TopicsRead};

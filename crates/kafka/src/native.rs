@@ -3,9 +3,8 @@
 //! whether a consumer is a member of its group, where a partition ends as far as the last fetch told, and, without
 //! the reason, whether a producer gave up.
 //!
-//! This is the only module of the crate with unsafe code. The functions only read. Those about a
-//! message do so through the pointer that [`BorrowedMessage::ptr`] gives: it stays valid as long as
-//! the borrowed message, which holds the event that owns it. Those about a client do so through
+//! The functions only read. Those about a message do so through the pointer that [`BorrowedMessage::ptr`] gives: it stays
+//! valid as long as the borrowed message, which holds the event that owns it. Those about a client do so through
 //! [`Client::native_ptr`], which stays valid as long as the client.
 #![allow(unsafe_code)]
 

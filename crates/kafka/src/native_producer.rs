@@ -225,7 +225,7 @@ fn enqueue<D: Delivered>(
             .then(|| partition_number(record.partition)),
         payload: record.value,
         key: record.key,
-        timestamp: record.timestamp_ms,
+        timestamp: None,
         headers: native_headers(record),
         delivery_opaque: token,
     };

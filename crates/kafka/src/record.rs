@@ -184,7 +184,8 @@ impl RawRecord {
     }
 }
 
-/// A record to send. Its bytes are copied into the producer's queue.
+/// A record to send. Its bytes are copied into the producer's queue. Its timestamp is the time at which it is sent: with
+/// that of a record from which it was copied, retention might take it at once.
 #[derive(Clone, Copy, Debug)]
 pub struct OutRecord<'a> {
     /// The topic.
@@ -197,8 +198,6 @@ pub struct OutRecord<'a> {
     pub value: Option<&'a [u8]>,
     /// The headers; none cost nothing.
     pub headers: &'a [Header<'a>],
-    /// Milliseconds since the Unix epoch; `None` takes the time of sending.
-    pub timestamp_ms: Option<i64>,
 }
 
 impl<'a> OutRecord<'a> {
@@ -216,7 +215,6 @@ impl<'a> OutRecord<'a> {
             key: Some(key),
             value: Some(value),
             headers: &[],
-            timestamp_ms: None,
         }
     }
 

@@ -12,8 +12,7 @@ use waybill_messages::headers::{DeadLetter, Stage};
 const FULL_PAUSE: Duration = Duration::from_millis(10);
 
 /// The letter that keeps a record: the record itself, and behind its own headers why it is there and who
-/// could not read it. Its age counts from now: by the record's own timestamp, which may be anything,
-/// retention might take it at once.
+/// could not read it.
 pub(crate) fn letter(record: RawRecord, component: &str, cause: &str) -> RawRecord {
     let errors = DeadLetter {
         topic: &record.topic,
@@ -28,7 +27,6 @@ pub(crate) fn letter(record: RawRecord, component: &str, cause: &str) -> RawReco
     .headers();
     let mut letter = RawRecord {
         topic: Topics::dead_letter(&record.topic),
-        timestamp_ms: None,
         ..record
     };
     let errors = errors.into_iter();
@@ -82,7 +80,6 @@ pub(crate) async fn send(
             key: record.key.as_deref(),
             value: record.value.as_deref(),
             headers: &record.headers(),
-            timestamp_ms: record.timestamp_ms,
         };
         enqueue(producer, &record, &settlement).await?;
     }
@@ -136,13 +133,8 @@ mod tests {
         let letter = letter(record.clone(), "supervisor", "no schema");
         assert_eq!(letter.topic, "waybill.failed-operations.v1.dlq");
         assert_eq!(
-            (
-                letter.partition,
-                letter.timestamp_ms,
-                &letter.key,
-                &letter.value
-            ),
-            (record.partition, None, &record.key, &record.value)
+            (letter.partition, &letter.key, &letter.value),
+            (record.partition, &record.key, &record.value)
         );
         assert_eq!(letter.headers[0], record.headers[0]);
         let header = |wanted: &str| {

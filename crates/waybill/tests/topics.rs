@@ -346,6 +346,7 @@ fn topics_are_described_with_offsets_and_settings(world: &World) {
         }
         None => {
             assert_eq!(settings["min.insync.replicas"], "1");
+            assert_eq!(settings["message.timestamp.type"], "LogAppendTime");
             "259200000"
         }
     };

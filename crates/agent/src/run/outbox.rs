@@ -178,7 +178,6 @@ impl Outbox {
             key: outgoing.key.as_deref(),
             value: outgoing.value.as_deref(),
             headers: &headers,
-            timestamp_ms: None,
         };
         if let Err(refused) = self.producer.send(&record, token) {
             let (token, error) = refused.into_parts();

@@ -129,6 +129,4 @@ pub struct ForwardRecord {
     pub value: Option<Vec<u8>>,
     /// Its headers, in order.
     pub headers: Vec<(String, Option<Vec<u8>>)>,
-    /// Its timestamp, in milliseconds since the Unix epoch.
-    pub timestamp_ms: i64,
 }

@@ -13,7 +13,6 @@ fn record() -> Box<ForwardRecord> {
         key: Some(b"key".to_vec()),
         value: Some(vec![0xff, 0x00]),
         headers: vec![("traceparent".to_owned(), None)],
-        timestamp_ms: 17,
     })
 }
 

@@ -64,6 +64,10 @@ pub(crate) const UNBOUNDED: &str = "-1";
 /// After how many records a topic is synced. With 1, all that is acknowledged is.
 pub(crate) const FLUSH: &str = "flush.messages";
 
+/// Whose time a record has: its sender's, or that of the broker that appended it.
+pub(crate) const TIMESTAMPS: &str = "message.timestamp.type";
+const LOG_APPEND_TIME: &str = "LogAppendTime";
+
 /// The bound of a topic's size on disk, which no broker but the embedded one has.
 pub(crate) const DISK_BOUND: &str = "waybill.disk.bytes.max";
 /// Whether a topic refuses records while the disk is low: of the embedded broker, too.
@@ -420,6 +424,9 @@ fn on_kafka(settings: &mut Vec<(&'static str, String)>, kind: Kind, replication:
         factor => factor - 1,
     };
     settings.push(("min.insync.replicas", in_sync.to_string()));
+    // A record's age counts from its arrival, by the broker's clock: no sender's clock makes retention take it too early,
+    // or has it refused as one from the future.
+    settings.push((TIMESTAMPS, LOG_APPEND_TIME.to_owned()));
     match kind {
         // Whatever the brokers' default is: what was accepted does not go for want of space.
         Kind::Requests | Kind::Recoveries => {

@@ -206,6 +206,5 @@ fn forwarded(raw: RawRecord) -> ForwardRecord {
         key: raw.key,
         value: raw.value,
         headers: raw.headers,
-        timestamp_ms: raw.timestamp_ms.unwrap_or(-1),
     }
 }

@@ -393,8 +393,6 @@ impl Outlet {
             key: record.key.as_deref(),
             value: record.value.as_deref(),
             headers: &headers,
-            // Its age counts from now: by its own, which may be anything, retention might take it at once.
-            timestamp_ms: None,
         };
         self.enqueue(&letter, &kept);
     }
@@ -477,7 +475,6 @@ impl Outlet {
             key: record.key.as_deref(),
             value: record.value.as_deref(),
             headers,
-            timestamp_ms: (record.timestamp_ms >= 0).then_some(record.timestamp_ms),
         };
         self.enqueue(&record, settlement);
     }

@@ -271,7 +271,6 @@ impl<'a, W: Write> Replay<'a, W> {
             key: letter.key.as_deref(),
             value: letter.value.as_deref(),
             headers: &headers,
-            timestamp_ms: None,
         };
         if let Err(refused) = producer.send_or_wait(&record, Box::new(sender), ROOM_PATIENCE) {
             // Told like one that the brokers refused.
@@ -399,7 +398,6 @@ impl<'a, W: Write> Replay<'a, W> {
             key: None,
             value: None,
             headers: &[header],
-            timestamp_ms: None,
         };
         let (sender, delivery) = oneshot::channel();
         producer

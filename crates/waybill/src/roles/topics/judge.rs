@@ -2,9 +2,9 @@
 //! is in `look.rs`.
 //!
 //! Judged is what Waybill's promises rest on: that nothing accepted is lost (retention, clean-up, copies,
-//! the size of records), that what reads a topic knows where to look (partitions), and that a request
-//! does not outlive the row of its operation. Deliberately not judged: `message.timestamp.type`, as
-//! retention is the only reader of timestamps; and settings that cost only time or space.
+//! the size of records, whose clock their age goes by), that what reads a topic knows where to look (partitions), and
+//! that a request does not outlive the row of its operation. Deliberately not judged: settings that cost only time or
+//! space.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,8 +12,8 @@ use std::fmt;
 use waybill_kafka::TopicSettings;
 
 use super::{
-    BrokerKind, CONTACTS_RETENTION_MAX, DISK_BOUND, FLUSH, Found, Kind, Needed, PARTITIONS_KEY,
-    REFUSE_ON_LOW_DISK, UNBOUNDED,
+    BrokerKind, CONTACTS_RETENTION_MAX, DISK_BOUND, FLUSH, Found, Kind, LOG_APPEND_TIME, Needed,
+    PARTITIONS_KEY, REFUSE_ON_LOW_DISK, TIMESTAMPS, UNBOUNDED,
 };
 use crate::config::Config;
 
@@ -25,7 +25,7 @@ pub(crate) const SETTINGS_THAT_MATTER: [&str; 11] = [
     "max.message.bytes",
     "min.insync.replicas",
     "unclean.leader.election.enable",
-    "message.timestamp.type",
+    TIMESTAMPS,
     "segment.bytes",
     FLUSH,
     DISK_BOUND,
@@ -426,6 +426,7 @@ fn rules(config: &Config, broker: BrokerKind, topic: &Needed, copies: usize) -> 
             // A replica that missed what was acknowledged must not become the truth.
             let key = "unclean.leader.election.enable";
             rules.push(exactly(key, "false", Weight::Warning));
+            rules.push(exactly(TIMESTAMPS, LOG_APPEND_TIME, Weight::Warning));
         }
         BrokerKind::Embedded => {
             if let Some(every) = made_with(FLUSH) {

@@ -155,6 +155,12 @@ fn each_setting_that_a_promise_rests_on_is_held_to_it() {
             "true".to_owned(),
             Warning,
         ),
+        (
+            REQUESTS,
+            "message.timestamp.type",
+            "CreateTime".to_owned(),
+            Warning,
+        ),
         (NOTICES, "retention.ms", (8 * day).to_string(), Warning),
     ] {
         let finding = with_setting(topic, key, &bad);

@@ -1,0 +1,174 @@
+//! Timed waits that no step of the wall clock prolongs.
+//!
+//! librdkafka waits until a time of the wall clock (<https://github.com/confluentinc/librdkafka/issues/2145>). A thread of
+//! it that waits while that clock is set back by an hour goes on waiting for the hour: its main thread looks for no
+//! leaders and renews no memberships meanwhile, and records stay where they are. All of its timed waits go through one
+//! function of the C library, [`cnd_timedwait`], whose place the one here takes: what is linked into the program finds
+//! this one first. It works out how long the wait is to be, and waits for so long by the monotonic clock.
+//!
+//! It is there with glibc on Linux, where both kinds of condition variables, C11's and POSIX's, are the same. Elsewhere
+//! librdkafka waits by the wall clock.
+#![allow(unsafe_code)]
+
+use std::time::Duration;
+
+use libc::{
+    CLOCK_MONOTONIC, CLOCK_REALTIME, ETIMEDOUT, c_int, clockid_t, pthread_cond_t, pthread_mutex_t,
+    timespec,
+};
+
+/// What C11's functions return, in glibc's numbers.
+const THRD_SUCCESS: c_int = 0;
+const THRD_ERROR: c_int = 2;
+const THRD_TIMEDOUT: c_int = 4;
+
+/// A longer wait ends early, as if somebody had woken it without a reason, which whoever waits has to expect. It bounds
+/// what a step costs that falls between a caller's look at the wall clock and the one here.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+unsafe extern "C" {
+    /// Waits until a time of the given clock (glibc from 2.30 on; POSIX.1-2024).
+    fn pthread_cond_clockwait(
+        cond: *mut pthread_cond_t,
+        mutex: *mut pthread_mutex_t,
+        clock: clockid_t,
+        until: *const timespec,
+    ) -> c_int;
+}
+
+/// C11's function of this name (7.26.3.5). Its `cnd_t` and `mtx_t` are glibc's `pthread_cond_t` and `pthread_mutex_t`.
+///
+/// # Safety
+///
+/// As C11 demands it of callers: all three point at what they name, and this thread has locked the mutex.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cnd_timedwait(
+    cond: *mut pthread_cond_t,
+    mutex: *mut pthread_mutex_t,
+    until: *const timespec,
+) -> c_int {
+    #[cfg(test)]
+    tests::CALLS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    // SAFETY: as the caller promises.
+    unsafe { wait(cond, mutex, &*until, WAIT_MAX) }
+}
+
+/// Waits until this time of the wall clock, as it is now, or for `wait_max`.
+///
+/// # Safety
+///
+/// As for [`cnd_timedwait`].
+unsafe fn wait(
+    cond: *mut pthread_cond_t,
+    mutex: *mut pthread_mutex_t,
+    until: &timespec,
+    wait_max: Duration,
+) -> c_int {
+    let Some(until) = since_zero(until) else {
+        return THRD_ERROR;
+    };
+    let asked = until.saturating_sub(now(CLOCK_REALTIME));
+    let waits = asked.min(wait_max);
+    let end = time(now(CLOCK_MONOTONIC).saturating_add(waits));
+    // SAFETY: as the caller promises; the time is one that we own.
+    match unsafe { pthread_cond_clockwait(cond, mutex, CLOCK_MONOTONIC, &raw const end) } {
+        0 => THRD_SUCCESS,
+        ETIMEDOUT if waits < asked => THRD_SUCCESS,
+        ETIMEDOUT => THRD_TIMEDOUT,
+        _ => THRD_ERROR,
+    }
+}
+
+/// What a clock shows.
+fn now(clock: clockid_t) -> Duration {
+    let mut now = time(Duration::ZERO);
+    // SAFETY: it writes to what we own, and reads nothing.
+    let result = unsafe { libc::clock_gettime(clock, &raw mut now) };
+    assert_eq!(result, 0, "Linux has both clocks");
+    // Before 1970 every wait is long, and bounded.
+    since_zero(&now).unwrap_or_default()
+}
+
+/// How long after the zero of its clock a time is; `None` if it is before that, or no time.
+fn since_zero(time: &timespec) -> Option<Duration> {
+    let seconds = u64::try_from(time.tv_sec).ok()?;
+    let nanos = u32::try_from(time.tv_nsec).ok()?;
+    (nanos < 1_000_000_000).then(|| Duration::new(seconds, nanos))
+}
+
+/// The time that lies so long after its clock's zero.
+fn time(since_zero: Duration) -> timespec {
+    timespec {
+        tv_sec: since_zero.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: since_zero.subsec_nanos().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Instant;
+
+    use rdkafka::config::ClientConfig;
+    use rdkafka::producer::BaseProducer;
+
+    use super::*;
+
+    /// How often the function was called that takes the place of the C library's.
+    pub(super) static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+    const SHORT: Duration = Duration::from_millis(30);
+    const HOUR: Duration = Duration::from_secs(60 * 60);
+
+    /// Waits alone, so that nobody wakes it, until so long after now.
+    fn wait_for(after_now: Duration, wait_max: Duration) -> c_int {
+        let until = time(now(CLOCK_REALTIME) + after_now);
+        wait_until(until, wait_max)
+    }
+
+    fn wait_until(until: timespec, wait_max: Duration) -> c_int {
+        let mut cond = libc::PTHREAD_COND_INITIALIZER;
+        let mut mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+        let (cond, mutex) = (ptr::from_mut(&mut cond), ptr::from_mut(&mut mutex));
+        // SAFETY: both live for as long as the calls, and nobody else knows them.
+        unsafe {
+            assert_eq!(libc::pthread_mutex_lock(mutex), 0);
+            let result = wait(cond, mutex, &until, wait_max);
+            assert_eq!(libc::pthread_mutex_unlock(mutex), 0);
+            result
+        }
+    }
+
+    #[test]
+    fn a_wait_lasts_until_its_time_has_come() {
+        let began = Instant::now();
+        assert_eq!(wait_for(SHORT, HOUR), THRD_TIMEDOUT);
+        assert!(began.elapsed() >= SHORT);
+        assert_eq!(wait_for(Duration::ZERO, HOUR), THRD_TIMEDOUT);
+        assert_eq!(wait_until(time(Duration::ZERO), HOUR), THRD_TIMEDOUT);
+    }
+
+    #[test]
+    fn a_wait_for_an_hour_that_the_clock_was_set_back_by_ends_as_if_woken() {
+        let began = Instant::now();
+        assert_eq!(wait_for(HOUR, SHORT), THRD_SUCCESS);
+        assert!(began.elapsed() >= SHORT);
+    }
+
+    #[test]
+    fn what_is_no_time_is_refused() {
+        for (tv_sec, tv_nsec) in [(-1, 0), (0, -1), (0, 1_000_000_000)] {
+            let until = timespec { tv_sec, tv_nsec };
+            assert_eq!(wait_until(until, HOUR), THRD_ERROR);
+        }
+    }
+
+    #[test]
+    fn librdkafka_waits_here() {
+        let before = CALLS.load(Ordering::Relaxed);
+        let client: BaseProducer = ClientConfig::new().create().unwrap();
+        client.poll(SHORT);
+        assert!(CALLS.load(Ordering::Relaxed) > before);
+    }
+}
