@@ -13,7 +13,7 @@ use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use scylla::client::session_builder::SessionBuilder;
 use tempfile::TempDir;
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
 
 use crate::member::Member;
@@ -29,8 +29,13 @@ const SCYLLA: &str = "WAYBILL_TEST_SCYLLA";
 /// Requests that are sent at once.
 const CLIENTS: usize = 16;
 
-/// Tests run one after the other.
-pub static TURN: Mutex<()> = Mutex::const_new(());
+/// So many tests run at once: each of them waits half of its time.
+static TURNS: Semaphore = Semaphore::const_new(2);
+
+/// Waits for a turn, which lasts until what is returned is dropped.
+pub async fn turn() -> SemaphorePermit<'static> {
+    TURNS.acquire().await.expect("nobody closes it")
+}
 
 /// What the processes of one test have in common.
 pub struct Cluster {
@@ -46,7 +51,7 @@ pub struct Cluster {
     /// The program that the processes are which are started from now on.
     pub program: PathBuf,
     dir: TempDir,
-    _turn: MutexGuard<'static, ()>,
+    _turn: SemaphorePermit<'static>,
 }
 
 impl Cluster {
@@ -65,7 +70,7 @@ impl Cluster {
             env: Vec::new(),
             program: env!("CARGO_BIN_EXE_waybill").into(),
             dir: tempfile::tempdir().expect("a temporary directory can be made"),
-            _turn: TURN.lock().await,
+            _turn: turn().await,
         })
     }
 
