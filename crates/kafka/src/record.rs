@@ -185,7 +185,7 @@ impl RawRecord {
 }
 
 /// A record to send. Its bytes are copied into the producer's queue. Its timestamp is the time at which it is sent: with
-/// that of a record from which it was copied, retention might take it at once.
+/// the timestamp of a record that it copies, retention might delete it at once.
 #[derive(Clone, Copy, Debug)]
 pub struct OutRecord<'a> {
     /// The topic.

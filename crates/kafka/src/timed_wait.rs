@@ -1,13 +1,13 @@
 //! Timed waits that no step of the wall clock prolongs.
 //!
-//! librdkafka waits until a time of the wall clock (<https://github.com/confluentinc/librdkafka/issues/2145>). A thread of
-//! it that waits while that clock is set back by an hour goes on waiting for the hour: its main thread looks for no
-//! leaders and renews no memberships meanwhile, and records stay where they are. All of its timed waits go through one
-//! function of the C library, [`cnd_timedwait`], whose place the one here takes: what is linked into the program finds
-//! this one first. It works out how long the wait is to be, and waits for so long by the monotonic clock.
+//! librdkafka waits until a time of the wall clock (<https://github.com/confluentinc/librdkafka/issues/2145>). If that
+//! clock is set back by an hour during a wait, the wait lasts an hour longer: meanwhile the main thread refreshes no
+//! metadata and sends no heartbeats, and records are not delivered. All its timed waits call one function of the C library,
+//! [`cnd_timedwait`]. The definition here replaces it, because the linker finds it first. It computes how long the wait
+//! is to be, and waits that long by the monotonic clock.
 //!
-//! It is there with glibc on Linux, where both kinds of condition variables, C11's and POSIX's, are the same. Elsewhere
-//! librdkafka waits by the wall clock.
+//! This module is compiled with glibc on Linux only, where C11's condition variables are POSIX's. Elsewhere librdkafka
+//! waits by the wall clock.
 #![allow(unsafe_code)]
 
 use std::time::Duration;
@@ -22,8 +22,8 @@ const THRD_SUCCESS: c_int = 0;
 const THRD_ERROR: c_int = 2;
 const THRD_TIMEDOUT: c_int = 4;
 
-/// A longer wait ends early, as if somebody had woken it without a reason, which whoever waits has to expect. It bounds
-/// what a step costs that falls between a caller's look at the wall clock and the one here.
+/// A longer wait ends early, as a spurious wakeup, which every caller has to expect. It bounds what a step costs that
+/// falls between the caller's reading of the wall clock and the one here.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 unsafe extern "C" {
@@ -89,7 +89,7 @@ fn now(clock: clockid_t) -> Duration {
     since_zero(&now).unwrap_or_default()
 }
 
-/// How long after the zero of its clock a time is; `None` if it is before that, or no time.
+/// How long after the zero of its clock a time is; `None` if it is before that, or not a valid time.
 fn since_zero(time: &timespec) -> Option<Duration> {
     let seconds = u64::try_from(time.tv_sec).ok()?;
     let nanos = u32::try_from(time.tv_nsec).ok()?;
