@@ -227,11 +227,18 @@ impl Run {
                 // It goes on, even if a late success has brought back what came after it.
                 true
             } else if undoes {
-                let mut others = workflow.steps().iter().zip(&state.steps);
-                others.all(|(other, progress)| {
+                // One row may tell of two things: this step's turn came when another was undone but for its
+                // confirmation, and then a late success or the probe that was to confirm it brought that one back.
+                let was_brought_back = |other: usize| {
+                    let before = old.state.steps.get(other);
+                    state.steps[other].late_success.is_some()
+                        || before.is_some_and(|before| before.is_to_be_confirmed)
+                };
+                let mut others = workflow.steps().iter().zip(&state.steps).enumerate();
+                others.all(|(position, (other, progress))| {
                     !other.ancestors.contains(index)
                         || !is_left_to_undo(progress)
-                        || progress.late_success.is_some()
+                        || was_brought_back(position)
                 })
             } else {
                 step.after
