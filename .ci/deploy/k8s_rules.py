@@ -491,7 +491,7 @@ class Rules:
             host = f"{labels(topic)['strimzi.io/cluster']}-kafka-bootstrap.{namespace(topic)}.svc"
             if not all(broker.split(":")[0] == host for broker in config["kafka"]["brokers"]):
                 self.wrong(topic, f"is on {host}, and the configuration has {config['kafka']['brokers']}")
-            steps = topic["metadata"]["name"].endswith(".requests.v1")
+            steps = topic["metadata"]["name"].removesuffix(".dlq").endswith(".requests.v1")
             partitions = config["kafka"]["stepPartitions"] if steps else config["partitions"]
             if (topic["spec"]["partitions"], topic["spec"]["replicas"]) != (partitions, config["kafka"]["replicationFactor"]):
                 self.wrong(topic, f"is to have {partitions} partitions of {config['kafka']['replicationFactor']} copies")
