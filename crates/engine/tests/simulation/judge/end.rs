@@ -8,6 +8,7 @@ use waybill_engine::{
 use super::is_undone;
 use crate::history::Rule;
 use crate::run::Run;
+use crate::scheduler::Life;
 use crate::seen::Sight;
 use crate::workload::Record;
 
@@ -214,11 +215,15 @@ impl Run {
     }
 
     fn judge_stats(&mut self) {
-        let mut internal_errors = 0;
+        let (mut internal_errors, mut unknown_replies) = (0, 0);
         for owner in &mut self.owners {
             if let Some(engine) = &mut owner.engine {
                 let stats = engine.take_stats();
                 internal_errors += stats.internal_errors;
+                // One that has lost its lease may have looked for the row before its successor wrote it.
+                if owner.life == Life::Runs {
+                    unknown_replies += stats.unknown_replies;
+                }
                 self.seen.add(&stats);
             }
         }
@@ -226,6 +231,11 @@ impl Run {
             let id = self.store.rows().find_map(internal_error);
             self.fail(Rule::Contract, id, || {
                 "the engine failed on an operation".to_owned()
+            });
+        }
+        if unknown_replies > 0 {
+            self.fail(Rule::Contract, None, || {
+                "an agent was asked about an operation that has no row".to_owned()
             });
         }
     }
