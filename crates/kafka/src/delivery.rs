@@ -82,9 +82,8 @@ impl ProduceError {
         is_of_place || self.is_of_record()
     }
 
-    /// Whether it is the record itself that was refused, and neither the topic nor the permission: nothing that
-    /// anybody sets right lets it through. A timestamp that was refused is not among them: once the clock is right, the
-    /// record is sent with another one.
+    /// Whether the broker refused the record itself, not its topic or permission: no repair outside makes it acceptable.
+    /// `InvalidTimestamp` does not count: the next attempt has a new timestamp.
     #[must_use]
     pub const fn is_of_record(self) -> bool {
         matches!(
@@ -178,6 +177,9 @@ mod tests {
         assert!(ProduceError::Refused { code }.is_permanent());
         assert!(!ProduceError::OutcomeUnknown { code }.is_permanent());
         let code = RDKafkaErrorCode::MessageTimedOut;
+        assert!(!ProduceError::Refused { code }.is_permanent());
+        // The next attempt has another timestamp.
+        let code = RDKafkaErrorCode::InvalidTimestamp;
         assert!(!ProduceError::Refused { code }.is_permanent());
         // The producer is made anew, and takes the record then.
         let code = RDKafkaErrorCode::Fatal;

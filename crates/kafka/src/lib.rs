@@ -42,7 +42,7 @@ mod producer;
 mod record;
 mod settings;
 mod settlement;
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
 mod timed_wait;
 mod watermarks;
 

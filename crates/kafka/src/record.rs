@@ -184,8 +184,8 @@ impl RawRecord {
     }
 }
 
-/// A record to send. Its bytes are copied into the producer's queue. Its timestamp is the time at which it is sent: with
-/// the timestamp of a record that it copies, retention might delete it at once.
+/// A record to send. Its bytes are copied into the producer's queue. A record's timestamp is never copied: an old one could
+/// make retention delete it at once. librdkafka sets the time of sending; a topic with `LogAppendTime` replaces it.
 #[derive(Clone, Copy, Debug)]
 pub struct OutRecord<'a> {
     /// The topic.

@@ -6,8 +6,8 @@
 //! [`cnd_timedwait`]. The definition here replaces it, because the linker finds it first. It computes how long the wait
 //! is to be, and waits that long by the monotonic clock.
 //!
-//! This module is compiled with glibc on Linux only, where C11's condition variables are POSIX's. Elsewhere librdkafka
-//! waits by the wall clock.
+//! This module is compiled on 64-bit Linux with glibc only, where C11's condition variables are POSIX's; it needs glibc
+//! 2.30. Elsewhere librdkafka waits by the wall clock.
 #![allow(unsafe_code)]
 
 use std::time::Duration;
@@ -22,8 +22,8 @@ const THRD_SUCCESS: c_int = 0;
 const THRD_ERROR: c_int = 2;
 const THRD_TIMEDOUT: c_int = 4;
 
-/// A longer wait ends early, as a spurious wakeup, which every caller has to expect. It bounds what a step costs that
-/// falls between the caller's reading of the wall clock and the one here.
+/// Longer waits end early, as a spurious wakeup, which callers must expect. If the wall clock steps after the caller read it
+/// and before this module does, the wait is wrong by at most this.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 unsafe extern "C" {
@@ -53,7 +53,7 @@ unsafe extern "C" fn cnd_timedwait(
     unsafe { wait(cond, mutex, &*until, WAIT_MAX) }
 }
 
-/// Waits until this time of the wall clock, as it is now, or for `wait_max`.
+/// Waits until a time of the wall clock, as that is now, or for `wait_max`.
 ///
 /// # Safety
 ///
@@ -64,18 +64,41 @@ unsafe fn wait(
     until: &timespec,
     wait_max: Duration,
 ) -> c_int {
-    let Some(until) = since_zero(until) else {
+    let (wall, monotonic) = (now(CLOCK_REALTIME), now(CLOCK_MONOTONIC));
+    let Some(end) = End::of(until, wall, monotonic, wait_max) else {
         return THRD_ERROR;
     };
-    let asked = until.saturating_sub(now(CLOCK_REALTIME));
-    let waits = asked.min(wait_max);
-    let end = time(now(CLOCK_MONOTONIC).saturating_add(waits));
     // SAFETY: as the caller promises; the time is one that we own.
-    match unsafe { pthread_cond_clockwait(cond, mutex, CLOCK_MONOTONIC, &raw const end) } {
+    match unsafe { pthread_cond_clockwait(cond, mutex, CLOCK_MONOTONIC, &raw const end.at) } {
         0 => THRD_SUCCESS,
-        ETIMEDOUT if waits < asked => THRD_SUCCESS,
+        ETIMEDOUT if end.is_early => THRD_SUCCESS,
         ETIMEDOUT => THRD_TIMEDOUT,
         _ => THRD_ERROR,
+    }
+}
+
+/// When a wait ends.
+#[derive(Debug)]
+struct End {
+    /// By the monotonic clock.
+    at: timespec,
+    /// Whether that is before the time that the caller gave.
+    is_early: bool,
+}
+
+impl End {
+    /// The end of a wait until a time of the wall clock, with what both clocks show. `None` if that is not a valid time.
+    fn of(
+        until: &timespec,
+        wall: Duration,
+        monotonic: Duration,
+        wait_max: Duration,
+    ) -> Option<Self> {
+        let wait = since_zero(until)?.saturating_sub(wall);
+        Some(Self {
+            at: time(monotonic.saturating_add(wait.min(wait_max))),
+            is_early: wait > wait_max,
+        })
     }
 }
 
@@ -89,14 +112,14 @@ fn now(clock: clockid_t) -> Duration {
     since_zero(&now).unwrap_or_default()
 }
 
-/// How long after the zero of its clock a time is; `None` if it is before that, or not a valid time.
+/// Time since the clock's zero; `None` if negative or invalid.
 fn since_zero(time: &timespec) -> Option<Duration> {
     let seconds = u64::try_from(time.tv_sec).ok()?;
     let nanos = u32::try_from(time.tv_nsec).ok()?;
     (nanos < 1_000_000_000).then(|| Duration::new(seconds, nanos))
 }
 
-/// The time that lies so long after its clock's zero.
+/// The `timespec` for a time since the clock's zero.
 fn time(since_zero: Duration) -> timespec {
     timespec {
         tv_sec: since_zero.as_secs().try_into().unwrap_or(libc::time_t::MAX),
@@ -150,14 +173,27 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_an_hour_that_the_clock_was_set_back_by_ends_as_if_woken() {
+    fn a_wait_ends_by_the_monotonic_clock_however_the_wall_clock_steps() {
+        let (wall, monotonic) = (Duration::from_secs(1_000_000), Duration::from_secs(50));
+        let end = |wall| {
+            let until = time(Duration::from_secs(1_000_002));
+            let end = End::of(&until, wall, monotonic, WAIT_MAX).unwrap();
+            (since_zero(&end.at).unwrap() - monotonic, end.is_early)
+        };
+        assert_eq!(end(wall), (Duration::from_secs(2), false));
+        assert_eq!(end(wall - HOUR), (WAIT_MAX, true));
+        assert_eq!(end(wall + HOUR), (Duration::ZERO, false));
+    }
+
+    #[test]
+    fn a_wait_longer_than_the_bound_ends_as_a_spurious_wakeup() {
         let began = Instant::now();
         assert_eq!(wait_for(HOUR, SHORT), THRD_SUCCESS);
         assert!(began.elapsed() >= SHORT);
     }
 
     #[test]
-    fn what_is_no_time_is_refused() {
+    fn an_invalid_timespec_is_an_error() {
         for (tv_sec, tv_nsec) in [(-1, 0), (0, -1), (0, 1_000_000_000)] {
             let until = timespec { tv_sec, tv_nsec };
             assert_eq!(wait_until(until, HOUR), THRD_ERROR);

@@ -118,7 +118,7 @@ fn assert_everything_was_seen(seen: &Seen, seeds: u64) {
         }
     }
     for (name, count) in seen.engine_counts() {
-        // Only those whose lease another has taken see replies to what they do not know.
+        // Only an owner whose lease was taken over sees unknown replies.
         if name == "unknown replies" {
             continue;
         }

@@ -46,6 +46,7 @@ fn what_is_sent_is_read_back_with_key_headers_and_timestamp(world: &World) {
         value: Some(b"v"),
         headers: &headers,
     };
+    let before = now_ms();
     assert_eq!(
         send_one(&producer, &record),
         Delivery {
@@ -63,13 +64,18 @@ fn what_is_sent_is_read_back_with_key_headers_and_timestamp(world: &World) {
     assert_eq!(send_one(&producer, &bare).offset, Some(Offset(1)));
 
     let records = read(&world.consumer(&topic, 1, 0), 2);
+    let sent_ms = records[0].timestamp_ms;
+    assert!(
+        sent_ms.is_some_and(|sent| (before..=now_ms()).contains(&sent)),
+        "{sent_ms:?}"
+    );
     assert_eq!(
         records[0],
         RawRecord {
             topic: topic.clone(),
             partition: PartitionId(1),
             offset: Offset(0),
-            timestamp_ms: records[0].timestamp_ms,
+            timestamp_ms: sent_ms,
             key: Some(b"k".to_vec()),
             value: Some(b"v".to_vec()),
             headers: vec![
@@ -82,6 +88,11 @@ fn what_is_sent_is_read_back_with_key_headers_and_timestamp(world: &World) {
     assert_eq!(records[0].headers()[..], headers);
     assert_eq!((&records[1].key, &records[1].value), (&None, &None));
     assert!(records[1].headers.is_empty());
+}
+
+fn now_ms() -> i64 {
+    let since = std::time::UNIX_EPOCH.elapsed().expect("it is after 1970");
+    i64::try_from(since.as_millis()).expect("it fits for long")
 }
 
 fn flushing_waits_for_every_acknowledgement(world: &World) {

@@ -29,12 +29,15 @@ const SCYLLA: &str = "WAYBILL_TEST_SCYLLA";
 /// Requests that are sent at once.
 const CLIENTS: usize = 16;
 
-/// So many tests run at once: each of them waits half of its time.
-static TURNS: Semaphore = Semaphore::const_new(2);
+/// How many tests run at once. Each spends about half of its time waiting.
+static SLOTS: Semaphore = Semaphore::const_new(2);
 
-/// Waits for a turn, which lasts until what is returned is dropped.
-pub async fn turn() -> SemaphorePermit<'static> {
-    TURNS.acquire().await.expect("nobody closes it")
+/// Waits for one of the slots, and holds it until the permit is dropped.
+pub async fn slot() -> SemaphorePermit<'static> {
+    SLOTS
+        .acquire()
+        .await
+        .expect("the semaphore is never closed")
 }
 
 /// What the processes of one test have in common.
@@ -51,7 +54,7 @@ pub struct Cluster {
     /// The program that the processes are which are started from now on.
     pub program: PathBuf,
     dir: TempDir,
-    _turn: SemaphorePermit<'static>,
+    _slot: SemaphorePermit<'static>,
 }
 
 impl Cluster {
@@ -70,7 +73,7 @@ impl Cluster {
             env: Vec::new(),
             program: env!("CARGO_BIN_EXE_waybill").into(),
             dir: tempfile::tempdir().expect("a temporary directory can be made"),
-            _turn: turn().await,
+            _slot: slot().await,
         })
     }
 

@@ -3,8 +3,8 @@
 //! `HOST:PORT`). Without both these tests are skipped. Processes are killed, stopped and cut off;
 //! then every accepted delivery is held against the services' ledger.
 //!
-//! Each test has topics and a keyspace of its own, and removes them at its end. Two run at once: each of them is a machine
-//! full of processes.
+//! Each test has topics and a keyspace of its own, and removes them at its end. Two tests run at once, since
+//! each starts many processes.
 //!
 //! Kafka is not cut off here: its clients connect to the address that it advertises, past whatever
 //! stands before it. `crates/kafka/tests/clients` has clients whose broker is away.

@@ -18,7 +18,7 @@ use waybill::config::{Config, Environment};
 use waybill_kafka::{Admin, KafkaSettings};
 
 use crate::PARTITIONS;
-use crate::cluster::{deliver, turn};
+use crate::cluster::{deliver, slot};
 use crate::is_remote;
 use crate::member::Member;
 use crate::world::process::without_test_variables;
@@ -95,7 +95,7 @@ struct Site {
     /// The servers' secrets, and the password of the user.
     secrets: TempDir,
     behind: Session,
-    _turn: SemaphorePermit<'static>,
+    _slot: SemaphorePermit<'static>,
 }
 
 impl Site {
@@ -126,7 +126,7 @@ impl Site {
             name,
             secrets,
             behind,
-            _turn: turn().await,
+            _slot: slot().await,
         })
     }
 
@@ -329,7 +329,7 @@ async fn a_role_that_is_not_let_in_ends_and_says_why_without_a_secret() {
             "store.scylla.tls",
         ),
     ];
-    let is_refused = &|(arguments, key, value, why): Case<'_>| {
+    let assert_refused = &|(arguments, key, value, why): Case<'_>| {
         let mut config = good.clone();
         *at(&mut config, key) = value.clone();
         let started = Instant::now();
@@ -354,10 +354,10 @@ async fn a_role_that_is_not_let_in_ends_and_says_why_without_a_secret() {
         );
         site.assert_no_secret(&said);
     };
-    // All at once: each waits for as long as a broker may take to come up.
+    // In parallel: each case waits until the broker timeout expires.
     std::thread::scope(|scope| {
         for case in cases {
-            scope.spawn(move || is_refused(case));
+            scope.spawn(move || assert_refused(case));
         }
     });
     site.remove().await;

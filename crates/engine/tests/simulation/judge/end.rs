@@ -220,7 +220,7 @@ impl Run {
             if let Some(engine) = &mut owner.engine {
                 let stats = engine.take_stats();
                 internal_errors += stats.internal_errors;
-                // One that has lost its lease may have looked for the row before its successor wrote it.
+                // A superseded owner may look up the row before its successor writes it.
                 if owner.life == Life::Runs {
                     unknown_replies += stats.unknown_replies;
                 }

@@ -227,8 +227,8 @@ impl Run {
                 // It goes on, even if a late success has brought back what came after it.
                 true
             } else if undoes {
-                // One row may tell of two things: this step's turn came when another was undone but for its
-                // confirmation, and then a late success or the probe that was to confirm it brought that one back.
+                // One row may combine two events: this step's undo starts while another step only awaits its
+                // confirmation; then a late success, or the confirming probe, reopens that other step.
                 let was_brought_back = |other: usize| {
                     let before = old.state.steps.get(other);
                     state.steps[other].late_success.is_some()

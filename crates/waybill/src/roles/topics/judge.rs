@@ -1,10 +1,9 @@
 //! Whether the topics that are there will do, and what mends those that will not. Pure: what is there
 //! is in `look.rs`.
 //!
-//! Judged is what Waybill's promises rest on: that nothing accepted is lost (retention, clean-up, copies,
-//! the size of records, whose clock their age goes by), that what reads a topic knows where to look (partitions), and
-//! that a request does not outlive the row of its operation. Deliberately not judged: settings that cost only time or
-//! space.
+//! Checks the settings that Waybill's guarantees depend on: nothing accepted is lost (retention, clean-up, copies, record
+//! size and timestamp type), readers of a topic know where to look (partitions), and a request does not outlive the row of
+//! its operation. Deliberately not checked: settings that cost only time or space.
 
 use std::collections::BTreeMap;
 use std::fmt;

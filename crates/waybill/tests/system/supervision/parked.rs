@@ -40,8 +40,14 @@ async fn a_thousand_parked_deliveries_slow_nothing_down_and_cost_the_supervisor_
     assert_eq!(ends.compensation_failed, PARKED, "{ends:?}");
     world.clear_faults().await;
 
-    let asked = stands_still(&world).await;
-    assert_eq!(stands_still(&world).await, asked, "recoveries asked for");
+    // Entries that came late, on a machine that is busy elsewhere, are looked at between two times of standing still.
+    let mut asked = stands_still(&world).await;
+    world
+        .eventually("nothing is asked for twice as long", async || {
+            let still = stands_still(&world).await;
+            std::mem::replace(&mut asked, still) == still
+        })
+        .await;
     let after = least_work_of_deliveries(&world, "after").await;
     for ((what, before), (_, after)) in before.into_iter().zip(after) {
         assert!(
