@@ -20,6 +20,7 @@ def main():
     check_stages(stages)
     check_context(binary)
     check_libraries(binary, stages)
+    check_symbols(binary)
     sys.exit("\n".join(f"Dockerfile: {problem}" for problem in wrong) or 0)
 
 
@@ -158,6 +159,16 @@ def check_libraries(binary, stages):
     for package in sorted(installed - NOT_LINKED - packages):
         wrong.append(f"the image gets {package}, of which the program links nothing")
     print(f"libraries: {binary} links {json.dumps(sorted(packages))}; the image gets {json.dumps(sorted(installed))}")
+
+
+def check_symbols(binary):
+    """Whether librdkafka in the binary waits by our definition (crates/kafka/src/timed_wait.rs), not by the C library's."""
+    if not binary.exists():
+        print(f"SKIPPED: the symbols of the binary were NOT checked: there is no {binary}")
+        return
+    symbols = subprocess.run(["readelf", "--dyn-syms", "--wide", binary], check=True, capture_output=True, text=True).stdout
+    if re.search(r" UND cnd_timedwait\b", symbols):
+        wrong.append(f"{binary} takes cnd_timedwait from the C library")
 
 
 def package_of(library):
