@@ -117,6 +117,14 @@ impl Server {
         assert!(sent.is_ok_and(|status| status.success()), "{signal} {pid}");
     }
 
+    fn log_tail(&self) -> String {
+        let file = self.dir.join(format!("{}.log", self.kind.words().0));
+        let log = std::fs::read(file).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(200)..].join("\n")
+    }
+
     fn pid(&self) -> String {
         let file = self.dir.join(format!("{}.pid", self.kind.words().0));
         let pid = std::fs::read_to_string(file).expect("a server that runs has a pid file");
@@ -126,6 +134,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!(
+                "the end of the log of {}:\n{}",
+                self.address,
+                self.log_tail()
+            );
+        }
         if let Some(mut script) = self.script.take() {
             // One that stands still would not end; one that is gone has no pid file any more.
             let file = self.dir.join(format!("{}.pid", self.kind.words().0));

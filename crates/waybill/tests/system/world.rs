@@ -239,17 +239,21 @@ impl World {
         let url = self.url("http", "/api/deliveryrequests");
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if let Ok(answer) = self.client.post(&url).json(&delivery).send().await {
-                let status = answer.status();
-                let body: Value = answer.json().await.unwrap_or_default();
-                if status.is_success() {
-                    return body["id"].as_str().expect("an answer has an id").to_owned();
+            let last = match self.client.post(&url).json(&delivery).send().await {
+                Ok(answer) => {
+                    let status = answer.status();
+                    let body: Value = answer.json().await.unwrap_or_default();
+                    if status.is_success() {
+                        return body["id"].as_str().expect("an answer has an id").to_owned();
+                    }
+                    assert!(status.is_server_error(), "{status}: {body}");
+                    format!("{status}: {body}")
                 }
-                assert!(status.is_server_error(), "{status}: {body}");
-            }
+                Err(error) => format!("{error:?}"),
+            };
             assert!(
                 Instant::now() < deadline,
-                "{delivery} is not accepted\n{}",
+                "{delivery} is not accepted by {url}; the last answer: {last}\n{}",
                 self.log_tail()
             );
             tokio::time::sleep(Duration::from_millis(20)).await;
