@@ -24,6 +24,7 @@ use waybill_engine::{Offset, PartitionId};
 pub use self::groups::TopicsRead;
 use crate::error::ClientError;
 use crate::probe::Probe;
+use crate::rebootstrap::Rebootstrap;
 use crate::record::{partition_id, partition_number};
 use crate::settings::KafkaSettings;
 use crate::watermarks::watermarks;
@@ -142,6 +143,7 @@ pub struct Admin {
     client: Arc<AdminClient<Quiet>>,
     config: ClientConfig,
     brokers: String,
+    rebootstrap: Rebootstrap,
 }
 
 impl Admin {
@@ -156,6 +158,7 @@ impl Admin {
             .map_err(|error| ClientError::new(client_id, error))?;
         Ok(Self {
             client: Arc::new(client),
+            rebootstrap: Rebootstrap::new(&config),
             config,
             brokers: settings.brokers.clone(),
         })
@@ -496,16 +499,19 @@ impl Admin {
         action: &'static str,
         topic: Option<String>,
     ) -> Result<Metadata, AdminError> {
+        self.rebootstrap.tend(self.client.inner());
         let client = Arc::clone(&self.client);
         let answer = tokio::task::spawn_blocking(move || {
             client
                 .inner()
                 .fetch_metadata(topic.as_deref(), REQUEST_TIMEOUT)
         });
-        answer
-            .await
-            .map_err(|_| AdminError::Stopped)?
-            .map_err(|source| AdminError::Request { action, source })
+        let answer = answer.await.map_err(|_| AdminError::Stopped)?;
+        answer.map_err(|source| {
+            // Nobody polls this client for the errors that others are told of.
+            self.rebootstrap.unreachable();
+            AdminError::Request { action, source }
+        })
     }
 }
 

@@ -179,7 +179,7 @@ impl GroupConsumer {
         }
         let config = settings.client_config(&options.client_id, &defaults, &fixed)?;
         let consumer = config
-            .create_with_context(Context::new(&options.client_id))
+            .create_with_context(Context::new(&options.client_id, &config))
             .map_err(|error| ClientError::new(&options.client_id, error))?;
         Ok(Self {
             consumer,
@@ -212,6 +212,8 @@ impl GroupConsumer {
         handler: &mut dyn GroupHandler,
     ) -> Result<Polled, PollError> {
         let deadline = Instant::now() + timeout;
+        let context = self.consumer.context();
+        context.rebootstrap.tend(self.consumer.client());
         self.try_damaged_again();
         loop {
             let wait = deadline.saturating_duration_since(Instant::now());
@@ -328,7 +330,7 @@ impl GroupConsumer {
             client = self.client_id,
             "the group has another member of this name: this one, as after an outage, or another process; it joins anew"
         );
-        let context = Context::new(&self.client_id);
+        let context = Context::new(&self.client_id, &self.config);
         let topics: Vec<&str> = self.topics.iter().map(String::as_str).collect();
         let consumer: KafkaResult<BaseConsumer<Context>> = self.config.create_with_context(context);
         let consumer = consumer

@@ -39,6 +39,7 @@ mod partition_list;
 mod poll;
 mod probe;
 mod producer;
+mod rebootstrap;
 mod record;
 mod settings;
 mod settlement;

@@ -1,9 +1,9 @@
 //! What librdkafka knows and rust-rdkafka does not hand out: whether a message whose delivery failed
 //! may have been persisted, a message's headers without a panic where a header's name is not UTF-8,
 //! whether a consumer is a member of its group, where a partition ends as far as the last fetch told, and, without
-//! the reason, whether a producer gave up.
+//! the reason, whether a producer gave up. And what it does not do: adding brokers to a client.
 //!
-//! The functions only read. Those about a message do so through the pointer that [`BorrowedMessage::ptr`] gives: it stays
+//! The other functions only read. Those about a message do so through the pointer that [`BorrowedMessage::ptr`] gives: it stays
 //! valid as long as the borrowed message, which holds the event that owns it. Those about a client do so through
 //! [`Client::native_ptr`], which stays valid as long as the client.
 #![allow(unsafe_code)]
@@ -13,9 +13,9 @@ use std::ptr;
 use std::slice;
 
 use rdkafka::bindings::{
-    rd_kafka_fatal_error, rd_kafka_get_watermark_offsets, rd_kafka_header_get_all,
-    rd_kafka_mem_free, rd_kafka_memberid, rd_kafka_message_headers, rd_kafka_message_status,
-    rd_kafka_msg_status_t,
+    rd_kafka_brokers_add, rd_kafka_fatal_error, rd_kafka_get_watermark_offsets,
+    rd_kafka_header_get_all, rd_kafka_mem_free, rd_kafka_memberid, rd_kafka_message_headers,
+    rd_kafka_message_status, rd_kafka_msg_status_t,
 };
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::message::BorrowedMessage;
@@ -111,6 +111,12 @@ pub(crate) fn known_end<C: ClientContext>(
         )
     };
     (error == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR && high >= 0).then_some(Offset(high))
+}
+
+/// Adds brokers to those that a client knows. One that it knows already is not added again.
+pub(crate) fn add_brokers<C: ClientContext>(client: &Client<C>, brokers: &CStr) {
+    // SAFETY: the client is alive, and librdkafka copies the list.
+    unsafe { rd_kafka_brokers_add(client.native_ptr(), brokers.as_ptr()) };
 }
 
 /// Whether a producer has met an error after which it sends nothing more. To ask costs one load.

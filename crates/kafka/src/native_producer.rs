@@ -21,6 +21,7 @@ use crate::lanes::{Lanes, Waiting};
 use crate::metrics::ProducerMetrics;
 use crate::native;
 use crate::producer::{ProducerOptions, SendError};
+use crate::rebootstrap::Rebootstrap;
 use crate::record::{OutRecord, partition_id, partition_number};
 use crate::settings::KafkaSettings;
 
@@ -67,6 +68,7 @@ impl<D: Delivered> NativeProducer<D> {
         let limits = Limits::take(&mut config)?;
         let context = Context {
             log: ClientLog::new(&options.client_id),
+            rebootstrap: Rebootstrap::new(&config),
             in_flight,
             in_flight_bytes: AtomicUsize::new(0),
             lanes: Lanes::default(),
@@ -84,6 +86,7 @@ impl<D: Delivered> NativeProducer<D> {
                 while !stopped.load(Ordering::Relaxed) {
                     polled.poll(POLL_WAIT);
                     polled.context().hurry();
+                    polled.context().rebootstrap.tend(polled.client());
                     polled.context().show();
                 }
             })
@@ -255,6 +258,7 @@ fn native_headers(record: &OutRecord<'_>) -> Option<OwnedHeaders> {
 /// What librdkafka calls back, on the producer's thread or on one that flushes it.
 struct Context<D: Delivered> {
     log: ClientLog,
+    rebootstrap: Rebootstrap,
     in_flight: Arc<AtomicUsize>,
     in_flight_bytes: AtomicUsize,
     lanes: Lanes<D>,
@@ -343,6 +347,7 @@ impl<D: Delivered> ClientContext for Context<D> {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
+        self.rebootstrap.error(&error);
         self.log.error(&error, reason);
     }
 }

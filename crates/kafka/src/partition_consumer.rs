@@ -19,6 +19,7 @@ use crate::error::{ClientError, RequestError};
 use crate::native;
 use crate::partition_list::{check_each, offsets_list, partitions_list};
 use crate::poll::{self, OutOfRange, PollError, PollLimits, Polled, Severity};
+use crate::rebootstrap::Rebootstrap;
 use crate::record::{RecordRef, partition_id, partition_number};
 use crate::settings::KafkaSettings;
 use crate::watermarks::watermarks;
@@ -133,6 +134,7 @@ impl PartitionConsumer {
         let config = settings.client_config(&options.client_id, &defaults, &fixed)?;
         let context = Context {
             log: ClientLog::new(&options.client_id),
+            rebootstrap: Rebootstrap::new(&config),
             position_lost: Mutex::default(),
         };
         let consumer = config
@@ -233,6 +235,8 @@ impl PartitionConsumer {
         on_record: &mut dyn FnMut(RecordRef<'_>),
         on_end: impl FnMut(i32),
     ) -> Result<Polled, PollError> {
+        let context = self.consumer.context();
+        context.rebootstrap.tend(self.consumer.client());
         let polled = poll::take(&self.consumer, limits, timeout, on_record, on_end, || false);
         polled.or_else(|error| match poll::severity(&error) {
             Severity::Damaged => self.leave_damaged(&error),
@@ -452,6 +456,7 @@ impl fmt::Debug for PartitionConsumer {
 /// What librdkafka calls back while the consumer is polled.
 struct Context {
     log: ClientLog,
+    rebootstrap: Rebootstrap,
     /// The reason that came with the last invalid position.
     position_lost: Mutex<Option<String>>,
 }
@@ -462,6 +467,7 @@ impl ClientContext for Context {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
+        self.rebootstrap.error(&error);
         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::AutoOffsetReset) {
             *self
                 .position_lost

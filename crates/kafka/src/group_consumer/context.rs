@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rdkafka::client::ClientContext;
-use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext, RebalanceProtocol};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::topic_partition_list::{TopicPartitionList, TopicPartitionListElem};
@@ -13,6 +13,7 @@ use rdkafka::types::RDKafkaRespErr;
 
 use super::TopicPartition;
 use crate::client_log::ClientLog;
+use crate::rebootstrap::Rebootstrap;
 use crate::record::partition_id;
 
 /// A change of the assignment that waits to be made.
@@ -24,6 +25,7 @@ pub(super) enum Rebalance {
 /// What librdkafka calls back while the consumer is polled.
 pub(super) struct Context {
     pub(super) log: ClientLog,
+    pub(super) rebootstrap: Rebootstrap,
     /// Noted, in order, and not yet acted on. One per rebalance: librdkafka sends none before the
     /// last was acted on.
     pub(super) rebalances: Mutex<VecDeque<Rebalance>>,
@@ -32,9 +34,10 @@ pub(super) struct Context {
 }
 
 impl Context {
-    pub(super) fn new(client_id: &str) -> Self {
+    pub(super) fn new(client_id: &str, config: &ClientConfig) -> Self {
         Self {
             log: ClientLog::new(client_id),
+            rebootstrap: Rebootstrap::new(config),
             rebalances: Mutex::default(),
             unattended: AtomicBool::new(false),
         }
@@ -54,6 +57,7 @@ impl ClientContext for Context {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
+        self.rebootstrap.error(&error);
         self.log.error(&error, reason);
     }
 }

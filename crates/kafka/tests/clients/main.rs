@@ -7,6 +7,7 @@
 //! On Apache Kafka each test has topics and groups of its own names, and deletes its topics.
 
 mod consuming;
+mod fenced;
 mod groups;
 mod line;
 mod mock_cluster;

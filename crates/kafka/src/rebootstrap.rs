@@ -1,0 +1,115 @@
+//! Brings back a client that has forgotten all its brokers.
+//!
+//! librdkafka (2.12.1, and its main branch in July 2026) forgets brokers that the newest metadata does not list. Kafka lists no
+//! broker that is fenced, as one is that stood still for longer than its session. If none is left, librdkafka reports
+//! that all brokers are down and plans to begin at `bootstrap.servers` again. But the handling of that very metadata may
+//! cancel the plan (`rd_kafka_rebootstrap_tmr_stop`) and leave it marked as under way, so that no other is made: the
+//! client then has no broker until its process ends.
+//!
+//! So each client adds the bootstrap servers itself once no further report has come for [`QUIET`]. A client that found its
+//! brokers again drops them with the next metadata.
+
+use std::ffi::CString;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::client::{Client, ClientContext};
+use rdkafka::config::ClientConfig;
+use rdkafka::error::KafkaError;
+use rdkafka::types::RDKafkaErrorCode;
+
+use crate::native;
+
+/// While brokers are away a client reports it about once a second.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// The shortest time between two additions: librdkafka keeps a copy of the list for each.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+/// What one client knows of its brokers' absence.
+#[derive(Debug)]
+pub(crate) struct Rebootstrap {
+    servers: CString,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// When all brokers were last reported down, if nothing was done about it since.
+    down_at: Option<Instant>,
+    added_at: Option<Instant>,
+}
+
+impl Rebootstrap {
+    /// For a client with this configuration.
+    pub(crate) fn new(config: &ClientConfig) -> Self {
+        let servers = config.get("bootstrap.servers").unwrap_or_default();
+        Self {
+            servers: CString::new(servers).unwrap_or_default(),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Takes a global error of librdkafka's.
+    pub(crate) fn error(&self, error: &KafkaError) {
+        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::AllBrokersDown) {
+            self.unreachable();
+        }
+    }
+
+    /// No broker could be reached.
+    pub(crate) fn unreachable(&self) {
+        self.with(|state| state.down_at = Some(Instant::now()));
+    }
+
+    /// Adds the bootstrap servers to the client if it is time to. To be called often, and never from a callback.
+    pub(crate) fn tend<C: ClientContext>(&self, client: &Client<C>) {
+        if self.with(|state| state.is_due(Instant::now())) {
+            native::add_brokers(client, &self.servers);
+        }
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl State {
+    /// Whether the servers are to be added now. If so it counts as done.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let since = |at: Instant| now.saturating_duration_since(at);
+        let is_quiet = self.down_at.is_some_and(|at| since(at) >= QUIET);
+        if !is_quiet || self.added_at.is_some_and(|at| since(at) < INTERVAL) {
+            return false;
+        }
+        *self = Self {
+            down_at: None,
+            added_at: Some(now),
+        };
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_added_once_reports_have_ceased_and_not_too_often() {
+        let start = Instant::now();
+        let mut state = State::default();
+        assert!(!state.is_due(start), "nothing was reported");
+        state.down_at = Some(start);
+        assert!(!state.is_due(start + QUIET / 2));
+        // Another report.
+        state.down_at = Some(start + QUIET / 2);
+        assert!(!state.is_due(start + QUIET));
+        let added = start + QUIET / 2 + QUIET;
+        assert!(state.is_due(added));
+        assert!(!state.is_due(added + 2 * INTERVAL), "it was done");
+
+        state.down_at = Some(added);
+        assert!(!state.is_due(added + QUIET), "too soon after the last");
+        assert!(state.is_due(added + INTERVAL));
+    }
+}
