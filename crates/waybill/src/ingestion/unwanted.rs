@@ -1,8 +1,9 @@
 //! Bodies of requests, of which the rest is read where nobody wants it.
 //!
-//! Why it exists. Over HTTP/2 a server that has answered and leaves a body unread resets the stream, which is its right
-//! (RFC 9113, 8.1); but some clients take that for a failure and lose the answer, curl before 7.89 among them. So what is
-//! left of a body is read and thrown away behind the answer, up to a bound. Over HTTP/1 hyper sees to that itself.
+//! Why it exists. A server that has answered and leaves a body unread resets the stream of HTTP/2 (RFC 9113, 8.1), or closes the
+//! connection of HTTP/1; a client that is still sending may then lose the answer. So the rest of a body is read and thrown
+//! away behind the answer, up to a bound. Deliberately not read: the body of a client that waits for `100 Continue`, for
+//! reading would ask for it.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,8 +11,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
+use hyper::Request;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::{Request, Version};
+use hyper::header::EXPECT;
 use tokio::runtime::Handle;
 
 /// How much is thrown away: more than the largest body that is taken, unless it is a batch.
@@ -24,16 +26,17 @@ const TIME_MAX: Duration = Duration::from_secs(5);
 pub struct RequestBody {
     /// `None` once it is dropped.
     rest: Option<Incoming>,
-    is_http2: bool,
+    /// Whether the client sends it without being asked to.
+    is_on_its_way: bool,
 }
 
 impl RequestBody {
     /// The body of this request.
     pub fn of(request: Request<Incoming>) -> Request<Self> {
-        let is_http2 = request.version() == Version::HTTP_2;
+        let is_on_its_way = !request.headers().contains_key(EXPECT);
         request.map(|incoming| Self {
             rest: Some(incoming),
-            is_http2,
+            is_on_its_way,
         })
     }
 }
@@ -64,7 +67,7 @@ impl Body for RequestBody {
 impl Drop for RequestBody {
     fn drop(&mut self) {
         if let Some(rest) = self.rest.take()
-            && self.is_http2
+            && self.is_on_its_way
             && !rest.is_end_stream()
             && let Ok(runtime) = Handle::try_current()
         {

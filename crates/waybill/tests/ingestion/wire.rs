@@ -269,6 +269,31 @@ async fn over_http_2_the_rest_of_a_body_that_is_refused_is_read_all_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn over_http_1_an_answer_is_not_lost_though_the_body_was_refused_on_its_way() {
+    const CHUNK: [u8; 16 * 1024] = [b'a'; 16 * 1024];
+    const CHUNKS: usize = 64;
+    let world = World::start().await;
+    let mut socket = TcpStream::connect(world.ingestion.address()).await.unwrap();
+    // The connection is good for another request, too.
+    for _ in 0..2 {
+        let head = format!(
+            "POST {OPERATIONS} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            CHUNK.len() * CHUNKS
+        );
+        socket.write_all(head.as_bytes()).await.unwrap();
+        for _ in 0..CHUNKS {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            within(socket.write_all(&CHUNK)).await.unwrap();
+        }
+        let mut answer = vec![0; 64 * 1024];
+        let read = within(socket.read(&mut answer)).await.unwrap();
+        let answer = String::from_utf8_lossy(&answer[..read]);
+        assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    }
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_stands_still_is_answered_408_and_its_connection_ends() {
     let pause = Duration::from_millis(150);
     let world = World::with(|config| config.body_read_timeout = pause).await;
