@@ -156,7 +156,10 @@ impl Cluster {
 
     fn write_config(&self) -> PathBuf {
         let path = self.dir().join("waybill.yaml");
-        std::fs::write(&path, self.yaml("all", "")).expect("the directory is writable");
+        // Renamed, for a command that runs may be reading it.
+        let new = tempfile::NamedTempFile::new_in(self.dir()).expect("the directory is writable");
+        std::fs::write(new.path(), self.yaml("all", "")).expect("the directory is writable");
+        new.persist(&path).expect("the file can be renamed");
         path
     }
 
