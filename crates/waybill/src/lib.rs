@@ -32,3 +32,4 @@ pub mod supervisor;
 pub mod telemetry;
 pub mod tls;
 mod transfer;
+mod visible;

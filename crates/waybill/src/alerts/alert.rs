@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::visible::escaped;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -182,9 +183,9 @@ fn push(line: &mut String, part: std::fmt::Arguments<'_>) {
         .expect("writing to a String cannot fail");
 }
 
-/// Control characters could end a line, or a mail's header.
+/// Control characters, which could end a line or a mail's header, become spaces; what else does not show is escaped.
 pub(super) fn on_one_line(text: &str) -> String {
-    text.replace(char::is_control, " ")
+    escaped(&text.replace(char::is_control, " "))
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use super::verified::Good;
 use super::{Denied, Principal, Scope, Tenants, TokenHash};
 use crate::config::JwtConfig;
 use crate::ingestion::json;
+use crate::visible::is_visible;
 
 /// How deep claims may nest.
 const DEPTH_MAX: usize = 16;
@@ -146,9 +147,11 @@ impl Rules {
         };
         let tenants = text(&self.tenant_claim).and_then(|tenant| Tenants::named(tenant).ok());
         let tenants = tenants.ok_or(Denied::BadToken("The token names no tenant."))?;
-        let is_visible = |c: &char| !c.is_control() && !c.is_whitespace();
         let subject = text("sub").or(text("client_id")).unwrap_or_default();
-        let subject = subject.chars().filter(is_visible).take(NAME_CHARS_MAX);
+        let subject = subject
+            .chars()
+            .filter(|c| is_visible(*c))
+            .take(NAME_CHARS_MAX);
         Ok(Good {
             principal: Arc::new(Principal {
                 name: format!("jwt:{}", subject.collect::<String>()).into(),

@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use super::{Principal, Reread, Scope, Scopes, Tenants, TokenHash, hash_of};
 use crate::config::{Secret, parse_document};
+use crate::visible::is_visible;
 
 /// What tokens begin with, so that a leaked one is found by those who look for such.
 const PREFIX: &str = "wb_";
@@ -135,11 +136,10 @@ impl Entry {
 
 /// Checks the name of a token, and says what is wrong with it.
 pub(crate) fn check_name(name: &str) -> Result<(), String> {
-    let is_odd = |c: char| c.is_control() || c.is_whitespace();
-    match (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.contains(is_odd) {
+    match (1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(is_visible) {
         true => Ok(()),
         false => Err(format!(
-            "name must be 1 to {NAME_BYTES_MAX} bytes, without white space"
+            "name must be 1 to {NAME_BYTES_MAX} bytes of visible characters, without white space"
         )),
     }
 }

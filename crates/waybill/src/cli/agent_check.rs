@@ -20,9 +20,10 @@ use waybill_messages::Topics;
 
 use self::ledger::HttpLedger;
 use super::connection::until_reader_leaves;
-use super::shown::{Output, printable};
+use super::shown::Output;
 use crate::config::{Config, duration_from_text};
 use crate::roles::kafka_settings;
+use crate::visible::escaped;
 
 /// What stands behind an agent's name in its topic.
 const TOPIC_END: &str = ".requests.v1";
@@ -202,7 +203,7 @@ impl fmt::Display for Row<'_> {
         if *verdict == "fail" {
             write!(f, "{demand}, but: ")?;
         }
-        f.write_str(&printable(seen))
+        f.write_str(&escaped(seen))
     }
 }
 

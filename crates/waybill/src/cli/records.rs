@@ -17,6 +17,7 @@ use super::connection::{Connection, Next, chosen, topic_from_text, until_reader_
 use super::refused;
 use super::shown::{Bytes, NOTHING, Output, ShownHeader, time};
 use crate::config::Config;
+use crate::visible::escaped;
 
 /// The arguments of `waybill records`.
 #[derive(Clone, Debug, Args)]
@@ -240,7 +241,7 @@ impl fmt::Display for Row<'_> {
             (Some(error), Some(bytes)) => write!(f, "{error}: {bytes}"),
             _ => {
                 let value = serde_json::to_string(&self.value).map_err(|_| fmt::Error)?;
-                f.write_str(&super::shown::printable(&value))
+                f.write_str(&escaped(&value))
             }
         }
     }

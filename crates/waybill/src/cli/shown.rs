@@ -11,6 +11,8 @@ use clap::{Args, ValueEnum};
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
+use crate::visible::escaped;
+
 /// How a command writes what it found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Output {
@@ -68,23 +70,10 @@ impl Serialize for Bytes<'_> {
 impl fmt::Display for Bytes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match std::str::from_utf8(self.0) {
-            Ok(text) => f.pad(&printable(text)),
+            Ok(text) => f.pad(&escaped(text)),
             Err(_) => f.pad(&format!("base64:{}", self.to_base64())),
         }
     }
-}
-
-/// Text on one line, its control characters escaped.
-pub(super) fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for character in text.chars() {
-        if character.is_control() {
-            shown.extend(character.escape_default());
-        } else {
-            shown.push(character);
-        }
-    }
-    shown
 }
 
 /// Cells in columns of `widths` characters, with a gap behind each; what does not fit is cut.
@@ -101,10 +90,10 @@ pub(super) fn line<const COLUMNS: usize>(
     line
 }
 
-/// Text without control characters that is no longer than `width` characters; what is cut off
+/// Text of visible characters that is no longer than `width` characters; what is cut off
 /// leaves a mark.
 fn fitted(text: &str, width: usize) -> String {
-    let text = printable(text);
+    let text = escaped(text);
     if text.chars().count() <= width {
         return text;
     }

@@ -8,6 +8,7 @@ use serde_saphyr::{Error, MessageFormatter, UserMessageFormatter};
 use super::environment::key_paths;
 use super::words::in_our_words;
 use super::{Config, did_you_mean};
+use crate::visible::escaped;
 
 /// Why a file was refused.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +88,7 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
             let at = || key_at(text, position).filter(|_| message.starts_with("invalid value"));
             key_before(text, position).or_else(at)
         });
-        let said = in_our_words(message).replace(|c: char| c.is_control(), " ");
+        let said = escaped(&in_our_words(message).replace(char::is_control, " "));
         match key {
             Some(key) => format!("{key}: {said}"),
             None => said,

@@ -16,6 +16,7 @@ use uuid::{Timestamp, Uuid, Version};
 use waybill_engine::{OperationId, murmur2};
 
 use crate::clock::wall_clock;
+use crate::visible::is_visible;
 
 /// The longest id that a caller may choose, in characters.
 pub const CALLER_ID_CHARS_MAX: usize = 256;
@@ -65,7 +66,7 @@ impl CallerId {
         let mut count = 0;
         for c in text.chars() {
             count += 1;
-            if c.is_control() || c.is_whitespace() || count > CALLER_ID_CHARS_MAX {
+            if !is_visible(c) || count > CALLER_ID_CHARS_MAX {
                 return Err(BadCallerId);
             }
         }
@@ -188,7 +189,17 @@ mod tests {
         for good in ["a", "Größe-1", "a/b:c~d", &"x".repeat(256)] {
             assert!(CallerId::new(good).is_ok(), "{good}");
         }
-        for bad in ["", " ", "a b", "a\u{0}", "a\n", "\u{85}", &"x".repeat(257)] {
+        let invisible = [
+            "a\u{200b}",
+            "a\u{202e}b",
+            "a\u{e0041}",
+            "a\u{a0}",
+            "a\u{378}",
+        ];
+        for bad in ["", " ", "a b", "a\u{0}", "a\n", "\u{85}", &"x".repeat(257)]
+            .into_iter()
+            .chain(invisible)
+        {
             assert_eq!(CallerId::new(bad), Err(BadCallerId), "{bad:?}");
         }
         assert_eq!(CallerId::of_header(b"\"k-1\"").unwrap().0, "k-1");

@@ -26,6 +26,7 @@ use super::spans::TRACEPARENT;
 use super::tenant_limits::TenantLimits;
 use crate::auth::{AnotherTenant, Caller, Tenants};
 use crate::contact::ContactRules;
+use crate::visible::is_name;
 
 /// The workflow that deliveries run, and the one whose input has a form of its own.
 pub const DRONE_DELIVERY: &str = "drone-delivery";
@@ -494,9 +495,9 @@ impl<'a> Draft<'a> {
 
 /// Checks a tenant, and says what is wrong with it.
 pub fn check_tenant(tenant: &str) -> Result<(), String> {
-    if tenant.chars().count() > TENANT_CHARS_MAX || tenant.chars().any(char::is_control) {
+    if tenant.chars().count() > TENANT_CHARS_MAX || !is_name(tenant) {
         return Err(format!(
-            "must be at most {TENANT_CHARS_MAX} characters, none a control character"
+            "must be at most {TENANT_CHARS_MAX} visible characters, with single spaces between words at most"
         ));
     }
     Ok(())
@@ -505,9 +506,9 @@ pub fn check_tenant(tenant: &str) -> Result<(), String> {
 /// Checks the name of who asks for something, and says what is wrong with it. How long it may be, the
 /// records say.
 pub fn check_asked_by(name: &str) -> Result<(), &'static str> {
-    match name.chars().any(char::is_control) {
-        true => Err("must not have control characters"),
-        false => Ok(()),
+    match is_name(name) {
+        true => Ok(()),
+        false => Err("must be visible characters, with single spaces between words at most"),
     }
 }
 

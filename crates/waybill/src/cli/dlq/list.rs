@@ -15,8 +15,9 @@ use waybill_messages::headers;
 use super::letter::{Letter, Position};
 use super::receipts::{Receipts, is_receipt};
 use crate::cli::connection::{Connection, chosen, topic_from_text};
-use crate::cli::shown::{Bytes, NOTHING, Output, printable, time};
+use crate::cli::shown::{Bytes, NOTHING, Output, time};
 use crate::config::Config;
+use crate::visible::escaped;
 
 /// The arguments of `waybill dlq list`.
 #[derive(Clone, Debug, Args)]
@@ -192,7 +193,7 @@ impl fmt::Display for Row<'_> {
         };
         let cause = self.cause.as_deref().unwrap_or(NOTHING);
         let Self { cursor, bytes, .. } = self;
-        let cause = printable(cause);
+        let cause = escaped(cause);
         write!(
             f,
             "{cursor:<48}  {time:<24}  {bytes:>8}  {source:<44}  {cause}"

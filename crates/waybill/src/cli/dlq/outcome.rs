@@ -6,7 +6,7 @@ use serde::Serialize;
 use waybill_engine::{Offset, PartitionId};
 
 use super::letter::Position;
-use crate::cli::shown::printable;
+use crate::visible::escaped;
 
 /// Where a record went, or was to go.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -57,7 +57,7 @@ impl fmt::Display for Line {
             write!(f, " to {to}")?;
         }
         if let Some(note) = &self.note {
-            write!(f, ": {}", printable(note))?;
+            write!(f, ": {}", escaped(note))?;
         }
         Ok(())
     }

@@ -12,8 +12,9 @@ use waybill_messages::headers;
 use super::letter::Letter;
 use super::receipts::is_receipt;
 use crate::cli::connection::{Connection, chosen, topic_from_text};
-use crate::cli::shown::{Bytes, NOTHING, printable, time};
+use crate::cli::shown::{Bytes, NOTHING, time};
 use crate::config::Config;
+use crate::visible::escaped;
 
 /// Bytes on a line of a dump.
 const LINE_BYTES: usize = 16;
@@ -89,7 +90,7 @@ pub(super) fn letter_at(
 
 fn write(letter: &Letter, out: &mut dyn Write) -> io::Result<()> {
     let said = |name: &str| match letter.error(name) {
-        Some(text) => printable(&text),
+        Some(text) => escaped(&text),
         None => NOTHING.to_owned(),
     };
     let source = match letter.source() {
@@ -117,7 +118,7 @@ fn write(letter: &Letter, out: &mut dyn Write) -> io::Result<()> {
     )?;
     writeln!(out, "headers    {}", letter.headers.len())?;
     for (name, value) in &letter.headers {
-        let name = printable(name);
+        let name = escaped(name);
         match value {
             Some(value) => writeln!(out, "  {name}: {}", Bytes(value))?,
             None => writeln!(out, "  {name}: {NOTHING}")?,

@@ -19,8 +19,8 @@ use super::OpsError;
 use super::address::ApiAddress;
 use super::wire::{Asked, Operation, Page, Problem};
 use crate::cli::access::{AccessArgs, Silence};
-use crate::cli::shown::printable;
 use crate::telemetry::VERSION;
+use crate::visible::escaped;
 
 /// How long the API may take to accept a connection.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
@@ -429,7 +429,7 @@ fn problem_text(status: StatusCode, problem: &Problem) -> String {
         let separator = if field.pointer.is_empty() { "" } else { " " };
         text.push_str(&format!("; {}{separator}{}", field.pointer, field.detail));
     }
-    printable(&text)
+    escaped(&text)
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use super::single::{Single, ask_one};
 use super::verb::{Asking, Verb};
 use crate::cli::shown::Output;
 use crate::config::duration_from_text;
+use crate::visible::is_name;
 
 /// How long `--wait` waits where it does not say.
 const WAIT: &str = "60s";
@@ -233,9 +234,10 @@ fn name_from_text(text: &str) -> Result<String, String> {
     if text.len() > ASKED_BY_BYTES_MAX {
         return Err(format!("a name has at most {ASKED_BY_BYTES_MAX} bytes"));
     }
-    match text.chars().any(char::is_control) {
-        true => Err("a name has no control characters".to_owned()),
-        false => Ok(text.trim().to_owned()),
+    let name = text.trim();
+    match is_name(name) {
+        true => Ok(name.to_owned()),
+        false => Err("a name has visible characters, with single spaces between words".to_owned()),
     }
 }
 

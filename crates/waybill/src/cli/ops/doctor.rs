@@ -18,8 +18,9 @@ use super::api::Api;
 use crate::cli::access::AdminArgs;
 use crate::cli::connection::until_reader_leaves;
 use crate::cli::readers::readers;
-use crate::cli::shown::{Output, printable};
+use crate::cli::shown::Output;
 use crate::config::Config;
+use crate::visible::escaped;
 
 /// The arguments of `waybill doctor`.
 #[derive(Clone, Debug, Args)]
@@ -103,7 +104,7 @@ impl fmt::Display for Finding {
             Verdict::Note => "note",
             Verdict::Bad => "BAD",
         };
-        write!(f, "{verdict:<5} {what:<14} {}", printable(said))
+        write!(f, "{verdict:<5} {what:<14} {}", escaped(said))
     }
 }
 

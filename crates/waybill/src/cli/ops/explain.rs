@@ -25,9 +25,10 @@ use super::wire::{Operation, Step};
 use crate::cli::access::AdminArgs;
 use crate::cli::connection::{Connection, chosen, until_reader_leaves};
 use crate::cli::readers::readers;
-use crate::cli::shown::{Output, printable};
+use crate::cli::shown::Output;
 use crate::config::Config;
 use crate::readers::show::ReaderView;
+use crate::visible::escaped;
 
 /// The topics of requests, short.
 const REQUESTS: ByLane<&str> = ByLane {
@@ -383,7 +384,7 @@ impl fmt::Display for Lag {
         } in held_by
         {
             let state = state.as_deref().unwrap_or("state unknown");
-            writeln!(f, "  {operation} at {offset}: {state}; {}", printable(why))?;
+            writeln!(f, "  {operation} at {offset}: {state}; {}", escaped(why))?;
         }
         match (held_by.is_empty(), has_more, *held > 0) {
             (false, true, _) => writeln!(f, "  and more"),

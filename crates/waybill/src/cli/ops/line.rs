@@ -7,8 +7,9 @@ use serde::Serialize;
 
 use super::verb::Verb;
 use super::wire::{Failure, Operation};
-use crate::cli::shown::{Output, printable};
+use crate::cli::shown::Output;
 use crate::ingestion::as_typed;
+use crate::visible::escaped;
 
 /// What became of an asking.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
@@ -121,22 +122,22 @@ impl fmt::Display for Report {
             f,
             "{:<10}  {}  {verb}",
             self.outcome.in_words(),
-            printable(id)
+            escaped(id)
         )?;
         if let Some(new) = &self.resubmitted_as {
-            write!(f, " {}", printable(new))?;
+            write!(f, " {}", escaped(new))?;
         }
         if let Some(state) = &self.state {
-            write!(f, "  {}", printable(state))?;
+            write!(f, "  {}", escaped(state))?;
         }
         if self.abandoned {
             f.write_str(" (abandoned)")?;
         }
         if let Some(note) = &self.note {
-            write!(f, "  {}", printable(note))?;
+            write!(f, "  {}", escaped(note))?;
         }
         if let Some(Failure { code, message, .. }) = &self.error {
-            write!(f, "  {}: {}", printable(code), printable(message))?;
+            write!(f, "  {}: {}", escaped(code), escaped(message))?;
         }
         Ok(())
     }

@@ -9,8 +9,9 @@ use serde_json::value::RawValue;
 use super::OpsError;
 use super::api::{Api, Found};
 use super::wire::{Failure, HistoryEntry, Operation, Step};
-use crate::cli::shown::{NOTHING, Output, line, printable};
+use crate::cli::shown::{NOTHING, Output, line};
 use crate::ingestion::as_typed;
+use crate::visible::escaped;
 
 /// The arguments of `waybill ops show`.
 #[derive(Clone, Debug, Args)]
@@ -123,7 +124,7 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     ];
     for (name, fact) in facts {
         if let Some(fact) = fact {
-            writeln!(f, "{name:<14}  {}", printable(&fact))?;
+            writeln!(f, "{name:<14}  {}", escaped(&fact))?;
         }
     }
     Ok(())
@@ -165,7 +166,7 @@ fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
         ];
         writeln!(f, "{}", line(cells, WIDTHS))?;
         if let Some(error) = &step.error {
-            writeln!(f, "    {}", printable(&error.to_string()))?;
+            writeln!(f, "    {}", escaped(&error.to_string()))?;
         }
         if let Some(attempt) = step.late_success {
             writeln!(
@@ -194,7 +195,7 @@ fn history(history: &[HistoryEntry], f: &mut fmt::Formatter<'_>) -> fmt::Result 
         if !reason.is_empty() {
             line.push_str(&format!(" ({reason})"));
         }
-        writeln!(f, "{}", printable(&line))?;
+        writeln!(f, "{}", escaped(&line))?;
     }
     Ok(())
 }

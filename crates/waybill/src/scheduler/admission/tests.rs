@@ -310,7 +310,7 @@ fn an_amendment_names_its_operation_rightly_and_changes_fields() {
 }
 
 #[test]
-fn who_asks_for_an_amendment_has_no_control_characters_in_the_name() {
+fn who_asks_for_an_amendment_has_a_name_of_visible_characters() {
     let amend = |asked_by: &str| {
         let request = AmendRequest {
             id: Uuid::nil(),
@@ -329,7 +329,7 @@ fn who_asks_for_an_amendment_has_no_control_characters_in_the_name() {
     assert_eq!(amend(""), Ok(()));
     assert_eq!(amend("Kim Ødegård"), Ok(()));
     for asked_by in ["kim\nroot", "\u{1b}[2J", "a\u{85}"] {
-        let fault = "amendment/asked_by: must not have control characters";
+        let fault = "amendment/asked_by: must be visible characters, with single spaces between words at most";
         let refused = Refused(vec![fault.to_owned()]);
         assert_eq!(amend(asked_by), Err(refused), "{asked_by:?}");
     }

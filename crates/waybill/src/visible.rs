@@ -1,0 +1,110 @@
+//! Which characters a reader can see, by Unicode's general categories (UAX #44).
+//!
+//! What must hold: two names that differ look different as far as characters that nobody sees go, and no text that came
+//! from outside turns round or hides what is printed beside it. Deliberately absent: characters that look alike
+//! (Latin `a`, Cyrillic `а`); a tenant's names are its own.
+
+use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory as _};
+
+/// Whether a character is a letter, mark, number, punctuation or symbol that shows. Control, format, separator, private and
+/// unassigned characters do not.
+pub(crate) fn is_visible(c: char) -> bool {
+    let group = c.general_category_group();
+    let is_shown = !matches!(
+        group,
+        GeneralCategoryGroup::Other | GeneralCategoryGroup::Separator
+    );
+    is_shown && !is_ignorable(c)
+}
+
+/// Letters and marks that show nothing: those of Unicode's `Default_Ignorable_Code_Point` that are no format characters.
+fn is_ignorable(c: char) -> bool {
+    matches!(
+        c,
+        '\u{34f}'
+            | '\u{115f}'..='\u{1160}'
+            | '\u{17b4}'..='\u{17b5}'
+            | '\u{180b}'..='\u{180f}'
+            | '\u{3164}'
+            | '\u{fe00}'..='\u{fe0f}'
+            | '\u{ffa0}'
+            | '\u{e0100}'..='\u{e01ef}'
+    )
+}
+
+/// Whether a text is a name: visible characters, with single spaces (U+0020) between some of them. The empty text is one.
+pub(crate) fn is_name(text: &str) -> bool {
+    let mut after_space = true;
+    for c in text.chars() {
+        if !(is_visible(c) || c == ' ' && !after_space) {
+            return false;
+        }
+        after_space = c == ' ';
+    }
+    text.is_empty() || !after_space
+}
+
+/// A text for people, on one line: whatever is neither visible nor a space is escaped, as `\u{202e}`.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_visible(c) || c == ' ' {
+            shown.push(c);
+        } else {
+            shown.extend(c.escape_default());
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of each kind that does not show: control, format (invisible, turning text round, a tag), separators,
+    /// a selector, a filler, private use, unassigned.
+    pub(crate) const INVISIBLE: [char; 14] = [
+        '\0',
+        '\u{85}',
+        '\u{ad}',
+        '\u{200b}',
+        '\u{202e}',
+        '\u{2066}',
+        '\u{e0041}',
+        '\u{a0}',
+        '\u{2028}',
+        '\u{fe0f}',
+        '\u{3164}',
+        '\u{e000}',
+        '\u{378}',
+        '\u{10ffff}',
+    ];
+
+    #[test]
+    fn what_shows_is_visible_in_every_script() {
+        for c in "aZ9-_/é́ßд中あ한א؟€🚁".chars() {
+            assert!(is_visible(c), "{c:?}");
+        }
+        for c in INVISIBLE.into_iter().chain([' ', '\u{3000}']) {
+            assert!(!is_visible(c), "{c:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_has_single_spaces_between_visible_characters() {
+        for name in ["", "acme", "Acme Ltd.", "株式 会社"] {
+            assert!(is_name(name), "{name:?}");
+        }
+        for other in [" ", " acme", "acme ", "acme  ltd", "a\tb"] {
+            assert!(!is_name(other), "{other:?}");
+        }
+        for c in INVISIBLE {
+            assert!(!is_name(&format!("a{c}b")), "{c:?}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_show_is_escaped() {
+        assert_eq!(escaped("a\u{202e}b\n c\u{a0}é"), "a\\u{202e}b\\n c\\u{a0}é");
+    }
+}
