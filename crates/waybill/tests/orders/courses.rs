@@ -138,11 +138,12 @@ fn a_listener_that_dies_with_news_in_hand_hears_them_again() {
     assert_eq!(shop.status("1"), "placed");
     shop.start(Member::Listener);
     shop.wait_for_status("1", "completed");
-    let told = "SELECT string_agg(sequence::text, ' ' ORDER BY sequence) FROM news";
+    // Five at least: a step that was tried again is news, too.
+    let told = "SELECT count(*) >= 5 AND count(*) = max(sequence) FROM news";
     let by = "SELECT string_agg(sequence || ' by ' || topic, ', ' ORDER BY sequence) FROM news";
     wait_until_or_say(
         "all is told",
-        || shop.postgres.ask(told) == "1 2 3 4 5",
+        || shop.postgres.ask(told) == "t",
         || format!("told: {}\n{}", shop.postgres.ask(by), shop.logs()),
     );
 }
