@@ -508,7 +508,7 @@ impl Admin {
         });
         let answer = answer.await.map_err(|_| AdminError::Stopped)?;
         answer.map_err(|source| {
-            // Nobody polls this client for the errors that others are told of.
+            // This client is not polled for errors: a failed request takes their place.
             self.rebootstrap.unreachable();
             AdminError::Request { action, source }
         })

@@ -1,8 +1,8 @@
 //! Which characters a reader can see, by Unicode's general categories (UAX #44).
 //!
-//! What must hold: two names that differ look different as far as characters that nobody sees go, and no text that came
-//! from outside turns round or hides what is printed beside it. Deliberately absent: characters that look alike
-//! (Latin `a`, Cyrillic `а`); a tenant's names are its own.
+//! What must hold: names do not differ in invisible characters alone, and text from outside cannot reverse or hide what is
+//! printed beside it. Deliberately absent: characters that look alike (Latin `a`, Cyrillic `а`); a tenant's names are
+//! its own.
 
 use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory as _};
 
@@ -57,13 +57,18 @@ pub(crate) fn escaped(text: &str) -> String {
     shown
 }
 
+/// [`escaped`], but control characters, which could end a line or a mail's header, become spaces.
+pub(crate) fn on_one_line(text: &str) -> String {
+    escaped(&text.replace(char::is_control, " "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Of each kind that does not show: control, format (invisible, turning text round, a tag), separators,
+    /// Of each kind that does not show: control, format (invisible, reversing text, a tag), separators,
     /// a selector, a filler, private use, unassigned.
-    pub(crate) const INVISIBLE: [char; 14] = [
+    const INVISIBLE: [char; 14] = [
         '\0',
         '\u{85}',
         '\u{ad}',
@@ -106,5 +111,6 @@ mod tests {
     #[test]
     fn what_does_not_show_is_escaped() {
         assert_eq!(escaped("a\u{202e}b\n c\u{a0}é"), "a\\u{202e}b\\n c\\u{a0}é");
+        assert_eq!(on_one_line("a\u{202e}b\nc"), "a\\u{202e}b c");
     }
 }

@@ -55,10 +55,10 @@ fn clients_go_on_after_metadata_listed_no_broker() {
     let record = OutRecord::new("t", PartitionId(0), b"k", b"v");
     for round in 0..TIMES {
         fence.close();
-        let told = fence.told();
+        let handed_out = fence.handed_out();
         let deadline = Instant::now() + PATIENCE;
-        // Each client has heard of no broker, as far as one can tell from outside.
-        while fence.told() < told + 2 * PRODUCERS && Instant::now() < deadline {
+        // Long enough for each client to get such metadata.
+        while fence.handed_out() < handed_out + 2 * PRODUCERS && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
         }
         fence.open();
@@ -87,7 +87,7 @@ struct Fence {
 struct State {
     is_closed: AtomicBool,
     /// How often metadata without a broker was handed out.
-    told: AtomicUsize,
+    handed_out: AtomicUsize,
 }
 
 impl Fence {
@@ -123,7 +123,7 @@ impl Fence {
                         let version = asked.lock().unwrap().remove(&correlation);
                         match version.filter(|_| state.is_closed.load(Ordering::Relaxed)) {
                             Some(version) => {
-                                state.told.fetch_add(1, Ordering::Relaxed);
+                                state.handed_out.fetch_add(1, Ordering::Relaxed);
                                 without_brokers(frame, version)
                             }
                             None => frame,
@@ -142,8 +142,8 @@ impl Fence {
         self.state.is_closed.store(false, Ordering::Relaxed);
     }
 
-    fn told(&self) -> usize {
-        self.state.told.load(Ordering::Relaxed)
+    fn handed_out(&self) -> usize {
+        self.state.handed_out.load(Ordering::Relaxed)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::visible::escaped;
+use crate::visible::on_one_line;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -181,11 +181,6 @@ pub(super) fn clip(text: &mut String, bytes_max: usize) {
 fn push(line: &mut String, part: std::fmt::Arguments<'_>) {
     line.write_fmt(part)
         .expect("writing to a String cannot fail");
-}
-
-/// Control characters, which could end a line or a mail's header, become spaces; what else does not show is escaped.
-pub(super) fn on_one_line(text: &str) -> String {
-    escaped(&text.replace(char::is_control, " "))
 }
 
 #[cfg(test)]

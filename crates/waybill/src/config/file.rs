@@ -8,7 +8,7 @@ use serde_saphyr::{Error, MessageFormatter, UserMessageFormatter};
 use super::environment::key_paths;
 use super::words::in_our_words;
 use super::{Config, did_you_mean};
-use crate::visible::escaped;
+use crate::visible::on_one_line;
 
 /// Why a file was refused.
 #[derive(Debug, thiserror::Error)]
@@ -88,7 +88,7 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
             let at = || key_at(text, position).filter(|_| message.starts_with("invalid value"));
             key_before(text, position).or_else(at)
         });
-        let said = escaped(&in_our_words(message).replace(char::is_control, " "));
+        let said = on_one_line(in_our_words(message));
         match key {
             Some(key) => format!("{key}: {said}"),
             None => said,

@@ -12,12 +12,13 @@ use tokio::sync::Semaphore;
 
 use super::message::OwnerMessage;
 use crate::alerts::ReceiverError;
-use crate::alerts::alert::{clip, on_one_line};
+use crate::alerts::alert::clip;
 use crate::alerts::channel::{Attempt, Failure};
 use crate::alerts::email::{SUBJECT_BYTES_MAX, Server, read_mailbox, write_letter};
 use crate::alerts::template::{Escape, Template};
 use crate::alerts::webhook::{Call, Endpoint, template_of};
 use crate::config::{OwnerEmailConfig, WebhookConfig};
+use crate::visible::on_one_line;
 
 /// The subject where none is configured.
 const SUBJECT: &str = "{{notice.text}}";
