@@ -15,12 +15,12 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
+use waybill_connections::{Connections, Place};
 
 use crate::BrokerConfig;
 use crate::api::{self, Reply};
 use crate::backup::Logs;
 use crate::connection::{Closed, Connection};
-use crate::connections::{Connections, Place};
 use crate::group::Coordinator;
 use crate::log::{Damage, Limits, LogError, SyncedEnds};
 use crate::meta::{Meta, MetaError};
@@ -180,7 +180,9 @@ impl Broker {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let (log_bytes, partitions) = self.server.topics.totals();
-        self.server.counters.snapshot(log_bytes, partitions)
+        let connections_max = self.server.config.connections_max as u64;
+        let counters = &self.server.counters;
+        counters.snapshot(log_bytes, partitions, connections_max)
     }
 
     /// Handles one request (the bytes of a frame, behind its length) as a connection does on which nothing
@@ -364,7 +366,12 @@ async fn accept(
     abort: CancellationToken,
 ) {
     let config = &server.config;
-    let places = Connections::new(config.connections_max, config.stall_timeout);
+    let places = Connections::new(waybill_connections::Limits {
+        max: config.connections_max,
+        per_address_max: config.connections_per_address_max,
+        stall_timeout: Some(config.stall_timeout),
+        unread_timeout: None,
+    });
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -378,9 +385,9 @@ async fn accept(
                 continue;
             }
         };
-        let Some(place) = places.admit(Instant::now(), abort.child_token()) else {
-            let max = server.config.connections_max;
-            tracing::warn!(%peer, max, "closed a new connection: there are too many, and none is idle");
+        let Ok(place) = places.admit(Instant::now(), peer.ip(), abort.child_token()) else {
+            add(&server.counters.connections_refused, 1);
+            tracing::warn!(%peer, "closed a new connection: the limit is reached and no connection is idle");
             continue;
         };
         let server = Arc::clone(&server);
@@ -390,6 +397,7 @@ async fn accept(
             tokio::select! {
                 () = serve(stream, peer, server, &place) => {}
                 () = place.closing() => {
+                    add(&counters.connections_replaced, 1);
                     tracing::info!(%peer, "closed an idle connection to make room for another");
                 }
             }

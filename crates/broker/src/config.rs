@@ -29,6 +29,9 @@ pub struct BrokerConfig {
     /// Open connections. One more takes the place of the one that has been idle for longest; where none is idle it is
     /// closed itself. Default: 1,000.
     pub connections_max: usize,
+    /// Open connections of one address (for IPv6, of one /64 network). One more takes the place of the address's own
+    /// that has been idle for longest, or is closed itself. Default: 750.
+    pub connections_per_address_max: usize,
     /// The largest request. Default: 16 MiB.
     pub request_bytes_max: usize,
     /// The largest request other than a produce request. Default: 1 MiB.
@@ -82,6 +85,7 @@ impl BrokerConfig {
             topic_defaults: TopicConfig::default(),
             partitions_max: 4_000,
             connections_max: 1_000,
+            connections_per_address_max: 750,
             request_bytes_max: 16 << 20,
             control_request_bytes_max: 1 << 20,
             fetch_bytes_max: 8 << 20,

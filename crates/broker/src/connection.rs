@@ -20,9 +20,9 @@ use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
+use waybill_connections::Place;
 
 use crate::api::{self, LongPoll, Reply};
-use crate::connections::Place;
 use crate::server::{Ends, SMALL_BUFFER_BYTES, Server};
 use crate::stats::add;
 use crate::wire::{self, Malformed};
@@ -165,7 +165,7 @@ impl<'a> Connection<'a> {
         let owes_answers = !self.queue.is_empty() || !self.output.is_empty();
         // No request stays incomplete for longer than `stall_timeout`.
         let is_busy = owes_answers || self.incomplete_since.is_some();
-        self.place.note(self.last_traffic, is_busy);
+        self.place.report(self.last_traffic, is_busy);
         if self.stopped && !owes_answers {
             return Ok(Poll::Ready(Closed::Stopping));
         }

@@ -27,9 +27,10 @@
 //! * **No bytes make it panic, and memory is bounded.** Malformed frames close the one
 //!   connection that sent them; frame sizes, connections, requests per connection and the bytes
 //!   in flight are limited by [`BrokerConfig`].
+//! * **What it takes, every client can read.** Compressed batches are decompressed within the bound of their topic and kept
+//!   uncompressed, and the records of each are counted.
 //!
-//! Deliberately absent: looking into the records of a batch beyond their number, and into compressed ones at all
-//! (they are the client's, and may be compressed with any codec), fetch sessions, log compaction, quotas, access control, the
+//! Deliberately absent: looking into the records of a batch beyond their number, fetch sessions, log compaction, quotas, access control, the
 //! consumer group protocol of KIP-848, message formats older than version 2.
 //!
 //! On disk, below [`BrokerConfig::data_dir`]: `lock` (one process owns the directory), `meta/`
@@ -42,7 +43,6 @@ mod backup;
 mod broker;
 mod config;
 mod connection;
-mod connections;
 mod group;
 mod log;
 mod meta;

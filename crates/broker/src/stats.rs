@@ -34,6 +34,12 @@ pub struct Stats {
     pub disk_full: u64,
     /// Connections now open.
     pub connections: u64,
+    /// Connections that may be open.
+    pub connections_max: u64,
+    /// Idle connections that were closed to make room for a new one.
+    pub connections_replaced: u64,
+    /// New connections that were closed because the limit was reached and no connection was idle.
+    pub connections_refused: u64,
     /// Connections that were closed because of what they sent.
     pub malformed: u64,
     /// Bytes of all logs on disk.
@@ -59,12 +65,15 @@ pub(crate) struct Counters {
     pub(crate) damaged_batches: AtomicU64,
     pub(crate) disk_full: AtomicU64,
     pub(crate) connections: AtomicU64,
+    pub(crate) connections_replaced: AtomicU64,
+    pub(crate) connections_refused: AtomicU64,
     pub(crate) malformed: AtomicU64,
 }
 
 impl Counters {
-    /// A copy of the counters; `log_bytes` and `partitions` are the registry's to say.
-    pub(crate) fn snapshot(&self, log_bytes: u64, partitions: u64) -> Stats {
+    /// A copy of the counters; `log_bytes` and `partitions` are the registry's to say, and `connections_max` the
+    /// configuration's.
+    pub(crate) fn snapshot(&self, log_bytes: u64, partitions: u64, connections_max: u64) -> Stats {
         Stats {
             received_bytes: self.received_bytes.load(Relaxed),
             sent_bytes: self.sent_bytes.load(Relaxed),
@@ -80,6 +89,9 @@ impl Counters {
             damaged_batches: self.damaged_batches.load(Relaxed),
             disk_full: self.disk_full.load(Relaxed),
             connections: self.connections.load(Relaxed),
+            connections_max,
+            connections_replaced: self.connections_replaced.load(Relaxed),
+            connections_refused: self.connections_refused.load(Relaxed),
             malformed: self.malformed.load(Relaxed),
             log_bytes,
             partitions,

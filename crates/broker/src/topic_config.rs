@@ -68,8 +68,9 @@ pub enum TopicConfigError {
 }
 
 /// Every setting's name.
-pub(crate) const NAMES: [&str; 8] = [
+pub(crate) const NAMES: [&str; 9] = [
     "cleanup.policy",
+    "compression.type",
     "flush.messages",
     "max.message.bytes",
     "retention.bytes",
@@ -78,6 +79,9 @@ pub(crate) const NAMES: [&str; 8] = [
     "waybill.disk.bytes.max",
     "waybill.disk.low.refuse",
 ];
+
+/// How batches are kept, whatever their producer compresses.
+const UNCOMPRESSED: &str = "uncompressed";
 
 /// What Kafka answers for `flush.messages` where no sync is asked for.
 const FLUSH_NEVER: u64 = i64::MAX as u64;
@@ -100,6 +104,14 @@ impl TopicConfig {
                     name: "cleanup.policy",
                     value: other.to_owned(),
                     expected: "delete",
+                }),
+            },
+            "compression.type" => match value {
+                None | Some(UNCOMPRESSED) => Ok(()),
+                Some(other) => Err(TopicConfigError::Invalid {
+                    name: "compression.type",
+                    value: other.to_owned(),
+                    expected: UNCOMPRESSED,
                 }),
             },
             "flush.messages" => {
@@ -171,6 +183,7 @@ impl TopicConfig {
         let bound = |value: Option<u64>| value.map_or_else(|| "-1".to_owned(), |v| v.to_string());
         Some(match name {
             "cleanup.policy" => "delete".to_owned(),
+            "compression.type" => UNCOMPRESSED.to_owned(),
             "flush.messages" => self.flush_messages.unwrap_or(FLUSH_NEVER).to_string(),
             "max.message.bytes" => self.message_bytes_max.to_string(),
             "retention.bytes" => bound(self.retention_bytes),
@@ -224,6 +237,7 @@ mod tests {
         let defaults = TopicConfig::default();
         for (name, value) in [
             ("cleanup.policy", "delete"),
+            ("compression.type", "uncompressed"),
             ("flush.messages", "1"),
             ("flush.messages", "9223372036854775807"),
             ("max.message.bytes", "2000000"),
@@ -256,6 +270,7 @@ mod tests {
             ("segment.bytes", "10"),
             ("retention.ms", "-2"),
             ("cleanup.policy", "compact"),
+            ("compression.type", "producer"),
             ("max.message.bytes", "much"),
             ("waybill.disk.low.refuse", "yes"),
         ] {

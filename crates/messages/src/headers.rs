@@ -30,9 +30,10 @@ pub const ERRORS_EXCEPTION_CLASS_NAME: &str = "__connect.errors.exception.class.
 /// The error, for people.
 pub const ERRORS_EXCEPTION_MESSAGE: &str = "__connect.errors.exception.message";
 
-/// The longest error message that goes with a dead letter, in bytes. A dead-letter topic allows
-/// 64 KiB more than its source; this leaves room for the record's own headers.
-const MESSAGE_BYTES_MAX: usize = 8 * 1024;
+/// How many bytes the value of a record had of which only the head is kept.
+pub const CUT_BYTES: &str = "__connect.errors.waybill.cut.bytes";
+/// The SHA-256 of that value, in hexadecimal digits.
+pub const CUT_SHA256: &str = "__connect.errors.waybill.cut.sha256";
 
 /// What was being done with a record that turned out to be poison, in Connect's words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,81 +55,5 @@ impl Stage {
             Self::Value => "VALUE_CONVERTER",
             Self::Processing => "TASK_PUT",
         }
-    }
-}
-
-/// Why a record is put aside, and where it lay.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DeadLetter<'a> {
-    /// The topic that it lay on.
-    pub topic: &'a str,
-    /// The partition that it lay in.
-    pub partition: waybill_engine::PartitionId,
-    /// Its offset there.
-    pub offset: waybill_engine::Offset,
-    /// The process that puts it aside.
-    pub task_id: &'a str,
-    /// What was being done with it.
-    pub stage: Stage,
-    /// The part of Waybill that did it, for example `scheduler`.
-    pub component: &'a str,
-    /// The kind of error, for example `DecodeError`.
-    pub error_kind: &'a str,
-    /// The error, for people; cut at 8 KiB.
-    pub message: &'a str,
-}
-
-impl DeadLetter<'_> {
-    /// The headers to add to those that the record had.
-    #[must_use]
-    pub fn headers(&self) -> Vec<(&'static str, Vec<u8>)> {
-        let message = &self.message[..self.message.floor_char_boundary(MESSAGE_BYTES_MAX)];
-        [
-            (ERRORS_TOPIC, self.topic.to_owned()),
-            (ERRORS_PARTITION, self.partition.to_string()),
-            (ERRORS_OFFSET, self.offset.to_string()),
-            (ERRORS_CONNECTOR_NAME, "waybill".to_owned()),
-            (ERRORS_TASK_ID, self.task_id.to_owned()),
-            (ERRORS_STAGE, self.stage.as_str().to_owned()),
-            (ERRORS_CLASS_NAME, self.component.to_owned()),
-            (ERRORS_EXCEPTION_CLASS_NAME, self.error_kind.to_owned()),
-            (ERRORS_EXCEPTION_MESSAGE, message.to_owned()),
-        ]
-        .map(|(name, value)| (name, value.into_bytes()))
-        .into()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use waybill_engine::{Offset, PartitionId};
-
-    use super::*;
-
-    #[test]
-    fn a_dead_letter_says_where_it_lay_and_why_it_is_one() {
-        let message = "ä".repeat(MESSAGE_BYTES_MAX);
-        let letter = DeadLetter {
-            topic: "t",
-            partition: PartitionId(3),
-            offset: Offset(17),
-            task_id: "7",
-            stage: Stage::Value,
-            component: "scheduler",
-            error_kind: "DecodeError",
-            message: &message,
-        };
-        let headers = letter.headers();
-        let text = |name: &str| {
-            let (_, value) = headers.iter().find(|(other, _)| *other == name).unwrap();
-            std::str::from_utf8(value).unwrap()
-        };
-        assert_eq!(text(ERRORS_TOPIC), "t");
-        assert_eq!(text(ERRORS_PARTITION), "3");
-        assert_eq!(text(ERRORS_OFFSET), "17");
-        assert_eq!(text(ERRORS_CONNECTOR_NAME), "waybill");
-        assert_eq!(text(ERRORS_STAGE), "VALUE_CONVERTER");
-        assert_eq!(text(ERRORS_EXCEPTION_CLASS_NAME), "DecodeError");
-        assert_eq!(text(ERRORS_EXCEPTION_MESSAGE).len(), MESSAGE_BYTES_MAX);
     }
 }

@@ -23,6 +23,7 @@
 //! ([`headers::TRACEPARENT`]): decoded values have no `traceparent` until the caller sets it.
 
 mod codec;
+mod dead_letter;
 mod error;
 mod failed_operation;
 mod framing;
@@ -39,6 +40,7 @@ mod topics;
 mod wire;
 
 pub use codec::{VALUE_BYTES_MAX, WriterSchema};
+pub use dead_letter::{Contents, DEAD_LETTER_BYTES_MAX, DeadLetter, RECORD_BYTES_MAX};
 pub use error::{DecodeError, EncodeError, SchemaError};
 pub use framing::{Frame, Framing, Lookup, SchemaId, SchemaIds, Schemas};
 pub use record::{

@@ -33,10 +33,9 @@ mod log;
 mod partitions;
 mod readers;
 
-use std::future::IntoFuture as _;
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::rejection::{BytesRejection, PathRejection};
@@ -48,10 +47,14 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use hyper::Request;
+use hyper::body::Incoming;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::net::TcpListener;
+use tower::ServiceExt as _;
 use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ReaderId, Timestamp};
+use waybill_http::{GateLimits, Hosts, Refusal, Server, ServerLimits, Service, Tls};
 
 use self::guard::Denials;
 pub(crate) use guard::METRICS;
@@ -59,19 +62,36 @@ pub use health::{Condition, Heartbeat, Liveness, Readiness};
 
 use crate::auth::Auth;
 use crate::backup::Backups;
+use crate::config::AdminConfig;
 use crate::growing::Growing;
+use crate::ingestion::body::{Patience, read_whole};
 use crate::ingestion::docs::problem_page;
 use crate::ingestion::json;
 use crate::ingestion::problem::{FieldProblem, Kind, Problem};
+use crate::ingestion::unwanted::RequestBody;
 use crate::readers::show::Readers;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::{Telemetry, announce};
-use crate::tls::{Listener, Tls};
 
 /// The largest body that is read; those wanted are `{"running": false}` and `{"perPartition": 2}`.
 const BODY_BYTES_MAX: usize = 4 * 1024;
 /// How deep it may nest.
 const BODY_DEPTH_MAX: usize = 8;
+
+/// How long a body may take to arrive.
+const BODY_PATIENCE: Duration = Duration::from_secs(5);
+
+/// For how long a text of all metrics is given out.
+const METRICS_FRESH_FOR: Duration = Duration::from_millis(100);
+
+/// What a connection may send, and how long it may take.
+const GATE: GateLimits = GateLimits {
+    head_bytes_max: 16 * 1024,
+    headers_max: 64,
+    head_timeout: Duration::from_secs(10),
+    stall_timeout: Duration::from_secs(31),
+    idle_timeout: Duration::from_secs(75),
+};
 
 /// How long connections that are under way may hold up the end of the listener.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
@@ -84,7 +104,9 @@ pub struct Admin {
     /// Which loops must keep giving signs of life.
     pub liveness: Liveness,
     telemetry: Telemetry,
+    metrics: Arc<Mutex<Option<(Instant, Bytes)>>>,
     auth: Auth,
+    hosts: Hosts,
     denials: Denials,
     address: Arc<OnceLock<SocketAddr>>,
     schedulers: Arc<OnceLock<Arc<dyn SchedulerControl>>>,
@@ -96,12 +118,14 @@ pub struct Admin {
 impl Admin {
     /// An admin listener's state with nothing to wait for yet.
     #[must_use]
-    pub fn new(telemetry: Telemetry, auth: Auth) -> Self {
+    pub fn new(telemetry: Telemetry, auth: Auth, hosts: Hosts) -> Self {
         Self {
             readiness: Readiness::default(),
             liveness: Liveness::default(),
             telemetry,
+            metrics: Arc::default(),
             auth,
+            hosts,
             denials: Denials::new(),
             address: Arc::default(),
             schedulers: Arc::default(),
@@ -174,39 +198,84 @@ impl Admin {
     /// If the address cannot be bound.
     pub async fn start(
         &self,
-        listen: SocketAddr,
+        config: &AdminConfig,
         tls: Tls,
         running: &Running,
     ) -> std::io::Result<()> {
-        let listener = TcpListener::bind(listen).await?;
+        let listener = TcpListener::bind(config.listen).await?;
         let address = listener.local_addr()?;
-        let listener = Listener::new(listener, tls);
         // A second listener would show the same; the address of the first one stays.
         let _ = self.address.set(address);
-        let router = self.router();
+        let service = Arc::new(Routes(self.router()));
+        let limits = ServerLimits {
+            connections_max: config.connections_max,
+            connections_per_address_max: config.connections_per_address_max(),
+            gate: GATE,
+        };
+        let server = Server::new("admin", listener, tls, service, limits);
         let telemetry = self.telemetry.clone();
         running.spawn(Stage::Admin, "telemetry", |stop| telemetry.keep_up(stop));
         running.spawn(Stage::Admin, "admin", |stop| async move {
-            let served = axum::serve(listener, router)
-                .with_graceful_shutdown(stop.clone().cancelled_owned())
-                .into_future();
+            let served = server.run(stop.clone());
             let time_is_up = async {
                 stop.cancelled().await;
                 tokio::time::sleep(CLOSE_GRACE).await;
             };
             tokio::select! {
-                ended = served => Ok(ended?),
-                () = time_is_up => Ok(()),
+                () = served => {}
+                () = time_is_up => {}
             }
+            Ok(())
         });
         announce("admin", address);
         Ok(())
+    }
+
+    /// All metrics as text. Those who ask within a moment share one text: it is large, and nobody needs a token for it.
+    fn metrics(&self) -> Bytes {
+        let mut last = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some((made, text)) if made.elapsed() < METRICS_FRESH_FOR => text.clone(),
+            _ => {
+                let text = Bytes::from(self.telemetry.render());
+                *last = Some((Instant::now(), text.clone()));
+                text
+            }
+        }
     }
 
     /// Where the listener is bound; `None` before it is.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.address.get().copied()
+    }
+}
+
+/// The routes, as a server asks them.
+struct Routes(Router);
+
+impl Service for Routes {
+    type Body = Body;
+
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response {
+        if request.method().as_str() == Refusal::METHOD {
+            return Problem::from(Refusal::of_path(request.uri().path())).into_response();
+        }
+        let patience = Patience {
+            pause_max: BODY_PATIENCE,
+            whole_max: BODY_PATIENCE,
+        };
+        let (head, body) = RequestBody::of(request).into_parts();
+        let body = match read_whole(body, BODY_BYTES_MAX, patience).await {
+            Ok(body) => Body::from(body),
+            Err(problem) => return problem.into_response(),
+        };
+        let answered = self
+            .0
+            .clone()
+            .oneshot(Request::from_parts(head, body))
+            .await;
+        answered.unwrap_or_else(|never| match never {})
     }
 }
 
@@ -360,11 +429,7 @@ fn verdict(good: &str, bad: &str, in_the_way: Vec<String>, warnings: &[String]) 
 
 async fn metrics(State(admin): State<Admin>) -> Response {
     const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
-    (
-        [(header::CONTENT_TYPE, TEXT_FORMAT)],
-        admin.telemetry.render(),
-    )
-        .into_response()
+    ([(header::CONTENT_TYPE, TEXT_FORMAT)], admin.metrics()).into_response()
 }
 
 async fn list_schedulers(State(admin): State<Admin>) -> Json<Vec<SchedulerView>> {

@@ -13,9 +13,7 @@ mod bearer;
 mod denied;
 mod jwks;
 mod jwt;
-pub(crate) mod others;
 mod principal;
-pub mod reread;
 mod tokens;
 mod verified;
 
@@ -23,10 +21,11 @@ use std::sync::{Arc, OnceLock};
 
 use hyper::HeaderMap;
 use sha2::{Digest as _, Sha256};
+use waybill_http::reread::{FileRefused, Reread};
+use waybill_http::{Hosts, file_modes};
 
 pub use denied::Denied;
 pub use principal::{AnotherTenant, BadTenant, Caller, Principal, Scope, Scopes, Tenants};
-pub use reread::FileRefused;
 pub use tokens::NewToken;
 
 pub(crate) use bearer::bearer;
@@ -34,7 +33,6 @@ pub(crate) use denied::DENIALS;
 pub(crate) use tokens::{check_name, check_scopes, to_hex};
 
 use self::jwt::Jwt;
-use self::reread::Reread;
 use self::tokens::Tokens;
 use crate::clock::wall_clock;
 use crate::config::{AuthConfig, Secret};
@@ -69,7 +67,7 @@ impl Authenticator {
             .into_iter()
             .flatten()
         {
-            others::warn_if_they_may_write(path, "who may use the API");
+            file_modes::warn_if_they_may_write(path, "who may use the API");
         }
         let tokens = config.tokens_file.clone().map(Tokens::follow).transpose()?;
         let jwt = config.jwt.jwks_file.clone();
@@ -174,6 +172,15 @@ impl Auth {
     pub fn look(&self) {
         if let Some(authenticator) = &self.0 {
             authenticator.look();
+        }
+    }
+
+    /// Which hosts a listener answers for: those that `names` adds where nobody is asked for a token, else all.
+    #[must_use]
+    pub fn hosts(&self, names: &[String]) -> Hosts {
+        match self.0 {
+            Some(_) => Hosts::any(),
+            None => Hosts::local(names),
         }
     }
 

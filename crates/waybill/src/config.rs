@@ -23,7 +23,6 @@ mod scylla;
 mod secret_files;
 mod sections;
 mod tenants;
-mod tls;
 mod traces;
 mod units;
 mod validate;
@@ -35,8 +34,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::auth::FileRefused;
 use secret_files::SecretFiles;
+use waybill_http::FileRefused;
 
 pub use alerts::{
     AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, Secret, SecretUrl, WebhookConfig,
@@ -57,10 +56,10 @@ pub use sections::{
     WorkflowsConfig,
 };
 pub use tenants::{TenantLimit, TenantLimitsConfig};
-pub use tls::TlsConfig;
 pub use traces::TracesConfig;
 pub use units::{ByteSize, FreeMin, UnitError, duration_from_text, duration_to_text};
 pub(crate) use validate::PARTITIONS_MAX;
+pub use waybill_http::TlsConfig;
 pub(crate) use words::address_from_text;
 pub use workflows::{WorkflowsError, load_workflows};
 

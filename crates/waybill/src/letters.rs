@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_kafka::{OutRecord, ProduceError, Producer, RawRecord, SendError, Settlement};
-use waybill_messages::Topics;
-use waybill_messages::headers::{DeadLetter, Stage};
+use waybill_messages::headers::Stage;
+use waybill_messages::{Contents, DeadLetter, Topics};
 
 /// How long to wait for room in a full producer queue.
 const FULL_PAUSE: Duration = Duration::from_millis(10);
@@ -14,7 +14,7 @@ const FULL_PAUSE: Duration = Duration::from_millis(10);
 /// The letter that keeps a record: the record itself, and behind its own headers why it is there and who
 /// could not read it.
 pub(crate) fn letter(record: RawRecord, component: &str, cause: &str) -> RawRecord {
-    let errors = DeadLetter {
+    let letter = DeadLetter {
         topic: &record.topic,
         partition: record.partition,
         offset: record.offset,
@@ -23,17 +23,23 @@ pub(crate) fn letter(record: RawRecord, component: &str, cause: &str) -> RawReco
         component,
         error_kind: "DecodeError",
         message: cause,
-    }
-    .headers();
-    let mut letter = RawRecord {
-        topic: Topics::dead_letter(&record.topic),
-        ..record
     };
-    let errors = errors.into_iter();
-    letter
-        .headers
-        .extend(errors.map(|(name, value)| (name.to_owned(), Some(value))));
-    letter
+    let Contents {
+        key,
+        value,
+        headers,
+    } = letter.keep(Contents {
+        key: record.key,
+        value: record.value,
+        headers: record.headers,
+    });
+    RawRecord {
+        topic: Topics::dead_letter(&record.topic),
+        key,
+        value,
+        headers,
+        ..record
+    }
 }
 
 /// Keeps letters; returns once the broker has acknowledged each, or has refused it for good.

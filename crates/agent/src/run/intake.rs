@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use waybill_engine::{Offset, StepRequest};
 use waybill_kafka::{GroupHandler, RawRecord, RecordRef, TopicPartition};
-use waybill_messages::headers::{DeadLetter, Stage, TRACEPARENT};
-use waybill_messages::{DecodeError, Topics};
+use waybill_messages::headers::{Stage, TRACEPARENT};
+use waybill_messages::{Contents, DeadLetter, DecodeError, Topics};
 
 use super::attempt::call_of;
 use super::offsets::Source;
@@ -134,19 +134,17 @@ impl Intake {
             error_kind: "DecodeError",
             message: &error.to_string(),
         };
-        let mut headers = raw.headers;
-        headers.extend(
-            letter
-                .headers()
-                .into_iter()
-                .map(|(name, value)| (name.to_owned(), Some(value))),
-        );
+        let kept = letter.keep(Contents {
+            key: raw.key,
+            value: raw.value,
+            headers: raw.headers,
+        });
         self.shared.outbox.send(Outgoing {
             topic: Topics::dead_letter(&raw.topic).into(),
             partition: raw.partition,
-            key: raw.key,
-            value: raw.value,
-            headers,
+            key: kept.key,
+            value: kept.value,
+            headers: kept.headers,
             until: None,
             source,
         });

@@ -14,6 +14,7 @@ use waybill_kafka::{
     ClientError, Delivered, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
     Producer, ProducerOptions,
 };
+use waybill_messages::DEAD_LETTER_BYTES_MAX;
 
 use super::offsets::{Offsets, Source};
 use waybill_clock::wall_clock;
@@ -116,8 +117,7 @@ impl Outbox {
     ) -> Result<Self, ClientError> {
         let mut options = ProducerOptions::new(client_id);
         "waybill-agents".clone_into(&mut options.metrics_name);
-        // A dead letter holds a whole record and up to 64 KiB of headers.
-        options.message_bytes_max += 64 * 1024;
+        options.message_bytes_max = DEAD_LETTER_BYTES_MAX;
         Ok(Self {
             producer: Producer::new(kafka, &options)?,
             back: Arc::new(Back {

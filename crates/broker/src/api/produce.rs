@@ -12,7 +12,7 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::{Call, OK, Refusal, Reply};
 use crate::connection::Frame;
-use crate::log::{AppendError, Appended, BatchError, BatchHeader, Partition};
+use crate::log::{AppendError, Appended, BatchError, BatchHeader, Partition, uncompressed};
 use crate::server::Server;
 use crate::stats::add;
 use crate::topics::Topic;
@@ -127,9 +127,16 @@ fn append(
             )
         })?;
     let records = records.unwrap_or(&NOTHING);
-    let header = BatchHeader::of_produced(records).map_err(|error| {
+    let kept = BatchHeader::of_produced(records).and_then(|header| match header.is_compressed() {
+        true => uncompressed(&header, records, partition.message_bytes_max()),
+        false => Ok((header, records.clone())),
+    });
+    let (header, records) = kept.map_err(|error| {
         let code = match error {
-            BatchError::Length | BatchError::Checksum => ResponseError::CorruptMessage,
+            BatchError::Length | BatchError::Checksum | BatchError::Undecodable => {
+                ResponseError::CorruptMessage
+            }
+            BatchError::Expands { .. } => ResponseError::MessageTooLarge,
             BatchError::Magic(_) => ResponseError::UnsupportedForMessageFormat,
             BatchError::Codec => ResponseError::UnsupportedCompressionType,
             BatchError::Several
@@ -141,7 +148,7 @@ fn append(
         };
         Refusal::new(code, error.to_string())
     })?;
-    let appended = partition.append(&header, records).map_err(|error| {
+    let appended = partition.append(&header, &records).map_err(|error| {
         let code = match &error {
             AppendError::TooLarge { .. } => ResponseError::MessageTooLarge,
             AppendError::DiskBound { .. } | AppendError::LowOnDisk => {

@@ -1,7 +1,7 @@
 //! The header of a record batch of message format 2, and what may be read without decoding its
 //! records.
 //!
-//! The layout is that of the protocol guide's section "Record Batch". The broker keeps batches as
+//! The layout is that of the protocol guide's section "Record Batch". The broker keeps uncompressed batches as
 //! they were sent: it reads the header, checks the checksum and writes two fields anew.
 
 use bytes::{Buf, Bytes};
@@ -58,6 +58,12 @@ pub(crate) enum BatchError {
     Records,
     #[error("the compression codec is unknown")]
     Codec,
+    #[error("the records cannot be decompressed")]
+    Undecodable,
+    #[error(
+        "decompressed, the batch has more than {bytes_max} bytes, the topic's max.message.bytes"
+    )]
+    Expands { bytes_max: usize },
     #[error("transactions are not supported")]
     Transactional,
     #[error("clients may not write control batches")]
@@ -147,7 +153,8 @@ impl BatchHeader {
     }
 
     /// Whether the records of the uncompressed batch `bytes` are as many as the header says, with offsets that rise
-    /// by one, and end where the batch does. Their keys, values and headers are not looked at.
+    /// by one, and end where the batch does; and whether their keys, values and headers fill each of them exactly, so
+    /// that every client can read them.
     fn counts_records(&self, bytes: &[u8]) -> bool {
         let Some(mut left) = bytes.get(HEADER_BYTES..self.bytes) else {
             return false;
@@ -162,16 +169,7 @@ impl BatchHeader {
             else {
                 return false;
             };
-            // Behind the attributes: the timestamp, of which only the end is looked for.
-            let Some(end) = record
-                .iter()
-                .skip(1)
-                .take(10)
-                .position(|&byte| byte & 0x80 == 0)
-            else {
-                return false;
-            };
-            if varint(&mut &record[end + 2..]) != Some(i64::from(number)) {
+            if whole_record(record) != Some(i64::from(number)) {
                 return false;
             }
             left = rest;
@@ -198,9 +196,62 @@ impl BatchHeader {
         sequence_after(self.base_sequence, self.last_offset_delta)
     }
 
-    fn is_compressed(&self) -> bool {
-        self.attributes & ATTRIBUTE_CODEC != 0
+    pub(crate) fn is_compressed(&self) -> bool {
+        self.codec() != 0
     }
+
+    /// The number of the codec; 0 for none.
+    pub(crate) fn codec(&self) -> i16 {
+        self.attributes & ATTRIBUTE_CODEC
+    }
+
+    /// Has the header at the front of `batch`, whose records were decompressed, say what is behind it now.
+    pub(crate) fn rewritten_uncompressed(&self, batch: &mut [u8]) -> Result<Self, BatchError> {
+        let length = i32::try_from(batch.len() - LENGTH_END).map_err(|_| BatchError::Length)?;
+        let attributes = self.attributes & !ATTRIBUTE_CODEC;
+        batch[8..LENGTH_END].copy_from_slice(&length.to_be_bytes());
+        batch[CHECKED_FROM..CHECKED_FROM + 2].copy_from_slice(&attributes.to_be_bytes());
+        let crc = crc32c::crc32c(&batch[CHECKED_FROM..]);
+        batch[CHECKED_FROM - 4..CHECKED_FROM].copy_from_slice(&crc.to_be_bytes());
+        let header = Self {
+            bytes: batch.len(),
+            attributes,
+            crc,
+            ..*self
+        };
+        match header.counts_records(batch) {
+            true => Ok(header),
+            false => Err(BatchError::Records),
+        }
+    }
+}
+
+/// The offset of a record within its batch; `None` if its parts do not fill it exactly. (The protocol guide's section
+/// "Record": attributes, timestamp, offset, key, value, and headers, of which only keys have to be there.)
+fn whole_record(record: &[u8]) -> Option<i64> {
+    let mut left = record.get(1..)?;
+    let _timestamp = varint(&mut left)?;
+    let offset = varint(&mut left)?;
+    let (_key, _value) = (skip_optional(&mut left)?, skip_optional(&mut left)?);
+    let headers = varint(&mut left)?;
+    if headers < 0 {
+        return None;
+    }
+    for _ in 0..headers {
+        let has_key = skip_optional(&mut left)?;
+        let _value = has_key.then(|| skip_optional(&mut left))??;
+    }
+    left.is_empty().then_some(offset)
+}
+
+/// Passes over bytes that stand behind their length, or are absent: -1. Whether they are there.
+fn skip_optional(left: &mut &[u8]) -> Option<bool> {
+    let length = varint(left)?;
+    if length == -1 {
+        return Some(false);
+    }
+    *left = left.get(usize::try_from(length).ok()?..)?;
+    Some(true)
 }
 
 /// Sequences count from 0 to `i32::MAX` and begin again.
@@ -338,6 +389,18 @@ pub(crate) mod tests {
         batch.freeze()
     }
 
+    /// `batch` with these bytes in the place of its records, as if they were compressed by `codec`.
+    pub(crate) fn compressed_with(batch: &Bytes, codec: i16, records: &[u8]) -> Bytes {
+        let mut out = batch[..HEADER_BYTES].to_vec();
+        out.extend_from_slice(records);
+        let length = (out.len() - LENGTH_END) as i32;
+        out[8..12].copy_from_slice(&length.to_be_bytes());
+        out[21..23].copy_from_slice(&codec.to_be_bytes());
+        let sum = crc32c::crc32c(&out[CHECKED_FROM..]);
+        out[17..21].copy_from_slice(&sum.to_be_bytes());
+        out.into()
+    }
+
     fn put_varint(out: &mut Vec<u8>, value: i64) {
         let mut zigzag = ((value << 1) ^ (value >> 63)) as u64;
         while zigzag >= 0x80 {
@@ -421,6 +484,16 @@ pub(crate) mod tests {
         let last = good.len() - 1;
         assert_eq!(with(&|bad| bad.truncate(last)), Err(BatchError::Records));
         assert_eq!(with(&|bad| bad.push(0)), Err(BatchError::Records));
+        // The lengths of the first record's key and value, and the number of its headers: too long, and not there.
+        let parts = [65, 66, 70];
+        assert_eq!(parts.map(|at| good[at]), [1, 6, 0]);
+        for (at, wrong) in parts.into_iter().flat_map(|at| [(at, 40), (at, 9)]) {
+            assert_eq!(
+                with(&|bad| bad[at] = wrong),
+                Err(BatchError::Records),
+                "{at}"
+            );
+        }
         // The first record's length and offset.
         assert_eq!(with(&|bad| bad[61] += 2), Err(BatchError::Records));
         assert_eq!(with(&|bad| bad[64] = 2), Err(BatchError::Records));

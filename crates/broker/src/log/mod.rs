@@ -1,6 +1,6 @@
 //! The log of a partition: append-only segment files of record batches.
 //!
-//! * `batch`: what is read of a batch.
+//! * `batch`: what is read of a batch; `compression`: how a compressed one is kept.
 //! * `disk`: the operations on files.
 //! * `segment`: one file and its sparse index; `scan`: what it holds; `recovery`: what they hold together.
 //! * `synced`: how far each partition is known to be synced.
@@ -13,6 +13,7 @@
 //! * `noted`: what there is at one instant.
 
 mod batch;
+mod compression;
 mod damage;
 mod disk;
 mod noted;
@@ -31,6 +32,7 @@ mod trim;
 #[cfg(test)]
 pub(crate) use batch::tests::batch as test_batch;
 pub(crate) use batch::{BatchError, BatchHeader, LEADER_EPOCH};
+pub(crate) use compression::uncompressed;
 pub use damage::{Damage, DamagedBatch};
 #[cfg(test)]
 pub(crate) use disk::faults;

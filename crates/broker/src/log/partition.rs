@@ -270,6 +270,11 @@ impl Partition {
         self.ask_for_sync();
     }
 
+    /// The largest batch that is taken.
+    pub(crate) fn message_bytes_max(&self) -> u64 {
+        locked(&self.log).config.message_bytes_max
+    }
+
     /// Appends one batch whose header was read and checked by [`BatchHeader::of_produced`].
     pub(crate) fn append(
         self: &Arc<Self>,

@@ -5,17 +5,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use waybill_connections::{Connections, Limits, Place};
 
 use super::Site;
 
-/// How many connections may be open; more wait to be accepted.
+/// How many connections may be open. One more replaces the one that has been idle for longest, or is closed.
 pub const CONNECTIONS_MAX: usize = 4_096;
+
+/// How many may be open of one address.
+const CONNECTIONS_PER_ADDRESS_MAX: usize = CONNECTIONS_MAX - CONNECTIONS_MAX / 4;
+
+/// How long the head of a request may take, and how long a connection may be idle.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How often a quiet HTTP/2 connection is asked whether it is still there.
+const HTTP2_PING: Duration = Duration::from_secs(20);
 
 /// How many requests one HTTP/2 connection may have under way.
 const STREAMS_MAX: u32 = 1_024;
@@ -34,17 +44,25 @@ pub(super) async fn listen(
     stopping: CancellationToken,
     aborting: CancellationToken,
 ) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let open = Connections::new(Limits {
+        max: CONNECTIONS_MAX,
+        per_address_max: CONNECTIONS_PER_ADDRESS_MAX,
+        stall_timeout: None,
+        unread_timeout: None,
+    });
     let connections = TaskTracker::new();
     let accepting = async {
         loop {
-            let place = room.clone().acquire_owned().await;
             match listener.accept().await {
-                Ok((stream, _)) => {
+                Ok((stream, peer)) => {
+                    let closing = aborting.child_token();
+                    let Ok(place) = open.admit(Instant::now(), peer.ip(), closing.clone()) else {
+                        tracing::warn!(%peer, "closed a new connection to the services: the limit is reached");
+                        continue;
+                    };
                     let (site, stopping) = (site.clone(), stopping.clone());
-                    let connection = aborting.clone().run_until_cancelled_owned(async move {
-                        serve(stream, site, stopping).await;
-                        drop(place);
+                    let connection = closing.run_until_cancelled_owned(async move {
+                        serve(stream, site, stopping, &place).await;
                     });
                     connections.spawn(connection);
                 }
@@ -65,18 +83,31 @@ pub(super) async fn listen(
     }
 }
 
-async fn serve(stream: TcpStream, site: Arc<Site>, stopping: CancellationToken) {
+async fn serve(stream: TcpStream, site: Arc<Site>, stopping: CancellationToken, place: &Place) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection to the services closed early");
         return;
     }
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().auto_date_header(false);
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .auto_date_header(false);
     builder
         .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(HTTP2_PING)
         .auto_date_header(false)
         .max_concurrent_streams(STREAMS_MAX);
-    let service = service_fn(|request| super::api::answer(site.clone(), request));
+    let service = service_fn(|request| {
+        let (site, request_guard) = (site.clone(), place.begin_request());
+        async move {
+            let answered = super::api::answer(site, request).await;
+            drop(request_guard);
+            answered
+        }
+    });
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

@@ -63,7 +63,11 @@ impl Denials {
 
 /// Lets a request pass, or says why not.
 pub(super) async fn guard(State(admin): State<Admin>, request: Request, next: Next) -> Response {
-    let needs = Needs::of(request.method(), request.uri().path());
+    let (method, uri) = (request.method(), request.uri());
+    if let Err(foreign) = admin.hosts.check(method, uri, request.headers()) {
+        return Problem::from(foreign).into_response();
+    }
+    let needs = Needs::of(method, uri.path());
     match admit(&admin.auth, needs, request.headers()) {
         Ok(()) => next.run(request).await,
         Err(problem) => {

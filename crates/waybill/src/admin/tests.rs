@@ -78,7 +78,7 @@ async fn ask(admin: &Admin, method: &str, path: &str, body: &str) -> (u16, Strin
 }
 
 fn admin() -> Admin {
-    Admin::new(Telemetry::detached(), Auth::default())
+    Admin::new(Telemetry::detached(), Auth::default(), Hosts::any())
 }
 
 #[tokio::test]
@@ -276,9 +276,11 @@ async fn the_listener_ends_when_it_is_told_to_though_a_connection_staysopen() {
     let (signal, mut signals) = Signals::made_up();
     let open = Mutex::new(None);
     let start = async {
-        admin
-            .start("127.0.0.1:0".parse()?, Tls::default(), &running)
-            .await?;
+        let config = AdminConfig {
+            listen: "127.0.0.1:0".parse()?,
+            ..AdminConfig::default()
+        };
+        admin.start(&config, Tls::default(), &running).await?;
         let address = admin.address().expect("it is bound");
         *open.lock().unwrap() = Some(tokio::net::TcpStream::connect(address).await?);
         signal.send("SIGTERM").await?;
@@ -336,7 +338,11 @@ async fn whoever_looks_or_changes_needs_a_token_for_all_and_probes_need_none() {
         tokens_file: Some(file.path().to_owned()),
         ..AuthConfig::default()
     };
-    let admin = Admin::new(Telemetry::detached(), Auth::load(&config).unwrap());
+    let admin = Admin::new(
+        Telemetry::detached(),
+        Auth::load(&config).unwrap(),
+        Hosts::any(),
+    );
     admin.set_schedulers(Arc::new(Fake(Mutex::new(SchedulerState::Running))));
     let status = async |method: &str, path: &str, token: Option<&crate::config::Secret>| {
         let mut request = Request::builder().method(method).uri(path);

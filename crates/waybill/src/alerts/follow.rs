@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use waybill_kafka::{
     GroupConsumer, GroupOptions, KafkaSettings, Producer, ProducerOptions, Settlement,
 };
-use waybill_messages::Topics;
+use waybill_messages::{DEAD_LETTER_BYTES_MAX, Topics};
 
 pub(super) use self::partitions::Place;
 use self::reader::Reader;
@@ -44,7 +44,6 @@ use super::notifier::{Notifier, Receipt, Undeliverable};
 use super::worker::Worker;
 use super::{ReceiverError, receivers};
 use crate::config::AlertsConfig;
-use crate::limits::DEAD_LETTER_BYTES_MAX;
 
 /// Alerts between the polling thread and the notifier: a batch, so that neither waits for the other
 /// at every single one.

@@ -13,12 +13,12 @@ use serde_json::{Map, Value};
 use waybill_engine::Timestamp;
 
 use super::jwks::{Algorithm, Keys};
-use super::reread::{FileRefused, Reread};
 use super::verified::Good;
 use super::{Denied, Principal, Scope, Tenants, TokenHash};
 use crate::config::JwtConfig;
 use crate::ingestion::json;
 use crate::visible::is_visible;
+use waybill_http::reread::{FileRefused, Reread};
 
 /// How deep claims may nest.
 const DEPTH_MAX: usize = 16;

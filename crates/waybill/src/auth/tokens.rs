@@ -75,7 +75,7 @@ struct Entry {
 
 impl Tokens {
     /// The tokens of this file, whatever it comes to say.
-    pub(super) fn follow(path: PathBuf) -> Result<Reread<Self>, super::FileRefused> {
+    pub(super) fn follow(path: PathBuf) -> Result<Reread<Self>, waybill_http::FileRefused> {
         let name = path.display().to_string();
         Reread::open("auth.tokensFile", vec![path], move |texts| {
             let text = String::from_utf8_lossy(&texts[0]);

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use reqwest::header::{AUTHORIZATION, HeaderMap};
 use reqwest::{Certificate, ClientBuilder};
+use waybill_http::file_modes;
 
-use crate::auth::{bearer, others};
+use crate::auth::bearer;
 use crate::config::{Config, Secret};
 
 use super::ops::ApiAddress;
@@ -67,7 +68,7 @@ impl AccessArgs {
                 return Err(refused("is empty"));
             }
             let token = bearer(&token).map_err(|_| refused("holds no token"))?;
-            others::warn_if_they_may_read(path, "the token");
+            file_modes::warn_if_they_may_read(path, "the token");
             client = client.default_headers(HeaderMap::from_iter([(AUTHORIZATION, token)]));
         }
         if let Some(path) = &self.ca_file {

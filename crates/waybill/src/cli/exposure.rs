@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::Role;
 use crate::auth::Auth;
 use crate::config::{Config, ConfigError, TlsConfig};
-use crate::tls::Tls;
+use waybill_http::Tls;
 
 /// What a process opens that starts as this one would, were it to start everything.
 pub(super) const EVERYTHING: Role = Role::Up {

@@ -5,8 +5,8 @@ use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use reqwest::Client;
 use reqwest::redirect::Policy;
+use reqwest::{Client, StatusCode};
 use serde::Serialize;
 
 use super::access::{AccessArgs, AdminArgs, Silence};
@@ -110,6 +110,8 @@ pub(super) enum Readiness {
     Away(String),
     /// Somebody is there who is not believed, and why.
     Distrusted(String),
+    /// It refuses to say how it is, and why.
+    Refuses(String),
 }
 
 impl Readiness {
@@ -121,6 +123,7 @@ impl Readiness {
             Self::Silent => format!("{url} takes connections and does not answer"),
             Self::Away(why) => format!("nobody answers at {url}: {why}"),
             Self::Distrusted(why) => format!("{url} answers, but {why}"),
+            Self::Refuses(why) => format!("{url} refuses the question: {why}"),
         })
     }
 }
@@ -139,8 +142,17 @@ pub(super) async fn asked(client: &Client, url: &str) -> Readiness {
             };
         }
     };
-    let is_ready = answer.status().is_success();
+    let status = answer.status();
+    let (is_ready, is_verdict) = (
+        status.is_success(),
+        status == StatusCode::SERVICE_UNAVAILABLE,
+    );
     let body = answer.text().await.unwrap_or_default();
+    if !is_ready && !is_verdict {
+        let problem: serde_json::Value = serde_json::from_str(&body).unwrap_or_default();
+        let detail = problem["detail"].as_str().unwrap_or("without a reason");
+        return Readiness::Refuses(format!("{status}: {detail}"));
+    }
     let lines = body.lines().map(str::to_owned);
     if is_ready {
         let warnings = lines.filter_map(|line| line.strip_prefix(WARNING).map(str::to_owned));

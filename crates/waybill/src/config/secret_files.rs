@@ -5,8 +5,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use waybill_http::file_modes;
+
 use super::ConfigError;
-use crate::auth::others;
 
 /// The files that secrets were read from, each with the key that it stands for.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -32,7 +33,7 @@ impl SecretFiles {
     /// Says which of them every user may read.
     pub(super) fn warn(&self) {
         for (key, path) in &self.0 {
-            others::warn_if_they_may_read(path, key);
+            file_modes::warn_if_they_may_read(path, key);
         }
     }
 }

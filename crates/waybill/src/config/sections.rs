@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use waybill_drone_delivery::services::FaultsByService;
+use waybill_http::TlsConfig;
 
 use super::identity::PartitionChoice;
 use super::scylla::ScyllaConfig;
 use super::tenants::TenantLimitsConfig;
-use super::tls::TlsConfig;
 use super::traces::TracesConfig;
 use super::units::{self, ByteSize, FreeMin};
 
@@ -27,6 +27,9 @@ pub struct HttpConfig {
     pub listen: SocketAddr,
     /// What it proves itself with.
     pub tls: TlsConfig,
+    /// The names that it answers for while nobody is asked for a token, beside IP addresses and `localhost`; `*` for every
+    /// name. Others are refused, so that no web page reaches it by a name of its own.
+    pub hosts: Vec<String>,
     /// The largest body of a single request.
     pub request_bytes_max: ByteSize,
     /// The largest line of a batch; a batch itself has no limit.
@@ -42,15 +45,18 @@ pub struct HttpConfig {
     pub body_bytes_max: ByteSize,
     /// How deep objects and arrays of a body may nest.
     pub json_depth_max: usize,
-    /// Connections at once; further ones wait to be accepted.
+    /// Connections at once. One more replaces the one that has been idle for longest; where none is idle it waits.
     pub connections_max: usize,
+    /// Connections of one address (for IPv6, of one /64 network) at once. One more replaces the address's own that has
+    /// been idle for longest; where none is idle it is closed. `None` for three quarters of `connections_max`.
+    pub connections_per_address_max: Option<usize>,
     /// How long a client may take to send a request's head.
     #[serde(with = "units::duration")]
     pub header_read_timeout: Duration,
     /// How long a client may pause while it sends a body, or reads an answer.
     #[serde(with = "units::duration")]
     pub body_read_timeout: Duration,
-    /// How long the body of a single request may take in all; a batch has no such limit.
+    /// How long the body of a single request, or a line of a batch, may take in all.
     #[serde(with = "units::duration")]
     pub body_timeout: Duration,
     /// How long a connection may be idle before it is closed; at least a little longer than
@@ -94,6 +100,7 @@ impl Default for HttpConfig {
         Self {
             listen: local(8080),
             tls: TlsConfig::default(),
+            hosts: Vec::new(),
             request_bytes_max: ByteSize::kib(64),
             batch_line_bytes_max: ByteSize::kib(64),
             batch_lines_max: 1_000,
@@ -102,6 +109,7 @@ impl Default for HttpConfig {
             body_bytes_max: ByteSize::mib(64),
             json_depth_max: 32,
             connections_max: 1_000,
+            connections_per_address_max: None,
             header_read_timeout: Duration::from_secs(10),
             body_read_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(60),
@@ -121,6 +129,14 @@ impl Default for HttpConfig {
     }
 }
 
+impl HttpConfig {
+    /// `connections_per_address_max`, or its default.
+    #[must_use]
+    pub fn connections_per_address_max(&self) -> usize {
+        per_address(self.connections_per_address_max, self.connections_max)
+    }
+}
+
 /// The `admin` section.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
@@ -129,6 +145,14 @@ pub struct AdminConfig {
     pub listen: SocketAddr,
     /// What it proves itself with.
     pub tls: TlsConfig,
+    /// The names that it answers for while nobody is asked for a token, beside IP addresses and `localhost`; `*` for every
+    /// name. Others are refused, so that no web page reaches it by a name of its own.
+    pub hosts: Vec<String>,
+    /// Connections at once. One more replaces the one that has been idle for longest; where none is idle it waits.
+    pub connections_max: usize,
+    /// Connections of one address (for IPv6, of one /64 network) at once. One more replaces the address's own that has
+    /// been idle for longest; where none is idle it is closed. `None` for three quarters of `connections_max`.
+    pub connections_per_address_max: Option<usize>,
 }
 
 impl Default for AdminConfig {
@@ -136,8 +160,24 @@ impl Default for AdminConfig {
         Self {
             listen: local(8081),
             tls: TlsConfig::default(),
+            hosts: Vec::new(),
+            connections_max: 256,
+            connections_per_address_max: None,
         }
     }
+}
+
+impl AdminConfig {
+    /// `connections_per_address_max`, or its default.
+    #[must_use]
+    pub fn connections_per_address_max(&self) -> usize {
+        per_address(self.connections_per_address_max, self.connections_max)
+    }
+}
+
+/// How many of the connections one address may have: so that no address alone takes all of them.
+fn per_address(configured: Option<usize>, max: usize) -> usize {
+    configured.unwrap_or(max - max / 4)
 }
 
 /// The `broker` section: the embedded broker.
@@ -154,6 +194,9 @@ pub struct BrokerConfig {
     pub request_bytes_max: ByteSize,
     /// Connections at once. One more replaces the one that has been idle for longest, or is closed if none is idle.
     pub connections_max: usize,
+    /// Connections of one address (for IPv6, of one /64 network) at once. One more replaces the address's own that has
+    /// been idle for longest, or is closed if none is idle. `None` for three quarters of `connections_max`.
+    pub connections_per_address_max: Option<usize>,
     /// How long a connection may be idle before it is closed.
     #[serde(with = "units::duration")]
     pub idle_timeout: Duration,
@@ -172,6 +215,7 @@ impl Default for BrokerConfig {
             segment_bytes: ByteSize::mib(64),
             request_bytes_max: ByteSize::mib(16),
             connections_max: 1_000,
+            connections_per_address_max: None,
             idle_timeout: Duration::from_secs(600),
             requests_disk_bytes_max: ByteSize::gib(8),
             recoveries_disk_bytes_max: ByteSize::mib(256),
@@ -180,6 +224,12 @@ impl Default for BrokerConfig {
 }
 
 impl BrokerConfig {
+    /// `connections_per_address_max`, or its default.
+    #[must_use]
+    pub fn connections_per_address_max(&self) -> usize {
+        per_address(self.connections_per_address_max, self.connections_max)
+    }
+
     /// `advertised` in its two halves; `None` also where it is not `host:port`, which a checked
     /// configuration rules out.
     #[must_use]

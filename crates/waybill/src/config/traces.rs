@@ -8,9 +8,9 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, Url};
 use serde::{Deserialize, Serialize};
+use waybill_http::file_modes;
 
 use super::{ConfigError, units};
-use crate::auth::others;
 use crate::chain::chain;
 
 /// The `telemetry.traces` section.
@@ -59,7 +59,7 @@ impl TracesConfig {
             .timeout(self.request_timeout)
             .redirect(Policy::none());
         if let Some(path) = &self.headers_file {
-            others::warn_if_they_may_read(path, "the headers");
+            file_modes::warn_if_they_may_read(path, "the headers");
             let headers = parse_headers(&read(path, "telemetry.traces.headersFile")?);
             client = client.default_headers(headers.map_err(|problem| {
                 let at = path.display();

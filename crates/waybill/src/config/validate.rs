@@ -50,7 +50,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
     let heard_after = kafka.clients().metadata_refresh();
-    let rules: [(bool, &str, String); 55] = [
+    let rules: [(bool, &str, String); 59] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -184,6 +184,26 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "must be set both or neither".to_owned(),
         ),
         (http.connections_max > 0, "http.connectionsMax", not_zero()),
+        (
+            config.admin.connections_max > 0,
+            "admin.connectionsMax",
+            not_zero(),
+        ),
+        (
+            http.connections_per_address_max() > 0,
+            "http.connectionsPerAddressMax",
+            not_zero(),
+        ),
+        (
+            config.admin.connections_per_address_max() > 0,
+            "admin.connectionsPerAddressMax",
+            not_zero(),
+        ),
+        (
+            broker.connections_per_address_max() > 0,
+            "broker.connectionsPerAddressMax",
+            not_zero(),
+        ),
         (
             http.event_streams_max < http.connections_max,
             "http.eventStreamsMax",

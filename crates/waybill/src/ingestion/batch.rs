@@ -15,6 +15,7 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use hyper::body::Body;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::IdOrigin;
 
@@ -26,6 +27,7 @@ use super::measure::Measures;
 use super::problem::{Kind, Problem};
 use super::request::{self, Envelope, Rules, Submission};
 use super::service::location;
+use super::shares::Place;
 use super::view::BatchLine;
 use crate::clock::wall_clock;
 
@@ -44,6 +46,8 @@ pub struct BatchLimits {
     pub accept_timeout: Duration,
     /// How long the client may pause, sending or reading.
     pub pause_max: Duration,
+    /// How long the client may take over a line, however evenly it drips.
+    pub line_max: Duration,
 }
 
 impl BatchLimits {
@@ -57,12 +61,15 @@ impl BatchLimits {
 pub struct Batch<B> {
     parts: Parts<B>,
     lines: Lines,
+    /// When the next line must have come whole.
+    line_due: Instant,
     limits: BatchLimits,
     envelope: Envelope,
     intake: Arc<Intake>,
     rules: Arc<Rules>,
     measures: Arc<Measures>,
     stop: CancellationToken,
+    place: Place,
     /// Lines whose answer was not written, oldest first.
     waiting: VecDeque<Waiting>,
     answers: mpsc::Sender<Bytes>,
@@ -91,17 +98,20 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
         rules: Arc<Rules>,
         measures: Arc<Measures>,
         stop: CancellationToken,
+        place: Place,
         answers: mpsc::Sender<Bytes>,
     ) -> Self {
         Self {
             parts,
             lines: Lines::new(limits.line_bytes_max),
+            line_due: Instant::now() + limits.line_max,
             limits,
             envelope,
             intake,
             rules,
             measures,
             stop,
+            place,
             waiting: VecDeque::new(),
             answers,
             written: Vec::new(),
@@ -143,7 +153,10 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
     /// The next part of the body. Answers that become known meanwhile are written.
     async fn next_part(&mut self) -> Result<Result<Option<Bytes>, Problem>, Abandoned> {
         loop {
-            if let Some(now) = self.parts.next_now() {
+            if Instant::now() < self.line_due
+                && !self.place.is_revoked()
+                && let Some(now) = self.parts.next_now()
+            {
                 return Ok(now);
             }
             // Nothing to read at once: let the client have what is known.
@@ -157,6 +170,15 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
                 () = self.stop.cancelled() => {
                     let detail = "This server is shutting down; the rest of the batch was not read.";
                     return Ok(Err(Problem::new(Kind::Overloaded, detail)));
+                }
+                () = self.place.revoked() => {
+                    let detail = "Other tenants want the memory that this batch takes; the rest of it was not read.";
+                    return Ok(Err(Problem::new(Kind::Overloaded, detail)));
+                }
+                () = tokio::time::sleep_until(self.line_due) => {
+                    let seconds = self.limits.line_max.as_secs_f32();
+                    let detail = format!("No whole line came for {seconds} seconds.");
+                    return Ok(Err(Problem::new(Kind::RequestTimeout, detail)));
                 }
                 () = self.answers.closed() => return Err(Abandoned),
             }
@@ -187,6 +209,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             while self.waiting.len() >= self.limits.lines_max {
                 self.answer_oldest().await?;
             }
+            self.line_due = Instant::now() + self.limits.line_max;
         }
     }
 

@@ -3,7 +3,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use super::gate::{GateLimits, HEADERS_LIMIT_MAX};
+use waybill_http::{GateLimits, HEADERS_LIMIT_MAX, ServerLimits};
+
 use super::json::DEPTH_LIMIT_MAX;
 use super::tenant_limits::TenantRates;
 use crate::contact::ContactRules;
@@ -26,8 +27,11 @@ pub struct IngestionConfig {
     pub headers_max: usize,
     /// How deep JSON may nest; at most 100.
     pub json_depth_max: usize,
-    /// Connections at once; further ones wait to be accepted.
+    /// Connections at once. One more replaces the one that has been idle for longest; where none is idle it waits.
     pub connections_max: usize,
+    /// Connections of one address at once. One more replaces the address's own that has been idle for longest; where none
+    /// is idle it is closed.
+    pub connections_per_address_max: usize,
     /// Bytes of bodies that may be held at once, over all connections; what would exceed it is
     /// answered 503.
     pub body_bytes_max: usize,
@@ -35,7 +39,7 @@ pub struct IngestionConfig {
     pub header_read_timeout: Duration,
     /// How long a client may pause within a body, or stop reading its answer.
     pub body_read_timeout: Duration,
-    /// How long the body of a single request may take in all.
+    /// How long the body of a single request, or a line of a batch, may take in all.
     pub body_timeout: Duration,
     /// How long a connection may stay idle.
     pub idle_timeout: Duration,
@@ -77,6 +81,7 @@ impl Default for IngestionConfig {
             headers_max: 64,
             json_depth_max: 32,
             connections_max: 1_000,
+            connections_per_address_max: 750,
             body_bytes_max: 64 * 1024 * 1024,
             header_read_timeout: Duration::from_secs(10),
             body_read_timeout: Duration::from_secs(30),
@@ -123,8 +128,17 @@ impl IngestionConfig {
     /// still answer.
     const CONNECTION_GRACE: Duration = Duration::from_secs(1);
 
+    /// The limits of all connections.
+    pub(super) fn server_limits(&self) -> ServerLimits {
+        ServerLimits {
+            connections_max: self.connections_max.max(1),
+            connections_per_address_max: self.connections_per_address_max.max(1),
+            gate: self.gate_limits(),
+        }
+    }
+
     /// The limits of a connection.
-    pub(super) fn gate_limits(&self) -> GateLimits {
+    fn gate_limits(&self) -> GateLimits {
         GateLimits {
             head_bytes_max: self.header_bytes_max,
             headers_max: self.headers_max,

@@ -18,7 +18,7 @@ use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Response, StatusCode};
 use metrics::Gauge;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{OperationId, OperationRow, Stamp};
@@ -28,6 +28,7 @@ use super::measure::EVENT_STREAMS;
 use super::problem::{FieldProblem, Kind, Problem};
 use super::reads::Reads;
 use super::service::{Api, Parameters, Reply, decoded, not_found, set_static};
+use super::shares::{Place, Places};
 use super::status::{self, Query, Status};
 use super::token::StatusToken;
 pub use told::EventView;
@@ -62,7 +63,7 @@ enum Seen {
 #[derive(Debug)]
 pub struct Events {
     reads: Arc<Reads>,
-    places: Arc<Semaphore>,
+    places: Places,
     followed: Mutex<HashMap<OperationId, watch::Sender<Seen>>>,
     begun: Notify,
     open: Gauge,
@@ -73,17 +74,17 @@ pub struct Events {
 #[derive(Debug)]
 struct Following {
     seen: watch::Receiver<Seen>,
-    _place: Place,
+    stream: OpenStream,
 }
 
 /// One of the bounded number of streams.
 #[derive(Debug)]
-struct Place {
-    _permit: OwnedSemaphorePermit,
+struct OpenStream {
+    place: Place,
     open: Gauge,
 }
 
-impl Drop for Place {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         self.open.decrement(1);
     }
@@ -95,7 +96,7 @@ impl Events {
     pub fn new(reads: Arc<Reads>, streams_max: usize, heartbeat: Duration) -> Self {
         Self {
             reads,
-            places: Arc::new(Semaphore::new(streams_max.min(Semaphore::MAX_PERMITS))),
+            places: Places::new(streams_max),
             followed: Mutex::default(),
             begun: Notify::new(),
             open: EVENT_STREAMS.of([]),
@@ -164,12 +165,13 @@ impl Events {
         }
     }
 
-    /// Follows an operation, unless there are too many streams.
-    fn follow(&self, id: OperationId) -> Option<Following> {
-        let permit = Arc::clone(&self.places).try_acquire_owned().ok()?;
+    /// Follows an operation, unless there are too many streams. Of a tenant that has more than half of them, the oldest
+    /// one ends for another tenant's.
+    fn follow(&self, id: OperationId, caller: &Caller) -> Option<Following> {
+        let place = self.places.place(caller, 1)?;
         self.open.increment(1);
-        let place = Place {
-            _permit: permit,
+        let stream = OpenStream {
+            place,
             open: self.open.clone(),
         };
         let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -179,10 +181,7 @@ impl Events {
             .subscribe();
         drop(followed);
         self.begun.notify_one();
-        Some(Following {
-            seen,
-            _place: place,
-        })
+        Some(Following { seen, stream })
     }
 }
 
@@ -225,7 +224,7 @@ impl Api {
             *reply.status_mut() = StatusCode::NO_CONTENT;
             return Ok(reply);
         }
-        let Some(following) = self.events.follow(id) else {
+        let Some(following) = self.events.follow(id, caller) else {
             let detail = "As many streams of events are open as this server allows.";
             return Err(Problem::new(Kind::Overloaded, detail));
         };
@@ -320,6 +319,8 @@ impl Teller {
                 changed = following.seen.changed() => changed.map_err(|_| Abandoned)?,
                 () = tokio::time::sleep(self.heartbeat) => self.send(": still here\n\n".into()).await?,
                 () = self.pieces.closed() => return Err(Abandoned),
+                // The client comes again, as EventSource does.
+                () = following.stream.place.revoked() => return Ok(()),
             }
         }
     }

@@ -4,8 +4,7 @@
 //! became of them. It is the load leveller: a spike goes into the topic, at the pace of the broker,
 //! and pressure comes back as 503.
 //!
-//! The way of a request: `server` accepts its connection; the `gate` lets its head pass, or
-//! refuses it; `service` finds out what it asks for, and whether whoever sends it may; `json` and `request` check it and make the
+//! The way of a request: a server of `waybill_http` accepts its connection and checks its head; `service` finds out what it asks for, and whether whoever sends it may; `json` and `request` check it and make the
 //! record; `intake` looks for what it repeats and has it produced. A `batch` goes the same way
 //! line by line. `status` answers questions afterwards, and has `peek` read a request back; `events`
 //! tells those who follow an operation. `ops` passes on what callers and operators ask of operations
@@ -18,12 +17,11 @@
 //! and a caller would miss.
 
 mod batch;
-mod body;
+pub(crate) mod body;
 mod config;
 pub(crate) mod docs;
 mod events;
 mod flow;
-mod gate;
 pub(crate) mod id;
 mod intake;
 pub(crate) mod json;
@@ -35,13 +33,13 @@ mod reads;
 mod recent;
 mod reply_topics;
 pub(crate) mod request;
-mod server;
 mod service;
+mod shares;
 mod spans;
 mod status;
 pub(crate) mod tenant_limits;
 mod token;
-mod unwanted;
+pub(crate) mod unwanted;
 mod view;
 
 use std::io;
@@ -50,11 +48,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use waybill_engine::Workflows;
+use waybill_http::{Hosts, Server, Tls};
 use waybill_kafka::{ClientError, KafkaSettings};
 use waybill_messages::Topics;
 use waybill_store::Store;
@@ -72,14 +70,13 @@ use self::measure::Measures;
 pub(crate) use self::ops::next::as_typed;
 use self::reads::Reads;
 use self::request::Rules;
-use self::server::Server;
 use self::service::Api;
+use self::shares::Places;
 use self::tenant_limits::TenantLimits;
 pub(crate) use self::view::time_text;
 use crate::auth::Auth;
 use crate::disk::LowDisk;
 use crate::spread::Spread;
-use crate::tls::Tls;
 
 /// Why ingestion could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +100,8 @@ pub enum StartError {
 pub struct Guards {
     /// Tells who asks.
     pub auth: Auth,
+    /// Which hosts are answered for.
+    pub hosts: Hosts,
     /// Proves who answers.
     pub tls: Tls,
     /// Refuses new requests while disk space is low.
@@ -159,10 +158,10 @@ impl Ingestion {
         let batches = TaskTracker::new();
         let batches_stop = CancellationToken::new();
         batches.spawn(Arc::clone(&events).run(batches_stop.clone()));
-        let budget = config.body_bytes_max.min(Semaphore::MAX_PERMITS);
         let docs = Docs::new(guards.auth.authenticator().is_some());
         let api = Arc::new(Api {
             auth: guards.auth,
+            hosts: guards.hosts,
             intake: Arc::clone(&intake),
             events,
             rules: Arc::new(Rules {
@@ -185,18 +184,13 @@ impl Ingestion {
                 lines_max: config.batch_lines_max.max(1),
                 accept_timeout: config.accept_timeout,
                 pause_max: config.body_read_timeout,
+                line_max: config.body_timeout,
             },
-            budget: Arc::new(Semaphore::new(budget)),
+            budget: Places::new(config.body_bytes_max),
             batches: batches.clone(),
             stop: batches_stop.clone(),
         });
-        let server = Server::new(
-            listener,
-            guards.tls,
-            api,
-            config.gate_limits(),
-            config.connections_max.max(1),
-        );
+        let server = Server::new("api", listener, guards.tls, api, config.server_limits());
         let accepting = CancellationToken::new();
         Ok(Self {
             address,

@@ -35,7 +35,7 @@ use super::request::Envelope;
 use super::service::{Api, JSON, Parameters, Reply, check_media_type, json, set};
 use super::status::{self, Query, Status, Whose};
 use super::unwanted::RequestBody;
-use crate::auth::Tenants;
+use crate::auth::{Caller, Tenants};
 
 /// The largest body of an asking, in bytes: a reason, a name and a few words.
 const ASK_BYTES_MAX: usize = 4 * 1024;
@@ -89,18 +89,20 @@ impl Key {
 }
 
 impl Api {
-    /// Reads the body of an asking; one that is absent is empty.
+    /// Reads the body of an asking; one that is absent is empty, and its media type is wanted all the same: a web page
+    /// cannot send it to another origin without asking that first.
     async fn ask_body(
         &self,
         headers: &HeaderMap,
         body: RequestBody,
+        caller: &Caller,
     ) -> Result<Option<bytes::Bytes>, Problem> {
+        check_media_type(headers, JSON)?;
         if body.is_end_stream() {
             return Ok(None);
         }
-        check_media_type(headers, JSON)?;
         let bytes_max = ASK_BYTES_MAX.min(self.request_bytes_max);
-        let _held = self.hold(bytes_max)?;
+        let _held = self.hold(caller, bytes_max)?;
         Ok(Some(read_whole(body, bytes_max, self.patience).await?))
     }
 

@@ -1,7 +1,8 @@
 //! Reading one request back from its topic, so that a status can show it before a scheduler has.
 //!
 //! Why it exists. Until there is a row, a request lies nowhere but in the log, at the place that
-//! its `Location` names. Keeping requests in memory as well would cost as much as the backlog.
+//! its `Location` names. Keeping requests in memory as well would cost as much as the backlog. It is also how a place
+//! that somebody made up is told from one that a `Location` named.
 //!
 //! What must hold: it is a convenience. A few questions may wait for it, one is answered at a time,
 //! each within a short time; whoever finds no room, or no answer in time, does without.
@@ -12,8 +13,13 @@ use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore};
 use tokio::time::Instant;
-use waybill_engine::{CreateRequest, Offset, OperationRequest, PartitionId, Position};
-use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer, PollError, PollLimits};
+use waybill_engine::{
+    AmendRequest, CreateRequest, Offset, OperationRequest, PartitionId, Position,
+};
+use waybill_kafka::{
+    ConsumerOptions, ErrorCode, KafkaSettings, PartitionConsumer, PollError, PollLimits,
+    RequestError,
+};
 use waybill_messages::Topics;
 
 /// What one read prefetches at most: the largest record, and not much more.
@@ -21,6 +27,17 @@ const QUEUE_KIB_MAX: u32 = 1_024;
 
 /// How long the broker may hold a fetch back: a later read waits for it.
 const FETCH_WAIT_MAX: Duration = Duration::from_millis(10);
+
+/// What lies at a place of a topic of requests.
+#[derive(Debug)]
+pub enum Peeked {
+    /// The request that makes an operation.
+    Create(Box<CreateRequest>),
+    /// A request about an operation, such as to cancel it.
+    Amend(Box<AmendRequest>),
+    /// No record, or none that is a request.
+    Nothing,
+}
 
 /// Reads single requests.
 pub struct Peek {
@@ -50,8 +67,8 @@ impl Peek {
         }
     }
 
-    /// The request at `position`, if it can be read soon.
-    pub async fn read(&self, position: Position) -> Option<CreateRequest> {
+    /// What lies at `position`, if that can be found out soon.
+    pub async fn read(&self, position: Position) -> Option<Peeked> {
         let _place = self.places.try_acquire().ok()?;
         let due = Instant::now() + self.timeout;
         let turn = Arc::clone(&self.consumer).lock_owned();
@@ -81,7 +98,7 @@ fn read_within(
     topics: &Topics,
     position: Position,
     due: Instant,
-) -> Option<CreateRequest> {
+) -> Option<Peeked> {
     let Position {
         lane,
         partition,
@@ -93,10 +110,17 @@ fn read_within(
             .inspect_err(|error| tracing::warn!(%error, "pending requests cannot be read"))
             .ok()?,
     };
-    consumer
-        .assign(&[(topics.of_lane(lane), partition, offset)])
-        .ok()?;
-    let found = first(&consumer, topics, partition, offset, due);
+    let topic = topics.of_lane(lane);
+    let left = || due.saturating_duration_since(Instant::now());
+    // Asked first: a place behind the end of the log would be waited for.
+    let found = match consumer.watermarks(topic, partition, left()) {
+        Ok((_, end)) if offset >= end => Ok(Some(Peeked::Nothing)),
+        Err(error) if is_unknown_partition(&error) => Ok(Some(Peeked::Nothing)),
+        _ => {
+            consumer.assign(&[(topic, partition, offset)]).ok()?;
+            first(&consumer, topics, partition, offset, due)
+        }
+    };
     // Nothing is fetched between two reads. A consumer that cannot go on is made anew.
     if !matches!(found, Err(PollError::Fatal { .. })) && consumer.assign(&[]).is_ok() {
         *slot = Some(consumer);
@@ -109,14 +133,14 @@ fn read_within(
         .flatten()
 }
 
-/// The record at `offset`, if it is the first that comes.
+/// What lies at `offset`, where the consumer was assigned; `None` if nothing was read in time.
 fn first(
     consumer: &PartitionConsumer,
     topics: &Topics,
     partition: PartitionId,
     offset: Offset,
     due: Instant,
-) -> Result<Option<CreateRequest>, PollError> {
+) -> Result<Option<Peeked>, PollError> {
     let one = PollLimits {
         records: 1,
         bytes: usize::MAX,
@@ -128,13 +152,23 @@ fn first(
             let request = record
                 .value()
                 .and_then(|value| topics.framing().decode(value).ok());
-            found = match request {
-                Some(OperationRequest::Create(create)) => Some(create),
-                Some(OperationRequest::Amend(_)) | None => None,
-            };
+            found = Some(match request {
+                Some(OperationRequest::Create(create)) => Peeked::Create(Box::new(create)),
+                Some(OperationRequest::Amend(amend)) => Peeked::Amend(Box::new(amend)),
+                None => Peeked::Nothing,
+            });
+        } else {
+            found = Some(Peeked::Nothing);
         }
     })?;
     Ok(found)
+}
+
+fn is_unknown_partition(error: &RequestError) -> bool {
+    matches!(
+        error.code(),
+        Some(ErrorCode::UnknownPartition | ErrorCode::UnknownTopicOrPartition)
+    )
 }
 
 fn options() -> ConsumerOptions {

@@ -12,6 +12,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
+use waybill_http::{Foreign, Refusal};
 
 use super::json::{JsonError, JsonFault};
 
@@ -39,6 +40,10 @@ pub enum Kind {
     InsufficientScope,
     /// Whoever asks may do this for another tenant only.
     AnotherTenant,
+    /// The request is for a host that this listener does not answer for.
+    UnknownHost,
+    /// A web page of another origin asks for a change.
+    ForeignOrigin,
     /// Nothing is here.
     NotFound,
     /// No operation has this id, or it was forgotten since.
@@ -89,7 +94,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 34] = [
         Self::MalformedRequest,
         Self::AmbiguousLength,
         Self::IncompleteBody,
@@ -99,6 +104,8 @@ impl Kind {
         Self::Unauthenticated,
         Self::InsufficientScope,
         Self::AnotherTenant,
+        Self::UnknownHost,
+        Self::ForeignOrigin,
         Self::NotFound,
         Self::UnknownOrExpired,
         Self::MethodNotAllowed,
@@ -180,6 +187,12 @@ impl Kind {
             Self::AnotherTenant => ("/problems/another-tenant", S::FORBIDDEN,
                 "The token is for another tenant",
                 "Leave the tenant out: the token says whose it is. Nothing was accepted."),
+            Self::UnknownHost => ("/problems/unknown-host", S::MISDIRECTED_REQUEST,
+                "Unknown host",
+                "Ask by an IP address, by localhost, or by a name that http.hosts (admin.hosts on the admin port) lists. A listener that asks for no token answers for no other name, so that no web page can reach it by a name of its own. Nothing was accepted."),
+            Self::ForeignOrigin => ("/problems/foreign-origin", S::FORBIDDEN,
+                "Request from a web page of another origin",
+                "A listener that asks for no token lets web pages of its own origin alone change something. Turn auth on, or leave Origin and Sec-Fetch-Site out in a client that is no browser. Nothing was accepted."),
             Self::NotFound => ("/problems/not-found", S::NOT_FOUND,
                 "There is nothing at this address",
                 "See /openapi.json for what there is."),
@@ -479,6 +492,35 @@ fn sentence(detail: &str) -> String {
     let mut chars = detail.chars();
     let first = chars.next().map(|c| c.to_ascii_uppercase());
     first.into_iter().chain(chars).chain(['.']).collect()
+}
+
+impl From<Foreign> for Problem {
+    fn from(foreign: Foreign) -> Self {
+        let kind = match foreign {
+            Foreign::Host(_) => Kind::UnknownHost,
+            Foreign::Page(_) => Kind::ForeignOrigin,
+        };
+        let mut detail = foreign.to_string();
+        detail.push('.');
+        if let Some(first) = detail.get_mut(..1) {
+            first.make_ascii_uppercase();
+        }
+        Self::new(kind, detail)
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        let kind = match refusal {
+            Refusal::TwoFramings | Refusal::BadContentLength | Refusal::BadTransferEncoding => {
+                Kind::AmbiguousLength
+            }
+            Refusal::TooLarge => Kind::HeadTooLarge,
+            Refusal::HeadTimeout => Kind::RequestTimeout,
+            Refusal::Malformed | Refusal::BareLineFeed | Refusal::BadHost => Kind::MalformedRequest,
+        };
+        Self::new(kind, refusal.detail())
+    }
 }
 
 #[cfg(test)]

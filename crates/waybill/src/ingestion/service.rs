@@ -18,26 +18,27 @@ use futures_util::FutureExt as _;
 use hyper::body::{Body, Incoming};
 use hyper::header::{self, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode};
-use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use waybill_http::{Hosts, Refusal, Service};
 
-use self::reply::{page, problem, redirect, refused, whole};
+use self::reply::{page, problem, redirect, whole};
 use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
 use super::body::{Parts, Patience, Payload, read_whole};
 use super::config::REQUEST_BYTES;
 use super::docs::Docs;
 use super::events::Events;
-use super::gate::Refusal;
 use super::intake::{Answer, Intake};
 use super::measure::{Measures, RouteLabel};
 use super::ops::verb::Verb;
 use super::problem::{FieldProblem, Kind, Problem};
 use super::request::{self, Envelope, Rules, Submission};
+use super::shares::{Places, Share};
 use super::spans;
 use super::status::{self, Query};
 use super::unwanted::RequestBody;
-use super::view::{AcceptedView, DeliveryView, OperationView};
+use super::view::AcceptedView;
 use crate::auth::{Auth, Caller};
 use crate::clock::wall_clock;
 
@@ -50,6 +51,8 @@ pub use self::route::{BATCH, DELIVERIES, DOCS, EVENTS, OPENAPI, OPERATIONS, PROB
 pub struct Api {
     /// Tells who asks.
     pub auth: Auth,
+    /// Which hosts it answers for.
+    pub hosts: Hosts,
     /// Takes requests in.
     pub intake: Arc<Intake>,
     /// Lets operations be followed.
@@ -67,19 +70,20 @@ pub struct Api {
     /// What a batch may use.
     pub batch: BatchLimits,
     /// Bytes of bodies that may be held at once.
-    pub budget: Arc<Semaphore>,
+    pub budget: Places,
     /// Batches and streams of events under way.
     pub batches: TaskTracker,
     /// Ends them early.
     pub stop: CancellationToken,
 }
 
-impl Api {
-    /// Answers one request.
-    pub async fn answer(self: Arc<Self>, mut request: Request<Incoming>) -> Reply {
+impl Service for Api {
+    type Body = Payload;
+
+    async fn answer(self: Arc<Self>, mut request: Request<Incoming>) -> Reply {
         let began = Instant::now();
         if request.method().as_str() == Refusal::METHOD {
-            let reply = problem(&refused(Refusal::of_path(request.uri().path())));
+            let reply = problem(&Refusal::of_path(request.uri().path()).into());
             self.measures
                 .answered(RouteLabel::Other, reply.status(), began);
             return reply;
@@ -108,10 +112,13 @@ impl Api {
         }
         reply
     }
+}
 
+impl Api {
     async fn dispatch(&self, request: Request<RequestBody>) -> Result<Reply, Problem> {
         let (head, body) = request.into_parts();
         let route = Route::of(head.uri.path());
+        self.hosts.check(&head.method, &head.uri, &head.headers)?;
         let is_get = head.method == Method::GET || head.method == Method::HEAD;
         let is_post = head.method == Method::POST;
         let (query, headers) = (head.uri.query(), &head.headers);
@@ -178,7 +185,7 @@ impl Api {
                     .unwrap_or(usize::MAX)
                     .min(self.request_bytes_max)
             });
-        let _held = self.hold(announced)?;
+        let _held = self.hold(caller, announced)?;
         let body = read_whole(body, self.request_bytes_max, self.patience).await?;
         let submission = match form {
             Form::Delivery => request::delivery(&body, &envelope, &self.rules, wall_clock()),
@@ -192,22 +199,7 @@ impl Api {
                 &submission,
                 &location(form.base(), id, accepted.token()),
             )),
-            Answer::Repeated(row) => {
-                let operation = OperationView::of_row(&row, &self.rules.workflows);
-                let mut reply = match form {
-                    Form::General => json(StatusCode::OK, &operation),
-                    Form::Delivery => {
-                        let request = status::request_of(&row);
-                        json(StatusCode::OK, &DeliveryView { operation, request })
-                    }
-                };
-                set(
-                    &mut reply,
-                    header::LOCATION,
-                    location(form.base(), row.id, None),
-                );
-                Ok(reply)
-            }
+            Answer::Repeated(row) => Ok(self.as_it_is(&row, form, caller)),
         }
     }
 
@@ -250,10 +242,8 @@ impl Api {
             return Err(Problem::invalid(vec![FieldProblem::new("", detail)]));
         }
         let bytes = self.batch.bytes_max();
-        let held = self.hold(bytes)?;
-        let permits = held.num_permits();
-        held.forget();
-        let budget = Arc::clone(&self.budget);
+        let place = self.budget.place(caller, bytes + REQUEST_BYTES);
+        let place = place.ok_or_else(too_much_is_received)?;
         let (answers, stream) = mpsc::channel(ANSWERS_MAX);
         let batch = Batch::new(
             Parts::new(body, self.patience.pause_max),
@@ -263,42 +253,26 @@ impl Api {
             Arc::clone(&self.rules),
             Arc::clone(&self.measures),
             self.stop.clone(),
+            place,
             answers,
         );
-        self.batches.spawn(async move {
-            // Given back also if the batch panics, when its stream simply ends.
-            let _held = Held { budget, permits };
-            batch.run().await;
-        });
+        // Its place is given back also if it panics, when its stream simply ends.
+        self.batches.spawn(batch.run());
         let mut reply = Response::new(Payload::Stream(stream));
         set_static(&mut reply, header::CONTENT_TYPE, NDJSON);
         Ok(reply)
     }
 
     /// Takes a body's share of the budget.
-    pub fn hold(&self, bytes: usize) -> Result<SemaphorePermit<'_>, Problem> {
-        u32::try_from(bytes + REQUEST_BYTES)
-            .ok()
-            .and_then(|permits| self.budget.try_acquire_many(permits).ok())
-            .ok_or_else(|| {
-                Problem::new(
-                    Kind::Overloaded,
-                    "Too many requests are being received at once.",
-                )
-            })
+    pub fn hold(&self, caller: &Caller, bytes: usize) -> Result<Share, Problem> {
+        let share = self.budget.share(caller, bytes + REQUEST_BYTES);
+        share.ok_or_else(too_much_is_received)
     }
 }
 
-/// A share of the budget that outlives its request.
-struct Held {
-    budget: Arc<Semaphore>,
-    permits: usize,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.budget.add_permits(self.permits);
-    }
+fn too_much_is_received() -> Problem {
+    let detail = "Too many requests are being received at once.";
+    Problem::new(Kind::Overloaded, detail)
 }
 
 /// In which form a request came, and is answered.

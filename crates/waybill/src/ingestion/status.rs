@@ -17,6 +17,7 @@ use waybill_engine::{
 
 use super::id::{self, CallerId};
 use super::intake::Intake;
+use super::peek::Peeked;
 use super::problem::{Kind, Problem};
 use super::recent::Accepted;
 use super::request::DRONE_DELIVERY;
@@ -122,12 +123,19 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
     if offset.is_some_and(|offset| offset < consumed && !is_sent_on(offset)) {
         return Err(unknown());
     }
-    let request = match offset {
-        Some(offset) if query.wants_request || accepted.is_none() => {
-            let request = request_at(intake, position(offset), id, query.token).await;
-            request.filter(|request| query.tenants.include(&request.tenant))
-        }
-        _ => None,
+    let mut found = Found::Unread;
+    if let Some(offset) = offset
+        && (query.wants_request || accepted.is_none())
+    {
+        found = request_at(intake, position(offset), &ids, &query).await;
+    }
+    let (id, request) = match found {
+        Found::Request(request) => (request.operation, Some(*request)),
+        // What memory knows was accepted.
+        Found::Unread | Found::Another if accepted.is_some() => (id, None),
+        Found::About(id) => (id, None),
+        Found::Unread => (id, None),
+        Found::Another => return Err(unknown()),
     };
     Ok(Status::Pending(Box::new(Pending {
         id,
@@ -137,21 +145,46 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
     })))
 }
 
-/// The request of operation `id`, if it is the one that lies there.
+/// What lies at the place of a `Location`.
+enum Found {
+    /// The request that it was given for.
+    Request(Box<CreateRequest>),
+    /// A request about this operation, which it was given for.
+    About(OperationId),
+    /// Something else, or nothing: the place was made up. Another tenant's request is something else.
+    Another,
+    /// It could not be read now.
+    Unread,
+}
+
+/// Looks whether the request of one of `ids` lies at `position`.
 async fn request_at(
     intake: &Intake,
     position: Position,
-    id: OperationId,
-    token: Option<StatusToken>,
-) -> Option<CreateRequest> {
-    // A token that was made up is not worth a read.
-    if !intake.spread().was_ever_of(position.partition, id) {
-        return None;
+    ids: &[OperationId],
+    query: &Query<'_>,
+) -> Found {
+    let Query { tenants, token, .. } = *query;
+    match intake.peek().read(position).await {
+        Some(Peeked::Create(request)) => {
+            let is_it = ids.contains(&request.operation)
+                && tenants.include(&request.tenant)
+                && token.is_none_or(|token| token.is_of(request.request_hash));
+            match is_it {
+                true => Found::Request(request),
+                false => Found::Another,
+            }
+        }
+        Some(Peeked::Amend(request))
+            if ids.contains(&request.operation)
+                && tenants.include(&request.tenant)
+                && token.is_none_or(|token| token.is_of_any()) =>
+        {
+            Found::About(request.operation)
+        }
+        Some(Peeked::Amend(_) | Peeked::Nothing) => Found::Another,
+        None => Found::Unread,
     }
-    let request = intake.peek().read(position).await?;
-    let is_it =
-        request.operation == id && token.is_none_or(|token| token.is_of(request.request_hash));
-    is_it.then_some(request)
 }
 
 impl Pending {

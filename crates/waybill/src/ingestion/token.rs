@@ -46,7 +46,12 @@ impl StatusToken {
 
     /// Whether it may be the token of a request with `hash`.
     pub fn is_of(&self, hash: RequestHash) -> bool {
-        self.hash_prefix == Self::ANY || hash.0.starts_with(&self.hash_prefix)
+        self.is_of_any() || hash.0.starts_with(&self.hash_prefix)
+    }
+
+    /// Whether it is the token of a request that makes no operation.
+    pub fn is_of_any(&self) -> bool {
+        self.hash_prefix == Self::ANY
     }
 
     /// The prefix of a hash in 4 billion, too, of which a twin is then not told apart.

@@ -245,6 +245,30 @@ pub struct AcceptedView<'a> {
     pub request: Option<&'a RawValue>,
 }
 
+/// An operation that is there, as it is shown to whoever may not read it.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = Known)]
+pub struct KnownView<'a> {
+    /// The operation's id.
+    #[schema(value_type = String, format = "uuid", example = "0192f0c1-2345-7abc-8def-0123456789ab")]
+    id: OperationId,
+    /// The caller's own id, if one was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "order-17")]
+    caller_id: Option<&'a str>,
+}
+
+impl<'a> KnownView<'a> {
+    /// Of an operation as the store has it.
+    pub fn of_row(row: &'a OperationRow) -> Self {
+        Self {
+            id: row.id,
+            caller_id: row.created.caller_id.as_deref(),
+        }
+    }
+}
+
 /// A line of a batch's answer: `id` and `location`, or `problem`.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct BatchLine<'a> {

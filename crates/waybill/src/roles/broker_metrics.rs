@@ -13,7 +13,7 @@ const SHOW_EVERY: Duration = Duration::from_secs(1);
 /// A metric, and where the broker counts it.
 type Counted<K> = (Metric<K>, fn(&Stats) -> u64);
 
-static COUNTERS: [Counted<Counter>; 13] = [
+static COUNTERS: [Counted<Counter>; 15] = [
     (
         Metric::new(
             "waybill_broker_received_bytes_total",
@@ -88,6 +88,22 @@ static COUNTERS: [Counted<Counter>; 13] = [
     ),
     (
         Metric::new(
+            "waybill_broker_connections_replaced_total",
+            "Idle connections that were closed to make room for a new one",
+            [],
+        ),
+        |s| s.connections_replaced,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_connections_refused_total",
+            "New connections that were closed because the limit was reached and none was idle",
+            [],
+        ),
+        |s| s.connections_refused,
+    ),
+    (
+        Metric::new(
             "waybill_broker_malformed_total",
             "Connections that were closed because of what they sent",
             [],
@@ -112,7 +128,7 @@ static COUNTERS: [Counted<Counter>; 13] = [
     ),
 ];
 
-static GAUGES: [Counted<Gauge>; 3] = [
+static GAUGES: [Counted<Gauge>; 4] = [
     (
         Metric::new(
             "waybill_broker_connections",
@@ -120,6 +136,14 @@ static GAUGES: [Counted<Gauge>; 3] = [
             [],
         ),
         |s| s.connections,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_connections_max",
+            "Connections that may be open",
+            [],
+        ),
+        |s| s.connections_max,
     ),
     (
         Metric::new("waybill_broker_log_bytes", "Bytes of all logs on disk", []),

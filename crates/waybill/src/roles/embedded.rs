@@ -31,6 +31,7 @@ pub(super) async fn broker(
     broker_config.listen = settings.listen;
     broker_config.advertised = settings.advertised_host_and_port();
     broker_config.connections_max = settings.connections_max;
+    broker_config.connections_per_address_max = settings.connections_per_address_max();
     broker_config.idle_timeout = settings.idle_timeout;
     broker_config.request_bytes_max = settings.request_bytes_max.as_usize();
     broker_config.topic_defaults.segment_bytes = settings.segment_bytes.as_u64();

@@ -2,14 +2,14 @@
 
 use std::net::SocketAddr;
 
+use waybill_http::{Tls, reread};
+
 use super::World;
 use crate::admin::Admin;
-use crate::auth::reread;
 use crate::config::Config;
 use crate::ingestion::{Guards, Ingestion, IngestionConfig};
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::announce;
-use crate::tls::Tls;
 
 /// The API of this process, as it is reached from here.
 pub(super) struct Api {
@@ -34,6 +34,7 @@ pub(super) async fn start(
         world.workflows.clone(),
         Guards {
             auth: admin.auth().clone(),
+            hosts: admin.auth().hosts(&config.http.hosts),
             tls: tls.clone(),
             low_disk: world.low_disk.clone(),
         },
@@ -67,6 +68,7 @@ fn ingestion_config(config: &Config) -> IngestionConfig {
         body_bytes_max: http.body_bytes_max.as_usize(),
         json_depth_max: http.json_depth_max,
         connections_max: http.connections_max,
+        connections_per_address_max: http.connections_per_address_max(),
         header_read_timeout: http.header_read_timeout,
         body_read_timeout: http.body_read_timeout,
         body_timeout: http.body_timeout,

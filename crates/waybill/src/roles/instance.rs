@@ -3,11 +3,13 @@
 use waybill_agent::InstancePlace;
 
 use crate::config::Config;
+use crate::data_dir;
 
 /// A name that this process finds again when it is started again on the same data directory, so that
 /// after a `kill -9` its share of a topic does not wait for its session to end. `role` is where in the
 /// data directory such names lie. `None` where that cannot be written to.
 pub(super) fn place(config: &Config, role: &'static str) -> Option<InstancePlace> {
+    data_dir::prepare(&config.data_dir);
     InstancePlace::take(&config.data_dir.join(role))
         .inspect_err(|error| {
             tracing::info!(

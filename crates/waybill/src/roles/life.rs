@@ -1,15 +1,16 @@
 //! The life of a process with roles: it starts them, is ready once all of them are, and ends in order.
 
 use anyhow::Context as _;
+use waybill_http::{Tls, reread};
 
 use super::{ports, start};
 use crate::admin::Admin;
-use crate::auth::{Auth, reread};
+use crate::auth::Auth;
 use crate::cli::{Role, exposed, in_the_clear};
 use crate::config::{Config, Environment};
+use crate::open_files;
 use crate::shutdown::{Running, Signals, Stage};
 use crate::telemetry::{Telemetry, traces};
-use crate::tls::Tls;
 
 /// Runs a role until a signal or a failure ends it.
 ///
@@ -50,20 +51,21 @@ async fn live(
             "{listener}: tokens come to it in the clear, unless something in front of it ends TLS"
         );
     }
+    open_files::prepare(role, config);
     let mut signals = Signals::of_process().context("signals cannot be received")?;
     let running = Running::new();
     let auth = Auth::load(&config.auth)?;
     let tls = Tls::load("admin.tls", &config.admin.tls)?;
     let spans = traces::install(&config.telemetry.traces, role.service())?;
-    let admin = Admin::new(telemetry, auth.clone());
+    let admin = Admin::new(telemetry, auth.clone(), auth.hosts(&config.admin.hosts));
     let all_started = admin
         .readiness
         .expect("every role to be started, and none stopping");
     let start = async {
         ports::check(role, config)?;
-        let listen = config.admin.listen;
-        let bound = admin.start(listen, tls.clone(), &running).await;
+        let bound = admin.start(&config.admin, tls.clone(), &running).await;
         bound.with_context(|| {
+            let listen = config.admin.listen;
             format!(
                 "the admin address {listen} cannot be bound (--admin; does another Waybill run?)"
             )

@@ -35,6 +35,7 @@ use crate::admin::Admin;
 use crate::backup::Backups;
 use crate::cli::Role;
 use crate::config::{AgentReach, Config, Environment, load_workflows, readers_of_this_process};
+use crate::data_dir;
 use crate::disk::{DiskWatch, LowDisk, Space, bounds_exceed};
 use crate::registry;
 use crate::shutdown::{Running, Stage};
@@ -66,6 +67,9 @@ impl Disk {
             Role::Ingestion | Role::Scheduler | Role::Supervisor => has_store,
             Role::Agents | Role::Services => false,
         };
+        if keeps_data || role == Role::Services {
+            data_dir::prepare(&config.data_dir);
+        }
         if !keeps_data {
             return Self::default();
         }
@@ -127,6 +131,7 @@ async fn start(
         }
         Role::Ingestion => {
             let world = world(role, config, None, &disk, admin, running).await?;
+            reach::topics(&world, admin, running)?;
             let config = &config.with_partitions(world.spread.partitions());
             ingestion::start(config, &world, admin, running)
                 .await
@@ -134,6 +139,7 @@ async fn start(
         }
         Role::Scheduler => {
             let world = world(role, config, None, &disk, admin, running).await?;
+            reach::topics(&world, admin, running)?;
             let stands = world.spread.layout().division();
             let own = readers_of_this_process(config, environment, stands)?;
             let config = &config.with_partitions(world.spread.partitions());
@@ -147,6 +153,7 @@ async fn start(
         }
         Role::Supervisor => {
             let world = world(role, config, None, &disk, admin, running).await?;
+            reach::topics(&world, admin, running)?;
             let config = &config.with_partitions(world.spread.partitions());
             reach::brokers(&world.kafka, world.topics.recovery(), admin, running)?;
             reach::store(&world, admin, running);
@@ -166,6 +173,7 @@ async fn start(
                 }
             };
             let world = world(role, config, broker, &disk, admin, running).await?;
+            reach::topics(&world, admin, running)?;
             if let (Some(store), Some(logs)) = (world.embedded.clone(), logs) {
                 admin.set_backups(Backups::new(store, logs));
             }

@@ -45,6 +45,35 @@ pub(super) fn brokers(
     Ok(())
 }
 
+/// Follows whether the topics exist that operations lie on: a role whose topic was deleted stands still, and no client of it
+/// sees an error. Brokers that do not answer say nothing about it.
+///
+/// # Errors
+///
+/// If the Kafka client cannot be made.
+pub(super) fn topics(world: &World, admin: &Admin, running: &Running) -> anyhow::Result<()> {
+    let client = std::sync::Arc::new(KafkaAdmin::new(&world.kafka, "waybill-topics")?);
+    let names = [
+        world.topics.requests(),
+        world.topics.expedited(),
+        world.topics.step_replies(),
+        world.topics.recovery(),
+    ];
+    let names = names.map(str::to_owned);
+    follow("the topics of operations", admin, running, move || {
+        let (client, names) = (client.clone(), names.clone());
+        async move {
+            for name in names {
+                if let Ok(None) = client.topic_partitions(&name).await {
+                    return Err(format!("topic {name} does not exist"));
+                }
+            }
+            Ok(())
+        }
+    });
+    Ok(())
+}
+
 /// Follows whether the state store answers.
 pub(super) fn store(world: &World, admin: &Admin, running: &Running) {
     let store = world.store.clone();

@@ -16,13 +16,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use waybill_engine::Workflows;
 use waybill_kafka::{Admin, AdminError, ErrorCode, KafkaSettings, TopicSpec};
-use waybill_messages::Topics;
+use waybill_messages::{DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX, Topics};
 
 pub(crate) use judge::{Finding, RETENTION_MS_MIN, SETTINGS_THAT_MATTER, Weight, judge};
 pub(crate) use look::{Found, look};
 
 use crate::config::Config;
-use crate::limits::{DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX};
 
 /// The key that says over how many partitions operations are spread.
 const PARTITIONS_KEY: &str = "partitions";
@@ -67,6 +66,10 @@ pub(crate) const FLUSH: &str = "flush.messages";
 /// Whose time a record has: its sender's, or that of the broker that appended it.
 pub(crate) const TIMESTAMPS: &str = "message.timestamp.type";
 const LOG_APPEND_TIME: &str = "LogAppendTime";
+
+/// How batches are kept. The embedded broker keeps all of them uncompressed.
+pub(crate) const COMPRESSION: &str = "compression.type";
+const UNCOMPRESSED: &str = "uncompressed";
 
 /// The bound of a topic's size on disk, which no broker but the embedded one has.
 pub(crate) const DISK_BOUND: &str = "waybill.disk.bytes.max";
@@ -427,6 +430,9 @@ fn on_kafka(settings: &mut Vec<(&'static str, String)>, kind: Kind, replication:
     // A record's age counts from its arrival, by the broker's clock: no sender's clock makes retention take it too early,
     // or has it refused as one from the future.
     settings.push((TIMESTAMPS, LOG_APPEND_TIME.to_owned()));
+    // Whatever a sender compresses, its batches are within max.message.bytes when they are read: a small one cannot take
+    // all memory of its consumers.
+    settings.push((COMPRESSION, UNCOMPRESSED.to_owned()));
     match kind {
         // Whatever the brokers' default is: what was accepted does not go for want of space.
         Kind::Requests | Kind::Recoveries => {

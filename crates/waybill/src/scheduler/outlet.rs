@@ -14,15 +14,16 @@ use waybill_kafka::{
     DeliveredShared as _, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
     Producer, ProducerOptions, Settlement,
 };
-use waybill_messages::headers::{self, DeadLetter, Stage};
-use waybill_messages::{Record, Topics, is_topic_name};
+use waybill_messages::headers::{self, Stage};
+use waybill_messages::{
+    Contents, DEAD_LETTER_BYTES_MAX, DeadLetter, Record, Topics, is_topic_name,
+};
 
 use super::SchedulerSettings;
 use super::input::Generation;
 use super::metrics::{COPIES_DROPPED, UNSENDABLE, alert_raised};
 use super::spans;
 use crate::chain::chain;
-use crate::limits::DEAD_LETTER_BYTES_MAX;
 
 /// How long a full producer queue is waited for, over all messages of a partition, before the
 /// partition begins again. Well below a lease: the loop renews none meanwhile.
@@ -213,8 +214,9 @@ impl Outlet {
                     key: headers::REROUTED,
                     value: Some(partitions.as_bytes()),
                 };
-                let headers: Vec<Header<'_>> =
-                    borrowed(record).chain(std::iter::once(mark)).collect();
+                let headers: Vec<Header<'_>> = borrowed(&record.headers)
+                    .chain(std::iter::once(mark))
+                    .collect();
                 self.forward(
                     self.topics.of(*source),
                     *partition,
@@ -373,28 +375,27 @@ impl Outlet {
             error_kind: "DecodeError",
             message: cause,
         };
-        let errors = letter.headers();
-        let headers: Vec<Header<'_>> = borrowed(record)
-            .chain(errors.iter().map(|(key, value)| Header {
-                key,
-                value: Some(value.as_slice()),
-            }))
-            .collect();
+        let kept = letter.keep(Contents {
+            key: record.key.clone(),
+            value: record.value.clone(),
+            headers: record.headers.clone(),
+        });
+        let headers: Vec<Header<'_>> = borrowed(&kept.headers).collect();
         let dead_letters = match source {
             Source::Requests => &self.dead_requests.ordinary,
             Source::Expedited => &self.dead_requests.expedited,
             Source::Replies => &self.dead_replies,
             Source::Recoveries => &self.dead_recoveries,
         };
-        let kept = Self::unless_hopeless(dead_letters, settlement);
+        let settlement = Self::unless_hopeless(dead_letters, settlement);
         let letter = OutRecord {
             topic: dead_letters,
             partition: from,
-            key: record.key.as_deref(),
-            value: record.value.as_deref(),
+            key: kept.key.as_deref(),
+            value: kept.value.as_deref(),
             headers: &headers,
         };
-        self.enqueue(&letter, &kept);
+        self.enqueue(&letter, &settlement);
     }
 
     /// A settlement of one record that counts as sent where it would be refused for ever: a letter that
@@ -566,8 +567,8 @@ fn log_alert(alert: &OperatorAlert, partition: PartitionId) {
     );
 }
 
-fn borrowed(record: &ForwardRecord) -> impl Iterator<Item = Header<'_>> {
-    record.headers.iter().map(|(key, value)| Header {
+fn borrowed(headers: &[(String, Option<Vec<u8>>)]) -> impl Iterator<Item = Header<'_>> {
+    headers.iter().map(|(key, value)| Header {
         key,
         value: value.as_deref(),
     })

@@ -219,7 +219,11 @@ impl World {
                 in_flight_bytes_max: 1,
             },
         };
-        let admin = Admin::new(Telemetry::detached(), Auth::default());
+        let admin = Admin::new(
+            Telemetry::detached(),
+            Auth::default(),
+            waybill_http::Hosts::any(),
+        );
         let scheduler = Scheduler::start(settings, parts, &admin).unwrap();
         let world = Self {
             cluster,

@@ -8,11 +8,10 @@ use waybill_kafka::{
     ClientError, KafkaSettings, OutRecord, ProduceError, Producer, ProducerOptions, RawRecord,
     Settlement,
 };
-use waybill_messages::{EncodeError, Topics};
+use waybill_messages::{DEAD_LETTER_BYTES_MAX, EncodeError, Topics};
 
 use super::metrics::SupervisorMetrics;
 use crate::letters::{enqueue, keep, letter, send};
-use crate::limits::DEAD_LETTER_BYTES_MAX;
 use crate::spread::Spread;
 
 /// How many recoveries are under way at once.

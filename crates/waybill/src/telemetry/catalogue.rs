@@ -16,7 +16,7 @@ pub(super) const BUILD_INFO: Metric<Gauge, 1> = Metric::new(
 );
 
 /// What a label's values are.
-const LABELS: [(&str, &str); 19] = [
+const LABELS: [(&str, &str); 20] = [
     ("agent", "the agent's name in workflows, such as `drone`"),
     (
         "client",
@@ -27,6 +27,7 @@ const LABELS: [(&str, &str); 19] = [
         "lane",
         "which of the two topics requests came by: `ordinary` or `expedited`",
     ),
+    ("listener", "the HTTP listener: `api` or `admin`"),
     (
         "outcome",
         "how an attempt ended: `success`, `transient`, `permanent`, `unknown`, `not-attempted`, `late`; of a record: \
@@ -80,7 +81,7 @@ struct Section {
     metrics: Vec<&'static dyn Declared>,
 }
 
-fn sections() -> [Section; 12] {
+fn sections() -> [Section; 13] {
     let section = |title, about, metrics: Vec<&'static dyn Declared>| Section {
         title,
         about,
@@ -134,6 +135,11 @@ fn sections() -> [Section; 12] {
             disk::METRICS.to_vec(),
         ),
         section("Admin port", "With every role.", admin::METRICS.to_vec()),
+        section(
+            "HTTP connections",
+            "With every role: `listener` is `admin`, and `api` with the role `ingestion`.",
+            waybill_http::METRICS.to_vec(),
+        ),
         section(
             "Program",
             "With every role; spans, where the configuration says where they go.",

@@ -105,12 +105,13 @@ fn is_coloured() -> bool {
 }
 
 /// Whose lines there are: the crates that write any, and librdkafka, which writes under its own name.
-const WRITERS: [&str; 12] = [
+const WRITERS: [&str; 13] = [
     "waybill",
     "waybill_agent",
     "waybill_broker",
     "waybill_clock",
     "waybill_drone_delivery",
+    "waybill_http",
     "waybill_kafka",
     "waybill_registry",
     "waybill_store",

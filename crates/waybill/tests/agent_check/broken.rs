@@ -18,7 +18,8 @@ use waybill_agent::{
 use waybill_engine::{
     Attempt, Epoch, Offset, OperationId, PartitionId, StepReply, Timestamp, partition_for,
 };
-use waybill_messages::headers::{DeadLetter, Stage, TRACEPARENT};
+use waybill_messages::DeadLetter;
+use waybill_messages::headers::{Stage, TRACEPARENT};
 use waybill_messages::{Record as _, Topics};
 
 /// What the agent does wrong.

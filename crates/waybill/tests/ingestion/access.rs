@@ -12,6 +12,7 @@ use serde_json::json;
 use waybill::auth::{Auth, NewToken};
 use waybill::config::AuthConfig;
 use waybill::ingestion::{Guards, IngestionConfig};
+use waybill_engine::ProcessState;
 
 use super::world::*;
 
@@ -88,6 +89,54 @@ fn auth(tokens: &Path) -> Auth {
         ..AuthConfig::default()
     };
     Auth::load(&config).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeat_by_a_token_that_may_not_read_shows_no_state() {
+    let guarded = Guarded::start().await;
+    let create = || guarded.post("submit", OPERATIONS, order("once", 1));
+    let (status, first) = answer(create().send().await.unwrap()).await;
+    assert_eq!(status, 202, "{first}");
+    let record = &guarded.world.records()[0];
+    guarded
+        .world
+        .schedule(record, ProcessState::Processed)
+        .await;
+    let (status, again) = answer(create().send().await.unwrap()).await;
+    let known = json!({"id": first["id"], "callerId": "once"});
+    assert_eq!((status.as_u16(), again), (200, known));
+    guarded.world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_that_has_all_streams_of_events_makes_room_for_another() {
+    let guarded = Guarded::with(|config| config.event_streams_max = 4).await;
+    for (who, id) in [("acme", "a"), ("zeta", "z")] {
+        let made = guarded.post(who, OPERATIONS, order(id, 1)).send().await;
+        assert_eq!(made.unwrap().status(), 202);
+    }
+    let follow = async |who: &str, id: &str| {
+        let path = format!("{OPERATIONS}/{id}/events");
+        guarded.ask(who, Method::GET, &path).send().await.unwrap()
+    };
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        let stream = follow("acme", "a").await;
+        assert_eq!(stream.status(), 200);
+        streams.push(stream);
+    }
+    assert_eq!(follow("acme", "a").await.status(), 503, "there are no more");
+    for _ in 0..2 {
+        let stream = follow("zeta", "z").await;
+        assert_eq!(stream.status(), 200);
+        streams.push(stream);
+    }
+    assert_eq!(follow("zeta", "z").await.status(), 503, "no more than half");
+    // The two oldest ended for them.
+    for stream in &mut streams[..2] {
+        within(async { while stream.chunk().await.unwrap().is_some() {} }).await;
+    }
+    guarded.world.ingestion.shutdown().await;
 }
 
 /// Every route, and the scope that it needs.

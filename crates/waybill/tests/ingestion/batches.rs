@@ -1,5 +1,7 @@
 //! Many requests in one.
 
+use std::time::Duration;
+
 use reqwest::StatusCode;
 use reqwest::header::CONTENT_TYPE;
 use serde_json::{Value, json};
@@ -131,5 +133,39 @@ async fn lines_of_one_batch_with_one_id_share_an_answer_or_conflict() {
     assert_eq!(answers[0], answers[2]);
     assert_eq!(answers[1]["problem"]["type"], "/problems/id-conflict");
     assert_eq!(world.records().len(), 1);
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_that_drips_for_too_long_ends_its_batch() {
+    let world = World::with(|config| config.body_timeout = Duration::from_millis(300)).await;
+    let mut socket = TcpStream::connect(world.ingestion.address()).await.unwrap();
+    let line = order("whole", 1).to_string() + "\n";
+    let begun = format!(
+        "POST {BATCH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-ndjson\r\n\
+         Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{line}\r\n",
+        line.len()
+    );
+    socket.write_all(begun.as_bytes()).await.unwrap();
+    let (mut reader, mut writer) = socket.into_split();
+    let dripping = tokio::spawn(async move {
+        let mut drip = tokio::time::interval(Duration::from_millis(10));
+        loop {
+            drip.tick().await;
+            if writer.write_all(b"1\r\n \r\n").await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut answer = String::new();
+    let mut part = [0; 1024];
+    while !answer.contains("No whole line came for 0.3 seconds") {
+        let n = within(reader.read(&mut part)).await.unwrap();
+        assert!(n > 0, "it ended without saying why: {answer}");
+        answer.push_str(std::str::from_utf8(&part[..n]).unwrap());
+    }
+    dripping.abort();
+    assert!(answer.contains("\"status\":202"), "{answer}");
+    assert!(answer.contains("\"status\":408"), "{answer}");
     world.ingestion.shutdown().await;
 }

@@ -171,15 +171,17 @@ async fn a_stream_after_the_end_tells_it_and_ends() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_of_the_request_that_lost_its_id_says_so() {
-    let world = World::start().await;
-    let mut locations = Vec::new();
+    let world = World::with(|config| config.recent_accepted_max = 0).await;
     world.request(order("twin", 1)).await;
-    let winner = &world.records()[0];
-    let at = format!("{}-{}-0badcafe", winner.partition, winner.offset.0 + 1);
-    locations.push(format!("{OPERATIONS}/twin/events?at={at}"));
-    let mut waiting = Stream::open(&world, &locations[0], None).await;
-    world.schedule(winner, ProcessState::Processing).await;
-    let mut late = Stream::open(&world, &locations[0], None).await;
+    let loser = world.request(order("twin", 2)).await;
+    let location = location(&loser);
+    let (_, at) = location.split_once('?').unwrap();
+    let events = format!("{OPERATIONS}/twin/events?{at}");
+    let mut waiting = Stream::open(&world, &events, None).await;
+    world
+        .schedule(&world.records()[0], ProcessState::Processing)
+        .await;
+    let mut late = Stream::open(&world, &events, None).await;
     for stream in [&mut waiting, &mut late] {
         let (id, event) = stream.event().await.unwrap();
         assert_eq!((id.as_str(), &event["state"]), ("", &json!("Rejected")));

@@ -3,7 +3,7 @@
 
 mod access;
 mod batches;
-#[path = "../support/tls.rs"]
+#[path = "../../../http/tests/support/tls.rs"]
 mod certificate;
 mod events;
 mod expedited;

@@ -188,7 +188,7 @@ async fn the_api_describes_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_of_another_request_shows_nothing_of_it() {
+async fn a_location_that_was_made_up_leads_to_nothing() {
     let world = World::with(|config| config.recent_accepted_max = 0).await;
     let accepted = world.post(DELIVERIES, delivery()).send().await.unwrap();
     let location = location(&accepted);
@@ -199,24 +199,20 @@ async fn a_token_of_another_request_shows_nothing_of_it() {
         partition_for(id, PARTITIONS) == world.records()[0].partition
     };
     let other = (0..).map(|n| format!("other-{n}")).find(in_partition);
-    let (status, pending) = world
-        .get(&format!("{DELIVERIES}/{}?at={at}", other.unwrap()))
-        .await;
-    assert_eq!(
-        (status, &pending["state"]),
-        (StatusCode::OK, &json!("Pending"))
-    );
-    assert_eq!(
-        (&pending["request"], &pending["createdAt"]),
-        (&Value::Null, &Value::Null)
-    );
-
-    let beyond = at.replacen("-0-", "-7-", 1);
-    let (status, pending) = world.get(&format!("{DELIVERIES}/{id}?at={beyond}")).await;
-    assert_eq!(
-        (status, &pending["request"]),
-        (StatusCode::OK, &Value::Null)
-    );
+    let other = other.unwrap();
+    let (place, hash) = at.rsplit_once('-').unwrap();
+    let (partition, _) = place.split_once('-').unwrap();
+    for made_up in [
+        format!("{other}?at={at}"),
+        format!("{other}?at={place}-00000000"),
+        format!("{id}?at={partition}-7-{hash}"),
+        format!("{id}?at={partition}-0-12345678"),
+        format!("{id}?at=99-0-{hash}"),
+        format!("{id}/events?at={partition}-7-{hash}"),
+    ] {
+        let (status, told) = world.get(&format!("{OPERATIONS}/{made_up}")).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{made_up}: {told}");
+    }
     let (_, pending) = world.get(&location).await;
     assert_eq!(pending["request"]["deliveryId"], id.to_string());
     world.ingestion.shutdown().await;

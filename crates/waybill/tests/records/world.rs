@@ -17,8 +17,9 @@ use tempfile::TempDir;
 use waybill_engine::{
     Action, Attempt, Epoch, Offset, OperationId, Outcome, PartitionId, StepReply,
 };
+use waybill_messages::DeadLetter;
 use waybill_messages::Record as _;
-use waybill_messages::headers::{DeadLetter, Stage};
+use waybill_messages::headers::Stage;
 
 use crate::process::{Process, log_tail, without_test_variables};
 

@@ -64,6 +64,10 @@ pub(super) enum Unplaced {
     Unsaid,
     #[error("it says that it came from {0}, whose dead letters lie elsewhere")]
     Foreign(String),
+    #[error(
+        "only its head was kept: the record itself lies at {0}, for as long as its topic keeps it"
+    )]
+    Cut(Position),
 }
 
 /// A dead letter.
@@ -129,6 +133,15 @@ impl Letter {
         Ok(source)
     }
 
+    /// Where its record can be sent again.
+    pub(super) fn destination(&self) -> Result<Position, Unplaced> {
+        let source = self.source()?;
+        match self.error(headers::CUT_BYTES) {
+            Some(_) => Err(Unplaced::Cut(source)),
+            None => Ok(source),
+        }
+    }
+
     /// The letter that the record was replayed from before it became this one.
     pub(super) fn replayed_from(&self) -> Option<Cow<'_, str>> {
         let mut marks = self.headers.iter().rev();
@@ -160,7 +173,8 @@ fn own_headers(headers: &[(String, Option<Vec<u8>>)]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use waybill_messages::headers::{DeadLetter, Stage};
+    use waybill_messages::DeadLetter;
+    use waybill_messages::headers::Stage;
 
     use super::*;
 
@@ -211,6 +225,16 @@ mod tests {
         assert_eq!(letter.cause().as_deref(), Some("no record"));
         assert_eq!(letter.source().unwrap().to_string(), "t/3/17");
         assert_eq!(letter.bytes(), 8);
+    }
+
+    #[test]
+    fn a_letter_of_which_only_the_head_was_kept_is_not_sent_again() {
+        let mut letter = dead("t", &[], "t.dlq");
+        assert_eq!(letter.destination(), letter.source());
+        let size = Some(b"2000000".to_vec());
+        letter.errors.push((headers::CUT_BYTES.to_owned(), size));
+        let refused = letter.destination().unwrap_err();
+        assert!(refused.to_string().contains("lies at t/3/17"), "{refused}");
     }
 
     #[test]

@@ -22,6 +22,7 @@ use clap::Args;
 use tokio::sync::oneshot;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{Delivery, Header, OutRecord, Producer, ProducerOptions};
+use waybill_messages::DEAD_LETTER_BYTES_MAX;
 
 use super::letter::{Letter, Position, REPLAYED_FROM};
 use super::outcome::{Line, Outcome, Tally, Target};
@@ -31,7 +32,6 @@ use crate::chain::chain;
 use crate::cli::connection::{CLIENT_ID, Connection, chosen, topic_from_text};
 use crate::cli::shown::Output;
 use crate::config::Config;
-use crate::limits::DEAD_LETTER_BYTES_MAX;
 
 /// At most so many letters wait for their acknowledgement.
 const BATCH_LETTERS_MAX: usize = 100;
@@ -293,7 +293,7 @@ impl<'a, W: Write> Replay<'a, W> {
     fn destination(&mut self, letter: &Letter) -> anyhow::Result<Result<Target, String>> {
         let Position {
             topic, partition, ..
-        } = match letter.source() {
+        } = match letter.destination() {
             Ok(source) => source,
             Err(unplaced) => return Ok(Err(unplaced.to_string())),
         };

@@ -10,7 +10,9 @@ use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathItemBuilder,
 };
 use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
-use utoipa::openapi::schema::{AdditionalProperties, KnownFormat, SchemaFormat, SchemaType, Type};
+use utoipa::openapi::schema::{
+    AdditionalProperties, AnyOfBuilder, KnownFormat, SchemaFormat, SchemaType, Type,
+};
 use utoipa::openapi::tag::TagBuilder;
 use utoipa::openapi::{
     ArrayBuilder, ComponentsBuilder, Content, ContentBuilder, InfoBuilder, LicenseBuilder, Object,
@@ -31,7 +33,7 @@ use crate::ingestion::problem::{FieldProblem, Kind, PROBLEM_JSON, Problem};
 use crate::ingestion::service::{
     BATCH, DELIVERIES, DOCS, JSON, NDJSON, OPENAPI, OPERATIONS, PROBLEMS,
 };
-use crate::ingestion::view::{AcceptedView, BatchLine, DeliveryView, OperationView};
+use crate::ingestion::view::{AcceptedView, BatchLine, DeliveryView, KnownView, OperationView};
 
 /// The document, as JSON, of a server that asks who comes, or of one that does not.
 pub fn document(is_guarded: bool) -> String {
@@ -141,6 +143,7 @@ pub fn document(is_guarded: bool) -> String {
     let mut schemas = vec![("OperationRequest".to_owned(), operation_request().into())];
     add_schema::<AcceptedView<'_>>(&mut schemas);
     add_schema::<DeliveryView>(&mut schemas);
+    add_schema::<KnownView<'_>>(&mut schemas);
     add_schema::<OperationView>(&mut schemas);
     add_schema::<BatchLine<'_>>(&mut schemas);
     add_schema::<DeliveryRequest>(&mut schemas);
@@ -177,8 +180,9 @@ pub fn document(is_guarded: bool) -> String {
         .paths(paths)
         .components(Some(components.build()))
         .build();
-    if is_guarded {
-        security::secure(&mut document);
+    match is_guarded {
+        true => security::secure(&mut document),
+        false => security::stay_local(&mut document),
     }
     document
         .to_json()
@@ -333,10 +337,20 @@ fn accepted_response(example: Value) -> Response {
 
 fn repeated<T: ToSchema>(example: Value) -> Response {
     ResponseBuilder::new()
-        .description("A repeat: the operation that the first request led to.")
+        .description(
+            "A repeat: the operation that the first request led to, or its IDs alone for those who may not read it.",
+        )
         .header("Location", location_header())
-        .content(JSON, content(reference::<T>(), example))
+        .content(JSON, content(known::<T>(), example))
         .build()
+}
+
+/// The operation, or its IDs alone.
+fn known<T: ToSchema>() -> RefOr<Schema> {
+    let either = AnyOfBuilder::new()
+        .item(reference::<T>())
+        .item(reference::<KnownView<'_>>());
+    RefOr::T(Schema::AnyOf(either.build()))
 }
 
 fn found<T: ToSchema>(example: Value) -> Response {

@@ -10,7 +10,7 @@ use super::body::{self, Said};
 use super::judge::{self, CancelWouldBe};
 use super::verb::Verb;
 use super::{AskedView, Key};
-use crate::auth::Caller;
+use crate::auth::{Caller, Scope};
 use crate::clock::wall_clock;
 use crate::ingestion::id::CallerId;
 use crate::ingestion::problem::{FieldProblem, Kind, Problem};
@@ -22,7 +22,7 @@ use crate::ingestion::service::{
 use crate::ingestion::status::{Pending, Status, request_of};
 use crate::ingestion::token::StatusToken;
 use crate::ingestion::unwanted::RequestBody;
-use crate::ingestion::view::{DeliveryView, OperationView};
+use crate::ingestion::view::{DeliveryView, KnownView, OperationView};
 use crate::ingestion::{body::read_whole, json};
 
 /// The operation that is to be amended, as far as it is known.
@@ -79,7 +79,7 @@ impl Api {
                 match found {
                     Status::Row(row) => match judge::of_cancel(&row, &self.rules.workflows) {
                         CancelWouldBe::Asked => Amended::of_row(&row),
-                        CancelWouldBe::Done => return Ok(self.as_it_is(&row, form)),
+                        CancelWouldBe::Done => return Ok(self.as_it_is(&row, form, caller)),
                         CancelWouldBe::Late => return Err(late(row.id)),
                     },
                     Status::Pending(pending) => Amended::of_pending(&pending, &id, &parameters),
@@ -120,7 +120,7 @@ impl Api {
         let key = Key::of(headers)?;
         check_media_type(headers, JSON)?;
         let change = {
-            let _held = self.hold(super::ASK_BYTES_MAX)?;
+            let _held = self.hold(caller, super::ASK_BYTES_MAX)?;
             read_whole(body, super::ASK_BYTES_MAX, self.patience).await?
         };
         let change = read_change(&change, self.rules.json_depth_max, wall_clock())?;
@@ -204,15 +204,24 @@ impl Api {
         Ok(asked.accepted(&location(form.base(), id, token)))
     }
 
-    /// The operation of a row, as GET shows it.
-    pub(super) fn as_it_is(&self, row: &waybill_engine::OperationRow, form: Form) -> Reply {
-        let operation = OperationView::of_row(row, &self.rules.workflows);
-        let mut reply = match form {
-            Form::General => json(StatusCode::OK, &operation),
-            Form::Delivery => {
-                let request = request_of(row);
-                json(StatusCode::OK, &DeliveryView { operation, request })
+    /// The operation of a row: as GET shows it to whoever may read it, and its IDs alone to others.
+    pub(in crate::ingestion) fn as_it_is(
+        &self,
+        row: &waybill_engine::OperationRow,
+        form: Form,
+        caller: &Caller,
+    ) -> Reply {
+        let mut reply = if caller.may(Scope::Read) {
+            let operation = OperationView::of_row(row, &self.rules.workflows);
+            match form {
+                Form::General => json(StatusCode::OK, &operation),
+                Form::Delivery => {
+                    let request = request_of(row);
+                    json(StatusCode::OK, &DeliveryView { operation, request })
+                }
             }
+        } else {
+            json(StatusCode::OK, &KnownView::of_row(row))
         };
         set(
             &mut reply,

@@ -35,7 +35,7 @@ impl Api {
         let (id, name) =
             Verb::split(part).ok_or_else(|| Problem::method_not_allowed("GET, HEAD"))?;
         let verb = Verb::named(name).ok_or_else(unknown_verb)?;
-        let body = self.ask_body(headers, body).await?;
+        let body = self.ask_body(headers, body, caller).await?;
         let said = Said::read(verb, headers, body.as_deref(), self.rules.json_depth_max)?;
         let recovery = match verb {
             Verb::Cancel => {
@@ -64,7 +64,7 @@ impl Api {
             return self.resubmit_as_new(&row, said, &key).await;
         }
         if judge::is_done(&row, &recovery) {
-            return Ok(self.as_it_is(&row, Form::General));
+            return Ok(self.as_it_is(&row, Form::General, caller));
         }
         judge::of_recovery(&row, &self.rules.workflows, &recovery, wall_clock())?;
         let request_id = self.recover(row.id, recovery, said, &key).await?;

@@ -11,7 +11,10 @@ pub const NDJSON: &str = "application/x-ndjson";
 /// Refuses a body of another media type, or one that is encoded further.
 pub fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(), Problem> {
     let refuse = || {
-        let detail = format!("The body must be {expected}, in UTF-8 and not encoded further.");
+        let detail = format!(
+            "Send Content-Type: {expected}, in UTF-8 and without Content-Encoding. A request that may come without a \
+             body needs it, too."
+        );
         Err(Problem::new(Kind::UnsupportedMediaType, detail))
     };
     let mut types = headers.get_all(header::CONTENT_TYPE).iter();

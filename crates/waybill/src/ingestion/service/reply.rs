@@ -9,7 +9,6 @@ use waybill_engine::OperationId;
 use super::JSON;
 use crate::ingestion::body::Payload;
 use crate::ingestion::docs::Docs;
-use crate::ingestion::gate::Refusal;
 use crate::ingestion::problem::{Kind, Problem};
 use crate::ingestion::token::StatusToken;
 
@@ -29,19 +28,6 @@ pub fn location(base: &str, id: OperationId, token: Option<StatusToken>) -> Stri
 /// There is nothing at this address.
 pub fn not_found() -> Problem {
     Problem::new(Kind::NotFound, "See /openapi.json for what there is.")
-}
-
-/// What a request is told that the gate refused.
-pub fn refused(refusal: Refusal) -> Problem {
-    let kind = match refusal {
-        Refusal::TwoFramings | Refusal::BadContentLength | Refusal::BadTransferEncoding => {
-            Kind::AmbiguousLength
-        }
-        Refusal::TooLarge => Kind::HeadTooLarge,
-        Refusal::HeadTimeout => Kind::RequestTimeout,
-        Refusal::Malformed | Refusal::BareLineFeed | Refusal::BadHost => Kind::MalformedRequest,
-    };
-    Problem::new(kind, refusal.detail())
 }
 
 /// An answer that says no.

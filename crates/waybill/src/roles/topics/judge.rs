@@ -11,13 +11,14 @@ use std::fmt;
 use waybill_kafka::TopicSettings;
 
 use super::{
-    BrokerKind, CONTACTS_RETENTION_MAX, DISK_BOUND, FLUSH, Found, Kind, LOG_APPEND_TIME, Needed,
-    PARTITIONS_KEY, REFUSE_ON_LOW_DISK, TIMESTAMPS, UNBOUNDED,
+    BrokerKind, COMPRESSION, CONTACTS_RETENTION_MAX, DISK_BOUND, FLUSH, Found, Kind,
+    LOG_APPEND_TIME, Needed, PARTITIONS_KEY, REFUSE_ON_LOW_DISK, TIMESTAMPS, UNBOUNDED,
+    UNCOMPRESSED,
 };
 use crate::config::Config;
 
 /// The settings of a topic that are worth showing.
-pub(crate) const SETTINGS_THAT_MATTER: [&str; 11] = [
+pub(crate) const SETTINGS_THAT_MATTER: [&str; 12] = [
     "cleanup.policy",
     "retention.ms",
     "retention.bytes",
@@ -25,6 +26,7 @@ pub(crate) const SETTINGS_THAT_MATTER: [&str; 11] = [
     "min.insync.replicas",
     "unclean.leader.election.enable",
     TIMESTAMPS,
+    COMPRESSION,
     "segment.bytes",
     FLUSH,
     DISK_BOUND,
@@ -426,6 +428,7 @@ fn rules(config: &Config, broker: BrokerKind, topic: &Needed, copies: usize) -> 
             let key = "unclean.leader.election.enable";
             rules.push(exactly(key, "false", Weight::Warning));
             rules.push(exactly(TIMESTAMPS, LOG_APPEND_TIME, Weight::Warning));
+            rules.push(exactly(COMPRESSION, UNCOMPRESSED, Weight::Warning));
         }
         BrokerKind::Embedded => {
             if let Some(every) = made_with(FLUSH) {

@@ -391,6 +391,10 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
             let said = format!("the one at {at} answers, but {why}");
             return Ok(vec![Finding::bad(WHAT, said)]);
         }
+        Readiness::Refuses(why) => {
+            let said = format!("the one at {at} refuses the question: {why}");
+            return Ok(vec![Finding::bad(WHAT, said)]);
+        }
     };
     let schedulers = url("/schedulers")?;
     match stopped_readers(&client, &schedulers).await {

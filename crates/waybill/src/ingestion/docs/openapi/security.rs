@@ -25,6 +25,26 @@ pub(super) fn secure(document: &mut OpenApi) {
         let schemes = &mut components.security_schemes;
         schemes.insert(BEARER.to_owned(), RefOr::T(SecurityScheme::Http(scheme)));
     }
+    each(document, |path, method, operation| {
+        if let Some(scope) = Route::of(path).scope(&method) {
+            let needs = SecurityRequirement::new(BEARER, [scope.as_str()]);
+            operation.security = Some(vec![needs]);
+            refuse(operation, &[Kind::Unauthenticated, Kind::InsufficientScope]);
+        }
+    });
+}
+
+/// Says of every operation how it refuses web pages that reach it by a name of their own, or from another origin.
+pub(super) fn stay_local(document: &mut OpenApi) {
+    each(document, |_, method, operation| {
+        refuse(operation, &[Kind::UnknownHost]);
+        if method != Method::GET {
+            refuse(operation, &[Kind::ForeignOrigin]);
+        }
+    });
+}
+
+fn each(document: &mut OpenApi, change: impl Fn(&str, Method, &mut Operation)) {
     for (path, item) in &mut document.paths.paths {
         for (method, operation) in [
             (Method::GET, &mut item.get),
@@ -32,18 +52,15 @@ pub(super) fn secure(document: &mut OpenApi) {
             (Method::PATCH, &mut item.patch),
             (Method::DELETE, &mut item.delete),
         ] {
-            let scope = Route::of(path).scope(&method);
-            if let (Some(operation), Some(scope)) = (operation, scope) {
-                let needs = SecurityRequirement::new(BEARER, [scope.as_str()]);
-                operation.security = Some(vec![needs]);
-                refuse(operation);
+            if let Some(operation) = operation {
+                change(path, method, operation);
             }
         }
     }
 }
 
-fn refuse(operation: &mut Operation) {
-    for kind in [Kind::Unauthenticated, Kind::InsufficientScope] {
+fn refuse(operation: &mut Operation, kinds: &[Kind]) {
+    for &kind in kinds {
         let status = kind.status().as_str().to_owned();
         let responses = &mut operation.responses.responses;
         responses.insert(status, RefOr::T(refusal(kind)));

@@ -8,7 +8,7 @@
 //!
 //! Deliberately absent: certificates of clients. Who somebody is, tokens say.
 
-mod listener;
+mod config;
 mod stream;
 
 use std::fmt;
@@ -29,12 +29,11 @@ use openssl::x509::X509;
 use tokio::net::TcpStream;
 use tokio_openssl::SslStream;
 
-pub(crate) use listener::Listener;
-pub(crate) use stream::Stream;
+pub use config::TlsConfig;
+pub use stream::Stream;
 
-use crate::auth::reread::Reread;
-use crate::auth::{FileRefused, others};
-use crate::config::TlsConfig;
+use crate::file_modes;
+use crate::reread::{FileRefused, Reread};
 
 /// The protocols that are offered, the best first, each behind its length.
 const PROTOCOLS: &[u8] = b"\x02h2\x08http/1.1";
@@ -86,7 +85,7 @@ impl Tls {
     /// # Errors
     ///
     /// If the handshake fails.
-    pub(crate) async fn accept(&self, socket: TcpStream) -> io::Result<Stream> {
+    pub async fn accept(&self, socket: TcpStream) -> io::Result<Stream> {
         let Some(identity) = &self.0 else {
             return Ok(Stream::Plain(socket));
         };
@@ -105,7 +104,7 @@ impl Tls {
     /// # Errors
     ///
     /// If nobody answers, or somebody else.
-    pub(crate) async fn connect(&self, own: SocketAddr) -> io::Result<Stream> {
+    pub async fn connect(&self, own: SocketAddr) -> io::Result<Stream> {
         let socket = TcpStream::connect(own).await?;
         socket.set_nodelay(true)?;
         let Some(identity) = &self.0 else {
@@ -147,7 +146,7 @@ impl Identity {
             ));
         };
         let key = read_key(key_path, key)?;
-        others::warn_if_they_may_read(key_path, "the key of a listener");
+        file_modes::warn_if_they_may_read(key_path, "the key of a listener");
         if !certificate
             .public_key()
             .is_ok_and(|public| public.public_eq(&key))
@@ -212,7 +211,3 @@ impl fmt::Debug for Identity {
         f.debug_struct("Identity").finish_non_exhaustive()
     }
 }
-
-#[cfg(test)]
-#[path = "../tests/support/tls.rs"]
-mod certificate;

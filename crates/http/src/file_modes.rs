@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 /// Says so if every user may read a file that holds `what`.
-pub(crate) fn warn_if_they_may_read(path: &Path, what: &str) {
+pub fn warn_if_they_may_read(path: &Path, what: &str) {
     const READ: u32 = 0o004;
     if may(path, READ) {
         let path = path.display();
@@ -16,7 +16,7 @@ pub(crate) fn warn_if_they_may_read(path: &Path, what: &str) {
 }
 
 /// Says so if every user may change a file that says `what`.
-pub(crate) fn warn_if_they_may_write(path: &Path, what: &str) {
+pub fn warn_if_they_may_write(path: &Path, what: &str) {
     const WRITE: u32 = 0o002;
     if may(path, WRITE) {
         let path = path.display();

@@ -28,6 +28,7 @@ use tokio::time::{Instant, Sleep};
 
 use framer::{Awaiting, Framer};
 pub use head::{HEADERS_LIMIT_MAX, Refusal};
+use waybill_connections::Outlet;
 
 /// What a connection may use and how long it may take.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +37,7 @@ pub struct GateLimits {
     pub head_bytes_max: usize,
     /// How many header fields it may have.
     pub headers_max: usize,
-    /// How long a head may take from its first byte to its last.
+    /// How long a head may take from its first byte to its last, and the first byte of a connection to come.
     pub head_timeout: Duration,
     /// How long a body, or the reading of an answer, may stand still.
     pub stall_timeout: Duration,
@@ -59,6 +60,8 @@ pub struct Gate<S> {
     framer: Framer,
     limits: GateLimits,
     ended: bool,
+    /// Whether nothing was received yet.
+    is_silent: bool,
     /// When something was last read or written.
     active_at: Instant,
     /// When the head that is being read began.
@@ -66,6 +69,8 @@ pub struct Gate<S> {
     /// Fires at or before the next time-out; moved only when it has to be earlier, or fired.
     timer: Pin<Box<Sleep>>,
     linger: Option<Linger>,
+    /// Where it reports whether the client keeps it from writing.
+    outlet: Option<Outlet>,
 }
 
 #[derive(Debug)]
@@ -83,16 +88,32 @@ impl<S> Gate<S> {
             framer: Framer::new(limits.head_bytes_max, limits.headers_max),
             limits,
             ended: false,
+            is_silent: true,
             active_at: now,
             head_began: None,
-            timer: Box::pin(tokio::time::sleep_until(now + limits.idle_timeout)),
+            timer: Box::pin(tokio::time::sleep_until(now + limits.head_timeout)),
             linger: None,
+            outlet: None,
+        }
+    }
+
+    /// Reports there whether the client keeps it from writing.
+    #[must_use]
+    pub fn with_outlet(mut self, outlet: Outlet) -> Self {
+        self.outlet = Some(outlet);
+        self
+    }
+
+    fn set_blocked(&mut self, is_blocked: bool) {
+        if let Some(outlet) = &mut self.outlet {
+            outlet.set_blocked(is_blocked);
         }
     }
 
     /// When what is awaited from the client must have come.
     fn read_due(&self) -> Instant {
         match self.framer.awaiting() {
+            _ if self.is_silent => self.active_at + self.limits.head_timeout,
             Awaiting::RestOfHead => {
                 self.head_began.unwrap_or(self.active_at) + self.limits.head_timeout
             }
@@ -175,6 +196,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Gate<S> {
             match gate.poll_fill(cx) {
                 Poll::Ready(Ok(0)) => gate.ended = true,
                 Poll::Ready(Ok(_)) => {
+                    gate.is_silent = false;
                     gate.active_at = Instant::now();
                     gate.framer.advance();
                     gate.head_began = match gate.framer.awaiting() {
@@ -205,9 +227,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gate<S> {
         match Pin::new(&mut self.socket).poll_write(cx, bytes) {
             Poll::Ready(written) => {
                 self.active_at = Instant::now();
+                self.set_blocked(false);
                 Poll::Ready(written)
             }
-            Poll::Pending => self.poll_stalled(cx),
+            Poll::Pending => {
+                self.set_blocked(true);
+                self.poll_stalled(cx)
+            }
         }
     }
 
@@ -219,9 +245,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gate<S> {
         match Pin::new(&mut self.socket).poll_write_vectored(cx, bytes) {
             Poll::Ready(written) => {
                 self.active_at = Instant::now();
+                self.set_blocked(false);
                 Poll::Ready(written)
             }
-            Poll::Pending => self.poll_stalled(cx),
+            Poll::Pending => {
+                self.set_blocked(true);
+                self.poll_stalled(cx)
+            }
         }
     }
 
@@ -275,6 +305,19 @@ mod tests {
         let n = gate.read(&mut got).await.unwrap();
         assert_eq!(got[..n], Refusal::HeadTimeout.stand_in().into_bytes());
         assert!(began.elapsed() >= LIMITS.head_timeout);
+    }
+
+    #[tokio::test]
+    async fn a_connection_without_a_first_byte_ends_after_the_time_of_a_head() {
+        let (_client, server) = tokio::io::duplex(4096);
+        let limits = GateLimits {
+            idle_timeout: Duration::from_secs(3600),
+            ..LIMITS
+        };
+        let mut gate = Gate::new(server, limits);
+        let mut all = Vec::new();
+        gate.read_to_end(&mut all).await.unwrap();
+        assert_eq!(all, []);
     }
 
     #[tokio::test]

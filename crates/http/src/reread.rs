@@ -52,7 +52,7 @@ impl<T> Reread<T> {
     /// # Errors
     ///
     /// If that is refused.
-    pub(crate) fn open(
+    pub fn open(
         key: &'static str,
         paths: Vec<PathBuf>,
         read: impl Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static,

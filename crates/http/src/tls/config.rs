@@ -22,7 +22,8 @@ impl TlsConfig {
     }
 
     /// Whether there are both files, or neither.
-    pub(super) fn is_whole(&self) -> bool {
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
         self.cert_file.is_some() == self.key_file.is_some()
     }
 }

@@ -1,0 +1,245 @@
+//! Compressed batches, which are kept uncompressed.
+//!
+//! Why it exists. What a compressed batch takes in the memory of those who read it can be a thousand times its size, and
+//! a batch that cannot be decompressed stops its readers for good. So a batch is decompressed once, when it is produced,
+//! within the bound of its topic (`max.message.bytes`), as Kafka does for a topic with `compression.type=uncompressed`.
+//!
+//! Codecs and their framing are those of the protocol guide's section "Record Batch": gzip, snappy (bare, or in the blocks
+//! of the Java library [xerial](https://github.com/xerial/snappy-java)), LZ4 frames and Zstandard.
+
+use std::io::Read;
+
+use bytes::Bytes;
+use flate2::read::MultiGzDecoder;
+use lz4_flex::frame::FrameDecoder;
+use zstd::stream::read::Decoder as ZstdDecoder;
+
+use super::batch::{BatchError, BatchHeader, HEADER_BYTES};
+
+/// What blocks of the Java library begin with; two version numbers of four bytes follow.
+const XERIAL_MAGIC: &[u8] = b"\x82SNAPPY\0";
+const XERIAL_HEADER_BYTES: usize = 16;
+/// The largest window of Zstandard that is allocated: 8 MiB, which a decoder has to support (RFC 8878, 3.1.1.1.2).
+const ZSTD_WINDOW_LOG_MAX: u32 = 23;
+
+/// The codecs by their numbers in a batch's attributes.
+const GZIP: i16 = 1;
+const SNAPPY: i16 = 2;
+const LZ4: i16 = 3;
+const ZSTD: i16 = 4;
+
+/// A compressed batch as it is kept.
+///
+/// # Errors
+///
+/// If its records cannot be decompressed, are not as many as the header says, or would make a batch of more than
+/// `bytes_max`.
+pub(crate) fn uncompressed(
+    header: &BatchHeader,
+    batch: &Bytes,
+    bytes_max: u64,
+) -> Result<(BatchHeader, Bytes), BatchError> {
+    let compressed = batch.get(HEADER_BYTES..header.bytes);
+    let compressed = compressed.ok_or(BatchError::Length)?;
+    // A batch counts its bytes in 32 bits.
+    let bytes_max = bytes_max.min(i32::MAX as u64) as usize;
+    let mut whole = Vec::with_capacity(header.bytes.saturating_mul(4).min(bytes_max));
+    whole.extend_from_slice(&batch[..HEADER_BYTES]);
+    decompress(header.codec(), compressed, &mut whole, bytes_max)?;
+    let header = header.rewritten_uncompressed(&mut whole)?;
+    Ok((header, whole.into()))
+}
+
+/// Appends what `compressed` holds to `whole`, which may grow to `bytes_max`.
+fn decompress(
+    codec: i16,
+    compressed: &[u8],
+    whole: &mut Vec<u8>,
+    bytes_max: usize,
+) -> Result<(), BatchError> {
+    match codec {
+        GZIP => read(MultiGzDecoder::new(compressed), whole, bytes_max),
+        SNAPPY => snappy(compressed, whole, bytes_max),
+        LZ4 => read(FrameDecoder::new(compressed), whole, bytes_max),
+        ZSTD => {
+            let mut decoder =
+                ZstdDecoder::with_buffer(compressed).map_err(|_| BatchError::Codec)?;
+            let limited = decoder.window_log_max(ZSTD_WINDOW_LOG_MAX);
+            limited.map_err(|_| BatchError::Codec)?;
+            read(decoder, whole, bytes_max)
+        }
+        _ => Err(BatchError::Codec),
+    }
+}
+
+fn read(from: impl Read, whole: &mut Vec<u8>, bytes_max: usize) -> Result<(), BatchError> {
+    let left = bytes_max.saturating_sub(whole.len()) as u64;
+    let read = from.take(left + 1).read_to_end(whole);
+    if whole.len() > bytes_max {
+        return Err(BatchError::Expands { bytes_max });
+    }
+    read.map(drop).map_err(|_| BatchError::Undecodable)
+}
+
+fn snappy(compressed: &[u8], whole: &mut Vec<u8>, bytes_max: usize) -> Result<(), BatchError> {
+    if !compressed.starts_with(XERIAL_MAGIC) {
+        return snappy_block(compressed, whole, bytes_max);
+    }
+    let blocks = compressed.get(XERIAL_HEADER_BYTES..);
+    let mut blocks = blocks.ok_or(BatchError::Undecodable)?;
+    while !blocks.is_empty() {
+        let (length, rest) = blocks
+            .split_first_chunk::<4>()
+            .ok_or(BatchError::Undecodable)?;
+        let length = u32::from_be_bytes(*length) as usize;
+        let (block, rest) = rest
+            .split_at_checked(length)
+            .ok_or(BatchError::Undecodable)?;
+        snappy_block(block, whole, bytes_max)?;
+        blocks = rest;
+    }
+    Ok(())
+}
+
+/// The length that a block announces is not believed before it is known to be allowed.
+fn snappy_block(block: &[u8], whole: &mut Vec<u8>, bytes_max: usize) -> Result<(), BatchError> {
+    let length = snap::raw::decompress_len(block).map_err(|_| BatchError::Undecodable)?;
+    let start = whole.len();
+    if length > bytes_max.saturating_sub(start) {
+        return Err(BatchError::Expands { bytes_max });
+    }
+    whole.resize(start + length, 0);
+    let decompressed = snap::raw::Decoder::new().decompress(block, &mut whole[start..]);
+    match decompressed {
+        Ok(written) if written == length => Ok(()),
+        _ => Err(BatchError::Undecodable),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::super::batch::tests::{batch, compressed_with};
+    use super::*;
+
+    /// As large as a batch may be here.
+    const BYTES_MAX: u64 = 100_000;
+
+    fn gzip(records: &[u8]) -> Vec<u8> {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        encoder.write_all(records).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn lz4(records: &[u8]) -> Vec<u8> {
+        let mut encoder = lz4_flex::frame::FrameEncoder::new(Vec::new());
+        encoder.write_all(records).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn xerial(records: &[u8]) -> Vec<u8> {
+        let mut out = [XERIAL_MAGIC, &1_u32.to_be_bytes(), &1_u32.to_be_bytes()].concat();
+        for block in records.chunks(10) {
+            let block = bare_snappy(block);
+            out.extend_from_slice(&(block.len() as u32).to_be_bytes());
+            out.extend_from_slice(&block);
+        }
+        out
+    }
+
+    fn bare_snappy(records: &[u8]) -> Vec<u8> {
+        snap::raw::Encoder::new().compress_vec(records).unwrap()
+    }
+
+    fn zstd(records: &[u8]) -> Vec<u8> {
+        zstd::encode_all(records, 3).unwrap()
+    }
+
+    type Encode = fn(&[u8]) -> Vec<u8>;
+
+    const CODECS: [(i16, Encode); 5] = [
+        (GZIP, gzip),
+        (SNAPPY, bare_snappy),
+        (SNAPPY, xerial),
+        (LZ4, lz4),
+        (ZSTD, zstd),
+    ];
+
+    fn kept(batch: &Bytes) -> Result<(BatchHeader, Bytes), BatchError> {
+        uncompressed(&BatchHeader::of_produced(batch)?, batch, BYTES_MAX)
+    }
+
+    #[test]
+    fn a_batch_of_any_codec_is_kept_as_it_would_have_been_sent_uncompressed() {
+        let plain = batch(7, 1, 5, &[10, 20, 30]);
+        for (number, (codec, encode)) in CODECS.into_iter().enumerate() {
+            let compressed = compressed_with(&plain, codec, &encode(&plain[HEADER_BYTES..]));
+            let (header, bytes) = kept(&compressed).unwrap();
+            assert_eq!(bytes, plain, "codec {number}");
+            assert_eq!(header, BatchHeader::of_produced(&plain).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_batch_that_expands_beyond_the_bound_is_refused_whatever_its_codec() {
+        let plain = batch(-1, -1, -1, &[10]);
+        let zeroes = vec![0; 4 << 20];
+        for (number, (codec, encode)) in CODECS.into_iter().enumerate() {
+            let bomb = compressed_with(&plain, codec, &encode(&zeroes));
+            let refused = kept(&bomb).unwrap_err();
+            let bytes_max = BYTES_MAX as usize;
+            assert_eq!(refused, BatchError::Expands { bytes_max }, "codec {number}");
+        }
+    }
+
+    #[test]
+    fn a_batch_that_no_client_could_read_is_refused() {
+        let plain = batch(-1, -1, -1, &[10, 20, 30]);
+        let records = &plain[HEADER_BYTES..];
+        for (number, (codec, encode)) in CODECS.into_iter().enumerate() {
+            let whole = encode(records);
+            for cut in 1..whole.len() {
+                let cut_short = compressed_with(&plain, codec, &whole[..cut]);
+                // LZ4 has a mark at its end without which everything is there.
+                let is_whole = kept(&cut_short).is_ok_and(|(_, kept)| kept == plain);
+                let is_refused = kept(&cut_short).is_err();
+                assert!(
+                    is_refused || codec == LZ4 && is_whole,
+                    "codec {number} cut at {cut}"
+                );
+            }
+            let rubbish = compressed_with(&plain, codec, b"not compressed at all");
+            let refused = kept(&rubbish).unwrap_err();
+            assert!(
+                matches!(
+                    refused,
+                    BatchError::Undecodable | BatchError::Expands { .. }
+                ),
+                "codec {number}: {refused}"
+            );
+            // What decompresses well need not be records.
+            let other = compressed_with(&plain, codec, &encode(b"no records"));
+            assert_eq!(
+                kept(&other).unwrap_err(),
+                BatchError::Records,
+                "codec {number}"
+            );
+            let one_less = &records[..records.len() / 3];
+            let fewer = compressed_with(&plain, codec, &encode(one_less));
+            assert_eq!(
+                kept(&fewer).unwrap_err(),
+                BatchError::Records,
+                "codec {number}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_block_of_snappy_that_announces_more_than_it_holds_allocates_nothing() {
+        let plain = batch(-1, -1, -1, &[10]);
+        // 4 GiB less one, as a variable-length number.
+        let lying = compressed_with(&plain, SNAPPY, b"\xff\xff\xff\xff\x0f");
+        assert!(matches!(kept(&lying), Err(BatchError::Expands { .. })));
+    }
+}

@@ -1,0 +1,497 @@
+//! The connections that a listener has open, and which of them makes room for a new one.
+//!
+//! What must hold: idle connections keep nobody out. At the limit a new connection replaces the one that has been idle
+//! for longest; at the limit of one address, the longest idle one of that address. A connection on which a request is
+//! under way, or arrives, is not idle, unless nothing has moved on it for longer than the listener allows, or its client
+//! has left answers unread for so long.
+//!
+//! Deliberately absent: sockets and timers. A listener asks for a [`Place`] per connection, reports what happens on it,
+//! and ends the connection when told to.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// How many connections there may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// In all.
+    pub max: usize,
+    /// From one address. For IPv6 that is a network of 64 bits, the smallest that a site is given.
+    pub per_address_max: usize,
+    /// A connection on which nothing has moved for longer counts as idle, although a request is under way on it.
+    /// `None` where the connection ends such requests itself.
+    pub stall_timeout: Option<Duration>,
+    /// A connection whose client has not read on for longer, though an answer is there for it, counts as idle.
+    pub unread_timeout: Option<Duration>,
+}
+
+/// The open connections of one listener.
+#[derive(Debug)]
+pub struct Connections {
+    limits: Limits,
+    started: Instant,
+    open: Mutex<Open>,
+    replaced: AtomicU64,
+    refused: AtomicU64,
+}
+
+#[derive(Default, Debug)]
+struct Open {
+    by_id: HashMap<u64, Entry>,
+    by_source: HashMap<IpAddr, usize>,
+    next_id: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    source: IpAddr,
+    activity: Arc<Activity>,
+}
+
+/// What a connection last did.
+#[derive(Debug)]
+struct Activity {
+    /// Microseconds since the set of connections was made.
+    last_traffic_us: AtomicU64,
+    /// Requests that are under way, or arrive.
+    requests: AtomicU32,
+    /// Answers of which a part is ready, and waits for the client to read on.
+    unread: AtomicU32,
+    closing: CancellationToken,
+}
+
+/// Why there is no place for a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Full {
+    /// Its address has as many as it may have, and none of them is idle.
+    Address,
+    /// There are as many as there may be, and none of them is idle.
+    All,
+}
+
+/// How many connections there are, and were.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Connections that are open.
+    pub open: usize,
+    /// Idle connections that were closed to make room for a new one, so far.
+    pub replaced: u64,
+    /// How often there was no place, so far.
+    pub refused: u64,
+}
+
+impl Connections {
+    /// A set without connections.
+    #[must_use]
+    pub fn new(limits: Limits) -> Arc<Self> {
+        Arc::new(Self {
+            limits,
+            started: Instant::now(),
+            open: Mutex::default(),
+            replaced: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        })
+    }
+
+    /// A place for a connection that `peer` opened at `now`, and that has to end once `closing` is cancelled.
+    ///
+    /// # Errors
+    ///
+    /// If a limit is reached, and no connection is idle that could be closed instead.
+    pub fn admit(
+        self: &Arc<Self>,
+        now: Instant,
+        peer: IpAddr,
+        closing: CancellationToken,
+    ) -> Result<Place, Full> {
+        let source = source_of(peer);
+        let mut open = self.locked();
+        let of_source = open.by_source.get(&source).copied().unwrap_or(0);
+        if of_source >= self.limits.per_address_max {
+            let is_of_source = |entry: &Entry| entry.source == source;
+            self.replace_longest_idle(&mut open, now, is_of_source, Full::Address)?;
+        } else if open.by_id.len() >= self.limits.max {
+            self.replace_longest_idle(&mut open, now, |_| true, Full::All)?;
+        }
+        let activity = Arc::new(Activity {
+            last_traffic_us: AtomicU64::new(self.micros(now)),
+            requests: AtomicU32::new(0),
+            unread: AtomicU32::new(0),
+            closing,
+        });
+        let id = open.insert(Entry {
+            source,
+            activity: Arc::clone(&activity),
+        });
+        drop(open);
+        Ok(Place {
+            id,
+            all: Arc::clone(self),
+            activity,
+        })
+    }
+
+    /// How many connections there are, and were.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        Counts {
+            open: self.locked().by_id.len(),
+            replaced: self.replaced.load(Relaxed),
+            refused: self.refused.load(Relaxed),
+        }
+    }
+
+    fn replace_longest_idle(
+        &self,
+        open: &mut Open,
+        now: Instant,
+        may_close: impl Fn(&Entry) -> bool,
+        full: Full,
+    ) -> Result<(), Full> {
+        let longest_idle = self.longest_idle(open, now, may_close);
+        let Some(entry) = longest_idle.and_then(|id| open.remove(id)) else {
+            self.refused.fetch_add(1, Relaxed);
+            return Err(full);
+        };
+        entry.activity.closing.cancel();
+        self.replaced.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn longest_idle(
+        &self,
+        open: &Open,
+        now: Instant,
+        may_close: impl Fn(&Entry) -> bool,
+    ) -> Option<u64> {
+        let now = self.micros(now);
+        let stall_us = micros_of(self.limits.stall_timeout);
+        let unread_us = micros_of(self.limits.unread_timeout);
+        let silent_since = |entry: &Entry| entry.activity.last_traffic_us.load(Relaxed);
+        let is_idle = |entry: &Entry| {
+            let silent_us = now.saturating_sub(silent_since(entry));
+            let is_unread = entry.activity.unread.load(Relaxed) > 0;
+            let is_busy = is_unread || entry.activity.requests.load(Relaxed) > 0;
+            !is_busy || silent_us > stall_us || is_unread && silent_us > unread_us
+        };
+        let candidates = open.by_id.iter();
+        let candidates = candidates.filter(|(_, entry)| may_close(entry) && is_idle(entry));
+        let longest = candidates.min_by_key(|(id, entry)| (silent_since(entry), **id));
+        longest.map(|(&id, _)| id)
+    }
+
+    fn micros(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.started).as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Open {
+    fn insert(&mut self, entry: Entry) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        *self.by_source.entry(entry.source).or_default() += 1;
+        self.by_id.insert(id, entry);
+        id
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Entry> {
+        let entry = self.by_id.remove(&id)?;
+        if let Some(count) = self.by_source.get_mut(&entry.source) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_source.remove(&entry.source);
+            }
+        }
+        Some(entry)
+    }
+}
+
+/// A time-out in microseconds; that of none is never reached.
+fn micros_of(timeout: Option<Duration>) -> u64 {
+    let micros = timeout.map(|timeout| u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX));
+    micros.unwrap_or(u64::MAX)
+}
+
+/// Whom connections from an address are counted with.
+fn source_of(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
+        }
+        address => address,
+    }
+}
+
+/// The place of one connection. Dropping it makes room for another.
+#[derive(Debug)]
+pub struct Place {
+    id: u64,
+    all: Arc<Connections>,
+    activity: Arc<Activity>,
+}
+
+impl Place {
+    /// Reports when bytes were last received or sent, and whether a request is under way or arrives.
+    pub fn report(&self, last_traffic: Instant, is_busy: bool) {
+        let at = self.all.micros(last_traffic);
+        self.activity.last_traffic_us.store(at, Relaxed);
+        self.activity.requests.store(is_busy.into(), Relaxed);
+    }
+
+    /// Reports that a request has arrived. It is under way until the returned guard is dropped. For connections that do
+    /// not [`report`](Self::report) by themselves.
+    #[must_use]
+    pub fn begin_request(&self) -> RequestGuard {
+        self.activity.requests.fetch_add(1, Relaxed);
+        RequestGuard {
+            all: Arc::clone(&self.all),
+            activity: Arc::clone(&self.activity),
+            is_unread: false,
+        }
+    }
+
+    /// Where the connection reports whether the client keeps it from writing. One is enough.
+    #[must_use]
+    pub fn outlet(&self) -> Outlet {
+        Outlet {
+            all: Arc::clone(&self.all),
+            activity: Arc::clone(&self.activity),
+            is_blocked: false,
+        }
+    }
+
+    /// Resolves once the client has not read on for `timeout`, though an answer is there for it.
+    pub async fn unread_for(&self, timeout: Duration) {
+        let timeout_us = micros_of(Some(timeout));
+        loop {
+            tokio::time::sleep(timeout / 4).await;
+            let silent_since = self.activity.last_traffic_us.load(Relaxed);
+            let silent_us = self.all.micros(Instant::now()).saturating_sub(silent_since);
+            if self.activity.unread.load(Relaxed) > 0 && silent_us > timeout_us {
+                return;
+            }
+        }
+    }
+
+    /// Resolves when the connection has to end.
+    pub async fn closing(&self) {
+        self.activity.closing.cancelled().await;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.all.locked().remove(self.id);
+    }
+}
+
+/// A request that is under way on a connection.
+#[derive(Debug)]
+pub struct RequestGuard {
+    all: Arc<Connections>,
+    activity: Arc<Activity>,
+    is_unread: bool,
+}
+
+impl RequestGuard {
+    /// Reports that a part of the answer was handed over, and that the next one waits for the client to read on; or that
+    /// there is none yet.
+    pub fn set_unread(&mut self, is_unread: bool) {
+        if is_unread || self.is_unread {
+            self.touch();
+        }
+        match (self.is_unread, is_unread) {
+            (false, true) => self.activity.unread.fetch_add(1, Relaxed),
+            (true, false) => self.activity.unread.fetch_sub(1, Relaxed),
+            (true, true) | (false, false) => return,
+        };
+        self.is_unread = is_unread;
+    }
+
+    fn touch(&self) {
+        let now = self.all.micros(Instant::now());
+        self.activity.last_traffic_us.store(now, Relaxed);
+    }
+}
+
+impl Drop for RequestGuard {
+    fn drop(&mut self) {
+        self.touch();
+        if self.is_unread {
+            self.activity.unread.fetch_sub(1, Relaxed);
+        }
+        self.activity.requests.fetch_sub(1, Relaxed);
+    }
+}
+
+/// What a connection's socket does with what is written to it.
+#[derive(Debug)]
+pub struct Outlet {
+    all: Arc<Connections>,
+    activity: Arc<Activity>,
+    is_blocked: bool,
+}
+
+impl Outlet {
+    /// Reports that bytes were taken (`false`), or could not be, because the client has not read those before them. What
+    /// is written to a client that reads is no sign that it reads answers: it may be a reply to its pings.
+    pub fn set_blocked(&mut self, is_blocked: bool) {
+        if self.is_blocked == is_blocked {
+            return;
+        }
+        let now = self.all.micros(Instant::now());
+        self.activity.last_traffic_us.store(now, Relaxed);
+        match is_blocked {
+            true => self.activity.unread.fetch_add(1, Relaxed),
+            false => self.activity.unread.fetch_sub(1, Relaxed),
+        };
+        self.is_blocked = is_blocked;
+    }
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        self.set_blocked(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STALL: Duration = Duration::from_secs(60);
+    const UNREAD: Duration = Duration::from_secs(5);
+
+    fn address(last: u8) -> IpAddr {
+        IpAddr::from([192, 0, 2, last])
+    }
+
+    fn up_to(max: usize, per_address_max: usize) -> Arc<Connections> {
+        Connections::new(Limits {
+            max,
+            per_address_max,
+            stall_timeout: Some(STALL),
+            unread_timeout: Some(UNREAD),
+        })
+    }
+
+    #[test]
+    fn the_longest_idle_connection_is_replaced_and_a_busy_one_is_not() {
+        let all = up_to(3, 3);
+        let closing = [(); 4].map(|()| CancellationToken::new());
+        let now = all.started;
+        let admit = |n: usize, at| all.admit(at, address(1), closing[n].clone());
+        let places: Vec<Place> = (0..3).map(|n| admit(n, now).unwrap()).collect();
+        // The first waits for an answer, and the second was used later than the third.
+        let later = now + Duration::from_secs(1);
+        places[0].report(now, true);
+        places[1].report(later, false);
+        let fourth = admit(3, later).unwrap();
+        let closed = closing.each_ref().map(CancellationToken::is_cancelled);
+        assert_eq!(closed, [false, false, true, false]);
+
+        // While all of them are busy none is replaced, before one has stalled.
+        places[1].report(later, true);
+        fourth.report(later, true);
+        let next = |at| all.admit(at, address(1), CancellationToken::new());
+        assert_eq!(next(now + STALL).err(), Some(Full::Address));
+        let _fifth = next(now + STALL + Duration::from_millis(1)).unwrap();
+        assert!(closing[0].is_cancelled());
+        let counts = Counts {
+            open: 3,
+            replaced: 2,
+            refused: 1,
+        };
+        assert_eq!(all.counts(), counts);
+    }
+
+    #[test]
+    fn a_connection_that_ends_makes_room() {
+        let all = up_to(1, 2);
+        let now = all.started;
+        let admit = || all.admit(now, address(1), CancellationToken::new());
+        let first = admit().unwrap();
+        first.report(now, true);
+        assert_eq!(admit().err(), Some(Full::All));
+        drop(first);
+        assert!(admit().is_ok());
+    }
+
+    #[test]
+    fn an_address_at_its_limit_replaces_its_own_connections_alone() {
+        let all = up_to(10, 2);
+        let now = all.started;
+        let of_other = CancellationToken::new();
+        let _other = all.admit(now, address(2), of_other.clone()).unwrap();
+        let closing = [(); 3].map(|()| CancellationToken::new());
+        let _places: Vec<_> = closing
+            .iter()
+            .map(|closing| all.admit(now, address(1), closing.clone()).unwrap())
+            .collect();
+        assert!(!of_other.is_cancelled());
+        let closed = closing.each_ref().map(CancellationToken::is_cancelled);
+        assert_eq!(closed, [true, false, false]);
+    }
+
+    #[test]
+    fn a_connection_is_busy_until_all_of_its_requests_have_ended() {
+        let all = up_to(1, 1);
+        let admit = || all.admit(Instant::now(), address(1), CancellationToken::new());
+        let place = admit().unwrap();
+        let requests = (place.begin_request(), place.begin_request());
+        drop(requests.0);
+        assert!(admit().is_err());
+        drop(requests.1);
+        assert!(admit().is_ok());
+    }
+
+    #[test]
+    fn a_connection_whose_client_does_not_read_on_is_replaced_after_a_while() {
+        let all = up_to(1, 1);
+        let next = |at| all.admit(at, address(1), CancellationToken::new());
+        let place = next(all.started).unwrap();
+        let mut request = place.begin_request();
+        let mut outlet = place.outlet();
+        let later = |after: Duration| Instant::now() + after;
+        let just_past = UNREAD + Duration::from_secs(1);
+        assert!(
+            next(later(just_past)).is_err(),
+            "the answer is not there yet"
+        );
+        request.set_unread(true);
+        assert!(
+            next(later(Duration::ZERO)).is_err(),
+            "the client may be slow"
+        );
+        request.set_unread(false);
+        outlet.set_blocked(true);
+        drop(request);
+        assert!(
+            next(later(Duration::ZERO)).is_err(),
+            "the answer is not yet written"
+        );
+        assert!(next(later(just_past)).is_ok());
+        drop((outlet, place));
+        assert!(next(later(Duration::ZERO)).is_ok());
+    }
+
+    #[test]
+    fn addresses_of_one_network_count_together_in_version_6_only() {
+        let of = |text: &str| source_of(text.parse().unwrap());
+        assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
+        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
+        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+    }
+}

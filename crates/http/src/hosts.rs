@@ -1,0 +1,247 @@
+//! Which hosts a listener answers for, and which web pages may change something there.
+//!
+//! Why it exists. A listener that asks for no token trusts the network that reaches it. A web browser on that network is
+//! reached by every web page: a page can have its own host name resolve to this machine (DNS rebinding) and then read
+//! answers as its own, and it can send simple requests anywhere. The browser tells both: by `Host`, and by `Origin` and
+//! `Sec-Fetch-Site` ([Fetch Metadata](https://www.w3.org/TR/fetch-metadata/)).
+//!
+//! What must hold: a request passes only if its host is an IP address, `localhost` or a configured name, and a change
+//! only if no page of another origin asks for it. Clients that are no browsers send none of these headers but `Host`.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+
+use hyper::header::{HOST, HeaderName, HeaderValue, ORIGIN};
+use hyper::http::uri::Authority;
+use hyper::{HeaderMap, Method, Uri};
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// Accepts every name.
+const ANY_NAME: &str = "*";
+
+/// The hosts that a listener answers for.
+#[derive(Clone, Debug)]
+pub struct Hosts(Rule);
+
+#[derive(Clone, Debug)]
+enum Rule {
+    /// All, and pages of all origins: those who ask prove who they are.
+    Any,
+    /// IP addresses, `localhost`, and these names in lower case.
+    Local(Arc<[String]>),
+}
+
+/// Why a request was refused.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Foreign {
+    /// Its host is not one of this listener's.
+    #[error(
+        "the host {0:?} is not answered here: ask by an IP address or localhost, or list the name in http.hosts \
+         (admin.hosts for the admin port)"
+    )]
+    Host(String),
+    /// A web page of another origin asks for a change.
+    #[error("a web page of another origin ({0}) cannot change anything here")]
+    Page(String),
+}
+
+impl Default for Hosts {
+    fn default() -> Self {
+        Self::any()
+    }
+}
+
+impl Hosts {
+    /// Of a listener whose clients prove who they are.
+    #[must_use]
+    pub const fn any() -> Self {
+        Self(Rule::Any)
+    }
+
+    /// Of a listener that asks for no proof: IP addresses, `localhost` and `names`; with `*` among these, every name.
+    #[must_use]
+    pub fn local(names: &[String]) -> Self {
+        if names.iter().any(|name| name == ANY_NAME) {
+            return Self::any();
+        }
+        let names = names.iter().map(|name| normal(name)).collect();
+        Self(Rule::Local(names))
+    }
+
+    /// Whether a request may pass.
+    ///
+    /// # Errors
+    ///
+    /// If its host is none of these, or if it asks for a change from a web page of another origin.
+    pub fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), Foreign> {
+        let Rule::Local(names) = &self.0 else {
+            return Ok(());
+        };
+        let mut hosts = headers.get_all(HOST).iter().map(HeaderValue::to_str);
+        let named = hosts.next().and_then(Result::ok);
+        if let Some(another) = hosts.next() {
+            return Err(Foreign::Host(another.unwrap_or_default().to_owned()));
+        }
+        let target = uri.authority().map(Authority::as_str);
+        let Some(own) = target.or(named) else {
+            return Err(Foreign::Host(String::new()));
+        };
+        for host in [target, named].into_iter().flatten() {
+            if !is_local(host_of(host), names) {
+                return Err(Foreign::Host(host.to_owned()));
+            }
+        }
+        if method == Method::GET || method == Method::HEAD || method == Method::OPTIONS {
+            return Ok(());
+        }
+        let is_own = |origin: &str| is_of(origin, own);
+        let is_same_site = |site: &str| site == "same-origin" || site == "none";
+        all(headers, &ORIGIN, is_own)?;
+        all(headers, &SEC_FETCH_SITE, is_same_site)
+    }
+}
+
+/// Whether all values of a header are as they must be.
+fn all(
+    headers: &HeaderMap,
+    name: &HeaderName,
+    is_good: impl Fn(&str) -> bool,
+) -> Result<(), Foreign> {
+    for value in headers.get_all(name) {
+        let value = value.to_str().unwrap_or("not text");
+        if !is_good(value) {
+            return Err(Foreign::Page(value.to_owned()));
+        }
+    }
+    Ok(())
+}
+
+/// Whether an origin, such as `http://localhost:8080`, is that of a host with its port.
+fn is_of(origin: &str, own: &str) -> bool {
+    let host = origin
+        .strip_prefix("http://")
+        .or_else(|| origin.strip_prefix("https://"));
+    host.is_some_and(|host| host.eq_ignore_ascii_case(own))
+}
+
+fn is_local(host: &str, names: &[String]) -> bool {
+    if let Some(address) = host.strip_prefix('[') {
+        let address = address.strip_suffix(']');
+        return address.is_some_and(|address| address.parse::<Ipv6Addr>().is_ok());
+    }
+    let host = normal(host);
+    host.parse::<IpAddr>().is_ok() || host == "localhost" || names.contains(&host)
+}
+
+/// A host without its port.
+fn host_of(authority: &str) -> &str {
+    match authority.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+        _ => authority,
+    }
+}
+
+fn normal(name: &str) -> String {
+    name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(hosts: &Hosts, method: Method, headers: &[(&str, &str)]) -> Result<(), Foreign> {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            let name: HeaderName = name.parse().unwrap();
+            map.append(name, value.parse().unwrap());
+        }
+        hosts.check(&method, &Uri::from_static("/v1/operations"), &map)
+    }
+
+    #[test]
+    fn addresses_localhost_and_configured_names_are_answered_and_no_others() {
+        let hosts = Hosts::local(&["Waybill.example".to_owned()]);
+        let get = |host: &str| checked(&hosts, Method::GET, &[("host", host)]);
+        for good in [
+            "127.0.0.1:8080",
+            "10.1.2.3",
+            "[::1]:8080",
+            "[::1]",
+            "localhost",
+            "LOCALHOST:8080",
+            "localhost.:8080",
+            "waybill.example:8080",
+        ] {
+            assert_eq!(get(good), Ok(()), "{good}");
+        }
+        for bad in [
+            "attacker.example:8080",
+            "localhost.attacker.example",
+            "127.0.0.1.attacker.example",
+            "waybill.example.attacker.example",
+            "[::1",
+            "[localhost]",
+            "",
+            "localhost:80:80",
+            "localhost..",
+        ] {
+            assert_eq!(get(bad), Err(Foreign::Host(bad.to_owned())), "{bad}");
+        }
+        assert!(checked(&hosts, Method::GET, &[]).is_err(), "no host");
+        let any = Hosts::local(&["*".to_owned()]);
+        let attacker = [("host", "attacker.example")];
+        assert_eq!(checked(&any, Method::POST, &attacker), Ok(()));
+    }
+
+    #[test]
+    fn the_target_of_a_request_is_held_to_the_same_as_its_host() {
+        let hosts = Hosts::local(&[]);
+        let check = |uri: &'static str, host: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(HOST, HeaderValue::from_static(host));
+            hosts.check(&Method::GET, &Uri::from_static(uri), &headers)
+        };
+        assert!(check("http://localhost/", "localhost").is_ok());
+        assert!(check("http://attacker.example/", "localhost").is_err());
+        assert!(check("http://localhost/", "attacker.example").is_err());
+    }
+
+    #[test]
+    fn a_page_of_another_origin_may_read_nothing_new_and_change_nothing() {
+        let hosts = Hosts::local(&[]);
+        let with = |method: Method, header: (&str, &str)| {
+            checked(&hosts, method, &[("host", "localhost:8080"), header])
+        };
+        for own in [
+            ("origin", "http://localhost:8080"),
+            ("origin", "https://LOCALHOST:8080"),
+            ("sec-fetch-site", "same-origin"),
+            ("sec-fetch-site", "none"),
+            ("accept", "*/*"),
+        ] {
+            assert_eq!(with(Method::POST, own), Ok(()), "{own:?}");
+        }
+        for foreign in [
+            ("origin", "http://attacker.example"),
+            ("origin", "http://localhost:8081"),
+            ("origin", "http://localhost"),
+            ("origin", "null"),
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-site", "same-site"),
+            ("sec-fetch-site", "CROSS-SITE"),
+        ] {
+            for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+                let refused = Err(Foreign::Page(foreign.1.to_owned()));
+                assert_eq!(with(method, foreign), refused, "{foreign:?}");
+            }
+            assert_eq!(with(Method::GET, foreign), Ok(()), "{foreign:?}");
+        }
+        let host = ("host", "localhost:8080");
+        let own = ("origin", "http://localhost:8080");
+        let two = [host, own, ("origin", "http://attacker.example")];
+        assert!(checked(&hosts, Method::POST, &two).is_err(), "each counts");
+        let two = [host, ("host", "attacker.example")];
+        assert!(checked(&hosts, Method::GET, &two).is_err(), "two hosts");
+    }
+}

@@ -1,0 +1,383 @@
+//! Connections: accepting them, encrypting them, serving HTTP/1.1 and HTTP/2 on each, and ending them in order.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use metrics::{Counter, Gauge};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use waybill_connections::{Connections, Full, Limits, Place, RequestGuard};
+use waybill_telemetry::{Declared, Metric};
+
+use crate::gate::{Gate, GateLimits};
+use crate::tls::{Stream, Tls};
+
+/// How long to wait before accepting again when the system is out of something, such as file
+/// descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long to wait before looking again for a connection that could be replaced.
+const FULL_PAUSE: Duration = Duration::from_millis(20);
+
+/// How long a client may leave an answer unread before its connection makes room for another where there are too many.
+const UNREAD_PATIENCE: Duration = Duration::from_secs(5);
+/// How much of an answer is handed over at once: what is behind it shows whether the client reads on.
+const PIECE_BYTES_MAX: usize = 16 * 1024;
+
+/// How many requests one HTTP/2 connection may have under way.
+const HTTP2_STREAMS_MAX: u32 = 128;
+/// How much of a body one HTTP/2 stream, and one connection, may send unread.
+const HTTP2_STREAM_WINDOW: u32 = 64 * 1024;
+const HTTP2_CONNECTION_WINDOW: u32 = 512 * 1024;
+/// How often a quiet HTTP/2 connection is asked whether it is still there.
+const HTTP2_PING: Duration = Duration::from_secs(20);
+
+const OPEN: Metric<Gauge, 1> = Metric::new(
+    "waybill_http_connections",
+    "HTTP connections that are open, by listener",
+    ["listener"],
+);
+const MAX: Metric<Gauge, 1> = Metric::new(
+    "waybill_http_connections_max",
+    "HTTP connections that may be open, by listener",
+    ["listener"],
+);
+const REPLACED: Metric<Counter, 1> = Metric::new(
+    "waybill_http_connections_replaced_total",
+    "Idle HTTP connections that were closed to make room for a new one, by listener",
+    ["listener"],
+);
+const REFUSED: Metric<Counter, 1> = Metric::new(
+    "waybill_http_connections_refused_total",
+    "New HTTP connections for which there was no place because none was idle, by listener",
+    ["listener"],
+);
+
+/// The metrics of all servers.
+pub const METRICS: &[&dyn Declared] = &[&OPEN, &MAX, &REPLACED, &REFUSED];
+
+/// Answers the requests of a [`Server`].
+pub trait Service: Send + Sync + 'static {
+    /// The body of an answer.
+    type Body: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>>
+        + Send
+        + Unpin
+        + 'static;
+
+    /// Answers one request. In place of a request whose head was refused comes a
+    /// [stand-in](crate::Refusal::METHOD), whose answer says so.
+    fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Response<Self::Body>> + Send;
+}
+
+/// What connections may use, and how long they may take.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerLimits {
+    /// How many may be open. One more replaces the one that has been idle for longest; where none is idle it waits.
+    pub connections_max: usize,
+    /// How many may be open of one address. One more replaces the address's own that has been idle for longest; where
+    /// none is idle it is closed.
+    pub connections_per_address_max: usize,
+    /// What each may send, and how long it may take.
+    pub gate: GateLimits,
+}
+
+/// Accepts connections and serves them.
+pub struct Server<S> {
+    listener: TcpListener,
+    tls: Tls,
+    service: Arc<S>,
+    limits: ServerLimits,
+    connections: Arc<Connections>,
+    meter: Meter,
+    http: auto::Builder<TokioExecutor>,
+}
+
+/// Where the connections of one listener are counted.
+#[derive(Clone)]
+struct Meter {
+    open: Gauge,
+    replaced: Counter,
+    refused: Counter,
+}
+
+impl Meter {
+    fn new(listener: &str, limits: &ServerLimits) -> Self {
+        MAX.of([listener]).set(limits.connections_max as f64);
+        Self {
+            open: OPEN.of([listener]),
+            replaced: REPLACED.of([listener]),
+            refused: REFUSED.of([listener]),
+        }
+    }
+
+    fn note(&self, connections: &Connections) {
+        let counts = connections.counts();
+        self.open.set(counts.open as f64);
+        self.replaced.absolute(counts.replaced);
+        self.refused.absolute(counts.refused);
+    }
+}
+
+impl<S: Service> Server<S> {
+    /// A server that metrics and the log know by `name`.
+    pub fn new(
+        name: &'static str,
+        listener: TcpListener,
+        tls: Tls,
+        service: Arc<S>,
+        limits: ServerLimits,
+    ) -> Self {
+        let mut http = auto::Builder::new(TokioExecutor::new());
+        // The gate hands over whole heads within its limits and times them: the parser's own
+        // limits must not be reached first. A client may shut its side down and wait for answers.
+        http.http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(None)
+            .half_close(true);
+        http.http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(HTTP2_STREAMS_MAX)
+            .initial_stream_window_size(HTTP2_STREAM_WINDOW)
+            .initial_connection_window_size(HTTP2_CONNECTION_WINDOW)
+            .max_header_list_size(u32::try_from(limits.gate.head_bytes_max).unwrap_or(u32::MAX))
+            .keep_alive_interval(HTTP2_PING);
+        Self {
+            listener,
+            tls,
+            service,
+            limits,
+            connections: Connections::new(Limits {
+                max: limits.connections_max,
+                per_address_max: limits.connections_per_address_max,
+                // A request may take long here. A client that does not read its answer makes room sooner.
+                stall_timeout: None,
+                unread_timeout: Some(UNREAD_PATIENCE),
+            }),
+            meter: Meter::new(name, &limits),
+            http,
+        }
+    }
+
+    /// Accepts until `stop` is cancelled, and then waits for the connections that are open to end;
+    /// they are asked to, once nothing is under way on them. Dropping the future cuts them off.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut serving = JoinSet::new();
+        loop {
+            let accepted = tokio::select! {
+                () = stop.cancelled() => break,
+                Some(ended) = serving.join_next() => {
+                    log_panic(ended);
+                    continue;
+                }
+                accepted = self.listener.accept() => accepted,
+            };
+            let (socket, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "no connection could be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let place = tokio::select! {
+                () = stop.cancelled() => break,
+                place = self.place(peer) => place,
+            };
+            let Some(place) = place else { continue };
+            let connection = Connection {
+                http: self.http.clone(),
+                tls: self.tls.clone(),
+                service: Arc::clone(&self.service),
+                limits: self.limits.gate,
+                stop: stop.clone(),
+            };
+            let (connections, meter) = (Arc::clone(&self.connections), self.meter.clone());
+            let stall_timeout = self.limits.gate.stall_timeout;
+            serving.spawn(async move {
+                tokio::select! {
+                    () = connection.serve(socket, &place) => {}
+                    () = place.closing() => {
+                        tracing::debug!("an idle connection made room for another");
+                    }
+                    () = place.unread_for(stall_timeout) => {
+                        tracing::debug!("a client did not read its answer in time");
+                    }
+                }
+                drop(place);
+                meter.note(&connections);
+            });
+        }
+        drop(self.listener);
+        while let Some(ended) = serving.join_next().await {
+            log_panic(ended);
+        }
+    }
+
+    /// A place for a connection; `None` if it has to be closed. Waits while all connections are busy.
+    async fn place(&self, peer: SocketAddr) -> Option<Place> {
+        loop {
+            let closing = CancellationToken::new();
+            let admitted = self.connections.admit(Instant::now(), peer.ip(), closing);
+            self.meter.note(&self.connections);
+            match admitted {
+                Ok(place) => return Some(place),
+                Err(Full::Address) => {
+                    tracing::warn!(
+                        address = %peer.ip(),
+                        "closed a new connection: its address has as many as it may have, and none is idle"
+                    );
+                    return None;
+                }
+                Err(Full::All) => {
+                    tracing::warn!(
+                        max = self.limits.connections_max,
+                        "a new connection waits: the limit is reached and no connection is idle"
+                    );
+                    tokio::time::sleep(FULL_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+fn log_panic(ended: Result<(), JoinError>) {
+    if let Err(error) = ended {
+        tracing::error!(%error, "serving a connection panicked");
+    }
+}
+
+/// What one connection is served with.
+struct Connection<S> {
+    http: auto::Builder<TokioExecutor>,
+    tls: Tls,
+    service: Arc<S>,
+    limits: GateLimits,
+    stop: CancellationToken,
+}
+
+impl<S: Service> Connection<S> {
+    async fn serve(self, socket: TcpStream, place: &Place) {
+        if let Err(error) = socket.set_nodelay(true) {
+            tracing::debug!(%error, "a connection ended early");
+            return;
+        }
+        let Some(stream) = self.secured(socket).await else {
+            return;
+        };
+        let gate = Gate::new(stream, self.limits).with_outlet(place.outlet());
+        let service = self.service;
+        let answer = service_fn(move |request| {
+            let (service, guard) = (Arc::clone(&service), place.begin_request());
+            async move {
+                let answer = service.answer(request).await;
+                Ok::<_, Infallible>(answer.map(|body| Tracked::new(body, guard)))
+            }
+        });
+        let connection = self.http.serve_connection(TokioIo::new(gate), answer);
+        let mut connection = std::pin::pin!(connection);
+        let served = tokio::select! {
+            served = connection.as_mut() => served,
+            () = self.stop.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = served {
+            // Clients go away at any moment; that is theirs to do.
+            tracing::debug!(%error, "a connection ended early");
+        }
+    }
+
+    /// The connection once it is encrypted, where it is to be; `None` where it came to nothing.
+    async fn secured(&self, socket: TcpStream) -> Option<Stream> {
+        let handshake = tokio::time::timeout(self.limits.head_timeout, self.tls.accept(socket));
+        let ended = tokio::select! {
+            ended = handshake => ended,
+            () = self.stop.cancelled() => return None,
+        };
+        let refused: Box<dyn Error> = match ended {
+            Ok(Ok(stream)) => return Some(stream),
+            Ok(Err(error)) => error.into(),
+            Err(late) => late.into(),
+        };
+        tracing::debug!(error = &*refused, "a handshake came to nothing");
+        None
+    }
+}
+
+/// The body of an answer, in small pieces. Its request is under way until the last one is handed over, or it is dropped.
+struct Tracked<B> {
+    body: B,
+    /// What is left of the piece that the body gave last.
+    rest: Bytes,
+    guard: RequestGuard,
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Tracked<B> {
+    fn new(body: B, mut guard: RequestGuard) -> Self {
+        guard.set_unread(!body.is_end_stream());
+        Self {
+            body,
+            rest: Bytes::new(),
+            guard,
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for Tracked<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = &mut *self;
+        if this.rest.is_empty() {
+            match Pin::new(&mut this.body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => this.rest = data,
+                    Err(other) => return Poll::Ready(Some(Ok(other))),
+                },
+                Poll::Ready(ended) => return Poll::Ready(ended),
+                Poll::Pending => {
+                    this.guard.set_unread(false);
+                    return Poll::Pending;
+                }
+            }
+        }
+        let piece = this.rest.split_to(this.rest.len().min(PIECE_BYTES_MAX));
+        this.guard.set_unread(true);
+        Poll::Ready(Some(Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let rest = self.rest.len() as u64;
+        let hint = self.body.size_hint();
+        let mut with_rest = SizeHint::new();
+        with_rest.set_lower(hint.lower() + rest);
+        if let Some(upper) = hint.upper() {
+            with_rest.set_upper(upper + rest);
+        }
+        with_rest
+    }
+}

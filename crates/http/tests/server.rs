@@ -1,0 +1,291 @@
+//! What clients that connect and send little, or nothing, do to a server.
+
+#[path = "support/tls.rs"]
+mod certificate;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use certificate::Certificate;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::{Request, Response};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use waybill_http::{GateLimits, Server, ServerLimits, Service, Tls, TlsConfig};
+
+/// No test takes nearly as long; nothing that one waits for has so long a time-out either.
+const LONG: Duration = Duration::from_secs(60);
+
+const LIMITS: ServerLimits = ServerLimits {
+    connections_max: 4,
+    connections_per_address_max: 4,
+    gate: GateLimits {
+        head_bytes_max: 1024,
+        headers_max: 10,
+        head_timeout: LONG,
+        stall_timeout: LONG,
+        idle_timeout: LONG,
+    },
+};
+
+/// More than sockets hold.
+const LARGE_BYTES: usize = 32 * 1024 * 1024;
+
+/// Answers each request with its path, and one for `/large` with much; one for `/wait` only once it may.
+struct Echo {
+    /// One permit for each request for `/wait` that has come.
+    came: Semaphore,
+    may_answer: Semaphore,
+}
+
+impl Service for Echo {
+    type Body = Full<Bytes>;
+
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let path = request.uri().path().to_owned();
+        if path == "/large" {
+            return Response::new(Full::from(vec![b'x'; LARGE_BYTES]));
+        }
+        if path == "/wait" {
+            self.came.add_permits(1);
+            let _permit = self.may_answer.acquire().await;
+        }
+        Response::new(Full::from(path))
+    }
+}
+
+struct Running {
+    address: SocketAddr,
+    service: Arc<Echo>,
+    _stop: DropGuard,
+}
+
+async fn run(limits: ServerLimits, tls: Tls) -> Running {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let service = Arc::new(Echo {
+        came: Semaphore::new(0),
+        may_answer: Semaphore::new(0),
+    });
+    let server = Server::new("test", listener, tls, Arc::clone(&service), limits);
+    let stop = CancellationToken::new();
+    tokio::spawn(server.run(stop.clone()));
+    Running {
+        address,
+        service,
+        _stop: stop.drop_guard(),
+    }
+}
+
+impl Running {
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    /// So many connections on each of which a request is under way.
+    async fn busy(&self, number: usize) -> Vec<TcpStream> {
+        let mut busy = Vec::new();
+        for _ in 0..number {
+            let mut stream = self.connect().await;
+            send(&mut stream, "/wait").await;
+            self.service.came.acquire().await.unwrap().forget();
+            busy.push(stream);
+        }
+        busy
+    }
+}
+
+async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), path: &str) -> String {
+    send(stream, path).await;
+    answer(stream, path).await
+}
+
+async fn send(stream: &mut (impl AsyncWrite + Unpin), path: &str) {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+}
+
+/// Reads until the path that the server echoes has come.
+async fn answer(stream: &mut (impl AsyncRead + Unpin), path: &str) -> String {
+    let mut got = Vec::new();
+    let reading = async {
+        while !got.ends_with(path.as_bytes()) {
+            assert_ne!(stream.read_buf(&mut got).await.unwrap(), 0, "closed");
+        }
+    };
+    tokio::time::timeout(LONG / 2, reading).await.unwrap();
+    String::from_utf8(got).unwrap()
+}
+
+async fn is_closed(stream: &mut TcpStream) -> bool {
+    let read = tokio::time::timeout(LONG / 2, stream.read(&mut [0; 1])).await;
+    read.is_ok_and(|read| read.unwrap_or(0) == 0)
+}
+
+#[tokio::test]
+async fn connections_that_send_nothing_or_half_a_head_keep_nobody_out() {
+    let server = run(LIMITS, Tls::default()).await;
+    let mut silent = Vec::new();
+    for number in 0..LIMITS.connections_max {
+        let mut stream = server.connect().await;
+        if number % 2 == 0 {
+            stream.write_all(b"GET / HTTP/1.1\r\nho").await.unwrap();
+        }
+        silent.push(stream);
+    }
+    let mut last = server.connect().await;
+    assert!(ask(&mut last, "/a").await.starts_with("HTTP/1.1 200"));
+    assert!(is_closed(&mut silent[0]).await);
+}
+
+#[tokio::test]
+async fn of_idle_connections_the_longest_idle_one_makes_room() {
+    let server = run(LIMITS, Tls::default()).await;
+    let mut idle = Vec::new();
+    for _ in 0..LIMITS.connections_max {
+        let mut stream = server.connect().await;
+        ask(&mut stream, "/a").await;
+        idle.push(stream);
+    }
+    // The first one is used again: so it is the second that has been idle for longest.
+    ask(&mut idle[0], "/b").await;
+    let mut last = server.connect().await;
+    ask(&mut last, "/c").await;
+    assert!(is_closed(&mut idle[1]).await);
+    ask(&mut idle[0], "/d").await;
+}
+
+#[tokio::test]
+async fn a_connection_waits_while_all_others_are_busy_and_none_of_these_is_cut_off() {
+    let limits = ServerLimits {
+        connections_per_address_max: 5,
+        ..LIMITS
+    };
+    let server = run(limits, Tls::default()).await;
+    let mut busy = server.busy(LIMITS.connections_max).await;
+    let mut last = server.connect().await;
+    send(&mut last, "/a").await;
+    server.service.may_answer.add_permits(busy.len());
+    for stream in &mut busy {
+        answer(stream, "/wait").await;
+    }
+    answer(&mut last, "/a").await;
+}
+
+#[tokio::test]
+async fn an_address_with_as_many_busy_connections_as_it_may_have_gets_no_more() {
+    let limits = ServerLimits {
+        connections_per_address_max: 2,
+        ..LIMITS
+    };
+    let server = run(limits, Tls::default()).await;
+    let mut busy = server.busy(2).await;
+    assert!(is_closed(&mut server.connect().await).await);
+    server.service.may_answer.add_permits(2);
+    for stream in &mut busy {
+        answer(stream, "/wait").await;
+    }
+    ask(&mut server.connect().await, "/a").await;
+}
+
+#[tokio::test]
+async fn clients_that_never_read_their_answers_keep_nobody_out() {
+    let limits = ServerLimits {
+        connections_per_address_max: 5,
+        ..LIMITS
+    };
+    let server = run(limits, Tls::default()).await;
+    let mut unread = Vec::new();
+    for _ in 0..LIMITS.connections_max {
+        let (mut requests, connection) = h2::client::Builder::new()
+            .initial_window_size(0)
+            .handshake::<_, Bytes>(server.connect().await)
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        let request = Request::get("http://a/a").body(()).unwrap();
+        let (answer, _) = requests.send_request(request, true).unwrap();
+        // Its head is there; of its body the window lets nothing through.
+        unread.push((answer.await.unwrap(), requests));
+    }
+    let mut last = server.connect().await;
+    ask(&mut last, "/b").await;
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_its_answer_is_dropped() {
+    let gate = GateLimits {
+        stall_timeout: Duration::from_millis(200),
+        ..LIMITS.gate
+    };
+    let server = run(ServerLimits { gate, ..LIMITS }, Tls::default()).await;
+    let (mut requests, connection) = h2::client::Builder::new()
+        .initial_window_size(0)
+        .handshake::<_, Bytes>(server.connect().await)
+        .await
+        .unwrap();
+    let ended = tokio::spawn(connection);
+    let request = Request::get("http://a/a").body(()).unwrap();
+    let (answer, _) = requests.send_request(request, true).unwrap();
+    let _unread = answer.await.unwrap();
+    let ended = tokio::time::timeout(LONG / 2, ended).await.unwrap();
+    let _it_was_closed = ended.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_that_is_being_read_is_not_cut_off_for_a_new_connection() {
+    let limits = ServerLimits {
+        connections_per_address_max: 5,
+        ..LIMITS
+    };
+    let server = run(limits, Tls::default()).await;
+    let mut reading = server.connect().await;
+    send(&mut reading, "/large").await;
+    let mut got = vec![0; 64 * 1024];
+    reading.read_exact(&mut got).await.unwrap();
+    let mut others = Vec::new();
+    for _ in 0..2 * LIMITS.connections_max {
+        let mut other = server.connect().await;
+        ask(&mut other, "/a").await;
+        others.push(other);
+    }
+    let mut left = LARGE_BYTES - 64 * 1024;
+    while left > 0 {
+        let read = reading.read(&mut got).await.unwrap();
+        assert_ne!(read, 0, "cut off with {left} bytes left");
+        left = left.saturating_sub(read);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_without_a_first_byte_is_closed_after_the_time_of_a_head() {
+    let gate = GateLimits {
+        head_timeout: Duration::from_millis(20),
+        ..LIMITS.gate
+    };
+    let server = run(ServerLimits { gate, ..LIMITS }, Tls::default()).await;
+    assert!(is_closed(&mut server.connect().await).await);
+}
+
+#[tokio::test]
+async fn handshakes_that_take_their_time_keep_nobody_out() {
+    let certificate = Certificate::new();
+    let directory = tempfile::tempdir().unwrap();
+    let (cert_file, key_file) = certificate.write(directory.path());
+    let config = TlsConfig {
+        cert_file: Some(cert_file),
+        key_file: Some(key_file),
+    };
+    let server = run(LIMITS, Tls::load("test.tls", &config).unwrap()).await;
+    let mut silent = Vec::new();
+    for _ in 0..2 * LIMITS.connections_max {
+        silent.push(server.connect().await);
+    }
+    let mut last = certificate.connect(server.address, b"\x08http/1.1").await;
+    ask(&mut last, "/a").await;
+}

@@ -1,0 +1,218 @@
+//! What is kept of a record that cannot be read.
+//!
+//! What must hold: a dead-letter topic takes what its source takes, whole and unchanged. Where a record is larger than
+//! that (its topic was changed, or written to by others), its head is kept with its size and its hash: so the record can
+//! be found where it lay, and recognised.
+
+use sha2::{Digest as _, Sha256};
+use waybill_engine::{Offset, PartitionId};
+
+use crate::headers::{
+    CUT_BYTES, CUT_SHA256, ERRORS_CLASS_NAME, ERRORS_CONNECTOR_NAME, ERRORS_EXCEPTION_CLASS_NAME,
+    ERRORS_EXCEPTION_MESSAGE, ERRORS_OFFSET, ERRORS_PARTITION, ERRORS_STAGE, ERRORS_TASK_ID,
+    ERRORS_TOPIC, Stage,
+};
+
+/// The largest record that a topic of Waybill takes, in bytes: the largest value ([`crate::VALUE_BYTES_MAX`]), with room
+/// for keys, headers and the batch around it. Everything that can be encoded fits, so that no broker refuses by size what
+/// was accepted before.
+pub const RECORD_BYTES_MAX: u32 = (1024 + 64) * 1024;
+
+/// The same for dead-letter topics, which add headers to a record of their source.
+pub const DEAD_LETTER_BYTES_MAX: u32 = RECORD_BYTES_MAX + 64 * 1024;
+
+/// What a broker may count beside keys, values and headers: the batch, and lengths within it.
+const FRAME_BYTES: usize = 4 * 1024;
+/// How much is kept of the value, and of the key, of a record that is too large.
+const HEAD_BYTES: usize = 64 * 1024;
+/// The longest error message that goes with a dead letter, in bytes. A dead-letter topic allows
+/// 64 KiB more than its source; this leaves room for the record's own headers.
+const MESSAGE_BYTES_MAX: usize = 8 * 1024;
+
+/// Why a record is put aside, and where it lay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeadLetter<'a> {
+    /// The topic that it lay on.
+    pub topic: &'a str,
+    /// The partition that it lay in.
+    pub partition: PartitionId,
+    /// Its offset there.
+    pub offset: Offset,
+    /// The process that puts it aside.
+    pub task_id: &'a str,
+    /// What was being done with it.
+    pub stage: Stage,
+    /// The part of Waybill that did it, for example `scheduler`.
+    pub component: &'a str,
+    /// The kind of error, for example `DecodeError`.
+    pub error_kind: &'a str,
+    /// The error, for people; cut at 8 KiB.
+    pub message: &'a str,
+}
+
+/// A record's key, value and headers.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Contents {
+    /// Its key.
+    pub key: Option<Vec<u8>>,
+    /// Its value.
+    pub value: Option<Vec<u8>>,
+    /// Its headers, in order.
+    pub headers: Vec<(String, Option<Vec<u8>>)>,
+}
+
+impl Contents {
+    fn bytes(&self) -> usize {
+        let len = |bytes: &Option<Vec<u8>>| bytes.as_ref().map_or(0, Vec::len);
+        let headers = self.headers.iter();
+        let headers: usize = headers.map(|(name, value)| name.len() + len(value)).sum();
+        len(&self.key) + len(&self.value) + headers
+    }
+}
+
+impl DeadLetter<'_> {
+    /// The record as it is kept: itself, with headers that say why it is a dead letter behind its own; or, if it is larger
+    /// than a dead-letter topic takes, its head without its own headers, and their size and hash.
+    #[must_use]
+    pub fn keep(&self, record: Contents) -> Contents {
+        let errors = self.headers();
+        let room = DEAD_LETTER_BYTES_MAX as usize - FRAME_BYTES;
+        let errors_bytes: usize = errors
+            .iter()
+            .map(|(name, value)| name.len() + value.len())
+            .sum();
+        let (mut kept, cut) = match record.bytes() + errors_bytes <= room {
+            true => (record, Vec::new()),
+            false => head_of(record),
+        };
+        let errors = errors.into_iter().chain(cut);
+        let errors = errors.map(|(name, value)| (name.to_owned(), Some(value)));
+        kept.headers.extend(errors);
+        kept
+    }
+
+    /// The headers that say why it is a dead letter.
+    #[must_use]
+    pub fn headers(&self) -> Vec<(&'static str, Vec<u8>)> {
+        let message = &self.message[..self.message.floor_char_boundary(MESSAGE_BYTES_MAX)];
+        [
+            (ERRORS_TOPIC, self.topic.to_owned()),
+            (ERRORS_PARTITION, self.partition.to_string()),
+            (ERRORS_OFFSET, self.offset.to_string()),
+            (ERRORS_CONNECTOR_NAME, "waybill".to_owned()),
+            (ERRORS_TASK_ID, self.task_id.to_owned()),
+            (ERRORS_STAGE, self.stage.as_str().to_owned()),
+            (ERRORS_CLASS_NAME, self.component.to_owned()),
+            (ERRORS_EXCEPTION_CLASS_NAME, self.error_kind.to_owned()),
+            (ERRORS_EXCEPTION_MESSAGE, message.to_owned()),
+        ]
+        .map(|(name, value)| (name, value.into_bytes()))
+        .into()
+    }
+}
+
+/// The head of a record, and headers with the size and the hash of its value.
+fn head_of(record: Contents) -> (Contents, Vec<(&'static str, Vec<u8>)>) {
+    let value = record.value.unwrap_or_default();
+    let hash = Sha256::digest(&value);
+    let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    let cut = vec![
+        (CUT_BYTES, value.len().to_string().into_bytes()),
+        (CUT_SHA256, hash.into_bytes()),
+    ];
+    let head = |mut bytes: Vec<u8>| {
+        bytes.truncate(HEAD_BYTES);
+        bytes
+    };
+    let head = Contents {
+        key: record.key.map(head),
+        value: Some(head(value)),
+        headers: Vec::new(),
+    };
+    (head, cut)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LETTER: DeadLetter<'_> = DeadLetter {
+        topic: "t",
+        partition: PartitionId(3),
+        offset: Offset(17),
+        task_id: "7",
+        stage: Stage::Value,
+        component: "scheduler",
+        error_kind: "DecodeError",
+        message: "no schema",
+    };
+
+    fn text<'a>(kept: &'a Contents, name: &str) -> Option<&'a str> {
+        let (_, value) = kept.headers.iter().find(|(other, _)| other == name)?;
+        Some(std::str::from_utf8(value.as_deref()?).unwrap())
+    }
+
+    #[test]
+    fn a_dead_letter_is_the_record_and_says_where_it_lay_and_why_it_is_one() {
+        let record = Contents {
+            key: Some(b"key".to_vec()),
+            value: Some(b"noise".to_vec()),
+            headers: vec![("own".to_owned(), None)],
+        };
+        let message = "ä".repeat(MESSAGE_BYTES_MAX);
+        let letter = DeadLetter {
+            message: &message,
+            ..LETTER
+        };
+        let kept = letter.keep(record.clone());
+        assert_eq!((&kept.key, &kept.value), (&record.key, &record.value));
+        assert_eq!(kept.headers[0], record.headers[0]);
+        for (name, value) in [
+            (ERRORS_TOPIC, "t"),
+            (ERRORS_PARTITION, "3"),
+            (ERRORS_OFFSET, "17"),
+            (ERRORS_CONNECTOR_NAME, "waybill"),
+            (ERRORS_TASK_ID, "7"),
+            (ERRORS_STAGE, "VALUE_CONVERTER"),
+            (ERRORS_CLASS_NAME, "scheduler"),
+            (ERRORS_EXCEPTION_CLASS_NAME, "DecodeError"),
+        ] {
+            assert_eq!(text(&kept, name), Some(value), "{name}");
+        }
+        let shown = text(&kept, ERRORS_EXCEPTION_MESSAGE).unwrap();
+        assert_eq!(shown.len(), MESSAGE_BYTES_MAX);
+        assert_eq!(text(&kept, CUT_BYTES), None);
+    }
+
+    #[test]
+    fn the_largest_record_of_a_topic_is_kept_whole() {
+        let largest = Contents {
+            value: Some(vec![7; RECORD_BYTES_MAX as usize]),
+            ..Contents::default()
+        };
+        let kept = LETTER.keep(largest.clone());
+        assert_eq!(kept.value, largest.value);
+        assert!(kept.bytes() <= DEAD_LETTER_BYTES_MAX as usize);
+    }
+
+    #[test]
+    fn of_a_record_that_no_dead_letter_topic_takes_the_head_is_kept_with_its_size_and_hash() {
+        let large = Contents {
+            key: Some(vec![1; 100_000]),
+            value: Some(vec![b'x'; 2_000_000]),
+            headers: vec![("own".to_owned(), Some(vec![2; 1_000_000]))],
+        };
+        let kept = LETTER.keep(large);
+        assert_eq!(kept.key, Some(vec![1; HEAD_BYTES]));
+        assert_eq!(kept.value, Some(vec![b'x'; HEAD_BYTES]));
+        assert_eq!(text(&kept, "own"), None);
+        assert_eq!(text(&kept, ERRORS_OFFSET), Some("17"));
+        assert_eq!(text(&kept, CUT_BYTES), Some("2000000"));
+        // printf '%2000000s' '' | tr ' ' x | sha256sum
+        let hash = text(&kept, CUT_SHA256).unwrap();
+        assert_eq!(hash, HASH_OF_TWO_MILLION_X);
+    }
+
+    const HASH_OF_TWO_MILLION_X: &str =
+        "be8889d3b8893c11d290b8dcf682164c326a90e6998f6bddb25d9a3a02daf666";
+}

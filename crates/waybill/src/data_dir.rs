@@ -1,0 +1,58 @@
+//! The directory that this process keeps its data in.
+//!
+//! What must hold: nobody but its user reads what is in it, for it holds all that clients sent. A directory that is there
+//! keeps its mode: whoever made it is told what is wrong with it.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::Path;
+
+/// Its user alone may look into the directory.
+const MODE: u32 = 0o700;
+/// What users have who are neither the directory's user nor in its group.
+const OTHERS: u32 = 0o007;
+
+/// Makes the directory, and those above it, for this user alone; warns where it is there and every user may look into it.
+///
+/// What cannot be made is logged only: whoever needs a file in it says which, and why there is none.
+pub(crate) fn prepare(path: &Path) {
+    let shown = path.display();
+    match fs::metadata(path) {
+        Ok(found) if found.permissions().mode() & OTHERS != 0 => tracing::warn!(
+            path = %shown,
+            mode = format_args!("{:o}", found.permissions().mode() & 0o777),
+            "every user of this machine may look into the data directory: chmod 700"
+        ),
+        Ok(_) => {}
+        Err(_) => {
+            if let Err(error) = make(path) {
+                tracing::warn!(path = %shown, %error, "the data directory cannot be made");
+            }
+        }
+    }
+}
+
+fn make(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(MODE).create(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn a_new_directory_is_its_users_alone_and_one_that_is_there_keeps_its_mode() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("var/data");
+        prepare(&path);
+        assert_eq!(mode(&path), MODE);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        prepare(&path);
+        assert_eq!(mode(&path), 0o755);
+    }
+}

@@ -1,0 +1,263 @@
+//! A bound that tenants share.
+//!
+//! What must hold: no tenant takes all of it while others want some. Alone, a tenant may use the whole bound; as soon as
+//! another one holds a part, or was refused one a short while ago, it gets no more than half.
+//!
+//! A tenant is that of a token: a name that a request gives would cost nothing. Callers without a token, or with one for
+//! all tenants, count as one.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::auth::Caller;
+
+/// For how long a tenant that was refused counts as one that wants some: longer than `Retry-After`.
+const WANTED_FOR: Duration = Duration::from_secs(10);
+/// How many tenants without a part are remembered before those are forgotten that want none any more.
+const IDLE_MAX: usize = 1_000;
+
+/// A bound, and who holds how much of it.
+#[derive(Debug)]
+struct Shares {
+    max: usize,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    total: usize,
+    by_tenant: HashMap<Arc<str>, Tenant>,
+}
+
+#[derive(Debug, Default)]
+struct Tenant {
+    held: usize,
+    refused_at: Option<Instant>,
+}
+
+impl Tenant {
+    fn wants(&self, now: Instant) -> bool {
+        let is_recent = |at: Instant| now.saturating_duration_since(at) < WANTED_FOR;
+        self.held > 0 || self.refused_at.is_some_and(is_recent)
+    }
+}
+
+impl Shares {
+    /// All of a bound, held by nobody.
+    fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self {
+            max,
+            held: Mutex::default(),
+        })
+    }
+
+    /// A part of it for a caller, until it is dropped; `None` if there is not so much for its tenant now.
+    fn take(self: &Arc<Self>, caller: &Caller, amount: usize) -> Option<Share> {
+        let tenant = caller.tenants().only();
+        let tenant = tenant.map_or_else(Arc::default, Arc::clone);
+        self.take_at(tenant, amount, Instant::now())
+    }
+
+    fn take_at(self: &Arc<Self>, tenant: Arc<str>, amount: usize, now: Instant) -> Option<Share> {
+        let mut held = self.locked();
+        let mut others = held.by_tenant.iter();
+        let is_shared = others.any(|(other, it)| *other != tenant && it.wants(now));
+        let has = held.by_tenant.get(&tenant).map_or(0, |it| it.held);
+        // What is larger than half is taken by whoever has none.
+        let fits = !is_shared || has == 0 || has + amount <= self.max / 2;
+        let is_taken = fits && held.total + amount <= self.max;
+        if held.by_tenant.len() > IDLE_MAX {
+            held.by_tenant.retain(|_, it| it.wants(now));
+        }
+        let of_tenant = held.by_tenant.entry(Arc::clone(&tenant)).or_default();
+        if !is_taken {
+            of_tenant.refused_at = Some(now);
+            return None;
+        }
+        of_tenant.held += amount;
+        of_tenant.refused_at = None;
+        held.total += amount;
+        Some(Share {
+            of: Arc::clone(self),
+            tenant,
+            amount,
+        })
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A part of a bound.
+#[derive(Debug)]
+pub struct Share {
+    of: Arc<Shares>,
+    tenant: Arc<str>,
+    amount: usize,
+}
+
+impl Share {
+    /// Whether its tenant holds more than half of the bound, and somebody else asks.
+    fn may_be_revoked_for(&self, caller: &Caller) -> bool {
+        let other = caller.tenants().only();
+        let is_own = other.map_or("", |tenant| tenant) == &*self.tenant;
+        let held = self.of.locked();
+        let of_tenant = held.by_tenant.get(&self.tenant);
+        !is_own && of_tenant.is_some_and(|it| it.held > self.of.max / 2)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut held = self.of.locked();
+        held.total -= self.amount;
+        if let Some(of_tenant) = held.by_tenant.get_mut(&self.tenant) {
+            of_tenant.held -= self.amount;
+        }
+    }
+}
+
+/// A bound that tenants share, with parts that can be taken back: from a tenant that holds more than half of it, for
+/// another one that finds none left.
+#[derive(Debug)]
+pub struct Places {
+    shares: Arc<Shares>,
+    /// Places that are taken, the oldest first, and some that were given back.
+    taken: Mutex<VecDeque<Taken>>,
+}
+
+/// A part of a bound that can be taken back.
+#[derive(Debug)]
+pub struct Place {
+    _share: Arc<Mutex<Option<Share>>>,
+    revoked: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Taken {
+    share: Weak<Mutex<Option<Share>>>,
+    revoked: CancellationToken,
+}
+
+impl Places {
+    /// All of a bound, held by nobody.
+    pub fn new(max: usize) -> Self {
+        Self {
+            shares: Shares::new(max),
+            taken: Mutex::default(),
+        }
+    }
+
+    /// A part that nobody takes back: for what ends soon.
+    pub fn share(&self, caller: &Caller, amount: usize) -> Option<Share> {
+        let share = self.shares.take(caller, amount);
+        share.or_else(|| self.revoke_for(caller, amount))
+    }
+
+    /// A part that may be taken back: for what can last.
+    pub fn place(&self, caller: &Caller, amount: usize) -> Option<Place> {
+        let share = Arc::new(Mutex::new(Some(self.share(caller, amount)?)));
+        let revoked = CancellationToken::new();
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.retain(|place| place.share.strong_count() > 0);
+        taken.push_back(Taken {
+            share: Arc::downgrade(&share),
+            revoked: revoked.clone(),
+        });
+        Some(Place {
+            _share: share,
+            revoked,
+        })
+    }
+
+    fn revoke_for(&self, caller: &Caller, amount: usize) -> Option<Share> {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut revoked = taken.iter().filter(|place| place.is_revoked_for(caller));
+        revoked.find_map(|_| self.shares.take(caller, amount))
+    }
+}
+
+impl Place {
+    /// Resolves once it was taken back.
+    pub async fn revoked(&self) {
+        self.revoked.cancelled().await;
+    }
+
+    /// Whether it was taken back.
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.is_cancelled()
+    }
+}
+
+impl Taken {
+    /// Takes it back, if its tenant holds more than half of the bound.
+    fn is_revoked_for(&self, caller: &Caller) -> bool {
+        let Some(share) = self.share.upgrade() else {
+            return false;
+        };
+        let mut share = share.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_revoked = share
+            .take_if(|share| share.may_be_revoked_for(caller))
+            .is_some();
+        if is_revoked {
+            self.revoked.cancel();
+        }
+        is_revoked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(shares: &Arc<Shares>, tenant: &str, amount: usize, now: Instant) -> Option<Share> {
+        shares.take_at(tenant.into(), amount, now)
+    }
+
+    #[test]
+    fn a_tenant_alone_may_use_all_and_gives_way_as_soon_as_another_wants_some() {
+        let (shares, now) = (Shares::new(10), Instant::now());
+        let mut of_noisy: Vec<_> = (0..10)
+            .map(|_| take(&shares, "noisy", 1, now).unwrap())
+            .collect();
+        assert!(take(&shares, "quiet", 1, now).is_none(), "it is full");
+        of_noisy.truncate(9);
+        assert!(take(&shares, "noisy", 1, now).is_none(), "another wants it");
+        let of_quiet = take(&shares, "quiet", 1, now).unwrap();
+        of_noisy.truncate(5);
+        assert!(take(&shares, "noisy", 1, now).is_none(), "more than half");
+        of_noisy.truncate(4);
+        of_noisy.push(take(&shares, "noisy", 1, now).unwrap());
+        drop(of_quiet);
+        assert!(
+            take(&shares, "noisy", 1, now).is_some(),
+            "nobody else wants any"
+        );
+    }
+
+    #[test]
+    fn whoever_was_refused_is_waited_for_a_while_only() {
+        let (shares, now) = (Shares::new(4), Instant::now());
+        let mut of_noisy: Vec<_> = (0..4)
+            .map(|_| take(&shares, "noisy", 1, now).unwrap())
+            .collect();
+        assert!(take(&shares, "gone", 1, now).is_none());
+        of_noisy.truncate(3);
+        assert!(take(&shares, "noisy", 1, now).is_none());
+        assert!(take(&shares, "noisy", 1, now + WANTED_FOR).is_some());
+    }
+
+    #[test]
+    fn what_is_larger_than_half_is_taken_by_whoever_has_none() {
+        let (shares, now) = (Shares::new(10), Instant::now());
+        let small = take(&shares, "a", 2, now).unwrap();
+        let large = take(&shares, "b", 7, now).unwrap();
+        assert!(take(&shares, "b", 1, now).is_none());
+        drop((small, large));
+        assert!(take(&shares, "a", 10, now).is_some());
+    }
+}

@@ -1,0 +1,86 @@
+//! Connections that are opened and left.
+
+use std::time::Instant;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::*;
+
+/// Opens as many connections as a listener takes, and more, each of which sends `sent` and waits.
+async fn crowd(site: &Site, listener: &str, sent: &[u8]) -> Vec<TcpStream> {
+    let mut crowd = Vec::new();
+    for _ in 0..2 * CONNECTIONS_MAX {
+        let mut stream = TcpStream::connect(site.address(listener)).await.unwrap();
+        // The listener may close it at any moment to make room.
+        let _ = stream.write_all(sent).await;
+        crowd.push(stream);
+    }
+    crowd
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_send_nothing_keep_nobody_out() {
+    let site = Site::start();
+    let mut crowds = Vec::new();
+    for listener in ["http", "admin"] {
+        crowds.push(crowd(&site, listener, b"").await);
+    }
+    site.deliver("beside-silence").await;
+    assert_eq!(site.get("admin", "/readyz").await.0, StatusCode::OK);
+    for listener in ["api", "admin"] {
+        let replaced =
+            format!("waybill_http_connections_replaced_total{{listener=\"{listener}\"}}");
+        assert!(site.metric(&replaced).await > 0.0, "{replaced}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_heads_and_idle_connections_keep_nobody_out() {
+    let site = Site::start();
+    let half = b"GET /readyz HTTP/1.1\r\nhost: loc";
+    let whole = b"GET /problems/not-found HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let mut crowds = Vec::new();
+    for listener in ["http", "admin"] {
+        for sent in [&half[..], whole] {
+            crowds.push(crowd(&site, listener, sent).await);
+        }
+    }
+    site.deliver("beside-halves").await;
+    assert_eq!(site.get("admin", "/livez").await.0, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_admin_port_refuses_what_two_readers_could_frame_differently() {
+    let site = Site::start();
+    for head in [
+        "PUT /log HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        "GET /livez HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n",
+        "GET /livez HTTP/1.1\r\n\r\n",
+        "GET /livez HTTP/1.1\nhost: localhost\n\n",
+    ] {
+        for listener in ["http", "admin"] {
+            let mut stream = TcpStream::connect(site.address(listener)).await.unwrap();
+            stream.write_all(head.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            let read = stream.read_to_string(&mut answer);
+            tokio::time::timeout(PATIENCE, read).await.unwrap().unwrap();
+            assert!(answer.starts_with("HTTP/1.1 400 "), "{listener}: {answer}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_head_without_an_end_is_refused_in_time_and_in_size() {
+    let site = Site::start();
+    let began = Instant::now();
+    let mut stream = TcpStream::connect(site.address("admin")).await.unwrap();
+    stream.write_all(b"GET /livez HTTP/1.1\r\n").await.unwrap();
+    let long = format!("x: {}\r\n", "y".repeat(32 * 1024));
+    stream.write_all(long.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    let read = stream.read_to_string(&mut answer);
+    tokio::time::timeout(PATIENCE, read).await.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+    assert!(began.elapsed() < PATIENCE);
+}

@@ -1,0 +1,161 @@
+//! Attacks on the running program from outside, each by somebody without a token: what they must not stop goes on.
+
+#[path = "../support/process.rs"]
+mod process;
+
+mod batches;
+mod connections;
+mod pages;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use process::Process;
+use reqwest::{Client, StatusCode};
+use serde_json::{Value, json};
+
+/// How long something may take that is waited for: it bounds a failure, not a success.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How many connections each listener takes.
+const CONNECTIONS_MAX: usize = 40;
+
+/// The program with everything in one process, nobody asked for a token, and few connections.
+struct Site {
+    directory: tempfile::TempDir,
+    _process: Process,
+    addresses: HashMap<String, SocketAddr>,
+    http: Client,
+}
+
+impl Site {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let configuration = directory.path().join("waybill.yaml");
+        let limits = format!(
+            "connectionsMax: {CONNECTIONS_MAX}, connectionsPerAddressMax: {CONNECTIONS_MAX}"
+        );
+        let text = format!(
+            "http: {{listen: '127.0.0.1:0', hosts: [waybill.example], eventStreamsMax: 4, {limits}}}\n\
+             admin: {{listen: '127.0.0.1:0', {limits}}}\n\
+             broker: {{listen: '127.0.0.1:0'}}\n\
+             services: {{listen: '127.0.0.1:0'}}\n"
+        );
+        std::fs::write(&configuration, text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
+        command.arg("up").arg("--config").arg(&configuration);
+        command.arg("--data-dir").arg(directory.path().join("data"));
+        let log = directory.path().join("log");
+        let listeners = ["http", "admin", "broker", "services"];
+        let (process, addresses) = Process::start(command, &listeners, &log);
+        Self {
+            directory,
+            _process: process,
+            addresses,
+            // Each request by a connection of its own: so it has to be let in.
+            http: Client::builder().pool_max_idle_per_host(0).build().unwrap(),
+        }
+    }
+
+    fn address(&self, listener: &str) -> SocketAddr {
+        self.addresses[listener]
+    }
+
+    fn url(&self, listener: &str, path: &str) -> String {
+        format!("http://{}{path}", self.address(listener))
+    }
+
+    fn data_dir(&self) -> PathBuf {
+        self.directory.path().join("data")
+    }
+
+    async fn get(&self, listener: &str, path: &str) -> (StatusCode, String) {
+        let answer = self.http.get(self.url(listener, path)).send();
+        let answer = answer.await.unwrap();
+        (answer.status(), answer.text().await.unwrap())
+    }
+
+    /// Requests a delivery and waits until it is delivered.
+    async fn deliver(&self, id: &str) {
+        let delivery = json!({
+            "deliveryId": id,
+            "ownerId": "ada",
+            "pickupLocation": "12 Harbour Street",
+            "dropOffLocation": "7 Hill Road",
+            "packageInfo": {"packageId": id, "size": "Small", "weight": 1.5},
+        });
+        let url = self.url("http", "/api/deliveryrequests");
+        let deadline = Instant::now() + PATIENCE;
+        let taken = |status| status == StatusCode::ACCEPTED || status == StatusCode::OK;
+        while !taken(self.post(&url, &delivery).await) {
+            assert!(Instant::now() < deadline, "{id} was not accepted");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        loop {
+            let (_, told) = self.get("http", &format!("/v1/operations/{id}")).await;
+            let told: Value = serde_json::from_str(&told).unwrap();
+            if told["state"] == "Processed" {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{id} was not delivered: {told}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn post(&self, url: &str, body: &Value) -> StatusCode {
+        let answer = self.http.post(url).json(body).send().await.unwrap();
+        answer.status()
+    }
+
+    async fn metric(&self, name: &str) -> f64 {
+        let (_, metrics) = self.get("admin", "/metrics").await;
+        let values = metrics.lines().filter_map(|line| line.strip_prefix(name));
+        let mut values = values.filter_map(|rest| rest.trim().parse().ok());
+        values.next().unwrap_or_default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_else_on_the_machine_reads_the_data_directory() {
+    let site = Site::start();
+    let mode = std::fs::metadata(site.data_dir()).unwrap().permissions();
+    assert_eq!(mode.mode() & 0o777, 0o700);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_that_somebody_made_up_is_not_there() {
+    let site = Site::start();
+    site.deliver("real").await;
+    for at in ["0-999999-00000000", "0-0-12345678", "77-0-00000000"] {
+        let path = format!("/v1/operations/made-up?at={at}");
+        let (status, told) = site.get("http", &path).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{at}: {told}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_somebody_deleted_is_named_by_readiness() {
+    let site = Site::start();
+    site.deliver("before").await;
+    let topic = "waybill.operation-requests.v1";
+    let brokers = site.address("broker").to_string();
+    let client: rdkafka::admin::AdminClient<_> = rdkafka::ClientConfig::new()
+        .set("bootstrap.servers", brokers)
+        .create()
+        .unwrap();
+    let options = rdkafka::admin::AdminOptions::new();
+    client.delete_topics(&[topic], &options).await.unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (status, told) = site.get("admin", "/readyz").await;
+        if status == StatusCode::SERVICE_UNAVAILABLE && told.contains("the topics of operations") {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{status} {told}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
