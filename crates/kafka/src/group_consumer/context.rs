@@ -99,29 +99,20 @@ impl ConsumerContext for Context {
     }
 }
 
-/// Does nothing once the client has left the group for good: librdkafka (2.12.1) drops such a request then, and its
-/// caller waits for ever.
 pub(super) fn take_partitions(
     consumer: &BaseConsumer<Context>,
     list: &TopicPartitionList,
 ) -> KafkaResult<()> {
-    if consumer.closed() {
-        return Ok(());
-    }
     match consumer.rebalance_protocol() {
         RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
         RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.assign(list),
     }
 }
 
-/// Does nothing once the client has left the group for good, as [`take_partitions`].
 pub(super) fn give_partitions_up(
     consumer: &BaseConsumer<Context>,
     list: &TopicPartitionList,
 ) -> KafkaResult<()> {
-    if consumer.closed() {
-        return Ok(());
-    }
     match consumer.rebalance_protocol() {
         RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
         RebalanceProtocol::Eager | RebalanceProtocol::None => consumer.unassign(),
