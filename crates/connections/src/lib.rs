@@ -6,7 +6,7 @@
 //! has left answers unread for so long.
 //!
 //! Deliberately absent: sockets and timers. A listener asks for a [`Place`] per connection, reports what happens on it,
-//! and ends the connection when told to.
+//! and closes the connection once the place is cancelled.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

@@ -1,7 +1,7 @@
 //! The directory that this process keeps its data in.
 //!
 //! What must hold: nobody but its user reads what is in it, for it holds all that clients sent. A directory that is there
-//! keeps its mode: whoever made it is told what is wrong with it.
+//! keeps its mode, and the log warns of it.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -15,7 +15,7 @@ const OTHERS: u32 = 0o007;
 
 /// Makes the directory, and those above it, for this user alone; warns where it is there and every user may look into it.
 ///
-/// What cannot be made is logged only: whoever needs a file in it says which, and why there is none.
+/// A failure is logged only: opening the first file in the directory fails with its own error.
 pub(crate) fn prepare(path: &Path) {
     let shown = path.display();
     match fs::metadata(path) {

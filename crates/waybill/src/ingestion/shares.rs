@@ -66,7 +66,7 @@ impl Shares {
         let mut others = held.by_tenant.iter();
         let is_shared = others.any(|(other, it)| *other != tenant && it.wants(now));
         let has = held.by_tenant.get(&tenant).map_or(0, |it| it.held);
-        // What is larger than half is taken by whoever has none.
+        // A tenant without a part may take one that is larger than half.
         let fits = !is_shared || has == 0 || has + amount <= self.max / 2;
         let is_taken = fits && held.total + amount <= self.max;
         if held.by_tenant.len() > IDLE_MAX {

@@ -245,7 +245,7 @@ pub struct AcceptedView<'a> {
     pub request: Option<&'a RawValue>,
 }
 
-/// An operation that is there, as it is shown to whoever may not read it.
+/// The IDs of an operation, for callers without the scope `read`.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Known)]

@@ -204,7 +204,7 @@ impl Api {
         Ok(asked.accepted(&location(form.base(), id, token)))
     }
 
-    /// The operation of a row: as GET shows it to whoever may read it, and its IDs alone to others.
+    /// The operation of a row as GET shows it, or its IDs alone if the caller has no scope `read`.
     pub(in crate::ingestion) fn as_it_is(
         &self,
         row: &waybill_engine::OperationRow,
