@@ -18,6 +18,7 @@ use tokio_util::task::TaskTracker;
 use waybill_connections::{Connections, Place};
 
 use crate::BrokerConfig;
+use crate::access::Login;
 use crate::api::{self, Reply};
 use crate::backup::Logs;
 use crate::connection::{Closed, Connection};
@@ -194,7 +195,8 @@ impl Broker {
             peer: self.address,
             local: self.address,
         };
-        match api::handle(&self.server, ends, &Arc::default(), request).ok()? {
+        let mut login = Login::NotNeeded;
+        match api::handle(&self.server, ends, &Arc::default(), &mut login, request).ok()? {
             Reply::None => None,
             Reply::Now(answer) => Some(answer),
             Reply::Later(answer) | Reply::Exclusive(answer) => {
@@ -421,7 +423,7 @@ async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, place: 
             add(&counters.malformed, 1);
             tracing::warn!(%peer, %cause, "closed a connection because of what it sent");
         }
-        Closed::Stalled | Closed::Idle => {
+        Closed::Stalled | Closed::Idle | Closed::NoLogin => {
             tracing::info!(%peer, cause = %closed, "closed a connection")
         }
         Closed::ByPeer | Closed::Stopping | Closed::Io(_) => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crate::TopicConfig;
+use crate::{Logins, TopicConfig};
 
 /// The settings of a [`Broker`](crate::Broker).
 #[derive(Clone, Debug)]
@@ -65,6 +65,10 @@ pub struct BrokerConfig {
     /// Idempotent producers remembered per partition; the longest unused is forgotten first.
     /// Default: 1,000.
     pub producers_max: usize,
+    /// Checks the logins of clients. `None` (the default) lets every client do everything.
+    pub logins: Option<Arc<dyn Logins>>,
+    /// A connection that has not logged in within this time is closed. Default: 10 s.
+    pub login_timeout: Duration,
     /// How long an orderly shutdown waits for connections to finish. Default: 5 s.
     pub shutdown_timeout: Duration,
     /// Set by the owner while the disk is low: topics with `waybill.disk.low.refuse=true` then refuse records, and
@@ -99,6 +103,8 @@ impl BrokerConfig {
             groups_max: 1_000,
             group_members_max: 500,
             producers_max: 1_000,
+            logins: None,
+            login_timeout: Duration::from_secs(10),
             shutdown_timeout: Duration::from_secs(5),
             low_on_disk: Arc::default(),
         }

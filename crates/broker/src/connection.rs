@@ -22,6 +22,7 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use waybill_connections::Place;
 
+use crate::access::Login;
 use crate::api::{self, LongPoll, Reply};
 use crate::server::{Ends, SMALL_BUFFER_BYTES, Server};
 use crate::stats::add;
@@ -31,6 +32,8 @@ use crate::wire::{self, Malformed};
 const WATCH_INTERVAL: Duration = Duration::from_secs(5);
 /// What is read at once where nothing larger is expected.
 const READ_BYTES: usize = 16 << 10;
+/// The largest request before the login.
+const LOGIN_REQUEST_BYTES_MAX: usize = 32 << 10;
 /// While so many answered bytes are unsent, no more requests are handled.
 const UNSENT_BYTES_MAX: usize = 1 << 20;
 const SLICES_MAX: usize = 32;
@@ -62,6 +65,8 @@ pub(crate) enum Closed {
     Stopping,
     #[error("nothing was sent for too long")]
     Idle,
+    #[error("no login came in time")]
+    NoLogin,
     #[error("a request or an answer took too long to transfer")]
     Stalled,
     #[error("the client sent {0}")]
@@ -85,6 +90,8 @@ pub(crate) struct Connection<'a> {
     ends: Ends,
     server: Arc<Server>,
     long_poll: Arc<LongPoll>,
+    login: Login,
+    opened: Instant,
     input: BytesMut,
     /// The length of the frame at the front of `input`, once it is known.
     expected: Option<usize>,
@@ -112,7 +119,10 @@ impl<'a> Connection<'a> {
         place: &'a Place,
     ) -> Self {
         let now = Instant::now();
-        let watch_interval = WATCH_INTERVAL.min(server.config.idle_timeout / 2);
+        let watch_interval = WATCH_INTERVAL
+            .min(server.config.idle_timeout / 2)
+            .min(server.config.login_timeout);
+        let login = Login::new(server.config.logins.as_ref());
         let stopping = Box::pin(server.stopping.clone().cancelled_owned());
         Self {
             place,
@@ -120,6 +130,8 @@ impl<'a> Connection<'a> {
             ends,
             server,
             long_poll: Arc::default(),
+            login,
+            opened: now,
             input: BytesMut::new(),
             expected: None,
             permit: None,
@@ -272,7 +284,10 @@ impl<'a> Connection<'a> {
             return Ok(false);
         };
         let length = i32::from_be_bytes(*length);
-        let max = self.server.config.request_bytes_max;
+        let max = match self.login.is_awaited() {
+            true => LOGIN_REQUEST_BYTES_MAX,
+            false => self.server.config.request_bytes_max,
+        };
         let valid = usize::try_from(length).ok().filter(|&length| length <= max);
         let Some(length) = valid else {
             return Err(Malformed::FrameSize {
@@ -304,7 +319,13 @@ impl<'a> Connection<'a> {
 
     fn handle(&mut self, frame: Bytes) -> Result<(), Malformed> {
         add(&self.server.counters.requests, 1);
-        match api::handle(&self.server, self.ends, &self.long_poll, frame)? {
+        match api::handle(
+            &self.server,
+            self.ends,
+            &self.long_poll,
+            &mut self.login,
+            frame,
+        )? {
             Reply::None => {}
             Reply::Now(bytes) => self.queue.push_back(Queued::Answered(bytes.into())),
             Reply::Later(answer) => {
@@ -403,6 +424,9 @@ impl<'a> Connection<'a> {
     }
 
     fn check_time(&mut self) -> Result<(), Closed> {
+        if self.login.is_awaited() && self.opened.elapsed() > self.server.config.login_timeout {
+            return Err(Closed::NoLogin);
+        }
         if self.input.is_empty() && self.last_traffic.elapsed() >= WATCH_INTERVAL {
             self.input = BytesMut::new();
         }

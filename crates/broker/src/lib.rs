@@ -1,15 +1,15 @@
 //! An embedded, single-node broker that speaks the Kafka protocol over TCP.
 //!
 //! **What it is for:** development, tests and one machine. It has no replication, no
-//! transactions, no authentication and no encryption: bind it to addresses that you trust.
+//! transactions and no encryption: bind it to addresses that you trust. It asks for a login where
+//! [`BrokerConfig::logins`] checks them.
 //! Beyond one machine, Apache Kafka takes its place by configuration alone, because everything
 //! that talks to it uses an ordinary Kafka client (librdkafka, kcat, the Java client).
 //!
 //! What must hold:
 //!
-//! * **A record batch is kept as it was sent.** Only the base offset and the partition leader
-//!   epoch are rewritten; both lie outside the batch's checksum. Whatever codec a producer used
-//!   is what its consumer gets.
+//! * **A record batch is kept as it was sent** if it is uncompressed. Only the base offset and the partition leader
+//!   epoch are rewritten; both lie outside the batch's checksum.
 //! * **Acknowledged means kept.** On a topic with `flush.messages=1` a produce request is
 //!   answered, and its records become visible to consumers, only after they were synced to disk;
 //!   everything that waits shares one sync. On other topics an acknowledged record survives the
@@ -29,15 +29,18 @@
 //!   in flight are limited by [`BrokerConfig`].
 //! * **What it takes, every client can read.** Compressed batches are decompressed within the bound of their topic and kept
 //!   uncompressed, and the records of each are counted.
+//! * **With logins, every request is checked**: a connection does nothing before it has logged in, and nothing that its
+//!   rights do not allow at that moment.
 //!
-//! Deliberately absent: looking into the records of a batch beyond their number, fetch sessions, log compaction, quotas, access control, the
-//! consumer group protocol of KIP-848, message formats older than version 2.
+//! Deliberately absent: looking into the records of a batch beyond their number, fetch sessions, log compaction, quotas,
+//! the consumer group protocol of KIP-848, message formats older than version 2.
 //!
 //! On disk, below [`BrokerConfig::data_dir`]: `lock` (one process owns the directory), `meta/`
 //! (topics, producer id blocks, log starts and group offsets in an embedded key-value store) and
 //! `logs/<topic>/<partition>/<base offset>.log` with an `.index` beside each closed segment, and `synced-0` and
 //! `synced-1` (how far each log is known to be synced).
 
+mod access;
 mod api;
 mod backup;
 mod broker;
@@ -55,6 +58,7 @@ mod topic_config;
 mod topics;
 mod wire;
 
+pub use access::{Action, Logins, Rights};
 pub use backup::{CopyError, Logs, LogsRestore, LogsSnapshot, Segment};
 pub use broker::{Broker, BrokerFailure, StartError, log_ends};
 pub use config::BrokerConfig;

@@ -42,6 +42,10 @@ pub struct Stats {
     pub connections_refused: u64,
     /// Connections that were closed because of what they sent.
     pub malformed: u64,
+    /// Logins that were refused.
+    pub logins_refused: u64,
+    /// Requests, or parts of them, that the rights of a login did not allow.
+    pub unauthorized: u64,
     /// Bytes of all logs on disk.
     pub log_bytes: u64,
     /// Partitions of all topics.
@@ -68,6 +72,8 @@ pub(crate) struct Counters {
     pub(crate) connections_replaced: AtomicU64,
     pub(crate) connections_refused: AtomicU64,
     pub(crate) malformed: AtomicU64,
+    pub(crate) logins_refused: AtomicU64,
+    pub(crate) unauthorized: AtomicU64,
 }
 
 impl Counters {
@@ -93,6 +99,8 @@ impl Counters {
             connections_replaced: self.connections_replaced.load(Relaxed),
             connections_refused: self.connections_refused.load(Relaxed),
             malformed: self.malformed.load(Relaxed),
+            logins_refused: self.logins_refused.load(Relaxed),
+            unauthorized: self.unauthorized.load(Relaxed),
             log_bytes,
             partitions,
         }

@@ -59,6 +59,6 @@ pub use producer::{Producer, ProducerOptions, SendError};
 /// librdkafka's error codes, local and the broker's alike.
 pub use rdkafka::types::RDKafkaErrorCode as ErrorCode;
 pub use record::{Header, Headers, OutRecord, RawRecord, RecordRef};
-pub use settings::KafkaSettings;
+pub use settings::{KafkaSettings, no_group};
 pub use settlement::{Settled, Settlement};
 pub use waybill_engine::{murmur2, partition_for};

@@ -21,7 +21,7 @@ use crate::partition_list::{check_each, offsets_list, partitions_list};
 use crate::poll::{self, OutOfRange, PollError, PollLimits, Polled, Severity};
 use crate::rebootstrap::Rebootstrap;
 use crate::record::{RecordRef, partition_id, partition_number};
-use crate::settings::KafkaSettings;
+use crate::settings::{KafkaSettings, no_group};
 use crate::watermarks::watermarks;
 
 /// How long a poll that met an invalid position may ask the broker which partition it is.
@@ -120,9 +120,8 @@ impl PartitionConsumer {
         // no broker.
         defaults.push(("session.timeout.ms", "2000".to_owned()));
         defaults.push(("heartbeat.interval.ms", "500".to_owned()));
-        // librdkafka wants a group even where no group is joined.
-        let unused = || format!("{}-no-group", settings.group_prefix);
-        let group = options.group_for_lag.clone().unwrap_or_else(unused);
+        let group = options.group_for_lag.clone();
+        let group = group.unwrap_or_else(|| no_group(&settings.group_prefix));
         let fixed = [
             ("group.id", group),
             ("enable.auto.commit", "false".to_owned()),

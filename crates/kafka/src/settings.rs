@@ -103,6 +103,12 @@ impl fmt::Debug for KafkaSettings {
     }
 }
 
+/// The group that consumers name which join none, because librdkafka wants a name: nothing is ever committed to it.
+#[must_use]
+pub fn no_group(group_prefix: &str) -> String {
+    format!("{group_prefix}-no-group")
+}
+
 /// A broker that was restarted is found within a second, and small requests are not held back.
 const SHARED_DEFAULTS: &[(&str, &str)] = &[
     ("socket.nagle.disable", "true"),

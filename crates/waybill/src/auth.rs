@@ -30,7 +30,7 @@ pub use tokens::NewToken;
 
 pub(crate) use bearer::bearer;
 pub(crate) use denied::DENIALS;
-pub(crate) use tokens::{check_name, check_scopes, to_hex};
+pub(crate) use tokens::{check_name, check_rights, to_hex};
 
 use self::jwt::Jwt;
 use self::tokens::Tokens;
@@ -85,14 +85,21 @@ impl Authenticator {
     ///
     /// If they hold no token, or none that is known.
     pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
-        let token = bearer::token(headers)?;
+        self.principal(bearer::token(headers)?).map(Caller::of)
+    }
+
+    /// Whose token this is.
+    ///
+    /// # Errors
+    ///
+    /// If it is unknown or no longer valid.
+    pub(crate) fn principal(&self, token: &str) -> Result<Arc<Principal>, Denied> {
         let hash = hash_of(token);
         match &self.jwt {
             _ if tokens::is_token(token) => self.holder(&hash),
             Some(jwt) => jwt.principal(token, hash, wall_clock()),
             None => Err(Denied::UNKNOWN_TOKEN),
         }
-        .map(Caller::of)
     }
 
     /// Whose token has this hash.

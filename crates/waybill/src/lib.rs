@@ -12,6 +12,7 @@ pub mod admin;
 pub mod alerts;
 pub mod auth;
 pub mod backup;
+mod broker_access;
 mod chain;
 pub mod cli;
 mod clock;

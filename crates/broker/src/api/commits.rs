@@ -13,6 +13,7 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
+use super::Call;
 use super::groups::{code_of, membership, storage_failed};
 use crate::meta::{CommittedOffset, MetaError};
 use crate::server::Server;
@@ -21,7 +22,8 @@ use crate::server::Server;
 const COMMIT_METADATA_BYTES_MAX: usize = 4096;
 
 /// Commits offsets of a group.
-pub(super) fn commit(server: &Server, request: OffsetCommitRequest) -> OffsetCommitResponse {
+pub(super) fn commit(call: &Call, request: OffsetCommitRequest) -> OffsetCommitResponse {
+    let server = &*call.server;
     let member = membership(
         request.member_id,
         request.group_instance_id,
@@ -30,10 +32,12 @@ pub(super) fn commit(server: &Server, request: OffsetCommitRequest) -> OffsetCom
     let allowed = if request.group_id.is_empty() {
         Err(ResponseError::InvalidGroupId)
     } else {
-        server.coordinator.check_commit(&request.group_id, &member)
+        call.may_use_group(&request.group_id)
+            .and_then(|()| server.coordinator.check_commit(&request.group_id, &member))
     };
     let check = |topic: &str, partition: i32, metadata: Option<&StrBytes>| {
         allowed?;
+        call.may_read(topic)?;
         if metadata.is_some_and(|metadata| metadata.len() > COMMIT_METADATA_BYTES_MAX) {
             return Err(ResponseError::OffsetMetadataTooLarge);
         }
@@ -87,11 +91,8 @@ pub(super) fn commit(server: &Server, request: OffsetCommitRequest) -> OffsetCom
 type CommittedTopic = (TopicName, Vec<(i32, Option<CommittedOffset>)>);
 
 /// The committed offsets of groups.
-pub(super) fn committed(
-    server: &Server,
-    version: i16,
-    request: OffsetFetchRequest,
-) -> OffsetFetchResponse {
+pub(super) fn committed(call: &Call, request: OffsetFetchRequest) -> OffsetFetchResponse {
+    let version = call.head.version;
     if version >= 8 {
         let groups = request.groups.into_iter().map(|group| {
             let asked = group.topics.map(|topics| {
@@ -101,9 +102,9 @@ pub(super) fn committed(
                     .collect()
             });
             let answer = OffsetFetchResponseGroup::default();
-            let answer = match committed_of(server, &group.group_id, asked) {
+            let answer = match committed_of(call, &group.group_id, asked) {
                 Ok(topics) => answer.with_topics(topics.into_iter().map(topic_v8).collect()),
-                Err(error) => answer.with_error_code(storage_failed(&error)),
+                Err(error) => answer.with_error_code(error.code()),
             };
             answer.with_group_id(group.group_id)
         });
@@ -115,13 +116,13 @@ pub(super) fn committed(
             .map(|topic| (topic.name, topic.partition_indexes))
             .collect()
     });
-    match committed_of(server, &request.group_id, asked) {
+    match committed_of(call, &request.group_id, asked) {
         Ok(topics) => {
             let topics = topics.into_iter().map(|topic| topic_v1(topic, version));
             OffsetFetchResponse::default().with_topics(topics.collect())
         }
         Err(error) => {
-            let code = storage_failed(&error);
+            let code = error.code();
             let answer = OffsetFetchResponse::default();
             if version >= 2 {
                 answer.with_error_code(code)
@@ -133,6 +134,15 @@ pub(super) fn committed(
 }
 
 fn committed_of(
+    call: &Call,
+    group: &str,
+    asked: Option<Vec<(TopicName, Vec<i32>)>>,
+) -> Result<Vec<CommittedTopic>, ResponseError> {
+    call.may_use_group(group)?;
+    stored_of(&call.server, group, asked).map_err(|error| storage_failed(&error))
+}
+
+fn stored_of(
     server: &Server,
     group: &str,
     asked: Option<Vec<(TopicName, Vec<i32>)>>,

@@ -13,7 +13,7 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
-use super::{Refusal, outcome};
+use super::{Call, Refusal, outcome};
 use crate::TopicConfig;
 use crate::server::{NODE, Server};
 use crate::topic_config::NAMES;
@@ -31,14 +31,10 @@ const TYPE_STRING: i8 = 2;
 const TYPE_LONG: i8 = 5;
 
 /// The settings of topics. The broker's own are in its configuration, not here.
-pub(super) fn describe(
-    server: &Server,
-    version: i16,
-    request: DescribeConfigsRequest,
-) -> DescribeConfigsResponse {
+pub(super) fn describe(call: &Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse {
     let with_synonyms = request.include_synonyms;
     let results = request.resources.into_iter().map(|resource| {
-        let described = describe_one(server, version, with_synonyms, &resource);
+        let described = describe_one(call, with_synonyms, &resource);
         let (code, message) = outcome(&described);
         DescribeConfigsResult::default()
             .with_error_code(code)
@@ -52,13 +48,19 @@ pub(super) fn describe(
 }
 
 fn describe_one(
-    server: &Server,
-    version: i16,
+    call: &Call,
     with_synonyms: bool,
     resource: &DescribeConfigsResource,
 ) -> Result<Vec<DescribeConfigsResourceResult>, Refusal> {
+    let (server, version) = (&*call.server, call.head.version);
     if resource.resource_type == RESOURCE_BROKER && *resource.resource_name == *NODE.to_string() {
         return Ok(Vec::new());
+    }
+    if resource.resource_type == RESOURCE_TOPIC && !call.sees_topic(&resource.resource_name) {
+        return Err(Refusal::new(
+            ResponseError::TopicAuthorizationFailed,
+            "the login does not allow this topic",
+        ));
     }
     let config = topic_config(server, resource.resource_type, &resource.resource_name)?;
     let wanted = |name: &&&str| match &resource.configuration_keys {
@@ -107,12 +109,15 @@ fn describe_one(
 
 /// Changes settings of topics. Blocks.
 pub(super) fn alter(
-    server: &Server,
+    call: &Call,
     request: IncrementalAlterConfigsRequest,
 ) -> IncrementalAlterConfigsResponse {
     let validate_only = request.validate_only;
     let responses = request.resources.into_iter().map(|resource| {
-        let (code, message) = outcome(&alter_one(server, &resource, validate_only));
+        let altered = call
+            .may_administer(ResponseError::TopicAuthorizationFailed)
+            .and_then(|()| alter_one(&call.server, &resource, validate_only));
+        let (code, message) = outcome(&altered);
         AlterConfigsResourceResponse::default()
             .with_error_code(code)
             .with_error_message(message)

@@ -77,7 +77,7 @@ impl LongPoll {
 fn readable(wanted: &[WantedTopic]) -> u64 {
     let all = wanted.iter().flat_map(|topic| &topic.partitions);
     let readable = all.filter_map(|wanted| {
-        let partition = wanted.partition.as_ref()?;
+        let partition = wanted.partition.as_ref().ok()?;
         let readable = partition.high_watermark().saturating_sub(wanted.offset);
         u64::try_from(readable).ok()
     });
@@ -86,7 +86,7 @@ fn readable(wanted: &[WantedTopic]) -> u64 {
 
 /// A partition as it was asked for.
 struct Wanted {
-    partition: Option<Arc<Partition>>,
+    partition: Result<Arc<Partition>, ResponseError>,
     index: i32,
     offset: i64,
     leader_epoch: i32,
@@ -134,12 +134,16 @@ pub(super) fn fetch(
 
 fn resolve(call: &Call, request: FetchRequest) -> Vec<WantedTopic> {
     let topics = request.topics.into_iter().map(|asked| {
-        let topic = call.server.topics.get(&asked.topic);
+        let topic = call
+            .may_read(&asked.topic)
+            .map(|()| call.server.topics.get(&asked.topic));
         let partitions = asked.partitions.into_iter().map(|wanted| Wanted {
-            partition: topic
-                .as_ref()
-                .and_then(|t| t.partition(wanted.partition))
-                .cloned(),
+            partition: topic.as_ref().map_err(|error| *error).and_then(|topic| {
+                let partition = topic.as_ref().and_then(|t| t.partition(wanted.partition));
+                partition
+                    .cloned()
+                    .ok_or(ResponseError::UnknownTopicOrPartition)
+            }),
             index: wanted.partition,
             offset: wanted.fetch_offset,
             leader_epoch: wanted.current_leader_epoch,
@@ -168,7 +172,7 @@ async fn wait_for_records(
     let mut deadline = std::pin::pin!(tokio::time::sleep_until(Instant::now() + wait));
     let mut stopping = std::pin::pin!(call.server.stopping.cancelled());
     loop {
-        for partition in all().filter_map(|wanted| wanted.partition.as_ref()) {
+        for partition in all().filter_map(|wanted| wanted.partition.as_ref().ok()) {
             partition.wake(appended);
         }
         // Look again: an append before the registration has woken nobody.
@@ -211,10 +215,7 @@ fn enough(wanted: &[WantedTopic], bytes_min: usize) -> bool {
 }
 
 fn check(wanted: &Wanted) -> Result<&Arc<Partition>, ResponseError> {
-    let partition = wanted
-        .partition
-        .as_ref()
-        .ok_or(ResponseError::UnknownTopicOrPartition)?;
+    let partition = wanted.partition.as_ref().map_err(|error| *error)?;
     if wanted.leader_epoch > LEADER_EPOCH {
         return Err(ResponseError::UnknownLeaderEpoch);
     }
@@ -292,8 +293,8 @@ fn put_partition(
     let error_at = frame.len();
     frame.put_i16(OK);
     let (high_watermark, log_start) = match &wanted.partition {
-        Some(partition) => (partition.high_watermark(), partition.log_start()),
-        None => (-1, -1),
+        Ok(partition) => (partition.high_watermark(), partition.log_start()),
+        Err(_) => (-1, -1),
     };
     frame.put_i64(high_watermark);
     // Without transactions everything below the high watermark is stable.

@@ -18,10 +18,10 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 
 use super::{Call, NO_OPERATIONS, OK, Reply};
+use crate::access::Action;
 use crate::connection::Frame;
 use crate::group::{Join, JoinAnswer, Leaver, Membership, Sync, SyncAnswer};
 use crate::meta::MetaError;
-use crate::server::Server;
 use crate::wire::Malformed;
 
 /// The longest session and rebalance time-outs, in milliseconds: 30 minutes, as in Kafka.
@@ -35,6 +35,9 @@ pub(super) fn join(call: Call, request: JoinGroupRequest) -> Result<Reply, Malfo
     };
     if request.group_id.is_empty() {
         return refused(ResponseError::InvalidGroupId, request.member_id);
+    }
+    if let Err(error) = call.may_use_group(&request.group_id) {
+        return refused(error, request.member_id);
     }
     if !(1..=SESSION_MS_MAX).contains(&request.session_timeout_ms) {
         return refused(ResponseError::InvalidSessionTimeout, request.member_id);
@@ -124,6 +127,9 @@ fn answer_join(call: &Call, answer: JoinAnswer) -> Result<bytes::Bytes, Malforme
 
 /// A member gets its assignment when the leader has brought it.
 pub(super) fn sync(call: Call, request: SyncGroupRequest) -> Result<Reply, Malformed> {
+    if let Err(error) = call.may_use_group(&request.group_id) {
+        return answer_sync(&call, Err(error)).map(Reply::Now);
+    }
     let sync = Sync {
         membership: membership(
             request.member_id,
@@ -171,32 +177,32 @@ fn answer_sync(call: &Call, answer: SyncAnswer) -> Result<bytes::Bytes, Malforme
 }
 
 /// A member says that it is alive.
-pub(super) fn heartbeat(server: &Server, request: &HeartbeatRequest) -> HeartbeatResponse {
+pub(super) fn heartbeat(call: &Call, request: &HeartbeatRequest) -> HeartbeatResponse {
     let member = membership(
         request.member_id.clone(),
         request.group_instance_id.clone(),
         request.generation_id,
     );
-    let alive = server.coordinator.heartbeat(&request.group_id, &member);
+    let alive = call.may_use_group(&request.group_id).and_then(|()| {
+        call.server
+            .coordinator
+            .heartbeat(&request.group_id, &member)
+    });
     HeartbeatResponse::default().with_error_code(code_of(alive))
 }
 
 /// Members leave.
-pub(super) fn leave(
-    server: &Server,
-    version: i16,
-    request: LeaveGroupRequest,
-) -> LeaveGroupResponse {
+pub(super) fn leave(call: &Call, request: LeaveGroupRequest) -> LeaveGroupResponse {
+    let allowed = call.may_use_group(&request.group_id);
     let leave = |member_id, instance_id| {
-        code_of(server.coordinator.leave(
-            &request.group_id,
-            &Leaver {
-                member_id,
-                instance_id,
-            },
-        ))
+        let leaver = Leaver {
+            member_id,
+            instance_id,
+        };
+        let left = allowed.and_then(|()| call.server.coordinator.leave(&request.group_id, &leaver));
+        code_of(left)
     };
-    if version < 3 {
+    if call.head.version < 3 {
         let code = leave(request.member_id.clone(), None);
         return LeaveGroupResponse::default().with_error_code(code);
     }
@@ -211,9 +217,13 @@ pub(super) fn leave(
 }
 
 /// Groups as operators see them.
-pub(super) fn describe(server: &Server, request: DescribeGroupsRequest) -> DescribeGroupsResponse {
+pub(super) fn describe(call: &Call, request: DescribeGroupsRequest) -> DescribeGroupsResponse {
+    let server = &*call.server;
     let groups = request.groups.into_iter().map(|group| {
         let answer = DescribedGroup::default().with_authorized_operations(NO_OPERATIONS);
+        if let Err(error) = call.may_use_group(&group) {
+            return answer.with_error_code(error.code()).with_group_id(group);
+        }
         let answer = match server.coordinator.describe(&group) {
             Some(described) => {
                 let members = described.members.into_iter().map(|member| {
@@ -246,11 +256,8 @@ pub(super) fn describe(server: &Server, request: DescribeGroupsRequest) -> Descr
 }
 
 /// All groups.
-pub(super) fn list(
-    server: &Server,
-    version: i16,
-    request: &ListGroupsRequest,
-) -> ListGroupsResponse {
+pub(super) fn list(call: &Call, request: &ListGroupsRequest) -> ListGroupsResponse {
+    let (server, version) = (&*call.server, call.head.version);
     let mut found: Vec<(Arc<str>, &'static str, StrBytes)> = server
         .coordinator
         .list()
@@ -267,37 +274,40 @@ pub(super) fn list(
             }
         }
         Err(error) => {
-            return ListGroupsResponse::default().with_error_code(storage_failed(&error));
+            return ListGroupsResponse::default().with_error_code(storage_failed(&error).code());
         }
     }
     let wanted = |state: &str| {
         request.states_filter.is_empty() || request.states_filter.iter().any(|s| **s == *state)
     };
-    let groups = found.into_iter().filter(|(_, state, _)| wanted(state)).map(
-        |(name, state, protocol_type)| {
-            let group = ListedGroup::default()
-                .with_group_id(GroupId(StrBytes::from_string(name.to_string())))
-                .with_protocol_type(protocol_type);
-            if version >= 4 {
-                group.with_group_state(StrBytes::from_static_str(state))
-            } else {
-                group
-            }
-        },
-    );
+    found.retain(|(name, state, _)| wanted(state) && call.sees(Action::Group(name)));
+    let groups = found.into_iter().map(|(name, state, protocol_type)| {
+        let group = ListedGroup::default()
+            .with_group_id(GroupId(StrBytes::from_string(name.to_string())))
+            .with_protocol_type(protocol_type);
+        if version >= 4 {
+            group.with_group_state(StrBytes::from_static_str(state))
+        } else {
+            group
+        }
+    });
     ListGroupsResponse::default().with_groups(groups.collect())
 }
 
 /// Forgets groups that have no members.
-pub(super) fn delete(server: &Server, request: DeleteGroupsRequest) -> DeleteGroupsResponse {
+pub(super) fn delete(call: &Call, request: DeleteGroupsRequest) -> DeleteGroupsResponse {
+    let server = &*call.server;
+    let allowed = call.may_administer(ResponseError::GroupAuthorizationFailed);
     let results = request.groups_names.into_iter().map(|group| {
-        let code = if server.coordinator.describe(&group).is_some() {
+        let code = if let Err(refused) = &allowed {
+            refused.error.code()
+        } else if server.coordinator.describe(&group).is_some() {
             ResponseError::NonEmptyGroup.code()
         } else {
             match server.meta.remove_group(&group) {
                 Ok(true) => OK,
                 Ok(false) => ResponseError::GroupIdNotFound.code(),
-                Err(error) => storage_failed(&error),
+                Err(error) => storage_failed(&error).code(),
             }
         };
         DeletableGroupResult::default()
@@ -328,7 +338,7 @@ pub(super) fn code_of(outcome: Result<(), ResponseError>) -> i16 {
     outcome.map_or_else(|error| error.code(), |()| OK)
 }
 
-pub(super) fn storage_failed(error: &MetaError) -> i16 {
+pub(super) fn storage_failed(error: &MetaError) -> ResponseError {
     tracing::error!(%error, "committed offsets cannot be read");
-    ResponseError::KafkaStorageError.code()
+    ResponseError::KafkaStorageError
 }

@@ -15,6 +15,7 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 
 use super::{Call, NO_OPERATIONS, OK, Reply};
+use crate::access::Action;
 use crate::log::{Condition, LEADER_EPOCH, Partition};
 use crate::server::{Ends, NODE, Server};
 use crate::topics::{Topic, TopicError};
@@ -26,6 +27,7 @@ const KEY_TYPE_GROUP: i8 = 0;
 /// Topics and where they are.
 pub(super) fn metadata(call: Call, request: MetadataRequest) -> Result<Reply, Malformed> {
     let creates = call.server.config.auto_create_topics
+        && call.sees(Action::Administer)
         && (request.allow_auto_topic_creation || call.head.version < 4);
     let is_missing = |name: &TopicName| call.server.topics.get(name).is_none();
     let missing: Vec<TopicName> = match &request.topics {
@@ -37,12 +39,7 @@ pub(super) fn metadata(call: Call, request: MetadataRequest) -> Result<Reply, Ma
         _ => Vec::new(),
     };
     if missing.is_empty() {
-        return call.now(&describe(
-            &call.server,
-            call.ends,
-            call.head.version,
-            &request,
-        ));
+        return call.now(&describe(&call, &request));
     }
     call.blocking(move |call| {
         let config = &call.server.config;
@@ -57,17 +54,13 @@ pub(super) fn metadata(call: Call, request: MetadataRequest) -> Result<Reply, Ma
                 Err(error) => tracing::warn!(%error, topic = %*name, "a topic was not created"),
             }
         }
-        describe(&call.server, call.ends, call.head.version, &request)
+        describe(call, &request)
     })
 }
 
-fn describe(
-    server: &Server,
-    ends: Ends,
-    version: i16,
-    request: &MetadataRequest,
-) -> MetadataResponse {
-    let (host, port) = server.advertised(ends);
+fn describe(call: &Call, request: &MetadataRequest) -> MetadataResponse {
+    let (server, version) = (&*call.server, call.head.version);
+    let (host, port) = server.advertised(call.ends);
     let broker = MetadataResponseBroker::default()
         .with_node_id(NODE)
         .with_host(host)
@@ -82,6 +75,7 @@ fn describe(
             .topics
             .all()
             .iter()
+            .filter(|topic| call.sees_topic(&topic.name))
             .map(|topic| known(topic, version))
             .collect(),
         Some(asked) => asked
@@ -91,10 +85,14 @@ fn describe(
                     Some(name) => server.topics.get(name),
                     None => server.topics.by_id(asked.topic_id),
                 };
-                match topic {
+                let visible = topic.filter(|topic| call.sees_topic(&topic.name));
+                match visible {
                     Some(topic) => known(&topic, version),
                     None => {
                         let error = match &asked.name {
+                            Some(name) if !call.sees_topic(name) => {
+                                ResponseError::TopicAuthorizationFailed
+                            }
                             Some(_) => ResponseError::UnknownTopicOrPartition,
                             None => ResponseError::UnknownTopicId,
                         };
@@ -161,24 +159,29 @@ fn known(topic: &Topic, version: i16) -> MetadataResponseTopic {
 
 /// Who coordinates a group: this broker.
 pub(super) fn find_coordinator(
-    server: &Server,
-    ends: Ends,
-    version: i16,
+    call: &Call,
     request: FindCoordinatorRequest,
 ) -> FindCoordinatorResponse {
-    let (host, port) = server.advertised(ends);
+    let version = call.head.version;
+    let (host, port) = call.server.advertised(call.ends);
     let is_group = request.key_type == KEY_TYPE_GROUP;
-    // Clients take this error for final; others they would try again for ever.
-    let (code, message) = if is_group {
-        (OK, None)
-    } else {
-        let message = StrBytes::from_static_str("this broker has no transactions");
-        (
-            ResponseError::TransactionalIdAuthorizationFailed.code(),
-            Some(message),
-        )
+    // Clients take these errors for final; others they would try again for ever.
+    let outcome_of = |key: &str| {
+        let (error, message) = match is_group {
+            true if call.may(Action::Group(key)) => return (OK, None),
+            true => (
+                ResponseError::GroupAuthorizationFailed,
+                "the login does not allow this group",
+            ),
+            false => (
+                ResponseError::TransactionalIdAuthorizationFailed,
+                "this broker has no transactions",
+            ),
+        };
+        (error.code(), Some(StrBytes::from_static_str(message)))
     };
     if version < 4 {
+        let (code, message) = outcome_of(&request.key);
         let answer = FindCoordinatorResponse::default()
             .with_error_code(code)
             .with_node_id(NODE)
@@ -191,13 +194,14 @@ pub(super) fn find_coordinator(
         };
     }
     let coordinators = request.coordinator_keys.into_iter().map(|key| {
+        let (code, message) = outcome_of(&key);
         CoordinatorAnswer::default()
             .with_key(key)
             .with_node_id(NODE)
             .with_host(host.clone())
             .with_port(port)
             .with_error_code(code)
-            .with_error_message(message.clone())
+            .with_error_message(message)
     });
     FindCoordinatorResponse::default().with_coordinators(coordinators.collect())
 }

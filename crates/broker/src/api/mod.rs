@@ -19,8 +19,10 @@ use kafka_protocol::messages::*;
 use kafka_protocol::protocol::{Encodable, HeaderVersion, StrBytes};
 
 pub(crate) use self::fetch::LongPoll;
+use crate::access::{Action, Login, Rights};
 use crate::connection::{Frame, Pending};
 use crate::server::{Ends, Server};
+use crate::stats::add;
 use crate::wire::{self, APIS, Head, Malformed};
 
 /// The key of produce requests.
@@ -47,6 +49,8 @@ pub(crate) struct Call {
     server: Arc<Server>,
     ends: Ends,
     head: Head,
+    /// `None` if everything is allowed.
+    rights: Option<Arc<dyn Rights>>,
 }
 
 /// Handles one request.
@@ -54,6 +58,7 @@ pub(crate) fn handle(
     server: &Arc<Server>,
     ends: Ends,
     long_poll: &Arc<LongPoll>,
+    login: &mut Login,
     mut frame: Bytes,
 ) -> Result<Reply, Malformed> {
     // An ApiVersions request that is too new has a header that may be unknown too; its answer is
@@ -79,13 +84,27 @@ pub(crate) fn handle(
     else {
         return refuse(&head).map(Reply::Now);
     };
+    if login.is_awaited() && !BEFORE_LOGIN.contains(&api.key) {
+        return Err(Malformed::NotLoggedIn { key: head.key });
+    }
     let call = Call {
         server: Arc::clone(server),
         ends,
         head,
+        rights: login.rights().map(Arc::clone),
     };
     let head = &call.head;
     match api.key {
+        ApiKey::SaslHandshake => call.now(&login.handshake(&head.decode(api, frame)?)),
+        ApiKey::SaslAuthenticate => {
+            let logins = server.config.logins.as_ref();
+            let answer = login.authenticate(logins, &head.decode(api, frame)?);
+            if answer.error_code != OK {
+                add(&server.counters.logins_refused, 1);
+                tracing::warn!(peer = %ends.peer.ip(), "a login was refused");
+            }
+            call.now(&answer)
+        }
         ApiKey::Produce => produce::produce(call.clone_parts(), head.decode(api, frame)?),
         ApiKey::Fetch => fetch::fetch(
             call.clone_parts(),
@@ -95,79 +114,55 @@ pub(crate) fn handle(
         ApiKey::ListOffsets => {
             let (version, request) = (head.version, head.decode(api, frame)?);
             match offsets::reads_much(&request) {
-                true => {
-                    call.blocking(move |call| offsets::list_offsets(&call.server, version, request))
-                }
-                false => call.now(&offsets::list_offsets(server, version, request)),
+                true => call.blocking(move |call| offsets::list_offsets(call, version, request)),
+                false => call.now(&offsets::list_offsets(&call, version, request)),
             }
         }
         ApiKey::Metadata => metadata::metadata(call.clone_parts(), head.decode(api, frame)?),
-        ApiKey::OffsetCommit => call.now(&commits::commit(server, head.decode(api, frame)?)),
-        ApiKey::OffsetFetch => call.now(&commits::committed(
-            server,
-            head.version,
-            head.decode(api, frame)?,
-        )),
+        ApiKey::OffsetCommit => call.now(&commits::commit(&call, head.decode(api, frame)?)),
+        ApiKey::OffsetFetch => call.now(&commits::committed(&call, head.decode(api, frame)?)),
         ApiKey::FindCoordinator => {
-            let request = head.decode(api, frame)?;
-            call.now(&metadata::find_coordinator(
-                server,
-                ends,
-                head.version,
-                request,
-            ))
+            call.now(&metadata::find_coordinator(&call, head.decode(api, frame)?))
         }
         ApiKey::JoinGroup => groups::join(call.clone_parts(), head.decode(api, frame)?),
-        ApiKey::Heartbeat => call.now(&groups::heartbeat(server, &head.decode(api, frame)?)),
-        ApiKey::LeaveGroup => call.now(&groups::leave(
-            server,
-            head.version,
-            head.decode(api, frame)?,
-        )),
+        ApiKey::Heartbeat => call.now(&groups::heartbeat(&call, &head.decode(api, frame)?)),
+        ApiKey::LeaveGroup => call.now(&groups::leave(&call, head.decode(api, frame)?)),
         ApiKey::SyncGroup => groups::sync(call.clone_parts(), head.decode(api, frame)?),
-        ApiKey::DescribeGroups => call.now(&groups::describe(server, head.decode(api, frame)?)),
-        ApiKey::ListGroups => call.now(&groups::list(
-            server,
-            head.version,
-            &head.decode(api, frame)?,
-        )),
+        ApiKey::DescribeGroups => call.now(&groups::describe(&call, head.decode(api, frame)?)),
+        ApiKey::ListGroups => call.now(&groups::list(&call, &head.decode(api, frame)?)),
         ApiKey::ApiVersions => {
             let _: ApiVersionsRequest = head.decode(api, frame)?;
             call.now(&api_versions(OK))
         }
         ApiKey::CreateTopics => {
             let request = head.decode(api, frame)?;
-            call.blocking(|call| topics::create(&call.server, call.head.version, request))
+            call.blocking(|call| topics::create(call, request))
         }
         ApiKey::DeleteTopics => {
             let request = head.decode(api, frame)?;
-            call.blocking(|call| topics::delete(&call.server, call.head.version, request))
+            call.blocking(|call| topics::delete(call, request))
         }
         ApiKey::DeleteRecords => {
             let request = head.decode(api, frame)?;
-            call.blocking(|call| offsets::delete_records(&call.server, request))
+            call.blocking(|call| offsets::delete_records(call, request))
         }
         ApiKey::InitProducerId => {
             let request = head.decode(api, frame)?;
             call.blocking(move |call| produce::init_producer_id(&call.server, &request))
         }
         ApiKey::OffsetForLeaderEpoch => call.now(&offsets::offset_for_leader_epoch(
-            server,
+            &call,
             head.decode(api, frame)?,
         )),
-        ApiKey::DescribeConfigs => call.now(&configs::describe(
-            server,
-            head.version,
-            head.decode(api, frame)?,
-        )),
+        ApiKey::DescribeConfigs => call.now(&configs::describe(&call, head.decode(api, frame)?)),
         ApiKey::CreatePartitions => {
             let request = head.decode(api, frame)?;
-            call.blocking(|call| topics::create_partitions(&call.server, request))
+            call.blocking(|call| topics::create_partitions(call, request))
         }
-        ApiKey::DeleteGroups => call.now(&groups::delete(server, head.decode(api, frame)?)),
+        ApiKey::DeleteGroups => call.now(&groups::delete(&call, head.decode(api, frame)?)),
         ApiKey::IncrementalAlterConfigs => {
             let request = head.decode(api, frame)?;
-            call.blocking(|call| configs::alter(&call.server, request))
+            call.blocking(|call| configs::alter(call, request))
         }
         ApiKey::DescribeCluster => {
             let _: DescribeClusterRequest = head.decode(api, frame)?;
@@ -183,6 +178,49 @@ impl Call {
             server: Arc::clone(&self.server),
             ends: self.ends,
             head: self.head.clone(),
+            rights: self.rights.clone(),
+        }
+    }
+
+    /// Whether the login of the connection may do this. Counts what it may not.
+    fn may(&self, action: Action<'_>) -> bool {
+        let allowed = self.sees(action);
+        if !allowed {
+            add(&self.server.counters.unauthorized, 1);
+        }
+        allowed
+    }
+
+    /// Whether the login of the connection may do this, where nobody asked for it in so many words.
+    fn sees(&self, action: Action<'_>) -> bool {
+        let rights = self.rights.as_ref();
+        rights.is_none_or(|rights| rights.allow(action))
+    }
+
+    /// Whether the login may know that a topic exists.
+    fn sees_topic(&self, topic: &str) -> bool {
+        self.sees(Action::Read(topic)) || self.sees(Action::Write(topic))
+    }
+
+    fn may_read(&self, topic: &str) -> Result<(), ResponseError> {
+        match self.may(Action::Read(topic)) {
+            true => Ok(()),
+            false => Err(ResponseError::TopicAuthorizationFailed),
+        }
+    }
+
+    fn may_use_group(&self, group: &str) -> Result<(), ResponseError> {
+        match self.may(Action::Group(group)) {
+            true => Ok(()),
+            false => Err(ResponseError::GroupAuthorizationFailed),
+        }
+    }
+
+    /// Whether the login may change what is not its own, of which `error` is refused.
+    fn may_administer(&self, error: ResponseError) -> Result<(), Refusal> {
+        match self.may(Action::Administer) {
+            true => Ok(()),
+            false => Err(Refusal::new(error, "the login does not allow this")),
         }
     }
 
@@ -214,6 +252,13 @@ impl Call {
         })))
     }
 }
+
+/// What a connection may send before it has logged in.
+const BEFORE_LOGIN: [ApiKey; 3] = [
+    ApiKey::ApiVersions,
+    ApiKey::SaslHandshake,
+    ApiKey::SaslAuthenticate,
+];
 
 /// The highest version of `ApiVersions` itself.
 const API_VERSIONS_MAX: i16 = 4;

@@ -17,7 +17,7 @@ use kafka_protocol::messages::{
     OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse,
 };
 
-use super::OK;
+use super::{Call, OK};
 use crate::log::{Condition, LEADER_EPOCH, Partition, ReadError};
 use crate::server::Server;
 use crate::topics::Topic;
@@ -51,14 +51,16 @@ pub(super) fn reads_much(request: &ListOffsetsRequest) -> bool {
 
 /// The earliest or latest offset, the first at or after a time, or that of the largest timestamp.
 pub(super) fn list_offsets(
-    server: &Server,
+    call: &Call,
     version: i16,
     request: ListOffsetsRequest,
 ) -> ListOffsetsResponse {
     let topics = request.topics.into_iter().map(|asked| {
-        let topic = server.topics.get(&asked.name);
+        let topic = call.server.topics.get(&asked.name);
+        let allowed = call.may_read(&asked.name);
         let partitions = asked.partitions.into_iter().map(|wanted| {
-            let found = usable(topic.as_deref(), wanted.partition_index)
+            let found = allowed
+                .and_then(|()| usable(topic.as_deref(), wanted.partition_index))
                 .and_then(|partition| offset_at(partition, version, wanted.timestamp));
             let answer = ListOffsetsPartitionResponse::default()
                 .with_partition_index(wanted.partition_index)
@@ -112,14 +114,15 @@ fn offset_at(
 }
 
 /// Moves log starts. Blocks.
-pub(super) fn delete_records(
-    server: &Server,
-    request: DeleteRecordsRequest,
-) -> DeleteRecordsResponse {
+pub(super) fn delete_records(call: &Call, request: DeleteRecordsRequest) -> DeleteRecordsResponse {
+    let server = &*call.server;
+    let error = ResponseError::TopicAuthorizationFailed;
+    let allowed = call.may_administer(error).map_err(|refused| refused.error);
     let topics = request.topics.into_iter().map(|asked| {
         let topic = server.topics.get(&asked.name);
         let partitions = asked.partitions.into_iter().map(|wanted| {
-            let deleted = usable(topic.as_deref(), wanted.partition_index)
+            let deleted = allowed
+                .and_then(|()| usable(topic.as_deref(), wanted.partition_index))
                 .and_then(|partition| delete_before(server, partition, wanted.offset));
             let answer = DeleteRecordsPartitionResult::default()
                 .with_partition_index(wanted.partition_index);
@@ -169,17 +172,18 @@ fn delete_before(
 
 /// The end of an epoch. There is one epoch, and it has not ended.
 pub(super) fn offset_for_leader_epoch(
-    server: &Server,
+    call: &Call,
     request: OffsetForLeaderEpochRequest,
 ) -> OffsetForLeaderEpochResponse {
     let topics = request.topics.into_iter().map(|asked| {
-        let topic = server.topics.get(&asked.topic);
+        let topic = call.server.topics.get(&asked.topic);
+        let allowed = call.may_read(&asked.topic);
         let partitions = asked.partitions.into_iter().map(|wanted| {
             let answer = EpochEndOffset::default()
                 .with_partition(wanted.partition)
                 .with_leader_epoch(-1)
                 .with_end_offset(-1);
-            match usable(topic.as_deref(), wanted.partition) {
+            match allowed.and_then(|()| usable(topic.as_deref(), wanted.partition)) {
                 Err(error) => answer.with_error_code(error.code()),
                 Ok(_) if wanted.current_leader_epoch > LEADER_EPOCH => {
                     answer.with_error_code(ResponseError::UnknownLeaderEpoch.code())

@@ -11,6 +11,7 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 
 use super::{Call, OK, Refusal, Reply};
+use crate::access::Action;
 use crate::connection::Frame;
 use crate::log::{AppendError, Appended, BatchError, BatchHeader, Partition, uncompressed};
 use crate::server::Server;
@@ -46,9 +47,16 @@ pub(super) fn produce(call: Call, request: ProduceRequest) -> Result<Reply, Malf
     let mut responses = Vec::with_capacity(request.topic_data.len());
     for (topic_at, data) in request.topic_data.into_iter().enumerate() {
         let topic = call.server.topics.get(&data.name);
+        let denied = (!call.may(Action::Write(&data.name))).then(|| {
+            Refusal::new(
+                ResponseError::TopicAuthorizationFailed,
+                "the login does not allow writing to this topic",
+            )
+        });
+        let refusal = denied.as_ref().or(refusal.as_ref());
         let mut partitions = Vec::with_capacity(data.partition_data.len());
         for (partition_at, sent) in data.partition_data.into_iter().enumerate() {
-            let appended = match &refusal {
+            let appended = match refusal {
                 Some(refusal) => Err(Refusal::new(refusal.error, refusal.message.clone())),
                 None => append(
                     &call.server,

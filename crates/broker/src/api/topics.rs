@@ -17,7 +17,7 @@ use kafka_protocol::protocol::StrBytes;
 use uuid::Uuid;
 
 use super::configs::{SOURCE_DEFAULT, SOURCE_TOPIC};
-use super::{OK, Refusal, int, outcome};
+use super::{Call, OK, Refusal, int, outcome};
 use crate::TopicConfig;
 use crate::server::{NODE, Server};
 use crate::topic_config::NAMES;
@@ -37,11 +37,8 @@ impl From<TopicError> for Refusal {
 }
 
 /// Creates topics, or says whether they could be. Blocks.
-pub(super) fn create(
-    server: &Server,
-    version: i16,
-    request: CreateTopicsRequest,
-) -> CreateTopicsResponse {
+pub(super) fn create(call: &Call, request: CreateTopicsRequest) -> CreateTopicsResponse {
+    let (server, version) = (&*call.server, call.head.version);
     let named_twice = |name: &TopicName| {
         request
             .topics
@@ -57,7 +54,7 @@ pub(super) fn create(
                 "the request names the topic twice",
             ))
         } else {
-            create_one(server, topic, request.validate_only)
+            may_change(call).and_then(|()| create_one(server, topic, request.validate_only))
         };
         let (code, message) = outcome(&created);
         let result = CreatableTopicResult::default()
@@ -94,6 +91,10 @@ pub(super) fn create(
     });
     let topics = results.collect();
     CreateTopicsResponse::default().with_topics(topics)
+}
+
+fn may_change(call: &Call) -> Result<(), Refusal> {
+    call.may_administer(ResponseError::TopicAuthorizationFailed)
 }
 
 fn create_one(
@@ -158,11 +159,8 @@ fn refused_assignment() -> Refusal {
 }
 
 /// Deletes topics. Blocks.
-pub(super) fn delete(
-    server: &Server,
-    version: i16,
-    request: DeleteTopicsRequest,
-) -> DeleteTopicsResponse {
+pub(super) fn delete(call: &Call, request: DeleteTopicsRequest) -> DeleteTopicsResponse {
+    let (server, version) = (&*call.server, call.head.version);
     let asked = if version >= 6 {
         request.topics
     } else {
@@ -185,7 +183,9 @@ pub(super) fn delete(
             }
         };
         let deleted = match &name {
-            Some(name) => server.topics.delete(name).map_err(Refusal::from),
+            Some(name) => {
+                may_change(call).and_then(|()| server.topics.delete(name).map_err(Refusal::from))
+            }
             None => Err(Refusal::new(
                 ResponseError::UnknownTopicId,
                 "there is no such topic",
@@ -212,12 +212,13 @@ pub(super) fn delete(
 
 /// Adds partitions to topics. Blocks.
 pub(super) fn create_partitions(
-    server: &Server,
+    call: &Call,
     request: CreatePartitionsRequest,
 ) -> CreatePartitionsResponse {
     let validate_only = request.validate_only;
     let results = request.topics.into_iter().map(|topic| {
-        let (code, message) = outcome(&grow_one(server, &topic, validate_only));
+        let grown = may_change(call).and_then(|()| grow_one(&call.server, &topic, validate_only));
+        let (code, message) = outcome(&grown);
         debug_assert!(code == OK || message.is_some());
         CreatePartitionsTopicResult::default()
             .with_name(topic.name)

@@ -244,6 +244,11 @@ pub(crate) static APIS: &[Api] = &[
         3,
         &[since(4, Shape::List(&TEXT))],
     ),
+    Api {
+        // librdkafka takes a broker that does not offer version 0 for one without SASL.
+        advertised_min: 0,
+        ..api_of(ApiKey::SaslHandshake, 1..=1, ALL, &[has(TEXT)])
+    },
     api_of(
         ApiKey::ApiVersions,
         0..=4,
@@ -320,6 +325,7 @@ pub(crate) static APIS: &[Api] = &[
             since(3, BYTE),
         ],
     ),
+    api_of(ApiKey::SaslAuthenticate, 0..=2, 2, &[has(BLOB)]),
     api_of(
         ApiKey::CreatePartitions,
         0..=3,
@@ -414,6 +420,7 @@ mod tests {
         holds::<SyncGroupRequest>(ApiKey::SyncGroup);
         holds::<DescribeGroupsRequest>(ApiKey::DescribeGroups);
         holds::<ListGroupsRequest>(ApiKey::ListGroups);
+        holds::<SaslHandshakeRequest>(ApiKey::SaslHandshake);
         holds::<ApiVersionsRequest>(ApiKey::ApiVersions);
         holds::<CreateTopicsRequest>(ApiKey::CreateTopics);
         holds::<DeleteTopicsRequest>(ApiKey::DeleteTopics);
@@ -421,6 +428,7 @@ mod tests {
         holds::<InitProducerIdRequest>(ApiKey::InitProducerId);
         holds::<OffsetForLeaderEpochRequest>(ApiKey::OffsetForLeaderEpoch);
         holds::<DescribeConfigsRequest>(ApiKey::DescribeConfigs);
+        holds::<SaslAuthenticateRequest>(ApiKey::SaslAuthenticate);
         holds::<CreatePartitionsRequest>(ApiKey::CreatePartitions);
         holds::<DeleteGroupsRequest>(ApiKey::DeleteGroups);
         holds::<IncrementalAlterConfigsRequest>(ApiKey::IncrementalAlterConfigs);

@@ -17,6 +17,8 @@ pub(crate) enum Malformed {
     FrameSize { bytes: i64, max: usize },
     #[error("a frame without a whole request header")]
     Header,
+    #[error("API {key} before it has logged in")]
+    NotLoggedIn { key: i16 },
     #[error("API {key} version {version}, which is not supported")]
     Unsupported { key: i16, version: i16 },
     #[error("a request of API {key} version {version} that does not decode: {cause}")]

@@ -6,4 +6,5 @@ mod clients;
 mod common;
 mod crash;
 mod kcat;
+mod logins;
 mod protocol;

@@ -157,6 +157,7 @@ impl Rules {
                 name: format!("jwt:{}", subject.collect::<String>()).into(),
                 scopes,
                 tenants,
+                agents: Arc::default(),
             }),
             from: Timestamp(from.0.saturating_sub(skew)),
             until: Timestamp(expires.0.saturating_add(skew)),

@@ -174,6 +174,7 @@ fn every_algorithm_that_is_known_is_verified_by_its_own_key() {
         name: "jwt:anna".into(),
         scopes: [Scope::Submit, Scope::Read].into_iter().collect(),
         tenants: Tenants::One("acme".into()),
+        agents: std::sync::Arc::default(),
     };
     for key in &keys {
         let token = key.token(&claims());

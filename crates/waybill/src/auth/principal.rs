@@ -151,6 +151,8 @@ pub struct Principal {
     pub scopes: Scopes,
     /// For whom.
     pub tenants: Tenants,
+    /// As which agents they may be asked and answer, on the embedded broker.
+    pub agents: Arc<[Box<str>]>,
 }
 
 /// Who sends a request.

@@ -84,6 +84,7 @@ fn the_token_of_the_process_itself_is_known_to_it_alone() {
         name: "samples".into(),
         scopes: [Scope::Submit].into_iter().collect(),
         tenants: Tenants::All,
+        agents: std::sync::Arc::default(),
     });
     let headers = with(token.reveal());
     assert!(here.admit(&headers, Scope::Submit).is_ok());

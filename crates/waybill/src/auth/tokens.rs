@@ -11,6 +11,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
+use waybill_messages::is_topic_name;
 
 use super::{Principal, Reread, Scope, Scopes, Tenants, TokenHash, hash_of};
 use crate::config::{Secret, parse_document};
@@ -33,6 +34,11 @@ pub struct NewToken {
 }
 
 impl NewToken {
+    /// Whether this text is the token. Compares hashes: how long it takes says nothing about the token.
+    pub(crate) fn is(&self, text: &str) -> bool {
+        hash_of(text) == self.hash
+    }
+
     /// Makes one.
     ///
     /// # Panics
@@ -69,8 +75,11 @@ pub(super) struct Tokens(HashMap<TokenHash, Arc<Principal>>);
 struct Entry {
     name: String,
     sha256: String,
+    #[serde(default)]
     scopes: Vec<Scope>,
     tenant: String,
+    #[serde(default)]
+    agents: Vec<Box<str>>,
 }
 
 impl Tokens {
@@ -124,11 +133,12 @@ impl Entry {
             .ok_or_else(|| "sha256 must be 64 hexadecimal digits".to_owned())?;
         let tenants = Tenants::named(&self.tenant).map_err(|error| format!("tenant {error}"))?;
         let scopes: Scopes = self.scopes.iter().copied().collect();
-        check_scopes(scopes, &tenants)?;
+        check_rights(scopes, &self.agents, &tenants)?;
         let principal = Principal {
             name: self.name.into(),
             scopes,
             tenants,
+            agents: self.agents.into(),
         };
         Ok((hash, principal))
     }
@@ -145,9 +155,21 @@ pub(crate) fn check_name(name: &str) -> Result<(), String> {
 }
 
 /// Checks what a token may do for whom, and says what is wrong with it.
-pub(crate) fn check_scopes(scopes: Scopes, tenants: &Tenants) -> Result<(), String> {
-    if scopes == Scopes::default() {
-        return Err("scopes must not be empty".to_owned());
+pub(crate) fn check_rights(
+    scopes: Scopes,
+    agents: &[Box<str>],
+    tenants: &Tenants,
+) -> Result<(), String> {
+    if scopes == Scopes::default() && agents.is_empty() {
+        return Err("scopes must not be empty, unless agents are named".to_owned());
+    }
+    for agent in agents {
+        if !is_topic_name(agent) {
+            return Err(format!("agents: {agent:?} is not the name of an agent"));
+        }
+    }
+    if !agents.is_empty() && tenants.only().is_some() {
+        return Err("agents work for all tenants (tenant: '*')".to_owned());
     }
     if scopes.contains(Scope::Admin) && tenants.only().is_some() {
         return Err(
@@ -199,6 +221,7 @@ mod tests {
             name: "orders".into(),
             scopes: [Scope::Submit, Scope::Read].into_iter().collect(),
             tenants: Tenants::One("acme".into()),
+            agents: Arc::default(),
         };
         assert_eq!(*found, expected);
         assert!(tokens.principal(&hash_of("wb_other")).is_none());
@@ -233,6 +256,16 @@ mod tests {
                 "reed is none of submit, read, repair, admin",
             ),
             (&good.replace("[read]", "[]"), "scopes must not be empty"),
+            (
+                &good.replace("[read]", "[], agents: ['a b']"),
+                "entry 1 (a): agents: \"a b\" is not the name of an agent",
+            ),
+            (
+                &good
+                    .replace("[read]", "[], agents: [drone]")
+                    .replace("'*'", "acme"),
+                "agents work for all tenants",
+            ),
             (&good.replace("'*'", "''"), "tenant must name a tenant"),
             (&good.replace("tenant: '*'", ""), "tenant"),
             (

@@ -59,6 +59,7 @@ mod tests {
                 name: "a".into(),
                 scopes: Scopes::default(),
                 tenants: Tenants::All,
+                agents: Arc::default(),
             }),
             from: Timestamp(0),
             until: Timestamp(1),

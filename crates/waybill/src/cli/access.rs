@@ -13,6 +13,7 @@ use waybill_http::file_modes;
 use crate::auth::bearer;
 use crate::config::{Config, Secret};
 
+use super::broker_login::with_login;
 use super::ops::ApiAddress;
 
 /// What a command needs to get in.
@@ -60,15 +61,9 @@ impl AccessArgs {
     /// The client with what the files say.
     pub(super) fn apply(&self, mut client: ClientBuilder) -> Result<ClientBuilder, AccessError> {
         if let Some(path) = &self.token_file {
-            let refused = |problem: &str| file_refused("--token-file", path, problem);
-            let text = std::fs::read_to_string(path)
-                .map_err(|error| refused(&format!("cannot be read: {error}")))?;
-            let token = Secret::from(text.trim());
-            if token.reveal().is_empty() {
-                return Err(refused("is empty"));
-            }
-            let token = bearer(&token).map_err(|_| refused("holds no token"))?;
-            file_modes::warn_if_they_may_read(path, "the token");
+            let token = read_token(path)?;
+            let token =
+                bearer(&token).map_err(|_| file_refused("--token-file", path, "holds no token"))?;
             client = client.default_headers(HeaderMap::from_iter([(AUTHORIZATION, token)]));
         }
         if let Some(path) = &self.ca_file {
@@ -87,7 +82,25 @@ impl AccessArgs {
     }
 }
 
+/// The token of a file.
+pub(super) fn read_token(path: &Path) -> Result<Secret, AccessError> {
+    let refused = |problem: &str| file_refused("--token-file", path, problem);
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| refused(&format!("cannot be read: {error}")))?;
+    let token = Secret::from(text.trim());
+    if token.reveal().is_empty() {
+        return Err(refused("is empty"));
+    }
+    file_modes::warn_if_they_may_read(path, "the token");
+    Ok(token)
+}
+
 impl AdminArgs {
+    /// The configuration with the login at the embedded broker that the token is.
+    pub(super) fn broker_login(&self, config: &Config) -> anyhow::Result<Config> {
+        with_login(config, self.access.token_file.as_deref())
+    }
+
     /// The URL of a page on the admin port.
     pub(super) fn url(&self, config: &Config, path: &str) -> anyhow::Result<String> {
         Ok(format!("{}{path}", self.address(config)?))

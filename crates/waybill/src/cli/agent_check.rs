@@ -19,6 +19,7 @@ use waybill_agent::check::{CheckError, CheckSettings, Finding, Ledger, Report, R
 use waybill_messages::Topics;
 
 use self::ledger::HttpLedger;
+use super::broker_login::BrokerLogin;
 use super::connection::until_reader_leaves;
 use super::shown::Output;
 use crate::config::{Config, duration_from_text};
@@ -91,6 +92,8 @@ pub struct AgentCheckArgs {
     /// How the verdicts are written
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
+    #[command(flatten)]
+    login: BrokerLogin,
 }
 
 /// What a topic's name says.
@@ -108,7 +111,7 @@ impl AgentCheckArgs {
     /// If the check could not be played: the prefix is an installation's, a file cannot be read, or
     /// the brokers are away.
     pub fn run(&self, config: &Config) -> anyhow::Result<bool> {
-        let settings = self.settings(config)?;
+        let settings = self.settings(&self.login.on(config)?)?;
         let ledger = self.ledger.as_deref().map(HttpLedger::new).transpose()?;
         let ledger = ledger.as_ref().map(|ledger| ledger as &dyn Ledger);
         let report = check(&settings, ledger).map_err(explained)?;

@@ -74,6 +74,22 @@ pub fn in_the_clear(role: Role, config: &Config) -> Vec<Listens> {
     open
 }
 
+/// The listeners of a role that ask for no token because authentication is off, in one line; `None` where it is on or
+/// the role has none that could ask.
+#[must_use]
+pub fn open_to_all(role: Role, config: &Config) -> Option<String> {
+    if config.auth.is_on() {
+        return None;
+    }
+    let asks = |listener: &Listens| matches!(listener.guard, Guard::Tokens { .. });
+    let open: Vec<String> = listeners(role, config)
+        .into_iter()
+        .filter(asks)
+        .map(|listener| format!("{} {}", listener.key, listener.address))
+        .collect();
+    (!open.is_empty()).then(|| open.join(", "))
+}
+
 /// The listeners of a role that others can reach.
 fn reachable(role: Role, config: &Config) -> Vec<Listens> {
     let mut open = listeners(role, config);
@@ -100,9 +116,7 @@ pub(crate) fn listeners(role: Role, config: &Config) -> Vec<Listens> {
         "broker.listen",
         "--broker-listen",
         config.broker.listen,
-        Guard::None {
-            way_out: "take brokers that ask (--brokers)",
-        },
+        Guard::Tokens { encrypted: false },
     );
     let services = listener(
         "services.listen",

@@ -13,6 +13,7 @@ use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::RecordRef;
 
 use super::avro::{Decoded, Json, RegistrySchema, Schemas, Undecoded};
+use super::broker_login::BrokerLogin;
 use super::connection::{Connection, Next, chosen, topic_from_text, until_reader_leaves};
 use super::refused;
 use super::shown::{Bytes, NOTHING, Output, ShownHeader, time};
@@ -49,6 +50,8 @@ pub struct RecordsArgs {
     /// asked of schemaRegistry.url
     #[arg(long = "schema", value_name = "ID=FILE")]
     schemas: Vec<RegistrySchema>,
+    #[command(flatten)]
+    login: BrokerLogin,
 }
 
 /// Where to start.
@@ -94,7 +97,8 @@ impl RecordsArgs {
     /// If there is no such topic, partition or offset, the brokers are away, or a schema cannot be
     /// read. A record that cannot be decoded is no error: it is printed as it is.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
-        until_reader_leaves(self.print(config, &mut io::stdout().lock()))
+        let config = self.login.on(config)?;
+        until_reader_leaves(self.print(&config, &mut io::stdout().lock()))
     }
 
     fn print(&self, config: &Config, out: &mut dyn Write) -> anyhow::Result<()> {

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use crate::auth::{NewToken, Scope, Tenants, check_name, check_scopes, to_hex};
+use crate::auth::{NewToken, Scope, Tenants, check_name, check_rights, to_hex};
 
 /// What to do with tokens.
 #[derive(Clone, Debug, Subcommand)]
@@ -18,8 +18,16 @@ pub struct CreateArgs {
     #[arg(long, value_name = "NAME")]
     name: String,
     /// What it allows
-    #[arg(long, value_enum, value_delimiter = ',', required = true)]
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        required_unless_present = "agents"
+    )]
     scopes: Vec<Scope>,
+    /// The agents that may log in with it to the embedded broker: it reads their requests and writes replies
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    agents: Vec<Box<str>>,
     #[command(flatten)]
     whose: Whose,
 }
@@ -64,13 +72,19 @@ impl CreateArgs {
         let tenant = self.whose.tenant();
         let tenants = Tenants::named(tenant);
         let tenants = tenants.map_err(|problem| anyhow::anyhow!("--tenant {problem}"))?;
-        check_scopes(self.scopes.iter().copied().collect(), &tenants)
-            .map_err(|problem| anyhow::anyhow!("--scopes: {problem}"))?;
+        let scopes = self.scopes.iter().copied().collect();
+        check_rights(scopes, &self.agents, &tenants)
+            .map_err(|problem| anyhow::anyhow!("--scopes and --agents: {problem}"))?;
         // Text in JSON is text in YAML, whatever is in it.
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
         let scopes: Vec<&str> = self.scopes.iter().map(|scope| scope.as_str()).collect();
+        let agents: Vec<String> = self.agents.iter().map(|agent| quoted(agent)).collect();
+        let agents = match agents.is_empty() {
+            true => String::new(),
+            false => format!("\n  agents: [{}]", agents.join(", ")),
+        };
         Ok(format!(
-            "- name: {}\n  sha256: {}\n  scopes: [{}]\n  tenant: {}",
+            "- name: {}\n  sha256: {}\n  scopes: [{}]\n  tenant: {}{agents}",
             quoted(&self.name),
             quoted(&to_hex(hash)),
             scopes.join(", "),
@@ -89,6 +103,7 @@ mod tests {
             let arguments = CreateArgs {
                 name: name.to_owned(),
                 scopes: scopes.to_owned(),
+                agents: Vec::new(),
                 whose: Whose {
                     tenant: Some(tenant.to_owned()),
                     all_tenants: false,
@@ -106,7 +121,12 @@ mod tests {
             ("", &[Scope::Read][..], "*", "--name must be"),
             ("a b", &[Scope::Read], "*", "--name must be"),
             ("a", &[Scope::Read], "", "--tenant must name"),
-            ("a", &[Scope::Admin], "acme", "--scopes: the scope admin"),
+            (
+                "a",
+                &[Scope::Admin],
+                "acme",
+                "--scopes and --agents: the scope admin",
+            ),
         ] {
             let error = entry(name, scopes, tenant).unwrap_err();
             assert!(error.starts_with(refused), "{error}");

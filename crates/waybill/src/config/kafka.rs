@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use waybill_kafka::{ClientError, KafkaSettings};
 
 use super::secret_files::SecretFiles;
-use super::{ConfigError, units};
+use super::{ConfigError, Secret, units};
 
 /// The `kafka` section.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -97,6 +97,25 @@ impl KafkaConfig {
             properties: self.properties.0.clone(),
             ..KafkaSettings::new("")
         }
+    }
+
+    /// Whether clients log in, as the properties say.
+    pub(crate) fn has_login(&self) -> bool {
+        self.properties.0.contains_key("sasl.password")
+    }
+
+    /// Has clients log in to the embedded broker, whatever the properties say.
+    pub(crate) fn log_in(&mut self, user: &str, token: &Secret) {
+        let login = [
+            ("security.protocol", "SASL_PLAINTEXT"),
+            ("sasl.mechanism", "PLAIN"),
+            ("sasl.username", user),
+            ("sasl.password", token.reveal()),
+        ];
+        // The other name of the mechanism.
+        self.properties.0.remove("sasl.mechanisms");
+        let login = login.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        self.properties.0.extend(login);
     }
 
     fn check_properties(&self) -> Result<(), ConfigError> {

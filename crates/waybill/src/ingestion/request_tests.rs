@@ -473,6 +473,7 @@ fn a_request_is_made_in_its_senders_tenant_and_in_no_other() {
             name: "a".into(),
             scopes: crate::auth::Scopes::default(),
             tenants: Tenants::named(tenant).unwrap(),
+            agents: std::sync::Arc::default(),
         }))
     };
     let of = |tenant: &str, body: &str| {

@@ -13,7 +13,7 @@ const SHOW_EVERY: Duration = Duration::from_secs(1);
 /// A metric, and where the broker counts it.
 type Counted<K> = (Metric<K>, fn(&Stats) -> u64);
 
-static COUNTERS: [Counted<Counter>; 15] = [
+static COUNTERS: [Counted<Counter>; 17] = [
     (
         Metric::new(
             "waybill_broker_received_bytes_total",
@@ -109,6 +109,22 @@ static COUNTERS: [Counted<Counter>; 15] = [
             [],
         ),
         |s| s.malformed,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_logins_refused_total",
+            "Logins that were refused",
+            [],
+        ),
+        |s| s.logins_refused,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_unauthorized_total",
+            "Topics and groups of requests that the client's login did not allow",
+            [],
+        ),
+        |s| s.unauthorized,
     ),
     (
         Metric::new(

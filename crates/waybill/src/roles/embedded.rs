@@ -2,14 +2,18 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use waybill_broker::{Broker, BrokerConfig, Logs, StartError};
+use waybill_broker::{Broker, BrokerConfig, Logins, Logs, StartError};
 use waybill_drone_delivery::services::{
     LedgerError, Services, ServicesConfig, StartError as ServicesError,
 };
+use waybill_messages::Topics;
 
-use super::agents::Reached;
+use super::agents::{Reached, group};
 use super::broker_metrics::BrokerMetrics;
+use crate::admin::Admin;
+use crate::broker_access::BrokerLogins;
 use crate::config::Config;
 use crate::disk::LowDisk;
 use crate::shutdown::{Running, Stage};
@@ -20,13 +24,38 @@ pub(crate) fn broker_dir(data_dir: &Path) -> PathBuf {
     data_dir.join("broker")
 }
 
-/// Starts the embedded broker and returns its address, and where copies of it are begun.
+/// The embedded broker, as the other parts of its process use it.
+pub(super) struct EmbeddedBroker {
+    pub(super) address: SocketAddr,
+    /// Where copies of it begin.
+    pub(super) logs: Logs,
+    logins: Option<Arc<BrokerLogins>>,
+}
+
+impl EmbeddedBroker {
+    /// The configuration with the login of this process, where one is needed.
+    pub(super) fn with_login(&self, config: &Config) -> Config {
+        let mut config = config.clone();
+        if let Some(logins) = &self.logins {
+            config.kafka.log_in("waybill", logins.own_token());
+        }
+        config
+    }
+}
+
+/// Starts the embedded broker.
 pub(super) async fn broker(
     config: &Config,
     low_disk: &LowDisk,
+    admin: &Admin,
     running: &Running,
-) -> anyhow::Result<(SocketAddr, Logs)> {
+) -> anyhow::Result<EmbeddedBroker> {
     let settings = &config.broker;
+    let logins = admin.auth().authenticator().map(|authenticator| {
+        let topics = Topics::new(&config.kafka.topic_prefix);
+        let logins = BrokerLogins::new(Arc::clone(authenticator), topics, group(config));
+        Arc::new(logins)
+    });
     let mut broker_config = BrokerConfig::new(broker_dir(&config.data_dir));
     broker_config.listen = settings.listen;
     broker_config.advertised = settings.advertised_host_and_port();
@@ -36,6 +65,7 @@ pub(super) async fn broker(
     broker_config.request_bytes_max = settings.request_bytes_max.as_usize();
     broker_config.topic_defaults.segment_bytes = settings.segment_bytes.as_u64();
     broker_config.low_on_disk = low_disk.flag();
+    broker_config.logins = logins.clone().map(|logins| logins as Arc<dyn Logins>);
     let broker = Broker::start(broker_config)
         .await
         .map_err(|error| broker_not_started(config, error))?;
@@ -50,7 +80,11 @@ pub(super) async fn broker(
         Ok(())
     });
     announce("broker", address);
-    Ok((address, logs))
+    Ok(EmbeddedBroker {
+        address,
+        logs,
+        logins,
+    })
 }
 
 /// What the broker lacks, with the flag that names another.

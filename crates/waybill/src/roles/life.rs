@@ -6,7 +6,7 @@ use waybill_http::{Tls, reread};
 use super::{ports, start};
 use crate::admin::Admin;
 use crate::auth::Auth;
-use crate::cli::{Role, exposed, in_the_clear};
+use crate::cli::{Role, exposed, in_the_clear, open_to_all};
 use crate::config::{Config, Environment};
 use crate::open_files;
 use crate::shutdown::{Running, Signals, Stage};
@@ -45,6 +45,12 @@ async fn live(
 ) -> anyhow::Result<()> {
     for listener in exposed(role, config) {
         tracing::warn!("{listener}: others can reach it, and nobody there has to say who they are");
+    }
+    if let Some(open) = open_to_all(role, config) {
+        tracing::info!(
+            listeners = open,
+            "authentication is off: every process that can reach these listeners may do everything"
+        );
     }
     for listener in in_the_clear(role, config) {
         tracing::warn!(

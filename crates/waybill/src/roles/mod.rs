@@ -113,7 +113,9 @@ async fn start(
 ) -> anyhow::Result<()> {
     let disk = Disk::watch(role, config, admin, running);
     match role {
-        Role::Broker => embedded::broker(config, &disk.low, running).await.map(drop),
+        Role::Broker => embedded::broker(config, &disk.low, admin, running)
+            .await
+            .map(drop),
         Role::Services => embedded::services(config, running).await.map(drop),
         Role::Agents => {
             let workflows = load_workflows(&config.workflows)?;
@@ -165,17 +167,18 @@ async fn start(
             services,
             samples,
         } => {
-            let (broker, logs) = match config.kafka.brokers {
-                Some(_) => (None, None),
-                None => {
-                    let (address, logs) = embedded::broker(config, &disk.low, running).await?;
-                    (Some(address), Some(logs))
-                }
+            let broker = match config.kafka.brokers {
+                Some(_) => None,
+                None => Some(embedded::broker(config, &disk.low, admin, running).await?),
             };
-            let world = world(role, config, broker, &disk, admin, running).await?;
+            let config = &broker
+                .as_ref()
+                .map_or_else(|| config.clone(), |broker| broker.with_login(config));
+            let address = broker.as_ref().map(|broker| broker.address);
+            let world = world(role, config, address, &disk, admin, running).await?;
             reach::topics(&world, admin, running)?;
-            if let (Some(store), Some(logs)) = (world.embedded.clone(), logs) {
-                admin.set_backups(Backups::new(store, logs));
+            if let (Some(store), Some(broker)) = (world.embedded.clone(), broker) {
+                admin.set_backups(Backups::new(store, broker.logs));
             }
             let stands = world.spread.layout().division();
             let own = readers_of_this_process(config, environment, stands)?;

@@ -49,6 +49,7 @@ pub(super) fn start(
             name: "samples".into(),
             scopes: [Scope::Submit].into_iter().collect(),
             tenants: Tenants::All,
+            agents: std::sync::Arc::default(),
         })
     });
     let topic = topics.operation_status().to_owned();

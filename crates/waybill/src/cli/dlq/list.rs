@@ -14,6 +14,7 @@ use waybill_messages::headers;
 
 use super::letter::{Letter, Position};
 use super::receipts::{Receipts, is_receipt};
+use crate::cli::broker_login::BrokerLogin;
 use crate::cli::connection::{Connection, chosen, topic_from_text};
 use crate::cli::shown::{Bytes, NOTHING, Output, time};
 use crate::config::Config;
@@ -37,11 +38,13 @@ pub struct ListArgs {
     /// How they are written
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
+    #[command(flatten)]
+    login: BrokerLogin,
 }
 
 impl ListArgs {
     pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
-        let connection = Connection::open(config)?;
+        let connection = Connection::open(&self.login.on(config)?)?;
         let mut page = Page {
             output: self.output,
             left: self.limit.get(),

@@ -29,6 +29,7 @@ use super::outcome::{Line, Outcome, Tally, Target};
 use super::receipts::{REPLAYED, Receipts, is_receipt};
 use super::show::letter_at;
 use crate::chain::chain;
+use crate::cli::broker_login::BrokerLogin;
 use crate::cli::connection::{CLIENT_ID, Connection, chosen, topic_from_text};
 use crate::cli::shown::Output;
 use crate::config::Config;
@@ -77,6 +78,8 @@ pub struct ReplayArgs {
     /// How the outcome of each letter is written
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
+    #[command(flatten)]
+    login: BrokerLogin,
 }
 
 /// Letters a second.
@@ -95,7 +98,7 @@ impl FromStr for Rate {
 
 impl ReplayArgs {
     pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
-        let connection = Connection::open(config)?;
+        let connection = Connection::open(&self.login.on(config)?)?;
         let (topic, partitions) = connection.dead_letter_topic(&self.topic)?;
         let partitions = chosen(&topic, partitions, self.partition)?;
         let mut replay = Replay::new(self, &connection, io::stdout().lock())?;

@@ -11,6 +11,7 @@ use waybill_messages::headers;
 
 use super::letter::Letter;
 use super::receipts::is_receipt;
+use crate::cli::broker_login::BrokerLogin;
 use crate::cli::connection::{Connection, chosen, topic_from_text};
 use crate::cli::shown::{Bytes, NOTHING, time};
 use crate::config::Config;
@@ -33,11 +34,13 @@ pub struct ShowArgs {
     /// Write its value and nothing else, byte for byte
     #[arg(long)]
     raw: bool,
+    #[command(flatten)]
+    login: BrokerLogin,
 }
 
 impl ShowArgs {
     pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
-        let connection = Connection::open(config)?;
+        let connection = Connection::open(&self.login.on(config)?)?;
         let (topic, partitions) = connection.dead_letter_topic(&self.topic)?;
         chosen(&topic, partitions, Some(self.partition))?;
         let letter = letter_at(

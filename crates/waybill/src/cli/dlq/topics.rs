@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde::Serialize;
 
+use crate::cli::broker_login::BrokerLogin;
 use crate::cli::connection::{Connection, chosen};
 use crate::cli::shown::Output;
 use crate::config::Config;
@@ -16,11 +17,13 @@ pub struct TopicsArgs {
     /// How they are written
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
+    #[command(flatten)]
+    login: BrokerLogin,
 }
 
 impl TopicsArgs {
     pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
-        let connection = Connection::open(config)?;
+        let connection = Connection::open(&self.login.on(config)?)?;
         let mut out = io::stdout().lock();
         if self.output == Output::Table {
             writeln!(out, "{}", Row::HEADING)?;

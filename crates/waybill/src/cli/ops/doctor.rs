@@ -163,7 +163,7 @@ impl DoctorArgs {
             }
         };
         let (brokers, store, registry, process, answers) = tokio::join!(
-            installation::brokers(config, layout.as_ref().ok()),
+            installation::brokers(self.admin.broker_login(config), layout.as_ref().ok()),
             installation::store(config),
             installation::registry(config),
             installation::process(config, admin),

@@ -96,7 +96,7 @@ impl ExplainArgs {
         };
         let address = ApiAddress::of_configuration(self.api.as_ref(), config);
         let api = Api::asked_once(address.map_err(anyhow::Error::msg)?, &self.admin.access)?;
-        let connection = Connection::open(config)?;
+        let connection = Connection::open(&self.admin.broker_login(config)?)?;
         let mut topics = ByLane::default();
         for lane in Lane::ALL {
             (topics[lane], _) = connection.topic(REQUESTS[lane])?;

@@ -8,6 +8,7 @@ use serde::Serialize;
 use waybill_kafka::TopicSpec;
 
 use super::Site;
+use crate::cli::broker_login::BrokerLogin;
 use crate::cli::shown::Output;
 use crate::config::Config;
 use crate::roles::topics::{Outcome, explained, make, missing};
@@ -21,10 +22,13 @@ pub struct CreateArgs {
     /// How what was done is written
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
+    #[command(flatten)]
+    login: BrokerLogin,
 }
 
 impl CreateArgs {
     pub(super) async fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let config = &self.login.on(config)?;
         let site = Site::open(config).await?;
         let outcomes = match self.dry_run {
             true => would_make(&site, config).await?,

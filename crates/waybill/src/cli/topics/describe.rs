@@ -9,6 +9,7 @@ use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::PartitionState;
 
 use super::Site;
+use crate::cli::broker_login::BrokerLogin;
 use crate::cli::connection::topic_from_text;
 use crate::cli::shown::{NOTHING, Output};
 use crate::config::Config;
@@ -23,10 +24,13 @@ pub struct DescribeArgs {
     /// How they are written
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
+    #[command(flatten)]
+    login: BrokerLogin,
 }
 
 impl DescribeArgs {
     pub(super) async fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let config = &self.login.on(config)?;
         let mut site = Site::open(config).await?;
         self.choose(&mut site, config)?;
         let mut found = look(&site.admin, &site.needed)

@@ -24,6 +24,7 @@ pub struct VerifyArgs {
 
 impl VerifyArgs {
     pub(super) async fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let config = &self.admin.broker_login(config)?;
         let site = Site::open(config).await?;
         let mut findings = site.findings(config).await?;
         if findings

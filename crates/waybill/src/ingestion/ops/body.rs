@@ -251,6 +251,7 @@ mod tests {
             name: "ops".into(),
             scopes: crate::auth::Scopes::default(),
             tenants: crate::auth::Tenants::All,
+            agents: std::sync::Arc::default(),
         }));
         let by = |body: &str, caller: &Caller| {
             let said = read(Verb::Compensate, body).unwrap();

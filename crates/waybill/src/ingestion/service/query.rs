@@ -103,6 +103,7 @@ mod tests {
             name: "a".into(),
             scopes: Scopes::default(),
             tenants: Tenants::One("acme".into()),
+            agents: std::sync::Arc::default(),
         }));
         let tenant = |query| Parameters::read(query, &caller).map(|it| it.tenant);
         for own in [None, Some("tenant="), Some("tenant=acme")] {

@@ -60,15 +60,24 @@ pub(super) fn configuration(config: &Config) -> Finding {
 }
 
 /// The brokers, their topics, and how many requests nobody has read.
-pub(super) async fn brokers(config: &Config, layout: Option<&LayoutView>) -> Vec<Finding> {
+pub(super) async fn brokers(
+    config: anyhow::Result<Config>,
+    layout: Option<&LayoutView>,
+) -> Vec<Finding> {
     const LAG: &str = "lag";
-    let site = match Site::open_within(config, BROKER_PATIENCE).await {
-        Ok(site) => site,
+    let opened = async {
+        let config = config?;
+        let site = Site::open_within(&config, BROKER_PATIENCE).await?;
+        anyhow::Ok((site, config))
+    };
+    let (site, config) = match opened.await {
+        Ok(opened) => opened,
         Err(error) => {
             let unknown = Finding::note(LAG, "not known, as the brokers cannot be asked");
             return vec![Finding::failed("brokers", &error), unknown];
         }
     };
+    let config = &config;
     let mut findings = vec![Finding::ok("brokers", "they answer")];
     findings.extend(topics(&site, config, layout).await);
     findings.extend(match agents(&site, config).await {

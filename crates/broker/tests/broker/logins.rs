@@ -1,0 +1,265 @@
+//! A broker that checks logins: what a client may do before, and after, it has logged in.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::{
+    ApiVersionsRequest, MetadataRequest, SaslAuthenticateRequest, SaslHandshakeRequest,
+};
+use kafka_protocol::protocol::StrBytes;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::Message;
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::util::Timeout;
+use rdkafka::{Offset, TopicPartitionList};
+use tokio::io::AsyncWriteExt;
+use waybill_broker::{Action, Broker, Logins, Rights};
+
+use crate::common::*;
+
+const PASSWORD: &str = "a password";
+
+/// Takes `owner`, who may do everything, and `agent`, who reads `asked`, writes `answers` and is in the group `agents`
+/// until that is withdrawn.
+#[derive(Debug, Default)]
+struct Users {
+    withdrawn: Arc<AtomicBool>,
+}
+
+impl Logins for Users {
+    fn log_in(&self, user: &str, password: &str) -> Option<Arc<dyn Rights>> {
+        match (user, password) {
+            ("owner", PASSWORD) => Some(Arc::new(Owner)),
+            ("agent", PASSWORD) => Some(Arc::new(Agent(Arc::clone(&self.withdrawn)))),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Owner;
+
+impl Rights for Owner {
+    fn allow(&self, _action: Action<'_>) -> bool {
+        true
+    }
+}
+
+#[derive(Debug)]
+struct Agent(Arc<AtomicBool>);
+
+impl Rights for Agent {
+    fn allow(&self, action: Action<'_>) -> bool {
+        let is_its_own = matches!(
+            action,
+            Action::Read("asked") | Action::Write("answers") | Action::Group("agents")
+        );
+        is_its_own && !self.0.load(Ordering::Relaxed)
+    }
+}
+
+async fn guarded(dir: &std::path::Path) -> (Broker, Arc<AtomicBool>) {
+    let users = Users::default();
+    let withdrawn = Arc::clone(&users.withdrawn);
+    let broker = broker_with(dir, |config| {
+        config.logins = Some(Arc::new(users));
+        config.login_timeout = Duration::from_millis(300);
+    })
+    .await;
+    (broker, withdrawn)
+}
+
+fn as_user<'a>(user: &'a str, password: &'a str) -> [(&'static str, &'a str); 5] {
+    [
+        ("security.protocol", "SASL_PLAINTEXT"),
+        ("sasl.mechanism", "PLAIN"),
+        ("sasl.username", user),
+        ("sasl.password", password),
+        ("message.timeout.ms", "20000"),
+    ]
+}
+
+/// Makes the topics, each with a record.
+async fn with_topics(broker: &Broker) {
+    let config = client(broker.address(), &as_user("owner", PASSWORD));
+    let admin: AdminClient<DefaultClientContext> = config.create().unwrap();
+    let topics = ["asked", "answers", "other"];
+    let topics = topics.map(|name| NewTopic::new(name, 1, TopicReplication::Fixed(1)));
+    let created = admin.create_topics(&topics, &AdminOptions::new()).await;
+    assert!(created.unwrap().iter().all(Result::is_ok));
+    for topic in ["asked", "answers", "other"] {
+        write(broker, "owner", topic).await.unwrap();
+    }
+}
+
+async fn write(broker: &Broker, user: &str, topic: &str) -> Result<(), RDKafkaErrorCode> {
+    let settings = as_user(user, PASSWORD);
+    let producer: FutureProducer = client(broker.address(), &settings).create().unwrap();
+    let record = FutureRecord::<(), _>::to(topic)
+        .partition(0)
+        .payload("a record");
+    let sent = producer.send(record, Timeout::After(BOUND)).await;
+    sent.map(drop)
+        .map_err(|(error, _)| error.rdkafka_error_code().expect("a code"))
+}
+
+/// The first record of a topic, or why there is none.
+async fn first(
+    broker: &Broker,
+    user: &'static str,
+    topic: &'static str,
+) -> Result<i64, KafkaError> {
+    let mut config = client(broker.address(), &as_user(user, PASSWORD));
+    config.remove("message.timeout.ms");
+    // librdkafka asks for the coordinator of any group, also where it joins none.
+    config.set("group.id", "agents");
+    tokio::task::spawn_blocking(move || {
+        let consumer: BaseConsumer = config.create().unwrap();
+        let mut assigned = TopicPartitionList::new();
+        assigned
+            .add_partition_offset(topic, 0, Offset::Offset(0))
+            .unwrap();
+        consumer.assign(&assigned).unwrap();
+        next_offset(&consumer)
+    })
+    .await
+    .unwrap()
+}
+
+/// The offset of the next record, or the error in its place.
+fn next_offset(consumer: &BaseConsumer) -> Result<i64, KafkaError> {
+    let deadline = Instant::now() + BOUND;
+    loop {
+        assert!(Instant::now() < deadline, "an answer in time");
+        if let Some(record) = consumer.poll(Duration::from_millis(100)) {
+            return record.map(|record| record.offset());
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_has_not_logged_in_learns_the_versions_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let (broker, _) = guarded(dir.path()).await;
+    let mut wire = Wire::connect(broker.address()).await;
+    let versions = wire.ask(3, &ApiVersionsRequest::default()).await;
+    assert_eq!(versions.error_code, 0);
+    wire.send(9, &MetadataRequest::default()).await;
+    assert_eq!(wire.frame().await, None);
+
+    // What would be a large produce request is not waited for.
+    let mut wire = Wire::connect(broker.address()).await;
+    let length = (1_u32 << 20).to_be_bytes();
+    wire.stream.write_all(&length).await.unwrap();
+    assert_eq!(wire.frame().await, None);
+
+    // Nor is a login that does not come.
+    let mut wire = Wire::connect(broker.address()).await;
+    assert_eq!(wire.frame().await, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_login_is_refused_with_a_reason_and_may_be_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (broker, _) = guarded(dir.path()).await;
+    let mut wire = Wire::connect(broker.address()).await;
+    let text = |text: &'static str| StrBytes::from_static_str(text);
+    let handshake = |mechanism| SaslHandshakeRequest::default().with_mechanism(text(mechanism));
+    let answer = wire.ask(1, &handshake("SCRAM-SHA-256")).await;
+    let refused = ResponseError::UnsupportedSaslMechanism.code();
+    assert_eq!(
+        (answer.error_code, answer.mechanisms),
+        (refused, vec![text("PLAIN")])
+    );
+    for (message, expected) in [
+        (
+            &b"\0agent\0wrong"[..],
+            ResponseError::SaslAuthenticationFailed.code(),
+        ),
+        (b"\0agent\0a password", 0),
+        (
+            b"\0agent\0a password",
+            ResponseError::IllegalSaslState.code(),
+        ),
+    ] {
+        if expected != ResponseError::IllegalSaslState.code() {
+            assert_eq!(wire.ask(1, &handshake("PLAIN")).await.error_code, 0);
+        }
+        let login = SaslAuthenticateRequest::default().with_auth_bytes(message.into());
+        assert_eq!(wire.ask(2, &login).await.error_code, expected);
+    }
+    assert_eq!(
+        wire.ask(9, &MetadataRequest::default()).await.brokers.len(),
+        1
+    );
+    assert_eq!(broker.stats().logins_refused, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ordinary_clients_do_what_their_login_allows() {
+    let dir = tempfile::tempdir().unwrap();
+    let (broker, withdrawn) = guarded(dir.path()).await;
+    with_topics(&broker).await;
+    let denied = RDKafkaErrorCode::TopicAuthorizationFailed;
+
+    assert_eq!(first(&broker, "agent", "asked").await, Ok(0));
+    let refused = first(&broker, "agent", "answers").await.unwrap_err();
+    assert_eq!(refused.rdkafka_error_code(), Some(denied));
+    assert_eq!(write(&broker, "agent", "answers").await, Ok(()));
+    for topic in ["asked", "other"] {
+        assert_eq!(write(&broker, "agent", topic).await, Err(denied), "{topic}");
+    }
+
+    let config = client(broker.address(), &as_user("agent", PASSWORD));
+    let admin: AdminClient<DefaultClientContext> = config.create().unwrap();
+    let topic = NewTopic::new("new", 1, TopicReplication::Fixed(1));
+    let options = AdminOptions::new();
+    let made = admin.create_topics([&topic], &options).await.unwrap();
+    assert_eq!(made[0].as_ref().unwrap_err().1, denied);
+    let deleted = admin.delete_topics(&["asked"], &options).await.unwrap();
+    assert_eq!(deleted[0].as_ref().unwrap_err().1, denied);
+    let seen = tokio::task::spawn_blocking(move || {
+        let metadata = admin.inner().fetch_metadata(None, BOUND).unwrap();
+        let mut names: Vec<_> = metadata
+            .topics()
+            .iter()
+            .map(|t| t.name().to_owned())
+            .collect();
+        names.sort();
+        names
+    });
+    assert_eq!(seen.await.unwrap(), ["answers", "asked"]);
+    assert!(broker.stats().unauthorized > 0);
+
+    withdrawn.store(true, Ordering::Relaxed);
+    assert_eq!(write(&broker, "agent", "answers").await, Err(denied));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn groups_are_for_those_whose_login_allows_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let (broker, _) = guarded(dir.path()).await;
+    with_topics(&broker).await;
+    let address = broker.address();
+    let first = |group: &'static str| {
+        tokio::task::spawn_blocking(move || {
+            let mut config = client(address, &as_user("agent", PASSWORD));
+            config.remove("message.timeout.ms");
+            config
+                .set("group.id", group)
+                .set("auto.offset.reset", "earliest");
+            let consumer: BaseConsumer = config.create().unwrap();
+            consumer.subscribe(&["asked"]).unwrap();
+            next_offset(&consumer)
+        })
+    };
+    assert_eq!(first("agents").await.unwrap(), Ok(0));
+    let refused = first("others").await.unwrap().unwrap_err();
+    let denied = RDKafkaErrorCode::GroupAuthorizationFailed;
+    assert_eq!(refused.rdkafka_error_code(), Some(denied));
+}

@@ -1,0 +1,288 @@
+//! What a token allows on the embedded broker.
+//!
+//! With authentication on, the embedded broker takes no client without a token: its user name is anything, its password
+//! the token. The roles in the broker's own process log in with a token that this process alone knows.
+//!
+//! What must hold: nobody but an agent reads what agents are asked, and nobody but an agent answers. A token that is
+//! withdrawn or expires loses its rights at once, on connections that are open as well. Records of all tenants share
+//! topics, so a token for one tenant allows nothing here.
+
+use std::fmt;
+use std::sync::Arc;
+
+use waybill_broker::{Action, Logins, Rights};
+use waybill_kafka::no_group;
+use waybill_messages::Topics;
+
+use crate::auth::{Authenticator, NewToken, Principal, Scope};
+use crate::config::Secret;
+
+/// Checks the logins of the embedded broker's clients.
+pub(crate) struct BrokerLogins {
+    authenticator: Arc<Authenticator>,
+    own: NewToken,
+    rules: Arc<Rules>,
+}
+
+impl BrokerLogins {
+    /// By the tokens that the API takes; `agents_group` is the consumer group that agents share.
+    pub(crate) fn new(
+        authenticator: Arc<Authenticator>,
+        topics: Topics,
+        agents_group: String,
+    ) -> Self {
+        Self {
+            authenticator,
+            own: NewToken::make(),
+            rules: Arc::new(Rules {
+                topics,
+                agents_group,
+            }),
+        }
+    }
+
+    /// The token of the broker's own process.
+    pub(crate) fn own_token(&self) -> &Secret {
+        &self.own.token
+    }
+}
+
+impl Logins for BrokerLogins {
+    fn log_in(&self, _user: &str, password: &str) -> Option<Arc<dyn Rights>> {
+        if self.own.is(password) {
+            return Some(Arc::new(OwnProcess));
+        }
+        self.authenticator.principal(password).ok()?;
+        Some(Arc::new(Holder {
+            authenticator: Arc::clone(&self.authenticator),
+            token: Secret::from(password),
+            rules: Arc::clone(&self.rules),
+        }))
+    }
+}
+
+impl fmt::Debug for BrokerLogins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BrokerLogins").finish_non_exhaustive()
+    }
+}
+
+/// The rights of the broker's own process: all.
+#[derive(Debug)]
+struct OwnProcess;
+
+impl Rights for OwnProcess {
+    fn allow(&self, _action: Action<'_>) -> bool {
+        true
+    }
+}
+
+/// The rights of a token.
+struct Holder {
+    authenticator: Arc<Authenticator>,
+    token: Secret,
+    rules: Arc<Rules>,
+}
+
+impl Rights for Holder {
+    fn allow(&self, action: Action<'_>) -> bool {
+        let principal = self.authenticator.principal(self.token.reveal());
+        principal.is_ok_and(|principal| self.rules.allow(&principal, action))
+    }
+}
+
+impl fmt::Debug for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Holder").finish_non_exhaustive()
+    }
+}
+
+/// Which scopes and agents allow what.
+struct Rules {
+    topics: Topics,
+    agents_group: String,
+}
+
+impl Rules {
+    fn allow(&self, principal: &Principal, action: Action<'_>) -> bool {
+        let holds = |scope| principal.scopes.contains(scope);
+        if principal.tenants.only().is_some() {
+            return false;
+        }
+        if holds(Scope::Admin) {
+            return true;
+        }
+        let topics = &self.topics;
+        match action {
+            Action::Administer => false,
+            Action::Group(group) => {
+                let is_agent = !principal.agents.is_empty();
+                !self.is_ours(group)
+                    || group == no_group(topics.prefix())
+                    || (is_agent && group == self.agents_group)
+            }
+            Action::Read(topic) => {
+                is_asked_on(principal, topics, topic) || (holds(Scope::Read) && self.is_open(topic))
+            }
+            Action::Write(topic) => {
+                let is_agent = !principal.agents.is_empty();
+                let is_request = topic == topics.requests() || topic == topics.expedited();
+                (is_agent && topic == topics.step_replies())
+                    || Topics::source_of_dead_letter(topic)
+                        .is_some_and(|source| is_asked_on(principal, topics, source))
+                    || (holds(Scope::Submit) && is_request)
+            }
+        }
+    }
+
+    /// Whether a topic or group is named as Waybill names its own.
+    fn is_ours(&self, name: &str) -> bool {
+        name.starts_with(self.topics.prefix())
+    }
+
+    /// Whether everybody who may see all operations may read a topic: not what passes between schedulers, agents and
+    /// supervisors, nor personal data.
+    fn is_open(&self, topic: &str) -> bool {
+        let topics = &self.topics;
+        let source = Topics::source_of_dead_letter(topic).unwrap_or(topic);
+        let open = [
+            topics.requests(),
+            topics.expedited(),
+            topics.failed_operations(),
+            topics.operation_status(),
+            topics.operator_alerts(),
+        ];
+        !self.is_ours(source) || open.contains(&source)
+    }
+}
+
+/// Whether a topic is the one on which an agent of this token is asked.
+fn is_asked_on(principal: &Principal, topics: &Topics, topic: &str) -> bool {
+    let mut agents = principal.agents.iter();
+    agents.any(|agent| topics.step_requests(agent) == topic)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auth::Tenants;
+
+    fn principal(scopes: &[Scope], agents: &[&str]) -> Principal {
+        Principal {
+            name: "a".into(),
+            scopes: scopes.iter().copied().collect(),
+            tenants: Tenants::All,
+            agents: agents.iter().map(|agent| (*agent).into()).collect(),
+        }
+    }
+
+    fn rules() -> Rules {
+        Rules {
+            topics: Topics::new("acme"),
+            agents_group: "acme-agents".to_owned(),
+        }
+    }
+
+    /// What a token allows of everything that there is.
+    fn allowed(principal: &Principal) -> Vec<String> {
+        let rules = rules();
+        let topics = [
+            "operation-requests",
+            "expedited-requests",
+            "drone.requests",
+            "package.requests",
+            "step-replies",
+            "recovery",
+            "failed-operations",
+            "operation-status",
+            "operator-alerts",
+            "owner-notices",
+        ];
+        let mut allowed = Vec::new();
+        for short in topics {
+            for (suffix, mark) in [("", ""), (".dlq", ".dlq")] {
+                let topic = format!("acme.{short}.v1{suffix}");
+                for (what, action) in [
+                    ("read", Action::Read(&topic)),
+                    ("write", Action::Write(&topic)),
+                ] {
+                    if rules.allow(principal, action) {
+                        allowed.push(format!("{what} {short}{mark}"));
+                    }
+                }
+            }
+        }
+        for action in [
+            Action::Group("acme-agents"),
+            Action::Group("acme-alerts"),
+            Action::Group("acme-no-group"),
+            Action::Group("reports"),
+            Action::Read("replies-of-a-caller"),
+            Action::Write("replies-of-a-caller"),
+            Action::Administer,
+        ] {
+            if rules.allow(principal, action) {
+                allowed.push(format!("{action:?}"));
+            }
+        }
+        allowed
+    }
+
+    #[test]
+    fn an_agent_reads_what_it_is_asked_and_answers_and_nothing_else() {
+        assert_eq!(
+            allowed(&principal(&[], &["drone"])),
+            [
+                "read drone.requests",
+                "write drone.requests.dlq",
+                "write step-replies",
+                "Group(\"acme-agents\")",
+                "Group(\"acme-no-group\")",
+                "Group(\"reports\")",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_reader_reads_what_is_about_operations_and_writes_nothing() {
+        assert_eq!(
+            allowed(&principal(&[Scope::Read, Scope::Repair], &[])),
+            [
+                "read operation-requests",
+                "read operation-requests.dlq",
+                "read expedited-requests",
+                "read expedited-requests.dlq",
+                "read failed-operations",
+                "read failed-operations.dlq",
+                "read operation-status",
+                "read operation-status.dlq",
+                "read operator-alerts",
+                "read operator-alerts.dlq",
+                "Group(\"acme-no-group\")",
+                "Group(\"reports\")",
+                "Read(\"replies-of-a-caller\")",
+            ]
+        );
+    }
+
+    #[test]
+    fn who_submits_writes_requests_and_an_administrator_does_everything() {
+        assert_eq!(
+            allowed(&principal(&[Scope::Submit], &[])),
+            [
+                "write operation-requests",
+                "write expedited-requests",
+                "Group(\"acme-no-group\")",
+                "Group(\"reports\")",
+            ]
+        );
+        assert_eq!(allowed(&principal(&[Scope::Admin], &[])).len(), 40 + 7);
+    }
+
+    #[test]
+    fn a_token_for_one_tenant_allows_nothing() {
+        let mut principal = principal(&Scope::ALL, &["drone"]);
+        principal.tenants = Tenants::One("acme".into());
+        assert_eq!(allowed(&principal), [""; 0]);
+    }
+}
