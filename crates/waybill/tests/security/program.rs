@@ -92,9 +92,35 @@ impl Site {
 
     /// Adds a token to the file, as a person would.
     pub fn token(&mut self, name: &str, scopes: &str, tenant: &str) -> Token {
-        let made = output(program().args([
-            "token", "create", "--name", name, "--scopes", scopes, "--tenant", tenant,
-        ]));
+        self.make_token(&["--name", name, "--scopes", scopes, "--tenant", tenant])
+    }
+
+    /// The same for agents.
+    pub fn agents_token(&mut self, name: &str, agents: &str) -> Token {
+        self.make_token(&["--name", name, "--agents", agents, "--all-tenants"])
+    }
+
+    /// `waybill agents` in a process of its own, with its token in a file, as its pod would have it.
+    pub fn agents(&self, up: &Up, token: &Token) -> Agents {
+        let config = self.path("agents.yaml");
+        let text = format!(
+            "kafka:\n  brokers: ['{}']\n  properties: {{security.protocol: SASL_PLAINTEXT, sasl.mechanism: PLAIN, \
+             sasl.username: agents}}\n  propertyFiles: {{sasl.password: {}}}\n\
+             admin: {{listen: '127.0.0.1:0'}}\n\
+             services: {{listen: '{}'}}\n",
+            up.broker,
+            token.file.display(),
+            up.listening("services").unwrap(),
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut command = program();
+        command.arg("agents").arg("--config").arg(&config);
+        command.stdout(Stdio::null()).stdin(Stdio::null());
+        Agents(command.spawn().unwrap())
+    }
+
+    fn make_token(&mut self, flags: &[&str]) -> Token {
+        let made = output(program().args(["token", "create"]).args(flags));
         assert_eq!(made.code, 0, "{}", made.text);
         let file = self.path("tokens.yaml");
         let before = std::fs::read_to_string(&file).unwrap();
@@ -229,6 +255,7 @@ fn program() -> Command {
 pub struct Up {
     pub http: SocketAddr,
     pub admin: SocketAddr,
+    pub broker: SocketAddr,
     child: Child,
     output: PathBuf,
 }
@@ -250,25 +277,35 @@ impl Up {
         let mut up = Self {
             http: SocketAddr::from(([0, 0, 0, 0], 0)),
             admin: SocketAddr::from(([0, 0, 0, 0], 0)),
+            broker: SocketAddr::from(([0, 0, 0, 0], 0)),
             child,
             output,
         };
         let began = Instant::now();
         loop {
-            let text = up.text();
-            let listening = |name: &str| -> Option<SocketAddr> {
-                let line = text
-                    .lines()
-                    .find_map(|line| line.strip_prefix(&format!("listening {name} ")))?;
-                line.parse().ok()
-            };
-            if let (Some(http), Some(admin)) = (listening("http"), listening("admin")) {
-                (up.http, up.admin) = (http, admin);
+            let listening = |name| up.listening(name);
+            if let (Some(http), Some(admin), Some(broker)) =
+                (listening("http"), listening("admin"), listening("broker"))
+            {
+                (up.http, up.admin, up.broker) = (http, admin, broker);
                 return up;
             }
-            assert!(began.elapsed() < PATIENCE, "it does not listen: {text}");
+            assert!(
+                began.elapsed() < PATIENCE,
+                "it does not listen: {}",
+                up.text()
+            );
             std::thread::sleep(std::time::Duration::from_millis(50));
         }
+    }
+
+    /// Where it has said that it listens.
+    fn listening(&self, name: &str) -> Option<SocketAddr> {
+        let announced = format!("listening {name} ");
+        let text = self.text();
+        let mut lines = text.lines();
+        let line = lines.find_map(|line| line.strip_prefix(&announced))?;
+        line.parse().ok()
     }
 
     fn text(&self) -> String {
@@ -288,6 +325,16 @@ impl Up {
         let text = self.text();
         assert!(status.success(), "{text}");
         text
+    }
+}
+
+/// A running `waybill agents`.
+pub struct Agents(Child);
+
+impl Drop for Agents {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

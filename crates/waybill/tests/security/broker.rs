@@ -1,0 +1,182 @@
+//! The embedded broker of a guarded program: what a token allows there.
+
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::message::Message as _;
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::util::Timeout;
+use rdkafka::{Offset, TopicPartitionList};
+use reqwest::StatusCode;
+
+use super::program::{Site, Token, Up, until};
+use super::{PATIENCE, delivery};
+
+const STEP_REQUESTS: &str = "waybill.package.requests.v1";
+const STEP_REPLIES: &str = "waybill.step-replies.v1";
+const STATUS: &str = "waybill.operation-status.v1";
+
+/// A client with this token, or without any.
+fn client(up: &Up, token: Option<&Token>) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", up.broker.to_string());
+    if let Some(token) = token {
+        config
+            .set("security.protocol", "SASL_PLAINTEXT")
+            .set("sasl.mechanism", "PLAIN")
+            .set("sasl.username", "somebody")
+            .set("sasl.password", &token.text);
+    }
+    config
+}
+
+/// Why a record is not written; `None` if it is.
+async fn refused(up: &Up, token: Option<&Token>, topic: &str) -> Option<RDKafkaErrorCode> {
+    let mut config = client(up, token);
+    config.set("message.timeout.ms", "3000");
+    let producer: FutureProducer = config.create().unwrap();
+    let record = FutureRecord::<(), _>::to(topic).partition(0).payload("x");
+    let sent = producer.send(record, Timeout::After(PATIENCE)).await;
+    sent.err().and_then(|(error, _)| error.rdkafka_error_code())
+}
+
+/// What comes of reading a topic from its start: a record, or an error.
+async fn read(up: &Up, token: &Token, topic: &'static str) -> Result<(), RDKafkaErrorCode> {
+    let mut config = client(up, Some(token));
+    config.set("group.id", "a-group-of-its-own");
+    tokio::task::spawn_blocking(move || {
+        let consumer: BaseConsumer = config.create().unwrap();
+        let mut assigned = TopicPartitionList::new();
+        for partition in 0..2 {
+            let added = assigned.add_partition_offset(topic, partition, Offset::Beginning);
+            added.unwrap();
+        }
+        consumer.assign(&assigned).unwrap();
+        let began = std::time::Instant::now();
+        loop {
+            assert!(
+                began.elapsed() < PATIENCE,
+                "{topic}: neither record nor error"
+            );
+            match consumer.poll(Duration::from_millis(100)) {
+                Some(Ok(record)) => {
+                    return record.payload().map(drop).ok_or(RDKafkaErrorCode::Fail);
+                }
+                Some(Err(error)) => return Err(error.rdkafka_error_code().unwrap()),
+                None => {}
+            }
+        }
+    })
+    .await
+    .unwrap()
+}
+
+/// The topics that a client sees.
+async fn topics(up: &Up, token: &Token) -> Vec<String> {
+    let admin: AdminClient<DefaultClientContext> = client(up, Some(token)).create().unwrap();
+    let fetch = move || admin.inner().fetch_metadata(None, PATIENCE).unwrap();
+    let metadata = tokio::task::spawn_blocking(fetch).await.unwrap();
+    let names = metadata
+        .topics()
+        .iter()
+        .map(|topic| topic.name().to_owned());
+    names.collect()
+}
+
+async fn deliver(site: &Site, up: &Up, token: &Token) {
+    let http = site.client();
+    let url = format!("https://localhost:{}/api/deliveryrequests", up.http.port());
+    let request = http.post(url).bearer_auth(&token.text).json(&delivery());
+    let made = request.send().await.unwrap();
+    assert_eq!(made.status(), StatusCode::ACCEPTED);
+    let location = made.headers()["location"].to_str().unwrap().to_owned();
+    let url = format!("https://localhost:{}{location}", up.http.port());
+    until(async || {
+        let asked = http.get(&url).bearer_auth(&token.text).send().await;
+        asked
+            .unwrap()
+            .text()
+            .await
+            .unwrap()
+            .contains("\"Processed\"")
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_embedded_broker_lets_nobody_read_or_forge_without_a_token_for_it() {
+    let mut site = Site::new();
+    let orders = site.token("orders", "submit,read", "acme");
+    let reports = site.token("reports", "read,submit", "*");
+    let administrator = site.token("ops", "admin", "*");
+    let stranger = Token::unknown();
+    let up = site.up(&[]);
+    deliver(&site, &up, &orders).await;
+
+    let denied = Some(RDKafkaErrorCode::TopicAuthorizationFailed);
+    for token in [None, Some(&stranger)] {
+        let code = refused(&up, token, STEP_REPLIES).await;
+        assert_eq!(code, Some(RDKafkaErrorCode::MessageTimedOut));
+    }
+    for token in [&orders, &reports] {
+        assert_eq!(refused(&up, Some(token), STEP_REPLIES).await, denied);
+        assert!(!topics(&up, token).await.contains(&STEP_REQUESTS.to_owned()));
+    }
+    assert_eq!(topics(&up, &orders).await, [""; 0]);
+    assert_eq!(read(&up, &reports, STATUS).await, Ok(()));
+    let admin: AdminClient<DefaultClientContext> = client(&up, Some(&reports)).create().unwrap();
+    let deleted = admin.delete_topics(&[STATUS], &AdminOptions::new()).await;
+    assert_eq!(deleted.unwrap()[0].as_ref().unwrap_err().1, denied.unwrap());
+    assert_eq!(read(&up, &administrator, STEP_REQUESTS).await, Ok(()));
+
+    // A token that is withdrawn is one no more.
+    site.revoke("ops");
+    until(async || read(&up, &administrator, STEP_REQUESTS).await.is_err()).await;
+
+    let log = up.stop();
+    for token in [&orders, &reports, &administrator, &stranger] {
+        assert!(!log.contains(&token.text), "{log}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agents_of_another_process_log_in_with_a_token_for_agents() {
+    let mut site = Site::new();
+    let orders = site.token("orders", "submit,read", "acme");
+    let names = "account,package,third-party,drone,delivery";
+    let agents = site.agents_token("agents", names);
+    let up = site.up(&["--no-agents"]);
+    let _agents = site.agents(&up, &agents);
+    deliver(&site, &up, &orders).await;
+
+    let denied = Some(RDKafkaErrorCode::TopicAuthorizationFailed);
+    let requests = "waybill.operation-requests.v1";
+    assert_eq!(refused(&up, Some(&agents), requests).await, denied);
+    assert_eq!(refused(&up, Some(&agents), STEP_REQUESTS).await, denied);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_log_in_with_the_token_of_their_file() {
+    let mut site = Site::new();
+    let administrator = site.token("ops", "admin,read", "*");
+    let up = site.up(&[]);
+    let broker = up.broker.to_string();
+    for command in [
+        &["topics", "describe"][..],
+        &["topics", "create"],
+        &["dlq", "topics"],
+        &["dlq", "list"],
+        &["records", "failed-operations"],
+    ] {
+        let command = [command, &["--broker-listen", &broker]].concat();
+        let done = site.run(&command, Some(&administrator));
+        assert_eq!(done.code, 0, "{command:?}: {}", done.text);
+        let refused = site.run(&command, None);
+        assert_eq!(refused.code, 1, "{command:?}: {}", refused.text);
+        assert!(refused.text.contains("--token-file"), "{}", refused.text);
+    }
+}
