@@ -267,7 +267,7 @@ mod tests {
         for part in [
             "http.listen (--http) is 0.0.0.0:80, and broker.listen (--broker-listen) is [::]:92: ",
             "loopback",
-            "--brokers",
+            "auth.tokensFile",
             "--insecure",
         ] {
             assert!(refused.contains(part), "{part}: {refused}");
