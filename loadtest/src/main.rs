@@ -5,6 +5,7 @@
 //! end to end (the final state, from the status topic) are measured apart. A judge holds what was
 //! accepted against the services' ledger afterwards. `docs/loadtest.md` says how it is used.
 
+mod attack;
 mod baseline;
 mod commands;
 mod faults;
@@ -48,6 +49,8 @@ enum Command {
     Suite(suite_command::Arguments),
     /// Measure how the cost of a delivery grows with partitions, with what is under way and with what is stored
     Growth(growth::Arguments),
+    /// Attack a running Waybill in every way that needs no token, to see whether honest clients notice
+    Attack(attack::Arguments),
     /// Run deliveries without Waybill, to hold it against
     Baseline(baseline::Arguments),
     /// Hold two reports against each other, run by run
@@ -82,6 +85,12 @@ fn act(command: Command) -> anyhow::Result<bool> {
             .block_on(async { suite_command::act(&arguments, &Interrupt::listen()?).await }),
         Command::Growth(arguments) => {
             one_thread()?.block_on(async { growth::act(&arguments, &Interrupt::listen()?).await })
+        }
+        Command::Attack(arguments) => {
+            let attackers = tokio::task::LocalSet::new();
+            one_thread()?.block_on(
+                attackers.run_until(async { attack::act(&arguments, &Interrupt::listen()?).await }),
+            )
         }
         Command::Baseline(arguments) => baseline::run(&arguments).map(|()| true),
         Command::Compare(arguments) => compare::run(&arguments).map(|()| true),

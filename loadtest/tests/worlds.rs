@@ -256,6 +256,84 @@ fn a_waybill_that_dies_ends_the_run_at_once_and_fails_it() {
     assert!(said.contains("has ended"), "{said}");
 }
 
+#[test]
+fn honest_clients_are_served_beside_an_attack() {
+    if !waybill().exists() {
+        println!("SKIPPED: an attack: there is no Waybill");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let listeners = ["http", "admin", "broker", "services"];
+    let any = "127.0.0.1:0";
+    let up = Command::new(waybill())
+        .args(["up", "--http", any, "--admin", any, "--services", any])
+        .args(["--broker-listen", any, "--data-dir"])
+        .arg(directory.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut up = Killed(up.expect("the program was built"));
+    let mut lines = BufReader::new(up.0.stdout.take().expect("it is piped")).lines();
+    let addresses = listeners.map(|_| {
+        let line = lines.next().expect("it listens").expect("a text");
+        let announced = line
+            .strip_prefix("listening ")
+            .and_then(|rest| rest.split_once(' '));
+        let (name, address) = announced.expect("the name and the address of a listener");
+        (name.to_owned(), address.to_owned())
+    });
+    let of = |name: &str| {
+        let found = addresses.iter().find(|(listener, _)| listener == name);
+        found.expect("it was announced").1.as_str()
+    };
+    let attack = Command::new(LOADTEST)
+        .args(["attack", "--for", "10s", "--attackers", "40"])
+        .args(["--http", of("http"), "--admin", of("admin")])
+        .args(["--broker", of("broker"), "--services", of("services")])
+        .stdout(Stdio::piped())
+        .spawn();
+    let attack = attack.expect("the program was built");
+    let run = Command::new(LOADTEST)
+        .args(["run", "--rate", "20", "--seconds", "5"])
+        .args(["--http", of("http"), "--brokers", of("broker")])
+        .args(["--services", of("services")])
+        .output()
+        .expect("the program was built");
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success(), "{said}");
+    assert!(said.contains("\nBALANCED    100 "), "{said}");
+    let attack = attack.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&attack.stdout);
+    let lines: Vec<&str> = said
+        .lines()
+        .filter(|line| line.contains(" steps, "))
+        .collect();
+    assert_eq!(lines.len(), 10, "{said}");
+    // Those that hold what they have until the end have come to no end of a step.
+    let stepped = |kind: &str| {
+        let line = lines.iter().find(|line| line.starts_with(kind));
+        line.is_some_and(|line| !line.contains(" 0 steps"))
+    };
+    for kind in [
+        "AmbiguousFraming",
+        "MadeUpOperations",
+        "ForeignPage",
+        "BadFrames",
+    ] {
+        assert!(stepped(kind), "{kind}: {said}");
+    }
+}
+
+/// A process that is killed at the end.
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// The process that another one started to play a role.
 fn child_named(role: &str, parent: u32) -> String {
     let parent = format!(" {parent} ");

@@ -208,7 +208,7 @@ fn summary(page: &mut Markup, runs: &[Run]) {
                         row.cell(percentile(times.as_ref(), |times| times.p99));
                     }
                     row.cell(measure_of(run.cpu_us(Part::Subject)));
-                    row.cell(measure_of(usage::subject_mib_max(run)));
+                    row.cell(measure_of(run.subject_memory_mib_max()));
                 });
             }
         });

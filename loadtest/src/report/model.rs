@@ -95,6 +95,16 @@ pub struct Run {
     pub failures: Vec<String>,
 }
 
+impl Run {
+    /// The most memory that the subject's processes had, in MiB; `None` of no processes.
+    pub fn subject_memory_mib_max(&self) -> Option<f64> {
+        let is_subject = |process: &&Process| process.part == Part::Subject;
+        let subject = self.processes.iter().filter(is_subject);
+        let memory = subject.map(|process| process.resident_mib_max);
+        memory.reduce(|a, b| a + b)
+    }
+}
+
 /// A part of a scenario.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

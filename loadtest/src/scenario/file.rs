@@ -8,12 +8,13 @@ use serde_saphyr::{Error, MessageFormatter as _, UserMessageFormatter};
 use super::Scenario;
 
 /// The scenarios that are built in, by name.
-pub const BUILT_IN: [(&str, &str); 9] = [
+pub const BUILT_IN: [(&str, &str); 10] = [
     ("smoke", include_str!("../../scenarios/smoke.yaml")),
     ("steady", include_str!("../../scenarios/steady.yaml")),
     ("spike", include_str!("../../scenarios/spike.yaml")),
     ("ramp", include_str!("../../scenarios/ramp.yaml")),
     ("soak", include_str!("../../scenarios/soak.yaml")),
+    ("attacked", include_str!("../../scenarios/attacked.yaml")),
     ("poison", include_str!("../../scenarios/poison.yaml")),
     (
         "slow-service",

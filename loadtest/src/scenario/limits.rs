@@ -26,6 +26,8 @@ pub struct Limits {
     pub end_to_end_p99: Option<Duration>,
     /// Good requests that are refused or not answered.
     pub refused: Option<u64>,
+    /// Resident memory of the subject's processes together, in MiB.
+    pub memory_mib: Option<f64>,
 }
 
 /// From where on a rate counts as too high.
@@ -67,6 +69,13 @@ impl Limits {
                 is_broken.then(|| format!("{name} is {found:.1} ms, above the limit of {limit}"))
             })
             .collect();
+        if let (Some(limit), Some(found)) = (self.memory_mib, run.subject_memory_mib_max())
+            && found > limit
+        {
+            broken.push(format!(
+                "the subject took {found:.0} MiB of memory, above the limit of {limit:.0} MiB"
+            ));
+        }
         if let Some(limit) = self.refused
             && refused > limit
         {

@@ -53,7 +53,12 @@ pub fn table(runs: &[Run], peers: &[String]) -> Vec<Goal> {
         runs.memory(IDLE, "memory, idle", 60.0, |run| {
             run.processes.first().map(|of| of.resident_mib_before)
         }),
-        runs.memory(TOP_RATE, "memory, at the top rate", 300.0, most_memory),
+        runs.memory(
+            TOP_RATE,
+            "memory, at the top rate",
+            300.0,
+            Run::subject_memory_mib_max,
+        ),
         runs.backlog(),
         not_measured(
             "how cost grows with partitions, operations and those in flight",
@@ -267,7 +272,7 @@ impl<'a> Runs<'a> {
     fn backlog(&self) -> Goal {
         let work = "memory, with a backlog of 1,000,000";
         if let Some(run) = self.of(BACKLOG, WAYBILL).next() {
-            let measured = self.memory(BACKLOG, work, 400.0, most_memory);
+            let measured = self.memory(BACKLOG, work, 400.0, Run::subject_memory_mib_max);
             let told = format!("{} with {}", measured.measured, run.accepted);
             return Goal {
                 measured: told,
@@ -276,7 +281,7 @@ impl<'a> Runs<'a> {
             };
         }
         let spike = self.of(SPIKE, WAYBILL).next();
-        let because = match spike.and_then(|run| Some((most_memory(run)?, run))) {
+        let because = match spike.and_then(|run| Some((run.subject_memory_mib_max()?, run))) {
             Some((memory, run)) => {
                 let most = run.samples.iter().map(|sample| sample.open).max();
                 let most = most.unwrap_or_default();
@@ -301,14 +306,6 @@ pub fn drain_rate(run: &Run) -> Option<f64> {
             .map(|sample| sample.at_seconds - sample.seconds)
             .next()?;
     (ended > 0 && seconds > 0.0).then(|| ended as f64 / seconds)
-}
-
-fn most_memory(run: &Run) -> Option<f64> {
-    let ours = run
-        .processes
-        .iter()
-        .filter(|process| process.part == Part::Subject);
-    Some(ours.map(|process| process.resident_mib_max).sum())
 }
 
 /// Refusals, losses and the time of acceptance in one row: what was refused or lost leaves nothing of the goal.

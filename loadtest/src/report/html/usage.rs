@@ -20,17 +20,6 @@ pub const fn part_name(part: Part) -> &'static str {
     }
 }
 
-/// The most memory that the subject's processes had, in MiB; `None` of no processes.
-pub fn subject_mib_max(run: &Run) -> Option<f64> {
-    let subject = run
-        .processes
-        .iter()
-        .filter(|process| process.part == Part::Subject);
-    subject
-        .map(|process| process.resident_mib_max)
-        .reduce(|a, b| a + b)
-}
-
 /// Writes the CPU for each delivery, by part, process and group of threads.
 pub fn write(page: &mut Markup, run: &Run) {
     if run.processes.is_empty() {

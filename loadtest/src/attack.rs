@@ -1,0 +1,263 @@
+//! `waybill-loadtest attack`: what a hostile process on the network does to a Waybill, all of it at once.
+//!
+//! It shows that honest clients are served meanwhile: run it beside `waybill-loadtest run attacked`. Attackers come from
+//! loopback addresses of their own, so that limits by address apply to them and not to the load. They pause between
+//! steps, because a flood that takes all CPU is another test.
+//!
+//! Deliberately absent: attacks that need a token, and what a Kafka client with write access to the topics can ask for.
+
+mod broker;
+mod http;
+
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use clap::Args;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::interrupt::Interrupt;
+use crate::scenario::time;
+
+/// How many loopback addresses attackers come from.
+const SOURCES: u8 = 4;
+/// How long an attacker waits after each step.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long it holds what it has, at most.
+const HOLD: Duration = Duration::from_secs(30);
+
+/// Its flags.
+#[derive(Args, Debug)]
+pub struct Arguments {
+    /// The API
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080")]
+    http: SocketAddr,
+    /// The admin port
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8081")]
+    admin: SocketAddr,
+    /// The embedded broker
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9092")]
+    broker: SocketAddr,
+    /// The simulated services
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8082")]
+    services: SocketAddr,
+    /// The prefix of Waybill's topics
+    #[arg(long, value_name = "PREFIX", default_value = "waybill")]
+    topic_prefix: String,
+    /// How long it goes on
+    #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = time::parse)]
+    length: Duration,
+    /// How many attackers of each kind there are at each listener
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    attackers: usize,
+}
+
+/// A listener that is attacked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Listener {
+    Http,
+    Admin,
+    Broker,
+    Services,
+}
+
+impl Arguments {
+    fn address(&self, listener: Listener) -> SocketAddr {
+        match listener {
+            Listener::Http => self.http,
+            Listener::Admin => self.admin,
+            Listener::Broker => self.broker,
+            Listener::Services => self.services,
+        }
+    }
+}
+
+/// What a kind of attack has come to.
+#[derive(Default)]
+pub struct Tally {
+    steps: AtomicU64,
+    unreached: AtomicU64,
+}
+
+/// One attacker, at one listener.
+#[derive(Clone)]
+pub struct Attacker {
+    address: SocketAddr,
+    source: Ipv4Addr,
+    number: usize,
+    topic_prefix: Arc<str>,
+    tally: Arc<Tally>,
+}
+
+impl Attacker {
+    async fn connect(&self) -> io::Result<TcpStream> {
+        let socket = TcpSocket::new_v4()?;
+        if self.address.ip().is_loopback() {
+            socket.bind((self.source, 0).into())?;
+        }
+        socket.connect(self.address).await
+    }
+
+    /// Counts a step, and rests.
+    async fn rest(&self) {
+        self.tally.steps.fetch_add(1, Ordering::Relaxed);
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Reads and drops whatever comes until the other side closes, for at most [`HOLD`].
+async fn hold(stream: &mut TcpStream) {
+    let mut dropped = [0; 4096];
+    let read = async { while matches!(stream.read(&mut dropped).await, Ok(1..)) {} };
+    let _ = tokio::time::timeout(HOLD, read).await;
+}
+
+/// A kind of attack.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Attack {
+    /// Opens connections and sends nothing.
+    Silence,
+    /// Sends half a head, and a byte of it now and then.
+    HalfHead,
+    /// Sends a body byte by byte.
+    DrippingBody,
+    /// Asks over HTTP/2 for large answers and reads none.
+    UnreadAnswers,
+    /// Sends heads that two readers may frame differently.
+    AmbiguousFraming,
+    /// Asks for operations and places that it made up.
+    MadeUpOperations,
+    /// Sends what a browser sends for a page of another origin, and under a name that was bound to this address.
+    ForeignPage,
+    /// Sends frames that are none.
+    BadFrames,
+    /// Sends small batches that expand to much.
+    Bombs,
+    /// Writes records that mean nothing to the topics that Waybill reads.
+    Rubbish,
+}
+
+impl Attack {
+    const ALL: [Self; 10] = [
+        Self::Silence,
+        Self::HalfHead,
+        Self::DrippingBody,
+        Self::UnreadAnswers,
+        Self::AmbiguousFraming,
+        Self::MadeUpOperations,
+        Self::ForeignPage,
+        Self::BadFrames,
+        Self::Bombs,
+        Self::Rubbish,
+    ];
+
+    fn listeners(self) -> &'static [Listener] {
+        use Listener::{Admin, Broker, Http, Services};
+        match self {
+            Self::Silence => &[Http, Admin, Broker, Services],
+            Self::HalfHead => &[Http, Admin, Services],
+            Self::DrippingBody | Self::UnreadAnswers | Self::AmbiguousFraming => &[Http, Admin],
+            Self::MadeUpOperations => &[Http],
+            Self::ForeignPage => &[Http, Admin],
+            Self::BadFrames | Self::Bombs | Self::Rubbish => &[Broker],
+        }
+    }
+
+    /// How many attackers of it there are at a listener: few where each costs the attacker itself much.
+    fn attackers(self, most: usize) -> usize {
+        match self {
+            Self::Bombs | Self::Rubbish => 1,
+            Self::MadeUpOperations
+            | Self::ForeignPage
+            | Self::AmbiguousFraming
+            | Self::BadFrames => most.div_ceil(20),
+            Self::Silence | Self::HalfHead | Self::DrippingBody | Self::UnreadAnswers => most,
+        }
+    }
+
+    async fn step(self, attacker: &Attacker) -> io::Result<()> {
+        match self {
+            Self::Silence => {
+                hold(&mut attacker.connect().await?).await;
+                Ok(())
+            }
+            Self::HalfHead => http::half_head(attacker).await,
+            Self::DrippingBody => http::dripping_body(attacker).await,
+            Self::UnreadAnswers => http::unread_answers(attacker).await,
+            Self::AmbiguousFraming => http::ambiguous_framing(attacker).await,
+            Self::MadeUpOperations => http::made_up_operations(attacker).await,
+            Self::ForeignPage => http::foreign_page(attacker).await,
+            Self::BadFrames => broker::bad_frames(attacker).await,
+            Self::Bombs => broker::bombs(attacker).await,
+            Self::Rubbish => broker::rubbish(attacker).await,
+        }
+    }
+
+    async fn go_on(self, attacker: Attacker) {
+        loop {
+            if self.step(&attacker).await.is_err() {
+                attacker.tally.unreached.fetch_add(1, Ordering::Relaxed);
+            }
+            attacker.rest().await;
+        }
+    }
+}
+
+/// Attacks until the time is over or somebody interrupts it.
+///
+/// # Errors
+///
+/// None; it says what was done.
+pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<bool> {
+    let mut tallies = Vec::new();
+    let mut attackers = tokio::task::JoinSet::new();
+    for attack in Attack::ALL {
+        let tally = Arc::new(Tally::default());
+        for &listener in attack.listeners() {
+            for number in 0..attack.attackers(arguments.attackers) {
+                let last = u8::try_from(number).unwrap_or(0) % SOURCES + 2;
+                let attacker = Attacker {
+                    address: arguments.address(listener),
+                    source: Ipv4Addr::new(127, 0, 0, last),
+                    number,
+                    topic_prefix: arguments.topic_prefix.as_str().into(),
+                    tally: tally.clone(),
+                };
+                attackers.spawn_local(attack.go_on(attacker));
+            }
+        }
+        tallies.push((attack, tally));
+    }
+    println!("{} attackers", attackers.len());
+    let ended = interrupt
+        .unless(async {
+            tokio::time::sleep(arguments.length).await;
+            Ok(())
+        })
+        .await;
+    attackers.shutdown().await;
+    for (attack, tally) in tallies {
+        println!("{}", Line(attack, &tally));
+    }
+    ended.map(|()| true)
+}
+
+/// What became of an attack, in one line.
+struct Line<'a>(Attack, &'a Tally);
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(attack, tally) = self;
+        let name = format!("{attack:?}");
+        let steps = tally.steps.load(Ordering::Relaxed);
+        let unreached = tally.unreached.load(Ordering::Relaxed);
+        write!(
+            f,
+            "{name:<18} {steps:>8} steps, {unreached} cut off or refused"
+        )
+    }
+}
