@@ -140,6 +140,20 @@ impl<S> Gate<S> {
         self.poll_due(cx, due)
             .map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
+
+    /// What comes of a write: the client reads on, or the connection waits for it.
+    fn wrote(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        self.set_blocked(written.is_pending());
+        if written.is_pending() {
+            return self.poll_stalled(cx);
+        }
+        self.active_at = Instant::now();
+        written
+    }
 }
 
 impl<S: AsyncRead + Unpin> Gate<S> {
@@ -224,17 +238,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gate<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match Pin::new(&mut self.socket).poll_write(cx, bytes) {
-            Poll::Ready(written) => {
-                self.active_at = Instant::now();
-                self.set_blocked(false);
-                Poll::Ready(written)
-            }
-            Poll::Pending => {
-                self.set_blocked(true);
-                self.poll_stalled(cx)
-            }
-        }
+        let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
+        self.wrote(cx, written)
     }
 
     fn poll_write_vectored(
@@ -242,17 +247,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Gate<S> {
         cx: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match Pin::new(&mut self.socket).poll_write_vectored(cx, bytes) {
-            Poll::Ready(written) => {
-                self.active_at = Instant::now();
-                self.set_blocked(false);
-                Poll::Ready(written)
-            }
-            Poll::Pending => {
-                self.set_blocked(true);
-                self.poll_stalled(cx)
-            }
-        }
+        let written = Pin::new(&mut self.socket).poll_write_vectored(cx, bytes);
+        self.wrote(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -17,14 +17,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Response, StatusCode};
-use metrics::Gauge;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{OperationId, OperationRow, Stamp};
 
 use super::body::Payload;
-use super::measure::EVENT_STREAMS;
+use super::measure::{EVENT_STREAMS, EVENT_STREAMS_MAX};
 use super::problem::{FieldProblem, Kind, Problem};
 use super::reads::Reads;
 use super::service::{Api, Parameters, Reply, decoded, not_found, set_static};
@@ -66,7 +65,6 @@ pub struct Events {
     places: Places,
     followed: Mutex<HashMap<OperationId, watch::Sender<Seen>>>,
     begun: Notify,
-    open: Gauge,
     heartbeat: Duration,
 }
 
@@ -74,20 +72,7 @@ pub struct Events {
 #[derive(Debug)]
 struct Following {
     seen: watch::Receiver<Seen>,
-    stream: OpenStream,
-}
-
-/// One of the bounded number of streams.
-#[derive(Debug)]
-struct OpenStream {
     place: Place,
-    open: Gauge,
-}
-
-impl Drop for OpenStream {
-    fn drop(&mut self) {
-        self.open.decrement(1);
-    }
 }
 
 impl Events {
@@ -96,10 +81,9 @@ impl Events {
     pub fn new(reads: Arc<Reads>, streams_max: usize, heartbeat: Duration) -> Self {
         Self {
             reads,
-            places: Places::new(streams_max),
+            places: Places::new(streams_max, EVENT_STREAMS.of([]), &EVENT_STREAMS_MAX.of([])),
             followed: Mutex::default(),
             begun: Notify::new(),
-            open: EVENT_STREAMS.of([]),
             heartbeat,
         }
     }
@@ -169,11 +153,6 @@ impl Events {
     /// one ends for another tenant's.
     fn follow(&self, id: OperationId, caller: &Caller) -> Option<Following> {
         let place = self.places.place(caller, 1)?;
-        self.open.increment(1);
-        let stream = OpenStream {
-            place,
-            open: self.open.clone(),
-        };
         let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = followed
             .entry(id)
@@ -181,7 +160,7 @@ impl Events {
             .subscribe();
         drop(followed);
         self.begun.notify_one();
-        Some(Following { seen, stream })
+        Some(Following { seen, place })
     }
 }
 
@@ -320,7 +299,7 @@ impl Teller {
                 () = tokio::time::sleep(self.heartbeat) => self.send(": still here\n\n".into()).await?,
                 () = self.pieces.closed() => return Err(Abandoned),
                 // The client comes again, as EventSource does.
-                () = following.stream.place.revoked() => return Ok(()),
+                () = following.place.revoked() => return Ok(()),
             }
         }
     }

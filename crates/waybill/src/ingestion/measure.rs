@@ -40,6 +40,22 @@ pub(super) const EVENT_STREAMS: Metric<Gauge> = Metric::new(
     [],
 );
 
+pub(super) const EVENT_STREAMS_MAX: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_event_streams_max",
+    "Streams of events that may be open",
+    [],
+);
+pub(super) const BODY_BYTES: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_body_bytes",
+    "Memory that bodies and batches of requests under way take, in bytes",
+    [],
+);
+pub(super) const BODY_BYTES_MAX: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_body_bytes_max",
+    "Memory that bodies and batches of requests under way may take, in bytes",
+    [],
+);
+
 /// All of them.
 pub(crate) const METRICS: &[&dyn Declared] = &[
     &REQUESTS,
@@ -48,6 +64,9 @@ pub(crate) const METRICS: &[&dyn Declared] = &[
     &UNAUTHORIZED,
     &LIMITED,
     &EVENT_STREAMS,
+    &EVENT_STREAMS_MAX,
+    &BODY_BYTES,
+    &BODY_BYTES_MAX,
 ];
 
 /// What a request is counted under.

@@ -66,7 +66,7 @@ use self::body::Patience;
 use self::docs::Docs;
 use self::events::Events;
 use self::intake::Intake;
-use self::measure::Measures;
+use self::measure::{BODY_BYTES, BODY_BYTES_MAX, Measures};
 pub(crate) use self::ops::next::as_typed;
 use self::reads::Reads;
 use self::request::Rules;
@@ -186,7 +186,11 @@ impl Ingestion {
                 pause_max: config.body_read_timeout,
                 line_max: config.body_timeout,
             },
-            budget: Places::new(config.body_bytes_max),
+            budget: Places::new(
+                config.body_bytes_max,
+                BODY_BYTES.of([]),
+                &BODY_BYTES_MAX.of([]),
+            ),
             batches: batches.clone(),
             stop: batches_stop.clone(),
         });

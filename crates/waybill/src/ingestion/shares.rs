@@ -10,6 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use metrics::Gauge;
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::Caller;
@@ -24,6 +25,8 @@ const IDLE_MAX: usize = 1_000;
 struct Shares {
     max: usize,
     held: Mutex<Held>,
+    /// Shows how much is held.
+    shown: Gauge,
 }
 
 #[derive(Debug, Default)]
@@ -47,10 +50,11 @@ impl Tenant {
 
 impl Shares {
     /// All of a bound, held by nobody.
-    fn new(max: usize) -> Arc<Self> {
+    fn new(max: usize, shown: Gauge) -> Arc<Self> {
         Arc::new(Self {
             max,
             held: Mutex::default(),
+            shown,
         })
     }
 
@@ -80,6 +84,7 @@ impl Shares {
         of_tenant.held += amount;
         of_tenant.refused_at = None;
         held.total += amount;
+        self.shown.increment(amount as f64);
         Some(Share {
             of: Arc::clone(self),
             tenant,
@@ -115,6 +120,7 @@ impl Drop for Share {
     fn drop(&mut self) {
         let mut held = self.of.locked();
         held.total -= self.amount;
+        self.of.shown.decrement(self.amount as f64);
         if let Some(of_tenant) = held.by_tenant.get_mut(&self.tenant) {
             of_tenant.held -= self.amount;
         }
@@ -144,10 +150,11 @@ struct Taken {
 }
 
 impl Places {
-    /// All of a bound, held by nobody.
-    pub fn new(max: usize) -> Self {
+    /// All of a bound, held by nobody. `used` shows how much of it is held, `limit` the bound.
+    pub fn new(max: usize, used: Gauge, limit: &Gauge) -> Self {
+        limit.set(max as f64);
         Self {
-            shares: Shares::new(max),
+            shares: Shares::new(max, used),
             taken: Mutex::default(),
         }
     }
@@ -220,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_tenant_alone_may_use_all_and_gives_way_as_soon_as_another_wants_some() {
-        let (shares, now) = (Shares::new(10), Instant::now());
+        let (shares, now) = (Shares::new(10, Gauge::noop()), Instant::now());
         let mut of_noisy: Vec<_> = (0..10)
             .map(|_| take(&shares, "noisy", 1, now).unwrap())
             .collect();
@@ -241,7 +248,7 @@ mod tests {
 
     #[test]
     fn whoever_was_refused_is_waited_for_a_while_only() {
-        let (shares, now) = (Shares::new(4), Instant::now());
+        let (shares, now) = (Shares::new(4, Gauge::noop()), Instant::now());
         let mut of_noisy: Vec<_> = (0..4)
             .map(|_| take(&shares, "noisy", 1, now).unwrap())
             .collect();
@@ -253,7 +260,7 @@ mod tests {
 
     #[test]
     fn what_is_larger_than_half_is_taken_by_whoever_has_none() {
-        let (shares, now) = (Shares::new(10), Instant::now());
+        let (shares, now) = (Shares::new(10, Gauge::noop()), Instant::now());
         let small = take(&shares, "a", 2, now).unwrap();
         let large = take(&shares, "b", 7, now).unwrap();
         assert!(take(&shares, "b", 1, now).is_none());
