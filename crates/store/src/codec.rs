@@ -16,13 +16,14 @@
 //! layout   format u8 = 6 · Layout             or 4, of one number of partitions;
 //!                    = 7 · Layout · offsets   of expedited requests, once it holds any
 //! cursor   format u8 = 8 · bucket i64
+//! secret   format u8 = 8 · ReplyKey (32 bytes) · CRC-32C u32
 //! ```
 //!
 //! Where the database itself keeps stamp and expiry of a value (CQL), it is written bare:
 //!
 //! ```text
 //! state, created    format u8 = 8 · OperationState, Created · CRC-32C u32
-//! lease, layout     as above
+//! lease, layout, secret  as above
 //! ```
 //!
 //! The checksum of a row's values is over all bytes before it, big-endian, and is verified whenever a value is
@@ -48,6 +49,7 @@ use waybill_engine::{
 use crate::due::DueBucket;
 use crate::layout::{Layout, LayoutGeneration};
 use crate::lease::{Checkpoint, Lease, LeaseKey, LeaseRole};
+use crate::reply_key::ReplyKey;
 
 /// The format that this program writes, and the only one that it reads, but for leases and layouts.
 const FORMAT: u8 = 8;
@@ -186,6 +188,13 @@ impl Encoder {
         self.start();
         self.number(now.0);
         &self.buffer
+    }
+
+    /// The reply key.
+    pub(crate) fn reply_key(&mut self, key: &ReplyKey) -> &[u8] {
+        self.start();
+        self.buffer.extend_from_slice(key.reveal());
+        self.checksum()
     }
 
     /// A value of a row of which the database itself keeps stamp and expiry.
@@ -398,6 +407,18 @@ pub(crate) fn retention(bytes: &[u8]) -> Result<Timestamp, Malformed> {
     let now = Timestamp(reader.number()?);
     reader.end()?;
     Ok(now)
+}
+
+/// Reads the reply key.
+pub(crate) fn reply_key(bytes: &[u8]) -> Result<ReplyKey, Malformed> {
+    let mut reader = Reader::of_row(bytes)?;
+    let (key, rest) = reader
+        .rest
+        .split_first_chunk()
+        .ok_or(Malformed::Short(reader.len))?;
+    reader.rest = rest;
+    reader.end()?;
+    Ok(ReplyKey::new(*key))
 }
 
 /// What is left to read of a value whose format is known.

@@ -2,8 +2,8 @@
 //!
 //! * **Rows are written without transactions.** The database lets the higher write timestamp stand,
 //!   and that is the stamp; who may use which stamps is the leases' affair. See `cql/rows.rs`.
-//! * **Leases and the layout are changed by lightweight transactions only**, and nothing else is. See
-//!   `cql/leases.rs` and `cql/layouts.rs`.
+//! * **Leases and the layout are changed by lightweight transactions only**, and the reply key is inserted by one.
+//!   Nothing else is. See `cql/leases.rs`, `cql/layouts.rs` and `cql/secrets.rs`.
 //! * **A batch goes in two rounds**: when every index entry is acknowledged, the rows follow. Each
 //!   round is many requests at once, within [`CqlConfig::in_flight_max`].
 //! * **Reads and writes are of a local quorum.** What was acknowledged is read by whoever comes
@@ -30,6 +30,7 @@ mod leases;
 mod link;
 mod rows;
 mod schema;
+mod secrets;
 mod server;
 mod unreadable;
 mod walk;
@@ -50,11 +51,12 @@ use self::layouts::Layouts;
 use self::leases::Leases;
 use self::link::Link;
 use self::rows::Rows;
+use self::secrets::Secrets;
 pub use self::server::{CqlKeyspace, CqlProblem, CqlReport, CqlServer};
 use self::walk::Walk;
 use crate::{
     AttentionCursor, AttentionPage, CorruptRow, DueBucket, DueEntry, KeptRow, Layout, Lease,
-    LeaseKey, RowRead, Store, StoreError, WriteBatch, Written,
+    LeaseKey, ReplyKey, RowRead, Store, StoreError, WriteBatch, Written,
 };
 
 /// The state store on ScyllaDB or Apache Cassandra. See the [module](crate) for what holds.
@@ -68,6 +70,7 @@ pub struct CqlStore {
     attention: Attention,
     leases: Leases,
     layouts: Layouts,
+    secrets: Secrets,
     walk: Option<JoinHandle<()>>,
 }
 
@@ -118,6 +121,7 @@ impl CqlStore {
             attention: Attention::new(&link, &keyspace).await?,
             leases: Leases::new(&link, &keyspace).await?,
             layouts: Layouts::new(&link, &keyspace).await?,
+            secrets: Secrets::new(&link, &keyspace).await?,
             keyspace,
             link,
             rows,
@@ -208,6 +212,10 @@ impl Store for CqlStore {
         layout: Layout,
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
         async move { self.layouts.set(&self.link, seen.as_ref(), &layout).await }.boxed()
+    }
+
+    fn reply_key(&self, candidate: ReplyKey) -> BoxFuture<'_, Result<ReplyKey, StoreError>> {
+        async move { self.secrets.reply_key(&self.link, candidate).await }.boxed()
     }
 
     fn due(

@@ -49,7 +49,7 @@ use self::tables::Tables;
 use self::writer::{Command, Reply, Writer};
 use crate::{
     AttentionCursor, AttentionPage, CorruptRow, DamageReport, DueBucket, DueEntry, KeptRow, Layout,
-    Lease, LeaseKey, RowRead, Store, StoreError, WriteBatch, Written,
+    Lease, LeaseKey, ReplyKey, RowRead, Store, StoreError, WriteBatch, Written,
 };
 
 /// How an [`EmbeddedStore`] is opened. Every bound that it has is here.
@@ -345,6 +345,14 @@ impl Store for EmbeddedStore {
         self.change("replacing the layout", |reply| Command::SetLayout {
             seen,
             layout,
+            reply,
+        })
+        .boxed()
+    }
+
+    fn reply_key(&self, candidate: ReplyKey) -> BoxFuture<'_, Result<ReplyKey, StoreError>> {
+        self.change("reading the reply key", |reply| Command::ReplyKey {
+            candidate,
             reply,
         })
         .boxed()

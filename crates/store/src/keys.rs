@@ -36,6 +36,9 @@ pub(crate) const LAYOUT: [u8; 1] = [3];
 /// The key of the time of retention, among those of the leases.
 pub(crate) const RETENTION: [u8; 1] = [4];
 
+/// The key of the reply key, among those of the leases.
+pub(crate) const REPLY_KEY: [u8; 1] = [5];
+
 /// The key of a lease. Those of the first layout are what they were before there were others.
 pub(crate) fn lease(key: LeaseKey) -> Vec<u8> {
     let role = match (key.role, key.generation) {
@@ -270,7 +273,7 @@ mod tests {
         let leases = [
             &of_readers[..],
             &[of_shards],
-            &[[LAYOUT.to_vec(), RETENTION.to_vec(), vec![]]],
+            &[[LAYOUT, RETENTION, REPLY_KEY].map(|key| key.to_vec())],
         ];
         let asides = [RowPart::State, RowPart::Created]
             .map(|part| EDGES.map(|at| aside(id(1), Timestamp(at), part)));

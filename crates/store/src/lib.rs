@@ -21,6 +21,7 @@
 //! * **A lease has one owner.** [`Store::take_lease`] and [`Store::renew_lease`] are conditional:
 //!   of two contenders for one epoch at most one succeeds. One that has ended is never taken again.
 //! * **A layout has one successor.** [`Store::set_layout`] is conditional likewise.
+//! * **There is one reply key.** [`Store::reply_key`] gives every caller the same one, for as long as the store exists.
 //!
 //! Deliberately absent: any query by state, tenant or age over the rows. Lists read the attention
 //! table; due work is read from the deadline index. (Whoever moves a whole store elsewhere reads all of it, by
@@ -36,6 +37,7 @@ mod error;
 mod keys;
 mod layout;
 mod lease;
+mod reply_key;
 mod row;
 mod row_codec;
 
@@ -57,6 +59,7 @@ pub use embedded::{EmbeddedConfig, EmbeddedRestore, EmbeddedSnapshot, EmbeddedSt
 pub use error::{CorruptRow, SchemaError, StoreError};
 pub use layout::{Layout, LayoutError, LayoutGeneration, Retired};
 pub use lease::{Begins, Checkpoint, Followed, Lease, LeaseKey, LeaseRole};
+pub use reply_key::ReplyKey;
 pub use row::{KeptRow, RowRead, RowWrite, WriteBatch, Written};
 #[doc(hidden)]
 pub use row_codec::{RowBytes, RowCodec};
@@ -118,6 +121,10 @@ pub trait Store: fmt::Debug + Send + Sync {
         seen: Option<Layout>,
         layout: Layout,
     ) -> BoxFuture<'_, Result<bool, StoreError>>;
+
+    /// The reply key of the installation. Where there is none yet, `candidate` becomes it; of several callers at once,
+    /// one succeeds and all get its key.
+    fn reply_key(&self, candidate: ReplyKey) -> BoxFuture<'_, Result<ReplyKey, StoreError>>;
 
     /// Reads up to `limit` entries of one bucket of a shard, in order, after `after`.
     fn due(

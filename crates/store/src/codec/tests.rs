@@ -477,6 +477,33 @@ fn a_bit_that_changed_anywhere_in_a_row_is_found() {
 }
 
 #[test]
+fn a_reply_key_reads_back_and_no_other_bytes_are_one() {
+    let mut encoder = Encoder::default();
+    let key = ReplyKey::new(std::array::from_fn(|at| at as u8));
+    let bytes = encoder.reply_key(&key).to_vec();
+    let golden = "08000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
+    assert_eq!(hex(&bytes[..33]), golden);
+    assert_eq!(reply_key(&bytes), Ok(key));
+    for at in 0..bytes.len() * 8 {
+        let mut changed = bytes.clone();
+        changed[at / 8] ^= 1 << (at % 8);
+        assert!(reply_key(&changed).is_err(), "bit {at}");
+    }
+    for len in 0..bytes.len() {
+        assert!(reply_key(&bytes[..len]).is_err(), "{len} bytes");
+    }
+    let mut longer = encoder.bare(&([0_u8; 32], 0_u8)).to_vec();
+    assert_eq!(reply_key(&longer), Err(Malformed::Trailing(1)));
+    longer.push(0);
+    assert!(reply_key(&longer).is_err());
+}
+
+#[test]
+fn a_reply_key_is_not_shown() {
+    assert_eq!(format!("{:?}", ReplyKey::new([7; 32])), "ReplyKey(..)");
+}
+
+#[test]
 fn bytes_behind_the_end_are_refused() {
     let mut encoder = Encoder::default();
     let mut bytes = encoder.lease(&sample_lease()).to_vec();

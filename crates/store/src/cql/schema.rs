@@ -9,6 +9,7 @@
 //! attention_shards (day), shard                              and the shards of each such day
 //! leases           (role, partition)  body, owner, epoch, renewal, datacenter    by transactions only
 //! layouts          (name)           generation, body, datacenter                 by transactions only
+//! secrets          (name)           value                                        inserted once, by a transaction
 //! unreadable       (id), part, stamp  value, found_at                             TTL of 90 days
 //! schema_versions  (name)           version                                      by transactions only
 //! ```
@@ -40,7 +41,7 @@ use super::server::{CqlKeyspace, CqlProblem, CqlReport, CqlServer};
 use crate::{SchemaError, StoreError};
 
 /// The version that this program needs.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 /// What is attempted here, for errors.
 const MIGRATING: &str = "migrating the schema";
@@ -94,6 +95,10 @@ const MIGRATIONS: [&[&str]; VERSION as usize] = [
     &[
         "CREATE TABLE IF NOT EXISTS {ks}.layouts (name text PRIMARY KEY, generation bigint, body blob, \
      datacenter text) WITH comment = 'how many readers share a partition; changed by lightweight transactions only'",
+    ],
+    &[
+        "CREATE TABLE IF NOT EXISTS {ks}.secrets (name text PRIMARY KEY, value blob) \
+     WITH comment = 'the key that proves replies; inserted once, and never changed'",
     ],
 ];
 

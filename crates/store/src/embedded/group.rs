@@ -22,7 +22,9 @@ use super::recent::RecentStamps;
 use super::tables::{Stored, Tables};
 use crate::codec::{Encoder, StateHeader};
 use crate::keys::{self, INDEX_KEY_LEN, RowPart};
-use crate::{CorruptRow, DueBucket, Layout, Lease, LeaseKey, StoreError, WriteBatch, Written};
+use crate::{
+    CorruptRow, DueBucket, Layout, Lease, LeaseKey, ReplyKey, StoreError, WriteBatch, Written,
+};
 use waybill_clock::wall_clock;
 
 /// A [`WriteBatch`] as bytes. Made by the caller's thread, to spare the writer's.
@@ -122,6 +124,8 @@ pub(super) struct Group<'a> {
     rows: HashMap<OperationId, Standing>,
     leases: HashMap<LeaseKey, Lease>,
     layout: Option<Layout>,
+    /// The reply key, if this group creates it.
+    reply_key: Option<ReplyKey>,
     cursors: HashMap<PartitionId, DueBucket>,
     due: Vec<[u8; INDEX_KEY_LEN]>,
     attention: Vec<[u8; INDEX_KEY_LEN]>,
@@ -135,6 +139,7 @@ impl<'a> Group<'a> {
             rows: HashMap::new(),
             leases: HashMap::new(),
             layout: None,
+            reply_key: None,
             cursors: HashMap::new(),
             due: Vec::new(),
             attention: Vec::new(),
@@ -260,6 +265,17 @@ impl<'a> Group<'a> {
         Ok(newest == Some(layout))
     }
 
+    /// The reply key: the stored one, or else that of the first caller.
+    pub(super) fn reply_key(&mut self, candidate: ReplyKey) -> Result<ReplyKey, StoreError> {
+        if let Some(created) = &self.reply_key {
+            return Ok(created.clone());
+        }
+        if let Some(stored) = self.tables.reply_key()? {
+            return Ok(stored);
+        }
+        Ok(self.reply_key.insert(candidate).clone())
+    }
+
     /// Moves a sweep cursor, if that is forward.
     pub(super) fn advance_cursor(
         &mut self,
@@ -292,6 +308,9 @@ impl<'a> Group<'a> {
         }
         if let Some(layout) = &self.layout {
             batch.insert(&tables.leases, keys::LAYOUT, encoder.layout(layout));
+        }
+        if let Some(key) = &self.reply_key {
+            batch.insert(&tables.leases, keys::REPLY_KEY, encoder.reply_key(key));
         }
         for (shard, cursor) in &self.cursors {
             let key = keys::partition(*shard);

@@ -10,6 +10,7 @@
 //! | `leases` | role, generation (of layouts after the first), reader or shard | lease |
 //! | | 3 | layout |
 //! | | 4 | the time of retention |
+//! | | 5 | the reply key |
 //! | `cursors` | shard | first bucket that was not swept to its end |
 //! | `corrupt` | operation, instant, part | a value of `state` or `created` as it was before that instant, when a write took the place of a row that could not be read |
 //!
@@ -32,7 +33,8 @@ use super::{EmbeddedConfig, journal, unsynced};
 use crate::codec::{self, Malformed, StateHeader};
 use crate::keys::RowPart;
 use crate::{
-    CorruptRow, DueBucket, DueEntry, KeptRow, Layout, Lease, LeaseKey, RowRead, StoreError, keys,
+    CorruptRow, DueBucket, DueEntry, KeptRow, Layout, Lease, LeaseKey, ReplyKey, RowRead,
+    StoreError, keys,
 };
 
 /// What the tables other than the row tables gather in memory each, in bytes: little is written to
@@ -327,7 +329,9 @@ impl Tables {
             Err(error) => error,
         };
         let Some(cause) = damage::cause(&error) else {
-            return Err(failed("reading a lease or the layout")(error));
+            return Err(failed("reading a lease, the layout or the reply key")(
+                error,
+            ));
         };
         self.damages.note("leases", &self.leases, key..=key, &cause);
         Err(StoreError::Corrupt {
@@ -342,6 +346,14 @@ impl Tables {
         let found = self.leases.get(keys::LAYOUT);
         self.of_leases(&keys::LAYOUT, found, "layout", &"the schedulers")?
             .map(|value| codec::layout(&value).map_err(corrupt("layout", "the schedulers")))
+            .transpose()
+    }
+
+    /// Reads the reply key.
+    pub(super) fn reply_key(&self) -> Result<Option<ReplyKey>, StoreError> {
+        let found = self.leases.get(keys::REPLY_KEY);
+        self.of_leases(&keys::REPLY_KEY, found, "reply key", &"the installation")?
+            .map(|value| codec::reply_key(&value).map_err(corrupt("reply key", "the installation")))
             .transpose()
     }
 

@@ -15,7 +15,7 @@ use super::group::{EncodedBatch, Group};
 use super::recent::RecentStamps;
 use super::reopening::Reopening;
 use super::tables::Tables;
-use crate::{DueBucket, Layout, Lease, StoreError, Written, keys};
+use crate::{DueBucket, Layout, Lease, ReplyKey, StoreError, Written, keys};
 
 /// Where the answer to a call goes.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -37,6 +37,11 @@ pub(super) enum Command {
         seen: Option<Layout>,
         layout: Layout,
         reply: Reply<bool>,
+    },
+    /// Read the reply key, and keep `candidate` as it if there is none.
+    ReplyKey {
+        candidate: ReplyKey,
+        reply: Reply<ReplyKey>,
     },
     /// Move a sweep cursor forward.
     AdvanceCursor {
@@ -67,6 +72,7 @@ enum Pending {
     Done(Reply<()>),
     Written(Reply<Written>, Written),
     Decided(Reply<bool>, bool),
+    Key(Reply<ReplyKey>, ReplyKey),
 }
 
 impl Writer {
@@ -142,6 +148,10 @@ impl Writer {
                     reply,
                 } => match group.set_layout(seen.as_ref(), layout) {
                     Ok(set) => pending.push(Pending::Decided(reply, set)),
+                    Err(error) => answer(reply, Err(error)),
+                },
+                Command::ReplyKey { candidate, reply } => match group.reply_key(candidate) {
+                    Ok(key) => pending.push(Pending::Key(reply, key)),
                     Err(error) => answer(reply, Err(error)),
                 },
                 Command::AdvanceCursor {
@@ -233,6 +243,7 @@ impl Command {
             Self::TakeLease { reply, .. }
             | Self::RenewLease { reply, .. }
             | Self::SetLayout { reply, .. } => answer(reply, Err(error)),
+            Self::ReplyKey { reply, .. } => answer(reply, Err(error)),
             Self::AdvanceCursor { reply, .. } | Self::Purge { reply, .. } => {
                 answer(reply, Err(error));
             }
@@ -263,6 +274,7 @@ impl Pending {
             Self::Done(reply) => answer(reply, outcome),
             Self::Written(reply, written) => answer(reply, outcome.map(|()| written)),
             Self::Decided(reply, decision) => answer(reply, outcome.map(|()| decision)),
+            Self::Key(reply, key) => answer(reply, outcome.map(|()| key)),
         }
     }
 }

@@ -9,6 +9,7 @@ pub mod corrupt;
 pub mod due;
 pub mod layout;
 pub mod lease;
+pub mod reply_key;
 pub mod rows;
 
 use std::future::Future;
@@ -112,6 +113,10 @@ macro_rules! contract_tests {
             layout {
                 a_layout_is_replaced_only_from_what_was_seen_and_read_back,
                 of_eight_contenders_exactly_one_replaces_the_layout,
+            }
+            reply_key {
+                the_first_reply_key_stands_and_survives_reopening,
+                all_of_eight_callers_get_the_same_reply_key,
             }
             due {
                 due_entries_are_read_in_order_from_their_bucket_only,

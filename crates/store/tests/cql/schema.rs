@@ -165,7 +165,7 @@ async fn a_schema_that_is_newer_than_the_program_is_refused_and_left_alone() {
     subject.clean_up().await;
 }
 
-/// As the first version left it: no layouts, and leases of format 3, which end before the partition.
+/// As the first version left it: no layouts, no secrets, and leases of format 3, which end before the partition.
 #[tokio::test]
 async fn a_keyspace_of_the_first_version_is_migrated_with_what_it_holds() {
     let Some(subject) = Cql::new_or_skip() else {
@@ -218,6 +218,7 @@ async fn a_keyspace_of_the_first_version_is_migrated_with_what_it_holds() {
     let update = format!("UPDATE {{ks}}.leases SET body = ? {of_lease} IF EXISTS");
     subject.run(&update, (old,)).await;
     subject.run("DROP TABLE {ks}.layouts", ()).await;
+    subject.run("DROP TABLE {ks}.secrets", ()).await;
     let version = "UPDATE {ks}.schema_versions SET version = 1 WHERE name = 'waybill' IF EXISTS";
     subject.run(version, ()).await;
 

@@ -9,7 +9,7 @@ use metrics::{Counter, Gauge, Histogram};
 use waybill_engine::{OperationId, PartitionId};
 use waybill_store::{
     AttentionCursor, AttentionPage, DamageReport, DueBucket, DueEntry, Layout, Lease, LeaseKey,
-    RowRead, Store, StoreError, WriteBatch, Written,
+    ReplyKey, RowRead, Store, StoreError, WriteBatch, Written,
 };
 use waybill_telemetry::{Declared, Metric};
 
@@ -43,6 +43,7 @@ pub(super) struct Measured {
     renew_lease: Statement,
     layout: Statement,
     set_layout: Statement,
+    reply_key: Statement,
     due: Statement,
     due_cursor: Statement,
     advance_due_cursor: Statement,
@@ -91,6 +92,7 @@ impl Measured {
             renew_lease: Statement::new("renew-lease"),
             layout: Statement::new("layout"),
             set_layout: Statement::new("set-layout"),
+            reply_key: Statement::new("reply-key"),
             due: Statement::new("due"),
             due_cursor: Statement::new("due-cursor"),
             advance_due_cursor: Statement::new("advance-due-cursor"),
@@ -158,6 +160,10 @@ impl Store for Measured {
         layout: Layout,
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
         self.set_layout.of(self.store.set_layout(seen, layout))
+    }
+
+    fn reply_key(&self, candidate: ReplyKey) -> BoxFuture<'_, Result<ReplyKey, StoreError>> {
+        self.reply_key.of(self.store.reply_key(candidate))
     }
 
     fn due(

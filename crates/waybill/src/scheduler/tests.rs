@@ -15,7 +15,7 @@ use waybill_engine::{
 use waybill_messages::Record as _;
 use waybill_store::{
     AttentionCursor, AttentionPage, DueBucket, DueEntry, EmbeddedConfig, EmbeddedStore, Lease,
-    LeaseKey, RowRead, StoreError, WriteBatch, Written,
+    LeaseKey, ReplyKey, RowRead, StoreError, WriteBatch, Written,
 };
 
 use super::outlet::tests::{settings, workflow};
@@ -130,6 +130,10 @@ impl Store for Faulty {
         layout: Layout,
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
         self.inner.set_layout(seen, layout)
+    }
+
+    fn reply_key(&self, candidate: ReplyKey) -> BoxFuture<'_, Result<ReplyKey, StoreError>> {
+        self.inner.reply_key(candidate)
     }
 
     fn due(

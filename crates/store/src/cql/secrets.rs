@@ -1,0 +1,90 @@
+//! The reply key: one row, inserted by a lightweight transaction and never changed.
+//!
+//! The transaction is serial in the local datacentre only. If schedulers of two datacentres create the key at the same
+//! moment, the older of the two is lost: a scheduler that has begun with it refuses replies to the requests of others,
+//! and they are asked for again. That ends when it starts again.
+
+use scylla::statement::prepared::PreparedStatement;
+
+use super::leases::{Attempt, attempt};
+use super::link::Link;
+use crate::codec::{self, Encoder};
+use crate::{ReplyKey, StoreError};
+
+/// The name of the reply key.
+const REPLY_KEY: &str = "reply-key";
+
+/// Reads and creates the reply key.
+pub(super) struct Secrets {
+    look: PreparedStatement,
+    select: PreparedStatement,
+    insert: PreparedStatement,
+}
+
+impl Secrets {
+    pub(super) async fn new(link: &Link, keyspace: &str) -> Result<Self, StoreError> {
+        let table = format!("{keyspace}.secrets");
+        let select = format!("SELECT value FROM {table} WHERE name = ?");
+        let insert = format!("INSERT INTO {table} (name, value) VALUES (?, ?) IF NOT EXISTS");
+        Ok(Self {
+            look: link.prepare(select.clone()).await?,
+            select: link.prepare_serial_read(select).await?,
+            insert: link.prepare_conditional(insert).await?,
+        })
+    }
+
+    /// Reads the reply key, or creates it as `candidate`.
+    pub(super) async fn reply_key(
+        &self,
+        link: &Link,
+        candidate: ReplyKey,
+    ) -> Result<ReplyKey, StoreError> {
+        if let Some(key) = self.stored(link, &self.look).await? {
+            return Ok(key);
+        }
+        let value = Encoder::default().reply_key(&candidate).to_vec();
+        let mut repeats = link.repeats_of_transaction("creating the reply key");
+        loop {
+            let values = (REPLY_KEY, value.as_slice());
+            let insert = link.session.execute_unpaged(&self.insert, values);
+            match attempt(link.attempt(insert).await)? {
+                Attempt::Made => return Ok(candidate),
+                // Another caller was first, or an earlier attempt of this one.
+                Attempt::Refused => {
+                    if let Some(key) = self.stored(link, &self.select).await? {
+                        return Ok(key);
+                    }
+                    let nothing = "a transaction found it, and a read did not";
+                    return Err(StoreError::unavailable("reading the reply key", nothing));
+                }
+                Attempt::Failed(error) => repeats.after(*error).await?,
+            }
+        }
+    }
+
+    async fn stored(
+        &self,
+        link: &Link,
+        select: &PreparedStatement,
+    ) -> Result<Option<ReplyKey>, StoreError> {
+        const ACTION: &str = "reading the reply key";
+        let read = || link.session.execute_unpaged(select, (REPLY_KEY,));
+        let rows = link
+            .repeat(ACTION, read)
+            .await?
+            .into_rows_result()
+            .map_err(|error| StoreError::unavailable(ACTION, error))?;
+        let row = rows
+            .maybe_first_row::<(Option<Vec<u8>>,)>()
+            .map_err(|error| StoreError::unavailable(ACTION, error))?;
+        let Some((value,)) = row else {
+            return Ok(None);
+        };
+        let key = codec::reply_key(&value.unwrap_or_default());
+        key.map(Some).map_err(|cause| StoreError::Corrupt {
+            what: "reply key",
+            key: REPLY_KEY.to_owned(),
+            cause: cause.to_string(),
+        })
+    }
+}
