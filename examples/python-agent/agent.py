@@ -31,6 +31,7 @@ UNACKNOWLEDGED_MAX = 1000  # replies on their way; beyond it no further request 
 FLUSH_WAIT = 10.0  # seconds
 OWNER_REMEMBERED = 600.0  # seconds; after a restore from a backup epochs begin lower
 SHARDS_MAX = 10_000  # how many shards are remembered
+ECHOED = ("operation", "step", "attempt", "epoch", "action", "nonce")  # what a reply repeats of its request
 FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED)
 
 log = logging.getLogger("agent")
@@ -230,7 +231,7 @@ class Agent:
 
     def answer(self, message, request, reply, done):
         """Answers to exactly the partition that the request names."""
-        echo = {name: request[name] for name in ("operation", "step", "attempt", "epoch", "action")}
+        echo = {name: request[name] for name in ECHOED}
         reply = {"outputs": {}, "error": None, "retry_after_ms": None, **echo, **reply}
         trace = [header for header in message.headers() or [] if header[0] == "traceparent"]
         self.send(

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Action, Attempt, Epoch, OperationId, Outcome, PartitionId, StepRequest, Timestamp,
+    Action, Attempt, Epoch, Nonce, OperationId, Outcome, PartitionId, StepRequest, Timestamp,
 };
 
 use crate::handler::Handler;
@@ -61,6 +61,7 @@ impl StepRequestBuilder {
                 results: Vec::new(),
                 reply_partition: PartitionId(0),
                 shard: None,
+                nonce: Some(Nonce(Uuid::new_v4().into_bytes())),
                 traceparent: None,
             },
         }

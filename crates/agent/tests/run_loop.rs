@@ -252,6 +252,7 @@ async fn a_reply_goes_to_the_partition_that_its_request_names() {
                 attempt: request.attempt,
                 epoch: request.epoch,
                 action: request.action,
+                nonce: request.nonce,
                 outcome: success(vec![("did".to_owned(), "greet".to_owned())]),
             }
         );

@@ -105,6 +105,7 @@ fn success(step: &StepRequest) -> StepReply {
         attempt: Attempt(1),
         epoch: step.epoch,
         action: step.action,
+        nonce: step.nonce,
         outcome: Outcome::Success {
             outputs: vec![("id".to_owned(), "x-1".to_owned())],
         },

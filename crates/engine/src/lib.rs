@@ -53,8 +53,8 @@ pub use reader::{
 };
 pub use record::{
     Action, AlertKind, AmendRequest, Amendment, AttemptSeen, CreateRequest, FailedOperation,
-    IdOrigin, OWNER_SUPERSEDED, OperationRequest, OperationStatus, OperatorAlert, Outcome, Outputs,
-    OwnerNotice, Recovery, RecoveryVerb, StatusKind, StepReply, StepRequest,
+    IdOrigin, Nonce, OWNER_SUPERSEDED, OperationRequest, OperationStatus, OperatorAlert, Outcome,
+    Outputs, OwnerNotice, Recovery, RecoveryVerb, StatusKind, StepReply, StepRequest,
 };
 pub use step::RETRY_AFTER_MAX;
 pub use supervision::Supervision;

@@ -1,6 +1,7 @@
 //! What travels between the roles, as values. How they look on the wire is the business of the
 //! `messages` crate.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -244,6 +245,22 @@ impl RecoveryVerb {
 /// conditions need; nothing else of the answer is kept.
 pub type Outputs = Vec<(String, String)>;
 
+/// Proof that the sender of a reply has seen the request: 16 unguessable bytes that the scheduler puts into the request
+/// and the agent repeats. `Debug` does not show them: with them, a reader of the logs could forge the reply.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nonce(pub [u8; Nonce::BYTES]);
+
+impl Nonce {
+    /// How long a nonce is.
+    pub const BYTES: usize = 16;
+}
+
+impl fmt::Debug for Nonce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Nonce(..)")
+    }
+}
+
 /// A request to an agent: perform one attempt at one step.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StepRequest {
@@ -274,6 +291,8 @@ pub struct StepRequest {
     /// The shard whose owner asks: epochs can be compared among its requests, and with no others'. `None` if it is not
     /// known.
     pub shard: Option<ShardId>,
+    /// What the reply repeats. The engine leaves it out; the scheduler adds it when it sends the request.
+    pub nonce: Option<Nonce>,
     /// The W3C trace context of the operation.
     pub traceparent: Option<Arc<str>>,
 }
@@ -338,6 +357,8 @@ pub struct StepReply {
     pub epoch: Epoch,
     /// What the attempt was to do, as in the request.
     pub action: Action,
+    /// The nonce of the request. The scheduler verifies it before the engine sees the reply.
+    pub nonce: Option<Nonce>,
     /// How the attempt ended.
     pub outcome: Outcome,
 }
@@ -352,6 +373,7 @@ impl StepReply {
             attempt: request.attempt,
             epoch: request.epoch,
             action: request.action,
+            nonce: request.nonce,
             outcome,
         }
     }

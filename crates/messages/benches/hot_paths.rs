@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 use gungraun::prelude::*;
 use waybill_engine::{
-    Action, Attempt, CreateRequest, Epoch, IdOrigin, Lane, Offset, OperationId, OperationRequest,
-    OperationStatus, Outcome, PartitionId, Position, ProcessState, RequestHash, StatusKind,
-    StepReply, StepRequest, Timestamp,
+    Action, Attempt, CreateRequest, Epoch, IdOrigin, Lane, Nonce, Offset, OperationId,
+    OperationRequest, OperationStatus, Outcome, PartitionId, Position, ProcessState, RequestHash,
+    StatusKind, StepReply, StepRequest, Timestamp,
 };
 use waybill_messages::{Framing, Lookup, RECORD_SCHEMAS, Record, SchemaId, SchemaIds, Schemas};
 
@@ -191,6 +191,7 @@ fn step_request() -> StepRequest {
             .collect(),
         reply_partition: PartitionId(3),
         shard: None,
+        nonce: Some(Nonce([7; Nonce::BYTES])),
         traceparent: None,
     }
 }
@@ -202,6 +203,7 @@ fn step_reply() -> StepReply {
         attempt: Attempt(1),
         epoch: Epoch(7),
         action: Action::Run,
+        nonce: Some(Nonce([7; Nonce::BYTES])),
         outcome: Outcome::Success {
             outputs: (0..2)
                 .map(|number| (format!("output{number}"), format!("value-{number}")))

@@ -4,9 +4,9 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use waybill_engine::{
-    Action, Attempt, CreateRequest, Epoch, IdOrigin, Lane, Offset, OperationId, OperationRequest,
-    OperationStatus, Outcome, PartitionId, Position, ProcessState, RequestHash, StatusKind,
-    StepReply, StepRequest, Timestamp,
+    Action, Attempt, CreateRequest, Epoch, IdOrigin, Lane, Nonce, Offset, OperationId,
+    OperationRequest, OperationStatus, Outcome, PartitionId, Position, ProcessState, RequestHash,
+    StatusKind, StepReply, StepRequest, Timestamp,
 };
 use waybill_messages::Record;
 
@@ -53,6 +53,7 @@ fn main() {
                 .collect(),
             reply_partition: PartitionId(3),
             shard: None,
+            nonce: Some(Nonce([7; Nonce::BYTES])),
             traceparent: None,
         },
     );
@@ -64,6 +65,7 @@ fn main() {
             attempt: Attempt(1),
             epoch: Epoch(7),
             action: Action::Run,
+            nonce: Some(Nonce([7; Nonce::BYTES])),
             outcome: Outcome::Success {
                 outputs: (0..2)
                     .map(|i| (format!("output{i}"), format!("value-{i}")))

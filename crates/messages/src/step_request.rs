@@ -3,13 +3,15 @@
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{Attempt, Epoch, OperationId, PartitionId, ShardId, StepRequest, Timestamp};
+use waybill_engine::{
+    Attempt, Epoch, Nonce, OperationId, PartitionId, ShardId, StepRequest, Timestamp,
+};
 
 use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
 use crate::framing::{Frame, Framing};
 use crate::record::{Record, RecordKind, RecordSchema};
-use crate::wire::{Fields, Id, MapIn, MapOut, WireAction};
+use crate::wire::{Fields, Id, MapIn, MapOut, NonceIn, NonceOut, WireAction};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     RecordKind::StepRequest,
@@ -18,6 +20,7 @@ pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
         include_str!("../../../schemas/released/step-request/v1.avsc"),
         include_str!("../../../schemas/released/step-request/v2.avsc"),
         include_str!("../../../schemas/released/step-request/v3.avsc"),
+        include_str!("../../../schemas/released/step-request/v4.avsc"),
     ],
 );
 
@@ -43,6 +46,7 @@ struct Out<'a> {
     reply_partition: i32,
     layout: i64,
     shard: Option<i32>,
+    nonce: Option<NonceOut<'a>>,
 }
 
 /// The idempotency key follows from operation and step and is not read back.
@@ -64,6 +68,7 @@ struct In {
     reply_partition: i32,
     layout: i64,
     shard: Option<i32>,
+    nonce: Option<NonceIn>,
 }
 
 impl Record for StepRequest {
@@ -93,6 +98,7 @@ impl Record for StepRequest {
                 .shard
                 .map(|shard| FIELDS.int("shard", shard.number))
                 .transpose()?,
+            nonce: self.nonce.as_ref().map(NonceOut::from),
         };
         CODEC.encode(&wire, frame, out)
     }
@@ -118,6 +124,7 @@ impl Record for StepRequest {
             results: wire.results.0,
             reply_partition: PartitionId(FIELDS.u32("reply_partition", wire.reply_partition)?),
             shard: shard.map(|number| ShardId { layout, number }),
+            nonce: wire.nonce.map(Nonce::from),
             traceparent: None,
         })
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde::{Deserialize as DeserializeDerive, Serialize, Serializer};
 use uuid::Uuid;
-use waybill_engine::{Action, Contact, ProcessState, StepError, StepState};
+use waybill_engine::{Action, Contact, Nonce, ProcessState, StepError, StepState};
 
 use crate::error::{DecodeError, EncodeError};
 
@@ -43,6 +43,51 @@ impl<'de> Deserialize<'de> for Id {
             }
         }
         deserializer.deserialize_str(Text)
+    }
+}
+
+/// A nonce as bytes, on its way out.
+pub(crate) struct NonceOut<'a>(&'a Nonce);
+
+impl<'a> From<&'a Nonce> for NonceOut<'a> {
+    fn from(nonce: &'a Nonce) -> Self {
+        Self(nonce)
+    }
+}
+
+impl Serialize for NonceOut<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0.0)
+    }
+}
+
+/// A nonce on its way in.
+pub(crate) struct NonceIn(Nonce);
+
+impl From<NonceIn> for Nonce {
+    fn from(NonceIn(nonce): NonceIn) -> Self {
+        nonce
+    }
+}
+
+impl<'de> Deserialize<'de> for NonceIn {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = NonceIn;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a nonce of {} bytes", Nonce::BYTES)
+            }
+
+            fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<NonceIn, E> {
+                let nonce = bytes.try_into();
+                nonce
+                    .map(|nonce| NonceIn(Nonce(nonce)))
+                    .map_err(|_| E::invalid_length(bytes.len(), &self))
+            }
+        }
+        deserializer.deserialize_bytes(Bytes)
     }
 }
 

@@ -308,6 +308,7 @@ fn answer(step: Step, delivery: Delivery, asked: &StepRequest) -> StepReply {
         attempt: asked.attempt,
         epoch: asked.epoch,
         action: asked.action,
+        nonce: asked.nonce,
         outcome: Outcome::Success { outputs },
     }
 }

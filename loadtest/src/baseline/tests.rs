@@ -242,6 +242,7 @@ fn step_call(step: Step, operation: OperationId, delivery: Delivery) -> StepCall
         results: flies.then_some(drone).into_iter().collect(),
         reply_partition: PartitionId(0),
         shard: None,
+        nonce: None,
         traceparent: None,
     };
     let deadline = tokio::time::Instant::now() + Duration::from_secs(30);

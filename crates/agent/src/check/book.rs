@@ -54,6 +54,7 @@ impl Sent {
             (4, request.action == reply.action),
             (2, request.epoch == reply.epoch),
             (1, *request.step == reply.step),
+            (1, request.nonce == reply.nonce),
         ]
         .into_iter()
         .map(|(weight, same)| if same { weight } else { 0 })
@@ -62,7 +63,7 @@ impl Sent {
 }
 
 /// What [`Sent::matches`] is where everything is the same.
-const PERFECT: u32 = 11;
+const PERFECT: u32 = 12;
 
 /// A reply to a request of the kit's.
 #[derive(Debug)]
@@ -199,21 +200,30 @@ impl Book {
 
 #[cfg(test)]
 mod tests {
-    use waybill_engine::{Action, Attempt, Epoch};
+    use waybill_engine::{Action, Attempt, Epoch, Nonce};
 
     use super::*;
     use crate::handler::success;
     use crate::testing::StepRequestBuilder;
 
+    const NONCE: Nonce = Nonce([7; Nonce::BYTES]);
+
     fn request(attempt: u32) -> StepRequest {
-        StepRequestBuilder::new("a", "s")
+        let builder = StepRequestBuilder::new("a", "s")
             .operation(OperationId(uuid::Uuid::from_u128(1)))
             .attempt(Attempt(attempt))
-            .epoch(Epoch(5))
-            .build()
+            .epoch(Epoch(5));
+        StepRequest {
+            nonce: Some(NONCE),
+            ..builder.build()
+        }
     }
 
     fn answer(attempt: u32, epoch: u64) -> RawRecord {
+        answer_with(Some(NONCE), attempt, epoch)
+    }
+
+    fn answer_with(nonce: Option<Nonce>, attempt: u32, epoch: u64) -> RawRecord {
         let request = request(attempt);
         let reply = StepReply {
             operation: request.operation,
@@ -221,6 +231,7 @@ mod tests {
             attempt: Attempt(attempt),
             epoch: Epoch(epoch),
             action: Action::Run,
+            nonce,
             outcome: success(vec![]),
         };
         let mut value = Vec::new();
@@ -271,6 +282,17 @@ mod tests {
         assert_eq!(answered(&book, &ids), [0, 1]);
         let sent = book.get(ids[1]);
         assert!(!sent.is_echoed_by(&sent.replies[0].reply));
+    }
+
+    #[test]
+    fn a_reply_without_the_nonce_of_its_request_repeats_too_little() {
+        for nonce in [None, Some(Nonce([8; Nonce::BYTES]))] {
+            let (mut book, ids) = book(&[1, 2]);
+            book.read_reply(&answer_with(nonce, 2, 5));
+            assert_eq!(answered(&book, &ids), [0, 1]);
+            let sent = book.get(ids[1]);
+            assert!(!sent.is_echoed_by(&sent.replies[0].reply), "{nonce:?}");
+        }
     }
 
     #[test]

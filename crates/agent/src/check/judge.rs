@@ -73,10 +73,18 @@ fn address(book: &Book, sent: &Sent, reply: &Reply, findings: &mut Findings) {
 }
 
 fn echo(sent: &Sent, reply: &Reply, findings: &mut Findings) {
-    if sent.is_echoed_by(&reply.reply) {
+    let (asked, told) = (&sent.request, &reply.reply);
+    if asked.nonce != told.nonce {
+        let what = match told.nonce {
+            None => "a reply has no nonce",
+            Some(_) => "the nonce of a reply is not that of the request",
+        };
+        findings.fault(Rule::Echo, what);
+    }
+    let named = (&*asked.step, asked.attempt, asked.epoch, asked.action);
+    if named == (&*told.step, told.attempt, told.epoch, told.action) {
         return;
     }
-    let (asked, told) = (&sent.request, &reply.reply);
     let what = format!(
         "step {}, attempt {}, epoch {}, {:?} was answered as step {}, attempt {}, epoch {}, {:?}",
         asked.step,

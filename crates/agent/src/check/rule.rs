@@ -118,7 +118,7 @@ impl Rule {
         match self {
             Self::Answer => "a request is answered, with a reply that can be read",
             Self::Address => "the reply lies in the partition asked for, under the operation's id",
-            Self::Echo => "the reply repeats operation, step, attempt, epoch and action",
+            Self::Echo => "the reply repeats operation, step, attempt, epoch, action and nonce",
             Self::Repeat => "an attempt delivered again is answered again, with the same outputs",
             Self::Overlap => "attempts that overlap make one effect: the same outputs",
             Self::OldEpoch => "an older epoch behind a newer one is answered as honestly",

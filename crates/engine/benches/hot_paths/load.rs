@@ -165,6 +165,7 @@ fn answer(step: &StepRequest, ending: Ending) -> StepReply {
         attempt: step.attempt,
         epoch: step.epoch,
         action: step.action,
+        nonce: step.nonce,
         outcome,
     }
 }

@@ -88,6 +88,7 @@ fn step_request(
         results: results_for(workflow, state, index),
         reply_partition: ownership.partition,
         shard: Some(ownership.shard),
+        nonce: None,
         traceparent: created.traceparent.clone(),
     }))
 }

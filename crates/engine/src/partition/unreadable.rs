@@ -130,6 +130,7 @@ mod tests {
             attempt: Attempt(1),
             epoch: Epoch(1),
             action: Action::Run,
+            nonce: None,
             outcome: Outcome::Success {
                 outputs: vec![("made".to_owned(), "x".repeat(bytes))],
             },

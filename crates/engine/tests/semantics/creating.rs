@@ -78,6 +78,7 @@ fn a_fresh_request_is_created_without_a_read_and_its_first_step_asked_for() {
             results: Vec::new(),
             reply_partition: PARTITION,
             shard: Some(SHARD),
+            nonce: None,
             traceparent: Some("00-1-1-01".into()),
         })
     );

@@ -506,6 +506,7 @@ fn step_reply(
         attempt: Attempt(attempt),
         epoch: EPOCH,
         action,
+        nonce: None,
         outcome,
     }
 }

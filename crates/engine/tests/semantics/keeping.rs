@@ -687,6 +687,7 @@ fn a_refusal_that_answers_an_earlier_owner_changes_nothing() {
         attempt: Attempt(1),
         epoch,
         action: Action::Run,
+        nonce: None,
         outcome: Outcome::NotAttempted {
             error: error("owner-superseded"),
             retry_after_ms: 100,

@@ -159,7 +159,10 @@ fn lengths_that_lie_are_errors() {
         // The operation id's length, and the number of entries of the outputs.
         let as_length = framed::<StepReply>(&number(length));
         let reply = encoded(&samples::step_reply());
-        let (entries_at, entry) = (10 + 1 + 36 + 1 + 5 + 1 + 1 + 1 + 1, number(2));
+        let (entries_at, entry) = (
+            10 + 1 + 36 + 1 + 5 + 1 + 1 + 1 + (1 + 1 + 16) + 1,
+            number(2),
+        );
         assert_eq!(reply[entries_at..entries_at + 1], entry);
         let as_entries = [
             &reply[..entries_at],

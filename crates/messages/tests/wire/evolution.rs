@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::rewritten::{PLACE, Registry, answering, read_newer, registry, written_with};
+use crate::rewritten::{PLACE, Registry, answering, read_newer, read_with, registry, written_with};
 use crate::samples::{self, from_hex, golden_file, pairs};
 use apache_avro::Schema;
 use apache_avro::schema_compatibility::SchemaCompatibility;
@@ -47,6 +47,7 @@ fn first_versions_are_read_with_the_defaults_of_what_they_did_not_have() {
         StepRequest {
             action: Action::Run,
             shard: None,
+            nonce: None,
             ..samples::step_request()
         }
     );
@@ -58,6 +59,7 @@ fn first_versions_are_read_with_the_defaults_of_what_they_did_not_have() {
         reply,
         StepReply {
             action: Action::Run,
+            nonce: None,
             ..samples::step_reply()
         }
     );
@@ -111,9 +113,47 @@ fn step_requests_of_the_second_version_name_no_shard() {
         request,
         StepRequest {
             shard: None,
+            nonce: None,
             ..samples::step_request()
         }
     );
+}
+
+#[test]
+fn step_requests_and_replies_from_before_there_were_nonces_have_none() {
+    let mut request: StepRequest = golden("step-request.v3");
+    request.results.sort_by(|a, b| b.cmp(a));
+    assert_eq!(
+        request,
+        StepRequest {
+            nonce: None,
+            ..samples::step_request()
+        }
+    );
+    let mut reply: StepReply = golden("step-reply.v2");
+    if let Outcome::Success { outputs } = &mut reply.outcome {
+        outputs.sort();
+    }
+    assert_eq!(
+        reply,
+        StepReply {
+            nonce: None,
+            ..samples::step_reply()
+        }
+    );
+}
+
+#[test]
+fn a_nonce_of_another_length_is_poison() {
+    for length in [0, 1, 15, 17, 4_000] {
+        let nonce = Value::Union(1, Box::new(Value::Bytes(vec![7; length])));
+        let read = read_with(&samples::step_reply(), "nonce", nonce.clone());
+        let error = read.unwrap_err().to_string();
+        let cause = format!("invalid length {length}, expected a nonce of 16 bytes");
+        assert!(error.ends_with(&cause), "{error}");
+        let read = read_with(&samples::step_request(), "nonce", nonce);
+        assert!(matches!(read, Err(DecodeError::Malformed { .. })));
+    }
 }
 
 #[test]

@@ -108,8 +108,8 @@ fn records_look_like_their_golden_bytes_and_survive() {
         "operation-request-reschedule.v4",
         amended(samples::reschedule()),
     );
-    matches_golden("step-request.v3", samples::step_request());
-    matches_golden("step-reply.v2", samples::step_reply());
+    matches_golden("step-request.v4", samples::step_request());
+    matches_golden("step-reply.v3", samples::step_reply());
     matches_golden("failed-operation.v2", samples::failed_operation());
     matches_golden("operation-status.v3", samples::operation_status());
     matches_golden("recovery.v1", samples::recovery());
@@ -191,6 +191,7 @@ fn empty_and_extreme_values_survive() {
         ..samples::step_request()
     });
     survives(StepRequest {
+        nonce: None,
         attempt: Attempt(0),
         epoch: Epoch(0),
         results: (0..1_000)
@@ -308,6 +309,7 @@ fn every_variant_survives() {
     for action in [Action::Run, Action::Compensate, Action::Probe] {
         survives(StepReply {
             action,
+            nonce: None,
             ..samples::step_reply()
         });
         survives(StepRequest {

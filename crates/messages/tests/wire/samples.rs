@@ -6,10 +6,10 @@ use std::time::Duration;
 use uuid::Uuid;
 use waybill_engine::{
     Action, AlertKind, AmendRequest, Amendment, Attempt, AttemptSeen, Contact, CreateRequest,
-    Epoch, FailedOperation, IdOrigin, Lane, Offset, OperationId, OperationRequest, OperationStatus,
-    OperatorAlert, Outcome, OwnerNotice, PartitionId, Position, ProcessState, Recovery,
-    RecoveryVerb, RequestHash, ShardId, StatusKind, StepError, StepReply, StepRequest, StepState,
-    Timestamp,
+    Epoch, FailedOperation, IdOrigin, Lane, Nonce, Offset, OperationId, OperationRequest,
+    OperationStatus, OperatorAlert, Outcome, OwnerNotice, PartitionId, Position, ProcessState,
+    Recovery, RecoveryVerb, RequestHash, ShardId, StatusKind, StepError, StepReply, StepRequest,
+    StepState, Timestamp,
 };
 
 pub const OPERATION: OperationId =
@@ -17,6 +17,7 @@ pub const OPERATION: OperationId =
 pub const OTHER: OperationId =
     OperationId(Uuid::from_u128(0x0190_b1e2_0000_7000_8000_0000_0000_00ff));
 pub const EVENT: Uuid = Uuid::from_u128(0x1234_5678_9abc_5def_8123_4567_89ab_cdef);
+pub const NONCE: Nonce = Nonce(*b"a nonce, 16 long");
 pub const AT: Timestamp = Timestamp(1_760_000_000_123_456);
 
 pub fn error() -> StepError {
@@ -108,6 +109,7 @@ pub fn step_request() -> StepRequest {
             layout: 3,
             number: 7,
         }),
+        nonce: Some(NONCE),
         traceparent: None,
     }
 }
@@ -119,6 +121,7 @@ pub fn step_reply() -> StepReply {
         attempt: Attempt(2),
         epoch: Epoch(41),
         action: Action::Probe,
+        nonce: Some(NONCE),
         outcome: Outcome::Success {
             outputs: pairs(&[("droneId", "d-5"), ("eta", "12")]),
         },

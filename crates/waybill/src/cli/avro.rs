@@ -348,6 +348,7 @@ mod tests {
             attempt: Attempt(2),
             epoch: Epoch(3),
             action: Action::Run,
+            nonce: None,
             outcome: Outcome::Success {
                 outputs: vec![("b".to_owned(), "2".to_owned())],
             },
@@ -371,7 +372,7 @@ mod tests {
         let bytes = reply();
         assert_eq!(schemas.decode(&bytes).unwrap().schema, "step-reply");
         let json = json_of(&schemas, &bytes);
-        let fields = r#""step":"drone","attempt":2,"epoch":3,"action":"Run","outcome":"Success""#;
+        let fields = r#""step":"drone","attempt":2,"epoch":3,"action":"Run","nonce":null"#;
         assert!(json.contains(fields), "{json}");
     }
 

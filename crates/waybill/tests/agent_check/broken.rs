@@ -16,7 +16,7 @@ use waybill_agent::{
     Action, Outcome, Outputs, StepError, StepRequest, permanent, success, unknown,
 };
 use waybill_engine::{
-    Attempt, Epoch, Offset, OperationId, PartitionId, StepReply, Timestamp, partition_for,
+    Attempt, Epoch, Nonce, Offset, OperationId, PartitionId, StepReply, Timestamp, partition_for,
 };
 use waybill_messages::DeadLetter;
 use waybill_messages::headers::{Stage, TRACEPARENT};
@@ -35,6 +35,10 @@ pub enum Fault {
     EchoesNoEpoch,
     /// Every reply is one to `Run`.
     EchoesNoAction,
+    /// No reply has a nonce.
+    EchoesNoNonce,
+    /// Every reply has the same nonce.
+    EchoesOtherNonce,
     /// Replies go where a partitioner puts them.
     RepliesByKey,
     RepliesWithoutKey,
@@ -400,12 +404,15 @@ impl Running {
             attempt: request.attempt,
             epoch: request.epoch,
             action: request.action,
+            nonce: request.nonce,
             outcome: self.spoilt(outcome),
         };
         match fault {
             Fault::EchoesFirstAttempt => reply.attempt = Attempt(1),
             Fault::EchoesNoEpoch => reply.epoch = Epoch(0),
             Fault::EchoesNoAction => reply.action = Action::Run,
+            Fault::EchoesNoNonce => reply.nonce = None,
+            Fault::EchoesOtherNonce => reply.nonce = Some(Nonce([7; Nonce::BYTES])),
             _ => {}
         }
         let mut value = Vec::new();

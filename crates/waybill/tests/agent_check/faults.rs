@@ -23,6 +23,8 @@ const CASES: &[Case] = &[
     (Fault::EchoesFirstAttempt, &[Rule::Echo], &[]),
     (Fault::EchoesNoEpoch, &[Rule::Echo], &[]),
     (Fault::EchoesNoAction, &[Rule::Echo], &[]),
+    (Fault::EchoesNoNonce, &[Rule::Echo], &[]),
+    (Fault::EchoesOtherNonce, &[Rule::Echo], &[]),
     (Fault::RepliesByKey, &[Rule::Address], &[]),
     (Fault::RepliesWithoutKey, &[Rule::Address], &[]),
     // What is passed over is never answered, and committed.

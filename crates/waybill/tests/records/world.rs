@@ -270,6 +270,7 @@ pub fn reply(step: &str) -> Vec<u8> {
         attempt: Attempt(2),
         epoch: Epoch(3),
         action: Action::Run,
+        nonce: None,
         outcome: Outcome::Success {
             outputs: vec![("droneId".to_owned(), "d-5".to_owned())],
         },
