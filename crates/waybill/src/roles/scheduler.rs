@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::growing::{self, Growing};
 use crate::readers::{self, show::Readers};
 use crate::scheduler::metrics::show_requests_retention;
-use crate::scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings};
+use crate::scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings, reply_key};
 use crate::shutdown::{Running, Stage};
 
 /// Starts the scheduler of the readers of this process, and the `agents` that it asks directly.
@@ -29,6 +29,7 @@ pub(super) async fn start(
         topics: world.topics.clone(),
         workflows: world.workflows.clone(),
         layout,
+        reply_key: reply_key(&*world.store).await?,
         agents,
         agents_hold: DirectConfig {
             // One commit may ask one agent for a step of all that is in flight.

@@ -402,7 +402,7 @@ impl Commits {
     }
 
     /// Sends an answer where whoever has the operation by now reads it.
-    pub(super) fn pass_on(&mut self, asker: &Asker, reply: &StepReply) {
+    pub(super) fn pass_on(&mut self, asker: &Asker, reply: StepReply) {
         self.outlet.pass_on(asker, reply);
     }
 

@@ -1,7 +1,7 @@
 //! From a record's bytes to the engine's event.
 //!
 //! Bad input harms only itself: what cannot be decoded, or asks for what nobody may ask for
-//! (`admission`), becomes an event that carries the bytes and the cause to the dead-letter topic, and
+//! (`admission`), or is a reply without the nonce of its request (`nonces`), becomes an event that carries the bytes and the cause to the dead-letter topic, and
 //! what belongs to another partition one that sends it home. What cannot be decoded *yet*, for want of
 //! the schema that it was written with, becomes none.
 
@@ -14,6 +14,7 @@ use waybill_messages::{DecodeError, Framing, Lookup, SchemaId, headers};
 use waybill_telemetry::trace::TraceContext;
 
 use super::admission::admit;
+use super::nonces::Nonces;
 use super::spans;
 use crate::chain::chain;
 
@@ -21,11 +22,16 @@ use crate::chain::chain;
 pub(super) struct Decoder {
     source: Source,
     framing: Framing,
+    nonces: Nonces,
 }
 
 impl Decoder {
-    pub(super) fn new(source: Source, framing: Framing) -> Self {
-        Self { source, framing }
+    pub(super) fn new(source: Source, framing: Framing, nonces: Nonces) -> Self {
+        Self {
+            source,
+            framing,
+            nonces,
+        }
     }
 
     /// What the engine is told of `record`, which is in its reader's share by its key.
@@ -40,15 +46,24 @@ impl Decoder {
         let decoded = match self.source {
             Source::Requests => return self.request(Lane::Ordinary, record, value, share),
             Source::Expedited => return self.request(Lane::Expedited, record, value, share),
-            Source::Replies => self.framing.decode(value).map(|reply: StepReply| {
-                (
-                    reply.operation,
-                    Event::Reply {
-                        offset: record.offset(),
-                        reply,
-                    },
-                )
-            }),
+            Source::Replies => {
+                let decoded = self.framing.decode::<StepReply>(value);
+                // Wherever it lies: a forged reply is not sent on either.
+                if let Ok(reply) = &decoded
+                    && let Err(unproven) = self.nonces.verify(reply)
+                {
+                    return Ok(self.unreadable(record, unproven.to_string()));
+                }
+                decoded.map(|reply| {
+                    (
+                        reply.operation,
+                        Event::Reply {
+                            offset: record.offset(),
+                            reply,
+                        },
+                    )
+                })
+            }
             Source::Recoveries => self.framing.decode(value).map(|recovery: Recovery| {
                 (
                     recovery.operation,
@@ -208,3 +223,6 @@ fn forwarded(raw: RawRecord) -> ForwardRecord {
         headers: raw.headers,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -25,6 +25,7 @@ use super::credit::Credit;
 use super::decode::Decoder;
 use super::fit::StartOffsets;
 use super::input::{Generation, Input, Inputs, LogEnds};
+use super::nonces::Nonces;
 use super::tasks::{Panicked, Task};
 
 /// The longest that a fetch may wait for records. librdkafka takes a partition that was just added
@@ -59,10 +60,11 @@ impl Inlets {
     pub(super) fn start(
         kafka: &KafkaSettings,
         topics: &Topics,
+        nonces: &Nonces,
         sender: &Inputs,
     ) -> anyhow::Result<Self> {
         let framing = topics.framing().clone();
-        let decoder = |source| Decoder::new(source, framing.clone());
+        let decoder = |source| Decoder::new(source, framing.clone(), nonces.clone());
         let start = |sources: &[Source], client_id: &str| {
             let of = |&source| (source, topics.of(source));
             let topics: Vec<_> = sources.iter().map(of).collect();

@@ -23,6 +23,7 @@ mod input;
 mod lag;
 mod lost_state;
 pub(crate) mod metrics;
+mod nonces;
 mod outlet;
 mod ownership;
 mod partition;
@@ -49,17 +50,19 @@ use waybill_agent::{DirectAgents, DirectConfig};
 use waybill_engine::{EngineConfig, OwnerId, ReaderId, Workflows};
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
-use waybill_store::{Layout, Store};
+use waybill_store::{Layout, ReplyKey, Store};
 
 use self::clock::Clock;
 use self::commit::Commits;
 pub(crate) use self::index::write as write_indexed;
+pub(crate) use self::nonces::reply_key;
 pub(crate) use self::ownership::{begin_index, takeable};
 pub use self::relayout::Own;
 
 use self::credit::Amount;
 use self::inlet::Inlets;
 use self::input::{Input, Inputs};
+use self::nonces::Nonces;
 use self::outlet::Outlet;
 use self::ownership::LeaseTerms;
 use self::partition::Slot;
@@ -152,6 +155,8 @@ pub struct SchedulerParts {
     pub workflows: Arc<Workflows>,
     /// The layout of readers that the store has.
     pub layout: Layout,
+    /// The reply key of the installation: replies are held against it.
+    pub reply_key: ReplyKey,
     /// Agents that run in this process and are asked without a record; those that are none of these are asked
     /// over their topics.
     pub agents: Vec<NamedHandler>,
@@ -186,9 +191,11 @@ impl Scheduler {
             topics,
             workflows,
             layout,
+            reply_key,
             agents,
             agents_hold,
         } = parts;
+        let nonces = Nonces::new(&reply_key);
         let direct = match agents.is_empty() {
             true => None,
             false => {
@@ -200,11 +207,13 @@ impl Scheduler {
                 Some(agents.context("the agents cannot be started")?)
             }
         };
-        let inlets = Inlets::start(&kafka, &topics, &sender)
+        let inlets = Inlets::start(&kafka, &topics, &nonces, &sender)
             .context("the scheduler's consumers cannot be started")?;
         let written = layout.partitions_written();
-        let outlet = Outlet::start(&kafka, &topics, &workflows, &settings, written, direct)
-            .context("the scheduler's producer cannot be started")?;
+        let outlet = Outlet::start(
+            &kafka, &topics, &workflows, &settings, written, nonces, direct,
+        )
+        .context("the scheduler's producer cannot be started")?;
         let views = Views::new(admin);
         views.relay(settings.own, &layout);
         let engine_config = EngineConfig {

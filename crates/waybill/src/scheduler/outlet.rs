@@ -22,6 +22,7 @@ use waybill_messages::{
 use super::SchedulerSettings;
 use super::input::Generation;
 use super::metrics::{COPIES_DROPPED, UNSENDABLE, alert_raised};
+use super::nonces::Nonces;
 use super::spans;
 use crate::chain::chain;
 
@@ -54,6 +55,7 @@ pub(super) struct Outlet {
     producer: Producer<Arc<Settlement>>,
     /// Agents that are asked without a record, if there are some.
     direct: Option<DirectAgents<Asker>>,
+    nonces: Nonces,
     topics: Topics,
     reply_to_prefixes: Vec<String>,
     /// Topic of each agent's step requests.
@@ -82,6 +84,7 @@ impl Outlet {
         workflows: &Workflows,
         settings: &SchedulerSettings,
         partitions: u32,
+        nonces: Nonces,
         direct: Option<DirectAgents<Asker>>,
     ) -> anyhow::Result<Self> {
         let options = ProducerOptions {
@@ -96,6 +99,7 @@ impl Outlet {
         Ok(Self {
             producer: Producer::new(kafka, &options)?,
             direct,
+            nonces,
             reply_to_prefixes: settings.reply_to_prefixes.clone(),
             topics: topics.clone(),
             of_agent,
@@ -131,7 +135,10 @@ impl Outlet {
         });
         self.wait_until = Instant::now() + QUEUE_PATIENCE;
         let mut buffer = std::mem::take(&mut self.buffer);
-        for message in &messages {
+        for message in &mut messages {
+            if let Message::Step(request) = message {
+                request.nonce = Some(self.nonces.of_request(request));
+            }
             self.send_one(from.partition, message, &mut buffer, &settlement);
         }
         self.buffer = buffer;
@@ -153,8 +160,10 @@ impl Outlet {
         direct.map_or_else(Vec::new, DirectAgents::take_answers)
     }
 
-    /// Puts an answer among the replies of its partition, where whoever has the operation by now reads it.
-    pub(super) fn pass_on(&mut self, asker: &Asker, reply: &StepReply) {
+    /// Puts an answer of an agent of this process among the replies of its partition, where the present owner of the
+    /// operation reads it. The agent was asked without a nonce, and the answer needs one there.
+    pub(super) fn pass_on(&mut self, asker: &Asker, mut reply: StepReply) {
+        reply.nonce = Some(self.nonces.of_reply(&reply));
         let operation = reply.operation;
         let settlement = Settlement::new(1, move |settled| {
             if let Err(error) = settled {
@@ -164,7 +173,7 @@ impl Outlet {
         self.wait_until = Instant::now();
         let mut buffer = std::mem::take(&mut self.buffer);
         let address = (self.topics.step_replies(), asker.partition);
-        self.keyed(address, operation, reply, None, &mut buffer, &settlement);
+        self.keyed(address, operation, &reply, None, &mut buffer, &settlement);
         self.buffer = buffer;
     }
 
@@ -521,7 +530,7 @@ impl Outlet {
             direct.drain(AGENTS_PATIENCE);
         }
         for (asker, reply) in self.answers() {
-            self.pass_on(&asker, &reply);
+            self.pass_on(&asker, reply);
         }
         if let Err(error) = self.producer.flush(FLUSH_PATIENCE) {
             tracing::warn!(%error, "messages were left unacknowledged; they are sent again");

@@ -273,7 +273,7 @@ impl Shell {
                 Some(owned) if owned.releasing_since.is_none() => {
                     owned.engine.apply(Event::DirectReply(reply), now);
                 }
-                _ => self.commits.pass_on(&asker, &reply),
+                _ => self.commits.pass_on(&asker, reply),
             }
         }
     }

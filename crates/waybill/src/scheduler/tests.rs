@@ -217,6 +217,7 @@ impl World {
             topics: topics.clone(),
             workflows: Arc::new(Workflows::new(vec![workflow()]).unwrap()),
             layout: Layout::first(PARTITIONS),
+            reply_key: ReplyKey::new([1; ReplyKey::BYTES]),
             agents: Vec::new(),
             agents_hold: DirectConfig {
                 in_flight_max: 1,

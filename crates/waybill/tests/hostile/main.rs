@@ -6,6 +6,7 @@ mod process;
 mod batches;
 mod connections;
 mod pages;
+mod replies;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -34,6 +35,11 @@ struct Site {
 
 impl Site {
     fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// One that can run the workflows of these files as well.
+    fn start_with(workflows: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let configuration = directory.path().join("waybill.yaml");
         let limits = format!(
@@ -45,6 +51,13 @@ impl Site {
              broker: {{listen: '127.0.0.1:0'}}\n\
              services: {{listen: '127.0.0.1:0'}}\n"
         );
+        let mut files = Vec::new();
+        for (name, workflow) in workflows {
+            let file = directory.path().join(name);
+            std::fs::write(&file, workflow).unwrap();
+            files.push(format!("{file:?}"));
+        }
+        let text = format!("{text}workflows: {{files: [{}]}}\n", files.join(", "));
         std::fs::write(&configuration, text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
         command.arg("up").arg("--config").arg(&configuration);

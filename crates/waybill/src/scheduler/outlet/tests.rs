@@ -13,6 +13,7 @@ use waybill_engine::{
     WorkflowDefinition,
 };
 use waybill_messages::VALUE_BYTES_MAX;
+use waybill_store::ReplyKey;
 
 use super::*;
 use crate::scheduler::Own;
@@ -27,6 +28,10 @@ struct World {
     topics: Topics,
     outlet: Outlet,
     inputs: Receiver<Input>,
+}
+
+fn nonces() -> Nonces {
+    Nonces::new(&ReplyKey::new([1; ReplyKey::BYTES]))
 }
 
 /// Whoever the outlet sends for.
@@ -69,6 +74,7 @@ impl World {
             &Workflows::new(vec![workflow()]).unwrap(),
             &settings(),
             1,
+            nonces(),
             agents(sender),
         );
         Self {
@@ -235,7 +241,7 @@ fn agents_of_this_process_are_asked_without_a_record_and_others_over_their_topic
         let tell = move || inputs.send(Input::Answered).unwrap();
         Some(DirectAgents::start(agents, roomy, tell).unwrap())
     });
-    let (here, there) = (request("here"), request("elsewhere"));
+    let (here, mut there) = (request("here"), request("elsewhere"));
     let asked = [here.clone(), there.clone()].map(Message::Step);
     world.outlet.send(7, asker(), asked.into());
     assert_eq!(world.settled(), Ok(()));
@@ -248,11 +254,17 @@ fn agents_of_this_process_are_asked_without_a_record_and_others_over_their_topic
     assert_eq!(answers[0].0.reader, asker().reader);
     assert_eq!(answers[0].1, reply);
     let elsewhere = world.topics.step_requests("elsewhere");
+    there.nonce = Some(nonces().of_request(&there));
     assert_eq!(world.values::<StepRequest>(&elsewhere), [there]);
 
     // An answer for whoever has the partition by now.
-    world.outlet.pass_on(&asker(), &reply);
+    world.outlet.pass_on(&asker(), reply.clone());
     world.outlet.producer.flush(PATIENCE).unwrap();
-    let replies = world.topics.step_replies();
-    assert_eq!(world.values::<StepReply>(replies), [reply]);
+    let replies = world.values::<StepReply>(world.topics.step_replies());
+    let proven = StepReply {
+        nonce: Some(nonces().of_request(&here)),
+        ..reply
+    };
+    assert_eq!(replies, [proven]);
+    assert_eq!(nonces().verify(&replies[0]), Ok(()));
 }

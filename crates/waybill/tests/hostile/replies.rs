@@ -1,0 +1,126 @@
+//! Replies that somebody makes up who may write to the topic of replies, and may not read what agents are asked.
+
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::message::Headers as _;
+use rdkafka::producer::{FutureProducer, FutureRecord};
+use rdkafka::util::Timeout;
+use rdkafka::{ClientConfig, Message as _};
+use waybill_engine::{Nonce, Outcome, StepReply, StepRequest};
+use waybill_messages::Record as _;
+
+use super::*;
+
+const WORKFLOW: &str = "\
+name: vault
+version: 1
+steps:
+  - name: open
+    agent: vault
+    completeBy: 5m
+    failuresMax: 3
+    backoff: { initial: 1s, factor: 2, max: 2s }
+";
+const REQUESTS: &str = "waybill.vault.requests.v1";
+const REPLIES: &str = "waybill.step-replies.v1";
+const DEAD: &str = "waybill.step-replies.v1.dlq";
+
+fn client<C: rdkafka::config::FromClientConfig>(site: &Site, group: &str) -> C {
+    ClientConfig::new()
+        .set("bootstrap.servers", site.address("broker").to_string())
+        .set("group.id", group)
+        .set("auto.offset.reset", "earliest")
+        .set("message.timeout.ms", "30000")
+        .create()
+        .unwrap()
+}
+
+/// What a consumer reads next: value, and the cause of a dead letter.
+fn next(consumer: &BaseConsumer) -> (Vec<u8>, String) {
+    let deadline = Instant::now() + PATIENCE;
+    let record = loop {
+        assert!(Instant::now() < deadline, "no record came");
+        // An error tells of a group or a connection that begins.
+        if let Some(Ok(record)) = consumer.poll(Duration::from_millis(100)) {
+            break record;
+        }
+    };
+    let headers = record.headers().into_iter().flat_map(|all| all.iter());
+    let mut causes = headers.filter(|header| header.key == "__connect.errors.exception.message");
+    let cause = causes.next().and_then(|header| header.value);
+    let cause = String::from_utf8_lossy(cause.unwrap_or_default()).into_owned();
+    (record.payload().unwrap().to_vec(), cause)
+}
+
+async fn begin(site: &Site, id: &str) {
+    let order = json!({"workflow": "vault", "id": id, "input": {}});
+    let url = site.url("http", "/v1/operations");
+    let deadline = Instant::now() + PATIENCE;
+    while site.post(&url, &order).await != StatusCode::ACCEPTED {
+        assert!(Instant::now() < deadline, "{id} was not accepted");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn shown(site: &Site, id: &str) -> Value {
+    let (_, told) = site.get("http", &format!("/v1/operations/{id}")).await;
+    serde_json::from_str(&told).unwrap()
+}
+
+/// Produces a reply where its request wants it. Returns its value.
+async fn send(producer: &FutureProducer, to: &StepRequest, reply: &StepReply) -> Vec<u8> {
+    let mut value = Vec::new();
+    reply.encode(&mut value).unwrap();
+    let key = to.operation.key();
+    let partition = i32::try_from(to.reply_partition.0).unwrap();
+    let record = FutureRecord::to(REPLIES).partition(partition).key(&key[..]);
+    let sent = producer.send(record.payload(&value), Timeout::After(PATIENCE));
+    sent.await.unwrap();
+    value
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_that_somebody_made_up_moves_no_operation() {
+    let site = Site::start_with(&[("vault.yaml", WORKFLOW)]);
+    let requests: BaseConsumer = client(&site, "vault");
+    requests.subscribe(&[REQUESTS]).unwrap();
+    begin(&site, "gold").await;
+    let gold = StepRequest::decode(&next(&requests).0).unwrap();
+    begin(&site, "silver").await;
+    let silver = StepRequest::decode(&next(&requests).0).unwrap();
+    assert_ne!(gold.nonce, silver.nonce);
+
+    let producer: FutureProducer = client(&site, "none");
+    let success = |by: &str| Outcome::Success {
+        outputs: vec![("by".to_owned(), by.to_owned())],
+    };
+    let letters: BaseConsumer = client(&site, "letters");
+    letters.subscribe(&[DEAD]).unwrap();
+    for nonce in [None, Some(Nonce([7; Nonce::BYTES])), silver.nonce] {
+        let forged = StepReply {
+            nonce,
+            ..StepReply::to(&gold, success("somebody else"))
+        };
+        let value = send(&producer, &gold, &forged).await;
+        let (letter, cause) = next(&letters);
+        assert_eq!(letter, value, "unchanged");
+        assert!(cause.contains("must repeat"), "{cause}");
+        let told = shown(&site, "gold").await;
+        assert_eq!(told["state"], "Processing", "{told}");
+        assert_eq!(told["steps"][0]["state"], "Running", "{told}");
+    }
+
+    let real = StepReply::to(&gold, success("the agent"));
+    send(&producer, &gold, &real).await;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let told = shown(&site, "gold").await;
+        if told["state"] == "Processed" {
+            assert!(!told.to_string().contains("somebody else"), "{told}");
+            break;
+        }
+        assert!(Instant::now() < deadline, "gold did not end: {told}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let told = shown(&site, "silver").await;
+    assert_eq!(told["state"], "Processing", "{told}");
+}
