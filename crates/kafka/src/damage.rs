@@ -5,21 +5,42 @@
 //! partition, and reads on somewhere behind the batch, so that records are passed over in silence. So
 //! a consumer that meets damage discards everything that was prefetched: it looks for the damaged partition here, and
 //! reads every other one again from the end of the records that it has handed over.
+//!
+//! A record that librdkafka cannot parse is worse: it reports nothing, and the partition stands still. Which partitions
+//! do is watched by [`crate::stall`]; here, the brokers are asked whether it is so.
+
+mod probe;
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
-use rdkafka::error::KafkaError;
 use waybill_engine::{Offset, PartitionId};
 
+use self::probe::{Found, Probe};
 use crate::native;
-use crate::partition_list::offsets_list;
-use crate::poll::{Severity, severity};
+use crate::stall::StallWatch;
+use crate::watermarks::watermarks;
 
 /// How long the search waits for the first answer about one partition.
 const PROBE_PATIENCE: Duration = Duration::from_secs(2);
+/// The same about a partition that is suspected to stand still: it is told from the same answer more than once.
+const STALL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the broker may take to say where a partition ends.
+const END_PATIENCE: Duration = Duration::from_secs(2);
+/// How long one round of asking about suspects may take. The rest comes in the next one.
+const ROUND_MAX: Duration = Duration::from_secs(5);
+
+/// Why records cannot be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DamageKind {
+    /// They are not as they were written, or it is not known that they are. Accepted work may lie there, and another
+    /// replica may have it whole.
+    Corrupt,
+    /// They are as they were written, and were never records that anybody could read.
+    Undecodable,
+}
 
 /// A partition that cannot be read on, because the records from an offset on are damaged.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -32,6 +53,8 @@ pub struct DamagedLog {
     pub offset: Offset,
     /// What the client or the broker says of it.
     pub cause: String,
+    /// Why they cannot be read.
+    pub kind: DamageKind,
 }
 
 impl fmt::Display for DamagedLog {
@@ -41,6 +64,7 @@ impl fmt::Display for DamagedLog {
             partition,
             offset,
             cause,
+            ..
         } = self;
         write!(
             f,
@@ -59,14 +83,8 @@ pub(crate) fn find<C: ConsumerContext>(
     config: &ClientConfig,
     positions: &[Position],
 ) -> Vec<DamagedLog> {
-    let mut config = config.clone();
-    config.set("enable.partition.eof", "true");
-    let probe: BaseConsumer = match config.create() {
-        Ok(probe) => probe,
-        Err(error) => {
-            tracing::warn!(%error, "cannot look for the damaged partition");
-            return Vec::new();
-        }
+    let Some(probe) = probe(config) else {
+        return Vec::new();
     };
     let damaged = positions.iter().filter_map(|(topic, partition, offset)| {
         // Of a partition that was read to its end, no damage was fetched.
@@ -74,31 +92,74 @@ pub(crate) fn find<C: ConsumerContext>(
         if end.is_some_and(|end| *offset >= end) {
             return None;
         }
-        let cause = damage_at(&probe, topic, *partition, *offset)?;
-        Some(DamagedLog {
-            topic: topic.clone(),
-            partition: *partition,
-            offset: *offset,
-            cause,
-        })
+        match probe.ask(topic, *partition, *offset, PROBE_PATIENCE) {
+            Found::Damaged { kind, cause } => Some(DamagedLog {
+                topic: topic.clone(),
+                partition: *partition,
+                offset: *offset,
+                cause,
+                kind,
+            }),
+            Found::Readable | Found::Unanswered => None,
+        }
     });
     damaged.collect()
 }
 
-/// Logs what a search found for a client that met `error`, and when it reads the partitions again by itself.
-pub(crate) fn log_found(
-    client: &str,
-    error: &KafkaError,
-    damaged: &[DamagedLog],
-    again_after: Option<Duration>,
-) {
-    if damaged.is_empty() {
-        tracing::warn!(
-            client,
-            %error,
-            "damaged records were fetched; reading them again"
-        );
+/// Those of a consumer's partitions that really cannot be read on, of some that have handed no record over for long.
+/// The watch is told of those that can.
+pub(crate) fn find_stalled<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    config: &ClientConfig,
+    suspects: &[Position],
+    watch: &mut StallWatch,
+) -> Vec<DamagedLog> {
+    let until = Instant::now() + ROUND_MAX;
+    let mut stalled = Vec::new();
+    for (topic, partition, offset) in suspects {
+        if Instant::now() >= until {
+            break;
+        }
+        // A broker that does not answer this is away: nothing stands still.
+        match watermarks(consumer.client(), topic, *partition, END_PATIENCE) {
+            Ok((_, end)) if *offset < end => {}
+            Ok(_) => {
+                watch.acquit(topic, *partition);
+                continue;
+            }
+            Err(_) => continue,
+        }
+        // One of its own: nothing that is told is left over from another partition.
+        let Some(probe) = probe(config) else {
+            break;
+        };
+        match probe.ask(topic, *partition, *offset, STALL_PATIENCE) {
+            Found::Readable => watch.acquit(topic, *partition),
+            Found::Unanswered => {}
+            Found::Damaged { kind, cause } => stalled.push(DamagedLog {
+                topic: topic.clone(),
+                partition: *partition,
+                offset: *offset,
+                cause,
+                kind,
+            }),
+        }
     }
+    stalled
+}
+
+fn probe(config: &ClientConfig) -> Option<Probe> {
+    match Probe::new(config) {
+        Ok(probe) => Some(probe),
+        Err(error) => {
+            tracing::warn!(%error, "cannot look for the damaged partition");
+            None
+        }
+    }
+}
+
+/// Logs what a search found, and when the client reads the partitions again by itself.
+pub(crate) fn log_found(client: &str, damaged: &[DamagedLog], again_after: Option<Duration>) {
     for log in damaged {
         tracing::error!(
             client,
@@ -112,25 +173,11 @@ pub(crate) fn log_found(
     }
 }
 
-/// What is wrong with the batch that holds an offset, or comes first behind it.
-fn damage_at(
-    probe: &BaseConsumer,
-    topic: &str,
-    partition: PartitionId,
-    offset: Offset,
-) -> Option<String> {
-    let list = offsets_list(&[(topic, partition, offset)]).ok()?;
-    probe.assign(&list).ok()?;
-    let deadline = Instant::now() + PROBE_PATIENCE;
-    loop {
-        match probe.poll(deadline.saturating_duration_since(Instant::now())) {
-            Some(Ok(_)) | Some(Err(KafkaError::PartitionEOF(_))) => return None,
-            Some(Err(error)) if severity(&error) == Severity::Damaged => {
-                return Some(error.to_string());
-            }
-            Some(Err(_)) => {}
-            None if Instant::now() >= deadline => return None,
-            None => {}
-        }
-    }
+/// Logs that a search for what a client met found nothing.
+pub(crate) fn log_not_found(client: &str, error: &rdkafka::error::KafkaError) {
+    tracing::warn!(
+        client,
+        %error,
+        "damaged records were fetched; reading them again"
+    );
 }

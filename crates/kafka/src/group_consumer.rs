@@ -37,6 +37,7 @@ use crate::partition_list::{offsets_list, partitions_list};
 use crate::poll::{self, PollError, PollLimits, Polled, Severity, severity};
 use crate::record::RecordRef;
 use crate::settings::KafkaSettings;
+use crate::stall::StallWatch;
 
 /// The longest that a fetch may wait for records. librdkafka takes partitions that were just assigned
 /// into its next fetch only, so it is also how long they may stand still.
@@ -134,6 +135,7 @@ pub struct GroupConsumer {
     /// What of that is paused because it is damaged, and when it is read again.
     damaged: BTreeMap<TopicPartition, Instant>,
     damaged_again_after: Duration,
+    stalls: StallWatch,
     /// When it was fenced and became another client.
     renewals: Vec<Instant>,
     /// Whether the group has given it a share.
@@ -189,6 +191,7 @@ impl GroupConsumer {
             assigned: BTreeSet::new(),
             damaged: BTreeMap::new(),
             damaged_again_after: options.damaged_again_after,
+            stalls: StallWatch::default(),
             renewals: Vec::new(),
             was_assigned: AtomicBool::new(false),
             held: AtomicBool::new(false),
@@ -246,6 +249,10 @@ impl GroupConsumer {
                 }
             };
             self.rebalance(handler);
+            if !limits.are_reached(polled) {
+                let left = self.leave_stalled();
+                left.map_err(|source| self.fatal(source))?;
+            }
             if polled.records > 0 || Instant::now() >= deadline {
                 return Ok(polled);
             }
@@ -343,6 +350,7 @@ impl GroupConsumer {
         }
         self.leave_unattended();
         self.damaged.clear();
+        self.stalls.clear();
         self.consumer = consumer;
         Ok(())
     }

@@ -43,12 +43,13 @@ mod rebootstrap;
 mod record;
 mod settings;
 mod settlement;
+mod stall;
 #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
 mod timed_wait;
 mod watermarks;
 
 pub use admin::{Admin, AdminError, PartitionState, TopicSettings, TopicSpec, TopicsRead};
-pub use damage::DamagedLog;
+pub use damage::{DamageKind, DamagedLog};
 pub use delivery::{Delivered, DeliveredShared, Delivery, ProduceError};
 pub use error::{ClientError, RequestError};
 pub use group_consumer::{GroupConsumer, GroupHandler, GroupOptions, TopicPartition};

@@ -22,6 +22,7 @@ use crate::poll::{self, OutOfRange, PollError, PollLimits, Polled, Severity};
 use crate::rebootstrap::Rebootstrap;
 use crate::record::{RecordRef, partition_id, partition_number};
 use crate::settings::{KafkaSettings, no_group};
+use crate::stall::{Behind, StallWatch};
 use crate::watermarks::watermarks;
 
 /// How long a poll that met an invalid position may ask the broker which partition it is.
@@ -106,6 +107,7 @@ pub struct PartitionConsumer {
     started_at: Mutex<HashMap<(String, i32), i64>>,
     /// When damaged records were met last.
     damage_met: Mutex<Option<Instant>>,
+    stalls: Mutex<StallWatch>,
 }
 
 impl PartitionConsumer {
@@ -146,6 +148,7 @@ impl PartitionConsumer {
             commits: options.group_for_lag.is_some(),
             started_at: Mutex::default(),
             damage_met: Mutex::default(),
+            stalls: Mutex::default(),
         })
     }
 
@@ -237,6 +240,11 @@ impl PartitionConsumer {
         let context = self.consumer.context();
         context.rebootstrap.tend(self.consumer.client());
         let polled = poll::take(&self.consumer, limits, timeout, on_record, on_end, || false);
+        if let Ok(polled) = polled
+            && !limits.are_reached(polled)
+        {
+            self.leave_stalled()?;
+        }
         polled.or_else(|error| match poll::severity(&error) {
             Severity::Damaged => self.leave_damaged(&error),
             Severity::OffsetReset => self.diagnose(&error).map_or(Ok(Polled::default()), Err),
@@ -268,11 +276,52 @@ impl PartitionConsumer {
         again.map_err(|error| PollError::PositionLost {
             reason: error.to_string(),
         })?;
-        damage::log_found(&self.client_id, error, &damaged, None);
-        match damaged.is_empty() {
-            true => Ok(Polled::default()),
-            false => Err(PollError::Damaged(damaged)),
+        if damaged.is_empty() {
+            damage::log_not_found(&self.client_id, error);
+            return Ok(Polled::default());
         }
+        damage::log_found(&self.client_id, &damaged, None);
+        Err(PollError::Damaged(damaged))
+    }
+
+    /// Looks once in a while, after a poll that left nothing, whether partitions stand still without an error, and
+    /// reads those no further.
+    fn leave_stalled(&self) -> Result<(), PollError> {
+        let mut watch = self.stalls.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if !watch.is_due(now) {
+            return Ok(());
+        }
+        let mut behind = self.positions()?;
+        behind.retain(|(topic, partition, position)| {
+            let end = self.known_end(topic, *partition);
+            end.is_some_and(|end| *position < end)
+        });
+        let behind = behind
+            .into_iter()
+            .map(|(topic, partition, position)| Behind {
+                topic,
+                partition,
+                position: Some(position),
+            });
+        let suspects = watch.look(now, behind.collect());
+        let suspects: Vec<Position> = suspects
+            .into_iter()
+            .filter_map(|at| Some((at.topic, at.partition, at.position?)))
+            .collect();
+        let stalled = damage::find_stalled(&self.consumer, &self.config, &suspects, &mut watch);
+        if stalled.is_empty() {
+            return Ok(());
+        }
+        let at: Vec<_> = stalled
+            .iter()
+            .map(|log| (log.topic.as_str(), log.partition))
+            .collect();
+        self.remove(&at).map_err(|error| PollError::PositionLost {
+            reason: error.to_string(),
+        })?;
+        damage::log_found(&self.client_id, &stalled, None);
+        Err(PollError::Damaged(stalled))
     }
 
     /// The first offset of a partition and the one that its next record will get, asked of the

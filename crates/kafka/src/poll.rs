@@ -21,6 +21,13 @@ pub struct PollLimits {
     pub bytes: usize,
 }
 
+impl PollLimits {
+    /// Whether a poll that took so much may have left some.
+    pub(crate) fn are_reached(&self, polled: Polled) -> bool {
+        polled.records >= self.records || polled.bytes >= self.bytes
+    }
+}
+
 /// How much one poll took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Polled {
@@ -39,7 +46,7 @@ pub enum PollError {
     /// ends, or the topic was made anew. None of these partitions is read any further.
     #[error("{}", said(.0))]
     OffsetOutOfRange(Vec<OutOfRange>),
-    /// Records are damaged. These partitions are no longer assigned; all others are read on.
+    /// Records are damaged, or the client stands still at them without an error. These partitions are no longer assigned; all others are read on.
     #[error("{}", said(.0))]
     Damaged(Vec<DamagedLog>),
     /// An assigned partition's position became invalid, and it could not be found out which.
@@ -165,7 +172,7 @@ pub(crate) fn take<C: ConsumerContext>(
                 polled.records += 1;
                 polled.bytes += record.bytes();
                 on_record(record);
-                if polled.records >= limits.records || polled.bytes >= limits.bytes {
+                if limits.are_reached(polled) {
                     return Ok(polled);
                 }
             }

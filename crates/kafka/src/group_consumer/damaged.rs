@@ -18,9 +18,11 @@ use waybill_engine::Offset;
 
 use super::context::{partition_of, partitions_of};
 use super::{GroupConsumer, TopicPartition};
-use crate::damage::{self, Position};
+use crate::damage::{self, DamagedLog, Position};
+use crate::native;
 use crate::partition_list::{check_each, partitions_list};
 use crate::record::partition_number;
+use crate::stall::Behind;
 use crate::watermarks::watermarks;
 
 /// How long the brokers may take to say where a partition is to be read.
@@ -38,17 +40,83 @@ impl GroupConsumer {
         self.consumer.pause(&assigned)?;
         check_each(&assigned)?;
         let found = damage::find(&self.consumer, &self.config, &self.positions()?);
-        let again_after = self.damaged_again_after;
-        damage::log_found(&self.client_id, error, &found, Some(again_after));
-        let again_at = Instant::now() + again_after;
-        self.damaged.extend(found.into_iter().map(|log| {
-            let (topic, partition) = (log.topic, log.partition);
-            (TopicPartition { topic, partition }, again_at)
-        }));
+        if found.is_empty() {
+            damage::log_not_found(&self.client_id, error);
+        }
+        self.leave(found);
         if !self.held.load(Ordering::Acquire) {
             self.read_on(&self.whole(&assigned));
         }
         Ok(())
+    }
+
+    /// Looks once in a while, after a poll that left nothing, whether partitions stand still without an error, and
+    /// reads those no further for a while.
+    ///
+    /// # Errors
+    ///
+    /// If such a partition cannot be paused.
+    pub(super) fn leave_stalled(&mut self) -> KafkaResult<()> {
+        let now = Instant::now();
+        if self.held.load(Ordering::Acquire) {
+            self.stalls.clear();
+            return Ok(());
+        }
+        if !self.stalls.is_due(now) {
+            return Ok(());
+        }
+        let (positions, unknown) = self.known_positions()?;
+        let client = self.consumer.client();
+        let positions = positions
+            .into_iter()
+            .map(|(topic, partition, position)| Behind {
+                topic,
+                partition,
+                position: Some(position),
+            });
+        let unknown = unknown.into_iter().map(|at| Behind {
+            topic: at.topic,
+            partition: at.partition,
+            position: None,
+        });
+        let behind = positions.chain(unknown).filter(|at| {
+            let end = native::known_end(client, &at.topic, at.partition);
+            end.is_some_and(|end| at.position.unwrap_or(Offset(0)) < end)
+        });
+        let suspects = self.stalls.look(now, behind.collect());
+        if suspects.is_empty() {
+            return Ok(());
+        }
+        let (mut positions, mut asked) = (Vec::new(), TopicPartitionList::new());
+        for at in suspects {
+            match at.position {
+                Some(position) => positions.push((at.topic, at.partition, position)),
+                None => {
+                    asked.add_partition(&at.topic, partition_number(at.partition));
+                }
+            }
+        }
+        self.ask_positions(asked, &mut positions);
+        let found =
+            damage::find_stalled(&self.consumer, &self.config, &positions, &mut self.stalls);
+        if found.is_empty() {
+            return Ok(());
+        }
+        let at: Vec<_> = found.iter().map(partition_of_log).collect();
+        let list = list_of(&at);
+        self.consumer.pause(&list)?;
+        check_each(&list)?;
+        self.leave(found);
+        Ok(())
+    }
+
+    /// Remembers when partitions are read again that are paused already.
+    fn leave(&mut self, found: Vec<DamagedLog>) {
+        let again_after = self.damaged_again_after;
+        damage::log_found(&self.client_id, &found, Some(again_after));
+        let again_at = Instant::now() + again_after;
+        let found = found.iter().map(|log| (partition_of_log(log), again_at));
+        self.damaged.extend(found);
     }
 
     /// Reads damaged partitions again after a while: a replica may have become their leader that has them whole.
@@ -84,9 +152,16 @@ impl GroupConsumer {
     /// Where each partition is to be read on that is not known to be damaged: behind the last record that was handed
     /// over, or else where the group has committed, or at its beginning. Leaves out those of which no broker tells.
     fn positions(&self) -> KafkaResult<Vec<Position>> {
+        let (mut positions, unknown) = self.known_positions()?;
+        self.ask_positions(list_of(&unknown), &mut positions);
+        Ok(positions)
+    }
+
+    /// The same without asking: also the partitions of which only the group knows.
+    fn known_positions(&self) -> KafkaResult<(Vec<Position>, Vec<TopicPartition>)> {
         let known = self.consumer.position()?;
         check_each(&known)?;
-        let (mut positions, mut asked) = (Vec::new(), TopicPartitionList::new());
+        let (mut positions, mut unknown) = (Vec::new(), Vec::new());
         for element in known.elements() {
             let at = partition_of(&element);
             match element.offset() {
@@ -94,16 +169,17 @@ impl GroupConsumer {
                 rdkafka::Offset::Offset(offset) => {
                     positions.push((at.topic, at.partition, Offset(offset)));
                 }
-                _ => {
-                    asked.add_partition(&at.topic, partition_number(at.partition));
-                }
+                _ => unknown.push(at),
             }
         }
+        Ok((positions, unknown))
+    }
+
+    fn ask_positions(&self, asked: TopicPartitionList, positions: &mut Vec<Position>) {
         if asked.count() > 0 {
-            let looked_up = self.look_up(asked, &mut positions);
+            let looked_up = self.look_up(asked, positions);
             self.log_failure("asking where partitions are to be read", looked_up);
         }
-        Ok(positions)
     }
 
     fn look_up(&self, asked: TopicPartitionList, positions: &mut Vec<Position>) -> KafkaResult<()> {
@@ -121,6 +197,13 @@ impl GroupConsumer {
             positions.push((at.topic, at.partition, offset));
         }
         Ok(())
+    }
+}
+
+fn partition_of_log(log: &DamagedLog) -> TopicPartition {
+    TopicPartition {
+        topic: log.topic.clone(),
+        partition: log.partition,
     }
 }
 

@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use crate::raw::{POISON_LENGTH, crc32c};
+
 pub(crate) struct Line {
     pub(crate) address: SocketAddr,
     listener: TcpListener,
@@ -15,13 +17,15 @@ pub(crate) struct Line {
 
 /// The magic byte is at 16 in the batch, the first record at 61, and its value, behind a key of three bytes, at 9
 /// in the record.
-const VALUE_BEHIND_MAGIC: usize = 61 + 9 - 16;
+const VALUE: usize = 61 + 9;
+const VALUE_BEHIND_MAGIC: usize = VALUE - 16;
 
 /// What happens to the broker's answers on their way.
 #[derive(Default)]
 struct Answers {
     delay_ms: AtomicU64,
     damaged: Mutex<Vec<Vec<u8>>>,
+    poisoned: Mutex<Option<Vec<u8>>>,
     connections: AtomicUsize,
 }
 
@@ -64,6 +68,12 @@ impl Line {
         *self.answers.damaged.lock().unwrap() = values;
     }
 
+    /// Makes the batch of this value, in answers, one whose record cannot be parsed, as if it had been written so.
+    /// `None` ends it. The value is as [`Line::damage`] wants it.
+    pub(crate) fn poison(&self, value: Option<&[u8]>) {
+        *self.answers.poisoned.lock().unwrap() = value.map(<[u8]>::to_vec);
+    }
+
     /// How many connections were ever made.
     pub(crate) fn connections(&self) -> usize {
         self.answers.connections.load(Ordering::Relaxed)
@@ -79,6 +89,16 @@ impl Answers {
                 let magic = &mut answer[at - VALUE_BEHIND_MAGIC];
                 assert_eq!(*magic, 2, "the format of the batch");
                 *magic = 3;
+            }
+        }
+        for value in self.poisoned.lock().unwrap().iter() {
+            let at = (0..answer.len()).filter(|at| answer[*at..].starts_with(value));
+            for at in at.collect::<Vec<_>>() {
+                answer[at - 1] = POISON_LENGTH;
+                let batch = &mut answer[at - VALUE..];
+                let length = u32::from_be_bytes(batch[8..12].try_into().unwrap());
+                let checksum = crc32c(&batch[21..12 + length as usize]);
+                batch[17..21].copy_from_slice(&checksum.to_be_bytes());
             }
         }
     }

@@ -11,6 +11,7 @@ mod fenced;
 mod groups;
 mod line;
 mod mock_cluster;
+mod poison;
 mod producing;
 mod raw;
 mod secured;

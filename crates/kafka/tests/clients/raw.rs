@@ -2,8 +2,9 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{BufMut as _, Bytes, BytesMut};
 use kafka_protocol::messages::create_acls_request::AclCreation;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
@@ -28,7 +29,12 @@ pub(crate) fn append(settings: &KafkaSettings, topic: &str, records: &[Record]) 
     };
     let mut batch = BytesMut::new();
     RecordBatchEncoder::encode(&mut batch, records, &options).unwrap();
-    let partition = PartitionProduceData::default().with_records(Some(batch.freeze()));
+    append_batch(settings, topic, batch.freeze());
+}
+
+/// Appends a batch, whatever it holds, to partition 0 of a topic.
+pub(crate) fn append_batch(settings: &KafkaSettings, topic: &str, batch: Bytes) {
+    let partition = PartitionProduceData::default().with_records(Some(batch));
     let topic = TopicProduceData::default()
         .with_name(topic_name(topic))
         .with_partition_data(vec![partition]);
@@ -39,6 +45,61 @@ pub(crate) fn append(settings: &KafkaSettings, topic: &str, records: &[Record]) 
     let answer = ask(settings, 7, &request);
     let code = answer.responses[0].partition_responses[0].error_code;
     assert_eq!(code, 0, "{answer:?}");
+}
+
+/// A batch of records of one's own making, with a right checksum.
+pub(crate) fn batch(records: &[Vec<u8>]) -> Bytes {
+    let count = u32::try_from(records.len()).unwrap();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let now_ms = u64::try_from(now.as_millis()).unwrap();
+    let mut checked = BytesMut::new();
+    checked.put_u16(0);
+    checked.put_u32(count - 1);
+    checked.put_u64(now_ms);
+    checked.put_u64(now_ms);
+    checked.put_i64(-1);
+    checked.put_i16(-1);
+    checked.put_i32(-1);
+    checked.put_u32(count);
+    checked.extend(records.iter().flatten());
+    let mut batch = BytesMut::new();
+    batch.put_u64(0);
+    batch.put_u32(u32::try_from(checked.len() + 9).unwrap());
+    batch.put_i32(-1);
+    batch.put_u8(2);
+    batch.put_u32(crc32c(&checked));
+    batch.put(checked);
+    batch.freeze()
+}
+
+/// A record of a batch, with an empty key. All its lengths take one byte.
+pub(crate) fn record(delta: u8, value: &[u8]) -> Vec<u8> {
+    record_of(delta, u8::try_from(value.len()).unwrap() * 2, value)
+}
+
+/// A record whose value has the length -2: Apache Kafka keeps it, and librdkafka cannot parse it.
+pub(crate) fn poison_record(delta: u8) -> Vec<u8> {
+    record_of(delta, POISON_LENGTH, b"")
+}
+
+/// The length -2 as a record has it.
+pub(crate) const POISON_LENGTH: u8 = 3;
+
+fn record_of(delta: u8, value_length: u8, value: &[u8]) -> Vec<u8> {
+    let body = [&[0, 0, delta * 2, 0, value_length], value, &[0]].concat();
+    let length = u8::try_from(body.len()).unwrap() * 2;
+    [&[length], &body[..]].concat()
+}
+
+/// The checksum of batches.
+pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
+    const POLYNOMIAL: u32 = 0x82f6_3b78;
+    let crc = bytes.iter().fold(!0, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc: u32, _| {
+            (crc >> 1) ^ (POLYNOMIAL * (crc & 1))
+        })
+    });
+    !crc
 }
 
 /// The records of partition 0 of a topic, with what a consumer is not shown.

@@ -9,10 +9,10 @@ use crate::support::{NOTHING, PATIENCE, read_to, send_batch};
 use crate::world::World;
 
 /// A producer that writes by transactions, as another application's may.
-struct Transactional(ThreadedProducer<DefaultProducerContext>);
+pub(crate) struct Transactional(ThreadedProducer<DefaultProducerContext>);
 
 impl Transactional {
-    fn new(world: &World) -> Self {
+    pub(crate) fn new(world: &World) -> Self {
         let producer: ThreadedProducer<_> = ClientConfig::new()
             .set("bootstrap.servers", &world.settings.brokers)
             .set("transactional.id", world.name("writer"))
@@ -23,7 +23,7 @@ impl Transactional {
     }
 
     /// Begins a transaction and writes two records to partition 0 in it.
-    fn write_two(&self, topic: &str) {
+    pub(crate) fn write_two(&self, topic: &str) {
         self.0.begin_transaction().unwrap();
         for value in ["a", "b"] {
             let record = BaseRecord::<str, str>::to(topic)

@@ -15,6 +15,8 @@ use crate::world::World;
 const DAMAGED: &[u8] = b"the damaged one";
 /// How long a damaged partition stands still, where a test waits for it.
 const SOON: Duration = Duration::from_secs(4);
+/// Longer than a stall takes to be noticed.
+const STALL_TOLD: Duration = Duration::from_secs(16);
 
 /// Three batches, the one in the middle to be damaged.
 fn send_three(producer: &BatchProducer, topic: &str, partition: u32) {
@@ -172,4 +174,44 @@ fn a_member_that_holds_records_back_and_lets_them_go_does_not_look_for_the_damag
     send_batch(&producer, &topic, 1, &[b"healthy"]);
     poll_until([&mut member], |[member]| member.values(1).len() == 1);
     assert_eq!(member.values(0), [b"before"]);
+}
+
+/// It stands still like a damaged one: that it was noticed is seen from the record that is not read at once when it
+/// can be.
+#[test]
+fn a_partition_that_stalls_without_an_error_stands_still_and_the_others_are_read() {
+    let world = World::embedded();
+    let topic = world.topic("t", 2);
+    let producer = world.producer();
+    send_three(&producer, &topic, 0);
+    world.line().poison(Some(DAMAGED));
+    let mut member = Member::new(&world, &topic, |options| {
+        options.damaged_again_after = STALL_TOLD;
+    });
+    poll_until([&mut member], |[member]| member.read_count() == 1);
+    poll_for(&mut member, STALL_TOLD);
+    world.line().poison(None);
+    send_batch(&producer, &topic, 1, &[b"healthy"]);
+    poll_until([&mut member], |[member]| member.values(1).len() == 1);
+    member.poll_in_vain();
+    assert_eq!(member.values(0), [b"before"]);
+    poll_until([&mut member], |[member]| member.read_count() == 4);
+    assert_eq!(member.values(0), [b"before", DAMAGED, b"behind"]);
+}
+
+/// Nothing was read before it: the group tells where the partition is to be read.
+#[test]
+fn a_partition_that_stalls_where_it_is_to_be_read_first_stands_still() {
+    let world = World::embedded();
+    let topic = world.topic("t", 1);
+    send_batch(&world.producer(), &topic, 0, &[DAMAGED]);
+    world.line().poison(Some(DAMAGED));
+    let mut member = Member::new(&world, &topic, |options| {
+        options.damaged_again_after = STALL_TOLD;
+    });
+    poll_until([&mut member], |[member]| member.held() == 1);
+    poll_for(&mut member, STALL_TOLD);
+    world.line().poison(None);
+    member.poll_in_vain();
+    poll_until([&mut member], |[member]| member.read_count() == 1);
 }

@@ -8,9 +8,9 @@ use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use waybill_kafka::KafkaSettings;
 
-type Cluster = MockCluster<'static, DefaultProducerContext>;
+pub(crate) type Cluster = MockCluster<'static, DefaultProducerContext>;
 
-fn cluster(topic: &str, partitions: i32) -> (Cluster, KafkaSettings) {
+pub(crate) fn cluster(topic: &str, partitions: i32) -> (Cluster, KafkaSettings) {
     let cluster = MockCluster::new(1).unwrap();
     cluster.create_topic(topic, partitions, 1).unwrap();
     let settings = KafkaSettings::new(cluster.bootstrap_servers());

@@ -1,0 +1,235 @@
+//! A client that is made to find out why a partition cannot be read.
+//!
+//! librdkafka reports what it cannot decompress or what has a wrong checksum. What it cannot parse it takes for the
+//! cut-off end of an answer, and reports it in the log of its protocol alone. So this client has that log, and the
+//! statistics. Both are for an assignment: `ask` begins each with nothing told.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::ClientConfig;
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::statistics::Statistics;
+use rdkafka::types::RDKafkaErrorCode;
+use waybill_engine::{Offset, PartitionId};
+
+use super::DamageKind;
+use crate::partition_list::offsets_list;
+use crate::poll::{Severity, severity};
+use crate::record::partition_number;
+
+/// How long one poll waits before it is seen what the client told beside records.
+const STEP: Duration = Duration::from_millis(20);
+/// How often a record must not have been parsed. One line may be left over from the assignment before.
+const UNPARSED_MIN: u32 = 3;
+/// How many answers must have ended in what cannot be parsed, without the position having moved.
+const PARTIAL_MIN: u64 = 3;
+/// The function of librdkafka's that parses one record of a batch. The checksum of the batch was found right before.
+const RECORD_PARSER: &str = "rd_kafka_msgset_reader_msg_v2:";
+
+/// What a probe found at an offset.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Found {
+    /// A record there or behind it, or the end of the partition.
+    Readable,
+    /// What lies there cannot be read.
+    Damaged {
+        /// Why.
+        kind: DamageKind,
+        /// What the client or the broker says of it.
+        cause: String,
+    },
+    /// No broker told in time.
+    Unanswered,
+}
+
+/// The client.
+pub(super) struct Probe {
+    consumer: BaseConsumer<Told>,
+}
+
+impl Probe {
+    /// Makes one with the configuration of another consumer.
+    pub(super) fn new(config: &ClientConfig) -> KafkaResult<Self> {
+        let mut config = config.clone();
+        for (name, value) in [
+            ("enable.partition.eof", "true"),
+            ("auto.offset.reset", "error"),
+            ("fetch.error.backoff.ms", "10"),
+            ("debug", "protocol"),
+            ("statistics.interval.ms", "100"),
+        ] {
+            config.set(name, value);
+        }
+        // It joins no group: a name would have brokers fence the member that has it.
+        config.remove("group.instance.id");
+        config.remove("log_level");
+        config.set_log_level(RDKafkaLogLevel::Debug);
+        let told = Told {
+            topic: Mutex::default(),
+            state: Mutex::default(),
+        };
+        let consumer = config.create_with_context(told)?;
+        Ok(Self { consumer })
+    }
+
+    /// What can be read at an offset, or comes first behind it. Waits for an answer up to `patience`.
+    pub(super) fn ask(
+        &self,
+        topic: &str,
+        partition: PartitionId,
+        offset: Offset,
+        patience: Duration,
+    ) -> Found {
+        if self.assign(topic, partition, offset).is_err() {
+            return Found::Unanswered;
+        }
+        let deadline = Instant::now() + patience;
+        let told = self.consumer.context();
+        loop {
+            match self.consumer.poll(STEP) {
+                Some(Ok(_)) | Some(Err(KafkaError::PartitionEOF(_))) => return Found::Readable,
+                Some(Err(error)) if severity(&error) == Severity::Damaged => {
+                    let reason = told.state().reason.take();
+                    return Found::Damaged {
+                        kind: kind_of(&error, reason.as_deref()),
+                        cause: error.to_string(),
+                    };
+                }
+                Some(Err(_)) | None => {}
+            }
+            let state = told.state();
+            if state.unparsed >= UNPARSED_MIN {
+                return Found::Damaged {
+                    kind: DamageKind::Undecodable,
+                    cause: "records at this offset cannot be parsed".to_owned(),
+                };
+            }
+            if Instant::now() < deadline {
+                continue;
+            }
+            return match state.partial >= PARTIAL_MIN && state.next == Some(offset.0) {
+                true => Found::Damaged {
+                    kind: DamageKind::Corrupt,
+                    cause: "the batch at this offset is cut off, or says so".to_owned(),
+                },
+                false => Found::Unanswered,
+            };
+        }
+    }
+
+    fn assign(&self, topic: &str, partition: PartitionId, offset: Offset) -> KafkaResult<()> {
+        self.consumer.unassign()?;
+        while self.consumer.poll(Duration::ZERO).is_some() {}
+        let told = self.consumer.context();
+        *told.topic() = (topic.to_owned(), partition_number(partition));
+        {
+            let mut state = told.state();
+            let partial_before = state.partial_before + state.partial;
+            *state = State {
+                partial_before,
+                ..State::default()
+            };
+        }
+        self.consumer
+            .assign(&offsets_list(&[(topic, partition, offset)])?)
+    }
+}
+
+/// Whether a batch that a client refuses was written as it is. What has a right checksum was; a format's number lies
+/// outside of what the checksum is about, and a broker that refuses to hand a batch out has found a wrong one.
+fn kind_of(error: &KafkaError, reason: Option<&str>) -> DamageKind {
+    let is_decoded_after_check = |reason: &str| reason.starts_with("Decompression ");
+    match error.rdkafka_error_code() {
+        Some(RDKafkaErrorCode::BadCompression) => DamageKind::Undecodable,
+        Some(RDKafkaErrorCode::BadMessage | RDKafkaErrorCode::NotImplemented)
+            if reason.is_some_and(is_decoded_after_check) =>
+        {
+            DamageKind::Undecodable
+        }
+        _ => DamageKind::Corrupt,
+    }
+}
+
+/// What librdkafka told beside records.
+struct Told {
+    topic: Mutex<(String, i32)>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The reason of the last error.
+    reason: Option<String>,
+    /// How often a record was not parsed.
+    unparsed: u32,
+    /// How many answers ended in what cannot be parsed, and how many had before the assignment.
+    partial: u64,
+    partial_before: u64,
+    /// The offset that is fetched next.
+    next: Option<i64>,
+}
+
+impl Told {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn topic(&self) -> MutexGuard<'_, (String, i32)> {
+        self.topic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ClientContext for Told {
+    fn log(&self, _: RDKafkaLogLevel, facility: &str, line: &str) {
+        if matches!(facility, "PROTOERR" | "PROTOUFLOW") && line.contains(RECORD_PARSER) {
+            self.state().unparsed += 1;
+        }
+    }
+
+    fn error(&self, _: KafkaError, reason: &str) {
+        self.state().reason = Some(reason.to_owned());
+    }
+
+    fn stats(&self, statistics: Statistics) {
+        let (topic, number) = &*self.topic();
+        let partition = statistics.topics.get(topic);
+        let partition = partition.and_then(|topic| topic.partitions.get(number));
+        let partial: u64 = statistics.brokers.values().map(|of| of.rxpartial).sum();
+        let mut state = self.state();
+        state.partial = partial.saturating_sub(state.partial_before);
+        state.next = partition.map(|partition| partition.next_offset);
+    }
+}
+
+impl ConsumerContext for Told {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_has_a_right_checksum_was_written_so() {
+        use DamageKind::{Corrupt, Undecodable};
+        use RDKafkaErrorCode::{BadCompression, BadMessage, InvalidMessage, NotImplemented};
+        let decompressed =
+            "Decompression (codec 0x4) of message at 7 of 90 bytes failed: Local: Not implemented";
+        let checksum = "MessageSet at offset 7 (90 bytes) failed CRC32C check (original 0x1 != calculated 0x2)";
+        let format = "Unsupported Message(Set) MagicByte 3 at offset 7";
+        for (code, reason, expected) in [
+            (BadCompression, Some(decompressed), Undecodable),
+            (BadMessage, Some(decompressed), Undecodable),
+            (NotImplemented, Some(decompressed), Undecodable),
+            (BadMessage, Some(checksum), Corrupt),
+            (NotImplemented, Some(format), Corrupt),
+            (BadMessage, None, Corrupt),
+            (InvalidMessage, None, Corrupt),
+        ] {
+            let error = KafkaError::MessageConsumption(code);
+            assert_eq!(kind_of(&error, reason), expected, "{code:?} {reason:?}");
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Partitions that stand still without an error.
+//!
+//! librdkafka takes a record that it cannot parse for the cut-off end of an answer. It asks for the same records again,
+//! for ever, and reports nothing. So consumers watch for partitions that have records left and hand none over, and ask
+//! the brokers about them (`damage`).
+//!
+//! What is counted is the time that polls saw: each adds at most [`GAP_MAX`], however long ago the one before was, and
+//! only one that emptied the client's queue counts. So no time passes while the application holds records back.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use waybill_engine::{Offset, PartitionId};
+
+/// How long polls find nothing in a partition that has records left before the brokers are asked about it.
+const STALLED_AFTER: Duration = Duration::from_secs(10);
+/// A partition that was asked about in vain is asked about again after twice the time, up to this.
+const AGAIN_AFTER_MAX: Duration = Duration::from_secs(600);
+/// How often the positions are looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// The longest time between two looks that counts.
+const GAP_MAX: Duration = Duration::from_secs(2);
+
+/// A partition that has records left.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Behind {
+    pub(crate) topic: String,
+    pub(crate) partition: PartitionId,
+    /// Where it is to be read on; `None` before the first record, where only the group knows.
+    pub(crate) position: Option<Offset>,
+}
+
+/// Counts for how long partitions have stood still.
+#[derive(Default, Debug)]
+pub(crate) struct StallWatch {
+    still: HashMap<(String, PartitionId), Still>,
+    looked_at: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Still {
+    position: Option<Offset>,
+    counted: Duration,
+    suspect_after: Duration,
+}
+
+impl StallWatch {
+    /// Whether it is time to look at the positions again.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.looked_at
+            .is_none_or(|at| now.saturating_duration_since(at) >= LOOK_INTERVAL)
+    }
+
+    /// Takes the partitions that have records left after a poll that found no more. Returns those that have stood
+    /// still for too long.
+    pub(crate) fn look(&mut self, now: Instant, behind: Vec<Behind>) -> Vec<Behind> {
+        let before = self.looked_at.replace(now).unwrap_or(now);
+        let gap = now.saturating_duration_since(before).min(GAP_MAX);
+        let mut old = std::mem::take(&mut self.still);
+        let mut suspects = Vec::new();
+        for at in behind {
+            let key = (at.topic.clone(), at.partition);
+            let mut still = old
+                .remove(&key)
+                .filter(|still| still.position == at.position)
+                .map(|still| Still {
+                    counted: still.counted + gap,
+                    ..still
+                })
+                .unwrap_or(Still {
+                    position: at.position,
+                    counted: Duration::ZERO,
+                    suspect_after: STALLED_AFTER,
+                });
+            if still.counted >= still.suspect_after {
+                still.counted = Duration::ZERO;
+                suspects.push(at);
+            }
+            self.still.insert(key, still);
+        }
+        suspects
+    }
+
+    /// The brokers say that there is nothing to read: records of others' transactions, or a gap.
+    pub(crate) fn acquit(&mut self, topic: &str, partition: PartitionId) {
+        if let Some(still) = self.still.get_mut(&(topic.to_owned(), partition)) {
+            still.suspect_after = (still.suspect_after * 2).min(AGAIN_AFTER_MAX);
+        }
+    }
+
+    /// Forgets everything: nothing is read for now.
+    pub(crate) fn clear(&mut self) {
+        self.still.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn behind(position: i64) -> Vec<Behind> {
+        vec![Behind {
+            topic: "t".to_owned(),
+            partition: PartitionId(0),
+            position: Some(Offset(position)),
+        }]
+    }
+
+    /// The first second, counted from the first look, at which the partition is suspect.
+    fn suspect_at(
+        watch: &mut StallWatch,
+        start: Instant,
+        seconds: std::ops::Range<u64>,
+        mut position: impl FnMut(u64) -> Option<i64>,
+    ) -> Option<u64> {
+        seconds.into_iter().find(|second| {
+            let at = position(*second).map(behind).unwrap_or_default();
+            !watch
+                .look(start + Duration::from_secs(*second), at)
+                .is_empty()
+        })
+    }
+
+    #[test]
+    fn a_partition_is_suspect_when_it_stood_still_for_ten_seconds_with_records_left() {
+        let mut watch = StallWatch::default();
+        let start = Instant::now();
+        let found = suspect_at(&mut watch, start, 0..60, |_| Some(7));
+        assert_eq!(found, Some(10));
+    }
+
+    #[test]
+    fn a_partition_that_moves_or_is_read_to_its_end_is_not_suspect() {
+        let start = Instant::now();
+        let moving = |second: u64| Some(i64::try_from(second / 9).unwrap());
+        let found = suspect_at(&mut StallWatch::default(), start, 0..60, moving);
+        assert_eq!(found, None);
+        let at_end = |second: u64| (second % 9 != 0).then_some(7);
+        let found = suspect_at(&mut StallWatch::default(), start, 0..60, at_end);
+        assert_eq!(found, None);
+    }
+
+    #[test]
+    fn time_without_polls_counts_two_seconds() {
+        let mut watch = StallWatch::default();
+        let start = Instant::now();
+        assert_eq!(watch.look(start, behind(7)), []);
+        assert_eq!(watch.look(start + Duration::from_secs(3600), behind(7)), []);
+        let found = suspect_at(&mut watch, start, 3601..3700, |_| Some(7));
+        assert_eq!(found, Some(3608));
+    }
+
+    #[test]
+    fn an_acquitted_partition_is_suspect_again_after_twice_the_time() {
+        let mut watch = StallWatch::default();
+        let start = Instant::now();
+        let mut told = Vec::new();
+        let mut next = 0;
+        while let Some(second) = suspect_at(&mut watch, start, next..2000, |_| Some(7)) {
+            watch.acquit("t", PartitionId(0));
+            told.push(second);
+            next = second + 1;
+        }
+        assert_eq!(told[..4], [10, 30, 70, 150]);
+        assert_eq!(told[told.len() - 1] - told[told.len() - 2], 600);
+    }
+
+    #[test]
+    fn the_positions_are_looked_at_once_a_second() {
+        let mut watch = StallWatch::default();
+        let start = Instant::now();
+        assert!(watch.is_due(start));
+        watch.look(start, Vec::new());
+        assert!(!watch.is_due(start + Duration::from_millis(999)));
+        assert!(watch.is_due(start + LOOK_INTERVAL));
+    }
+}

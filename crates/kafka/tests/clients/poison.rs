@@ -1,0 +1,161 @@
+//! Batches with a right checksum whose records librdkafka cannot parse.
+//!
+//! Apache Kafka keeps such a batch byte for byte, and the mock cluster looks at the batch's header alone. The embedded
+//! broker refuses it.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rdkafka::mocking::MockCluster;
+use waybill_engine::{Offset, PartitionId};
+use waybill_kafka::{
+    ConsumerOptions, DamagedLog, KafkaSettings, PartitionConsumer, PollError, PollLimits,
+    ProducerOptions,
+};
+
+use crate::raw::{append_batch, batch, poison_record, record};
+use crate::support::{A_WHILE, ALL, BatchProducer, PATIENCE, read_to, send_batch};
+use crate::transactions::Transactional;
+use crate::world::World;
+
+/// A good record in front of one that cannot be parsed, and one behind that nobody gets at.
+fn poison() -> Bytes {
+    batch(&[record(0, b"good"), poison_record(1), record(2, b"hidden")])
+}
+
+/// What a poisoned partition 0 gave to a consumer that also reads the healthy partition 1.
+fn assert_stall_is_told(settings: &KafkaSettings, topic: &str) {
+    let producer = BatchProducer::new(settings, &ProducerOptions::new("p")).unwrap();
+    send_batch(&producer, topic, 0, &[b"before"]);
+    append_batch(settings, topic, poison());
+    send_batch(&producer, topic, 0, &[b"behind"]);
+    let consumer = PartitionConsumer::new(settings, &ConsumerOptions::new("c")).unwrap();
+    consumer
+        .assign(&[
+            (topic, PartitionId(0), Offset(0)),
+            (topic, PartitionId(1), Offset(0)),
+        ])
+        .unwrap();
+    let (mut read, logs) = read_until_damaged(&consumer, |at| {
+        // The other partition has its records all the while.
+        send_batch(&producer, topic, 1, &[format!("{at}").as_bytes()]);
+    });
+    read.retain(|(partition, _)| *partition == 0);
+    assert_eq!(read, [(0, 0), (0, 1)]);
+    let [log] = &logs[..] else {
+        panic!("one partition is damaged: {logs:?}")
+    };
+    let named = (log.topic.as_str(), log.partition, log.offset);
+    assert_eq!(named, (topic, PartitionId(0), Offset(2)));
+    assert_eq!(log.cause, "records at this offset cannot be parsed");
+
+    // It is no longer assigned. The other one is read on.
+    send_batch(&producer, topic, 1, &[b"later"]);
+    let mut values = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    while !values.contains(&b"later".to_vec()) {
+        assert!(Instant::now() < deadline);
+        let polled = consumer.poll(ALL, A_WHILE, &mut |record| {
+            assert_eq!(record.partition(), PartitionId(1));
+            values.push(record.value().unwrap().to_vec());
+        });
+        polled.unwrap();
+    }
+}
+
+/// Polls until damage is told. Returns the partitions and offsets of the records that came before.
+fn read_until_damaged(
+    consumer: &PartitionConsumer,
+    mut between: impl FnMut(usize),
+) -> (Vec<(u32, i64)>, Vec<DamagedLog>) {
+    let deadline = Instant::now() + PATIENCE;
+    let mut read = Vec::new();
+    for at in 0.. {
+        assert!(Instant::now() < deadline, "no damage was told: {read:?}");
+        let polled = consumer.poll(ALL, A_WHILE, &mut |record| {
+            read.push((record.partition().0, record.offset().0));
+        });
+        match polled {
+            Ok(_) if at % 10 == 0 => between(at),
+            Ok(_) => {}
+            Err(PollError::Damaged(logs)) => return (read, logs),
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    unreachable!()
+}
+
+#[test]
+fn a_partition_that_stalls_without_an_error_is_told_as_damaged() {
+    let (_cluster, settings) = super::mock_cluster::cluster("t", 2);
+    assert_stall_is_told(&settings, "t");
+}
+
+#[test]
+fn a_partition_of_apache_kafka_that_stalls_without_an_error_is_told_as_damaged() {
+    if let Some(world) = World::apache_kafka() {
+        let topic = world.topic_with("t", 2, &[("compression.type", "uncompressed")]);
+        assert_stall_is_told(&world.settings, &topic);
+    }
+}
+
+/// Longer than a stall takes to be told.
+const LONG: Duration = Duration::from_secs(16);
+
+fn quiet_for_long(consumer: &PartitionConsumer) {
+    let until = Instant::now() + LONG;
+    while Instant::now() < until {
+        consumer.poll(ALL, A_WHILE, &mut |_| panic!()).unwrap();
+    }
+}
+
+#[test]
+fn a_broker_that_is_away_is_no_stall() {
+    let cluster = MockCluster::new(1).unwrap();
+    cluster.create_topic("t", 1, 1).unwrap();
+    let settings = KafkaSettings::new(cluster.bootstrap_servers());
+    let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
+    send_batch(&producer, "t", 0, &[b"a", b"b", b"c"]);
+    let consumer = PartitionConsumer::new(&settings, &ConsumerOptions::new("c")).unwrap();
+    consumer
+        .assign(&[("t", PartitionId(0), Offset(0))])
+        .unwrap();
+    let one = PollLimits { records: 1, ..ALL };
+    while consumer.poll(one, A_WHILE, &mut |_| {}).unwrap().records == 0 {}
+    cluster.broker_down(1).unwrap();
+    // Read from here again, where no broker tells that there is more.
+    let at = [("t", PartitionId(0))];
+    consumer.remove(&at).unwrap();
+    consumer.add(&[("t", PartitionId(0), Offset(1))]).unwrap();
+    quiet_for_long(&consumer);
+    cluster.broker_up(1).unwrap();
+    assert_eq!(crate::support::read(&consumer, 2).len(), 2);
+}
+
+/// The records are there, and nobody asks for them.
+#[test]
+fn a_consumer_that_is_not_polled_does_not_stall() {
+    let (_cluster, settings) = super::mock_cluster::cluster("t", 1);
+    let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
+    send_batch(&producer, "t", 0, &[b"a", b"b", b"c"]);
+    let consumer = PartitionConsumer::new(&settings, &ConsumerOptions::new("c")).unwrap();
+    consumer
+        .assign(&[("t", PartitionId(0), Offset(0))])
+        .unwrap();
+    let one = PollLimits { records: 1, ..ALL };
+    while consumer.poll(one, A_WHILE, &mut |_| {}).unwrap().records == 0 {}
+    std::thread::sleep(LONG);
+    assert_eq!(read_to(&consumer, "t", 3), [1, 2]);
+}
+
+#[test]
+fn a_transaction_that_is_open_is_no_stall() {
+    let Some(world) = World::apache_kafka() else {
+        return;
+    };
+    let topic = world.topic("t", 1);
+    send_batch(&world.producer(), &topic, 0, &[b"a"]);
+    let writer = Transactional::new(&world);
+    writer.write_two(&topic);
+    quiet_for_long(&world.consumer(&topic, 0, 1));
+}
