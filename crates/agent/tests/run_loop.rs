@@ -21,7 +21,10 @@ use waybill_kafka::{
     ConsumerOptions, KafkaSettings, OutRecord, PartitionConsumer, PollLimits, Producer,
     ProducerOptions, RawRecord, Settlement,
 };
-use waybill_messages::{Record as _, Topics};
+use waybill_messages::{Record as _, Topics, headers};
+
+#[path = "support/undecodable.rs"]
+mod undecodable;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const REPLY_PARTITIONS: u32 = 3;
@@ -514,6 +517,43 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_rest_goes_on() {
     assert_eq!(header("__connect.errors.topic"), topic);
     assert_eq!(header("__connect.errors.offset"), "0");
     agents.shutdown().await.unwrap();
+}
+
+/// It is met twice before it is passed over, which takes most of a minute.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_client_can_decode_is_put_aside_with_where_it_lies_and_the_rest_goes_on() {
+    let broker = Broker::start();
+    let topic = broker.topics.step_requests("fast");
+    undecodable::append(&broker.kafka.brokers, &topic);
+    let fast = Scripted::new(4);
+    let agents = start(&broker, &[("fast", &fast)]);
+    let letters = consumer(&broker.kafka, &Topics::dead_letter(&topic), 2);
+    let deadline = Instant::now() + PATIENCE * 4;
+    while letters.known_end(&Topics::dead_letter(&topic), PartitionId(0)) != Some(Offset(1)) {
+        assert!(Instant::now() < deadline, "no letter came");
+        tokio::time::sleep(PATIENCE / 100).await;
+    }
+    let letter = read(&letters, 1).remove(0);
+    let value = String::from_utf8(letter.value.unwrap()).unwrap();
+    let says =
+        format!("{{\"topic\":\"{topic}\",\"partition\":0,\"firstOffset\":0,\"nextOffset\":1,");
+    assert!(value.starts_with(&says), "{value}");
+    let is_mark = |(name, _): &&(String, _)| name == headers::UNDECODABLE_UNTIL;
+    let (_, next) = letter.headers.iter().find(is_mark).unwrap();
+    assert_eq!(next.as_deref(), Some(&b"1"[..]));
+    let good = request("fast", "good").build();
+    broker.send(std::slice::from_ref(&good));
+    assert_eq!(broker.replies(1)[0].1.operation, good.operation);
+    agents.shutdown().await.unwrap();
+
+    // It is not read again.
+    let agents = start(&broker, &[("fast", &fast)]);
+    let next = request("fast", "next").build();
+    broker.send(std::slice::from_ref(&next));
+    assert_eq!(broker.replies(1)[0].1.operation, next.operation);
+    agents.shutdown().await.unwrap();
+    let end = letters.watermarks(&Topics::dead_letter(&topic), PartitionId(0), PATIENCE);
+    assert_eq!(end.unwrap().1, Offset(1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -11,6 +11,7 @@
 
 mod probe;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use waybill_engine::{Offset, PartitionId};
 
-use self::probe::{Found, Probe};
+use self::probe::{Damage, Found, Probe};
 use crate::native;
 use crate::stall::StallWatch;
 use crate::watermarks::watermarks;
@@ -31,6 +32,9 @@ const STALL_PATIENCE: Duration = Duration::from_secs(5);
 const END_PATIENCE: Duration = Duration::from_secs(2);
 /// How long one round of asking about suspects may take. The rest comes in the next one.
 const ROUND_MAX: Duration = Duration::from_secs(5);
+/// How long one search for the end of undecodable records may take, and how many offsets it may try one by one.
+const SEARCH_MAX: Duration = Duration::from_secs(10);
+const SEARCHED_MAX: usize = 256;
 
 /// Why records cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +59,9 @@ pub struct DamagedLog {
     pub cause: String,
     /// Why they cannot be read.
     pub kind: DamageKind,
+    /// Where the partition is to be read on behind undecodable records, once they were met twice. Everything before it
+    /// was found to be undecodable.
+    pub next: Option<Offset>,
 }
 
 impl fmt::Display for DamagedLog {
@@ -76,12 +83,38 @@ impl fmt::Display for DamagedLog {
 /// Where a partition is to be read on.
 pub(crate) type Position = (String, PartitionId, Offset);
 
+/// Remembers where undecodable records were met. What a leader of the partition hands out once may be a fault of its
+/// own; what was met twice at one offset, with a while between, is what was written.
+#[derive(Default, Debug)]
+pub(crate) struct Met(HashMap<(String, PartitionId), Offset>);
+
+impl Met {
+    /// Notes that records of this kind were met. Returns whether undecodable ones were met there before.
+    fn again(
+        &mut self,
+        topic: &str,
+        partition: PartitionId,
+        offset: Offset,
+        kind: DamageKind,
+    ) -> bool {
+        let at = (topic.to_owned(), partition);
+        match kind {
+            DamageKind::Undecodable => self.0.insert(at, offset) == Some(offset),
+            DamageKind::Corrupt => {
+                self.0.remove(&at);
+                false
+            }
+        }
+    }
+}
+
 /// Those of a consumer's partitions whose records are damaged where they are to be read on. A partition without
 /// an answer counts as whole: reading it again meets the damage again.
 pub(crate) fn find<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     config: &ClientConfig,
     positions: &[Position],
+    met: &mut Met,
 ) -> Vec<DamagedLog> {
     let Some(probe) = probe(config) else {
         return Vec::new();
@@ -93,13 +126,9 @@ pub(crate) fn find<C: ConsumerContext>(
             return None;
         }
         match probe.ask(topic, *partition, *offset, PROBE_PATIENCE) {
-            Found::Damaged { kind, cause } => Some(DamagedLog {
-                topic: topic.clone(),
-                partition: *partition,
-                offset: *offset,
-                cause,
-                kind,
-            }),
+            Found::Damaged(damage) => {
+                Some(log_of(&probe, (topic, *partition, *offset), damage, met))
+            }
             Found::Readable | Found::Unanswered => None,
         }
     });
@@ -113,6 +142,7 @@ pub(crate) fn find_stalled<C: ConsumerContext>(
     config: &ClientConfig,
     suspects: &[Position],
     watch: &mut StallWatch,
+    met: &mut Met,
 ) -> Vec<DamagedLog> {
     let until = Instant::now() + ROUND_MAX;
     let mut stalled = Vec::new();
@@ -136,16 +166,99 @@ pub(crate) fn find_stalled<C: ConsumerContext>(
         match probe.ask(topic, *partition, *offset, STALL_PATIENCE) {
             Found::Readable => watch.acquit(topic, *partition),
             Found::Unanswered => {}
-            Found::Damaged { kind, cause } => stalled.push(DamagedLog {
-                topic: topic.clone(),
-                partition: *partition,
-                offset: *offset,
-                cause,
-                kind,
-            }),
+            Found::Damaged(damage) => {
+                let at = (topic.as_str(), *partition, *offset);
+                stalled.push(log_of(&probe, at, damage, met));
+            }
         }
     }
     stalled
+}
+
+/// What is told of damage, with where the partition can be read on if nothing there was ever a record.
+fn log_of(
+    probe: &Probe,
+    (topic, partition, offset): (&str, PartitionId, Offset),
+    damage: Damage,
+    met: &mut Met,
+) -> DamagedLog {
+    let is_met_again = met.again(topic, partition, offset, damage.kind);
+    let next = is_met_again.then(|| behind(probe, (topic, partition, offset), damage.batch));
+    DamagedLog {
+        topic: topic.to_owned(),
+        partition,
+        offset,
+        cause: damage.cause,
+        kind: damage.kind,
+        next,
+    }
+}
+
+/// The first offset behind undecodable records, as far as one search gets: what lies there is met as ever.
+///
+/// No record that can be read is passed over. So each offset is tried in turn, except within a batch that the client
+/// names: nothing of that can be read, and its end is found by halving.
+fn behind(
+    probe: &Probe,
+    (topic, partition, offset): (&str, PartitionId, Offset),
+    batch: Option<Offset>,
+) -> Offset {
+    let until = Instant::now() + SEARCH_MAX;
+    let mut next = offset.next();
+    let Ok((_, end)) = watermarks(probe.client(), topic, partition, END_PATIENCE) else {
+        return next;
+    };
+    let mut batch = batch;
+    for _ in 0..SEARCHED_MAX {
+        if let Some(batch) = batch {
+            let is_of_batch = |offset: Offset| {
+                Instant::now() < until
+                    && matches!(
+                        probe.ask(topic, partition, offset, PROBE_PATIENCE),
+                        Found::Damaged(damage) if damage.batch == Some(batch)
+                    )
+            };
+            next = end_of_batch(next, end, is_of_batch);
+        }
+        if next >= end || Instant::now() >= until {
+            return next;
+        }
+        match probe.ask(topic, partition, next, PROBE_PATIENCE) {
+            Found::Damaged(damage) if damage.kind == DamageKind::Undecodable => {
+                batch = damage.batch;
+                next = next.next();
+            }
+            Found::Damaged(_) | Found::Readable | Found::Unanswered => return next,
+        }
+    }
+    next
+}
+
+/// The first offset from `first` on that is not of a batch to which the one before belongs. What is asked of no more
+/// answers counts as none of it.
+fn end_of_batch(first: Offset, end: Offset, is_of_batch: impl Fn(Offset) -> bool) -> Offset {
+    let mut step = 1;
+    // All before `first` are of the batch; `outside` is not.
+    let (mut first, mut outside) = (first, end);
+    while first < outside {
+        let at = Offset(first.0 + step - 1);
+        if at >= outside {
+            break;
+        }
+        match is_of_batch(at) {
+            true => first = at.next(),
+            false => outside = at,
+        }
+        step *= 2;
+    }
+    while first < outside {
+        let at = Offset(first.0 + (outside.0 - first.0) / 2);
+        match is_of_batch(at) {
+            true => first = at.next(),
+            false => outside = at,
+        }
+    }
+    first
 }
 
 fn probe(config: &ClientConfig) -> Option<Probe> {
@@ -161,6 +274,18 @@ fn probe(config: &ClientConfig) -> Option<Probe> {
 /// Logs what a search found, and when the client reads the partitions again by itself.
 pub(crate) fn log_found(client: &str, damaged: &[DamagedLog], again_after: Option<Duration>) {
     for log in damaged {
+        if let Some(next) = log.next {
+            tracing::error!(
+                client,
+                topic = log.topic,
+                partition = %log.partition,
+                offset = %log.offset,
+                %next,
+                cause = log.cause,
+                "records cannot be decoded by any client"
+            );
+            continue;
+        }
         tracing::error!(
             client,
             topic = log.topic,
@@ -180,4 +305,41 @@ pub(crate) fn log_not_found(client: &str, error: &rdkafka::error::KafkaError) {
         %error,
         "damaged records were fetched; reading them again"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_batch_is_found_by_halving() {
+        for (first, last, end) in [
+            (8, 8, 9),
+            (8, 8, 900),
+            (8, 107, 900),
+            (8, 1_000_007, 1_000_008),
+        ] {
+            let asked = std::cell::Cell::new(0);
+            let found = end_of_batch(Offset(first), Offset(end), |at| {
+                assert!(at < Offset(end));
+                asked.set(asked.get() + 1);
+                at.0 <= last
+            });
+            assert_eq!(found, Offset(last + 1));
+            assert!(asked.get() <= 42, "{}", asked.get());
+        }
+        assert_eq!(end_of_batch(Offset(8), Offset(900), |_| false), Offset(8));
+    }
+
+    #[test]
+    fn only_what_is_undecodable_twice_at_one_offset_is_met_again() {
+        use DamageKind::{Corrupt, Undecodable};
+        let mut met = Met::default();
+        let mut again = |offset, kind| met.again("t", PartitionId(0), Offset(offset), kind);
+        assert!(!again(7, Undecodable));
+        assert!(!again(8, Undecodable));
+        assert!(again(8, Undecodable));
+        assert!(!again(8, Corrupt));
+        assert!(!again(8, Undecodable));
+    }
 }

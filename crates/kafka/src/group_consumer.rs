@@ -30,6 +30,7 @@ use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
 use self::context::{Context, Rebalance, give_partitions_up, partitions_of, take_partitions};
+use crate::damage::{DamagedLog, Met};
 use crate::error::{ClientError, RequestError};
 use crate::native;
 use crate::partition_consumer::{fetch_settings, verified};
@@ -119,6 +120,13 @@ pub trait GroupHandler {
         partitions: &[TopicPartition],
         lost: bool,
     ) -> Vec<(TopicPartition, Offset)>;
+
+    /// No client can decode the records of a partition from `log.offset` up to `next`: they were never records.
+    /// Returns whether they were taken care of, and the partition is to be read on at `next`. Else it stands still there.
+    fn undecodable(&mut self, log: &DamagedLog, next: Offset) -> bool {
+        let _ = (log, next);
+        false
+    }
 }
 
 /// A member of a consumer group, polled from the caller's own thread.
@@ -136,6 +144,9 @@ pub struct GroupConsumer {
     damaged: BTreeMap<TopicPartition, Instant>,
     damaged_again_after: Duration,
     stalls: StallWatch,
+    undecodable: Met,
+    /// Where partitions are to be read that were taken further and have handed no record over since.
+    moved_to: BTreeMap<TopicPartition, Offset>,
     /// When it was fenced and became another client.
     renewals: Vec<Instant>,
     /// Whether the group has given it a share.
@@ -192,6 +203,8 @@ impl GroupConsumer {
             damaged: BTreeMap::new(),
             damaged_again_after: options.damaged_again_after,
             stalls: StallWatch::default(),
+            undecodable: Met::default(),
+            moved_to: BTreeMap::new(),
             renewals: Vec::new(),
             was_assigned: AtomicBool::new(false),
             held: AtomicBool::new(false),
@@ -239,7 +252,7 @@ impl GroupConsumer {
                 Ok(polled) => polled,
                 // What was taken up to there is not counted: the limits are for one poll.
                 Err(source) if severity(&source) == Severity::Damaged => {
-                    let left = self.leave_damaged(&source);
+                    let left = self.leave_damaged(&source, handler);
                     left.map_err(|source| self.fatal(source))?;
                     return Ok(Polled::default());
                 }
@@ -250,8 +263,8 @@ impl GroupConsumer {
             };
             self.rebalance(handler);
             if !limits.are_reached(polled) {
-                let left = self.leave_stalled();
-                left.map_err(|source| self.fatal(source))?;
+                let left = self.leave_stalled(handler);
+                self.log_failure("looking for partitions that stand still", left);
             }
             if polled.records > 0 || Instant::now() >= deadline {
                 return Ok(polled);
@@ -351,6 +364,7 @@ impl GroupConsumer {
         self.leave_unattended();
         self.damaged.clear();
         self.stalls.clear();
+        self.moved_to.clear();
         self.consumer = consumer;
         Ok(())
     }
@@ -381,6 +395,7 @@ impl GroupConsumer {
                     let partitions = partitions_of(&list);
                     let offsets = handler.revoked(&partitions, lost);
                     self.assigned.retain(|held| !partitions.contains(held));
+                    self.moved_to.retain(|at, _| !partitions.contains(at));
                     if !lost {
                         let offsets: Vec<_> = offsets
                             .iter()

@@ -14,7 +14,7 @@ use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
 use crate::client_log::ClientLog;
-use crate::damage::{self, DamagedLog, Position};
+use crate::damage::{self, DamagedLog, Met, Position};
 use crate::error::{ClientError, RequestError};
 use crate::native;
 use crate::partition_list::{check_each, offsets_list, partitions_list};
@@ -108,6 +108,7 @@ pub struct PartitionConsumer {
     /// When damaged records were met last.
     damage_met: Mutex<Option<Instant>>,
     stalls: Mutex<StallWatch>,
+    undecodable: Mutex<Met>,
 }
 
 impl PartitionConsumer {
@@ -149,6 +150,7 @@ impl PartitionConsumer {
             started_at: Mutex::default(),
             damage_met: Mutex::default(),
             stalls: Mutex::default(),
+            undecodable: Mutex::default(),
         })
     }
 
@@ -263,7 +265,12 @@ impl PartitionConsumer {
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         let positions = self.positions()?;
-        let damaged = damage::find(&self.consumer, &self.config, &positions);
+        let damaged = damage::find(
+            &self.consumer,
+            &self.config,
+            &positions,
+            &mut self.undecodable(),
+        );
         let (mut all, mut others) = (Vec::new(), Vec::new());
         for (topic, partition, position) in &positions {
             all.push((topic.as_str(), *partition));
@@ -292,7 +299,10 @@ impl PartitionConsumer {
         if !watch.is_due(now) {
             return Ok(());
         }
-        let mut behind = self.positions()?;
+        // Without the positions nothing is lost but time: they are looked at again.
+        let Ok(mut behind) = self.positions() else {
+            return Ok(());
+        };
         behind.retain(|(topic, partition, position)| {
             let end = self.known_end(topic, *partition);
             end.is_some_and(|end| *position < end)
@@ -309,7 +319,13 @@ impl PartitionConsumer {
             .into_iter()
             .filter_map(|at| Some((at.topic, at.partition, at.position?)))
             .collect();
-        let stalled = damage::find_stalled(&self.consumer, &self.config, &suspects, &mut watch);
+        let stalled = damage::find_stalled(
+            &self.consumer,
+            &self.config,
+            &suspects,
+            &mut watch,
+            &mut self.undecodable(),
+        );
         if stalled.is_empty() {
             return Ok(());
         }
@@ -484,6 +500,12 @@ impl PartitionConsumer {
         Some(PollError::PositionLost {
             reason: reason.unwrap_or_else(|| error.to_string()),
         })
+    }
+
+    fn undecodable(&self) -> std::sync::MutexGuard<'_, Met> {
+        self.undecodable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn started_at(&self) -> std::sync::MutexGuard<'_, HashMap<(String, i32), i64>> {

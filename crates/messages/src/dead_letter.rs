@@ -10,7 +10,7 @@ use waybill_engine::{Offset, PartitionId};
 use crate::headers::{
     CUT_BYTES, CUT_SHA256, ERRORS_CLASS_NAME, ERRORS_CONNECTOR_NAME, ERRORS_EXCEPTION_CLASS_NAME,
     ERRORS_EXCEPTION_MESSAGE, ERRORS_OFFSET, ERRORS_PARTITION, ERRORS_STAGE, ERRORS_TASK_ID,
-    ERRORS_TOPIC, Stage,
+    ERRORS_TOPIC, Stage, UNDECODABLE_UNTIL,
 };
 
 /// The largest record that a topic of Waybill takes, in bytes: the largest value ([`crate::VALUE_BYTES_MAX`]), with room
@@ -111,6 +111,41 @@ impl DeadLetter<'_> {
     }
 }
 
+/// What stands for records that no client can decode: their bytes cannot be had, so it is said where they lie.
+#[must_use]
+pub fn undecodable(
+    topic: &str,
+    partition: PartitionId,
+    (first, next): (Offset, Offset),
+    cause: &str,
+) -> Contents {
+    let (topic, cause) = (json_string(topic), json_string(cause));
+    let value = format!(
+        "{{\"topic\":{topic},\"partition\":{partition},\"firstOffset\":{first},\"nextOffset\":{next},\"cause\":{cause}}}"
+    );
+    Contents {
+        key: None,
+        value: Some(value.into_bytes()),
+        headers: vec![(
+            UNDECODABLE_UNTIL.to_owned(),
+            Some(next.to_string().into_bytes()),
+        )],
+    }
+}
+
+fn json_string(text: &str) -> String {
+    let mut json = String::from("\"");
+    for char in text.chars() {
+        match char {
+            '"' | '\\' => json.extend(['\\', char]),
+            '\0'..='\x1f' => json.push_str(&format!("\\u{:04x}", u32::from(char))),
+            _ => json.push(char),
+        }
+    }
+    json.push('"');
+    json
+}
+
 /// The head of a record, and headers with the size and the hash of its value.
 fn head_of(record: Contents) -> (Contents, Vec<(&'static str, Vec<u8>)>) {
     let value = record.value.unwrap_or_default();
@@ -182,6 +217,18 @@ mod tests {
         let shown = text(&kept, ERRORS_EXCEPTION_MESSAGE).unwrap();
         assert_eq!(shown.len(), MESSAGE_BYTES_MAX);
         assert_eq!(text(&kept, CUT_BYTES), None);
+    }
+
+    #[test]
+    fn what_stands_for_undecodable_records_says_where_they_lie() {
+        let range = (Offset(17), Offset(20));
+        let letter = undecodable("t", PartitionId(3), range, "says \"no\"\n");
+        let value = String::from_utf8(letter.value.clone().unwrap()).unwrap();
+        assert_eq!(
+            value,
+            r#"{"topic":"t","partition":3,"firstOffset":17,"nextOffset":20,"cause":"says \"no\"\u000a"}"#
+        );
+        assert_eq!(text(&LETTER.keep(letter), UNDECODABLE_UNTIL), Some("20"));
     }
 
     #[test]

@@ -35,6 +35,9 @@ pub const CUT_BYTES: &str = "__connect.errors.waybill.cut.bytes";
 /// The SHA-256 of that value, in hexadecimal digits.
 pub const CUT_SHA256: &str = "__connect.errors.waybill.cut.sha256";
 
+/// Marks a dead letter that stands for records that no client can decode. The value is the first offset behind them.
+pub const UNDECODABLE_UNTIL: &str = "__connect.errors.waybill.undecodable.until";
+
 /// What was being done with a record that turned out to be poison, in Connect's words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {

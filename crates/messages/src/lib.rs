@@ -40,7 +40,7 @@ mod topics;
 mod wire;
 
 pub use codec::{VALUE_BYTES_MAX, WriterSchema};
-pub use dead_letter::{Contents, DEAD_LETTER_BYTES_MAX, DeadLetter, RECORD_BYTES_MAX};
+pub use dead_letter::{Contents, DEAD_LETTER_BYTES_MAX, DeadLetter, RECORD_BYTES_MAX, undecodable};
 pub use error::{DecodeError, EncodeError, SchemaError};
 pub use framing::{Frame, Framing, Lookup, SchemaId, SchemaIds, Schemas};
 pub use record::{

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use waybill_engine::{Offset, StepRequest};
-use waybill_kafka::{GroupHandler, RawRecord, RecordRef, TopicPartition};
+use waybill_kafka::{DamagedLog, GroupHandler, RawRecord, RecordRef, TopicPartition};
 use waybill_messages::headers::{Stage, TRACEPARENT};
-use waybill_messages::{Contents, DeadLetter, DecodeError, Topics};
+use waybill_messages::{Contents, DeadLetter, DecodeError, Topics, undecodable};
 
 use super::attempt::call_of;
 use super::offsets::Source;
@@ -124,24 +124,30 @@ impl Intake {
             error = error as &dyn std::error::Error,
             "a step request cannot be read and goes to the dead-letter topic"
         );
+        let contents = Contents {
+            key: raw.key,
+            value: raw.value,
+            headers: raw.headers,
+        };
+        self.put_aside(&raw.topic, contents, source, &error.to_string());
+    }
+
+    /// Sends what lies at a place to the topic's dead-letter topic.
+    fn put_aside(&self, topic: &str, contents: Contents, source: Source, cause: &str) {
         let letter = DeadLetter {
-            topic: &raw.topic,
-            partition: raw.partition,
-            offset: raw.offset,
+            topic,
+            partition: source.partition,
+            offset: source.offset,
             task_id: &self.shared.client_id,
             stage: Stage::Value,
             component: "agent",
             error_kind: "DecodeError",
-            message: &error.to_string(),
+            message: cause,
         };
-        let kept = letter.keep(Contents {
-            key: raw.key,
-            value: raw.value,
-            headers: raw.headers,
-        });
+        let kept = letter.keep(contents);
         self.shared.outbox.send(Outgoing {
-            topic: Topics::dead_letter(&raw.topic).into(),
-            partition: raw.partition,
+            topic: Topics::dead_letter(topic).into(),
+            partition: source.partition,
             key: kept.key,
             value: kept.value,
             headers: kept.headers,
@@ -206,5 +212,20 @@ impl GroupHandler for Intake {
                 Some((at.clone(), offset))
             })
             .collect()
+    }
+
+    fn undecodable(&mut self, log: &DamagedLog, next: Offset) -> bool {
+        let Some(index) = self.agent_of(&log.topic) else {
+            return false;
+        };
+        let offsets = &self.shared.offsets;
+        if let Some(source) = offsets.begin(index, log.partition, log.offset) {
+            self.shared.agents[index].metrics.poison.increment(1);
+            let range = (log.offset, next);
+            let contents = undecodable(&log.topic, log.partition, range, &log.cause);
+            self.put_aside(&log.topic, contents, source, &log.cause);
+        }
+        offsets.pass(index, log.partition, next);
+        true
     }
 }

@@ -90,6 +90,15 @@ impl Offsets {
         })
     }
 
+    /// There are no records before `next`, further than those that were begun.
+    pub(super) fn pass(&self, agent: usize, partition: PartitionId, next: Offset) {
+        let mut state = self.state();
+        let assigned = state.partitions.get_mut(&(agent, partition));
+        if let Some(tracker) = assigned.and_then(|assigned| assigned.tracker.as_mut()) {
+            tracker.pass(Offset(next.0 - 1), 0);
+        }
+    }
+
     /// Whether the record's partition is still this process's.
     pub(super) fn holds(&self, source: Source) -> bool {
         self.state()
@@ -215,6 +224,18 @@ mod tests {
         assert!(offsets.holds(new));
         assert_eq!(offsets.open(), 1);
         assert_eq!(offsets.take_commits(), vec![(0, P, Offset(100))]);
+    }
+
+    #[test]
+    fn offsets_that_were_passed_over_are_committed_behind_what_was_begun_before() {
+        let offsets = Offsets::default();
+        offsets.assign(0, P);
+        let open = begun(&offsets, 1)[0];
+        offsets.pass(0, P, Offset(104));
+        assert_eq!(offsets.take_commits(), vec![(0, P, Offset(100))]);
+        offsets.done(open);
+        assert_eq!(offsets.open(), 0);
+        assert_eq!(offsets.take_commits(), vec![(0, P, Offset(104))]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
-use rdkafka::client::ClientContext;
+use rdkafka::client::{Client, ClientContext};
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult};
@@ -23,7 +23,9 @@ use crate::record::partition_number;
 
 /// How long one poll waits before it is seen what the client told beside records.
 const STEP: Duration = Duration::from_millis(20);
-/// How often a record must not have been parsed. One line may be left over from the assignment before.
+/// How long the client is listened to for what is left over from the assignment before.
+const DRAIN: Duration = Duration::from_millis(5);
+/// How often a record must not have been parsed. Few lines may be left over from the assignment before.
 const UNPARSED_MIN: u32 = 3;
 /// How many answers must have ended in what cannot be parsed, without the position having moved.
 const PARTIAL_MIN: u64 = 3;
@@ -36,14 +38,19 @@ pub(super) enum Found {
     /// A record there or behind it, or the end of the partition.
     Readable,
     /// What lies there cannot be read.
-    Damaged {
-        /// Why.
-        kind: DamageKind,
-        /// What the client or the broker says of it.
-        cause: String,
-    },
+    Damaged(Damage),
     /// No broker told in time.
     Unanswered,
+}
+
+/// Why something cannot be read.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Damage {
+    pub(super) kind: DamageKind,
+    /// What the client or the broker says of it.
+    pub(super) cause: String,
+    /// Where the batch begins of which nothing can be read, if that is told.
+    pub(super) batch: Option<Offset>,
 }
 
 /// The client.
@@ -94,36 +101,46 @@ impl Probe {
                 Some(Ok(_)) | Some(Err(KafkaError::PartitionEOF(_))) => return Found::Readable,
                 Some(Err(error)) if severity(&error) == Severity::Damaged => {
                     let reason = told.state().reason.take();
-                    return Found::Damaged {
-                        kind: kind_of(&error, reason.as_deref()),
-                        cause: error.to_string(),
-                    };
+                    let kind = kind_of(&error, reason.as_deref());
+                    let batch = reason.as_deref().and_then(batch_of);
+                    return Found::Damaged(Damage {
+                        kind,
+                        cause: reason.unwrap_or_else(|| error.to_string()),
+                        batch: batch.filter(|_| kind == DamageKind::Undecodable),
+                    });
                 }
                 Some(Err(_)) | None => {}
             }
             let state = told.state();
             if state.unparsed >= UNPARSED_MIN {
-                return Found::Damaged {
+                return Found::Damaged(Damage {
                     kind: DamageKind::Undecodable,
                     cause: "records at this offset cannot be parsed".to_owned(),
-                };
+                    batch: None,
+                });
             }
             if Instant::now() < deadline {
                 continue;
             }
             return match state.partial >= PARTIAL_MIN && state.next == Some(offset.0) {
-                true => Found::Damaged {
+                true => Found::Damaged(Damage {
                     kind: DamageKind::Corrupt,
                     cause: "the batch at this offset is cut off, or says so".to_owned(),
-                },
+                    batch: None,
+                }),
                 false => Found::Unanswered,
             };
         }
     }
 
+    /// The client, to ask brokers.
+    pub(super) fn client(&self) -> &Client<impl ClientContext> {
+        self.consumer.client()
+    }
+
     fn assign(&self, topic: &str, partition: PartitionId, offset: Offset) -> KafkaResult<()> {
         self.consumer.unassign()?;
-        while self.consumer.poll(Duration::ZERO).is_some() {}
+        while self.consumer.poll(DRAIN).is_some() {}
         let told = self.consumer.context();
         *told.topic() = (topic.to_owned(), partition_number(partition));
         {
@@ -152,6 +169,15 @@ fn kind_of(error: &KafkaError, reason: Option<&str>) -> DamageKind {
         }
         _ => DamageKind::Corrupt,
     }
+}
+
+/// Where the batch begins that could not be decompressed.
+fn batch_of(reason: &str) -> Option<Offset> {
+    let (_, behind) = reason
+        .strip_prefix("Decompression ")?
+        .split_once(" of message at ")?;
+    let (offset, _) = behind.split_once(' ')?;
+    offset.parse().ok().map(Offset)
 }
 
 /// What librdkafka told beside records.
@@ -231,5 +257,7 @@ mod tests {
             let error = KafkaError::MessageConsumption(code);
             assert_eq!(kind_of(&error, reason), expected, "{code:?} {reason:?}");
         }
+        assert_eq!(batch_of(decompressed), Some(Offset(7)));
+        assert_eq!(batch_of(checksum), None);
     }
 }

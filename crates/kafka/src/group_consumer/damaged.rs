@@ -6,7 +6,8 @@
 //! fails does no harm. The damage is met again.
 //!
 //! Only paused partitions are resumed: librdkafka would read others again from where they were assigned. Nothing is
-//! sought: librdkafka would forget where the records ended that were handed over.
+//! sought but what lies behind undecodable records: librdkafka forgets where the records ended that were handed over, so
+//! that is remembered here.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use rdkafka::topic_partition_list::TopicPartitionList;
 use waybill_engine::Offset;
 
 use super::context::{partition_of, partitions_of};
-use super::{GroupConsumer, TopicPartition};
+use super::{GroupConsumer, GroupHandler, TopicPartition};
 use crate::damage::{self, DamagedLog, Position};
 use crate::native;
 use crate::partition_list::{check_each, partitions_list};
@@ -35,15 +36,21 @@ impl GroupConsumer {
     /// # Errors
     ///
     /// If a partition cannot be paused. What the client hands over next may have gaps then.
-    pub(super) fn leave_damaged(&mut self, error: &KafkaError) -> KafkaResult<()> {
+    pub(super) fn leave_damaged(
+        &mut self,
+        error: &KafkaError,
+        handler: &mut dyn GroupHandler,
+    ) -> KafkaResult<()> {
         let assigned = self.consumer.assignment()?;
         self.consumer.pause(&assigned)?;
         check_each(&assigned)?;
-        let found = damage::find(&self.consumer, &self.config, &self.positions()?);
+        let positions = self.positions()?;
+        let met = &mut self.undecodable;
+        let found = damage::find(&self.consumer, &self.config, &positions, met);
         if found.is_empty() {
             damage::log_not_found(&self.client_id, error);
         }
-        self.leave(found);
+        self.leave(found, handler);
         if !self.held.load(Ordering::Acquire) {
             self.read_on(&self.whole(&assigned));
         }
@@ -55,8 +62,9 @@ impl GroupConsumer {
     ///
     /// # Errors
     ///
-    /// If such a partition cannot be paused.
-    pub(super) fn leave_stalled(&mut self) -> KafkaResult<()> {
+    /// If the client does not tell its positions, or does not pause such a partition: then it stands still as before, and
+    /// is looked at again.
+    pub(super) fn leave_stalled(&mut self, handler: &mut dyn GroupHandler) -> KafkaResult<()> {
         let now = Instant::now();
         if self.held.load(Ordering::Acquire) {
             self.stalls.clear();
@@ -97,8 +105,13 @@ impl GroupConsumer {
             }
         }
         self.ask_positions(asked, &mut positions);
-        let found =
-            damage::find_stalled(&self.consumer, &self.config, &positions, &mut self.stalls);
+        let found = damage::find_stalled(
+            &self.consumer,
+            &self.config,
+            &positions,
+            &mut self.stalls,
+            &mut self.undecodable,
+        );
         if found.is_empty() {
             return Ok(());
         }
@@ -106,17 +119,49 @@ impl GroupConsumer {
         let list = list_of(&at);
         self.consumer.pause(&list)?;
         check_each(&list)?;
-        self.leave(found);
+        let passed = self.leave(found, handler);
+        self.read_on(&list_of(&passed));
         Ok(())
     }
 
-    /// Remembers when partitions are read again that are paused already.
-    fn leave(&mut self, found: Vec<DamagedLog>) {
+    /// Remembers when partitions are read again that are paused already. Returns those that are to be read on now,
+    /// behind records that the handler has taken care of.
+    fn leave(
+        &mut self,
+        found: Vec<DamagedLog>,
+        handler: &mut dyn GroupHandler,
+    ) -> Vec<TopicPartition> {
         let again_after = self.damaged_again_after;
         damage::log_found(&self.client_id, &found, Some(again_after));
         let again_at = Instant::now() + again_after;
-        let found = found.iter().map(|log| (partition_of_log(log), again_at));
-        self.damaged.extend(found);
+        let mut passed = Vec::new();
+        for log in found {
+            let at = partition_of_log(&log);
+            if let Some(next) = log.next
+                && handler.undecodable(&log, next)
+                && self.move_to(&at, next)
+            {
+                passed.push(at);
+            } else {
+                self.damaged.insert(at, again_at);
+            }
+        }
+        passed
+    }
+
+    /// Has a paused partition read on at an offset. Returns whether the client will.
+    fn move_to(&mut self, at: &TopicPartition, next: Offset) -> bool {
+        let number = partition_number(at.partition);
+        let offset = rdkafka::Offset::Offset(next.0);
+        let sought = self
+            .consumer
+            .seek(&at.topic, number, offset, LOOKUP_TIMEOUT);
+        let is_sought = sought.is_ok();
+        self.log_failure("reading on behind undecodable records", sought);
+        if is_sought {
+            self.moved_to.insert(at.clone(), next);
+        }
+        is_sought
     }
 
     /// Reads damaged partitions again after a while: a replica may have become their leader that has them whole.
@@ -169,7 +214,10 @@ impl GroupConsumer {
                 rdkafka::Offset::Offset(offset) => {
                     positions.push((at.topic, at.partition, Offset(offset)));
                 }
-                _ => unknown.push(at),
+                _ => match self.moved_to.get(&at) {
+                    Some(next) => positions.push((at.topic, at.partition, *next)),
+                    None => unknown.push(at),
+                },
             }
         }
         Ok((positions, unknown))

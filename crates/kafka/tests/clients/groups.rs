@@ -12,8 +12,8 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::{ClientConfig, TopicPartitionList};
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{
-    GroupConsumer, GroupHandler, GroupOptions, PollError, PollLimits, Polled, RecordRef,
-    TopicPartition,
+    DamagedLog, GroupConsumer, GroupHandler, GroupOptions, PollError, PollLimits, Polled,
+    RecordRef, TopicPartition,
 };
 
 use crate::on_both_brokers;
@@ -47,6 +47,8 @@ struct Share {
     next: BTreeMap<PartitionId, Offset>,
     revoked: usize,
     lost: usize,
+    takes_undecodable: bool,
+    undecodable: Vec<(PartitionId, i64, i64)>,
 }
 
 impl GroupHandler for Share {
@@ -80,6 +82,13 @@ impl GroupHandler for Share {
             .iter()
             .filter_map(|gone| Some((gone.clone(), self.next.remove(&gone.partition)?)))
             .collect()
+    }
+
+    fn undecodable(&mut self, log: &DamagedLog, next: Offset) -> bool {
+        if self.takes_undecodable {
+            self.undecodable.push((log.partition, log.offset.0, next.0));
+        }
+        self.takes_undecodable
     }
 }
 

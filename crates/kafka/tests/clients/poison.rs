@@ -9,11 +9,11 @@ use bytes::Bytes;
 use rdkafka::mocking::MockCluster;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{
-    ConsumerOptions, DamagedLog, KafkaSettings, PartitionConsumer, PollError, PollLimits,
-    ProducerOptions,
+    ConsumerOptions, DamageKind, DamagedLog, KafkaSettings, PartitionConsumer, PollError,
+    PollLimits, ProducerOptions,
 };
 
-use crate::raw::{append_batch, batch, poison_record, record};
+use crate::raw::{append_batch, batch, batch_with, poison_record, record};
 use crate::support::{A_WHILE, ALL, BatchProducer, PATIENCE, read_to, send_batch};
 use crate::transactions::Transactional;
 use crate::world::World;
@@ -48,6 +48,8 @@ fn assert_stall_is_told(settings: &KafkaSettings, topic: &str) {
     let named = (log.topic.as_str(), log.partition, log.offset);
     assert_eq!(named, (topic, PartitionId(0), Offset(2)));
     assert_eq!(log.cause, "records at this offset cannot be parsed");
+    // Met once, it may be a fault of the broker's.
+    assert_eq!((log.kind, log.next), (DamageKind::Undecodable, None));
 
     // It is no longer assigned. The other one is read on.
     send_batch(&producer, topic, 1, &[b"later"]);
@@ -158,4 +160,96 @@ fn a_transaction_that_is_open_is_no_stall() {
     let writer = Transactional::new(&world);
     writer.write_two(&topic);
     quiet_for_long(&world.consumer(&topic, 0, 1));
+}
+
+/// Reads partition 0 from its start as the scheduler does, which adds a partition again that was left as damaged: later
+/// at the same offset, or behind what was never a record. Returns the offsets of its records, and what was passed over.
+fn read_over_poison(
+    settings: &KafkaSettings,
+    topic: &str,
+    records: usize,
+) -> (Vec<i64>, Vec<(i64, i64)>) {
+    let consumer = PartitionConsumer::new(settings, &ConsumerOptions::new("c")).unwrap();
+    let from = |offset| [(topic, PartitionId(0), offset)];
+    consumer.assign(&from(Offset(0))).unwrap();
+    let deadline = Instant::now() + PATIENCE * 3;
+    let (mut offsets, mut passed) = (Vec::new(), Vec::new());
+    while offsets.len() < records {
+        assert!(Instant::now() < deadline, "{offsets:?} {passed:?}");
+        let polled = consumer.poll(ALL, A_WHILE, &mut |record| offsets.push(record.offset().0));
+        match polled {
+            Ok(_) => {}
+            Err(PollError::Damaged(logs)) => {
+                for log in logs {
+                    assert_eq!(log.kind, DamageKind::Undecodable);
+                    passed.extend(log.next.map(|next| (log.offset.0, next.0)));
+                    consumer.add(&from(log.next.unwrap_or(log.offset))).unwrap();
+                }
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    (offsets, passed)
+}
+
+#[test]
+fn behind_a_record_that_cannot_be_parsed_every_other_one_is_read() {
+    let (_cluster, settings) = super::mock_cluster::cluster("t", 1);
+    append_batch(&settings, "t", poison());
+    let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
+    send_batch(&producer, "t", 0, &[b"behind"]);
+    assert_eq!(
+        read_over_poison(&settings, "t", 3),
+        (vec![0, 2, 3], vec![(1, 2)])
+    );
+}
+
+/// The batches of others lie between those that nobody can read.
+#[test]
+fn a_search_for_what_can_be_read_passes_over_nothing_that_can() {
+    let (_cluster, settings) = super::mock_cluster::cluster("t", 1);
+    let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
+    for _ in 0..3 {
+        append_batch(&settings, "t", batch(&[poison_record(0)]));
+    }
+    send_batch(&producer, "t", 0, &[b"good"]);
+    append_batch(&settings, "t", not_compressed(&vec![record(0, b"a"); 100]));
+    append_batch(&settings, "t", not_compressed(&vec![record(0, b"b"); 7]));
+    send_batch(&producer, "t", 0, &[b"behind"]);
+    assert_eq!(
+        read_over_poison(&settings, "t", 2),
+        (vec![3, 111], vec![(0, 3), (4, 111)])
+    );
+}
+
+/// A batch that says that it is compressed with zstd, and is not.
+fn not_compressed(records: &[Vec<u8>]) -> Bytes {
+    batch_with(4, records)
+}
+
+/// Every form of record that Apache Kafka was found to keep and librdkafka cannot parse.
+#[test]
+fn behind_what_apache_kafka_lets_in_the_partition_is_read_on() {
+    let Some(world) = World::apache_kafka() else {
+        return;
+    };
+    let topic = world.topic_with("t", 1, &[("compression.type", "uncompressed")]);
+    let append = |records: &[Vec<u8>]| append_batch(&world.settings, &topic, batch(records));
+    let body = &record(0, b"a")[1..];
+    let long = |length: u8| vec![length | 0x80, 0x80, 0x80, 0x80, 0x70];
+    let whole_length = long(u8::try_from(body.len()).unwrap() * 2);
+    append(&[[&whole_length, body].concat(), record(1, b"hidden")]);
+    let value_length = [&[11 * 2, 0, 0, 0, 0][..], &long(2), b"v\0"].concat();
+    append(&[value_length, record(1, b"good")]);
+    let producer = world.producer();
+    send_batch(&producer, &topic, 0, &[b"good"]);
+    append(&[record(0, b"good"), poison_record(1)]);
+    let (offsets, passed) = read_over_poison(&world.settings, &topic, 3);
+    eprintln!("read {offsets:?}, passed over {passed:?}");
+    assert!(offsets.contains(&4) && offsets.contains(&5), "{offsets:?}");
+    assert!(passed.iter().all(|(first, next)| {
+        offsets
+            .iter()
+            .all(|offset| offset < first || offset >= next)
+    }));
 }

@@ -49,11 +49,16 @@ pub(crate) fn append_batch(settings: &KafkaSettings, topic: &str, batch: Bytes) 
 
 /// A batch of records of one's own making, with a right checksum.
 pub(crate) fn batch(records: &[Vec<u8>]) -> Bytes {
+    batch_with(0, records)
+}
+
+/// The same with other attributes: the lowest bits say how it is compressed.
+pub(crate) fn batch_with(attributes: u16, records: &[Vec<u8>]) -> Bytes {
     let count = u32::try_from(records.len()).unwrap();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let now_ms = u64::try_from(now.as_millis()).unwrap();
     let mut checked = BytesMut::new();
-    checked.put_u16(0);
+    checked.put_u16(attributes);
     checked.put_u32(count - 1);
     checked.put_u64(now_ms);
     checked.put_u64(now_ms);

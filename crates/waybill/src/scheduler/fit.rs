@@ -18,6 +18,9 @@ use super::input::LogEnds;
 /// again.
 const READ_WHOLE: [Source; 3] = [Source::Requests, Source::Expedited, Source::Recoveries];
 
+/// The fingerprint of what no client can decode: there is nothing to take one of, so nothing is held against it.
+pub(super) const UNDECODABLE: u64 = 0;
+
 /// Where the consumers begin.
 #[derive(Clone, Debug)]
 pub(super) struct StartOffsets {
@@ -138,7 +141,10 @@ pub(super) fn start_offsets(row: &Lease, ends: &LogEnds) -> Result<StartOffsets,
     let verify = ByLane::of(|lane: Lane| {
         let source = lane.source();
         let below = Offset(at.on(source).0 - 1);
-        let fingerprint = checkpoint.fingerprints[lane].filter(|_| below >= ends.first.on(source));
+        let fingerprint = checkpoint.fingerprints[lane];
+        let fingerprint = fingerprint
+            .filter(|_| below >= ends.first.on(source))
+            .filter(|fingerprint| *fingerprint != UNDECODABLE);
         fingerprint.map(|fingerprint| (below, fingerprint))
     });
     Ok(StartOffsets {
@@ -212,6 +218,17 @@ mod tests {
     #[test]
     fn a_record_below_the_checkpoint_that_was_deleted_is_not_verified() {
         let start = start_offsets(&held(3, 50, 200), &logs((50, 60), (0, 300))).unwrap();
+        assert_eq!(
+            (start.at.requests, start.verify.ordinary),
+            (Offset(50), None)
+        );
+    }
+
+    #[test]
+    fn what_no_client_can_decode_is_not_verified_and_not_read_again() {
+        let mut row = held(3, 50, 200);
+        row.checkpoint.fingerprints.ordinary = Some(UNDECODABLE);
+        let start = start_offsets(&row, &logs((10, 60), (0, 300))).unwrap();
         assert_eq!(
             (start.at.requests, start.verify.ordinary),
             (Offset(50), None)

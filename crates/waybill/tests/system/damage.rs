@@ -152,6 +152,112 @@ async fn a_damaged_request_is_never_carried_out_and_its_partition_says_where_it_
     world.ready().await;
 }
 
+/// A request is changed on disk into one that no client can decode, with a right checksum. It is put aside, and the
+/// requests behind it are carried out. So it is after a restart.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_client_can_decode_is_put_aside_and_its_partition_goes_on() {
+    let mut world = World::new("partitions: 1\n");
+    let up = world.up();
+    world.ready().await;
+    let reader = world.url("admin", "/schedulers/0");
+    let put = world.client.put(&reader);
+    let put = put.json(&json!({ "running": false })).send().await;
+    put.expect("the admin port answers");
+    let mut ids = Vec::new();
+    for name in ["before", "the-poisoned-one", "behind"] {
+        let mut body = delivery(name, false);
+        body["expedited"] = json!(false);
+        ids.push(world.deliver(&body).await);
+    }
+    let (file, at) = find(&world.path("data"), REQUESTS, b"package-the-poisoned-one");
+    poison(&file, usize::try_from(at).unwrap());
+    let put = world.client.put(&reader);
+    let put = put.json(&json!({ "running": true })).send().await;
+    put.expect("the admin port answers");
+
+    let rest = [ids[0].clone(), ids[2].clone()];
+    world.all_reach(&rest, "Processed").await;
+    let poisoned = ids.remove(1);
+    assert_ne!(world.state(&poisoned).await.as_deref(), Some("Processed"));
+    let topic = world.topic(REQUESTS);
+    let letters = run(&world, &["dlq", "list", "--topic", REQUESTS]);
+    let letters = json_lines(&letters);
+    let [letter] = &letters[..] else {
+        panic!("one letter: {letters:?}")
+    };
+    let source = json!({ "topic": topic, "partition": 0, "offset": 1 });
+    assert_eq!(letter["source"], source);
+    let cause = letter["cause"].as_str().unwrap_or_default();
+    assert_eq!(cause, "records at this offset cannot be parsed");
+    world.ready().await;
+
+    // Its last records are all done: nothing is read again.
+    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    let world = Arc::new(world);
+    let _up = restart(&world);
+    world.ready().await;
+    let id = world.deliver(&delivery("after-restart", false)).await;
+    world.all_reach(&[id], "Processed").await;
+}
+
+/// Gives the value around a place of a log the length -2, and its batch a right checksum.
+fn poison(path: &Path, within: usize) {
+    let mut log = std::fs::read(path).unwrap();
+    let mut start = 0;
+    let batch = loop {
+        let length = log[start + 8..start + 12].try_into().unwrap();
+        let end = start + 12 + usize::try_from(u32::from_be_bytes(length)).unwrap();
+        if end > within {
+            break &mut log[start..end];
+        }
+        start = end;
+    };
+    // Behind the batch's header: the record's length, attributes, and the differences of time and offset.
+    let mut at = 61;
+    varint(batch, &mut at);
+    at += 1;
+    varint(batch, &mut at);
+    varint(batch, &mut at);
+    let key = varint(batch, &mut at);
+    at += usize::try_from(key).unwrap();
+    let value = at;
+    varint(batch, &mut at);
+    let bytes = &mut batch[value..at];
+    bytes.fill(0x80);
+    bytes[0] |= 3;
+    *bytes.last_mut().unwrap() &= 0x7f;
+    let checksum = crc32c(&batch[21..]).to_be_bytes();
+    batch[17..21].copy_from_slice(&checksum);
+    let batch = batch.to_vec();
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    file.write_all_at(&batch, start as u64).unwrap();
+}
+
+/// The checksum of batches.
+fn crc32c(bytes: &[u8]) -> u32 {
+    const POLYNOMIAL: u32 = 0x82f6_3b78;
+    let crc = bytes.iter().fold(!0, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc: u32, _| {
+            (crc >> 1) ^ (POLYNOMIAL * (crc & 1))
+        })
+    });
+    !crc
+}
+
+/// A number of a record, and the place behind it.
+fn varint(bytes: &[u8], at: &mut usize) -> i64 {
+    let (mut number, mut shift) = (0_u64, 0);
+    loop {
+        let byte = bytes[*at];
+        *at += 1;
+        number |= u64::from(byte & 0x7f) << shift;
+        shift += 7;
+        if byte & 0x80 == 0 {
+            return (number >> 1).cast_signed() ^ -(number & 1).cast_signed();
+        }
+    }
+}
+
 /// The file below a folder, with a name on its path, that holds some bytes, and where in it.
 fn find(folder: &Path, name: &str, bytes: &[u8]) -> (PathBuf, u64) {
     let mut folders = vec![folder.to_owned()];

@@ -6,6 +6,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use waybill_engine::PartitionId;
 use waybill_kafka::PollLimits;
 
 use super::{LONG_SESSION, Member, poll_until};
@@ -197,6 +198,52 @@ fn a_partition_that_stalls_without_an_error_stands_still_and_the_others_are_read
     assert_eq!(member.values(0), [b"before"]);
     poll_until([&mut member], |[member]| member.read_count() == 4);
     assert_eq!(member.values(0), [b"before", DAMAGED, b"behind"]);
+}
+
+#[test]
+fn what_is_undecodable_twice_is_handed_to_the_handler_and_the_partition_is_read_on() {
+    let world = World::embedded();
+    let topic = world.topic("t", 2);
+    let producer = world.producer();
+    send_three(&producer, &topic, 0);
+    world.line().poison(Some(DAMAGED));
+    let mut member = impatient(&world, &topic);
+    member.share.takes_undecodable = true;
+    poll_until([&mut member], |[member]| member.values(0).len() == 2);
+    assert_eq!(member.values(0), [b"before", &b"behind"[..]]);
+    assert_eq!(member.share.undecodable, [(PartitionId(0), 1, 2)]);
+
+    // What librdkafka forgot about where it reads does no harm when there is damage elsewhere.
+    send_batch(&producer, &topic, 1, &[b"another damaged one"]);
+    world.line().damage(&[b"another damaged one"]);
+    poll_for(&mut member, SOON);
+    world.line().damage(&[]);
+    send_batch(&producer, &topic, 0, &[b"later"]);
+    poll_until([&mut member], |[member]| member.read_count() == 4);
+    assert_eq!(member.values(0), [b"before", &b"behind"[..], b"later"]);
+}
+
+/// Nothing behind it has been read when the client looks for damage elsewhere.
+#[test]
+fn a_partition_that_was_taken_further_and_has_given_nothing_since_is_not_read_from_before() {
+    let world = World::embedded();
+    let topic = world.topic("t", 2);
+    let producer = world.producer();
+    send_batch(&producer, &topic, 0, &[DAMAGED]);
+    world.line().poison(Some(DAMAGED));
+    let mut member = impatient(&world, &topic);
+    member.share.takes_undecodable = true;
+    poll_until([&mut member], |[member]| {
+        !member.share.undecodable.is_empty()
+    });
+    send_batch(&producer, &topic, 1, &[b"another damaged one"]);
+    world.line().damage(&[b"another damaged one"]);
+    poll_for(&mut member, SOON);
+    world.line().damage(&[]);
+    send_batch(&producer, &topic, 0, &[b"later"]);
+    poll_until([&mut member], |[member]| member.read_count() == 2);
+    assert_eq!(member.values(0), [b"later"]);
+    assert_eq!(member.share.undecodable, [(PartitionId(0), 0, 1)]);
 }
 
 /// Nothing was read before it: the group tells where the partition is to be read.

@@ -68,6 +68,8 @@ pub(super) enum Unplaced {
         "only its head was kept: the record itself lies at {0}, for as long as its topic keeps it"
     )]
     Cut(Position),
+    #[error("it stands for what no client can decode at {0}: there is no record to send again")]
+    Undecodable(Position),
 }
 
 /// A dead letter.
@@ -136,6 +138,10 @@ impl Letter {
     /// Where its record can be sent again.
     pub(super) fn destination(&self) -> Result<Position, Unplaced> {
         let source = self.source()?;
+        let is_mark = |(name, _): &(String, _)| name == headers::UNDECODABLE_UNTIL;
+        if self.headers.iter().any(is_mark) {
+            return Err(Unplaced::Undecodable(source));
+        }
         match self.error(headers::CUT_BYTES) {
             Some(_) => Err(Unplaced::Cut(source)),
             None => Ok(source),
@@ -235,6 +241,16 @@ mod tests {
         letter.errors.push((headers::CUT_BYTES.to_owned(), size));
         let refused = letter.destination().unwrap_err();
         assert!(refused.to_string().contains("lies at t/3/17"), "{refused}");
+    }
+
+    #[test]
+    fn a_letter_that_stands_for_undecodable_records_is_not_sent_again() {
+        let mark = (headers::UNDECODABLE_UNTIL, Some(&b"18"[..]));
+        let letter = dead("t", &[mark], "t.dlq");
+        assert_eq!(letter.source().unwrap().to_string(), "t/3/17");
+        let refused = letter.destination().unwrap_err();
+        let said = "no client can decode at t/3/17";
+        assert!(refused.to_string().contains(said), "{refused}");
     }
 
     #[test]

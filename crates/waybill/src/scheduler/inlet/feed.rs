@@ -5,12 +5,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use waybill_engine::{Event, Offset, PartitionId, ReaderId, Share, Source};
-use waybill_kafka::{PartitionConsumer, RecordRef, RequestError};
-use waybill_messages::SchemaId;
+use waybill_engine::{Event, ForwardRecord, KeyHash, Offset, PartitionId, ReaderId, Share, Source};
+use waybill_kafka::{DamagedLog, PartitionConsumer, RecordRef, RequestError};
+use waybill_messages::{SchemaId, undecodable};
 
 use crate::scheduler::decode::Decoder;
-use crate::scheduler::input::{Arrived, Generation};
+use crate::scheduler::fit::UNDECODABLE;
+use crate::scheduler::input::{Arrived, Generation, LostCause};
 
 /// A partition as the polling thread knows it: read once, for all readers of this process that share it.
 pub(super) struct Assigned {
@@ -63,6 +64,62 @@ impl Reading {
             offset,
             fingerprint,
         }))
+    }
+
+    /// What tells its engine that no client can decode the records from `log.offset` up to `next`. The checkpoint passes
+    /// them, and one of those who share the partition has them put aside.
+    ///
+    /// # Errors
+    ///
+    /// If the checkpoint has seen another record there.
+    pub(super) fn pass_over(
+        &mut self,
+        source: Source,
+        log: &DamagedLog,
+        next: Offset,
+    ) -> Result<Vec<Arrived>, LostCause> {
+        let first = log.offset;
+        if self.next >= next || !self.share.reads(source, first.max(self.next)) {
+            return Ok(Vec::new());
+        }
+        if let Some((below, expected)) = self.verify.take()
+            && below >= first
+        {
+            let found = UNDECODABLE;
+            return Err(LostCause::Fingerprint { expected, found });
+        }
+        let mut arrived: Vec<Arrived> = self.tell_passed(source).into_iter().collect();
+        let takes = self.share.is_whole() || self.share.takes(source, first, KeyHash::of(&[]));
+        if self.next <= first && takes {
+            let range = (first, next);
+            let stands_for = undecodable(&log.topic, log.partition, range, &log.cause);
+            arrived.push(self.arrived(Event::Unreadable {
+                source,
+                offset: first,
+                fingerprint: UNDECODABLE,
+                cause: log.cause.clone(),
+                record: Box::new(ForwardRecord {
+                    key: stands_for.key,
+                    value: stands_for.value,
+                    headers: stands_for.headers,
+                }),
+            }));
+        }
+        // What lies beyond is for those who stay.
+        let last = match self.share.awaited_end(source) {
+            Some(end) if !self.share.reads(source, Offset(next.0 - 1)) => end.min(next),
+            Some(_) | None => next,
+        };
+        let last = Offset(last.0 - 1);
+        if last > first || !takes {
+            arrived.push(self.arrived(Event::Passed {
+                source,
+                offset: last,
+                fingerprint: UNDECODABLE,
+            }));
+        }
+        self.next = last.next();
+        Ok(arrived)
     }
 
     /// Holds the first record of an assignment against the checkpoint's fingerprint, if it has one.

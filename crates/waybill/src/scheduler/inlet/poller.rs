@@ -294,7 +294,10 @@ impl Poller {
             Ok(_) => {}
             Err(PollError::Damaged(logs)) => {
                 for log in &logs {
-                    self.stop_at(log);
+                    match log.next {
+                        Some(next) => self.pass_over(log, next),
+                        None => self.stop_at(log),
+                    }
                 }
             }
             Err(PollError::OffsetOutOfRange(partitions)) => {
@@ -441,6 +444,52 @@ impl Poller {
         });
         for input in blocked(source, &assigned.readers, Some(log.to_string())) {
             self.send(input);
+        }
+    }
+
+    /// Reads a partition on behind records that no client can decode: the client has stopped to read it. What stands
+    /// for them goes to the dead-letter topic, and the checkpoint passes them.
+    fn pass_over(&mut self, log: &DamagedLog, next: Offset) {
+        let mut feeds = self.feeds.iter_mut();
+        let Some(feed) = feeds.find(|feed| *feed.topic == *log.topic) else {
+            return;
+        };
+        let source = feed.source;
+        let Some(assigned) = feed.assigned.get_mut(&log.partition) else {
+            return;
+        };
+        assigned.next = next;
+        let mut inputs = Vec::new();
+        if std::mem::take(&mut assigned.is_blocked) {
+            inputs.extend(blocked(source, &assigned.readers, None));
+        }
+        let mut records = Vec::new();
+        for reading in &mut assigned.readers {
+            match reading.pass_over(source, log, next) {
+                Ok(arrived) => records.extend(arrived),
+                Err(cause) => inputs.push(Input::Lost {
+                    source,
+                    generation: reading.generation,
+                    reader: reading.reader,
+                    cause,
+                }),
+            }
+        }
+        inputs.push(Input::Records {
+            source: self.feeds[0].source,
+            amount: Amount {
+                records: 0,
+                bytes: 0,
+            },
+            records,
+        });
+        for input in inputs {
+            self.send(input);
+        }
+        let at = [(log.topic.as_str(), log.partition, next)];
+        if let Err(error) = self.consumer.add(&at) {
+            let cause = LostCause::Client(error.to_string());
+            self.lost(source, log.partition, &cause);
         }
     }
 
