@@ -149,10 +149,12 @@ fn credentials(message: &[u8]) -> Option<(&str, &str)> {
 mod tests {
     use super::*;
 
+    type Credentials<'a> = Option<(&'a str, &'a str)>;
+
     #[test]
     fn a_login_is_a_user_and_a_password_and_nothing_else() {
         let long = format!("\0a\0{}", "x".repeat(LOGIN_BYTES_MAX));
-        let cases: [(&[u8], Option<(&str, &str)>); 10] = [
+        let cases: [(&[u8], Credentials<'_>); 10] = [
             (b"\0ada\0secret", Some(("ada", "secret"))),
             (b"ada\0ada\0secret", Some(("ada", "secret"))),
             (b"\0ada\0", Some(("ada", ""))),

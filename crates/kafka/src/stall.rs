@@ -135,7 +135,7 @@ mod tests {
         let moving = |second: u64| Some(i64::try_from(second / 9).unwrap());
         let found = suspect_at(&mut StallWatch::default(), start, 0..60, moving);
         assert_eq!(found, None);
-        let at_end = |second: u64| (second % 9 != 0).then_some(7);
+        let at_end = |second: u64| (!second.is_multiple_of(9)).then_some(7);
         let found = suspect_at(&mut StallWatch::default(), start, 0..60, at_end);
         assert_eq!(found, None);
     }
