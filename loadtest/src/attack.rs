@@ -76,7 +76,7 @@ impl Arguments {
     }
 }
 
-/// What a kind of attack has come to.
+/// Counts of one kind of attack.
 #[derive(Default)]
 pub struct Tally {
     steps: AtomicU64,
@@ -129,11 +129,11 @@ enum Attack {
     UnreadAnswers,
     /// Sends heads that two readers may frame differently.
     AmbiguousFraming,
-    /// Asks for operations and places that it made up.
+    /// Asks for operations that do not exist.
     MadeUpOperations,
     /// Sends what a browser sends for a page of another origin, and under a name that was bound to this address.
     ForeignPage,
-    /// Sends frames that are none.
+    /// Sends malformed frames.
     BadFrames,
     /// Sends small batches that expand to much.
     Bombs,
@@ -211,7 +211,7 @@ impl Attack {
 ///
 /// # Errors
 ///
-/// None; it says what was done.
+/// If it is interrupted.
 pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<bool> {
     let mut tallies = Vec::new();
     let mut attackers = tokio::task::JoinSet::new();
@@ -246,7 +246,7 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
     ended.map(|()| true)
 }
 
-/// What became of an attack, in one line.
+/// The counts of one kind of attack, in one line.
 struct Line<'a>(Attack, &'a Tally);
 
 impl fmt::Display for Line<'_> {

@@ -44,6 +44,8 @@ pub enum Action<'a> {
     Write(&'a str),
     /// Joins this consumer group, reads and commits its offsets.
     Group(&'a str),
+    /// Takes an id for an idempotent producer.
+    ProducerId,
     /// Creates, changes or deletes topics, records and groups.
     Administer,
 }
@@ -57,6 +59,8 @@ pub(crate) enum Login {
     Missing,
     /// The mechanism was agreed on.
     Started,
+    /// The login was refused: the connection may do nothing more.
+    Refused,
     /// The connection may do what the rights allow.
     Done(Arc<dyn Rights>),
 }
@@ -72,21 +76,28 @@ impl Login {
 
     /// Whether the connection still has to log in.
     pub(crate) fn is_awaited(&self) -> bool {
-        matches!(self, Self::Missing | Self::Started)
+        matches!(self, Self::Missing | Self::Started | Self::Refused)
+    }
+
+    /// Whether the connection may still log in.
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self, Self::Refused)
     }
 
     /// The rights of its requests; `None` if it may do everything.
     pub(crate) fn rights(&self) -> Option<&Arc<dyn Rights>> {
         match self {
             Self::Done(rights) => Some(rights),
-            Self::NotNeeded | Self::Missing | Self::Started => None,
+            Self::NotNeeded | Self::Missing | Self::Started | Self::Refused => None,
         }
     }
 
     /// Agrees on the mechanism.
     pub(crate) fn handshake(&mut self, request: &SaslHandshakeRequest) -> SaslHandshakeResponse {
         let code = match self {
-            Self::NotNeeded | Self::Done(_) => ResponseError::IllegalSaslState.code(),
+            Self::NotNeeded | Self::Refused | Self::Done(_) => {
+                ResponseError::IllegalSaslState.code()
+            }
             Self::Missing | Self::Started if *request.mechanism == *PLAIN => {
                 *self = Self::Started;
                 0
@@ -112,7 +123,7 @@ impl Login {
         let (Self::Started, Some(logins)) = (&*self, logins) else {
             return refused(
                 ResponseError::IllegalSaslState,
-                "SaslHandshake has to come first, and one login is enough",
+                "a login follows SaslHandshake, once",
             );
         };
         let rights = credentials(&request.auth_bytes)
@@ -123,7 +134,7 @@ impl Login {
                 SaslAuthenticateResponse::default()
             }
             None => {
-                *self = Self::Missing;
+                *self = Self::Refused;
                 refused(
                     ResponseError::SaslAuthenticationFailed,
                     "the user name or the password is wrong",

@@ -65,7 +65,7 @@ pub(crate) enum Closed {
     Stopping,
     #[error("nothing was sent for too long")]
     Idle,
-    #[error("no login came in time")]
+    #[error("the login timed out")]
     NoLogin,
     #[error("a request or an answer took too long to transfer")]
     Stalled,

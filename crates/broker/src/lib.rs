@@ -1,8 +1,8 @@
 //! An embedded, single-node broker that speaks the Kafka protocol over TCP.
 //!
 //! **What it is for:** development, tests and one machine. It has no replication, no
-//! transactions and no encryption: bind it to addresses that you trust. It asks for a login where
-//! [`BrokerConfig::logins`] checks them.
+//! transactions and no encryption: bind it to addresses that you trust. It requires a login if
+//! [`BrokerConfig::logins`] is set.
 //! Beyond one machine, Apache Kafka takes its place by configuration alone, because everything
 //! that talks to it uses an ordinary Kafka client (librdkafka, kcat, the Java client).
 //!

@@ -116,15 +116,13 @@ pub(crate) fn find<C: ConsumerContext>(
     positions: &[Position],
     met: &mut Met,
 ) -> Vec<DamagedLog> {
-    let Some(probe) = probe(config) else {
-        return Vec::new();
-    };
     let damaged = positions.iter().filter_map(|(topic, partition, offset)| {
         // Of a partition that was read to its end, no damage was fetched.
         let end = native::known_end(consumer.client(), topic, *partition);
         if end.is_some_and(|end| *offset >= end) {
             return None;
         }
+        let probe = probe(config)?;
         match probe.ask(topic, *partition, *offset, PROBE_PATIENCE) {
             Found::Damaged(damage) => {
                 Some(log_of(&probe, (topic, *partition, *offset), damage, met))
@@ -150,22 +148,19 @@ pub(crate) fn find_stalled<C: ConsumerContext>(
         if Instant::now() >= until {
             break;
         }
-        // A broker that does not answer this is away: nothing stands still.
-        match watermarks(consumer.client(), topic, *partition, END_PATIENCE) {
-            Ok((_, end)) if *offset < end => {}
-            Ok(_) => {
-                watch.acquit(topic, *partition);
-                continue;
-            }
-            Err(_) => continue,
+        // A broker that does not answer this is unreachable: nothing has stalled. Asking it takes time, so it is asked
+        // less and less often, as is every partition about which nothing was found.
+        let end = watermarks(consumer.client(), topic, *partition, END_PATIENCE);
+        if !matches!(end, Ok((_, end)) if *offset < end) {
+            watch.back_off(topic, *partition);
+            continue;
         }
         // One of its own: nothing that is told is left over from another partition.
         let Some(probe) = probe(config) else {
             break;
         };
         match probe.ask(topic, *partition, *offset, STALL_PATIENCE) {
-            Found::Readable => watch.acquit(topic, *partition),
-            Found::Unanswered => {}
+            Found::Readable | Found::Unanswered => watch.back_off(topic, *partition),
             Found::Damaged(damage) => {
                 let at = (topic.as_str(), *partition, *offset);
                 stalled.push(log_of(&probe, at, damage, met));

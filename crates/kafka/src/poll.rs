@@ -46,7 +46,8 @@ pub enum PollError {
     /// ends, or the topic was made anew. None of these partitions is read any further.
     #[error("{}", said(.0))]
     OffsetOutOfRange(Vec<OutOfRange>),
-    /// Records are damaged, or the client stands still at them without an error. These partitions are no longer assigned; all others are read on.
+    /// Records are damaged, or the client stalls at them without an error. These partitions are no longer assigned; all
+    /// others are read on.
     #[error("{}", said(.0))]
     Damaged(Vec<DamagedLog>),
     /// An assigned partition's position became invalid, and it could not be found out which.

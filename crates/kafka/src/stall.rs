@@ -14,7 +14,7 @@ use waybill_engine::{Offset, PartitionId};
 
 /// How long polls find nothing in a partition that has records left before the brokers are asked about it.
 const STALLED_AFTER: Duration = Duration::from_secs(10);
-/// A partition that was asked about in vain is asked about again after twice the time, up to this.
+/// After a check that finds nothing, the next one comes after twice the time, up to this.
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(600);
 /// How often the positions are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -81,8 +81,8 @@ impl StallWatch {
         suspects
     }
 
-    /// The brokers say that there is nothing to read: records of others' transactions, or a gap.
-    pub(crate) fn acquit(&mut self, topic: &str, partition: PartitionId) {
+    /// Nothing was found: the brokers do not answer, or there is nothing to read but others' open transactions or a gap.
+    pub(crate) fn back_off(&mut self, topic: &str, partition: PartitionId) {
         if let Some(still) = self.still.get_mut(&(topic.to_owned(), partition)) {
             still.suspect_after = (still.suspect_after * 2).min(AGAIN_AFTER_MAX);
         }
@@ -157,7 +157,7 @@ mod tests {
         let mut told = Vec::new();
         let mut next = 0;
         while let Some(second) = suspect_at(&mut watch, start, next..2000, |_| Some(7)) {
-            watch.acquit("t", PartitionId(0));
+            watch.back_off("t", PartitionId(0));
             told.push(second);
             next = second + 1;
         }

@@ -21,7 +21,8 @@
 //! * **A lease has one owner.** [`Store::take_lease`] and [`Store::renew_lease`] are conditional:
 //!   of two contenders for one epoch at most one succeeds. One that has ended is never taken again.
 //! * **A layout has one successor.** [`Store::set_layout`] is conditional likewise.
-//! * **There is one reply key.** [`Store::reply_key`] gives every caller the same one, for as long as the store exists.
+//! * **There is one reply key.** [`Store::reply_key`] gives every caller the same one, for as long as the store exists. (Two
+//!   datacentres of a CQL cluster that create it at the same moment are the exception: see `cql/secrets.rs`.)
 //!
 //! Deliberately absent: any query by state, tenant or age over the rows. Lists read the attention
 //! table; due work is read from the deadline index. (Whoever moves a whole store elsewhere reads all of it, by

@@ -1,11 +1,11 @@
 //! What a token allows on the embedded broker.
 //!
-//! With authentication on, the embedded broker takes no client without a token: its user name is anything, its password
-//! the token. The roles in the broker's own process log in with a token that this process alone knows.
+//! With authentication on, the embedded broker requires clients to log in with a token as the password; it ignores the
+//! user name. The roles in the broker's own process log in with a token that this process alone knows.
 //!
-//! What must hold: nobody but an agent reads what agents are asked, and nobody but an agent answers. A token that is
-//! withdrawn or expires loses its rights at once, on connections that are open as well. Records of all tenants share
-//! topics, so a token for one tenant allows nothing here.
+//! What must hold: only agents and administrators read step requests and write replies. A token that is withdrawn or
+//! expires loses its rights at once, on open connections too. Records of all tenants share topics, so a token for one
+//! tenant allows nothing here. Personal data (`notify` of a request, owner notices) is for administrators alone.
 
 use std::fmt;
 use std::sync::Arc;
@@ -113,19 +113,20 @@ impl Rules {
             return true;
         }
         let topics = &self.topics;
+        let is_agent = !principal.agents.is_empty();
         match action {
             Action::Administer => false,
             Action::Group(group) => {
-                let is_agent = !principal.agents.is_empty();
-                !self.is_ours(group)
+                let reads = is_agent || holds(Scope::Read);
+                (reads && !self.is_ours(group))
                     || group == no_group(topics.prefix())
                     || (is_agent && group == self.agents_group)
             }
+            Action::ProducerId => is_agent || holds(Scope::Submit),
             Action::Read(topic) => {
                 is_asked_on(principal, topics, topic) || (holds(Scope::Read) && self.is_open(topic))
             }
             Action::Write(topic) => {
-                let is_agent = !principal.agents.is_empty();
                 let is_request = topic == topics.requests() || topic == topics.expedited();
                 (is_agent && topic == topics.step_replies())
                     || Topics::source_of_dead_letter(topic)
@@ -140,14 +141,12 @@ impl Rules {
         name.starts_with(self.topics.prefix())
     }
 
-    /// Whether everybody who may see all operations may read a topic: not what passes between schedulers, agents and
-    /// supervisors, nor personal data.
+    /// Whether the scope `read` allows a topic: none that holds personal data, as requests do, and none of those that
+    /// schedulers, agents and supervisors share.
     fn is_open(&self, topic: &str) -> bool {
         let topics = &self.topics;
         let source = Topics::source_of_dead_letter(topic).unwrap_or(topic);
         let open = [
-            topics.requests(),
-            topics.expedited(),
             topics.failed_operations(),
             topics.operation_status(),
             topics.operator_alerts(),
@@ -219,6 +218,7 @@ mod tests {
             Action::Group("reports"),
             Action::Read("replies-of-a-caller"),
             Action::Write("replies-of-a-caller"),
+            Action::ProducerId,
             Action::Administer,
         ] {
             if rules.allow(principal, action) {
@@ -239,6 +239,7 @@ mod tests {
                 "Group(\"acme-agents\")",
                 "Group(\"acme-no-group\")",
                 "Group(\"reports\")",
+                "ProducerId",
             ]
         );
     }
@@ -248,10 +249,6 @@ mod tests {
         assert_eq!(
             allowed(&principal(&[Scope::Read, Scope::Repair], &[])),
             [
-                "read operation-requests",
-                "read operation-requests.dlq",
-                "read expedited-requests",
-                "read expedited-requests.dlq",
                 "read failed-operations",
                 "read failed-operations.dlq",
                 "read operation-status",
@@ -273,10 +270,10 @@ mod tests {
                 "write operation-requests",
                 "write expedited-requests",
                 "Group(\"acme-no-group\")",
-                "Group(\"reports\")",
+                "ProducerId",
             ]
         );
-        assert_eq!(allowed(&principal(&[Scope::Admin], &[])).len(), 40 + 7);
+        assert_eq!(allowed(&principal(&[Scope::Admin], &[])).len(), 40 + 8);
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub(super) async fn bombs(attacker: &Attacker) -> io::Result<()> {
         let producer = producer(attacker, codec)?;
         for topic in topics(attacker) {
             let record = FutureRecord::<(), _>::to(&topic).payload(&zeroes);
-            // That it is refused is what is hoped for.
+            // The broker should refuse it.
             let _ = producer.send(record, Timeout::After(PATIENCE)).await;
             tokio::time::sleep(PATIENCE / 10).await;
         }

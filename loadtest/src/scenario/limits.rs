@@ -69,12 +69,16 @@ impl Limits {
                 is_broken.then(|| format!("{name} is {found:.1} ms, above the limit of {limit}"))
             })
             .collect();
-        if let (Some(limit), Some(found)) = (self.memory_mib, run.subject_memory_mib_max())
-            && found > limit
-        {
-            broken.push(format!(
-                "the subject took {found:.0} MiB of memory, above the limit of {limit:.0} MiB"
-            ));
+        if let Some(limit) = self.memory_mib {
+            match run.subject_memory_mib_max() {
+                Some(found) if found <= limit => {}
+                Some(found) => broken.push(format!(
+                    "the subject took {found:.0} MiB of memory, above the limit of {limit:.0} MiB"
+                )),
+                None => broken.push(format!(
+                    "whether the subject keeps to {limit:.0} MiB of memory was not measured: name its process (--process)"
+                )),
+            }
         }
         if let Some(limit) = self.refused
             && refused > limit

@@ -15,6 +15,7 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::Call;
 use super::groups::{code_of, membership, storage_failed};
+use crate::access::Action;
 use crate::meta::{CommittedOffset, MetaError};
 use crate::server::Server;
 
@@ -35,9 +36,16 @@ pub(super) fn commit(call: &Call, request: OffsetCommitRequest) -> OffsetCommitR
         call.may_use_group(&request.group_id)
             .and_then(|()| server.coordinator.check_commit(&request.group_id, &member))
     };
-    let check = |topic: &str, partition: i32, metadata: Option<&StrBytes>| {
-        allowed?;
-        call.may_read(topic)?;
+    let readable: Vec<_> = request
+        .topics
+        .iter()
+        .map(|topic| allowed.and_then(|()| call.may_read(&topic.name)))
+        .collect();
+    let check = |readable: Result<(), ResponseError>,
+                 topic: &str,
+                 partition: i32,
+                 metadata: Option<&StrBytes>| {
+        readable?;
         if metadata.is_some_and(|metadata| metadata.len() > COMMIT_METADATA_BYTES_MAX) {
             return Err(ResponseError::OffsetMetadataTooLarge);
         }
@@ -52,10 +60,10 @@ pub(super) fn commit(call: &Call, request: OffsetCommitRequest) -> OffsetCommitR
         }
     };
     let mut commits = Vec::new();
-    for topic in &request.topics {
+    for (topic, &readable) in request.topics.iter().zip(&readable) {
         for partition in &topic.partitions {
             let metadata = partition.committed_metadata.as_ref();
-            if check(&topic.name, partition.partition_index, metadata).is_ok() {
+            if check(readable, &topic.name, partition.partition_index, metadata).is_ok() {
                 let committed = CommittedOffset {
                     offset: partition.committed_offset,
                     leader_epoch: partition.committed_leader_epoch,
@@ -72,10 +80,12 @@ pub(super) fn commit(call: &Call, request: OffsetCommitRequest) -> OffsetCommitR
         tracing::error!(%error, "offsets were not committed");
     }
     let stored = written.map_err(|_| ResponseError::KafkaStorageError);
-    let topics = request.topics.iter().map(|topic| {
+    let topics = request.topics.iter().zip(&readable);
+    let topics = topics.map(|(topic, &readable)| {
         let partitions = topic.partitions.iter().map(|partition| {
             let metadata = partition.committed_metadata.as_ref();
-            let outcome = check(&topic.name, partition.partition_index, metadata).and(stored);
+            let index = partition.partition_index;
+            let outcome = check(readable, &topic.name, index, metadata).and(stored);
             OffsetCommitResponsePartition::default()
                 .with_partition_index(partition.partition_index)
                 .with_error_code(code_of(outcome))
@@ -139,7 +149,10 @@ fn committed_of(
     asked: Option<Vec<(TopicName, Vec<i32>)>>,
 ) -> Result<Vec<CommittedTopic>, ResponseError> {
     call.may_use_group(group)?;
-    stored_of(&call.server, group, asked).map_err(|error| storage_failed(&error))
+    let mut topics =
+        stored_of(&call.server, group, asked).map_err(|error| storage_failed(&error))?;
+    topics.retain(|(topic, _)| call.sees(Action::Read(topic)));
+    Ok(topics)
 }
 
 fn stored_of(

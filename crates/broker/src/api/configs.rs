@@ -56,11 +56,9 @@ fn describe_one(
     if resource.resource_type == RESOURCE_BROKER && *resource.resource_name == *NODE.to_string() {
         return Ok(Vec::new());
     }
-    if resource.resource_type == RESOURCE_TOPIC && !call.sees_topic(&resource.resource_name) {
-        return Err(Refusal::new(
-            ResponseError::TopicAuthorizationFailed,
-            "the login does not allow this topic",
-        ));
+    if resource.resource_type == RESOURCE_TOPIC {
+        call.may_see(&resource.resource_name)
+            .map_err(|error| Refusal::new(error, "the login does not allow this topic"))?;
     }
     let config = topic_config(server, resource.resource_type, &resource.resource_name)?;
     let wanted = |name: &&&str| match &resource.configuration_keys {

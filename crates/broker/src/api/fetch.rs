@@ -84,6 +84,9 @@ fn readable(wanted: &[WantedTopic]) -> u64 {
     readable.fold(0, u64::saturating_add)
 }
 
+/// The longest that a fetch waits, whatever it asks for: Kafka's clients wait half a second by default.
+const WAIT_MAX: Duration = Duration::from_secs(300);
+
 /// A partition as it was asked for.
 struct Wanted {
     partition: Result<Arc<Partition>, ResponseError>,
@@ -121,13 +124,14 @@ pub(super) fn fetch(
     let bytes_min = usize::try_from(request.min_bytes)
         .unwrap_or(0)
         .min(bytes_max);
-    let wait = Duration::from_millis(u64::try_from(request.max_wait_ms).unwrap_or(0));
-    let wanted = resolve(&call, request);
+    let wait = Duration::from_millis(u64::try_from(request.max_wait_ms).unwrap_or(0)).min(WAIT_MAX);
+    let mut wanted = resolve(&call, request);
     Ok(Reply::Later(Box::pin(async move {
         wait_for_records(&call, &long_poll.appended, &wanted, bytes_min, wait).await;
         long_poll
             .gather(call.server.config.fetch_gather, &wanted)
             .await;
+        deny_withdrawn(&call, &mut wanted);
         answer(&call, &wanted, bytes_max).await
     })))
 }
@@ -155,6 +159,18 @@ fn resolve(call: &Call, request: FetchRequest) -> Vec<WantedTopic> {
         }
     });
     topics.collect()
+}
+
+/// Takes back what the login no longer allows: it may have waited for long.
+fn deny_withdrawn(call: &Call, wanted: &mut [WantedTopic]) {
+    for topic in wanted {
+        let Err(denied) = call.may_read(&topic.name) else {
+            continue;
+        };
+        for wanted in &mut topic.partitions {
+            wanted.partition = Err(denied);
+        }
+    }
 }
 
 async fn wait_for_records(

@@ -90,10 +90,10 @@ fn describe(call: &Call, request: &MetadataRequest) -> MetadataResponse {
                     Some(topic) => known(&topic, version),
                     None => {
                         let error = match &asked.name {
-                            Some(name) if !call.sees_topic(name) => {
-                                ResponseError::TopicAuthorizationFailed
-                            }
-                            Some(_) => ResponseError::UnknownTopicOrPartition,
+                            Some(name) => call
+                                .may_see(name)
+                                .err()
+                                .unwrap_or(ResponseError::UnknownTopicOrPartition),
                             None => ResponseError::UnknownTopicId,
                         };
                         let topic = MetadataResponseTopic::default()

@@ -84,7 +84,7 @@ pub(crate) fn handle(
     else {
         return refuse(&head).map(Reply::Now);
     };
-    if login.is_awaited() && !BEFORE_LOGIN.contains(&api.key) {
+    if login.is_refused() || login.is_awaited() && !BEFORE_LOGIN.contains(&api.key) {
         return Err(Malformed::NotLoggedIn { key: head.key });
     }
     let call = Call {
@@ -99,7 +99,7 @@ pub(crate) fn handle(
         ApiKey::SaslAuthenticate => {
             let logins = server.config.logins.as_ref();
             let answer = login.authenticate(logins, &head.decode(api, frame)?);
-            if answer.error_code != OK {
+            if login.is_refused() {
                 add(&server.counters.logins_refused, 1);
                 tracing::warn!(peer = %ends.peer.ip(), "a login was refused");
             }
@@ -148,7 +148,7 @@ pub(crate) fn handle(
         }
         ApiKey::InitProducerId => {
             let request = head.decode(api, frame)?;
-            call.blocking(move |call| produce::init_producer_id(&call.server, &request))
+            call.blocking(move |call| produce::init_producer_id(call, &request))
         }
         ApiKey::OffsetForLeaderEpoch => call.now(&offsets::offset_for_leader_epoch(
             &call,
@@ -191,7 +191,7 @@ impl Call {
         allowed
     }
 
-    /// Whether the login of the connection may do this, where nobody asked for it in so many words.
+    /// Like [`Self::may`], but counts no denial: for lists, which leave out what the login does not allow.
     fn sees(&self, action: Action<'_>) -> bool {
         let rights = self.rights.as_ref();
         rights.is_none_or(|rights| rights.allow(action))
@@ -202,21 +202,30 @@ impl Call {
         self.sees(Action::Read(topic)) || self.sees(Action::Write(topic))
     }
 
-    fn may_read(&self, topic: &str) -> Result<(), ResponseError> {
-        match self.may(Action::Read(topic)) {
-            true => Ok(()),
-            false => Err(ResponseError::TopicAuthorizationFailed),
+    /// Like [`Self::sees_topic`], for a topic that the client named.
+    fn may_see(&self, topic: &str) -> Result<(), ResponseError> {
+        let allowed = self.sees_topic(topic);
+        if !allowed {
+            add(&self.server.counters.unauthorized, 1);
         }
+        allowed
+            .then_some(())
+            .ok_or(ResponseError::TopicAuthorizationFailed)
+    }
+
+    fn may_read(&self, topic: &str) -> Result<(), ResponseError> {
+        self.may(Action::Read(topic))
+            .then_some(())
+            .ok_or(ResponseError::TopicAuthorizationFailed)
     }
 
     fn may_use_group(&self, group: &str) -> Result<(), ResponseError> {
-        match self.may(Action::Group(group)) {
-            true => Ok(()),
-            false => Err(ResponseError::GroupAuthorizationFailed),
-        }
+        self.may(Action::Group(group))
+            .then_some(())
+            .ok_or(ResponseError::GroupAuthorizationFailed)
     }
 
-    /// Whether the login may change what is not its own, of which `error` is refused.
+    /// Whether the login may administer the broker; a refusal carries `error`.
     fn may_administer(&self, error: ResponseError) -> Result<(), Refusal> {
         match self.may(Action::Administer) {
             true => Ok(()),

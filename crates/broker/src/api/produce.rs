@@ -185,7 +185,7 @@ fn refused(response: PartitionProduceResponse, refusal: &Refusal) -> PartitionPr
 
 /// Gives out a producer id. Blocks when a new block of ids is needed.
 pub(super) fn init_producer_id(
-    server: &Server,
+    call: &Call,
     request: &InitProducerIdRequest,
 ) -> InitProducerIdResponse {
     let refused = |error: ResponseError| {
@@ -198,7 +198,10 @@ pub(super) fn init_producer_id(
         // Clients take this one for final; others they would try again for ever.
         return refused(ResponseError::TransactionalIdAuthorizationFailed);
     }
-    match server.meta.next_producer_id() {
+    if !call.may(Action::ProducerId) {
+        return refused(ResponseError::ClusterAuthorizationFailed);
+    }
+    match call.server.meta.next_producer_id() {
         Ok(id) => InitProducerIdResponse::default()
             .with_error_code(OK)
             .with_producer_id(ProducerId(id))

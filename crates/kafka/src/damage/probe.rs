@@ -2,7 +2,7 @@
 //!
 //! librdkafka reports what it cannot decompress or what has a wrong checksum. What it cannot parse it takes for the
 //! cut-off end of an answer, and reports it in the log of its protocol alone. So this client has that log, and the
-//! statistics. Both are for an assignment: `ask` begins each with nothing told.
+//! statistics. Both are reset for each assignment.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,9 +23,9 @@ use crate::record::partition_number;
 
 /// How long one poll waits before it is seen what the client told beside records.
 const STEP: Duration = Duration::from_millis(20);
-/// How long the client is listened to for what is left over from the assignment before.
+/// How long to drain events of the previous assignment.
 const DRAIN: Duration = Duration::from_millis(5);
-/// How often a record must not have been parsed. Few lines may be left over from the assignment before.
+/// How often the client must have failed to parse the record.
 const UNPARSED_MIN: u32 = 3;
 /// How many answers must have ended in what cannot be parsed, without the position having moved.
 const PARTIAL_MIN: u64 = 3;
@@ -67,7 +67,7 @@ impl Probe {
             ("auto.offset.reset", "error"),
             ("fetch.error.backoff.ms", "10"),
             ("debug", "protocol"),
-            ("statistics.interval.ms", "100"),
+            ("statistics.interval.ms", "20"),
         ] {
             config.set(name, value);
         }
@@ -112,7 +112,7 @@ impl Probe {
                 Some(Err(_)) | None => {}
             }
             let state = told.state();
-            if state.unparsed >= UNPARSED_MIN {
+            if state.is_unparsed {
                 return Found::Damaged(Damage {
                     kind: DamageKind::Undecodable,
                     cause: "records at this offset cannot be parsed".to_owned(),
@@ -125,7 +125,8 @@ impl Probe {
             return match state.partial >= PARTIAL_MIN && state.next == Some(offset.0) {
                 true => Found::Damaged(Damage {
                     kind: DamageKind::Corrupt,
-                    cause: "the batch at this offset is cut off, or says so".to_owned(),
+                    cause: "the batch at this offset is truncated, or its length is wrong"
+                        .to_owned(),
                     batch: None,
                 }),
                 false => Found::Unanswered,
@@ -143,14 +144,10 @@ impl Probe {
         while self.consumer.poll(DRAIN).is_some() {}
         let told = self.consumer.context();
         *told.topic() = (topic.to_owned(), partition_number(partition));
-        {
-            let mut state = told.state();
-            let partial_before = state.partial_before + state.partial;
-            *state = State {
-                partial_before,
-                ..State::default()
-            };
-        }
+        *told.state() = State {
+            offset: offset.0,
+            ..State::default()
+        };
         self.consumer
             .assign(&offsets_list(&[(topic, partition, offset)])?)
     }
@@ -190,13 +187,37 @@ struct Told {
 struct State {
     /// The reason of the last error.
     reason: Option<String>,
+    /// The offset that was asked about.
+    offset: i64,
     /// How often a record was not parsed.
     unparsed: u32,
-    /// How many answers ended in what cannot be parsed, and how many had before the assignment.
+    /// `unparsed`, and the client's count of incomplete answers, when statistics first showed that it fetches at
+    /// `offset`. What came before may be left over from the previous assignment.
+    base: Option<(u32, u64)>,
+    /// Whether the record at `offset` itself cannot be parsed: the client has failed to parse a record again and again,
+    /// and still fetches at `offset`. One record that it could read would have moved it.
+    is_unparsed: bool,
+    /// How many answers were incomplete since.
     partial: u64,
-    partial_before: u64,
     /// The offset that is fetched next.
     next: Option<i64>,
+}
+
+impl State {
+    /// Takes what statistics say: the offset that is fetched next, and how many answers were incomplete so far.
+    fn fetches_at(&mut self, next: Option<i64>, partial: u64) {
+        self.next = next;
+        match self.base {
+            _ if next != Some(self.offset) => {
+                (self.base, self.partial, self.is_unparsed) = (None, 0, false);
+            }
+            None => self.base = Some((self.unparsed, partial)),
+            Some((unparsed_before, partial_before)) => {
+                self.is_unparsed = self.unparsed - unparsed_before >= UNPARSED_MIN;
+                self.partial = partial.saturating_sub(partial_before);
+            }
+        }
+    }
 }
 
 impl Told {
@@ -225,9 +246,8 @@ impl ClientContext for Told {
         let partition = statistics.topics.get(topic);
         let partition = partition.and_then(|topic| topic.partitions.get(number));
         let partial: u64 = statistics.brokers.values().map(|of| of.rxpartial).sum();
-        let mut state = self.state();
-        state.partial = partial.saturating_sub(state.partial_before);
-        state.next = partition.map(|partition| partition.next_offset);
+        let next = partition.map(|partition| partition.next_offset);
+        self.state().fetches_at(next, partial);
     }
 }
 
@@ -236,6 +256,33 @@ impl ConsumerContext for Told {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_counts_as_unparsed_only_while_the_client_fetches_at_it() {
+        let mut state = State {
+            offset: 7,
+            // Left over from the assignment before.
+            unparsed: 5,
+            ..State::default()
+        };
+        state.fetches_at(Some(7), 9);
+        state.unparsed += UNPARSED_MIN - 1;
+        state.fetches_at(Some(7), 10);
+        assert!(!state.is_unparsed);
+        assert_eq!(state.partial, 1);
+        // The record at 7 could be read, and that at 8 cannot.
+        state.unparsed += UNPARSED_MIN;
+        state.fetches_at(Some(8), 20);
+        assert!(!state.is_unparsed);
+        let mut state = State {
+            offset: 8,
+            ..State::default()
+        };
+        state.fetches_at(Some(8), 20);
+        state.unparsed += UNPARSED_MIN;
+        state.fetches_at(Some(8), 23);
+        assert!(state.is_unparsed);
+    }
 
     #[test]
     fn only_what_has_a_right_checksum_was_written_so() {

@@ -151,7 +151,7 @@ pub struct Principal {
     pub scopes: Scopes,
     /// For whom.
     pub tenants: Tenants,
-    /// As which agents they may be asked and answer, on the embedded broker.
+    /// The agents that the principal may act as on the embedded broker.
     pub agents: Arc<[Box<str>]>,
 }
 

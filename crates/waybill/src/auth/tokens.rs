@@ -169,7 +169,7 @@ pub(crate) fn check_rights(
         }
     }
     if !agents.is_empty() && tenants.only().is_some() {
-        return Err("agents work for all tenants (tenant: '*')".to_owned());
+        return Err("a token that names agents must be for all tenants (tenant: '*')".to_owned());
     }
     if scopes.contains(Scope::Admin) && tenants.only().is_some() {
         return Err(
@@ -264,7 +264,7 @@ mod tests {
                 &good
                     .replace("[read]", "[], agents: [drone]")
                     .replace("'*'", "acme"),
-                "agents work for all tenants",
+                "a token that names agents must be for all tenants",
             ),
             (&good.replace("'*'", "''"), "tenant must name a tenant"),
             (&good.replace("tenant: '*'", ""), "tenant"),

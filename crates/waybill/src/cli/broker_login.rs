@@ -9,7 +9,7 @@ use clap::Args;
 use super::access::read_token;
 use crate::config::Config;
 
-/// The login of a command that has no other business with tokens.
+/// The login of a command that needs a token for the broker alone.
 #[derive(Clone, Debug, Default, Args)]
 pub struct BrokerLogin {
     /// The file with the bearer token for the embedded broker, where authentication is on
@@ -28,7 +28,7 @@ impl BrokerLogin {
     }
 }
 
-/// The configuration with which the embedded broker is reached that this configuration describes.
+/// Adds the login at the embedded broker to a configuration.
 ///
 /// # Errors
 ///

@@ -25,7 +25,7 @@ pub struct CreateArgs {
         required_unless_present = "agents"
     )]
     scopes: Vec<Scope>,
-    /// The agents that may log in with it to the embedded broker: it reads their requests and writes replies
+    /// Agents that may use this token on the embedded broker, to read their requests and write replies
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     agents: Vec<Box<str>>,
     #[command(flatten)]

@@ -42,17 +42,17 @@ pub(super) const EVENT_STREAMS: Metric<Gauge> = Metric::new(
 
 pub(super) const EVENT_STREAMS_MAX: Metric<Gauge> = Metric::new(
     "waybill_ingestion_event_streams_max",
-    "Streams of events that may be open",
+    "Limit on open event streams",
     [],
 );
 pub(super) const BODY_BYTES: Metric<Gauge> = Metric::new(
     "waybill_ingestion_body_bytes",
-    "Memory that bodies and batches of requests under way take, in bytes",
+    "Bytes held by request bodies and batches in progress",
     [],
 );
 pub(super) const BODY_BYTES_MAX: Metric<Gauge> = Metric::new(
     "waybill_ingestion_body_bytes_max",
-    "Memory that bodies and batches of requests under way may take, in bytes",
+    "Limit on the bytes held by request bodies and batches in progress",
     [],
 );
 

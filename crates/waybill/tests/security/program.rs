@@ -106,10 +106,12 @@ impl Site {
         let text = format!(
             "kafka:\n  brokers: ['{}']\n  properties: {{security.protocol: SASL_PLAINTEXT, sasl.mechanism: PLAIN, \
              sasl.username: agents}}\n  propertyFiles: {{sasl.password: {}}}\n\
+             dataDir: {}\n\
              admin: {{listen: '127.0.0.1:0'}}\n\
              services: {{listen: '{}'}}\n",
             up.broker,
             token.file.display(),
+            self.path("agents-data").display(),
             up.listening("services").unwrap(),
         );
         std::fs::write(&config, text).unwrap();

@@ -68,7 +68,7 @@ pub(super) enum Unplaced {
         "only its head was kept: the record itself lies at {0}, for as long as its topic keeps it"
     )]
     Cut(Position),
-    #[error("it stands for what no client can decode at {0}: there is no record to send again")]
+    #[error("the records at {0} could not be decoded, so there is no copy of them to send again")]
     Undecodable(Position),
 }
 
@@ -249,7 +249,7 @@ mod tests {
         let letter = dead("t", &[mark], "t.dlq");
         assert_eq!(letter.source().unwrap().to_string(), "t/3/17");
         let refused = letter.destination().unwrap_err();
-        let said = "no client can decode at t/3/17";
+        let said = "records at t/3/17 could not be decoded";
         assert!(refused.to_string().contains(said), "{refused}");
     }
 

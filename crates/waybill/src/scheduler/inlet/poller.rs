@@ -458,6 +458,10 @@ impl Poller {
         let Some(assigned) = feed.assigned.get_mut(&log.partition) else {
             return;
         };
+        // A record before them waits for its schema: they are met again once it has come.
+        if assigned.waits_at.is_some() {
+            return;
+        }
         assigned.next = next;
         let mut inputs = Vec::new();
         if std::mem::take(&mut assigned.is_blocked) {

@@ -80,7 +80,7 @@ async fn send_while_killing(
         let share = deliveries * kill / (kills + 2);
         world
             .eventually("the next share has got to the services", async || {
-                has_got_there(world, prefix, share).await
+                have_started_or_ended(world, prefix, share).await
             })
             .await;
         tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
@@ -93,7 +93,7 @@ async fn send_while_killing(
 
 /// Whether so many deliveries have reached the services, by their ledger, which outlives every kill; or the last of
 /// them has ended. On a slow machine many run out of time and end without any effect that the ledger would show.
-async fn has_got_there(world: &World, prefix: &str, share: usize) -> bool {
+async fn have_started_or_ended(world: &World, prefix: &str, share: usize) -> bool {
     if in_ledger(world).await.is_some_and(|count| count >= share) {
         return true;
     }
@@ -113,7 +113,7 @@ async fn in_ledger(world: &World) -> Option<usize> {
 async fn end_in_balance(world: &World, prefix: &str, ids: &[String]) {
     world
         .eventually("most deliveries have got to the services", async || {
-            has_got_there(world, prefix, ids.len() * 4 / 5).await
+            have_started_or_ended(world, prefix, ids.len() * 4 / 5).await
         })
         .await;
     world.clear_faults().await;
@@ -125,10 +125,11 @@ async fn end_in_balance(world: &World, prefix: &str, ids: &[String]) {
         error,
         compensation_failed,
     } = ends;
-    // Of five services, each refuses 3 % for good, of those that reached it before the faults were cleared. How many
-    // run out of time depends on the machine.
+    // Of five services, each refuses 3 % for good, of those that reached it before the faults were cleared. On servers
+    // many run out of time where the machine is slow.
+    let share_min = if world.is_on_servers() { 20 } else { 2 };
     assert!(compensated > ids.len() / 100, "{ends:?}");
-    assert!(processed > ids.len() / 20, "{ends:?}");
+    assert!(processed > ids.len() / share_min, "{ends:?}");
     assert_eq!(cancelled, 0, "nobody cancelled: {ends:?}");
     // Nothing refused an undo, and this workflow undoes whatever fails for good. Only an undo that
     // failed too often may be left to a person.
