@@ -39,7 +39,9 @@ fn functions(directory: &Path, found: &mut BTreeSet<String>) {
 #[test]
 fn every_test_that_the_guarantees_and_the_threats_name_is_there() {
     let mut found = BTreeSet::new();
-    functions(&root().join("crates"), &mut found);
+    for directory in ["crates", "loadtest"] {
+        functions(&root().join(directory), &mut found);
+    }
     for page in ["docs/guarantees.md", "SECURITY.md"] {
         let text = std::fs::read_to_string(root().join(page)).expect("it is there");
         let named = names_in(&text);

@@ -27,7 +27,7 @@ async fn connections_that_send_nothing_keep_nobody_out() {
         crowds.push(crowd(&site, listener, b"").await);
     }
     site.deliver("beside-silence").await;
-    assert_eq!(site.get("admin", "/readyz").await.0, StatusCode::OK);
+    site.ready().await;
     for listener in ["api", "admin"] {
         let replaced =
             format!("waybill_http_connections_replaced_total{{listener=\"{listener}\"}}");

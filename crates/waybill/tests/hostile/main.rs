@@ -92,6 +92,20 @@ impl Site {
         (answer.status(), answer.text().await.unwrap())
     }
 
+    /// Waits until the program is ready. Each try is a request of its own, which a listener that is kept busy would not
+    /// answer.
+    async fn ready(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let (status, told) = self.get("admin", "/readyz").await;
+            if status == StatusCode::OK {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{status} {told}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
     /// Requests a delivery and waits until it is delivered.
     async fn deliver(&self, id: &str) {
         let delivery = json!({
