@@ -46,12 +46,13 @@ async fn refused(up: &Up, token: Option<&Token>, topic: &str) -> Option<RDKafkaE
 
 /// What comes of reading a topic from its start: a record, or an error.
 async fn read(up: &Up, token: &Token, topic: &'static str) -> Result<(), RDKafkaErrorCode> {
+    let partitions = if topic == STEP_REQUESTS { 2 } else { 4 };
     let mut config = client(up, Some(token));
     config.set("group.id", "a-group-of-its-own");
     tokio::task::spawn_blocking(move || {
         let consumer: BaseConsumer = config.create().unwrap();
         let mut assigned = TopicPartitionList::new();
-        for partition in 0..2 {
+        for partition in 0..partitions {
             let added = assigned.add_partition_offset(topic, partition, Offset::Beginning);
             added.unwrap();
         }
