@@ -13,14 +13,32 @@ use crate::native::Persisted;
 pub struct Delivery {
     /// The partition that it was sent to.
     pub partition: PartitionId,
-    /// Its offset there. `None` if it failed, and in the rare case where the broker acknowledged a
-    /// repeat of what it had already appended without saying where.
+    /// Its offset there; `None` if it failed.
     pub offset: Option<Offset>,
     /// Whether the broker acknowledged it.
     pub result: Result<(), ProduceError>,
 }
 
 impl Delivery {
+    /// The outcome of a record that librdkafka calls delivered. Without an offset, no broker acknowledged it: librdkafka
+    /// concludes it. Where a batch fails and the one behind it succeeds, it takes both as appended
+    /// (`rd_kafka_dr_implicit_ack`), because a broker refuses a gap in a producer's sequence. But a broker accepts any
+    /// sequence as the first of a producer that it does not know: a first batch that was turned away, as on a topic that
+    /// was just created, is then in no log. So is, perhaps, one that a broker calls a duplicate.
+    pub(crate) fn acknowledged(partition: PartitionId, offset: i64) -> Self {
+        match offset {
+            0.. => Self {
+                partition,
+                offset: Some(Offset(offset)),
+                result: Ok(()),
+            },
+            _ => {
+                let code = RDKafkaErrorCode::Inconsistent;
+                Self::failed(partition, ProduceError::OutcomeUnknown { code })
+            }
+        }
+    }
+
     /// The outcome of a record that could not be enqueued.
     #[must_use]
     pub fn failed(partition: PartitionId, error: ProduceError) -> Self {
@@ -158,6 +176,18 @@ mod tests {
                 ProduceError::OutcomeUnknown { code: timed_out }
             );
         }
+    }
+
+    #[test]
+    fn a_success_without_an_offset_is_none() {
+        let code = RDKafkaErrorCode::Inconsistent;
+        let delivery = Delivery::acknowledged(PartitionId(1), -1);
+        assert_eq!(delivery.result, Err(ProduceError::OutcomeUnknown { code }));
+        let delivery = Delivery::acknowledged(PartitionId(1), 0);
+        assert_eq!(
+            (delivery.offset, delivery.result),
+            (Some(Offset(0)), Ok(()))
+        );
     }
 
     #[test]

@@ -12,7 +12,7 @@ use rdkafka::message::{DeliveryResult, Header as NativeHeader, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _, ProducerContext};
 use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{ClientConfig, ClientContext, Message};
-use waybill_engine::{Offset, PartitionId};
+use waybill_engine::PartitionId;
 
 use crate::client_log::ClientLog;
 use crate::delivery::{Delivered, Delivery, ProduceError};
@@ -358,13 +358,8 @@ impl<D: Delivered> ProducerContext for Context<D> {
     fn delivery(&self, result: &DeliveryResult<'_>, token: D) {
         let (message, delivery) = match result {
             Ok(message) => {
-                let delivery = Delivery {
-                    partition: partition_id(message.partition()),
-                    offset: Some(message.offset())
-                        .filter(|offset| *offset >= 0)
-                        .map(Offset),
-                    result: Ok(()),
-                };
+                let partition = partition_id(message.partition());
+                let delivery = Delivery::acknowledged(partition, message.offset());
                 (message, delivery)
             }
             Err((error, message)) => {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
-use waybill_engine::PartitionId;
+use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{ErrorCode, KafkaSettings, OutRecord, ProduceError, ProducerOptions};
 
 use super::cluster;
@@ -82,4 +82,22 @@ fn a_producer_goes_on_after_an_error_that_is_fatal_to_librdkafka() {
         "{failed:?}"
     );
     assert_eq!(send_one(&producer, &record).result, Ok(()));
+}
+
+#[test]
+fn a_success_without_an_offset_is_an_unknown_outcome() {
+    let (cluster, settings) = cluster("t", 1);
+    let producer = OneProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
+    let record = OutRecord::new("t", PartitionId(0), b"k", b"v");
+    assert_eq!(send_one(&producer, &record).offset, Some(Offset(0)));
+    // The mock cluster answers so without appending anything, and librdkafka takes it for a success.
+    cluster.request_errors(
+        RDKafkaApiKey::Produce,
+        &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_DUPLICATE_SEQUENCE_NUMBER],
+    );
+    let code = ErrorCode::Inconsistent;
+    assert_eq!(
+        send_one(&producer, &record).result,
+        Err(ProduceError::OutcomeUnknown { code })
+    );
 }
