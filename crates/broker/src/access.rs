@@ -18,6 +18,8 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
+use crate::api::OK;
+
 /// The mechanism, as clients name it.
 const PLAIN: &str = "PLAIN";
 /// The largest login: user name and password together, in bytes.
@@ -100,7 +102,7 @@ impl Login {
             }
             Self::Missing | Self::Started if *request.mechanism == *PLAIN => {
                 *self = Self::Started;
-                0
+                OK
             }
             Self::Missing | Self::Started => ResponseError::UnsupportedSaslMechanism.code(),
         };

@@ -1,4 +1,4 @@
-//! Finding the damaged batch that a consumer met.
+//! Finding the damaged batch that a consumer seen.
 //!
 //! Every batch carries a checksum, and every consumer verifies it (`check.crcs`). What librdkafka does with
 //! one that does not match cannot be worked with: it reports an error that rust-rdkafka strips of its
@@ -6,8 +6,8 @@
 //! a consumer that meets damage discards everything that was prefetched: it looks for the damaged partition here, and
 //! reads every other one again from the end of the records that it has handed over.
 //!
-//! A record that librdkafka cannot parse is worse: it reports nothing, and the partition stands still. Which partitions
-//! do is watched by [`crate::stall`]; here, the brokers are asked whether it is so.
+//! A record that librdkafka cannot parse is worse: it reports nothing, and the partition stalls. [`crate::stall`]
+//! finds candidates; this module asks the brokers to confirm them.
 
 mod probe;
 
@@ -26,7 +26,7 @@ use crate::watermarks::watermarks;
 
 /// How long the search waits for the first answer about one partition.
 const PROBE_PATIENCE: Duration = Duration::from_secs(2);
-/// The same about a partition that is suspected to stand still: it is told from the same answer more than once.
+/// The same for a partition that may have stalled: the same answer has to fail more than once.
 const STALL_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the broker may take to say where a partition ends.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -83,13 +83,13 @@ impl fmt::Display for DamagedLog {
 /// Where a partition is to be read on.
 pub(crate) type Position = (String, PartitionId, Offset);
 
-/// Remembers where undecodable records were met. What a leader of the partition hands out once may be a fault of its
+/// Remembers where undecodable records were seen. What a leader of the partition hands out once may be a fault of its
 /// own; what was met twice at one offset, with a while between, is what was written.
 #[derive(Default, Debug)]
-pub(crate) struct Met(HashMap<(String, PartitionId), Offset>);
+pub(crate) struct SeenUndecodable(HashMap<(String, PartitionId), Offset>);
 
-impl Met {
-    /// Notes that records of this kind were met. Returns whether undecodable ones were met there before.
+impl SeenUndecodable {
+    /// Notes that records of this kind were seen. Returns whether undecodable ones were met there before.
     fn again(
         &mut self,
         topic: &str,
@@ -114,7 +114,7 @@ pub(crate) fn find<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     config: &ClientConfig,
     positions: &[Position],
-    met: &mut Met,
+    seen: &mut SeenUndecodable,
 ) -> Vec<DamagedLog> {
     let damaged = positions.iter().filter_map(|(topic, partition, offset)| {
         // Of a partition that was read to its end, no damage was fetched.
@@ -125,7 +125,7 @@ pub(crate) fn find<C: ConsumerContext>(
         let probe = probe(config)?;
         match probe.ask(topic, *partition, *offset, PROBE_PATIENCE) {
             Found::Damaged(damage) => {
-                Some(log_of(&probe, (topic, *partition, *offset), damage, met))
+                Some(log_of(&probe, (topic, *partition, *offset), damage, seen))
             }
             Found::Readable | Found::Unanswered => None,
         }
@@ -134,13 +134,13 @@ pub(crate) fn find<C: ConsumerContext>(
 }
 
 /// Those of a consumer's partitions that really cannot be read on, of some that have handed no record over for long.
-/// The watch is told of those that can.
+/// The watch backs off from all others.
 pub(crate) fn find_stalled<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     config: &ClientConfig,
     suspects: &[Position],
     watch: &mut StallWatch,
-    met: &mut Met,
+    seen: &mut SeenUndecodable,
 ) -> Vec<DamagedLog> {
     let until = Instant::now() + ROUND_MAX;
     let mut stalled = Vec::new();
@@ -155,7 +155,7 @@ pub(crate) fn find_stalled<C: ConsumerContext>(
             watch.back_off(topic, *partition);
             continue;
         }
-        // One of its own: nothing that is told is left over from another partition.
+        // A probe for each partition: no event is left over from another one.
         let Some(probe) = probe(config) else {
             break;
         };
@@ -163,21 +163,21 @@ pub(crate) fn find_stalled<C: ConsumerContext>(
             Found::Readable | Found::Unanswered => watch.back_off(topic, *partition),
             Found::Damaged(damage) => {
                 let at = (topic.as_str(), *partition, *offset);
-                stalled.push(log_of(&probe, at, damage, met));
+                stalled.push(log_of(&probe, at, damage, seen));
             }
         }
     }
     stalled
 }
 
-/// What is told of damage, with where the partition can be read on if nothing there was ever a record.
+/// The report of damage, with the offset to continue at if nothing there was ever a record.
 fn log_of(
     probe: &Probe,
     (topic, partition, offset): (&str, PartitionId, Offset),
     damage: Damage,
-    met: &mut Met,
+    seen: &mut SeenUndecodable,
 ) -> DamagedLog {
-    let is_met_again = met.again(topic, partition, offset, damage.kind);
+    let is_met_again = seen.again(topic, partition, offset, damage.kind);
     let next = is_met_again.then(|| behind(probe, (topic, partition, offset), damage.batch));
     DamagedLog {
         topic: topic.to_owned(),
@@ -189,7 +189,7 @@ fn log_of(
     }
 }
 
-/// The first offset behind undecodable records, as far as one search gets: what lies there is met as ever.
+/// The first offset after undecodable records, as far as one search gets. Whatever follows is met when it is read.
 ///
 /// No record that can be read is passed over. So each offset is tried in turn, except within a batch that the client
 /// names: nothing of that can be read, and its end is found by halving.
@@ -329,8 +329,8 @@ mod tests {
     #[test]
     fn only_what_is_undecodable_twice_at_one_offset_is_met_again() {
         use DamageKind::{Corrupt, Undecodable};
-        let mut met = Met::default();
-        let mut again = |offset, kind| met.again("t", PartitionId(0), Offset(offset), kind);
+        let mut seen = SeenUndecodable::default();
+        let mut again = |offset, kind| seen.again("t", PartitionId(0), Offset(offset), kind);
         assert!(!again(7, Undecodable));
         assert!(!again(8, Undecodable));
         assert!(again(8, Undecodable));

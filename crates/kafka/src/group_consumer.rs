@@ -30,7 +30,7 @@ use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
 use self::context::{Context, Rebalance, give_partitions_up, partitions_of, take_partitions};
-use crate::damage::{DamagedLog, Met};
+use crate::damage::{DamagedLog, SeenUndecodable};
 use crate::error::{ClientError, RequestError};
 use crate::native;
 use crate::partition_consumer::{fetch_settings, verified};
@@ -144,7 +144,7 @@ pub struct GroupConsumer {
     damaged: BTreeMap<TopicPartition, Instant>,
     damaged_again_after: Duration,
     stalls: StallWatch,
-    undecodable: Met,
+    undecodable: SeenUndecodable,
     /// Where partitions are to be read that were taken further and have handed no record over since.
     moved_to: BTreeMap<TopicPartition, Offset>,
     /// When it was fenced and became another client.
@@ -203,7 +203,7 @@ impl GroupConsumer {
             damaged: BTreeMap::new(),
             damaged_again_after: options.damaged_again_after,
             stalls: StallWatch::default(),
-            undecodable: Met::default(),
+            undecodable: SeenUndecodable::default(),
             moved_to: BTreeMap::new(),
             renewals: Vec::new(),
             was_assigned: AtomicBool::new(false),

@@ -14,7 +14,7 @@ use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
 use crate::client_log::ClientLog;
-use crate::damage::{self, DamagedLog, Met, Position};
+use crate::damage::{self, DamagedLog, Position, SeenUndecodable};
 use crate::error::{ClientError, RequestError};
 use crate::native;
 use crate::partition_list::{check_each, offsets_list, partitions_list};
@@ -108,7 +108,7 @@ pub struct PartitionConsumer {
     /// When damaged records were met last.
     damage_met: Mutex<Option<Instant>>,
     stalls: Mutex<StallWatch>,
-    undecodable: Mutex<Met>,
+    undecodable: Mutex<SeenUndecodable>,
 }
 
 impl PartitionConsumer {
@@ -291,8 +291,8 @@ impl PartitionConsumer {
         Err(PollError::Damaged(damaged))
     }
 
-    /// Looks once in a while, after a poll that left nothing, whether partitions stand still without an error, and
-    /// reads those no further.
+    /// Checks now and then, after a poll that emptied the queue, whether partitions stall without an error, and removes
+    /// those.
     fn leave_stalled(&self) -> Result<(), PollError> {
         let mut watch = self.stalls.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -502,7 +502,7 @@ impl PartitionConsumer {
         })
     }
 
-    fn undecodable(&self) -> std::sync::MutexGuard<'_, Met> {
+    fn undecodable(&self) -> std::sync::MutexGuard<'_, SeenUndecodable> {
         self.undecodable
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

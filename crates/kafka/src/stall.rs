@@ -1,4 +1,4 @@
-//! Partitions that stand still without an error.
+//! Partitions that stall without an error.
 //!
 //! librdkafka takes a record that it cannot parse for the cut-off end of an answer. It asks for the same records again,
 //! for ever, and reports nothing. So consumers watch for partitions that have records left and hand none over, and ask
@@ -151,18 +151,18 @@ mod tests {
     }
 
     #[test]
-    fn an_acquitted_partition_is_suspect_again_after_twice_the_time() {
+    fn a_partition_that_was_checked_is_suspect_again_after_twice_the_time() {
         let mut watch = StallWatch::default();
         let start = Instant::now();
-        let mut told = Vec::new();
+        let mut seconds = Vec::new();
         let mut next = 0;
         while let Some(second) = suspect_at(&mut watch, start, next..2000, |_| Some(7)) {
             watch.back_off("t", PartitionId(0));
-            told.push(second);
+            seconds.push(second);
             next = second + 1;
         }
-        assert_eq!(told[..4], [10, 30, 70, 150]);
-        assert_eq!(told[told.len() - 1] - told[told.len() - 2], 600);
+        assert_eq!(seconds[..4], [10, 30, 70, 150]);
+        assert_eq!(seconds[seconds.len() - 1] - seconds[seconds.len() - 2], 600);
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl DeadLetter<'_> {
     }
 }
 
-/// What stands for records that no client can decode: their bytes cannot be had, so it is said where they lie.
+/// A placeholder for records that no client can decode. It says where they lie: their bytes are not available.
 #[must_use]
 pub fn undecodable(
     topic: &str,
@@ -119,31 +119,21 @@ pub fn undecodable(
     (first, next): (Offset, Offset),
     cause: &str,
 ) -> Contents {
-    let (topic, cause) = (json_string(topic), json_string(cause));
-    let value = format!(
-        "{{\"topic\":{topic},\"partition\":{partition},\"firstOffset\":{first},\"nextOffset\":{next},\"cause\":{cause}}}"
-    );
+    let value = serde_json::json!({
+        "topic": topic,
+        "partition": partition.0,
+        "firstOffset": first.0,
+        "nextOffset": next.0,
+        "cause": cause,
+    });
     Contents {
         key: None,
-        value: Some(value.into_bytes()),
+        value: Some(value.to_string().into_bytes()),
         headers: vec![(
             UNDECODABLE_UNTIL.to_owned(),
             Some(next.to_string().into_bytes()),
         )],
     }
-}
-
-fn json_string(text: &str) -> String {
-    let mut json = String::from("\"");
-    for char in text.chars() {
-        match char {
-            '"' | '\\' => json.extend(['\\', char]),
-            '\0'..='\x1f' => json.push_str(&format!("\\u{:04x}", u32::from(char))),
-            _ => json.push(char),
-        }
-    }
-    json.push('"');
-    json
 }
 
 /// The head of a record, and headers with the size and the hash of its value.
@@ -223,11 +213,13 @@ mod tests {
     fn what_stands_for_undecodable_records_says_where_they_lie() {
         let range = (Offset(17), Offset(20));
         let letter = undecodable("t", PartitionId(3), range, "says \"no\"\n");
-        let value = String::from_utf8(letter.value.clone().unwrap()).unwrap();
-        assert_eq!(
-            value,
-            r#"{"topic":"t","partition":3,"firstOffset":17,"nextOffset":20,"cause":"says \"no\"\u000a"}"#
-        );
+        let value: serde_json::Value =
+            serde_json::from_slice(letter.value.as_deref().unwrap()).unwrap();
+        let cause = "says \"no\"\n";
+        let expected = serde_json::json!({
+            "topic": "t", "partition": 3, "firstOffset": 17, "nextOffset": 20, "cause": cause,
+        });
+        assert_eq!(value, expected);
         assert_eq!(text(&LETTER.keep(letter), UNDECODABLE_UNTIL), Some("20"));
     }
 

@@ -3,13 +3,13 @@
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{Attempt, Epoch, Nonce, OperationId, Outcome, StepError, StepReply};
+use waybill_engine::{Attempt, Epoch, OperationId, Outcome, StepError, StepReply};
 
 use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
 use crate::framing::{Frame, Framing};
 use crate::record::{Record, RecordKind, RecordSchema};
-use crate::wire::{ErrorIn, ErrorOut, Fields, Id, MapIn, MapOut, NonceIn, NonceOut, WireAction};
+use crate::wire::{ErrorIn, ErrorOut, Fields, Id, MapIn, MapOut, WireAction, WireNonce};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     RecordKind::StepReply,
@@ -46,7 +46,7 @@ struct Out<'a> {
     attempt: i32,
     epoch: i64,
     action: WireAction,
-    nonce: Option<NonceOut<'a>>,
+    nonce: Option<WireNonce>,
     outcome: WireOutcome,
     outputs: MapOut<'a, String>,
     error: Option<ErrorOut<'a>>,
@@ -61,7 +61,7 @@ struct In {
     attempt: i32,
     epoch: i64,
     action: WireAction,
-    nonce: Option<NonceIn>,
+    nonce: Option<WireNonce>,
     outcome: WireOutcome,
     outputs: MapIn<String>,
     error: Option<ErrorIn>,
@@ -101,7 +101,7 @@ impl Record for StepReply {
             attempt: FIELDS.int("attempt", self.attempt.0)?,
             epoch: FIELDS.long("epoch", self.epoch.0)?,
             action: self.action.into(),
-            nonce: self.nonce.as_ref().map(NonceOut::from),
+            nonce: self.nonce.map(WireNonce),
             outcome,
             outputs: MapOut(outputs),
             error: error.map(ErrorOut::from),
@@ -137,7 +137,7 @@ impl Record for StepReply {
             attempt: Attempt(FIELDS.u32("attempt", wire.attempt)?),
             epoch: Epoch(FIELDS.u64("epoch", wire.epoch)?),
             action: FIELDS.known("action", wire.action.known())?,
-            nonce: wire.nonce.map(Nonce::from),
+            nonce: wire.nonce.map(|WireNonce(nonce)| nonce),
             outcome,
         })
     }

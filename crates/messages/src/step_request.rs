@@ -3,15 +3,13 @@
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{
-    Attempt, Epoch, Nonce, OperationId, PartitionId, ShardId, StepRequest, Timestamp,
-};
+use waybill_engine::{Attempt, Epoch, OperationId, PartitionId, ShardId, StepRequest, Timestamp};
 
 use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
 use crate::framing::{Frame, Framing};
 use crate::record::{Record, RecordKind, RecordSchema};
-use crate::wire::{Fields, Id, MapIn, MapOut, NonceIn, NonceOut, WireAction};
+use crate::wire::{Fields, Id, MapIn, MapOut, WireAction, WireNonce};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     RecordKind::StepRequest,
@@ -46,7 +44,7 @@ struct Out<'a> {
     reply_partition: i32,
     layout: i64,
     shard: Option<i32>,
-    nonce: Option<NonceOut<'a>>,
+    nonce: Option<WireNonce>,
 }
 
 /// The idempotency key follows from operation and step and is not read back.
@@ -68,7 +66,7 @@ struct In {
     reply_partition: i32,
     layout: i64,
     shard: Option<i32>,
-    nonce: Option<NonceIn>,
+    nonce: Option<WireNonce>,
 }
 
 impl Record for StepRequest {
@@ -98,7 +96,7 @@ impl Record for StepRequest {
                 .shard
                 .map(|shard| FIELDS.int("shard", shard.number))
                 .transpose()?,
-            nonce: self.nonce.as_ref().map(NonceOut::from),
+            nonce: self.nonce.map(WireNonce),
         };
         CODEC.encode(&wire, frame, out)
     }
@@ -124,7 +122,7 @@ impl Record for StepRequest {
             results: wire.results.0,
             reply_partition: PartitionId(FIELDS.u32("reply_partition", wire.reply_partition)?),
             shard: shard.map(|number| ShardId { layout, number }),
-            nonce: wire.nonce.map(Nonce::from),
+            nonce: wire.nonce.map(|WireNonce(nonce)| nonce),
             traceparent: None,
         })
     }

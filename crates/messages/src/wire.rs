@@ -46,44 +46,29 @@ impl<'de> Deserialize<'de> for Id {
     }
 }
 
-/// A nonce as bytes, on its way out.
-pub(crate) struct NonceOut<'a>(&'a Nonce);
+/// A nonce, which is bytes.
+pub(crate) struct WireNonce(pub(crate) Nonce);
 
-impl<'a> From<&'a Nonce> for NonceOut<'a> {
-    fn from(nonce: &'a Nonce) -> Self {
-        Self(nonce)
-    }
-}
-
-impl Serialize for NonceOut<'_> {
+impl Serialize for WireNonce {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_bytes(&self.0.0)
     }
 }
 
-/// A nonce on its way in.
-pub(crate) struct NonceIn(Nonce);
-
-impl From<NonceIn> for Nonce {
-    fn from(NonceIn(nonce): NonceIn) -> Self {
-        nonce
-    }
-}
-
-impl<'de> Deserialize<'de> for NonceIn {
+impl<'de> Deserialize<'de> for WireNonce {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Bytes;
         impl Visitor<'_> for Bytes {
-            type Value = NonceIn;
+            type Value = WireNonce;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "a nonce of {} bytes", Nonce::BYTES)
             }
 
-            fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<NonceIn, E> {
+            fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<WireNonce, E> {
                 let nonce = bytes.try_into();
                 nonce
-                    .map(|nonce| NonceIn(Nonce(nonce)))
+                    .map(|nonce| WireNonce(Nonce(nonce)))
                     .map_err(|_| E::invalid_length(bytes.len(), &self))
             }
         }

@@ -73,16 +73,16 @@ fn address(book: &Book, sent: &Sent, reply: &Reply, findings: &mut Findings) {
 }
 
 fn echo(sent: &Sent, reply: &Reply, findings: &mut Findings) {
-    let (asked, told) = (&sent.request, &reply.reply);
-    if asked.nonce != told.nonce {
-        let what = match told.nonce {
+    let (asked, answer) = (&sent.request, &reply.reply);
+    if asked.nonce != answer.nonce {
+        let what = match answer.nonce {
             None => "a reply has no nonce",
             Some(_) => "the nonce of a reply is not that of the request",
         };
         findings.fault(Rule::Echo, what);
     }
     let named = (&*asked.step, asked.attempt, asked.epoch, asked.action);
-    if named == (&*told.step, told.attempt, told.epoch, told.action) {
+    if named == (&*answer.step, answer.attempt, answer.epoch, answer.action) {
         return;
     }
     let what = format!(
@@ -91,10 +91,10 @@ fn echo(sent: &Sent, reply: &Reply, findings: &mut Findings) {
         asked.attempt,
         asked.epoch,
         asked.action,
-        told.step,
-        told.attempt,
-        told.epoch,
-        told.action
+        answer.step,
+        answer.attempt,
+        answer.epoch,
+        answer.action
     );
     findings.fault(Rule::Echo, what);
 }

@@ -33,21 +33,11 @@ fn batch() -> Vec<u8> {
     let mut batch = vec![0; 8];
     batch.extend(u32::try_from(checked.len() + 9).unwrap().to_be_bytes());
     batch.extend([0xff, 0xff, 0xff, 0xff, 2]);
-    batch.extend(crc32c(&checked).to_be_bytes());
+    batch.extend(crc32c::crc32c(&checked).to_be_bytes());
     batch.extend(checked);
     batch
 }
 
 fn length(bytes: &[u8]) -> [u8; 4] {
     u32::try_from(bytes.len()).unwrap().to_be_bytes()
-}
-
-fn crc32c(bytes: &[u8]) -> u32 {
-    const POLYNOMIAL: u32 = 0x82f6_3b78;
-    let crc = bytes.iter().fold(!0, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc: u32, _| {
-            (crc >> 1) ^ (POLYNOMIAL * (crc & 1))
-        })
-    });
-    !crc
 }

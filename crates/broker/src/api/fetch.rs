@@ -164,11 +164,18 @@ fn resolve(call: &Call, request: FetchRequest) -> Vec<WantedTopic> {
 /// Takes back what the login no longer allows: it may have waited for long.
 fn deny_withdrawn(call: &Call, wanted: &mut [WantedTopic]) {
     for topic in wanted {
-        let Err(denied) = call.may_read(&topic.name) else {
+        // What was denied at once is counted already.
+        if topic
+            .partitions
+            .iter()
+            .all(|wanted| wanted.partition.is_err())
+        {
             continue;
-        };
-        for wanted in &mut topic.partitions {
-            wanted.partition = Err(denied);
+        }
+        if let Err(denied) = call.may_read(&topic.name) {
+            for wanted in &mut topic.partitions {
+                wanted.partition = Err(denied);
+            }
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::wire::{self, APIS, Head, Malformed};
 /// The key of produce requests.
 pub(crate) const PRODUCE: i16 = ApiKey::Produce as i16;
 /// Success in a response.
-const OK: i16 = 0;
+pub(crate) const OK: i16 = 0;
 /// A field for authorised operations that were not asked for, or are not known.
 const NO_OPERATIONS: i32 = i32::MIN;
 

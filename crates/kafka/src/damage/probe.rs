@@ -21,7 +21,7 @@ use crate::partition_list::offsets_list;
 use crate::poll::{Severity, severity};
 use crate::record::partition_number;
 
-/// How long one poll waits before it is seen what the client told beside records.
+/// How long one poll waits before the log and the statistics are checked.
 const STEP: Duration = Duration::from_millis(20);
 /// How long to drain events of the previous assignment.
 const DRAIN: Duration = Duration::from_millis(5);
@@ -39,7 +39,7 @@ pub(super) enum Found {
     Readable,
     /// What lies there cannot be read.
     Damaged(Damage),
-    /// No broker told in time.
+    /// No broker answered in time.
     Unanswered,
 }
 
@@ -49,13 +49,13 @@ pub(super) struct Damage {
     pub(super) kind: DamageKind,
     /// What the client or the broker says of it.
     pub(super) cause: String,
-    /// Where the batch begins of which nothing can be read, if that is told.
+    /// The first offset of the batch that cannot be read, if the client names it.
     pub(super) batch: Option<Offset>,
 }
 
 /// The client.
 pub(super) struct Probe {
-    consumer: BaseConsumer<Told>,
+    consumer: BaseConsumer<ProbeLog>,
 }
 
 impl Probe {
@@ -75,11 +75,11 @@ impl Probe {
         config.remove("group.instance.id");
         config.remove("log_level");
         config.set_log_level(RDKafkaLogLevel::Debug);
-        let told = Told {
+        let log = ProbeLog {
             topic: Mutex::default(),
             state: Mutex::default(),
         };
-        let consumer = config.create_with_context(told)?;
+        let consumer = config.create_with_context(log)?;
         Ok(Self { consumer })
     }
 
@@ -95,12 +95,12 @@ impl Probe {
             return Found::Unanswered;
         }
         let deadline = Instant::now() + patience;
-        let told = self.consumer.context();
+        let log = self.consumer.context();
         loop {
             match self.consumer.poll(STEP) {
                 Some(Ok(_)) | Some(Err(KafkaError::PartitionEOF(_))) => return Found::Readable,
                 Some(Err(error)) if severity(&error) == Severity::Damaged => {
-                    let reason = told.state().reason.take();
+                    let reason = log.state().reason.take();
                     let kind = kind_of(&error, reason.as_deref());
                     let batch = reason.as_deref().and_then(batch_of);
                     return Found::Damaged(Damage {
@@ -111,7 +111,7 @@ impl Probe {
                 }
                 Some(Err(_)) | None => {}
             }
-            let state = told.state();
+            let state = log.state();
             if state.is_unparsed {
                 return Found::Damaged(Damage {
                     kind: DamageKind::Undecodable,
@@ -142,9 +142,9 @@ impl Probe {
     fn assign(&self, topic: &str, partition: PartitionId, offset: Offset) -> KafkaResult<()> {
         self.consumer.unassign()?;
         while self.consumer.poll(DRAIN).is_some() {}
-        let told = self.consumer.context();
-        *told.topic() = (topic.to_owned(), partition_number(partition));
-        *told.state() = State {
+        let log = self.consumer.context();
+        *log.topic() = (topic.to_owned(), partition_number(partition));
+        *log.state() = State {
             offset: offset.0,
             ..State::default()
         };
@@ -177,8 +177,8 @@ fn batch_of(reason: &str) -> Option<Offset> {
     offset.parse().ok().map(Offset)
 }
 
-/// What librdkafka told beside records.
-struct Told {
+/// The errors, log lines and statistics of the client.
+struct ProbeLog {
     topic: Mutex<(String, i32)>,
     state: Mutex<State>,
 }
@@ -220,7 +220,7 @@ impl State {
     }
 }
 
-impl Told {
+impl ProbeLog {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -230,7 +230,7 @@ impl Told {
     }
 }
 
-impl ClientContext for Told {
+impl ClientContext for ProbeLog {
     fn log(&self, _: RDKafkaLogLevel, facility: &str, line: &str) {
         if matches!(facility, "PROTOERR" | "PROTOUFLOW") && line.contains(RECORD_PARSER) {
             self.state().unparsed += 1;
@@ -251,7 +251,7 @@ impl ClientContext for Told {
     }
 }
 
-impl ConsumerContext for Told {}
+impl ConsumerContext for ProbeLog {}
 
 #[cfg(test)]
 mod tests {

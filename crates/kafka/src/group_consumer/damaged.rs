@@ -57,13 +57,12 @@ impl GroupConsumer {
         Ok(())
     }
 
-    /// Looks once in a while, after a poll that left nothing, whether partitions stand still without an error, and
-    /// reads those no further for a while.
+    /// Checks now and then, after a poll that emptied the queue, whether partitions stall without an error, and pauses
+    /// those for a while.
     ///
     /// # Errors
     ///
-    /// If the client does not tell its positions, or does not pause such a partition: then it stands still as before, and
-    /// is looked at again.
+    /// If the client does not give its positions, or does not pause such a partition. It is checked again later.
     pub(super) fn leave_stalled(&mut self, handler: &mut dyn GroupHandler) -> KafkaResult<()> {
         let now = Instant::now();
         if self.held.load(Ordering::Acquire) {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::raw::{POISON_LENGTH, crc32c};
+use crate::raw::POISON_LENGTH;
 
 pub(crate) struct Line {
     pub(crate) address: SocketAddr,
@@ -97,7 +97,7 @@ impl Answers {
                 answer[at - 1] = POISON_LENGTH;
                 let batch = &mut answer[at - VALUE..];
                 let length = u32::from_be_bytes(batch[8..12].try_into().unwrap());
-                let checksum = crc32c(&batch[21..12 + length as usize]);
+                let checksum = crc32c::crc32c(&batch[21..12 + length as usize]);
                 batch[17..21].copy_from_slice(&checksum.to_be_bytes());
             }
         }

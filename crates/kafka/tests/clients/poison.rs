@@ -14,7 +14,7 @@ use waybill_kafka::{
 };
 
 use crate::raw::{append_batch, batch, batch_with, poison_record, record};
-use crate::support::{A_WHILE, ALL, BatchProducer, PATIENCE, read_to, send_batch};
+use crate::support::{A_WHILE, ALL, BatchProducer, PATIENCE, send_batch};
 use crate::transactions::Transactional;
 use crate::world::World;
 
@@ -132,22 +132,6 @@ fn a_broker_that_is_away_is_no_stall() {
     quiet_for_long(&consumer);
     cluster.broker_up(1).unwrap();
     assert_eq!(crate::support::read(&consumer, 2).len(), 2);
-}
-
-/// The records are there, and nobody asks for them.
-#[test]
-fn a_consumer_that_is_not_polled_does_not_stall() {
-    let (_cluster, settings) = super::mock_cluster::cluster("t", 1);
-    let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
-    send_batch(&producer, "t", 0, &[b"a", b"b", b"c"]);
-    let consumer = PartitionConsumer::new(&settings, &ConsumerOptions::new("c")).unwrap();
-    consumer
-        .assign(&[("t", PartitionId(0), Offset(0))])
-        .unwrap();
-    let one = PollLimits { records: 1, ..ALL };
-    while consumer.poll(one, A_WHILE, &mut |_| {}).unwrap().records == 0 {}
-    std::thread::sleep(LONG);
-    assert_eq!(read_to(&consumer, "t", 3), [1, 2]);
 }
 
 #[test]

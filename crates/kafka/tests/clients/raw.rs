@@ -72,7 +72,7 @@ pub(crate) fn batch_with(attributes: u16, records: &[Vec<u8>]) -> Bytes {
     batch.put_u32(u32::try_from(checked.len() + 9).unwrap());
     batch.put_i32(-1);
     batch.put_u8(2);
-    batch.put_u32(crc32c(&checked));
+    batch.put_u32(crc32c::crc32c(&checked));
     batch.put(checked);
     batch.freeze()
 }
@@ -94,17 +94,6 @@ fn record_of(delta: u8, value_length: u8, value: &[u8]) -> Vec<u8> {
     let body = [&[0, 0, delta * 2, 0, value_length], value, &[0]].concat();
     let length = u8::try_from(body.len()).unwrap() * 2;
     [&[length], &body[..]].concat()
-}
-
-/// The checksum of batches.
-pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
-    const POLYNOMIAL: u32 = 0x82f6_3b78;
-    let crc = bytes.iter().fold(!0, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc: u32, _| {
-            (crc >> 1) ^ (POLYNOMIAL * (crc & 1))
-        })
-    });
-    !crc
 }
 
 /// The records of partition 0 of a topic, with what a consumer is not shown.

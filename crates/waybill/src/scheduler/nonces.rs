@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_with_the_nonce_of_its_request_is_accepted_whatever_it_tells() {
+    fn a_reply_with_the_nonce_of_its_request_is_accepted_whatever_its_outcome() {
         assert_eq!(nonces(1).verify(&reply()), Ok(()));
         let other = StepReply {
             outcome: Outcome::NotPerformed,

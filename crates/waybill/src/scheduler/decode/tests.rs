@@ -1,4 +1,4 @@
-//! Replies on librdkafka's mock cluster, and what the engine is told of each.
+//! Replies on librdkafka's mock cluster, and the event that the engine gets for each.
 
 use std::time::{Duration, Instant};
 
@@ -47,8 +47,8 @@ fn encoded(reply: &StepReply) -> Vec<u8> {
     value
 }
 
-/// What those of the readers of a partition are told who take a reply, for each of these under the key of its operation.
-fn told(replies: &[StepReply], readers_per_partition: u32) -> Vec<Vec<Event>> {
+/// The events of each reader of a partition that takes a reply, for each of these replies under its operation's key.
+fn events_of(replies: &[StepReply], readers_per_partition: u32) -> Vec<Vec<Event>> {
     let cluster = MockCluster::new(1).unwrap();
     cluster.create_topic(TOPIC, 1, 1).unwrap();
     let producer: BaseProducer = ClientConfig::new()
@@ -71,12 +71,12 @@ fn told(replies: &[StepReply], readers_per_partition: u32) -> Vec<Vec<Event>> {
     let kafka = KafkaSettings::new(cluster.bootstrap_servers());
     let consumer = PartitionConsumer::new(&kafka, &ConsumerOptions::new("test")).unwrap();
     consumer.add(&[(TOPIC, PartitionId(0), Offset(0))]).unwrap();
-    let mut told = Vec::new();
+    let mut events = Vec::new();
     let mut read = |record: RecordRef<'_>| {
         let key = KeyHash::of(record.key().unwrap_or_default());
         let takes = |share: &&Share| share.takes(Source::Replies, record.offset(), key);
         let takers = shares.iter().filter(takes);
-        told.push(
+        events.push(
             takers
                 .map(|share| decoder.event(&record, share).unwrap())
                 .collect(),
@@ -93,7 +93,7 @@ fn told(replies: &[StepReply], readers_per_partition: u32) -> Vec<Vec<Event>> {
         let polled = consumer.poll(limits, Duration::from_millis(100), &mut read);
         records += polled.unwrap().records;
     }
-    told
+    events
 }
 
 /// The one event of a reply that is refused, and why it is.
@@ -118,8 +118,8 @@ fn refused(events: &[Event], reply: &StepReply) -> String {
 #[test]
 fn a_reply_with_the_nonce_of_its_request_reaches_the_engine() {
     let reply = success(&sent(7));
-    let told = told(std::slice::from_ref(&reply), 1);
-    match &told[0][..] {
+    let events = events_of(std::slice::from_ref(&reply), 1);
+    match &events[0][..] {
         [
             Event::Reply {
                 offset: Offset(0),
@@ -152,8 +152,8 @@ fn a_reply_without_the_nonce_of_its_request_is_poison_with_a_cause_that_says_wha
             ..success(&request)
         },
     ];
-    let told = told(&replies, 1);
-    let causes: Vec<String> = told
+    let events = events_of(&replies, 1);
+    let causes: Vec<String> = events
         .iter()
         .zip(&replies)
         .map(|(events, reply)| refused(events, reply))
@@ -175,7 +175,7 @@ fn of_the_readers_of_a_partition_one_puts_a_forged_reply_aside() {
             ..success(&sent(number))
         })
         .collect();
-    for (events, reply) in told(&forged, READERS).iter().zip(&forged) {
+    for (events, reply) in events_of(&forged, READERS).iter().zip(&forged) {
         refused(events, reply);
     }
 }

@@ -10,7 +10,7 @@ use waybill_kafka::{DamagedLog, PartitionConsumer, PollError, PollLimits, Record
 use crate::chain::chain;
 use crate::scheduler::credit::{Amount, Credit};
 use crate::scheduler::decode::Decoder;
-use crate::scheduler::inlet::feed::{Feed, Reading, Until, Verified, WaitsAt};
+use crate::scheduler::inlet::feed::{Assigned, Feed, Reading, Until, Verified, WaitsAt};
 use crate::scheduler::input::{Arrived, Generation, Input, Inputs, LostCause};
 
 /// How much one poll takes at most.
@@ -425,15 +425,18 @@ impl Poller {
         }
     }
 
+    /// The partition of a damaged log, if it is still assigned.
+    fn assigned(&mut self, log: &DamagedLog) -> Option<(Source, &mut Assigned)> {
+        let mut feeds = self.feeds.iter_mut();
+        let feed = feeds.find(|feed| *feed.topic == *log.topic)?;
+        let source = feed.source;
+        Some((source, feed.assigned.get_mut(&log.partition)?))
+    }
+
     /// Lets a partition stand still at damaged records: the client has stopped to read it. Its other topics are
     /// read on, and nothing of this one is passed over.
     fn stop_at(&mut self, log: &DamagedLog) {
-        let mut feeds = self.feeds.iter_mut();
-        let Some(feed) = feeds.find(|feed| *feed.topic == *log.topic) else {
-            return;
-        };
-        let source = feed.source;
-        let Some(assigned) = feed.assigned.get_mut(&log.partition) else {
+        let Some((source, assigned)) = self.assigned(log) else {
             return;
         };
         assigned.next = log.offset;
@@ -450,12 +453,7 @@ impl Poller {
     /// Reads a partition on behind records that no client can decode: the client has stopped to read it. What stands
     /// for them goes to the dead-letter topic, and the checkpoint passes them.
     fn pass_over(&mut self, log: &DamagedLog, next: Offset) {
-        let mut feeds = self.feeds.iter_mut();
-        let Some(feed) = feeds.find(|feed| *feed.topic == *log.topic) else {
-            return;
-        };
-        let source = feed.source;
-        let Some(assigned) = feed.assigned.get_mut(&log.partition) else {
+        let Some((source, assigned)) = self.assigned(log) else {
             return;
         };
         // A record before them waits for its schema: they are met again once it has come.

@@ -125,11 +125,10 @@ async fn end_in_balance(world: &World, prefix: &str, ids: &[String]) {
         error,
         compensation_failed,
     } = ends;
-    // Of five services, each refuses 3 % for good, of those that reached it before the faults were cleared. On servers
-    // many run out of time where the machine is slow.
-    let share_min = if world.is_on_servers() { 20 } else { 2 };
-    assert!(compensated > ids.len() / 100, "{ends:?}");
-    assert!(processed > ids.len() / share_min, "{ends:?}");
+    // Of five services, each refuses 3 % for good, of those that reached it before the faults were cleared.
+    let refused = ids.len() / 100..ids.len() / 4;
+    assert!(refused.contains(&compensated), "{ends:?}");
+    assert!(processed > ids.len() / 2, "{ends:?}");
     assert_eq!(cancelled, 0, "nobody cancelled: {ends:?}");
     // Nothing refused an undo, and this workflow undoes whatever fails for good. Only an undo that
     // failed too often may be left to a person.
