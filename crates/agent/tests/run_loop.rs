@@ -23,8 +23,8 @@ use waybill_kafka::{
 };
 use waybill_messages::{Record as _, Topics, headers};
 
-#[path = "support/undecodable.rs"]
-mod undecodable;
+#[path = "../../kafka/tests/support/batches.rs"]
+mod batches;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const REPLY_PARTITIONS: u32 = 3;
@@ -524,7 +524,10 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_rest_goes_on() {
 async fn what_no_client_can_decode_is_put_aside_with_where_it_lies_and_the_rest_goes_on() {
     let broker = Broker::start();
     let topic = broker.topics.step_requests("fast");
-    undecodable::append(&broker.kafka.brokers, &topic);
+    // The length of its value is -2.
+    let batch = batches::batch(0, &[vec![5 * 2, 0, 0, 0, 0, 3]]);
+    let appended = batches::produce(&broker.kafka.brokers, &topic, &batch);
+    assert_eq!(appended, 0, "the broker takes it");
     let fast = Scripted::new(4);
     let agents = start(&broker, &[("fast", &fast)]);
     let letters = consumer(&broker.kafka, &Topics::dead_letter(&topic), 2);

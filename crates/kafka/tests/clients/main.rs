@@ -6,6 +6,8 @@
 //!
 //! On Apache Kafka each test has topics and groups of its own names, and deletes its topics.
 
+#[path = "../support/batches.rs"]
+mod batches;
 mod consuming;
 mod fenced;
 mod groups;

@@ -5,7 +5,6 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use rdkafka::mocking::MockCluster;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{
@@ -13,21 +12,25 @@ use waybill_kafka::{
     PollLimits, ProducerOptions,
 };
 
-use crate::raw::{append_batch, batch, batch_with, poison_record, record};
+use crate::batches::batch;
+use crate::raw::{append_batch, poison_record, record};
 use crate::support::{A_WHILE, ALL, BatchProducer, PATIENCE, send_batch};
 use crate::transactions::Transactional;
 use crate::world::World;
 
 /// A good record in front of one that cannot be parsed, and one behind that nobody gets at.
-fn poison() -> Bytes {
-    batch(&[record(0, b"good"), poison_record(1), record(2, b"hidden")])
+fn poison() -> Vec<u8> {
+    batch(
+        0,
+        &[record(0, b"good"), poison_record(1), record(2, b"hidden")],
+    )
 }
 
 /// What a poisoned partition 0 gave to a consumer that also reads the healthy partition 1.
 fn assert_stall_is_told(settings: &KafkaSettings, topic: &str) {
     let producer = BatchProducer::new(settings, &ProducerOptions::new("p")).unwrap();
     send_batch(&producer, topic, 0, &[b"before"]);
-    append_batch(settings, topic, poison());
+    append_batch(settings, topic, &poison());
     send_batch(&producer, topic, 0, &[b"behind"]);
     let consumer = PartitionConsumer::new(settings, &ConsumerOptions::new("c")).unwrap();
     consumer
@@ -73,7 +76,10 @@ fn read_until_damaged(
     let deadline = Instant::now() + PATIENCE;
     let mut read = Vec::new();
     for at in 0.. {
-        assert!(Instant::now() < deadline, "no damage was told: {read:?}");
+        assert!(
+            Instant::now() < deadline,
+            "no damage was told: {read:?}"
+        );
         let polled = consumer.poll(ALL, A_WHILE, &mut |record| {
             read.push((record.partition().0, record.offset().0));
         });
@@ -179,7 +185,7 @@ fn read_over_poison(
 #[test]
 fn behind_a_record_that_cannot_be_parsed_every_other_one_is_read() {
     let (_cluster, settings) = super::mock_cluster::cluster("t", 1);
-    append_batch(&settings, "t", poison());
+    append_batch(&settings, "t", &poison());
     let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
     send_batch(&producer, "t", 0, &[b"behind"]);
     assert_eq!(
@@ -194,11 +200,11 @@ fn a_search_for_what_can_be_read_passes_over_nothing_that_can() {
     let (_cluster, settings) = super::mock_cluster::cluster("t", 1);
     let producer = BatchProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
     for _ in 0..3 {
-        append_batch(&settings, "t", batch(&[poison_record(0)]));
+        append_batch(&settings, "t", &batch(0, &[poison_record(0)]));
     }
     send_batch(&producer, "t", 0, &[b"good"]);
-    append_batch(&settings, "t", not_compressed(&vec![record(0, b"a"); 100]));
-    append_batch(&settings, "t", not_compressed(&vec![record(0, b"b"); 7]));
+    append_batch(&settings, "t", &not_compressed(&vec![record(0, b"a"); 100]));
+    append_batch(&settings, "t", &not_compressed(&vec![record(0, b"b"); 7]));
     send_batch(&producer, "t", 0, &[b"behind"]);
     assert_eq!(
         read_over_poison(&settings, "t", 2),
@@ -207,8 +213,8 @@ fn a_search_for_what_can_be_read_passes_over_nothing_that_can() {
 }
 
 /// A batch that says that it is compressed with zstd, and is not.
-fn not_compressed(records: &[Vec<u8>]) -> Bytes {
-    batch_with(4, records)
+fn not_compressed(records: &[Vec<u8>]) -> Vec<u8> {
+    batch(4, records)
 }
 
 /// Every form of record that Apache Kafka was found to keep and librdkafka cannot parse.
@@ -218,7 +224,7 @@ fn behind_what_apache_kafka_lets_in_the_partition_is_read_on() {
         return;
     };
     let topic = world.topic_with("t", 1, &[("compression.type", "uncompressed")]);
-    let append = |records: &[Vec<u8>]| append_batch(&world.settings, &topic, batch(records));
+    let append = |records: &[Vec<u8>]| append_batch(&world.settings, &topic, &batch(0, records));
     let body = &record(0, b"a")[1..];
     let long = |length: u8| vec![length | 0x80, 0x80, 0x80, 0x80, 0x70];
     let whole_length = long(u8::try_from(body.len()).unwrap() * 2);

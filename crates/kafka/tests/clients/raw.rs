@@ -2,14 +2,12 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use kafka_protocol::messages::create_acls_request::AclCreation;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
-use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kafka_protocol::messages::{
-    CreateAclsRequest, FetchRequest, ProduceRequest, RequestHeader, ResponseHeader, TopicName,
+    CreateAclsRequest, FetchRequest, RequestHeader, ResponseHeader, TopicName,
 };
 use kafka_protocol::protocol::{
     Decodable as _, Encodable as _, HeaderVersion as _, Request, StrBytes,
@@ -19,6 +17,7 @@ use kafka_protocol::records::{
 };
 use waybill_kafka::KafkaSettings;
 
+use crate::batches::produce;
 use crate::support::PATIENCE;
 
 /// Appends records, in one batch, to partition 0 of a topic.
@@ -29,52 +28,12 @@ pub(crate) fn append(settings: &KafkaSettings, topic: &str, records: &[Record]) 
     };
     let mut batch = BytesMut::new();
     RecordBatchEncoder::encode(&mut batch, records, &options).unwrap();
-    append_batch(settings, topic, batch.freeze());
+    append_batch(settings, topic, &batch);
 }
 
 /// Appends a batch, whatever it holds, to partition 0 of a topic.
-pub(crate) fn append_batch(settings: &KafkaSettings, topic: &str, batch: Bytes) {
-    let partition = PartitionProduceData::default().with_records(Some(batch));
-    let topic = TopicProduceData::default()
-        .with_name(topic_name(topic))
-        .with_partition_data(vec![partition]);
-    let request = ProduceRequest::default()
-        .with_acks(-1)
-        .with_timeout_ms(10_000)
-        .with_topic_data(vec![topic]);
-    let answer = ask(settings, 7, &request);
-    let code = answer.responses[0].partition_responses[0].error_code;
-    assert_eq!(code, 0, "{answer:?}");
-}
-
-/// A batch of records of one's own making, with a right checksum.
-pub(crate) fn batch(records: &[Vec<u8>]) -> Bytes {
-    batch_with(0, records)
-}
-
-/// The same with other attributes: the lowest bits say how it is compressed.
-pub(crate) fn batch_with(attributes: u16, records: &[Vec<u8>]) -> Bytes {
-    let count = u32::try_from(records.len()).unwrap();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let now_ms = u64::try_from(now.as_millis()).unwrap();
-    let mut checked = BytesMut::new();
-    checked.put_u16(attributes);
-    checked.put_u32(count - 1);
-    checked.put_u64(now_ms);
-    checked.put_u64(now_ms);
-    checked.put_i64(-1);
-    checked.put_i16(-1);
-    checked.put_i32(-1);
-    checked.put_u32(count);
-    checked.extend(records.iter().flatten());
-    let mut batch = BytesMut::new();
-    batch.put_u64(0);
-    batch.put_u32(u32::try_from(checked.len() + 9).unwrap());
-    batch.put_i32(-1);
-    batch.put_u8(2);
-    batch.put_u32(crc32c::crc32c(&checked));
-    batch.put(checked);
-    batch.freeze()
+pub(crate) fn append_batch(settings: &KafkaSettings, topic: &str, batch: &[u8]) {
+    assert_eq!(produce(&settings.brokers, topic, batch), 0);
 }
 
 /// A record of a batch, with an empty key. All its lengths take one byte.

@@ -1,0 +1,51 @@
+//! Record batches made by hand, and a request that appends them as they are. No Kafka client sends such batches.
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// A batch with a right checksum. Each record is its bytes, from the length on. The lowest bits of `attributes` say how
+/// the records are compressed.
+pub(crate) fn batch(attributes: u16, records: &[Vec<u8>]) -> Vec<u8> {
+    const UNSEQUENCED: [u8; 8 + 2 + 4] = [0xff; 14];
+    let count = u32::try_from(records.len()).unwrap();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let now_ms = u64::try_from(now.as_millis()).unwrap().to_be_bytes();
+    let mut checked = attributes.to_be_bytes().to_vec();
+    checked.extend((count - 1).to_be_bytes());
+    checked.extend([now_ms, now_ms].concat());
+    checked.extend(UNSEQUENCED);
+    checked.extend(count.to_be_bytes());
+    checked.extend(records.concat());
+    let mut batch = vec![0; 8];
+    batch.extend(u32::try_from(checked.len() + 9).unwrap().to_be_bytes());
+    // No leader epoch, and the number of the format.
+    batch.extend([0xff, 0xff, 0xff, 0xff, 2]);
+    batch.extend(crc32c::crc32c(&checked).to_be_bytes());
+    batch.extend(checked);
+    batch
+}
+
+/// Appends a batch, whatever it holds, to partition 0 of a topic. Returns the broker's error code.
+pub(crate) fn produce(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
+    const TIMEOUT_MS: u32 = 10_000;
+    const NONE: [u8; 2] = u16::MAX.to_be_bytes();
+    const ALL: [u8; 2] = u16::MAX.to_be_bytes();
+    let one = 1_u32.to_be_bytes();
+    let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap().to_be_bytes();
+    let topic = [&length(topic.as_bytes())[2..], topic.as_bytes()].concat();
+    // Produce, version 7, correlation 0, and no client's name.
+    let mut request = [&[0, 0, 0, 7][..], &[0; 4], &NONE].concat();
+    // No transaction, acknowledged by all replicas: one topic, one partition, which is 0.
+    request.extend([&NONE[..], &ALL, &TIMEOUT_MS.to_be_bytes()].concat());
+    request.extend([&one[..], &topic, &one, &[0; 4], &length(batch), batch].concat());
+    let mut broker = TcpStream::connect(broker).unwrap();
+    let timeout = Duration::from_millis(2 * u64::from(TIMEOUT_MS));
+    broker.set_read_timeout(Some(timeout)).unwrap();
+    let frame = [&length(&request)[..], &request].concat();
+    broker.write_all(&frame).unwrap();
+    // Length, correlation, one topic with its name, one partition with its number, and the code.
+    let mut answer = vec![0; 4 + 4 + 4 + topic.len() + 4 + 4 + 2];
+    broker.read_exact(&mut answer).unwrap();
+    i16::from_be_bytes(*answer.last_chunk().unwrap())
+}
