@@ -27,7 +27,7 @@ fn poison() -> Vec<u8> {
 }
 
 /// What a poisoned partition 0 gave to a consumer that also reads the healthy partition 1.
-fn assert_stall_is_told(settings: &KafkaSettings, topic: &str) {
+fn assert_stall_is_reported(settings: &KafkaSettings, topic: &str) {
     let producer = BatchProducer::new(settings, &ProducerOptions::new("p")).unwrap();
     send_batch(&producer, topic, 0, &[b"before"]);
     append_batch(settings, topic, &poison());
@@ -68,7 +68,7 @@ fn assert_stall_is_told(settings: &KafkaSettings, topic: &str) {
     }
 }
 
-/// Polls until damage is told. Returns the partitions and offsets of the records that came before.
+/// Polls until damage is reported. Returns the partitions and offsets of the records that came before.
 fn read_until_damaged(
     consumer: &PartitionConsumer,
     mut between: impl FnMut(usize),
@@ -78,7 +78,7 @@ fn read_until_damaged(
     for at in 0.. {
         assert!(
             Instant::now() < deadline,
-            "no damage was told: {read:?}"
+            "no damage was reported: {read:?}"
         );
         let polled = consumer.poll(ALL, A_WHILE, &mut |record| {
             read.push((record.partition().0, record.offset().0));
@@ -94,20 +94,20 @@ fn read_until_damaged(
 }
 
 #[test]
-fn a_partition_that_stalls_without_an_error_is_told_as_damaged() {
+fn a_partition_that_stalls_without_an_error_is_reported_as_damaged() {
     let (_cluster, settings) = super::mock_cluster::cluster("t", 2);
-    assert_stall_is_told(&settings, "t");
+    assert_stall_is_reported(&settings, "t");
 }
 
 #[test]
-fn a_partition_of_apache_kafka_that_stalls_without_an_error_is_told_as_damaged() {
+fn a_partition_of_apache_kafka_that_stalls_without_an_error_is_reported_as_damaged() {
     if let Some(world) = World::apache_kafka() {
         let topic = world.topic_with("t", 2, &[("compression.type", "uncompressed")]);
-        assert_stall_is_told(&world.settings, &topic);
+        assert_stall_is_reported(&world.settings, &topic);
     }
 }
 
-/// Longer than a stall takes to be told.
+/// Longer than a stall takes to be reported.
 const LONG: Duration = Duration::from_secs(16);
 
 fn quiet_for_long(consumer: &PartitionConsumer) {
@@ -131,7 +131,7 @@ fn a_broker_that_is_away_is_no_stall() {
     let one = PollLimits { records: 1, ..ALL };
     while consumer.poll(one, A_WHILE, &mut |_| {}).unwrap().records == 0 {}
     cluster.broker_down(1).unwrap();
-    // Read from here again, where no broker tells that there is more.
+    // Read from here again, where no broker reports that there is more.
     let at = [("t", PartitionId(0))];
     consumer.remove(&at).unwrap();
     consumer.add(&[("t", PartitionId(0), Offset(1))]).unwrap();
