@@ -75,11 +75,7 @@ impl Probe {
         config.remove("group.instance.id");
         config.remove("log_level");
         config.set_log_level(RDKafkaLogLevel::Debug);
-        let log = ProbeLog {
-            topic: Mutex::default(),
-            state: Mutex::default(),
-        };
-        let consumer = config.create_with_context(log)?;
+        let consumer = config.create_with_context(ProbeLog::default())?;
         Ok(Self { consumer })
     }
 
@@ -143,8 +139,9 @@ impl Probe {
         self.consumer.unassign()?;
         while self.consumer.poll(DRAIN).is_some() {}
         let log = self.consumer.context();
-        *log.topic() = (topic.to_owned(), partition_number(partition));
         *log.state() = State {
+            topic: topic.to_owned(),
+            partition: partition_number(partition),
             offset: offset.0,
             ..State::default()
         };
@@ -178,17 +175,18 @@ fn batch_of(reason: &str) -> Option<Offset> {
 }
 
 /// The errors, log lines and statistics of the client.
-struct ProbeLog {
-    topic: Mutex<(String, i32)>,
-    state: Mutex<State>,
-}
+#[derive(Default)]
+struct ProbeLog(Mutex<State>);
 
+/// What they say of one assignment.
 #[derive(Default)]
 struct State {
+    /// The topic, partition and offset that were asked about.
+    topic: String,
+    partition: i32,
+    offset: i64,
     /// The reason of the last error.
     reason: Option<String>,
-    /// The offset that was asked about.
-    offset: i64,
     /// How often a record was not parsed.
     unparsed: u32,
     /// `unparsed`, and the client's count of incomplete answers, when statistics first showed that it fetches at
@@ -222,11 +220,7 @@ impl State {
 
 impl ProbeLog {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn topic(&self) -> MutexGuard<'_, (String, i32)> {
-        self.topic.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -242,12 +236,12 @@ impl ClientContext for ProbeLog {
     }
 
     fn stats(&self, statistics: Statistics) {
-        let (topic, number) = &*self.topic();
-        let partition = statistics.topics.get(topic);
-        let partition = partition.and_then(|topic| topic.partitions.get(number));
+        let mut state = self.state();
+        let topic = statistics.topics.get(&state.topic);
+        let partition = topic.and_then(|topic| topic.partitions.get(&state.partition));
         let partial: u64 = statistics.brokers.values().map(|of| of.rxpartial).sum();
         let next = partition.map(|partition| partition.next_offset);
-        self.state().fetches_at(next, partial);
+        state.fetches_at(next, partial);
     }
 }
 
