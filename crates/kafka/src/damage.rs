@@ -1,4 +1,4 @@
-//! Finding the damaged batch that a consumer seen.
+//! Finds the damaged batch that a consumer met.
 //!
 //! Every batch carries a checksum, and every consumer verifies it (`check.crcs`). What librdkafka does with
 //! one that does not match cannot be worked with: it reports an error that rust-rdkafka strips of its
@@ -8,6 +8,13 @@
 //!
 //! A record that librdkafka cannot parse is worse: it reports nothing, and the partition stalls. [`crate::stall`]
 //! finds candidates; this module asks the brokers to confirm them.
+//!
+//! What must hold here:
+//!
+//! * No record that can be read is passed over, however early the time for a search ends.
+//! * All questions of one poll end within [`ROUND_MAX`], whatever the number of partitions: no record is read meanwhile, and
+//!   a member of a group that polls too late loses its partitions. A partition that is not asked about is read on, and its
+//!   damage is met again. The next round asks about it first.
 
 mod probe;
 
@@ -24,16 +31,15 @@ use crate::native;
 use crate::stall::StallWatch;
 use crate::watermarks::watermarks;
 
+/// How long all questions of one poll may take.
+const ROUND_MAX: Duration = Duration::from_secs(10);
 /// How long the search waits for the first answer about one partition.
 const PROBE_PATIENCE: Duration = Duration::from_secs(2);
 /// The same for a partition that may have stalled: the same answer has to fail more than once.
 const STALL_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the broker may take to say where a partition ends.
 const END_PATIENCE: Duration = Duration::from_secs(2);
-/// How long one round of asking about suspects may take. The rest comes in the next one.
-const ROUND_MAX: Duration = Duration::from_secs(5);
-/// How long one search for the end of undecodable records may take, and how many offsets it may try one by one.
-const SEARCH_MAX: Duration = Duration::from_secs(10);
+/// How many offsets or batches one search for the end of undecodable records tries.
 const SEARCHED_MAX: usize = 256;
 
 /// Why records cannot be read.
@@ -80,17 +86,49 @@ impl fmt::Display for DamagedLog {
     }
 }
 
+impl DamagedLog {
+    /// Logs that nothing before `next` can be decoded, and that the reader continues there.
+    pub fn log_passed_over(&self, next: Offset) {
+        tracing::error!(
+            topic = self.topic,
+            partition = %self.partition,
+            offset = %self.offset,
+            %next,
+            cause = self.cause,
+            "passed over records that no client can decode"
+        );
+    }
+
+    /// Logs that the partition is not read, and when the client reads it again by itself.
+    pub(crate) fn log_stopped(&self, client: &str, again_after: Option<Duration>) {
+        tracing::error!(
+            client,
+            topic = self.topic,
+            partition = %self.partition,
+            offset = %self.offset,
+            cause = self.cause,
+            again_after_s = again_after.map(|after| after.as_secs()),
+            "records are damaged; stopped reading the partition"
+        );
+    }
+}
+
 /// Where a partition is to be read on.
 pub(crate) type Position = (String, PartitionId, Offset);
 
-/// Remembers where undecodable records were seen. What a leader of the partition hands out once may be a fault of its
-/// own; what was met twice at one offset, with a while between, is what was written.
+/// What rounds leave to later ones.
 #[derive(Default, Debug)]
-pub(crate) struct SeenUndecodable(HashMap<(String, PartitionId), Offset>);
+pub(crate) struct History {
+    /// Where undecodable records were met. What a leader of the partition hands out once may be a fault of its own; what
+    /// was met twice at one offset, with a while between, is what was written.
+    undecodable: HashMap<(String, PartitionId), Offset>,
+    /// The partition that was asked about last.
+    asked_last: Option<(String, PartitionId)>,
+}
 
-impl SeenUndecodable {
-    /// Notes that records of this kind were seen. Returns whether undecodable ones were met there before.
-    fn again(
+impl History {
+    /// Notes that records of this kind were met. Returns whether undecodable ones were met there before.
+    fn met_again(
         &mut self,
         topic: &str,
         partition: PartitionId,
@@ -99,126 +137,184 @@ impl SeenUndecodable {
     ) -> bool {
         let at = (topic.to_owned(), partition);
         match kind {
-            DamageKind::Undecodable => self.0.insert(at, offset) == Some(offset),
+            DamageKind::Undecodable => self.undecodable.insert(at, offset) == Some(offset),
             DamageKind::Corrupt => {
-                self.0.remove(&at);
+                self.undecodable.remove(&at);
                 false
             }
         }
     }
+
+    /// The positions in the order in which to ask about them: each round begins behind the partition at which the one
+    /// before ended.
+    fn in_turn(&self, mut positions: Vec<Position>) -> Vec<Position> {
+        positions.sort_unstable();
+        if let Some((topic, partition)) = &self.asked_last {
+            let is_before = |at: &Position| (at.0.as_str(), at.1) <= (topic.as_str(), *partition);
+            let first = positions.partition_point(is_before);
+            positions.rotate_left(first);
+        }
+        positions
+    }
 }
 
-/// Those of a consumer's partitions whose records are damaged where they are to be read on. A partition without
-/// an answer counts as whole: reading it again meets the damage again.
-pub(crate) fn find<C: ConsumerContext>(
-    consumer: &BaseConsumer<C>,
-    config: &ClientConfig,
-    positions: &[Position],
-    seen: &mut SeenUndecodable,
-) -> Vec<DamagedLog> {
-    let damaged = positions.iter().filter_map(|(topic, partition, offset)| {
-        // Of a partition that was read to its end, no damage was fetched.
-        let end = native::known_end(consumer.client(), topic, *partition);
-        if end.is_some_and(|end| *offset >= end) {
-            return None;
-        }
-        let probe = probe(config)?;
-        match probe.ask(topic, *partition, *offset, PROBE_PATIENCE) {
-            Found::Damaged(damage) => {
-                Some(log_of(&probe, (topic, *partition, *offset), damage, seen))
+/// When a round that begins now has to end.
+pub(crate) fn round_end() -> Instant {
+    Instant::now() + ROUND_MAX
+}
+
+/// The questions of one poll.
+pub(crate) struct Round<'a> {
+    pub(crate) config: &'a ClientConfig,
+    pub(crate) history: &'a mut History,
+    /// See [`round_end`].
+    pub(crate) until: Instant,
+    /// Whether to look for the end of records that were found to be undecodable twice.
+    pub(crate) finds_next: bool,
+}
+
+impl Round<'_> {
+    /// Those of a consumer's partitions whose records are damaged where they are to be read on. A partition without
+    /// an answer counts as whole: reading it again meets the damage again.
+    pub(crate) fn find<C: ConsumerContext>(
+        &mut self,
+        consumer: &BaseConsumer<C>,
+        positions: Vec<Position>,
+    ) -> Vec<DamagedLog> {
+        let mut damaged = Vec::new();
+        for at in self.history.in_turn(positions) {
+            // Of a partition that was read to its end, no damage was fetched.
+            let end = native::known_end(consumer.client(), &at.0, at.1);
+            if end.is_some_and(|end| at.2 >= end) {
+                continue;
             }
-            Found::Readable | Found::Unanswered => None,
+            if !self.begin(&at) {
+                break;
+            }
+            let Some(probe) = self.new_probe() else {
+                break;
+            };
+            if let Found::Damaged(damage) = self.ask(&probe, &at, PROBE_PATIENCE) {
+                damaged.push(self.log_of(&probe, at, damage));
+            }
         }
-    });
-    damaged.collect()
-}
+        damaged
+    }
 
-/// Those of a consumer's partitions that really cannot be read on, of some that have handed no record over for long.
-/// The watch backs off from all others.
-pub(crate) fn find_stalled<C: ConsumerContext>(
-    consumer: &BaseConsumer<C>,
-    config: &ClientConfig,
-    suspects: &[Position],
-    watch: &mut StallWatch,
-    seen: &mut SeenUndecodable,
-) -> Vec<DamagedLog> {
-    let until = Instant::now() + ROUND_MAX;
-    let mut stalled = Vec::new();
-    for (topic, partition, offset) in suspects {
-        if Instant::now() >= until {
-            break;
+    /// Those of a consumer's partitions that really cannot be read on, of some that have handed no record over for long.
+    /// The watch backs off from all others.
+    pub(crate) fn find_stalled<C: ConsumerContext>(
+        &mut self,
+        consumer: &BaseConsumer<C>,
+        suspects: Vec<Position>,
+        watch: &mut StallWatch,
+    ) -> Vec<DamagedLog> {
+        let mut stalled = Vec::new();
+        for at in self.history.in_turn(suspects) {
+            if !self.begin(&at) {
+                break;
+            }
+            // A broker that does not answer this is unreachable: nothing has stalled. Asking it takes time, so it is asked
+            // less and less often, as is every partition about which nothing was found.
+            let patience = END_PATIENCE.min(self.left());
+            let end = watermarks(consumer.client(), &at.0, at.1, patience);
+            if !matches!(end, Ok((_, end)) if at.2 < end) {
+                watch.back_off(&at.0, at.1);
+                continue;
+            }
+            // A probe for each partition: no event is left over from another one.
+            let Some(probe) = self.new_probe() else {
+                break;
+            };
+            match self.ask(&probe, &at, STALL_PATIENCE) {
+                Found::Damaged(damage) => stalled.push(self.log_of(&probe, at, damage)),
+                // It had less time than an answer may take.
+                Found::Unanswered if self.left().is_zero() => {}
+                Found::Readable | Found::Unanswered => watch.back_off(&at.0, at.1),
+            }
         }
-        // A broker that does not answer this is unreachable: nothing has stalled. Asking it takes time, so it is asked
-        // less and less often, as is every partition about which nothing was found.
-        let end = watermarks(consumer.client(), topic, *partition, END_PATIENCE);
-        if !matches!(end, Ok((_, end)) if *offset < end) {
-            watch.back_off(topic, *partition);
-            continue;
+        stalled
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// Begins to ask about a partition. Returns whether there is time for that.
+    fn begin(&mut self, (topic, partition, _): &Position) -> bool {
+        let has_time = !self.left().is_zero();
+        if has_time {
+            self.history.asked_last = Some((topic.clone(), *partition));
         }
-        // A probe for each partition: no event is left over from another one.
-        let Some(probe) = probe(config) else {
-            break;
+        has_time
+    }
+
+    fn new_probe(&self) -> Option<Probe> {
+        let probe = Probe::new(self.config);
+        probe
+            .inspect_err(|error| tracing::warn!(%error, "cannot look for the damaged partition"))
+            .ok()
+    }
+
+    /// Asks, and waits no longer than the round may take.
+    fn ask(&self, probe: &Probe, at: &Position, patience: Duration) -> Found {
+        match self.left() {
+            Duration::ZERO => Found::Unanswered,
+            left => probe.ask(&at.0, at.1, at.2, patience.min(left)),
+        }
+    }
+
+    /// The report of damage, with the offset to continue at if nothing there was ever a record.
+    fn log_of(&mut self, probe: &Probe, at: Position, damage: Damage) -> DamagedLog {
+        let is_met_again = self.history.met_again(&at.0, at.1, at.2, damage.kind);
+        let next = (is_met_again && self.finds_next).then(|| self.behind(probe, &at, damage.batch));
+        let (topic, partition, offset) = at;
+        DamagedLog {
+            topic,
+            partition,
+            offset,
+            cause: damage.cause,
+            kind: damage.kind,
+            next,
+        }
+    }
+
+    /// The first offset after undecodable records, as far as one search gets.
+    fn behind(&self, probe: &Probe, at: &Position, batch: Option<Offset>) -> Offset {
+        let (topic, partition, offset) = at;
+        let patience = END_PATIENCE.min(self.left());
+        let Ok((_, end)) = watermarks(probe.client(), topic, *partition, patience) else {
+            return offset.next();
         };
-        match probe.ask(topic, *partition, *offset, STALL_PATIENCE) {
-            Found::Readable | Found::Unanswered => watch.back_off(topic, *partition),
-            Found::Damaged(damage) => {
-                let at = (topic.as_str(), *partition, *offset);
-                stalled.push(log_of(&probe, at, damage, seen));
-            }
-        }
-    }
-    stalled
-}
-
-/// The report of damage, with the offset to continue at if nothing there was ever a record.
-fn log_of(
-    probe: &Probe,
-    (topic, partition, offset): (&str, PartitionId, Offset),
-    damage: Damage,
-    seen: &mut SeenUndecodable,
-) -> DamagedLog {
-    let is_met_again = seen.again(topic, partition, offset, damage.kind);
-    let next = is_met_again.then(|| behind(probe, (topic, partition, offset), damage.batch));
-    DamagedLog {
-        topic: topic.to_owned(),
-        partition,
-        offset,
-        cause: damage.cause,
-        kind: damage.kind,
-        next,
+        first_behind(*offset, end, batch, |offset| {
+            self.ask(probe, &(topic.clone(), *partition, offset), PROBE_PATIENCE)
+        })
     }
 }
 
-/// The first offset after undecodable records, as far as one search gets. Whatever follows is met when it is read.
+/// The first offset after an undecodable record, as far as `ask` answers. Whatever follows is met when it is read.
 ///
 /// No record that can be read is passed over. So each offset is tried in turn, except within a batch that the client
-/// names: nothing of that can be read, and its end is found by halving.
-fn behind(
-    probe: &Probe,
-    (topic, partition, offset): (&str, PartitionId, Offset),
-    batch: Option<Offset>,
+/// names: nothing of that can be read, and its end is found by halving. What `ask` does not answer is not passed over.
+fn first_behind(
+    undecodable: Offset,
+    end: Offset,
+    mut batch: Option<Offset>,
+    ask: impl Fn(Offset) -> Found,
 ) -> Offset {
-    let until = Instant::now() + SEARCH_MAX;
-    let mut next = offset.next();
-    let Ok((_, end)) = watermarks(probe.client(), topic, partition, END_PATIENCE) else {
-        return next;
-    };
-    let mut batch = batch;
+    let mut next = undecodable.next();
     for _ in 0..SEARCHED_MAX {
-        if let Some(batch) = batch {
-            let is_of_batch = |offset: Offset| {
-                Instant::now() < until
-                    && matches!(
-                        probe.ask(topic, partition, offset, PROBE_PATIENCE),
-                        Found::Damaged(damage) if damage.batch == Some(batch)
-                    )
+        if batch.is_some() {
+            let is_of_batch = |offset: Offset| match ask(offset) {
+                Found::Damaged(damage) => damage.batch == batch,
+                Found::Readable | Found::Unanswered => false,
             };
             next = end_of_batch(next, end, is_of_batch);
         }
-        if next >= end || Instant::now() >= until {
+        if next >= end {
             return next;
         }
-        match probe.ask(topic, partition, next, PROBE_PATIENCE) {
+        match ask(next) {
             Found::Damaged(damage) if damage.kind == DamageKind::Undecodable => {
                 batch = damage.batch;
                 next = next.next();
@@ -256,43 +352,6 @@ fn end_of_batch(first: Offset, end: Offset, is_of_batch: impl Fn(Offset) -> bool
     first
 }
 
-fn probe(config: &ClientConfig) -> Option<Probe> {
-    match Probe::new(config) {
-        Ok(probe) => Some(probe),
-        Err(error) => {
-            tracing::warn!(%error, "cannot look for the damaged partition");
-            None
-        }
-    }
-}
-
-/// Logs what a search found, and when the client reads the partitions again by itself.
-pub(crate) fn log_found(client: &str, damaged: &[DamagedLog], again_after: Option<Duration>) {
-    for log in damaged {
-        if let Some(next) = log.next {
-            tracing::error!(
-                client,
-                topic = log.topic,
-                partition = %log.partition,
-                offset = %log.offset,
-                %next,
-                cause = log.cause,
-                "records cannot be decoded by any client"
-            );
-            continue;
-        }
-        tracing::error!(
-            client,
-            topic = log.topic,
-            partition = %log.partition,
-            offset = %log.offset,
-            cause = log.cause,
-            again_after_s = again_after.map(|after| after.as_secs()),
-            "records are damaged; stopped reading the partition"
-        );
-    }
-}
-
 /// Logs that a search for what a client met found nothing.
 pub(crate) fn log_not_found(client: &str, error: &rdkafka::error::KafkaError) {
     tracing::warn!(
@@ -326,11 +385,102 @@ mod tests {
         assert_eq!(end_of_batch(Offset(8), Offset(900), |_| false), Offset(8));
     }
 
+    /// What lies at an offset of a partition in a test.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    enum At {
+        Record,
+        Unparsable,
+        /// Of the batch of this number, which the client names.
+        Batch(i64),
+        Corrupt,
+        Nothing,
+    }
+
+    /// What the client finds at an offset or first behind it.
+    fn found(log: &[At], offset: Offset) -> Found {
+        let first = usize::try_from(offset.0).unwrap();
+        let Some(at) = (first..log.len()).find(|at| log[*at] != At::Nothing) else {
+            return Found::Readable;
+        };
+        let damaged = |kind, batch| {
+            let cause = String::new();
+            Found::Damaged(Damage { kind, cause, batch })
+        };
+        match log[at] {
+            At::Record | At::Nothing => Found::Readable,
+            At::Unparsable => damaged(DamageKind::Undecodable, None),
+            At::Batch(number) => damaged(DamageKind::Undecodable, Some(Offset(number))),
+            At::Corrupt => damaged(DamageKind::Corrupt, None),
+        }
+    }
+
+    #[test]
+    fn wherever_a_search_is_cut_short_it_passes_over_nothing_that_may_be_readable() {
+        use At::{Batch, Corrupt, Nothing, Record, Unparsable};
+        const KINDS: [At; 6] = [Record, Unparsable, Batch(100), Batch(200), Corrupt, Nothing];
+        for number in 0..KINDS.len().pow(6) {
+            let kind = |at: u32| KINDS[number / KINDS.len().pow(at) % KINDS.len()];
+            let log: Vec<At> = (0..6).map(kind).collect();
+            let Found::Damaged(first) = found(&log, Offset(0)) else {
+                continue;
+            };
+            // The offsets of a batch lie together.
+            let is_split = [Batch(100), Batch(200)].iter().any(|batch| {
+                let mut of_batch = log.iter().filter(|at| **at != Nothing);
+                of_batch.position(|at| at == batch);
+                of_batch.by_ref().find(|at| *at != batch);
+                of_batch.any(|at| at == batch)
+            });
+            if first.kind == DamageKind::Corrupt || is_split {
+                continue;
+            }
+            for answers in 0..=8 {
+                let asked = std::cell::Cell::new(0);
+                let ask = |offset| {
+                    asked.set(asked.get() + 1);
+                    match asked.get() > answers {
+                        true => Found::Unanswered,
+                        false => found(&log, offset),
+                    }
+                };
+                let next = first_behind(Offset(0), Offset(6), first.batch, ask);
+                let passed = &log[..usize::try_from(next.0).unwrap()];
+                assert!(!passed.is_empty());
+                let is_lost = passed.contains(&Record) || passed.contains(&Corrupt);
+                assert!(!is_lost, "{log:?} to {next} after {answers} answers");
+            }
+        }
+    }
+
+    #[test]
+    fn a_round_begins_behind_the_partition_at_which_the_one_before_ended() {
+        let positions = |partitions: &[u32]| -> Vec<Position> {
+            let of = |at: &u32| ("t".to_owned(), PartitionId(*at), Offset(7));
+            partitions.iter().map(of).collect()
+        };
+        let mut history = History::default();
+        assert_eq!(
+            history.in_turn(positions(&[2, 0, 1])),
+            positions(&[0, 1, 2])
+        );
+        for (last, expected) in [
+            (0, [1, 2, 0]),
+            (1, [2, 0, 1]),
+            (2, [0, 1, 2]),
+            (9, [0, 1, 2]),
+        ] {
+            history.asked_last = Some(("t".to_owned(), PartitionId(last)));
+            assert_eq!(history.in_turn(positions(&[2, 0, 1])), positions(&expected));
+        }
+        history.asked_last = Some(("s".to_owned(), PartitionId(9)));
+        assert_eq!(history.in_turn(positions(&[1, 0])), positions(&[0, 1]));
+    }
+
     #[test]
     fn only_what_is_undecodable_twice_at_one_offset_is_met_again() {
         use DamageKind::{Corrupt, Undecodable};
-        let mut seen = SeenUndecodable::default();
-        let mut again = |offset, kind| seen.again("t", PartitionId(0), Offset(offset), kind);
+        let mut history = History::default();
+        let mut again = |offset, kind| history.met_again("t", PartitionId(0), Offset(offset), kind);
         assert!(!again(7, Undecodable));
         assert!(!again(8, Undecodable));
         assert!(again(8, Undecodable));

@@ -30,7 +30,7 @@ use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
 use self::context::{Context, Rebalance, give_partitions_up, partitions_of, take_partitions};
-use crate::damage::{DamagedLog, SeenUndecodable};
+use crate::damage::{DamagedLog, History};
 use crate::error::{ClientError, RequestError};
 use crate::native;
 use crate::partition_consumer::{fetch_settings, verified};
@@ -121,8 +121,14 @@ pub trait GroupHandler {
         lost: bool,
     ) -> Vec<(TopicPartition, Offset)>;
 
+    /// Whether [`GroupHandler::undecodable`] may take care of records. If false, it is not called.
+    fn takes_undecodable(&self) -> bool {
+        false
+    }
+
     /// No client can decode the records of a partition from `log.offset` up to `next`: they were never records.
-    /// Returns whether they were taken care of, and the partition is to be read on at `next`. Else it stands still there.
+    /// Returns whether they were taken care of, and the partition is to be read on at `next`. If false, the partition
+    /// stays paused at `log.offset` and is tried again.
     fn undecodable(&mut self, log: &DamagedLog, next: Offset) -> bool {
         let _ = (log, next);
         false
@@ -144,8 +150,8 @@ pub struct GroupConsumer {
     damaged: BTreeMap<TopicPartition, Instant>,
     damaged_again_after: Duration,
     stalls: StallWatch,
-    undecodable: SeenUndecodable,
-    /// Where partitions are to be read that were taken further and have handed no record over since.
+    damage_history: History,
+    /// The seek position of each partition that was moved past undecodable records and has delivered no record since.
     moved_to: BTreeMap<TopicPartition, Offset>,
     /// When it was fenced and became another client.
     renewals: Vec<Instant>,
@@ -203,7 +209,7 @@ impl GroupConsumer {
             damaged: BTreeMap::new(),
             damaged_again_after: options.damaged_again_after,
             stalls: StallWatch::default(),
-            undecodable: SeenUndecodable::default(),
+            damage_history: History::default(),
             moved_to: BTreeMap::new(),
             renewals: Vec::new(),
             was_assigned: AtomicBool::new(false),

@@ -14,7 +14,7 @@ use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
 use crate::client_log::ClientLog;
-use crate::damage::{self, DamagedLog, Position, SeenUndecodable};
+use crate::damage::{self, DamagedLog, History, Position, Round};
 use crate::error::{ClientError, RequestError};
 use crate::native;
 use crate::partition_list::{check_each, offsets_list, partitions_list};
@@ -108,7 +108,7 @@ pub struct PartitionConsumer {
     /// When damaged records were met last.
     damage_met: Mutex<Option<Instant>>,
     stalls: Mutex<StallWatch>,
-    undecodable: Mutex<SeenUndecodable>,
+    damage_history: Mutex<History>,
 }
 
 impl PartitionConsumer {
@@ -150,7 +150,7 @@ impl PartitionConsumer {
             started_at: Mutex::default(),
             damage_met: Mutex::default(),
             stalls: Mutex::default(),
-            undecodable: Mutex::default(),
+            damage_history: Mutex::default(),
         })
     }
 
@@ -265,12 +265,7 @@ impl PartitionConsumer {
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         let positions = self.positions()?;
-        let damaged = damage::find(
-            &self.consumer,
-            &self.config,
-            &positions,
-            &mut self.undecodable(),
-        );
+        let damaged = self.ask(|round| round.find(&self.consumer, positions.clone()));
         let (mut all, mut others) = (Vec::new(), Vec::new());
         for (topic, partition, position) in &positions {
             all.push((topic.as_str(), *partition));
@@ -287,8 +282,7 @@ impl PartitionConsumer {
             damage::log_not_found(&self.client_id, error);
             return Ok(Polled::default());
         }
-        damage::log_found(&self.client_id, &damaged, None);
-        Err(PollError::Damaged(damaged))
+        Err(self.stopped(damaged))
     }
 
     /// Checks now and then, after a poll that emptied the queue, whether partitions stall without an error, and removes
@@ -300,32 +294,22 @@ impl PartitionConsumer {
             return Ok(());
         }
         // Without the positions nothing is lost but time: they are looked at again.
-        let Ok(mut behind) = self.positions() else {
+        let Ok(positions) = self.positions() else {
             return Ok(());
         };
-        behind.retain(|(topic, partition, position)| {
-            let end = self.known_end(topic, *partition);
-            end.is_some_and(|end| *position < end)
-        });
-        let behind = behind
+        let partitions = positions
             .into_iter()
             .map(|(topic, partition, position)| Behind {
                 topic,
                 partition,
                 position: Some(position),
             });
-        let suspects = watch.look(now, behind.collect());
-        let suspects: Vec<Position> = suspects
+        let suspects = watch.suspects(now, self.consumer.client(), partitions.collect());
+        let suspects = suspects
             .into_iter()
             .filter_map(|at| Some((at.topic, at.partition, at.position?)))
             .collect();
-        let stalled = damage::find_stalled(
-            &self.consumer,
-            &self.config,
-            &suspects,
-            &mut watch,
-            &mut self.undecodable(),
-        );
+        let stalled = self.ask(|round| round.find_stalled(&self.consumer, suspects, &mut watch));
         if stalled.is_empty() {
             return Ok(());
         }
@@ -336,8 +320,30 @@ impl PartitionConsumer {
         self.remove(&at).map_err(|error| PollError::PositionLost {
             reason: error.to_string(),
         })?;
-        damage::log_found(&self.client_id, &stalled, None);
-        Err(PollError::Damaged(stalled))
+        Err(self.stopped(stalled))
+    }
+
+    /// Asks the brokers about damage.
+    fn ask(&self, questions: impl FnOnce(&mut Round<'_>) -> Vec<DamagedLog>) -> Vec<DamagedLog> {
+        let mut history = self
+            .damage_history
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        questions(&mut Round {
+            config: &self.config,
+            history: &mut history,
+            until: damage::round_end(),
+            finds_next: true,
+        })
+    }
+
+    /// What tells of partitions that were removed. Whether undecodable records are passed over is the caller's decision,
+    /// and to be logged by it.
+    fn stopped(&self, damaged: Vec<DamagedLog>) -> PollError {
+        for log in damaged.iter().filter(|log| log.next.is_none()) {
+            log.log_stopped(&self.client_id, None);
+        }
+        PollError::Damaged(damaged)
     }
 
     /// The first offset of a partition and the one that its next record will get, asked of the
@@ -500,12 +506,6 @@ impl PartitionConsumer {
         Some(PollError::PositionLost {
             reason: reason.unwrap_or_else(|| error.to_string()),
         })
-    }
-
-    fn undecodable(&self) -> std::sync::MutexGuard<'_, SeenUndecodable> {
-        self.undecodable
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn started_at(&self) -> std::sync::MutexGuard<'_, HashMap<(String, i32), i64>> {

@@ -10,7 +10,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use rdkafka::client::{Client, ClientContext};
 use waybill_engine::{Offset, PartitionId};
+
+use crate::native;
 
 /// How long polls find nothing in a partition that has records left before the brokers are asked about it.
 const STALLED_AFTER: Duration = Duration::from_secs(10);
@@ -21,7 +24,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest time between two looks that counts.
 const GAP_MAX: Duration = Duration::from_secs(2);
 
-/// A partition that has records left.
+/// A partition and where it is to be read on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Behind {
     pub(crate) topic: String,
@@ -51,9 +54,23 @@ impl StallWatch {
             .is_none_or(|at| now.saturating_duration_since(at) >= LOOK_INTERVAL)
     }
 
-    /// Takes the partitions that have records left after a poll that found no more. Returns those that have stood
+    /// Takes the partitions after a poll that found no more records. Returns those that have records left and have stood
     /// still for too long.
-    pub(crate) fn look(&mut self, now: Instant, behind: Vec<Behind>) -> Vec<Behind> {
+    pub(crate) fn suspects<C: ClientContext>(
+        &mut self,
+        now: Instant,
+        client: &Client<C>,
+        mut partitions: Vec<Behind>,
+    ) -> Vec<Behind> {
+        partitions.retain(|at| {
+            let end = native::known_end(client, &at.topic, at.partition);
+            end.is_some_and(|end| at.position.unwrap_or(Offset(0)) < end)
+        });
+        self.look(now, partitions)
+    }
+
+    /// The same of partitions that have records left.
+    fn look(&mut self, now: Instant, behind: Vec<Behind>) -> Vec<Behind> {
         let before = self.looked_at.replace(now).unwrap_or(now);
         let gap = now.saturating_duration_since(before).min(GAP_MAX);
         let mut old = std::mem::take(&mut self.still);

@@ -214,6 +214,10 @@ impl GroupHandler for Intake {
             .collect()
     }
 
+    fn takes_undecodable(&self) -> bool {
+        true
+    }
+
     fn undecodable(&mut self, log: &DamagedLog, next: Offset) -> bool {
         let Some(index) = self.agent_of(&log.topic) else {
             return false;

@@ -19,8 +19,7 @@ use waybill_engine::Offset;
 
 use super::context::{partition_of, partitions_of};
 use super::{GroupConsumer, GroupHandler, TopicPartition};
-use crate::damage::{self, DamagedLog, Position};
-use crate::native;
+use crate::damage::{self, DamagedLog, Position, Round};
 use crate::partition_list::{check_each, partitions_list};
 use crate::record::partition_number;
 use crate::stall::Behind;
@@ -44,9 +43,16 @@ impl GroupConsumer {
         let assigned = self.consumer.assignment()?;
         self.consumer.pause(&assigned)?;
         check_each(&assigned)?;
-        let positions = self.positions()?;
-        let met = &mut self.undecodable;
-        let found = damage::find(&self.consumer, &self.config, &positions, met);
+        let until = damage::round_end();
+        let positions = self.positions(until)?;
+        let consumer = &self.consumer;
+        let found = Round {
+            config: &self.config,
+            history: &mut self.damage_history,
+            until,
+            finds_next: handler.takes_undecodable(),
+        }
+        .find(consumer, positions);
         if found.is_empty() {
             damage::log_not_found(&self.client_id, error);
         }
@@ -73,7 +79,6 @@ impl GroupConsumer {
             return Ok(());
         }
         let (positions, unknown) = self.known_positions()?;
-        let client = self.consumer.client();
         let positions = positions
             .into_iter()
             .map(|(topic, partition, position)| Behind {
@@ -86,11 +91,9 @@ impl GroupConsumer {
             partition: at.partition,
             position: None,
         });
-        let behind = positions.chain(unknown).filter(|at| {
-            let end = native::known_end(client, &at.topic, at.partition);
-            end.is_some_and(|end| at.position.unwrap_or(Offset(0)) < end)
-        });
-        let suspects = self.stalls.look(now, behind.collect());
+        let partitions = positions.chain(unknown).collect();
+        let client = self.consumer.client();
+        let suspects = self.stalls.suspects(now, client, partitions);
         if suspects.is_empty() {
             return Ok(());
         }
@@ -103,14 +106,15 @@ impl GroupConsumer {
                 }
             }
         }
-        self.ask_positions(asked, &mut positions);
-        let found = damage::find_stalled(
-            &self.consumer,
-            &self.config,
-            &positions,
-            &mut self.stalls,
-            &mut self.undecodable,
-        );
+        let until = damage::round_end();
+        self.ask_positions(asked, &mut positions, until);
+        let found = Round {
+            config: &self.config,
+            history: &mut self.damage_history,
+            until,
+            finds_next: handler.takes_undecodable(),
+        }
+        .find_stalled(&self.consumer, positions, &mut self.stalls);
         if found.is_empty() {
             return Ok(());
         }
@@ -131,7 +135,6 @@ impl GroupConsumer {
         handler: &mut dyn GroupHandler,
     ) -> Vec<TopicPartition> {
         let again_after = self.damaged_again_after;
-        damage::log_found(&self.client_id, &found, Some(again_after));
         let again_at = Instant::now() + again_after;
         let mut passed = Vec::new();
         for log in found {
@@ -140,8 +143,10 @@ impl GroupConsumer {
                 && handler.undecodable(&log, next)
                 && self.move_to(&at, next)
             {
+                log.log_passed_over(next);
                 passed.push(at);
             } else {
+                log.log_stopped(&self.client_id, Some(again_after));
                 self.damaged.insert(at, again_at);
             }
         }
@@ -195,9 +200,9 @@ impl GroupConsumer {
 
     /// Where each partition is to be read on that is not known to be damaged: behind the last record that was handed
     /// over, or else where the group has committed, or at its beginning. Leaves out those of which no broker tells.
-    fn positions(&self) -> KafkaResult<Vec<Position>> {
+    fn positions(&self, until: Instant) -> KafkaResult<Vec<Position>> {
         let (mut positions, unknown) = self.known_positions()?;
-        self.ask_positions(list_of(&unknown), &mut positions);
+        self.ask_positions(list_of(&unknown), &mut positions, until);
         Ok(positions)
     }
 
@@ -222,15 +227,26 @@ impl GroupConsumer {
         Ok((positions, unknown))
     }
 
-    fn ask_positions(&self, asked: TopicPartitionList, positions: &mut Vec<Position>) {
+    fn ask_positions(
+        &self,
+        asked: TopicPartitionList,
+        positions: &mut Vec<Position>,
+        until: Instant,
+    ) {
         if asked.count() > 0 {
-            let looked_up = self.look_up(asked, positions);
+            let looked_up = self.look_up(asked, positions, until);
             self.log_failure("asking where partitions are to be read", looked_up);
         }
     }
 
-    fn look_up(&self, asked: TopicPartitionList, positions: &mut Vec<Position>) -> KafkaResult<()> {
-        let committed = self.consumer.committed_offsets(asked, LOOKUP_TIMEOUT)?;
+    fn look_up(
+        &self,
+        asked: TopicPartitionList,
+        positions: &mut Vec<Position>,
+        until: Instant,
+    ) -> KafkaResult<()> {
+        let patience = || LOOKUP_TIMEOUT.min(until.saturating_duration_since(Instant::now()));
+        let committed = self.consumer.committed_offsets(asked, patience())?;
         for element in committed.elements() {
             element.error()?;
             let at = partition_of(&element);
@@ -238,7 +254,7 @@ impl GroupConsumer {
                 rdkafka::Offset::Offset(offset) => Offset(offset),
                 _ => {
                     let client = self.consumer.client();
-                    watermarks(client, &at.topic, at.partition, LOOKUP_TIMEOUT)?.0
+                    watermarks(client, &at.topic, at.partition, patience())?.0
                 }
             };
             positions.push((at.topic, at.partition, offset));

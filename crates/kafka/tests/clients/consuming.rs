@@ -1,12 +1,15 @@
 //! Consumers of partitions that the caller names.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use waybill_engine::{Offset, PartitionId};
-use waybill_kafka::{ConsumerOptions, PartitionConsumer, PollError, PollLimits, Polled};
+use waybill_kafka::{ConsumerOptions, PartitionConsumer, PollError, PollLimits, Polled, RecordRef};
 
 use crate::on_both_brokers;
-use crate::support::{ALL, NOTHING, PATIENCE, read, read_to, read_to_error, send_batch, values};
+use crate::support::{
+    A_WHILE, ALL, NOTHING, PATIENCE, read, read_to, read_to_error, send_batch, values,
+};
 use crate::world::World;
 
 on_both_brokers! {
@@ -42,7 +45,7 @@ fn a_damaged_batch_is_named_and_neither_handed_over_nor_passed_over() {
     let deadline = Instant::now() + PATIENCE;
     while damaged.is_none() || records.len() < 2 {
         assert!(Instant::now() < deadline, "{records:?} {damaged:?}");
-        let mut on_record = |record: waybill_kafka::RecordRef<'_>| records.push(record.to_raw());
+        let mut on_record = |record: RecordRef<'_>| records.push(record.to_raw());
         match consumer.poll(ALL, Duration::from_millis(100), &mut on_record) {
             Ok(_) => {}
             Err(PollError::Damaged(logs)) => assert_eq!(damaged.replace(logs), None),
@@ -66,6 +69,61 @@ fn a_damaged_batch_is_named_and_neither_handed_over_nor_passed_over() {
     consumer.add(&again).unwrap();
     let rest = self::read(&consumer, 2);
     assert_eq!(values(&rest), [&b"the damaged one"[..], b"behind"]);
+}
+
+/// No broker answers while the consumer looks for the damage among many partitions.
+#[test]
+fn a_search_among_many_partitions_ends_in_time_and_a_later_one_finds_the_damage() {
+    const OTHERS: u32 = 20;
+    let world = World::embedded();
+    let topic = world.topic("t", 1 + OTHERS);
+    let producer = world.producer();
+    for value in [&b"before"[..], b"the damaged one", b"behind"] {
+        send_batch(&producer, &topic, 0, &[value]);
+    }
+    for partition in 1..=OTHERS {
+        send_batch(&producer, &topic, partition, &[b"healthy"]);
+    }
+    world.line().damage(&[b"the damaged one"]);
+    let consumer = world.consumer(&topic, 0, 0);
+    let one = PollLimits { records: 1, ..ALL };
+    let mut values = Vec::new();
+    while values.is_empty() {
+        let mut on_record = |record: RecordRef<'_>| values.push(record.to_raw().value.unwrap());
+        consumer.poll(one, A_WHILE, &mut on_record).unwrap();
+    }
+    // Until it has prefetched the damage.
+    thread::sleep(A_WHILE * 10);
+    world.slow_down(Duration::from_secs(6));
+    for partition in 1..=OTHERS {
+        let at = (topic.as_str(), PartitionId(partition), Offset(0));
+        consumer.add(&[at]).unwrap();
+    }
+    let asked_at = Instant::now();
+    consumer.poll(ALL, A_WHILE, &mut |_| panic!()).unwrap();
+    // To wait for an answer about each would take more than 40 s.
+    assert!(asked_at.elapsed() < Duration::from_secs(20));
+
+    world.slow_down(Duration::ZERO);
+    let deadline = Instant::now() + PATIENCE;
+    let mut damaged = None;
+    while damaged.is_none() || values.len() < 1 + OTHERS as usize {
+        assert!(Instant::now() < deadline, "{values:?} {damaged:?}");
+        let mut on_record = |record: RecordRef<'_>| values.push(record.to_raw().value.unwrap());
+        match consumer.poll(ALL, A_WHILE, &mut on_record) {
+            Ok(_) => {}
+            Err(PollError::Damaged(logs)) => assert_eq!(damaged.replace(logs), None),
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    let damaged = damaged.unwrap();
+    let at: Vec<_> = damaged
+        .iter()
+        .map(|log| (log.partition, log.offset))
+        .collect();
+    assert_eq!(at, [(PartitionId(0), Offset(1))]);
+    assert_eq!(values.remove(0), b"before");
+    assert!(values.iter().all(|value| value == b"healthy"), "{values:?}");
 }
 
 fn a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there(world: &World) {

@@ -84,6 +84,10 @@ impl GroupHandler for Share {
             .collect()
     }
 
+    fn takes_undecodable(&self) -> bool {
+        self.takes_undecodable
+    }
+
     fn undecodable(&mut self, log: &DamagedLog, next: Offset) -> bool {
         if self.takes_undecodable {
             self.undecodable.push((log.partition, log.offset.0, next.0));

@@ -3,9 +3,14 @@
 //! The embedded broker does not serve a batch that is damaged on its disk. Apache Kafka does, and librdkafka
 //! reads on behind it: here, the line damages the batch.
 
-use std::thread;
+use std::fmt::{Debug, Write as _};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use tracing::field::Field;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 use waybill_engine::PartitionId;
 use waybill_kafka::PollLimits;
 
@@ -271,4 +276,84 @@ fn a_partition_that_stalls_where_it_is_to_be_read_first_stands_still() {
     member.poll_in_vain();
     poll_until([&mut member], |[member]| member.read_count() == 2);
     assert_eq!(member.values(0), [DAMAGED]);
+}
+
+/// What is logged as an error, and by which thread. It takes the lines of all tests: `tracing` remembers that the first
+/// thread to log a line has no subscriber of its own.
+#[derive(Clone, Default)]
+struct Errors(Arc<Mutex<Vec<(ThreadId, String)>>>);
+
+impl Errors {
+    fn subscribed() -> &'static Self {
+        static ERRORS: OnceLock<Errors> = OnceLock::new();
+        ERRORS.get_or_init(|| {
+            let errors = Self::default();
+            tracing::subscriber::set_global_default(errors.clone()).unwrap();
+            errors
+        })
+    }
+
+    /// The lines of this thread.
+    fn lines(&self) -> Vec<String> {
+        let lines = self.0.lock().unwrap();
+        let ours = lines.iter().filter(|(by, _)| *by == thread::current().id());
+        ours.map(|(_, line)| line.clone()).collect()
+    }
+}
+
+impl Subscriber for Errors {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::ERROR
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = String::new();
+        event.record(&mut |field: &Field, value: &dyn Debug| {
+            write!(line, "{field}={value:?} ").unwrap();
+        });
+        self.0.lock().unwrap().push((thread::current().id(), line));
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// Polls a member whose first record is undecodable until it has logged two errors. Returns them.
+fn errors_about_undecodable_records(takes_undecodable: bool) -> Vec<String> {
+    let world = World::embedded();
+    let topic = world.topic("t", 1);
+    send_batch(&world.producer(), &topic, 0, &[DAMAGED]);
+    world.line().poison(Some(DAMAGED));
+    let mut member = impatient(&world, &topic);
+    member.share.takes_undecodable = takes_undecodable;
+    let errors = Errors::subscribed();
+    poll_until([&mut member], |_| errors.lines().len() == 2);
+    let taken = member.share.undecodable.len();
+    assert_eq!(taken, usize::from(takes_undecodable));
+    errors.lines()
+}
+
+#[test]
+fn a_member_that_passes_over_no_undecodable_records_logs_each_time_that_it_stopped() {
+    for line in errors_about_undecodable_records(false) {
+        assert!(line.contains("stopped reading the partition"), "{line}");
+        assert!(line.contains("again_after_s=4"), "{line}");
+    }
+}
+
+#[test]
+fn a_member_logs_that_it_passed_over_undecodable_records_once_it_did() {
+    let lines = errors_about_undecodable_records(true);
+    assert!(
+        lines[0].contains("stopped reading the partition"),
+        "{lines:?}"
+    );
+    assert!(lines[1].contains("passed over records"), "{lines:?}");
+    assert!(lines[1].contains("next=1"), "{lines:?}");
 }

@@ -477,6 +477,9 @@ impl Poller {
                 }),
             }
         }
+        if !records.is_empty() {
+            log.log_passed_over(next);
+        }
         inputs.push(Input::Records {
             source: self.feeds[0].source,
             amount: Amount {
