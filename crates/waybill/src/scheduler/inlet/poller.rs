@@ -274,8 +274,12 @@ impl Poller {
             let readings = feed.assigned.values_mut().flat_map(|of| &mut of.readers);
             records.extend(readings.filter_map(|reading| reading.tell_passed(source)));
         }
+        let damaged = match &polled {
+            Err(PollError::Damaged(logs)) => logs.as_slice(),
+            Ok(_) | Err(_) => &[],
+        };
         for (source, partition) in waiting {
-            self.wait(source, partition);
+            self.wait(source, partition, damaged);
         }
         for (topic, partition, end) in ends {
             self.read_to(&topic, partition, end, &mut records);
@@ -380,9 +384,9 @@ impl Poller {
         }
     }
 
-    /// Stops fetching a partition whose next record cannot be read yet. What was fetched behind that
-    /// record is read again.
-    fn wait(&self, source: Source, partition: PartitionId) {
+    /// Stops fetching a partition whose next record cannot be read yet, unless the client has stopped at damage behind
+    /// that record already. What was fetched behind the record is read again.
+    fn wait(&self, source: Source, partition: PartitionId, damaged: &[DamagedLog]) {
         let mut feeds = self.feeds.iter();
         let Some(feed) = feeds.find(|feed| feed.source == source) else {
             return;
@@ -392,6 +396,10 @@ impl Poller {
         {
             let topic = &*feed.topic;
             tracing::info!(topic, %partition, %offset, %schema, "waiting for a schema of the registry's");
+        }
+        let is_removed = |log: &DamagedLog| *log.topic == *feed.topic && log.partition == partition;
+        if damaged.iter().any(is_removed) {
+            return;
         }
         if let Err(error) = self.consumer.remove(&[(&feed.topic, partition)]) {
             self.lost(source, partition, &LostCause::Client(error.to_string()));
@@ -425,18 +433,20 @@ impl Poller {
         }
     }
 
-    /// The partition of a damaged log, if it is still assigned.
-    fn assigned(&mut self, log: &DamagedLog) -> Option<(Source, &mut Assigned)> {
+    /// The partition of a damaged log, if it is still assigned, and no record before the damage waits for its schema.
+    /// Where one does, it is read again once the schema has come, and the damage is met again behind it.
+    fn stopped(&mut self, log: &DamagedLog) -> Option<(Source, &mut Assigned)> {
         let mut feeds = self.feeds.iter_mut();
         let feed = feeds.find(|feed| *feed.topic == *log.topic)?;
         let source = feed.source;
-        Some((source, feed.assigned.get_mut(&log.partition)?))
+        let assigned = feed.assigned.get_mut(&log.partition)?;
+        assigned.waits_at.is_none().then_some((source, assigned))
     }
 
     /// Lets a partition stand still at damaged records: the client has stopped to read it. Its other topics are
     /// read on, and nothing of this one is passed over.
     fn stop_at(&mut self, log: &DamagedLog) {
-        let Some((source, assigned)) = self.assigned(log) else {
+        let Some((source, assigned)) = self.stopped(log) else {
             return;
         };
         assigned.next = log.offset;
@@ -453,13 +463,9 @@ impl Poller {
     /// Reads a partition on behind records that no client can decode: the client has stopped to read it. What stands
     /// for them goes to the dead-letter topic, and the checkpoint passes them.
     fn pass_over(&mut self, log: &DamagedLog, next: Offset) {
-        let Some((source, assigned)) = self.assigned(log) else {
+        let Some((source, assigned)) = self.stopped(log) else {
             return;
         };
-        // A record before them waits for its schema: they are met again once it has come.
-        if assigned.waits_at.is_some() {
-            return;
-        }
         assigned.next = next;
         let mut inputs = Vec::new();
         if std::mem::take(&mut assigned.is_blocked) {
@@ -539,3 +545,6 @@ fn blocked(source: Source, readers: &[Reading], why: Option<String>) -> Vec<Inpu
     });
     told.collect()
 }
+
+#[cfg(test)]
+mod tests;
