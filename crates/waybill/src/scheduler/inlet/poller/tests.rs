@@ -1,4 +1,4 @@
-//! Damaged batches on librdkafka's mock cluster, and what the loop is told of them.
+//! Damaged batches on librdkafka's mock cluster, and what the loop receives about them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
@@ -74,15 +74,15 @@ fn poller(
     (poller, inputs)
 }
 
-/// Polls until the loop is told something or the partition waits. Returns what it is told.
+/// Polls until the loop has received something or the partition waits. Returns what it received.
 fn poll(poller: &mut Poller, inputs: &Receiver<Input>) -> Vec<Input> {
     let deadline = Instant::now() + LONG;
     loop {
         assert!(Instant::now() < deadline, "nothing came");
         poller.poll(POLL_MAX);
-        let told: Vec<_> = inputs.try_iter().collect();
-        if !told.is_empty() || waits_at(poller).is_some() {
-            return told;
+        let received: Vec<_> = inputs.try_iter().collect();
+        if !received.is_empty() || waits_at(poller).is_some() {
+            return received;
         }
     }
 }
@@ -113,19 +113,19 @@ fn a_record_that_waits_for_its_schema_is_read_before_the_damage_behind_it_is_met
     let registry = Arc::<Registry>::default();
     let (mut poller, inputs) = poller(&cluster, &registry);
 
-    let told = poll(&mut poller, &inputs);
-    assert!(told.is_empty(), "{told:?}");
+    let received = poll(&mut poller, &inputs);
+    assert!(received.is_empty(), "{received:?}");
     assert_eq!(waits_at(&poller), Some(Offset(0)));
 
     registry.answers.store(true, Ordering::Relaxed);
     poller.read_on();
-    let told = poll(&mut poller, &inputs);
+    let received = poll(&mut poller, &inputs);
     let [
         Input::Records { records, .. },
         Input::Blocked { why: Some(why), .. },
-    ] = &told[..]
+    ] = &received[..]
     else {
-        panic!("the record and the damage: {told:?}")
+        panic!("the record and the damage: {received:?}")
     };
     let [
         Arrived {
