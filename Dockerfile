@@ -7,7 +7,7 @@
 # holds both to it. docs/deployment.md says how to run the image.
 
 # The toolchain that the tests run with.
-FROM rust:1.95.0-slim-bookworm AS toolchain
+FROM rust:1.95.0-slim-bookworm@sha256:d7482085ff5b415f84dba5647ae71606650bdef00db7aeb69f4b3d170c3e4082 AS toolchain
 # Security fixes take the place of the versions that a release began with, so none can be named here.
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -32,7 +32,7 @@ RUN --mount=type=cache,id=waybill-registry,target=/usr/local/cargo/registry,shar
     && install -D --mode=0755 target/release/waybill-loadtest /out/waybill-loadtest
 
 # What the program links beside the C library, and the certificates that it trusts.
-FROM debian:bookworm-20260824-slim AS runtime
+FROM debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171 AS runtime
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates libssl3 zlib1g \
@@ -54,7 +54,8 @@ LABEL org.opencontainers.image.title="Waybill" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.base.name="docker.io/library/debian:bookworm-20260824-slim"
+      org.opencontainers.image.base.name="docker.io/library/debian:bookworm-20260824-slim" \
+      org.opencontainers.image.base.digest="sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171"
 COPY LICENSE /usr/share/doc/waybill/LICENSE
 COPY --from=build /out/waybill /usr/local/bin/waybill
 # The embedded store, the services' ledger, and the names by which agents find their share of the work again.

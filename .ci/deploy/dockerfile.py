@@ -57,10 +57,10 @@ def check_stages(stages):
     bases = [stage["base"] for stage in stages if stage["base"] not in names]
     releases = set()
     for base in bases:
-        tag = re.fullmatch(r"[\w./-]+:([\w.-]+)(@sha256:[0-9a-f]{64})?", base)
+        tag = re.fullmatch(r"[\w./-]+:([\w.-]+)@sha256:[0-9a-f]{64}", base)
         dated = tag and re.search(r"-\d{8}-|\d+\.\d+\.\d+", tag[1])
         if not dated:
-            wrong.append(f"{base} is no exact version")
+            wrong.append(f"{base} needs an exact tag and a digest")
         releases |= set(re.findall(r"bookworm|trixie|forky", base)) or {base}
     if len(releases) != 1:
         wrong.append(f"not all stages stand on one release of Debian, but on {', '.join(sorted(releases))}")
@@ -97,13 +97,14 @@ def check_stages(stages):
         wrong.append(f"the toolchain is older than rust-version, {'.'.join(oldest.groups())}")
     version = re.search(r'^version = "([\d.]+)"', manifest, re.M)[1]
     labels = dict(re.findall(r'([\w.]+)="([^"]*)"', " ".join(said(final, stages, "LABEL"))))
-    for label in ["title", "description", "licenses", "version", "revision", "base.name"]:
+    for label in ["title", "description", "licenses", "version", "revision", "base.name", "base.digest"]:
         if f"org.opencontainers.image.{label}" not in labels:
             wrong.append(f"label org.opencontainers.image.{label} is missing")
     if labels.get("org.opencontainers.image.version") != version:
         wrong.append(f"the label of the version is not {version}, as in Cargo.toml")
-    if labels.get("org.opencontainers.image.base.name") != f"docker.io/library/{lineage(final, stages)[0]['base']}":
-        wrong.append("the label of the base is not the base")
+    base = [labels.get(f"org.opencontainers.image.base.{part}") for part in ("name", "digest")]
+    if "@".join(map(str, base)) != f"docker.io/library/{lineage(final, stages)[0]['base']}":
+        wrong.append("the labels of the base are not the base")
 
 
 def check_context(binary):
