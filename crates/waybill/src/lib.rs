@@ -34,3 +34,5 @@ pub mod supervisor;
 pub mod telemetry;
 mod transfer;
 mod visible;
+
+pub use visible::escaped_lines;

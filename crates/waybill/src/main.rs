@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use waybill::cli::{AgentCheckArgs, Cli, Command, ConfigCommand, OpsArgs, Role};
 use waybill::config::{Config, ConfigError, Environment};
+use waybill::escaped_lines;
 use waybill::shutdown::RunError;
 use waybill::telemetry::{self, VERSION};
 
@@ -200,6 +201,6 @@ fn print(text: &str) -> ExitCode {
 /// Says on standard error what went wrong, with every cause.
 fn report(code: u8, error: &(dyn Error + 'static)) -> ExitCode {
     let causes: Vec<String> = anyhow::Chain::new(error).map(ToString::to_string).collect();
-    eprintln!("waybill: {}", causes.join(": "));
+    eprintln!("waybill: {}", escaped_lines(&causes.join(": ")));
     ExitCode::from(code)
 }

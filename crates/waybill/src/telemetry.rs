@@ -4,6 +4,7 @@
 //! Log lines tell what changed; what is done for each record is told by spans alone, which are off by default.
 
 pub mod catalogue;
+mod lines;
 mod log;
 mod process;
 mod repeats;

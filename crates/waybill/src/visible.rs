@@ -57,6 +57,12 @@ pub(crate) fn escaped(text: &str) -> String {
     shown
 }
 
+/// [`escaped`], on as many lines as there are.
+pub fn escaped_lines(text: &str) -> String {
+    let lines: Vec<String> = text.lines().map(escaped).collect();
+    lines.join("\n")
+}
+
 /// [`escaped`], but control characters, which could end a line or a mail's header, become spaces.
 pub(crate) fn on_one_line(text: &str) -> String {
     escaped(&text.replace(char::is_control, " "))
@@ -111,6 +117,7 @@ mod tests {
     #[test]
     fn what_does_not_show_is_escaped() {
         assert_eq!(escaped("a\u{202e}b\n c\u{a0}é"), "a\\u{202e}b\\n c\\u{a0}é");
+        assert_eq!(escaped_lines("a\u{202e}\nb"), "a\\u{202e}\nb");
         assert_eq!(on_one_line("a\u{202e}b\nc"), "a\\u{202e}b c");
     }
 }

@@ -10,8 +10,8 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use super::TelemetryError;
 use super::repeats::{self, Repeats};
+use super::{TelemetryError, lines};
 use crate::config::{LogFormat, TelemetryConfig};
 
 /// Which log lines are written. Clones share it.
@@ -31,13 +31,11 @@ impl Log {
         let logger = tracing_subscriber::registry()
             .with(filter)
             .with(repeats.clone());
-        let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
         match config.log_format {
-            LogFormat::Text => logger.with(lines.with_ansi(is_coloured())).try_init(),
-            LogFormat::Json => {
-                let lines = lines.json().flatten_event(true).with_current_span(false);
-                logger.with(lines).try_init()
-            }
+            LogFormat::Text => logger
+                .with(lines::text(io::stderr, is_coloured()))
+                .try_init(),
+            LogFormat::Json => logger.with(lines::json(io::stderr)).try_init(),
         }
         .map_err(TelemetryError::Logger)?;
         Ok(Self {

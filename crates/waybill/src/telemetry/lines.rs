@@ -1,0 +1,172 @@
+//! How log lines look: one line each, visible characters only.
+//!
+//! What must hold: text from outside (a record's fields, a peer's error, a file's name) cannot break the line, and cannot
+//! reverse, hide or colour the text around it.
+
+use std::fmt;
+use std::io;
+
+use tracing::Subscriber;
+use tracing::field::Field;
+use tracing_subscriber::Layer;
+use tracing_subscriber::field::MakeExt as _;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
+use tracing_subscriber::registry::LookupSpan;
+
+use crate::visible::{escaped, is_visible};
+
+/// The field that a line's message is in.
+const MESSAGE: &str = "message";
+
+/// Lines for people.
+pub(super) fn text<S, W>(to: W, is_coloured: bool) -> impl Layer<S>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    tracing_subscriber::fmt::layer()
+        .with_writer(to)
+        .with_ansi(is_coloured)
+        .fmt_fields(debug_fn(write_field).delimited(" "))
+}
+
+/// Lines for programs: a JSON object each.
+pub(super) fn json<S, W>(to: W) -> impl Layer<S>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    tracing_subscriber::fmt::layer()
+        .with_writer(JsonLines(to))
+        .json()
+        .flatten_event(true)
+        .with_current_span(false)
+}
+
+/// Writes a field of a line for people. The formatter's own way escapes control characters in messages alone.
+fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let value = escaped(&format!("{value:?}"));
+    match field.name() {
+        MESSAGE => writer.write_str(&value),
+        // Name in italics, sign dimmed.
+        name if writer.has_ansi_escapes() => {
+            write!(writer, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m{value}")
+        }
+        name => write!(writer, "{name}={value}"),
+    }
+}
+
+/// Writes JSON with invisible characters as `\uXXXX`; values stay the same.
+struct JsonLines<W>(W);
+
+impl<'a, W: MakeWriter<'a>> MakeWriter<'a> for JsonLines<W> {
+    type Writer = JsonLine<W::Writer>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        JsonLine(self.0.make_writer())
+    }
+}
+
+/// The formatter writes a line at once.
+struct JsonLine<W>(W);
+
+impl<W: io::Write> io::Write for JsonLine<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut escaped = String::with_capacity(line.len());
+        for c in String::from_utf8_lossy(line).chars() {
+            if is_visible(c) || c == ' ' || c == '\n' {
+                escaped.push(c);
+                continue;
+            }
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                escaped.push_str(&format!("\\u{unit:04x}"));
+            }
+        }
+        self.0.write_all(escaped.as_bytes())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use serde_json::Value;
+    use tracing_subscriber::Registry;
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    use super::*;
+
+    /// Reversed text, an invisible character, a tag, a window's title, hidden text, and a line's end.
+    const HOSTILE: &str = "a\u{202e}b\u{200b}\u{e0041}\x1b]0;x\x07\x1b[8mé\nERROR forged";
+
+    /// Where the lines of a test go.
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What a layer writes of a line with this text in a span's field, an event's field, and its message.
+    fn written<L: Layer<Registry> + Send + Sync>(layer: impl FnOnce(Written) -> L) -> String {
+        let written = Written::default();
+        let layer = layer(written.clone());
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            let span = tracing::info_span!("work", of = %HOSTILE);
+            span.in_scope(|| tracing::info!(tenant = %HOSTILE, "asked by {HOSTILE}"));
+        });
+        let bytes = written.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    fn to(written: Written) -> impl for<'a> MakeWriter<'a> + Send + Sync + 'static {
+        move || written.clone()
+    }
+
+    #[test]
+    fn text_from_outside_is_escaped_in_every_part_of_a_line_for_people() {
+        let line = written(|written| text(to(written), false));
+        let shown = r"a\u{202e}b\u{200b}\u{e0041}\u{1b}]0;x\u{7}\u{1b}[8mé\nERROR forged";
+        for part in [
+            format!("work{{of={shown}}}"),
+            format!(" asked by {shown}"),
+            format!(" tenant={shown}\n"),
+        ] {
+            assert!(line.contains(&part), "{part}: {line}");
+        }
+        assert_eq!(line.lines().count(), 1, "{line}");
+    }
+
+    #[test]
+    fn colours_are_those_of_the_formatter_alone() {
+        let line = written(|written| text(to(written), true));
+        assert!(line.contains("\x1b[3mtenant\x1b[0m\x1b[2m=\x1b[0ma\\u{202e}b"));
+        assert!(
+            !line.contains("\x1b]") && !line.contains("\x1b[8m"),
+            "{line:?}"
+        );
+        assert_eq!(line.lines().count(), 1, "{line:?}");
+    }
+
+    #[test]
+    fn json_says_the_same_in_visible_characters() {
+        let line = written(|written| json(to(written)));
+        assert!(line.trim_end().chars().all(|c| is_visible(c) || c == ' '));
+        let said: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(said["tenant"], HOSTILE);
+        assert_eq!(said["message"], format!("asked by {HOSTILE}"));
+    }
+}
