@@ -120,7 +120,7 @@ async fn start(
         Role::Agents => {
             let workflows = load_workflows(&config.workflows)?;
             let kafka = kafka_settings(config, None);
-            let topics = registry::topics(config, &workflows, &admin.readiness).await?;
+            let names = registry::topics(config, &workflows, &admin.readiness).await?;
             let handlers = agents::load(config, &Reached::elsewhere(config), &workflows)?;
             if config.agents.reach == AgentReach::Direct {
                 tracing::warn!(
@@ -128,8 +128,9 @@ async fn start(
                      have nothing to do"
                 );
             }
-            reach::brokers(&kafka, topics.step_replies(), admin, running)?;
-            agents::start(config, kafka, topics, handlers, admin, running).await
+            reach::brokers(&kafka, names.step_replies(), admin, running)?;
+            topics::check_step_requests(config, &kafka, &handlers).await?;
+            agents::start(config, kafka, names, handlers, admin, running).await
         }
         Role::Ingestion => {
             let world = world(role, config, None, &disk, admin, running).await?;

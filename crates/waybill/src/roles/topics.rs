@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use waybill_agent::http::NamedHandler;
 use waybill_engine::Workflows;
 use waybill_kafka::{Admin, AdminError, ErrorCode, KafkaSettings, TopicSpec};
 use waybill_messages::{DEAD_LETTER_BYTES_MAX, RECORD_BYTES_MAX, Topics};
@@ -151,26 +152,59 @@ pub(super) async fn create(
             finding.weight = Weight::Warning;
         }
     }
-    for finding in &findings {
-        match finding.weight {
-            Weight::Harm => {}
-            Weight::Warning => tracing::warn!(
-                topic = finding.topic,
-                key = finding.key,
-                found = finding.found,
-                expected = finding.expected,
-                mend = finding.mend,
-                "a topic is not as it should be"
-            ),
-        }
+    refuse_harm(&findings)?;
+    Ok(broker)
+}
+
+/// Looks whether the step requests of `agents` are in topics that keep batches compressed. Passes over topics that do
+/// not exist yet, and over those whose settings the broker does not show to this user.
+///
+/// # Errors
+///
+/// If there is such a topic, or the brokers cannot be asked.
+pub(super) async fn check_step_requests(
+    config: &Config,
+    kafka: &KafkaSettings,
+    agents: &[NamedHandler],
+) -> anyhow::Result<()> {
+    let names = Topics::new(&config.kafka.topic_prefix);
+    // Which broker it is does not matter: the embedded one keeps nothing compressed.
+    let needed: Vec<Needed> = agents
+        .iter()
+        .map(|(agent, _)| of_steps(config, &names.step_requests(agent), BrokerKind::Kafka))
+        .collect();
+    let admin = Admin::new(kafka, "waybill-admin")?;
+    admin.wait_ready(BROKER_PATIENCE).await?;
+    let found = look(&admin, &needed)
+        .await
+        .map_err(|error| explained(error, config))?;
+    let mut findings = judge(config, BrokerKind::Kafka, &needed, &found);
+    findings.retain(|finding| finding.key == COMPRESSION);
+    refuse_harm(&findings)
+}
+
+/// Logs the findings that are warnings.
+///
+/// # Errors
+///
+/// If any are harm: these, a line each.
+fn refuse_harm(findings: &[Finding]) -> anyhow::Result<()> {
+    let (harm, warnings): (Vec<_>, Vec<_>) = findings
+        .iter()
+        .partition(|finding| finding.weight == Weight::Harm);
+    for finding in warnings {
+        tracing::warn!(
+            topic = finding.topic,
+            key = finding.key,
+            found = finding.found,
+            expected = finding.expected,
+            mend = finding.mend,
+            "a topic is not as it should be"
+        );
     }
-    let harm = findings
-        .into_iter()
-        .find(|finding| finding.weight == Weight::Harm);
-    match harm {
-        Some(finding) => Err(anyhow::anyhow!("{finding}")),
-        None => Ok(broker),
-    }
+    let harm: Vec<String> = harm.iter().map(ToString::to_string).collect();
+    anyhow::ensure!(harm.is_empty(), "{}", harm.join("\n"));
+    Ok(())
 }
 
 /// Looks at topics that were all there, or made, a moment ago: a broker may answer that has not heard of
@@ -312,19 +346,7 @@ pub(crate) fn explained(error: AdminError, config: &Config) -> anyhow::Error {
 /// What each topic needs.
 pub(crate) fn needed(config: &Config, workflows: &Workflows, broker: BrokerKind) -> Vec<Needed> {
     let names = Topics::new(&config.kafka.topic_prefix);
-    let of = |name: &str, kind: Kind| Needed {
-        kind,
-        spec: TopicSpec {
-            name: name.to_owned(),
-            partitions: config.partitions,
-            replication: config.kafka.replication_factor,
-            config: settings(config, kind, broker)
-                .into_iter()
-                .map(|(key, value)| (key.to_owned(), value))
-                .collect(),
-        },
-        partitions_key: PARTITIONS_KEY,
-    };
+    let of = |name: &str, kind: Kind| needs(config, name, kind, broker);
     let letters = |name: &str, kind| of(&Topics::dead_letter(name), kind);
     let dead_letters = |name: &str| letters(name, Kind::DeadLetters);
     let mut needed = vec![
@@ -347,13 +369,45 @@ pub(crate) fn needed(config: &Config, workflows: &Workflows, broker: BrokerKind)
     for agent in workflows.agents() {
         let topic = names.step_requests(&agent);
         // A letter goes to the partition of the record that it keeps.
-        for mut of_agent in [dead_letters(&topic), of(&topic, Kind::Steps)] {
-            of_agent.spec.partitions = config.kafka.step_partitions;
-            of_agent.partitions_key = "kafka.stepPartitions";
-            needed.push(of_agent);
-        }
+        let letters = needs(
+            config,
+            &Topics::dead_letter(&topic),
+            Kind::DeadLetters,
+            broker,
+        );
+        needed.push(with_step_partitions(config, letters));
+        needed.push(of_steps(config, &topic, broker));
     }
     needed
+}
+
+/// What a topic needs that has as many partitions as operations are spread over.
+fn needs(config: &Config, name: &str, kind: Kind, broker: BrokerKind) -> Needed {
+    Needed {
+        kind,
+        spec: TopicSpec {
+            name: name.to_owned(),
+            partitions: config.partitions,
+            replication: config.kafka.replication_factor,
+            config: settings(config, kind, broker)
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), value))
+                .collect(),
+        },
+        partitions_key: PARTITIONS_KEY,
+    }
+}
+
+/// What a topic of step requests needs.
+fn of_steps(config: &Config, name: &str, broker: BrokerKind) -> Needed {
+    with_step_partitions(config, needs(config, name, Kind::Steps, broker))
+}
+
+/// The same with as many partitions as topics of step requests have.
+fn with_step_partitions(config: &Config, mut topic: Needed) -> Needed {
+    topic.spec.partitions = config.kafka.step_partitions;
+    topic.partitions_key = "kafka.stepPartitions";
+    topic
 }
 
 /// What all topics of the embedded broker together may take on disk, in bytes: the bound of each topic of requests, and

@@ -1,9 +1,10 @@
 //! Topics and a keyspace on the servers, and the processes that share them.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::Instant;
 
 use futures_util::{StreamExt as _, stream};
@@ -163,11 +164,22 @@ impl Cluster {
         path
     }
 
-    /// Runs the program to its end.
+    /// Runs the program to its end, for which it has as long as anything may take here.
     pub fn run(&self, arguments: &[&str]) -> Output {
-        self.command(arguments)
-            .output()
-            .expect("the program was built")
+        let mut command = self.command(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let running = command.spawn().expect("the program was built");
+        let (process, (tell, ended)) = (running.id(), mpsc::channel());
+        std::thread::spawn(move || tell.send(running.wait_with_output()));
+        let output = ended.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+            Command::new("kill")
+                .args(["-KILL", &process.to_string()])
+                .status()
+                .expect("a process can be killed");
+            let output = ended.recv().expect("the thread ends with the process");
+            panic!("{arguments:?} did not end: {output:?}");
+        });
+        output.expect("the program's output can be read")
     }
 
     fn world(&self, yaml: &str) -> World {

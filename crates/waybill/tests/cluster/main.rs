@@ -9,11 +9,14 @@
 //! Kafka is not cut off here: its clients connect to the address that it advertises, past whatever
 //! stands before it. `crates/kafka/tests/clients` has clients whose broker is away.
 
+#[path = "../support/bombs.rs"]
+mod bombs;
 mod brokers;
 #[path = "../support/clock.rs"]
 mod clock;
 mod clocks;
 mod cluster;
+mod compressed;
 mod faults;
 mod full;
 mod growing;

@@ -161,7 +161,8 @@ fn each_setting_that_a_promise_rests_on_is_held_to_it() {
             "CreateTime".to_owned(),
             Warning,
         ),
-        (REQUESTS, "compression.type", "producer".to_owned(), Warning),
+        (REQUESTS, "compression.type", "producer".to_owned(), Harm),
+        (REQUESTS, "compression.type", "zstd".to_owned(), Harm),
         (NOTICES, "retention.ms", (8 * day).to_string(), Warning),
     ] {
         let finding = with_setting(topic, key, &bad);

@@ -1,0 +1,88 @@
+//! Compressed batches on Kafka that would take all memory of their readers.
+
+use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
+use rdkafka::client::DefaultClientContext;
+
+use crate::bombs::{CODECS, assert_refused, producer};
+use crate::cluster::{Cluster, all_end_without_a_person, deliver};
+
+/// What a bomb expands to. One of several hundred MiB would take all memory of a Kafka of its default size.
+const BOMB_BYTES: usize = 32 << 20;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_small_batch_that_expands_to_much_reaches_no_role() {
+    let Some(cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let services = cluster.services("");
+    let ingestion = cluster.ingestion(&services, "");
+    let mut roles = [
+        cluster.scheduler("all", ""),
+        cluster.supervisor(""),
+        cluster.agents(&services, ""),
+    ];
+    for role in &roles {
+        role.world.ready().await;
+    }
+    let topics = [
+        "operation-requests.v1",
+        "step-replies.v1",
+        "recovery.v1",
+        "drone.requests.v1",
+    ];
+    let topics = topics.map(|topic| format!("{}.{topic}", cluster.name));
+    let topics = topics.each_ref().map(String::as_str);
+    for codec in CODECS {
+        let producer = producer(&cluster.brokers, codec);
+        assert_refused(&producer, &topics, BOMB_BYTES).await;
+        let ids = deliver(&ingestion, &format!("beside-{codec}"), 5).await;
+        all_end_without_a_person(&ingestion.world, &ids).await;
+    }
+    assert!(roles.iter_mut().all(|role| !role.has_ended()));
+    drop((services, ingestion, roles));
+    cluster.remove().await;
+}
+
+/// In such a topic a batch is as small as its sender could make it, and the consumer's library expands all of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_role_reads_a_topic_that_keeps_batches_compressed() {
+    let Some(cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    // It makes the topics.
+    let mut scheduler = cluster.scheduler("all", "");
+    scheduler.world.ready().await;
+    scheduler.terminate();
+    let replies = format!("{}.step-replies.v1", cluster.name);
+    let drone = format!("{}.drone.requests.v1", cluster.name);
+    let admin: AdminClient<DefaultClientContext> = cluster.kafka_client();
+    for topic in [&replies, &drone] {
+        let resource = ResourceSpecifier::Topic(topic);
+        let as_produced = AlterConfig::new(resource).set("compression.type", "producer");
+        let altered = admin.alter_configs([&as_produced], &AdminOptions::new());
+        altered.await.expect("the broker answers")[0]
+            .as_ref()
+            .expect("the topic can be altered");
+    }
+    for (role, topics) in [
+        ("scheduler", &[&replies, &drone][..]),
+        ("ingestion", &[&replies, &drone]),
+        ("supervisor", &[&replies, &drone]),
+        // It reads its own requests alone.
+        ("agents", &[&drone]),
+    ] {
+        let refused = cluster.run(&[role, "--http", "127.0.0.1:0"]);
+        assert!(!refused.status.success(), "{role}: {refused:?}");
+        let said = String::from_utf8_lossy(&refused.stderr);
+        for topic in topics {
+            for part in [
+                format!("topic {topic}: compression.type is producer, and must be uncompressed"),
+                format!("--entity-name {topic} --add-config compression.type=uncompressed"),
+            ] {
+                assert!(said.contains(&part), "{role}: {part}: {said}");
+            }
+        }
+    }
+    drop(scheduler);
+    cluster.remove().await;
+}
