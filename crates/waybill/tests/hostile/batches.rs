@@ -3,14 +3,15 @@
 #[path = "../../../kafka/tests/support/batches.rs"]
 mod handmade;
 
-use rdkafka::ClientConfig;
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::producer::{FutureProducer, FutureRecord};
-use rdkafka::util::Timeout;
-
 use super::*;
+use crate::bombs::{CODECS, assert_refused, producer, send};
 
-const CODECS: [&str; 4] = ["gzip", "snappy", "lz4", "zstd"];
+/// The memory that the program may take while it is sent bombs.
+const MEMORY_BYTES: u64 = 256 << 20;
+/// What a bomb expands to: with gzip or Zstandard from less than a record may have.
+const BOMB_BYTES: usize = 400 << 20;
+/// The same for all codecs.
+const SMALL_BOMB_BYTES: usize = 32 << 20;
 
 /// Those that the program itself reads.
 const TOPICS: [&str; 4] = [
@@ -20,28 +21,11 @@ const TOPICS: [&str; 4] = [
     "waybill.drone.requests.v1",
 ];
 
-fn producer(site: &Site, codec: &str) -> FutureProducer {
-    ClientConfig::new()
-        .set("bootstrap.servers", site.address("broker").to_string())
-        .set("compression.codec", codec)
-        .set("message.max.bytes", "1000000000")
-        .set("batch.size", "200000000")
-        .set("message.timeout.ms", "30000")
-        .create()
-        .unwrap()
-}
-
-async fn send(producer: &FutureProducer, topic: &str, value: &[u8]) -> Result<(), KafkaError> {
-    let record = FutureRecord::<(), _>::to(topic).partition(0).payload(value);
-    let sent = producer.send(record, Timeout::After(PATIENCE)).await;
-    sent.map(drop).map_err(|(error, _)| error)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_compressed_record_that_means_nothing_stops_no_partition() {
     let site = Site::start();
     for codec in CODECS {
-        let producer = producer(&site, codec);
+        let producer = producer(&site.address("broker").to_string(), codec);
         for topic in TOPICS {
             send(&producer, topic, &[b'x'; 2_000]).await.unwrap();
         }
@@ -50,19 +34,20 @@ async fn a_compressed_record_that_means_nothing_stops_no_partition() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_small_batch_that_expands_to_much_is_refused() {
-    let site = Site::start();
-    let zeroes = vec![0; 32 << 20];
+async fn a_small_batch_that_expands_to_much_is_refused_within_little_memory() {
+    let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
+    let site = Site::start_within(limit.as_ref(), &[]);
+    let brokers = site.address("broker").to_string();
     for codec in CODECS {
-        let producer = producer(&site, codec);
-        for topic in TOPICS {
-            let refused = send(&producer, topic, &zeroes).await;
-            let code = refused.unwrap_err().rdkafka_error_code();
-            let expected = Some(RDKafkaErrorCode::MessageSizeTooLarge);
-            assert_eq!(code, expected, "{codec} {topic}");
-        }
+        assert_refused(&producer(&brokers, codec), &TOPICS, SMALL_BOMB_BYTES).await;
         site.deliver(&format!("beside-{codec}")).await;
     }
+    for codec in ["gzip", "zstd"] {
+        assert_refused(&producer(&brokers, codec), &TOPICS[..1], BOMB_BYTES).await;
+        site.deliver(&format!("beside-large-{codec}")).await;
+    }
+    drop(site);
+    assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
 }
 
 /// One record in a batch whose checksum and counts are right, and whose value is said to be longer than the record.

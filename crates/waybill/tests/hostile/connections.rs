@@ -1,6 +1,6 @@
 //! Connections that are opened and left.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -23,15 +23,30 @@ async fn crowd(site: &Site, listener: &str, sent: &[u8]) -> Vec<TcpStream> {
 async fn connections_that_send_nothing_keep_nobody_out() {
     let site = Site::start();
     let mut crowds = Vec::new();
-    for listener in ["http", "admin"] {
+    for listener in ["http", "admin", "services"] {
         crowds.push(crowd(&site, listener, b"").await);
     }
     site.deliver("beside-silence").await;
     site.ready().await;
-    for listener in ["api", "admin"] {
+    for listener in ["api", "admin", "services"] {
         let replaced =
             format!("waybill_http_connections_replaced_total{{listener=\"{listener}\"}}");
-        assert!(site.metric(&replaced).await > 0.0, "{replaced}");
+        let deadline = Instant::now() + PATIENCE;
+        // That of the services is shown once a second.
+        while site.metric(&replaced).await == 0.0 {
+            assert!(Instant::now() < deadline, "{replaced}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let metric = async |name| {
+            let name = format!("waybill_http_connections{name}{{listener=\"{listener}\"}}");
+            site.metric(&name).await
+        };
+        let max = metric("_max").await;
+        assert_eq!(max, CONNECTIONS_MAX as f64, "{listener}");
+        assert!(metric("").await <= max, "{listener}");
+        let of_address = metric("_per_address").await;
+        assert!(of_address > 0.0, "{listener}");
+        assert!(of_address <= metric("_per_address_max").await, "{listener}");
     }
 }
 
@@ -41,7 +56,7 @@ async fn half_heads_and_idle_connections_keep_nobody_out() {
     let half = b"GET /readyz HTTP/1.1\r\nhost: loc";
     let whole = b"GET /problems/not-found HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let mut crowds = Vec::new();
-    for listener in ["http", "admin"] {
+    for listener in ["http", "admin", "services"] {
         for sent in [&half[..], whole] {
             crowds.push(crowd(&site, listener, sent).await);
         }

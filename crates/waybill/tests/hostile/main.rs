@@ -1,9 +1,14 @@
 //! Attacks on the running program from outside, each by somebody without a token: what they must not stop goes on.
 
+#[path = "../support/bombs.rs"]
+mod bombs;
+#[path = "../support/memory.rs"]
+mod memory;
 #[path = "../support/process.rs"]
 mod process;
 
 mod batches;
+mod browser;
 mod connections;
 mod pages;
 mod replies;
@@ -15,6 +20,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use memory::MemoryLimit;
 use process::Process;
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
@@ -40,6 +46,11 @@ impl Site {
 
     /// One that can run the workflows of these files as well.
     fn start_with(workflows: &[(&str, &str)]) -> Self {
+        Self::start_within(None, workflows)
+    }
+
+    /// The same within a limit on memory.
+    fn start_within(limit: Option<&MemoryLimit>, workflows: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let configuration = directory.path().join("waybill.yaml");
         let limits = format!(
@@ -49,7 +60,7 @@ impl Site {
             "http: {{listen: '127.0.0.1:0', hosts: [waybill.example], eventStreamsMax: 4, {limits}}}\n\
              admin: {{listen: '127.0.0.1:0', {limits}}}\n\
              broker: {{listen: '127.0.0.1:0'}}\n\
-             services: {{listen: '127.0.0.1:0'}}\n"
+             services: {{listen: '127.0.0.1:0', connectionsMax: {CONNECTIONS_MAX}}}\n"
         );
         let mut files = Vec::new();
         for (name, workflow) in workflows {
@@ -62,6 +73,9 @@ impl Site {
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
         command.arg("up").arg("--config").arg(&configuration);
         command.arg("--data-dir").arg(directory.path().join("data"));
+        if let Some(limit) = limit {
+            command = limit.around(&command);
+        }
         let log = directory.path().join("log");
         let listeners = ["http", "admin", "broker", "services"];
         let (process, addresses) = Process::start(command, &listeners, &log);
