@@ -152,7 +152,7 @@ impl Events {
     /// Follows an operation, unless there are too many streams. Of a tenant that has more than half of them, the oldest
     /// one ends for another tenant's.
     fn follow(&self, id: OperationId, caller: &Caller) -> Option<Following> {
-        let place = self.places.place(caller, 1)?;
+        let place = self.places.place(caller.tenants(), 1)?;
         let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = followed
             .entry(id)

@@ -55,6 +55,16 @@ pub(super) const BODY_BYTES_MAX: Metric<Gauge> = Metric::new(
     "Limit on the bytes held by request bodies and batches in progress",
     [],
 );
+pub(super) const PENDING_READS: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_pending_reads",
+    "Questions that wait until a pending request is read from its topic",
+    [],
+);
+pub(super) const PENDING_READS_MAX: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_pending_reads_max",
+    "Limit on questions that wait until a pending request is read from its topic",
+    [],
+);
 
 /// All of them.
 pub(crate) const METRICS: &[&dyn Declared] = &[
@@ -67,6 +77,8 @@ pub(crate) const METRICS: &[&dyn Declared] = &[
     &EVENT_STREAMS_MAX,
     &BODY_BYTES,
     &BODY_BYTES_MAX,
+    &PENDING_READS,
+    &PENDING_READS_MAX,
 ];
 
 /// What a request is counted under.

@@ -5,13 +5,13 @@
 //! that somebody made up is told from one that a `Location` named.
 //!
 //! What must hold: it is a convenience. A few questions may wait for it, one is answered at a time,
-//! each within a short time; whoever finds no room, or no answer in time, does without.
+//! each within a short time; tenants share the room. Whoever finds none, or no answer in time, does without.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore};
+use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::Instant;
 use waybill_engine::{
     AmendRequest, CreateRequest, Offset, OperationRequest, PartitionId, Position,
@@ -21,6 +21,10 @@ use waybill_kafka::{
     RequestError,
 };
 use waybill_messages::Topics;
+
+use super::measure::{PENDING_READS, PENDING_READS_MAX};
+use super::shares::Places;
+use crate::auth::Tenants;
 
 /// What one read prefetches at most: the largest record, and not much more.
 const QUEUE_KIB_MAX: u32 = 1_024;
@@ -44,8 +48,8 @@ pub struct Peek {
     settings: KafkaSettings,
     topics: Topics,
     timeout: Duration,
-    /// One permit for each that may wait.
-    places: Semaphore,
+    /// One for each that may wait.
+    places: Places,
     /// Made by the first that needs it.
     consumer: Arc<Mutex<Option<PartitionConsumer>>>,
 }
@@ -62,14 +66,14 @@ impl Peek {
             settings,
             topics,
             timeout,
-            places: Semaphore::new(waiting_max.min(Semaphore::MAX_PERMITS)),
+            places: Places::new(waiting_max, PENDING_READS.of([]), &PENDING_READS_MAX.of([])),
             consumer: Arc::default(),
         }
     }
 
-    /// What lies at `position`, if that can be found out soon.
-    pub async fn read(&self, position: Position) -> Option<Peeked> {
-        let _place = self.places.try_acquire().ok()?;
+    /// What lies at `position`, if that can be found out soon. It is asked for one of these tenants.
+    pub async fn read(&self, position: Position, tenants: &Tenants) -> Option<Peeked> {
+        let _place = self.places.share(tenants, 1)?;
         let due = Instant::now() + self.timeout;
         let turn = Arc::clone(&self.consumer).lock_owned();
         let consumer = tokio::time::timeout_at(due, turn).await.ok()?;

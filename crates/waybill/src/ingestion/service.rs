@@ -242,7 +242,7 @@ impl Api {
             return Err(Problem::invalid(vec![FieldProblem::new("", detail)]));
         }
         let bytes = self.batch.bytes_max();
-        let place = self.budget.place(caller, bytes + REQUEST_BYTES);
+        let place = self.budget.place(caller.tenants(), bytes + REQUEST_BYTES);
         let place = place.ok_or_else(too_much_is_received)?;
         let (answers, stream) = mpsc::channel(ANSWERS_MAX);
         let batch = Batch::new(
@@ -265,7 +265,7 @@ impl Api {
 
     /// Takes a body's share of the budget.
     pub fn hold(&self, caller: &Caller, bytes: usize) -> Result<Share, Problem> {
-        let share = self.budget.share(caller, bytes + REQUEST_BYTES);
+        let share = self.budget.share(caller.tenants(), bytes + REQUEST_BYTES);
         share.ok_or_else(too_much_is_received)
     }
 }

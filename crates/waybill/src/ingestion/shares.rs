@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use metrics::Gauge;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::Caller;
+use crate::auth::Tenants;
 
 /// For how long a tenant that was refused counts as one that wants some: longer than `Retry-After`.
 const WANTED_FOR: Duration = Duration::from_secs(10);
@@ -58,9 +58,9 @@ impl Shares {
         })
     }
 
-    /// A part of it for a caller, until it is dropped; `None` if there is not so much for its tenant now.
-    fn take(self: &Arc<Self>, caller: &Caller, amount: usize) -> Option<Share> {
-        let tenant = caller.tenants().only();
+    /// A part of it for a caller's tenant, until it is dropped; `None` if there is not so much for its tenant now.
+    fn take(self: &Arc<Self>, tenants: &Tenants, amount: usize) -> Option<Share> {
+        let tenant = tenants.only();
         let tenant = tenant.map_or_else(Arc::default, Arc::clone);
         self.take_at(tenant, amount, Instant::now())
     }
@@ -107,8 +107,8 @@ pub struct Share {
 
 impl Share {
     /// Whether its tenant holds more than half of the bound, and somebody else asks.
-    fn may_be_revoked_for(&self, caller: &Caller) -> bool {
-        let other = caller.tenants().only();
+    fn may_be_revoked_for(&self, tenants: &Tenants) -> bool {
+        let other = tenants.only();
         let is_own = other.map_or("", |tenant| tenant) == &*self.tenant;
         let held = self.of.locked();
         let of_tenant = held.by_tenant.get(&self.tenant);
@@ -160,14 +160,14 @@ impl Places {
     }
 
     /// A part that nobody takes back: for what ends soon.
-    pub fn share(&self, caller: &Caller, amount: usize) -> Option<Share> {
-        let share = self.shares.take(caller, amount);
-        share.or_else(|| self.revoke_for(caller, amount))
+    pub fn share(&self, tenants: &Tenants, amount: usize) -> Option<Share> {
+        let share = self.shares.take(tenants, amount);
+        share.or_else(|| self.revoke_for(tenants, amount))
     }
 
     /// A part that may be taken back: for what can last.
-    pub fn place(&self, caller: &Caller, amount: usize) -> Option<Place> {
-        let share = Arc::new(Mutex::new(Some(self.share(caller, amount)?)));
+    pub fn place(&self, tenants: &Tenants, amount: usize) -> Option<Place> {
+        let share = Arc::new(Mutex::new(Some(self.share(tenants, amount)?)));
         let revoked = CancellationToken::new();
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.retain(|place| place.share.strong_count() > 0);
@@ -181,10 +181,10 @@ impl Places {
         })
     }
 
-    fn revoke_for(&self, caller: &Caller, amount: usize) -> Option<Share> {
+    fn revoke_for(&self, tenants: &Tenants, amount: usize) -> Option<Share> {
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut revoked = taken.iter().filter(|place| place.is_revoked_for(caller));
-        revoked.find_map(|_| self.shares.take(caller, amount))
+        let mut revoked = taken.iter().filter(|place| place.is_revoked_for(tenants));
+        revoked.find_map(|_| self.shares.take(tenants, amount))
     }
 }
 
@@ -202,13 +202,13 @@ impl Place {
 
 impl Taken {
     /// Takes it back, if its tenant holds more than half of the bound.
-    fn is_revoked_for(&self, caller: &Caller) -> bool {
+    fn is_revoked_for(&self, tenants: &Tenants) -> bool {
         let Some(share) = self.share.upgrade() else {
             return false;
         };
         let mut share = share.lock().unwrap_or_else(PoisonError::into_inner);
         let is_revoked = share
-            .take_if(|share| share.may_be_revoked_for(caller))
+            .take_if(|share| share.may_be_revoked_for(tenants))
             .is_some();
         if is_revoked {
             self.revoked.cancel();

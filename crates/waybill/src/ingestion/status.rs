@@ -165,7 +165,7 @@ async fn request_at(
     query: &Query<'_>,
 ) -> Found {
     let Query { tenants, token, .. } = *query;
-    match intake.peek().read(position).await {
+    match intake.peek().read(position, tenants).await {
         Some(Peeked::Create(request)) => {
             let is_it = ids.contains(&request.operation)
                 && tenants.include(&request.tenant)

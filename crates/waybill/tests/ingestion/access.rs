@@ -9,6 +9,8 @@ use std::path::Path;
 use reqwest::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use reqwest::{Method, RequestBuilder};
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use waybill::auth::{Auth, NewToken};
 use waybill::config::AuthConfig;
 use waybill::ingestion::{Guards, IngestionConfig};
@@ -262,5 +264,54 @@ async fn the_history_says_by_which_token_something_was_asked() {
         })
         .collect();
     assert_eq!(by, ["kim (acme)", "acme"]);
+    guarded.world.ingestion.shutdown().await;
+}
+
+/// Begins a batch with one line, and sends no more of it. Returns its connection and the status of its answer.
+async fn begin_batch(guarded: &Guarded, who: &str, id: &str) -> (TcpStream, String) {
+    let address = guarded.world.ingestion.address();
+    let mut batch = TcpStream::connect(address).await.unwrap();
+    let line = order(id, 1).to_string() + "\n";
+    let begun = format!(
+        "POST {BATCH} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {}\r\n\
+         Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{line}\r\n",
+        guarded.token(who),
+        line.len()
+    );
+    batch.write_all(begun.as_bytes()).await.unwrap();
+    let mut status = [0; "HTTP/1.1 200".len()];
+    within(batch.read_exact(&mut status)).await.unwrap();
+    (batch, String::from_utf8_lossy(&status).into_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_whose_batches_take_all_memory_makes_room_for_another() {
+    let guarded = Guarded::with(|config| {
+        config.batch_line_bytes_max = 64 << 10;
+        config.body_bytes_max = 1 << 20;
+    })
+    .await;
+    let mut batches = Vec::new();
+    loop {
+        let id = format!("a-{}", batches.len());
+        let (batch, status) = begin_batch(&guarded, "acme", &id).await;
+        if status.ends_with("503") {
+            break;
+        }
+        assert!(status.ends_with("200"), "{status}");
+        batches.push(batch);
+        assert!(batches.len() < 1_000, "there is no bound");
+    }
+    assert!(batches.len() > 1);
+    let (other, status) = begin_batch(&guarded, "zeta", "z").await;
+    assert!(status.ends_with("200"), "{status}");
+    // The oldest one ended for it.
+    let (mut answer, mut part) = (String::new(), [0; 1024]);
+    while !answer.contains("Other tenants want the memory") {
+        let n = within(batches[0].read(&mut part)).await.unwrap();
+        assert!(n > 0, "it ended without saying why: {answer}");
+        answer.push_str(std::str::from_utf8(&part[..n]).unwrap());
+    }
+    drop((other, batches));
     guarded.world.ingestion.shutdown().await;
 }
