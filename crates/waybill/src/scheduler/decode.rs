@@ -1,8 +1,8 @@
 //! From a record's bytes to the engine's event.
 //!
-//! Bad input harms only itself: what cannot be decoded, or asks for what nobody may ask for
-//! (`admission`), or is a reply without the nonce of its request (`nonces`), becomes an event that carries the bytes and the cause to the dead-letter topic, and
-//! what belongs to another partition one that sends it home. What cannot be decoded *yet*, for want of
+//! Bad input harms only itself. What cannot be decoded, asks for what nobody may ask for (`admission`), or is a reply
+//! without the nonce of its request (`nonces`) becomes an event that carries the bytes and the cause to the dead-letter
+//! topic; what belongs to another partition becomes one that sends it home. What cannot be decoded *yet*, for want of
 //! the schema that it was written with, becomes none.
 
 use waybill_engine::{

@@ -17,10 +17,10 @@ use waybill_store::{ReplyKey, Store};
 ///
 /// # Errors
 ///
-/// If the store fails, or the system has no randomness.
+/// If the store fails, or the system gives no random bytes.
 pub(crate) async fn reply_key(store: &dyn Store) -> anyhow::Result<ReplyKey> {
     let mut random = [0; ReplyKey::BYTES];
-    openssl::rand::rand_bytes(&mut random).context("the system has no randomness")?;
+    openssl::rand::rand_bytes(&mut random).context("cannot read random bytes from the system")?;
     let key = store.reply_key(ReplyKey::new(random)).await;
     key.context("the reply key cannot be read")
 }

@@ -139,10 +139,12 @@ async fn a_damaged_request_is_never_carried_out_and_its_partition_says_where_it_
         })
         .await;
     let doctor = run(&world, &["doctor"]);
-    assert!(
-        String::from_utf8_lossy(&doctor.stdout).contains(&named),
-        "{doctor:?}"
-    );
+    let said = String::from_utf8_lossy(&doctor.stdout);
+    let command = format!("waybill broker repair --topic {topic} --partition 0");
+    assert!(said.contains(&named) && said.contains(&command), "{said}");
+    let schedulers = world.client.get(world.url("admin", "/schedulers")).send();
+    let said = schedulers.await.expect("it answers").text().await;
+    assert!(said.is_ok_and(|said| said.contains(&command)));
     for id in &ids[1..] {
         assert_ne!(world.state(id).await.as_deref(), Some("Processed"), "{id}");
     }

@@ -5,7 +5,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use waybill_engine::{Event, KeyHash, Offset, PartitionId, ReaderId, Share, Source};
-use waybill_kafka::{DamagedLog, PartitionConsumer, PollError, PollLimits, RecordRef};
+use waybill_kafka::{DamageKind, DamagedLog, PartitionConsumer, PollError, PollLimits, RecordRef};
 
 use crate::chain::chain;
 use crate::scheduler::credit::{Amount, Credit};
@@ -455,7 +455,7 @@ impl Poller {
             offset: log.offset,
             until: Until::ReadAgain(Instant::now() + DAMAGED_AGAIN),
         });
-        for input in blocked(source, &assigned.readers, Some(log.to_string())) {
+        for input in blocked(source, &assigned.readers, Some(why_stopped(log))) {
             self.send(input);
         }
     }
@@ -544,6 +544,30 @@ fn blocked(source: Source, readers: &[Reading], why: Option<String>) -> Vec<Inpu
         why: why.clone(),
     });
     told.collect()
+}
+
+/// What a person is told of a partition that stands still at damaged records: with what skips them.
+fn why_stopped(log: &DamagedLog) -> String {
+    let DamagedLog {
+        topic,
+        partition,
+        offset,
+        ..
+    } = log;
+    let again = DAMAGED_AGAIN.as_secs();
+    match log.kind {
+        DamageKind::Undecodable => {
+            format!(
+                "{log}; it is read again in {again} s, and skipped if it still cannot be decoded"
+            )
+        }
+        DamageKind::Corrupt => format!(
+            "{log}; it is read again every {again} s. To skip it where no replica has it whole: on the embedded broker \
+             `waybill broker repair --topic {topic} --partition {partition}`; on Kafka delete the records before offset \
+             {} with kafka-delete-records.sh, and set scheduler.skipDeletedRequests: true",
+            offset.next()
+        ),
+    }
 }
 
 #[cfg(test)]

@@ -138,5 +138,6 @@ fn a_record_that_waits_for_its_schema_is_read_before_the_damage_behind_it_is_met
     };
     assert_eq!(*offset, Offset(0));
     assert!(why.contains("is damaged at offset 1"), "{why}");
+    assert!(why.contains("skip"), "{why}");
     assert_eq!(waits_at(&poller), Some(Offset(1)));
 }
