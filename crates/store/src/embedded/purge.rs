@@ -8,6 +8,7 @@
 //! another instant.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -110,8 +111,17 @@ impl Walk {
 impl Purger {
     fn run(&mut self, interval: Duration) {
         while let Err(mpsc::RecvTimeoutError::Timeout) = self.stopped.recv_timeout(interval) {
-            let now = self.tables.get().map(|tables| tables.retention.now());
-            let passed = now.and_then(|now| self.pass(now, wall_clock()));
+            let pass = catch_unwind(AssertUnwindSafe(|| {
+                let now = self.tables.get()?.retention.now();
+                self.pass(now, wall_clock())
+            }));
+            let Ok(passed) = pass else {
+                tracing::error!("a purge pass panicked; the next one looks at everything again");
+                self.first_hour = i64::MIN;
+                self.due_from.clear();
+                self.walk = Walk::default();
+                continue;
+            };
             if let Err(error) = passed.and_then(|()| self.save_retention()) {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
