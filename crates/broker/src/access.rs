@@ -81,7 +81,7 @@ impl Login {
         matches!(self, Self::Missing | Self::Started | Self::Refused)
     }
 
-    /// Whether the connection may still log in.
+    /// Whether the login was refused.
     pub(crate) fn is_refused(&self) -> bool {
         matches!(self, Self::Refused)
     }

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
-use waybill_connections::{Connections, Place};
+use waybill_connections::{Connections, Full, Place};
 
 use crate::BrokerConfig;
 use crate::access::Login;
@@ -27,7 +27,7 @@ use crate::log::{Damage, Limits, LogError, SyncedEnds};
 use crate::meta::{Meta, MetaError};
 use crate::server::{Buffers, Ends, Server};
 use crate::stats::{Counters, Stats, add};
-use crate::sync::{SyncQueue, SyncThreads};
+use crate::sync::{SyncQueue, SyncThreads, spawn_reporting_panics};
 use crate::topics::{OpenTopicsError, Topics};
 
 /// How often partitions that a full disk has stopped are tried again.
@@ -97,6 +97,7 @@ pub struct Broker {
     server: Arc<Server>,
     syncs: Arc<SyncQueue>,
     threads: SyncThreads,
+    places: Arc<Connections>,
     connections: TaskTracker,
     /// Ends connections that did not finish in time.
     abort: CancellationToken,
@@ -136,18 +137,29 @@ impl Broker {
             source: Box::new(panicked),
         })??;
         let address = address.unwrap_or(server.config.listen);
+        let places = Connections::new(waybill_connections::Limits {
+            max: server.config.connections_max,
+            per_address_max: server.config.connections_per_address_max,
+            stall_timeout: Some(server.config.stall_timeout),
+            unread_timeout: None,
+        });
         let connections = TaskTracker::new();
         let abort = CancellationToken::new();
+        let accepting = accept(
+            listener,
+            Arc::clone(&server),
+            Arc::clone(&places),
+            connections.clone(),
+            abort.clone(),
+        );
+        let groups = drive_groups(Arc::clone(&server));
+        let retention = apply_retention(Arc::clone(&server));
+        let reopening = reopen_full(Arc::clone(&server));
         let background = vec![
-            tokio::spawn(accept(
-                listener,
-                Arc::clone(&server),
-                connections.clone(),
-                abort.clone(),
-            )),
-            tokio::spawn(drive_groups(Arc::clone(&server))),
-            tokio::spawn(apply_retention(Arc::clone(&server))),
-            tokio::spawn(reopen_full(Arc::clone(&server))),
+            spawn_reporting_panics(&syncs, "the listener", accepting),
+            spawn_reporting_panics(&syncs, "the coordinator of groups", groups),
+            spawn_reporting_panics(&syncs, "retention", retention),
+            spawn_reporting_panics(&syncs, "the reopening of full partitions", reopening),
         ];
         let (log_bytes, partitions) = server.topics.totals();
         tracing::info!(%address, partitions, log_bytes, "the broker is listening");
@@ -155,6 +167,7 @@ impl Broker {
             address,
             syncs,
             threads,
+            places,
             connections,
             background,
             _abort_on_drop: abort.clone().drop_guard(),
@@ -180,10 +193,25 @@ impl Broker {
     /// What it has done since it started.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        let Server {
+            config,
+            coordinator,
+            meta,
+            ..
+        } = &*self.server;
         let (log_bytes, partitions) = self.server.topics.totals();
-        let connections_max = self.server.config.connections_max as u64;
-        let counters = &self.server.counters;
-        counters.snapshot(log_bytes, partitions, connections_max)
+        self.server.counters.snapshot(Stats {
+            connections_max: config.connections_max as u64,
+            connections_per_address: self.places.counts().per_address as u64,
+            connections_per_address_max: config.connections_per_address_max as u64,
+            log_bytes,
+            partitions,
+            groups: coordinator.groups() as u64,
+            groups_max: config.groups_max as u64,
+            stored_groups: meta.stored_groups().unwrap_or(0) as u64,
+            stored_groups_max: config.stored_groups_max as u64,
+            ..Stats::default()
+        })
     }
 
     /// Handles one request (the bytes of a frame, behind its length) as a connection does on which nothing
@@ -205,7 +233,7 @@ impl Broker {
         }
     }
 
-    /// Resolves when the disk has failed. The broker goes on with the partitions that still work;
+    /// Resolves when a disk or a part of the broker has failed. The broker goes on with the partitions that still work;
     /// the process that owns it should stop in order.
     pub async fn failed(&self) -> BrokerFailure {
         BrokerFailure {
@@ -364,16 +392,10 @@ pub(crate) fn lock(dir: &Path) -> Result<File, StartError> {
 async fn accept(
     listener: TcpListener,
     server: Arc<Server>,
+    places: Arc<Connections>,
     connections: TaskTracker,
     abort: CancellationToken,
 ) {
-    let config = &server.config;
-    let places = Connections::new(waybill_connections::Limits {
-        max: config.connections_max,
-        per_address_max: config.connections_per_address_max,
-        stall_timeout: Some(config.stall_timeout),
-        unread_timeout: None,
-    });
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -387,9 +409,10 @@ async fn accept(
                 continue;
             }
         };
-        let Ok(place) = places.admit(Instant::now(), peer.ip(), abort.child_token()) else {
+        let admitted = places.admit(Instant::now(), peer.ip(), abort.child_token());
+        log_full(&admitted, peer, places.limits());
+        let Ok(place) = admitted else {
             add(&server.counters.connections_refused, 1);
-            tracing::warn!(%peer, "closed a new connection: the limit is reached and no connection is idle");
             continue;
         };
         let server = Arc::clone(&server);
@@ -400,11 +423,39 @@ async fn accept(
                 () = serve(stream, peer, server, &place) => {}
                 () = place.closing() => {
                     add(&counters.connections_replaced, 1);
-                    tracing::info!(%peer, "closed an idle connection to make room for another");
+                    tracing::debug!(%peer, "closed an idle connection to make room for another");
                 }
             }
             counters.connections.fetch_sub(1, Ordering::Relaxed);
         });
+    }
+}
+
+/// Says that a limit of connections is reached. Each line says the same of every connection at one limit, so that the
+/// log holds back what repeats.
+fn log_full(admitted: &Result<Place, Full>, peer: SocketAddr, limits: waybill_connections::Limits) {
+    let address = peer.ip();
+    match admitted.as_ref().map(Place::replaced_at) {
+        Ok(None) => {}
+        Ok(Some(Full::Address)) => tracing::warn!(
+            %address,
+            max = limits.per_address_max,
+            "closed an idle connection for a new one: their address has as many as it may have"
+        ),
+        Ok(Some(Full::All)) => tracing::warn!(
+            max = limits.max,
+            "closed an idle connection for a new one: the broker has as many as it may have"
+        ),
+        Err(Full::Address) => tracing::warn!(
+            %address,
+            max = limits.per_address_max,
+            "closed a new connection: its address has as many as it may have, and none is idle"
+        ),
+        Err(Full::All) => tracing::warn!(
+            %address,
+            max = limits.max,
+            "closed a new connection: the limit is reached and no connection is idle"
+        ),
     }
 }
 
@@ -421,7 +472,8 @@ async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, place: 
     match closed {
         Closed::Malformed(cause) => {
             add(&counters.malformed, 1);
-            tracing::warn!(%peer, %cause, "closed a connection because of what it sent");
+            // Without the port, so that the log recognises the lines of one client as the same.
+            tracing::warn!(address = %peer.ip(), %cause, "closed a connection because of what it sent");
         }
         Closed::Stalled | Closed::Idle | Closed::NoLogin => {
             tracing::info!(%peer, cause = %closed, "closed a connection")
@@ -445,7 +497,15 @@ async fn apply_retention(server: Arc<Server>) {
             () = server.stopping.cancelled() => return,
         }
         let applying = Arc::clone(&server);
-        let applied = tokio::task::spawn_blocking(move || applying.topics.apply_retention());
+        let applied = tokio::task::spawn_blocking(move || {
+            applying.topics.apply_retention();
+            if let Err(error) = applying.meta.recount_groups() {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "consumer groups with offsets were not counted"
+                );
+            }
+        });
         if let Err(error) = applied.await {
             tracing::error!(%error, "applying retention failed");
         }

@@ -50,7 +50,7 @@ pub struct BrokerConfig {
     pub buffer_bytes_max: usize,
     /// A connection without traffic for this long is closed. Default: 10 minutes.
     pub idle_timeout: Duration,
-    /// A request must have arrived, and a response must make progress, within this time.
+    /// A request must have arrived, the first one of a connection begun, and a response must make progress, within this time.
     /// Default: 60 s.
     pub stall_timeout: Duration,
     /// How often retention is applied. Default: 10 s.
@@ -60,6 +60,8 @@ pub struct BrokerConfig {
     pub group_initial_delay: Duration,
     /// Consumer groups with members. Default: 1,000.
     pub groups_max: usize,
+    /// Consumer groups with committed offsets. A further one cannot commit; `DeleteGroups` makes room. Default: 10,000.
+    pub stored_groups_max: usize,
     /// Members of one consumer group. Default: 500.
     pub group_members_max: usize,
     /// Idempotent producers remembered per partition; the longest unused is forgotten first.
@@ -101,6 +103,7 @@ impl BrokerConfig {
             retention_interval: Duration::from_secs(10),
             group_initial_delay: Duration::from_millis(100),
             groups_max: 1_000,
+            stored_groups_max: 10_000,
             group_members_max: 500,
             producers_max: 1_000,
             logins: None,

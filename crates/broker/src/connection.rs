@@ -444,6 +444,9 @@ impl<'a> Connection<'a> {
         {
             return Err(Closed::Stalled);
         }
+        // A connection that has sent nothing yet is given no longer than a request.
+        let has_begun = self.last_traffic > self.opened;
+        let idle = if has_begun { idle } else { idle.min(stall) };
         if self.queue.is_empty() && self.last_traffic.elapsed() > idle {
             return Err(Closed::Idle);
         }

@@ -66,6 +66,14 @@ pub(crate) struct Meta {
     path: PathBuf,
     store: Reopening,
     producer_ids: Mutex<std::ops::Range<i64>>,
+    stored_groups: Mutex<StoredGroups>,
+}
+
+/// How many groups have committed offsets.
+struct StoredGroups {
+    at_most: usize,
+    /// There may be fewer, because some were removed.
+    is_outdated: bool,
 }
 
 impl Meta {
@@ -79,6 +87,11 @@ impl Meta {
             path: path.to_owned(),
             store: Reopening::open(path).map_err(failed)?,
             producer_ids: Mutex::new(0..0),
+            // Unknown until they are counted.
+            stored_groups: Mutex::new(StoredGroups {
+                at_most: usize::MAX,
+                is_outdated: true,
+            }),
         })
     }
 
@@ -177,7 +190,9 @@ impl Meta {
                 batch.remove(&store.offsets, key);
             }
         }
-        self.wrote(batch.commit())
+        self.wrote(batch.commit())?;
+        locked(&self.stored_groups).is_outdated = true;
+        Ok(())
     }
 
     /// Where the log of a partition was made to start, if it was.
@@ -200,6 +215,44 @@ impl Meta {
         let value = self.encode(&offset)?;
         let key = partition_key(LOG_START_PREFIX, topic, partition);
         self.wrote(self.store()?.cluster.insert(key, value))
+    }
+
+    /// Whether a group may commit offsets: it has some, or fewer than `groups_max` groups have.
+    pub(crate) fn takes_group(&self, group: &str, groups_max: usize) -> Result<bool, MetaError> {
+        let mut own = self.store()?.offsets.prefix(offset_prefix(group));
+        if own.next().is_some() {
+            return Ok(true);
+        }
+        let mut groups = locked(&self.stored_groups);
+        if groups.at_most >= groups_max {
+            self.count(&mut groups)?;
+        }
+        let takes = groups.at_most < groups_max;
+        groups.at_most += usize::from(takes);
+        Ok(takes)
+    }
+
+    /// How many groups have committed offsets, at most; `None` before they are first counted.
+    pub(crate) fn stored_groups(&self) -> Option<usize> {
+        let at_most = locked(&self.stored_groups).at_most;
+        (at_most < usize::MAX).then_some(at_most)
+    }
+
+    /// Counts the groups that have committed offsets if some may be gone since they were last counted. Blocks.
+    pub(crate) fn recount_groups(&self) -> Result<(), MetaError> {
+        let mut groups = locked(&self.stored_groups);
+        if groups.is_outdated {
+            self.count(&mut groups)?;
+        }
+        Ok(())
+    }
+
+    fn count(&self, groups: &mut StoredGroups) -> Result<(), MetaError> {
+        *groups = StoredGroups {
+            at_most: self.groups()?.len(),
+            is_outdated: false,
+        };
+        Ok(())
     }
 
     /// Writes committed offsets of a group: all or none.
@@ -267,6 +320,7 @@ impl Meta {
         }
         let found = !batch.is_empty();
         self.wrote(batch.commit())?;
+        locked(&self.stored_groups).is_outdated |= found;
         Ok(found)
     }
 
@@ -416,6 +470,40 @@ fn split_offset_key(key: &[u8]) -> Option<(&str, &str, i32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_commit_offsets_up_to_a_number_of_groups() {
+        let dir = tempfile::tempdir().unwrap();
+        let meta = Meta::open(dir.path()).unwrap();
+        let commit = |group: &str| {
+            let takes = meta.takes_group(group, 2).unwrap();
+            let committed = CommittedOffset {
+                offset: 1,
+                leader_epoch: -1,
+                metadata: String::new(),
+            };
+            if takes {
+                meta.commit_offsets(group, [("orders", 0, committed)].into_iter())
+                    .unwrap();
+            }
+            takes
+        };
+        let stored = || {
+            meta.recount_groups().unwrap();
+            meta.stored_groups()
+        };
+        assert_eq!(meta.stored_groups(), None, "they are not counted yet");
+        assert_eq!(stored(), Some(0));
+        assert!(commit("a") && commit("b"));
+        assert!(!commit("c"));
+        assert!(commit("a"), "it has offsets");
+        assert_eq!(stored(), Some(2));
+        meta.remove_group("b").unwrap();
+        assert_eq!(stored(), Some(1));
+        assert!(commit("c"));
+        assert_eq!(stored(), Some(2));
+        assert_eq!(meta.groups().unwrap(), ["a", "c"]);
+    }
 
     #[test]
     fn what_was_written_is_there_after_a_restart() {

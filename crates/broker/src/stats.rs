@@ -36,6 +36,10 @@ pub struct Stats {
     pub connections: u64,
     /// Connections that may be open.
     pub connections_max: u64,
+    /// Connections now open of the address that has the most.
+    pub connections_per_address: u64,
+    /// Connections that one address may have open.
+    pub connections_per_address_max: u64,
     /// Idle connections that were closed to make room for a new one.
     pub connections_replaced: u64,
     /// New connections that were closed because the limit was reached and no connection was idle.
@@ -50,6 +54,15 @@ pub struct Stats {
     pub log_bytes: u64,
     /// Partitions of all topics.
     pub partitions: u64,
+    /// Consumer groups that have members.
+    pub groups: u64,
+    /// Consumer groups that may have members.
+    pub groups_max: u64,
+    /// Consumer groups with committed offsets, at most: one whose first commit fails counts until the groups are counted
+    /// again.
+    pub stored_groups: u64,
+    /// Consumer groups that may have committed offsets.
+    pub stored_groups_max: u64,
 }
 
 /// The counters behind [`Stats`].
@@ -77,9 +90,8 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// A copy of the counters; `log_bytes` and `partitions` are the registry's to say, and `connections_max` the
-    /// configuration's.
-    pub(crate) fn snapshot(&self, log_bytes: u64, partitions: u64, connections_max: u64) -> Stats {
+    /// A copy of the counters. What is not counted here is as in `held`.
+    pub(crate) fn snapshot(&self, held: Stats) -> Stats {
         Stats {
             received_bytes: self.received_bytes.load(Relaxed),
             sent_bytes: self.sent_bytes.load(Relaxed),
@@ -95,14 +107,12 @@ impl Counters {
             damaged_batches: self.damaged_batches.load(Relaxed),
             disk_full: self.disk_full.load(Relaxed),
             connections: self.connections.load(Relaxed),
-            connections_max,
             connections_replaced: self.connections_replaced.load(Relaxed),
             connections_refused: self.connections_refused.load(Relaxed),
             malformed: self.malformed.load(Relaxed),
             logins_refused: self.logins_refused.load(Relaxed),
             unauthorized: self.unauthorized.load(Relaxed),
-            log_bytes,
-            partitions,
+            ..held
         }
     }
 }

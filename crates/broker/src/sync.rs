@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -107,7 +108,15 @@ impl SyncQueue {
         self.failed.cancel();
     }
 
-    /// Resolves with the cause when a disk has failed.
+    /// A part of the broker panicked: what waits for it would wait for ever. The first cause is kept.
+    pub(crate) fn report_panic(&self, part: &'static str) {
+        let cause = format!("{part} panicked");
+        tracing::error!(%cause, "the broker failed");
+        let _ = self.cause.set(cause);
+        self.failed.cancel();
+    }
+
+    /// Resolves with the cause when a disk or a part of the broker has failed.
     pub(crate) async fn failed(&self) -> String {
         self.failed.cancelled().await;
         self.cause.get().cloned().unwrap_or_default()
@@ -130,12 +139,20 @@ impl SyncThreads {
         started.threads.push(
             thread::Builder::new()
                 .name("broker-sync".to_owned())
-                .spawn(move || sync_until_stopped(&syncing))?,
+                .spawn(move || {
+                    reporting_panics(&syncing, "the sync of logs", || {
+                        sync_until_stopped(&syncing)
+                    });
+                })?,
         );
         started.threads.push(
             thread::Builder::new()
                 .name("broker-close".to_owned())
-                .spawn(move || Chores::new(&queue).do_until_stopped())?,
+                .spawn(move || {
+                    reporting_panics(&queue, "the closing of segments", || {
+                        Chores::new(&queue).do_until_stopped();
+                    });
+                })?,
         );
         Ok(started)
     }
@@ -148,11 +165,33 @@ impl Drop for SyncThreads {
         let stops: [fn(&SyncQueue); 2] = [|queue| queue.dirty.stop(), |queue| queue.chores.stop()];
         for (stop, thread) in stops.iter().zip(self.threads.drain(..)) {
             stop(&self.queue);
-            if thread.join().is_err() {
-                tracing::error!("a sync thread panicked");
-            }
+            // It reports its panics itself.
+            let _ = thread.join();
         }
     }
+}
+
+/// Runs a part of the broker in this thread.
+fn reporting_panics(queue: &SyncQueue, part: &'static str, run: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(run)).is_err() {
+        queue.report_panic(part);
+    }
+}
+
+/// Runs a part of the broker as a task.
+pub(crate) fn spawn_reporting_panics(
+    queue: &Arc<SyncQueue>,
+    part: &'static str,
+    run: impl Future<Output = ()> + Send + 'static,
+) -> tokio::task::JoinHandle<()> {
+    let queue = Arc::clone(queue);
+    tokio::spawn(async move {
+        if let Err(error) = tokio::spawn(run).await
+            && error.is_panic()
+        {
+            queue.report_panic(part);
+        }
+    })
 }
 
 fn sync_until_stopped(queue: &SyncQueue) {
@@ -307,5 +346,38 @@ impl<T> Queue<T> {
             };
         }
         Some(std::mem::take(&mut state.items))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(directory: &std::path::Path) -> Arc<SyncQueue> {
+        SyncQueue::new(Arc::default(), SyncedEnds::load(directory))
+    }
+
+    #[tokio::test]
+    async fn a_part_that_panics_is_a_failure_of_the_broker() {
+        let directory = tempfile::tempdir().unwrap();
+        let of_thread = queue(directory.path());
+        reporting_panics(&of_thread, "a thread", || panic!("on purpose"));
+        assert_eq!(of_thread.failed().await, "a thread panicked");
+
+        let of_task = queue(directory.path());
+        let task = spawn_reporting_panics(&of_task, "a task", async { panic!("on purpose") });
+        assert_eq!(of_task.failed().await, "a task panicked");
+        task.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_part_that_ends_is_no_failure() {
+        let directory = tempfile::tempdir().unwrap();
+        let queue = queue(directory.path());
+        reporting_panics(&queue, "a thread", || ());
+        spawn_reporting_panics(&queue, "a task", async {})
+            .await
+            .unwrap();
+        assert!(!queue.failed.is_cancelled());
     }
 }

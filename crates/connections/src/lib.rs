@@ -44,8 +44,18 @@ pub struct Connections {
 #[derive(Default, Debug)]
 struct Open {
     by_id: HashMap<u64, Entry>,
-    by_source: HashMap<IpAddr, usize>,
+    sources: Sources,
     next_id: u64,
+}
+
+/// How many connections each address has.
+#[derive(Default, Debug)]
+struct Sources {
+    connections: HashMap<IpAddr, usize>,
+    /// How many addresses have as many connections as the index says.
+    addresses_with: Vec<usize>,
+    /// The connections of the address that has the most.
+    most: usize,
 }
 
 #[derive(Debug)]
@@ -66,12 +76,12 @@ struct Activity {
     closing: CancellationToken,
 }
 
-/// Why there is no place for a connection.
+/// A limit that is reached. Where it is an error, no connection is idle that could be closed instead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Full {
-    /// Its address has as many as it may have, and none of them is idle.
+    /// The address of the connection has as many as it may have.
     Address,
-    /// There are as many as there may be, and none of them is idle.
+    /// There are as many as there may be.
     All,
 }
 
@@ -80,6 +90,8 @@ pub enum Full {
 pub struct Counts {
     /// Connections that are open.
     pub open: usize,
+    /// Connections of the address that has the most.
+    pub per_address: usize,
     /// Idle connections that were closed to make room for a new one, so far.
     pub replaced: u64,
     /// How often there was no place, so far.
@@ -99,6 +111,12 @@ impl Connections {
         })
     }
 
+    /// The limits.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
     /// A place for a connection that `peer` opened at `now`, and that has to end once `closing` is cancelled.
     ///
     /// # Errors
@@ -112,13 +130,16 @@ impl Connections {
     ) -> Result<Place, Full> {
         let source = source_of(peer);
         let mut open = self.locked();
-        let of_source = open.by_source.get(&source).copied().unwrap_or(0);
-        if of_source >= self.limits.per_address_max {
+        let replaced_at = if open.sources.connections_of(source) >= self.limits.per_address_max {
             let is_of_source = |entry: &Entry| entry.source == source;
             self.replace_longest_idle(&mut open, now, is_of_source, Full::Address)?;
+            Some(Full::Address)
         } else if open.by_id.len() >= self.limits.max {
             self.replace_longest_idle(&mut open, now, |_| true, Full::All)?;
-        }
+            Some(Full::All)
+        } else {
+            None
+        };
         let activity = Arc::new(Activity {
             last_traffic_us: AtomicU64::new(self.micros(now)),
             requests: AtomicU32::new(0),
@@ -134,14 +155,17 @@ impl Connections {
             id,
             all: Arc::clone(self),
             activity,
+            replaced_at,
         })
     }
 
     /// How many connections there are, and were.
     #[must_use]
     pub fn counts(&self) -> Counts {
+        let open = self.locked();
         Counts {
-            open: self.locked().by_id.len(),
+            open: open.by_id.len(),
+            per_address: open.sources.most,
             replaced: self.replaced.load(Relaxed),
             refused: self.refused.load(Relaxed),
         }
@@ -199,20 +223,55 @@ impl Open {
     fn insert(&mut self, entry: Entry) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        *self.by_source.entry(entry.source).or_default() += 1;
+        self.sources.add(entry.source);
         self.by_id.insert(id, entry);
         id
     }
 
     fn remove(&mut self, id: u64) -> Option<Entry> {
         let entry = self.by_id.remove(&id)?;
-        if let Some(count) = self.by_source.get_mut(&entry.source) {
-            *count -= 1;
-            if *count == 0 {
-                self.by_source.remove(&entry.source);
-            }
-        }
+        self.sources.remove(entry.source);
         Some(entry)
+    }
+}
+
+impl Sources {
+    fn connections_of(&self, source: IpAddr) -> usize {
+        self.connections.get(&source).copied().unwrap_or(0)
+    }
+
+    fn add(&mut self, source: IpAddr) {
+        let before = self.connections_of(source);
+        self.connections.insert(source, before + 1);
+        self.recount(before, before + 1);
+        self.most = self.most.max(before + 1);
+    }
+
+    fn remove(&mut self, source: IpAddr) {
+        let before = self.connections_of(source);
+        match before {
+            0 => return,
+            1 => self.connections.remove(&source),
+            _ => self.connections.insert(source, before - 1),
+        };
+        self.recount(before, before - 1);
+        if self.most == before && self.addresses_with[before] == 0 {
+            self.most = before - 1;
+        }
+    }
+
+    /// Counts an address that had `before` connections, and has `after` now.
+    fn recount(&mut self, before: usize, after: usize) {
+        let largest = before.max(after);
+        if self.addresses_with.len() <= largest {
+            self.addresses_with.resize(largest + 1, 0);
+        }
+        if before > 0 {
+            self.addresses_with[before] -= 1;
+        }
+        if after > 0 {
+            self.addresses_with[after] += 1;
+        }
     }
 }
 
@@ -239,9 +298,16 @@ pub struct Place {
     id: u64,
     all: Arc<Connections>,
     activity: Arc<Activity>,
+    replaced_at: Option<Full>,
 }
 
 impl Place {
+    /// The limit that was reached, where an idle connection was closed to make this place.
+    #[must_use]
+    pub fn replaced_at(&self) -> Option<Full> {
+        self.replaced_at
+    }
+
     /// Reports when bytes were last received or sent, and whether a request is under way or arrives.
     pub fn report(&self, last_traffic: Instant, is_busy: bool) {
         let at = self.all.micros(last_traffic);
@@ -410,6 +476,7 @@ mod tests {
         assert!(closing[0].is_cancelled());
         let counts = Counts {
             open: 3,
+            per_address: 3,
             replaced: 2,
             refused: 1,
         };
@@ -435,13 +502,36 @@ mod tests {
         let of_other = CancellationToken::new();
         let _other = all.admit(now, address(2), of_other.clone()).unwrap();
         let closing = [(); 3].map(|()| CancellationToken::new());
-        let _places: Vec<_> = closing
+        let places: Vec<_> = closing
             .iter()
             .map(|closing| all.admit(now, address(1), closing.clone()).unwrap())
             .collect();
         assert!(!of_other.is_cancelled());
         let closed = closing.each_ref().map(CancellationToken::is_cancelled);
         assert_eq!(closed, [true, false, false]);
+        let replaced_at: Vec<_> = places.iter().map(Place::replaced_at).collect();
+        assert_eq!(replaced_at, [None, None, Some(Full::Address)]);
+    }
+
+    #[test]
+    fn the_address_with_the_most_connections_is_counted() {
+        let all = up_to(10, 5);
+        let admit = |last| {
+            let closing = CancellationToken::new();
+            all.admit(all.started, address(last), closing).unwrap()
+        };
+        let per_address = || all.counts().per_address;
+        assert_eq!(per_address(), 0);
+        let mut of_first = vec![admit(1), admit(1), admit(1)];
+        let mut of_second = vec![admit(2), admit(2)];
+        assert_eq!(per_address(), 3);
+        of_second.push(admit(2));
+        of_first.clear();
+        assert_eq!(per_address(), 3, "the second one has as many");
+        of_second.pop();
+        assert_eq!(per_address(), 2);
+        of_second.clear();
+        assert_eq!(all.counts(), Counts::default());
     }
 
     #[test]

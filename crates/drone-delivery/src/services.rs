@@ -55,16 +55,19 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use waybill_connections::Connections;
 
 pub use caller::{Answered, CallError, Caller, Request, Unanswered};
 pub use control::PAGE_OPERATIONS_MAX;
 pub use faults::{DELAY_MS_MAX, Faults, FaultsByService};
 pub use ledger::{Action, Entry, LedgerError, SLOTS_MAX, StepCounts, Summary};
-pub use listener::CONNECTIONS_MAX;
 
 use crate::field::FieldError;
 use faults::FaultBoard;
 use ledger::Ledger;
+
+/// How many connections may be open, where the configuration does not say.
+pub const DEFAULT_CONNECTIONS_MAX: usize = 4_096;
 
 /// How many requests may wait out a latency at once, those included whose clients have gone away.
 pub const DELAYED_MAX: usize = 16_384;
@@ -119,6 +122,9 @@ impl Service {
 pub struct ServicesConfig {
     /// Where to listen; port 0 picks a free one.
     pub listen: SocketAddr,
+    /// How many connections may be open. One more replaces the one that has been idle for longest, or is closed. One
+    /// address gets three quarters of them.
+    pub connections_max: usize,
     /// The directory of the ledger; it is made if need be. One process at a time may use it.
     pub data_dir: PathBuf,
     /// Owners whose id begins with this are suspended. Empty: none are.
@@ -136,6 +142,7 @@ impl ServicesConfig {
     pub fn new(listen: SocketAddr, data_dir: PathBuf) -> Self {
         Self {
             listen,
+            connections_max: DEFAULT_CONNECTIONS_MAX,
             data_dir,
             suspended_prefix: "suspended-".to_owned(),
             remote_marker: "remote".to_owned(),
@@ -181,6 +188,7 @@ fn list(errors: &[FieldError]) -> String {
 pub struct Services {
     address: SocketAddr,
     caller: Caller,
+    connections: Arc<Connections>,
     stopping: CancellationToken,
     aborting: CancellationToken,
     listening: Option<JoinHandle<()>>,
@@ -214,8 +222,10 @@ impl Services {
             stopping: stopping.clone(),
         });
         let caller = Caller::new(Arc::downgrade(&site));
+        let connections = listener::connections(config.connections_max);
         let listening = tokio::spawn(listener::listen(
             listener,
+            Arc::clone(&connections),
             site,
             stopping.clone(),
             aborting.clone(),
@@ -223,6 +233,7 @@ impl Services {
         Ok(Self {
             address,
             caller,
+            connections,
             stopping,
             aborting,
             listening: Some(listening),
@@ -239,6 +250,12 @@ impl Services {
     #[must_use]
     pub fn caller(&self) -> Caller {
         self.caller.clone()
+    }
+
+    /// The connections that are open.
+    #[must_use]
+    pub const fn connections(&self) -> &Arc<Connections> {
+        &self.connections
     }
 
     /// Takes no more connections, lets requests that are under way be answered for a few seconds,

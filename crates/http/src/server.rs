@@ -54,6 +54,16 @@ const MAX: Metric<Gauge, 1> = Metric::new(
     "HTTP connections that may be open, by listener",
     ["listener"],
 );
+const PER_ADDRESS: Metric<Gauge, 1> = Metric::new(
+    "waybill_http_connections_per_address",
+    "HTTP connections that are open of the address that has the most, by listener",
+    ["listener"],
+);
+const PER_ADDRESS_MAX: Metric<Gauge, 1> = Metric::new(
+    "waybill_http_connections_per_address_max",
+    "HTTP connections that one address may have open, by listener",
+    ["listener"],
+);
 const REPLACED: Metric<Counter, 1> = Metric::new(
     "waybill_http_connections_replaced_total",
     "Idle HTTP connections that were closed to make room for a new one, by listener",
@@ -66,7 +76,14 @@ const REFUSED: Metric<Counter, 1> = Metric::new(
 );
 
 /// The metrics of all servers.
-pub const METRICS: &[&dyn Declared] = &[&OPEN, &MAX, &REPLACED, &REFUSED];
+pub const METRICS: &[&dyn Declared] = &[
+    &OPEN,
+    &MAX,
+    &PER_ADDRESS,
+    &PER_ADDRESS_MAX,
+    &REPLACED,
+    &REFUSED,
+];
 
 /// Answers the requests of a [`Server`].
 pub trait Service: Send + Sync + 'static {
@@ -98,36 +115,46 @@ pub struct ServerLimits {
 
 /// Accepts connections and serves them.
 pub struct Server<S> {
+    name: &'static str,
     listener: TcpListener,
     tls: Tls,
     service: Arc<S>,
     limits: ServerLimits,
     connections: Arc<Connections>,
-    meter: Meter,
+    meter: ConnectionMeter,
     http: auto::Builder<TokioExecutor>,
 }
 
-/// Where the connections of one listener are counted.
+/// Shows the connections of one listener as metrics.
 #[derive(Clone)]
-struct Meter {
+pub struct ConnectionMeter {
     open: Gauge,
+    per_address: Gauge,
     replaced: Counter,
     refused: Counter,
 }
 
-impl Meter {
-    fn new(listener: &str, limits: &ServerLimits) -> Self {
-        MAX.of([listener]).set(limits.connections_max as f64);
+impl ConnectionMeter {
+    /// A meter of the connections of `listener`, which shows their limits at once.
+    #[must_use]
+    pub fn new(listener: &str, connections: &Connections) -> Self {
+        let limits = connections.limits();
+        MAX.of([listener]).set(limits.max as f64);
+        let per_address_max = limits.per_address_max as f64;
+        PER_ADDRESS_MAX.of([listener]).set(per_address_max);
         Self {
             open: OPEN.of([listener]),
+            per_address: PER_ADDRESS.of([listener]),
             replaced: REPLACED.of([listener]),
             refused: REFUSED.of([listener]),
         }
     }
 
-    fn note(&self, connections: &Connections) {
+    /// Shows how many there are now.
+    pub fn note(&self, connections: &Connections) {
         let counts = connections.counts();
         self.open.set(counts.open as f64);
+        self.per_address.set(counts.per_address as f64);
         self.replaced.absolute(counts.replaced);
         self.refused.absolute(counts.refused);
     }
@@ -156,19 +183,21 @@ impl<S: Service> Server<S> {
             .initial_connection_window_size(HTTP2_CONNECTION_WINDOW)
             .max_header_list_size(u32::try_from(limits.gate.head_bytes_max).unwrap_or(u32::MAX))
             .keep_alive_interval(HTTP2_PING);
+        let connections = Connections::new(Limits {
+            max: limits.connections_max,
+            per_address_max: limits.connections_per_address_max,
+            // A request may take long here. A client that does not read its answer makes room sooner.
+            stall_timeout: None,
+            unread_timeout: Some(UNREAD_PATIENCE),
+        });
         Self {
+            name,
             listener,
             tls,
             service,
             limits,
-            connections: Connections::new(Limits {
-                max: limits.connections_max,
-                per_address_max: limits.connections_per_address_max,
-                // A request may take long here. A client that does not read its answer makes room sooner.
-                stall_timeout: None,
-                unread_timeout: Some(UNREAD_PATIENCE),
-            }),
-            meter: Meter::new(name, &limits),
+            meter: ConnectionMeter::new(name, &connections),
+            connections,
             http,
         }
     }
@@ -235,9 +264,13 @@ impl<S: Service> Server<S> {
             let admitted = self.connections.admit(Instant::now(), peer.ip(), closing);
             self.meter.note(&self.connections);
             match admitted {
-                Ok(place) => return Some(place),
+                Ok(place) => {
+                    self.log_replaced(&place, peer);
+                    return Some(place);
+                }
                 Err(Full::Address) => {
                     tracing::warn!(
+                        listener = self.name,
                         address = %peer.ip(),
                         "closed a new connection: its address has as many as it may have, and none is idle"
                     );
@@ -245,12 +278,31 @@ impl<S: Service> Server<S> {
                 }
                 Err(Full::All) => {
                     tracing::warn!(
+                        listener = self.name,
                         max = self.limits.connections_max,
                         "a new connection waits: the limit is reached and no connection is idle"
                     );
                     tokio::time::sleep(FULL_PAUSE).await;
                 }
             }
+        }
+    }
+
+    /// Each line says the same of every replacement at one limit, so that the log holds back what repeats.
+    fn log_replaced(&self, place: &Place, peer: SocketAddr) {
+        match place.replaced_at() {
+            Some(Full::Address) => tracing::warn!(
+                listener = self.name,
+                address = %peer.ip(),
+                max = self.limits.connections_per_address_max,
+                "closed an idle connection for a new one: their address has as many as it may have"
+            ),
+            Some(Full::All) => tracing::warn!(
+                listener = self.name,
+                max = self.limits.connections_max,
+                "closed an idle connection for a new one: the listener has as many as it may have"
+            ),
+            None => {}
         }
     }
 }

@@ -5,8 +5,6 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use waybill_drone_delivery::services::CONNECTIONS_MAX;
-
 use crate::cli::Role;
 use crate::config::Config;
 
@@ -27,7 +25,7 @@ pub(crate) fn prepare(role: Role, config: &Config) {
             limit,
             wanted,
             "the limit of open files is below what the configured connections may need: raise it (ulimit -Hn, \
-             LimitNOFILE=), or lower connectionsMax of http, admin and broker"
+             LimitNOFILE=), or lower connectionsMax of http, admin, broker and services"
         );
     }
 }
@@ -68,7 +66,7 @@ fn wanted(role: Role, config: &Config) -> u64 {
         wanted += u64::from(config.partitions) * PER_PARTITION;
     }
     if has_services {
-        wanted += CONNECTIONS_MAX as u64;
+        wanted += config.services.connections_max as u64;
     }
     wanted
 }
@@ -92,6 +90,7 @@ mod tests {
         config.admin.connections_max = 1;
         config.http.connections_max = 20;
         config.broker.connections_max = 300;
+        config.services.connections_max = 4_000;
         config.partitions = 2;
         assert_eq!(wanted(Role::Supervisor, &config), 1 + OTHERS);
         assert_eq!(wanted(Role::Ingestion, &config), 21 + OTHERS);
@@ -102,7 +101,7 @@ mod tests {
         };
         let all = 321 + 2 * PER_PARTITION + OTHERS;
         assert_eq!(wanted(up(false), &config), all);
-        assert_eq!(wanted(up(true), &config), all + CONNECTIONS_MAX as u64);
+        assert_eq!(wanted(up(true), &config), all + 4_000);
         config.kafka.brokers = Some(vec!["kafka:9092".to_owned()]);
         assert_eq!(wanted(up(false), &config), 21 + OTHERS);
     }

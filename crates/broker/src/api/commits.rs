@@ -73,13 +73,7 @@ pub(super) fn commit(call: &Call, request: OffsetCommitRequest) -> OffsetCommitR
             }
         }
     }
-    let written = server
-        .meta
-        .commit_offsets(&request.group_id, commits.into_iter());
-    if let Err(error) = &written {
-        tracing::error!(%error, "offsets were not committed");
-    }
-    let stored = written.map_err(|_| ResponseError::KafkaStorageError);
+    let stored = store(server, &request.group_id, commits);
     let topics = request.topics.iter().zip(&readable);
     let topics = topics.map(|(topic, &readable)| {
         let partitions = topic.partitions.iter().map(|partition| {
@@ -95,6 +89,29 @@ pub(super) fn commit(call: &Call, request: OffsetCommitRequest) -> OffsetCommitR
             .with_partitions(partitions.collect())
     });
     OffsetCommitResponse::default().with_topics(topics.collect())
+}
+
+/// Stores the offsets of a group, if there is room for it.
+fn store(
+    server: &Server,
+    group: &str,
+    commits: Vec<(&str, i32, CommittedOffset)>,
+) -> Result<(), ResponseError> {
+    if commits.is_empty() {
+        return Ok(());
+    }
+    let written = match server
+        .meta
+        .takes_group(group, server.config.stored_groups_max)
+    {
+        Ok(true) => server.meta.commit_offsets(group, commits.into_iter()),
+        Ok(false) => return Err(ResponseError::GroupMaxSizeReached),
+        Err(error) => Err(error),
+    };
+    written.map_err(|error| {
+        tracing::error!(%error, "offsets were not committed");
+        ResponseError::KafkaStorageError
+    })
 }
 
 /// A topic's name with the committed offset of each partition, or none.

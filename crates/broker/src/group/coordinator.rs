@@ -107,6 +107,11 @@ impl Coordinator {
         locked(&self.groups).get(group).map(Group::describe)
     }
 
+    /// How many groups have members.
+    pub(crate) fn groups(&self) -> usize {
+        locked(&self.groups).len()
+    }
+
     /// The groups that have members.
     pub(crate) fn list(&self) -> Vec<(Arc<str>, Described)> {
         let groups = locked(&self.groups);

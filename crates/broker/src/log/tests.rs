@@ -14,7 +14,7 @@ use super::batch::tests::batch;
 use super::disk::faults::{self, Op};
 use super::*;
 use crate::TopicConfig;
-use crate::stats::Counters;
+use crate::stats::{Counters, Stats};
 use crate::sync::{SyncQueue, SyncThreads};
 
 const EIO: i32 = 5;
@@ -289,7 +289,7 @@ async fn a_full_disk_refuses_a_batch_whole_and_takes_the_next_one_when_there_is_
             }
             assert!(scene.produce().await.unwrap());
             appended += 1;
-            let stats = scene.counters.snapshot(0, 0, 0);
+            let stats = scene.counters.snapshot(Stats::default());
             assert_eq!(stats.disk_full, 6);
             drop(scene);
             let scene = Scene::open(&dir, config).unwrap();

@@ -451,6 +451,9 @@ async fn a_group_goes_on_where_it_committed_also_after_a_restart() {
     let second = broker_with(dir.path(), |config| config.listen = address).await;
     let consumer = group_consumer(address, &[]);
     assert_eq!(take(&consumer, 10).await, (10..20).collect::<Vec<_>>());
+    let stats = second.stats();
+    assert_eq!((stats.groups, stats.groups_max), (1, 1_000));
+    assert_eq!(stats.stored_groups_max, 10_000);
 
     let (group, topics) = tokio::task::spawn_blocking(move || {
         let group = consumer.fetch_group_list(Some("group"), BOUND).unwrap();
@@ -461,6 +464,10 @@ async fn a_group_goes_on_where_it_committed_also_after_a_restart() {
     .await
     .unwrap();
     assert_eq!((group.as_str(), topics), ("Stable", 1));
+    until("the stored group is counted", async || {
+        second.stats().stored_groups == 1
+    })
+    .await;
     assert!(second.shutdown().await);
 }
 

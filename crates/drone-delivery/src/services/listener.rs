@@ -1,5 +1,6 @@
 //! The listener: connections in, bounded in number, and an orderly end.
 
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,15 +12,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use waybill_connections::{Connections, Limits, Place};
+use waybill_connections::{Connections, Full, Limits, Place};
 
 use super::Site;
-
-/// How many connections may be open. One more replaces the one that has been idle for longest, or is closed.
-pub const CONNECTIONS_MAX: usize = 4_096;
-
-/// How many may be open of one address.
-const CONNECTIONS_PER_ADDRESS_MAX: usize = CONNECTIONS_MAX - CONNECTIONS_MAX / 4;
 
 /// How long the head of a request may take, and how long a connection may be idle.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
@@ -37,29 +32,33 @@ const DRAIN_MAX: Duration = Duration::from_secs(5);
 /// descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Room for `max` connections, and for three quarters of them from one address.
+pub(super) fn connections(max: usize) -> Arc<Connections> {
+    Connections::new(Limits {
+        max,
+        per_address_max: max - max / 4,
+        stall_timeout: None,
+        unread_timeout: None,
+    })
+}
+
 /// Serves until `stopping`, then drains; ends at once with `aborting`.
 pub(super) async fn listen(
     listener: TcpListener,
+    open: Arc<Connections>,
     site: Arc<Site>,
     stopping: CancellationToken,
     aborting: CancellationToken,
 ) {
-    let open = Connections::new(Limits {
-        max: CONNECTIONS_MAX,
-        per_address_max: CONNECTIONS_PER_ADDRESS_MAX,
-        stall_timeout: None,
-        unread_timeout: None,
-    });
     let connections = TaskTracker::new();
     let accepting = async {
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => {
                     let closing = aborting.child_token();
-                    let Ok(place) = open.admit(Instant::now(), peer.ip(), closing.clone()) else {
-                        tracing::warn!(%peer, "closed a new connection to the services: the limit is reached");
-                        continue;
-                    };
+                    let admitted = open.admit(Instant::now(), peer.ip(), closing.clone());
+                    log_full(&admitted, peer, open.limits());
+                    let Ok(place) = admitted else { continue };
                     let (site, stopping) = (site.clone(), stopping.clone());
                     let connection = closing.run_until_cancelled_owned(async move {
                         serve(stream, site, stopping, &place).await;
@@ -80,6 +79,28 @@ pub(super) async fn listen(
     if !matches!(aborting.run_until_cancelled(drained).await, Some(Ok(()))) {
         aborting.cancel();
         connections.wait().await;
+    }
+}
+
+/// Says that a limit of connections is reached. Each line says the same of every connection at one limit, so that the
+/// log holds back what repeats.
+fn log_full(admitted: &Result<Place, Full>, peer: SocketAddr, limits: Limits) {
+    let address = peer.ip();
+    match admitted.as_ref().map(Place::replaced_at) {
+        Ok(None) => {}
+        Ok(Some(Full::Address)) => tracing::warn!(
+            %address,
+            max = limits.per_address_max,
+            "closed an idle connection to the services for a new one: their address has as many as it may have"
+        ),
+        Ok(Some(Full::All)) => tracing::warn!(
+            max = limits.max,
+            "closed an idle connection to the services for a new one: they have as many as they may have"
+        ),
+        Err(_) => tracing::warn!(
+            %address,
+            "closed a new connection to the services: the limit is reached and no connection is idle"
+        ),
     }
 }
 

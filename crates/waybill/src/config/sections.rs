@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use waybill_drone_delivery::services::FaultsByService;
+use waybill_drone_delivery::services::{DEFAULT_CONNECTIONS_MAX, FaultsByService};
 use waybill_http::TlsConfig;
 
 use super::identity::PartitionChoice;
@@ -487,6 +487,9 @@ pub struct ServicesConfig {
     /// The `host:port` of services that run elsewhere; `None` for those of this process, or at
     /// `listen`.
     pub address: Option<String>,
+    /// Connections at once. One more replaces the one that has been idle for longest, or is closed if none is idle. One
+    /// address gets three quarters of them.
+    pub connections_max: usize,
     /// Owners whose id begins with this are suspended: their deliveries are refused.
     pub suspended_prefix: String,
     /// Locations that contain this need third-party transport.
@@ -500,6 +503,7 @@ impl Default for ServicesConfig {
         Self {
             listen: local(8082),
             address: None,
+            connections_max: DEFAULT_CONNECTIONS_MAX,
             suspended_prefix: "suspended-".to_owned(),
             remote_marker: "remote".to_owned(),
             faults: FaultsByService::default(),

@@ -50,7 +50,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
     let heard_after = kafka.clients().metadata_refresh();
-    let rules: [(bool, &str, String); 59] = [
+    let rules: [(bool, &str, String); 60] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -288,6 +288,11 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             not_zero(),
         ),
         (
+            config.services.connections_max > 0,
+            "services.connectionsMax",
+            not_zero(),
+        ),
+        (
             scheduler.in_flight_max > 0 && scheduler.in_flight_bytes_max > ByteSize::bytes(0),
             "scheduler.inFlightMax and scheduler.inFlightBytesMax",
             not_zero(),
@@ -434,7 +439,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 39] = [
+        let cases: [(&str, Change); 40] = [
             ("scheduler.knownMax", |c| c.scheduler.known_max = 53_999),
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
@@ -459,6 +464,9 @@ mod tests {
             }),
             ("store.retention", |c| {
                 c.store.retention = c.kafka.requests_retention
+            }),
+            ("services.connectionsMax", |c| {
+                c.services.connections_max = 0
             }),
             ("http.headersMax", |c| c.http.headers_max = 101),
             ("http.batchLinesMax", |c| c.http.batch_lines_max = 0),

@@ -8,7 +8,7 @@ use waybill_broker::Stats;
 use waybill_telemetry::{Declared, Metric};
 
 /// How often they are shown anew.
-const SHOW_EVERY: Duration = Duration::from_secs(1);
+pub(super) const SHOW_EVERY: Duration = Duration::from_secs(1);
 
 /// A metric, and where the broker counts it.
 type Counted<K> = (Metric<K>, fn(&Stats) -> u64);
@@ -144,7 +144,7 @@ static COUNTERS: [Counted<Counter>; 17] = [
     ),
 ];
 
-static GAUGES: [Counted<Gauge>; 4] = [
+static GAUGES: [Counted<Gauge>; 10] = [
     (
         Metric::new(
             "waybill_broker_connections",
@@ -160,6 +160,54 @@ static GAUGES: [Counted<Gauge>; 4] = [
             [],
         ),
         |s| s.connections_max,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_connections_per_address",
+            "Connections that are open of the address that has the most",
+            [],
+        ),
+        |s| s.connections_per_address,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_connections_per_address_max",
+            "Connections that one address may have open",
+            [],
+        ),
+        |s| s.connections_per_address_max,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_groups",
+            "Consumer groups that have members",
+            [],
+        ),
+        |s| s.groups,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_groups_max",
+            "Consumer groups that may have members",
+            [],
+        ),
+        |s| s.groups_max,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_stored_groups",
+            "Consumer groups with committed offsets, counted anew within ten seconds after some were removed",
+            [],
+        ),
+        |s| s.stored_groups,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_stored_groups_max",
+            "Consumer groups that may have committed offsets",
+            [],
+        ),
+        |s| s.stored_groups_max,
     ),
     (
         Metric::new("waybill_broker_log_bytes", "Bytes of all logs on disk", []),

@@ -1,5 +1,6 @@
 //! What `waybill` brings along: the embedded broker and the simulated services.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,10 +9,11 @@ use waybill_broker::{Broker, BrokerConfig, Logins, Logs, StartError};
 use waybill_drone_delivery::services::{
     LedgerError, Services, ServicesConfig, StartError as ServicesError,
 };
+use waybill_http::ConnectionMeter;
 use waybill_messages::Topics;
 
 use super::agents::{Reached, group};
-use super::broker_metrics::BrokerMetrics;
+use super::broker_metrics::{BrokerMetrics, SHOW_EVERY};
 use crate::admin::Admin;
 use crate::broker_access::BrokerLogins;
 use crate::config::Config;
@@ -122,6 +124,7 @@ pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Resu
     let settings = &config.services;
     let mut services_config =
         ServicesConfig::new(settings.listen, config.data_dir.join("services"));
+    services_config.connections_max = settings.connections_max;
     services_config.suspended_prefix = settings.suspended_prefix.clone();
     services_config.remote_marker = settings.remote_marker.clone();
     services_config.faults = settings.faults;
@@ -130,7 +133,10 @@ pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Resu
         .map_err(services_not_started)?;
     let (address, caller) = (services.address(), services.caller());
     running.spawn(Stage::Services, "services", |stop| async move {
-        stop.cancelled().await;
+        tokio::select! {
+            () = stop.cancelled() => {}
+            never = show_connections(&services) => match never {},
+        }
         services.shutdown().await;
         Ok(())
     });
@@ -139,6 +145,17 @@ pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Resu
         address: address.to_string(),
         caller: Some(caller),
     })
+}
+
+/// Shows the connections to the services again and again.
+async fn show_connections(services: &Services) -> Infallible {
+    let connections = services.connections();
+    let meter = ConnectionMeter::new("services", connections);
+    let mut turns = tokio::time::interval(SHOW_EVERY);
+    loop {
+        turns.tick().await;
+        meter.note(connections);
+    }
 }
 
 #[cfg(test)]

@@ -27,7 +27,10 @@ const LABELS: [(&str, &str); 20] = [
         "lane",
         "which of the two topics requests came by: `ordinary` or `expedited`",
     ),
-    ("listener", "the HTTP listener: `api` or `admin`"),
+    (
+        "listener",
+        "the HTTP listener: `api`, `admin` or `services`",
+    ),
     (
         "outcome",
         "how an attempt ended: `success`, `transient`, `permanent`, `unknown`, `not-attempted`, `late`; of a record: \
@@ -137,7 +140,8 @@ fn sections() -> [Section; 13] {
         section("Admin port", "With every role.", admin::METRICS.to_vec()),
         section(
             "HTTP connections",
-            "With every role: `listener` is `admin`, and `api` with the role `ingestion`.",
+            "With every role: `listener` is `admin`, `api` with the role `ingestion`, and `services` where the simulated \
+             services run.",
             waybill_http::METRICS.to_vec(),
         ),
         section(

@@ -1,11 +1,12 @@
 //! What the operating system knows of this process, by the names that Prometheus' client
-//! libraries agreed on. Read from `/proc` at each scrape; where that does not exist nothing is
+//! libraries agreed on. Read from `/proc` and the system at each scrape; what cannot be read is not
 //! shown.
 
 use std::fmt::Write as _;
 use std::fs;
 
 use metrics::{Counter, Gauge};
+use rustix::process::{Resource, getrlimit};
 use waybill_telemetry::{Declared, Metric};
 
 /// The unit of CPU times in `/proc`: `USER_HZ`, which is 100 on every Linux.
@@ -18,15 +19,21 @@ const CPU: Metric<Counter> = Metric::new(
     [],
 );
 const OPEN_FILES: Metric<Gauge> = Metric::new("process_open_fds", "Open file descriptors", []);
+const MAX_FILES: Metric<Gauge> = Metric::new(
+    "process_max_fds",
+    "File descriptors that may be open; absent where there is no limit",
+    [],
+);
 
 /// All of them.
-pub(super) const METRICS: &[&dyn Declared] = &[&RESIDENT, &CPU, &OPEN_FILES];
+pub(super) const METRICS: &[&dyn Declared] = &[&RESIDENT, &CPU, &OPEN_FILES, &MAX_FILES];
 
 /// Appends the process's metrics in Prometheus' text format.
 pub(super) fn render(text: &mut String) {
     append(text, &RESIDENT, resident_bytes());
     append(text, &CPU, cpu_seconds());
     append(text, &OPEN_FILES, open_files());
+    append(text, &MAX_FILES, max_files());
 }
 
 fn append(text: &mut String, metric: &dyn Declared, value: Option<f64>) {
@@ -64,6 +71,11 @@ fn open_files() -> Option<f64> {
     Some(files.saturating_sub(1) as f64)
 }
 
+fn max_files() -> Option<f64> {
+    let limit = getrlimit(Resource::Nofile);
+    limit.current.map(|files| files as f64)
+}
+
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
@@ -73,6 +85,8 @@ mod tests {
         let resident = resident_bytes().unwrap();
         assert!((1e6..1e11).contains(&resident), "{resident}");
         assert!((0.0..1e6).contains(&cpu_seconds().unwrap()));
-        assert!(open_files().unwrap() >= 3.0);
+        let open = open_files().unwrap();
+        assert!(open >= 3.0);
+        assert!(max_files().is_none_or(|max| max >= open));
     }
 }

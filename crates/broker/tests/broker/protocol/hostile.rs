@@ -44,6 +44,12 @@ async fn frames_beyond_their_limits_are_closed_and_idle_connections_keep_nobody_
     let mut fourth = Wire::connect(broker.address()).await;
     fourth.ask(0, &ApiVersionsRequest::default()).await;
     assert_eq!(second.frame().await, None, "the longest idle one");
+    let stats = broker.stats();
+    let per_address = (
+        stats.connections_per_address,
+        stats.connections_per_address_max,
+    );
+    assert_eq!(per_address, (3, 750));
     for mut other in [wire, third, fourth] {
         other.ask(0, &ApiVersionsRequest::default()).await;
     }
@@ -66,6 +72,21 @@ async fn an_idle_connection_is_closed_and_one_that_waits_for_records_is_not() {
     let mut producer = Wire::connect(broker.address()).await;
     producer.produce("t", &plain(b"x")).await;
     assert!(waiting.frame().await.is_some());
+    assert!(broker.shutdown().await);
+}
+
+#[tokio::test]
+async fn a_connection_that_never_sends_is_closed_long_before_one_that_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let broker = broker_with(dir.path(), |config| {
+        config.stall_timeout = Duration::from_millis(300);
+    })
+    .await;
+    let mut used = Wire::connect(broker.address()).await;
+    used.ask(0, &ApiVersionsRequest::default()).await;
+    let mut silent = Wire::connect(broker.address()).await;
+    assert_eq!(silent.frame().await, None);
+    used.ask(0, &ApiVersionsRequest::default()).await;
     assert!(broker.shutdown().await);
 }
 
