@@ -4,7 +4,7 @@
 //! loopback addresses of their own, so that limits by address apply to them and not to the load. They pause between
 //! steps, because a flood that takes all CPU is another test.
 //!
-//! Deliberately absent: attacks that need a token, and what a Kafka client with write access to the topics can ask for.
+//! Deliberately absent: attacks that need a token, and those of a Kafka client that forges records or deletes topics.
 
 mod broker;
 mod http;
@@ -219,7 +219,8 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
         let tally = Arc::new(Tally::default());
         for &listener in attack.listeners() {
             for number in 0..attack.attackers(arguments.attackers) {
-                let last = u8::try_from(number).unwrap_or(0) % SOURCES + 2;
+                // Less than 256, whatever the number is.
+                let last = (number % usize::from(SOURCES)) as u8 + 2;
                 let attacker = Attacker {
                     address: arguments.address(listener),
                     source: Ipv4Addr::new(127, 0, 0, last),

@@ -49,7 +49,7 @@ enum Command {
     Suite(suite_command::Arguments),
     /// Measure how the cost of a delivery grows with partitions, with what is under way and with what is stored
     Growth(growth::Arguments),
-    /// Attack a running Waybill in every way that needs no token, to see whether honest clients notice
+    /// Attack a running Waybill in ten ways that need no token, to see whether honest clients notice
     Attack(attack::Arguments),
     /// Run deliveries without Waybill, to hold it against
     Baseline(baseline::Arguments),
