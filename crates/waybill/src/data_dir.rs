@@ -39,6 +39,8 @@ fn make(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use super::*;
 
     fn mode(path: &Path) -> u32 {
@@ -54,5 +56,43 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         prepare(&path);
         assert_eq!(mode(&path), 0o755);
+    }
+
+    /// What is logged about a directory of this mode.
+    fn logged(mode: u32) -> String {
+        let root = tempfile::tempdir().unwrap();
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(mode)).unwrap();
+        let (lines, log) = (Arc::<Mutex<Vec<u8>>>::default(), tracing_subscriber::fmt());
+        let to = Arc::clone(&lines);
+        let log = log.with_writer(move || Shared(Arc::clone(&to))).finish();
+        tracing::subscriber::with_default(log, || prepare(root.path()));
+        let lines = lines.lock().unwrap().clone();
+        String::from_utf8(lines).unwrap()
+    }
+
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_directory_that_every_user_may_look_into_is_warned_of() {
+        for open in [0o755, 0o701, 0o704] {
+            assert!(
+                logged(open).contains("every user of this machine"),
+                "{open:o}"
+            );
+        }
+        for closed in [0o700, 0o750] {
+            assert_eq!(logged(closed), "", "{closed:o}");
+        }
     }
 }

@@ -39,6 +39,8 @@ const SEEDS: u64 = if cfg!(debug_assertions) {
 } else {
     40_000
 };
+/// Seeds beyond these in which the simulator has found a fault, each mended since.
+const FOUND_FAULTS: [u64; 6] = [93_427, 98_899, 317_788, 416_810, 686_207, 961_345];
 /// How many threads run seeds.
 const THREADS: u64 = 2;
 
@@ -55,6 +57,13 @@ fn whatever_fails_and_whenever_nothing_is_lost_done_twice_or_left_half_undone() 
         unreachable!("seed {seed} failed, and did not when it was replayed");
     }
     assert_everything_was_seen(&seen, seeds);
+}
+
+#[test]
+fn faults_that_were_found_once_do_not_come_back() {
+    for seed in FOUND_FAULTS {
+        report(seed);
+    }
 }
 
 /// Runs seeds on all threads; gives back what they saw, and the lowest that failed.

@@ -1,5 +1,6 @@
 use waybill_engine::PartitionId;
 use waybill_kafka::PartitionState;
+use waybill_messages::Topics;
 
 use super::super::needed;
 use super::*;
@@ -401,5 +402,28 @@ fn two_partitions_can_become_sixty_four_below_the_default_bounds() {
             number("segment.bytes") * 64 <= number(DISK_BOUND) / 2,
             "{settings:?}"
         );
+    }
+}
+
+#[test]
+fn a_dead_letter_topic_takes_whatever_its_source_takes() {
+    let config = config();
+    for broker in [BrokerKind::Kafka, BrokerKind::Embedded] {
+        let needed = all(&config, broker);
+        let bytes_max = |topic: &str| {
+            let found = needed.iter().find(|needed| needed.spec.name == topic);
+            let mut settings = found.unwrap().spec.config.iter();
+            let setting = settings.find(|(key, _)| key == "max.message.bytes");
+            setting.unwrap().1.parse::<u64>().unwrap()
+        };
+        let mut letters = 0;
+        for topic in &needed {
+            if let Some(source) = Topics::source_of_dead_letter(&topic.spec.name) {
+                // With room for the headers that say why.
+                assert!(bytes_max(&topic.spec.name) >= bytes_max(source) + 64 * 1024);
+                letters += 1;
+            }
+        }
+        assert!(letters > 7);
     }
 }
