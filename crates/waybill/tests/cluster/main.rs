@@ -9,6 +9,8 @@
 //! Kafka is not cut off here: its clients connect to the address that it advertises, past whatever
 //! stands before it. `crates/kafka/tests/clients` has clients whose broker is away.
 
+#[path = "../../../kafka/tests/support/batches.rs"]
+mod batches;
 #[path = "../support/bombs.rs"]
 mod bombs;
 mod brokers;
@@ -34,6 +36,7 @@ mod secured;
 mod servers;
 mod statuses;
 mod stops;
+mod undecodable;
 mod upgrade;
 #[path = "../system/supervision"]
 mod supervision {

@@ -1,0 +1,57 @@
+//! Batches on Kafka that no client can decode, on each topic that schedulers read.
+
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+
+use crate::batches::{batch, produce};
+use crate::cluster::{Cluster, all_end_without_a_person, deliver};
+use crate::world::PATIENCE;
+
+/// The topics, without their prefix.
+const TOPICS: [&str; 3] = ["operation-requests.v1", "step-replies.v1", "recovery.v1"];
+
+/// A record whose value has the length -2: its length, attributes, differences of time and offset, no key.
+const RECORD: [u8; 7] = [12, 0, 0, 0, 1, 3, 0];
+
+/// It is met twice before it is passed over, which takes most of a minute.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_client_can_decode_is_put_aside_on_each_topic_and_deliveries_go_on() {
+    let Some(cluster) = Cluster::migrated_or_skip().await else {
+        return;
+    };
+    let services = cluster.services("");
+    let ingestion = cluster.ingestion(&services, "");
+    let scheduler = cluster.scheduler("all", "");
+    let roles = [cluster.supervisor(""), cluster.agents(&services, "")];
+    scheduler.world.ready().await;
+    let topics = TOPICS.map(|topic| format!("{}.{topic}", cluster.name));
+    for topic in &topics {
+        assert_eq!(
+            produce(&cluster.brokers, topic, &batch(0, &[RECORD.to_vec()])),
+            0
+        );
+    }
+    let ids = deliver(&ingestion, "behind", 20).await;
+
+    scheduler
+        .world
+        .eventually("readiness names a partition", async || {
+            let readiness = scheduler.readiness().await.unwrap_or_default();
+            readiness.contains("records at this offset cannot be parsed")
+        })
+        .await;
+    let consumer: BaseConsumer = cluster.kafka_client();
+    for topic in &topics {
+        let letters = format!("{topic}.dlq");
+        scheduler
+            .world
+            .eventually("a letter says where it lies", async || {
+                let ends = consumer.fetch_watermarks(&letters, 0, PATIENCE);
+                ends.is_ok_and(|ends| ends == (0, 1))
+            })
+            .await;
+    }
+    all_end_without_a_person(&ingestion.world, &ids).await;
+    scheduler.world.ready().await;
+    drop((services, ingestion, scheduler, roles));
+    cluster.remove().await;
+}
