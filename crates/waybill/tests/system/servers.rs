@@ -9,6 +9,7 @@ use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use scylla::client::session_builder::SessionBuilder;
 use uuid::Uuid;
+use waybill_store::{CqlConfig, CqlReplication};
 
 /// Whether the tests run on servers: then it is `servers`.
 const WORLD: &str = "WAYBILL_TEST_WORLD";
@@ -62,6 +63,14 @@ impl Servers {
         ]
         .map(|(key, value)| (format!("WAYBILL_{key}"), value.to_owned()))
         .into()
+    }
+
+    /// What opens the state store.
+    pub fn cql(&self) -> CqlConfig {
+        let mut config = CqlConfig::new([&self.scylla]);
+        config.keyspace.clone_from(&self.name);
+        config.replication = CqlReplication::Everywhere(1);
+        config
     }
 
     async fn remove(brokers: &str, scylla: &str, name: &str) -> anyhow::Result<()> {

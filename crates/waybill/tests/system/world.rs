@@ -83,6 +83,11 @@ impl World {
         self.servers.is_some()
     }
 
+    /// What opens the state store, if that is a CQL database.
+    pub fn cql(&self) -> Option<waybill_store::CqlConfig> {
+        self.servers.as_ref().map(Servers::cql)
+    }
+
     /// The name of a topic.
     pub fn topic(&self, name: &str) -> String {
         let prefix = self.servers.as_ref();

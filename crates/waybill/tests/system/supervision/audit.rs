@@ -4,7 +4,7 @@ use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use serde_json::{Value, json};
 use waybill_engine::{OperationId, PartitionId};
-use waybill_store::{DUE_BUCKETS_AGAIN, DueBucket, EmbeddedConfig, EmbeddedStore, Store as _};
+use waybill_store::{CqlStore, DUE_BUCKETS_AGAIN, DueBucket, EmbeddedConfig, EmbeddedStore, Store};
 
 use super::Setting;
 use super::setting::replaced;
@@ -15,16 +15,9 @@ use crate::{RECOVERY, schedulers};
 const UP: [&str; 4] = ["http", "admin", "broker", "services"];
 const SCHEDULER: &str = "handOffAfter: 500ms, timeoutGrace: 200ms, checkpointEvery: 100ms";
 
-/// A world whose services never answer, and whose steps may take this long. `None` on servers: the tests change the
-/// embedded store while nobody has it open.
-fn world(complete_by: &str) -> Option<World> {
+/// A world whose services never answer, and whose steps may take this long.
+fn world(complete_by: &str) -> World {
     let world = World::of_either_kind("");
-    if world.is_on_servers() {
-        println!(
-            "SKIPPED: an index entry that is lost, on servers: it is taken from the embedded store's directory"
-        );
-        return None;
-    }
     let workflow = waybill_drone_delivery::WORKFLOW_YAML;
     let complete_by = format!("completeBy: {complete_by}");
     let setting = Setting {
@@ -41,7 +34,7 @@ fn world(complete_by: &str) -> Option<World> {
         .with_faults(&json!({ "hangRate": 1 }))
         .sections(&world.path(""));
     configure(&world, &sections, "");
-    Some(world)
+    world
 }
 
 fn configure(world: &World, sections: &str, more: &str) {
@@ -52,9 +45,7 @@ fn configure(world: &World, sections: &str, more: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operation_whose_index_entry_is_gone_is_found_counted_woken_and_ends() {
     // Longer than it takes to find it: nothing else moves it meanwhile.
-    let Some(mut world) = world("2m") else {
-        return;
-    };
+    let mut world = world("2m");
     let up = world.up();
     world.ready().await;
     let id = world.deliver(&delivery("lost", false)).await;
@@ -78,9 +69,7 @@ async fn an_operation_whose_index_entry_is_gone_is_found_counted_woken_and_ends(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn recoveries_that_retention_took_are_refused_and_what_they_would_have_woken_ends() {
-    let Some(mut world) = world("6s") else {
-        return;
-    };
+    let mut world = world("6s");
     let up = world.up();
     world.ready().await;
     let id = world.deliver(&delivery("unasked", false)).await;
@@ -180,8 +169,16 @@ fn end_of_recoveries(world: &World) -> i64 {
 /// Moves the sweep past an operation's due time, while no process has the store open.
 async fn lose_index_entry(world: &World, id: &str) {
     let shard = PartitionId(0);
-    let store = EmbeddedStore::open(EmbeddedConfig::new(world.path("data/store")));
-    let store = store.expect("nobody has the store open");
+    let store: Box<dyn Store> = match world.cql() {
+        Some(config) => {
+            let store = CqlStore::connect(config).await;
+            Box::new(store.expect("the database answers"))
+        }
+        None => {
+            let store = EmbeddedStore::open(EmbeddedConfig::new(world.path("data/store")));
+            Box::new(store.expect("nobody has the store open"))
+        }
+    };
     let id = OperationId(id.parse().expect("an id is a UUID"));
     let rows = store.get_many(vec![id]).await.expect("rows can be read");
     let row = rows.into_iter().next().expect("one was asked for");
