@@ -36,7 +36,7 @@ async fn a_compressed_record_that_means_nothing_stops_no_partition() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_small_batch_that_expands_to_much_is_refused_within_little_memory() {
     let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
-    let site = Site::start_within(limit.as_ref(), &[]);
+    let site = Site::start_within(limit.as_ref());
     let brokers = site.address("broker").to_string();
     for codec in CODECS {
         assert_refused(&producer(&brokers, codec), &TOPICS, SMALL_BOMB_BYTES).await;

@@ -31,26 +31,55 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How many connections each listener takes.
 const CONNECTIONS_MAX: usize = 40;
 
+/// What names of topics begin with by default.
+const EMBEDDED_PREFIX: &str = "waybill";
+
 /// The program with everything in one process, nobody asked for a token, and few connections.
 struct Site {
     directory: tempfile::TempDir,
     _process: Process,
     addresses: HashMap<String, SocketAddr>,
     http: Client,
+    /// What the names of its topics begin with.
+    prefix: String,
+}
+
+/// Where the topics of a program are.
+#[derive(Clone, Copy, Debug)]
+enum Broker {
+    /// In the program.
+    Embedded,
+    /// On the Apache Kafka that `WAYBILL_TEST_BROKERS` names.
+    Kafka,
+}
+
+impl Broker {
+    /// Both, or the embedded one and a line that begins with `SKIPPED:`.
+    fn all() -> Vec<Self> {
+        if kafka().is_some() {
+            return vec![Self::Embedded, Self::Kafka];
+        }
+        println!("SKIPPED: attacks over Apache Kafka: WAYBILL_TEST_BROKERS names none");
+        vec![Self::Embedded]
+    }
+}
+
+fn kafka() -> Option<String> {
+    std::env::var("WAYBILL_TEST_BROKERS").ok()
 }
 
 impl Site {
     fn start() -> Self {
-        Self::start_with(&[])
+        Self::start_within(None)
+    }
+
+    /// One within a limit on memory.
+    fn start_within(limit: Option<&MemoryLimit>) -> Self {
+        Self::start_at(Broker::Embedded, limit, &[])
     }
 
     /// One that can run the workflows of these files as well.
-    fn start_with(workflows: &[(&str, &str)]) -> Self {
-        Self::start_within(None, workflows)
-    }
-
-    /// The same within a limit on memory.
-    fn start_within(limit: Option<&MemoryLimit>, workflows: &[(&str, &str)]) -> Self {
+    fn start_at(broker: Broker, limit: Option<&MemoryLimit>, workflows: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let configuration = directory.path().join("waybill.yaml");
         let limits = format!(
@@ -62,6 +91,15 @@ impl Site {
              broker: {{listen: '127.0.0.1:0'}}\n\
              services: {{listen: '127.0.0.1:0', connectionsMax: {CONNECTIONS_MAX}}}\n"
         );
+        let (prefix, text) = match broker {
+            Broker::Embedded => (EMBEDDED_PREFIX.to_owned(), text),
+            Broker::Kafka => {
+                let prefix = format!("test_{}", uuid::Uuid::new_v4().simple());
+                let brokers = kafka().expect("it is named");
+                let kafka = format!("kafka: {{brokers: ['{brokers}'], topicPrefix: {prefix}}}\n");
+                (prefix, text + &kafka)
+            }
+        };
         let mut files = Vec::new();
         for (name, workflow) in workflows {
             let file = directory.path().join(name);
@@ -77,15 +115,50 @@ impl Site {
             command = limit.around(&command);
         }
         let log = directory.path().join("log");
-        let listeners = ["http", "admin", "broker", "services"];
-        let (process, addresses) = Process::start(command, &listeners, &log);
+        let mut listeners = vec!["http", "admin", "services"];
+        if let Broker::Embedded = broker {
+            listeners.push("broker");
+        }
+        let (process, mut addresses) = Process::start(command, &listeners, &log);
+        if let Broker::Kafka = broker {
+            let address = kafka().expect("it is named").parse();
+            addresses.insert("broker".to_owned(), address.expect("it is an address"));
+        }
         Self {
             directory,
             _process: process,
             addresses,
             // Each request by a connection of its own: so it has to be let in.
             http: Client::builder().pool_max_idle_per_host(0).build().unwrap(),
+            prefix,
         }
+    }
+
+    /// Ends it, and removes its topics from Kafka.
+    async fn remove(self) {
+        let Self {
+            _process: process,
+            addresses,
+            prefix,
+            ..
+        } = self;
+        drop(process);
+        if prefix == EMBEDDED_PREFIX {
+            return;
+        }
+        let mut client = rdkafka::ClientConfig::new();
+        client.set("bootstrap.servers", addresses["broker"].to_string());
+        let admin: rdkafka::admin::AdminClient<_> = client.create().unwrap();
+        let topics = admin.inner().fetch_metadata(None, PATIENCE).unwrap();
+        let topics = topics.topics().iter().map(|topic| topic.name());
+        let own: Vec<&str> = topics.filter(|name| name.starts_with(&prefix)).collect();
+        let options = rdkafka::admin::AdminOptions::new();
+        admin.delete_topics(&own, &options).await.unwrap();
+    }
+
+    /// The whole name of a topic.
+    fn topic(&self, name: &str) -> String {
+        format!("{}.{name}", self.prefix)
     }
 
     fn address(&self, listener: &str) -> SocketAddr {
@@ -180,9 +253,16 @@ async fn an_operation_that_somebody_made_up_is_not_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_somebody_deleted_is_named_by_readiness() {
-    let site = Site::start();
+    for broker in Broker::all() {
+        let site = Site::start_at(broker, None, &[]);
+        deleted_topic_is_named(&site).await;
+        site.remove().await;
+    }
+}
+
+async fn deleted_topic_is_named(site: &Site) {
     site.deliver("before").await;
-    let topic = "waybill.operation-requests.v1";
+    let topic = &site.topic("operation-requests.v1");
     let brokers = site.address("broker").to_string();
     let client: rdkafka::admin::AdminClient<_> = rdkafka::ClientConfig::new()
         .set("bootstrap.servers", brokers)
