@@ -63,6 +63,17 @@ async fn no_role_reads_a_topic_that_keeps_batches_compressed() {
         altered.await.expect("the broker answers")[0]
             .as_ref()
             .expect("the topic can be altered");
+        // The broker that answers may hear of it later than the one that altered it.
+        scheduler
+            .world
+            .eventually("the topic is altered", async || {
+                let described = admin.describe_configs([&resource], &AdminOptions::new());
+                let described = described.await.expect("the broker answers");
+                let topic = described[0].as_ref().expect("the topic is there");
+                let setting = topic.get("compression.type");
+                setting.and_then(|setting| setting.value.as_deref()) == Some("producer")
+            })
+            .await;
     }
     for (role, topics) in [
         ("scheduler", &[&replies, &drone][..]),

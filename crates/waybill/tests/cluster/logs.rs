@@ -1,7 +1,7 @@
 //! Logs that are not what the checkpoints saw: requests that were not done are gone from them.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rdkafka::TopicPartitionList;
 use rdkafka::admin::{AdminClient, AdminOptions};
@@ -129,6 +129,17 @@ async fn make_anew(cluster: &Cluster, names: &[&str]) {
     let deleted = deleted.expect("the broker answers");
     assert!(deleted.iter().all(Result::is_ok), "{deleted:?}");
     let deadline = Instant::now() + PATIENCE;
+    // Until then they look as if nothing were missing.
+    let are_there = || {
+        let metadata = admin.inner().fetch_metadata(None, PATIENCE);
+        let metadata = metadata.expect("the broker answers");
+        let names = metadata.topics().iter().map(|topic| topic.name());
+        names.into_iter().any(|name| topics.contains(&name))
+    };
+    while are_there() {
+        assert!(Instant::now() < deadline, "{topics:?} are not deleted");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     while !cluster.run(&["topics", "create"]).status.success()
         || !cluster.run(&["topics", "verify"]).status.success()
     {
