@@ -11,7 +11,7 @@ use waybill_agent::{
     BoxFuture, DirectAgents, DirectConfig, Handler, Outcome, StartError, StepCall, StepRequest,
     success,
 };
-use waybill_engine::{Epoch, ShardId, StepReply};
+use waybill_engine::StepReply;
 
 const ROOMY: DirectConfig = DirectConfig {
     in_flight_max: 1_000,
@@ -118,30 +118,6 @@ async fn each_answer_comes_back_to_whoever_asked_for_its_attempt() {
         let outputs = vec![("did".to_owned(), format!("step-{index}"))];
         assert_eq!(reply, StepReply::to(request, Outcome::Success { outputs }));
     }
-}
-
-#[tokio::test]
-async fn a_request_of_an_owner_that_was_superseded_is_handed_back_and_not_performed() {
-    let one = Gated::new(1_000);
-    let stage = Stage::new(vec![("one", one.clone() as Arc<dyn Handler>)], ROOMY);
-    let of_epoch = |step: &str, epoch: u64| StepRequest {
-        shard: Some(ShardId {
-            layout: 0,
-            number: 4,
-        }),
-        ..StepRequestBuilder::new("one", step)
-            .epoch(Epoch(epoch))
-            .build()
-    };
-    stage.agents.ask([(0, of_epoch("newer", 8))]);
-    stage.answers(1).await;
-    stage.agents.ask([(1, of_epoch("older", 7))]);
-    let answers = stage.answers(1).await;
-    let Outcome::NotAttempted { error, .. } = &answers[0].1.outcome else {
-        panic!("it was attempted: {answers:?}");
-    };
-    assert_eq!(error.code, "owner-superseded");
-    assert_eq!(one.entered.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test]
