@@ -337,8 +337,7 @@ impl PartitionConsumer {
         })
     }
 
-    /// What tells of partitions that were removed. Whether undecodable records are passed over is the caller's decision,
-    /// and to be logged by it.
+    /// Reports partitions that were removed. The caller decides whether to pass over undecodable records, and logs that.
     fn stopped(&self, damaged: Vec<DamagedLog>) -> PollError {
         for log in damaged.iter().filter(|log| log.next.is_none()) {
             log.log_stopped(&self.client_id, None);

@@ -5,7 +5,8 @@
 //! that somebody made up is told from one that a `Location` named.
 //!
 //! What must hold: it is a convenience. A few questions may wait for it, one is answered at a time,
-//! each within a short time; tenants share the room. Whoever finds none, or no answer in time, does without.
+//! each within a short time; tenants share the room. A question without room, or without an
+//! answer in time, does without.
 
 use std::fmt;
 use std::sync::Arc;

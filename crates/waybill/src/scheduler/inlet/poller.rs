@@ -546,7 +546,7 @@ fn blocked(source: Source, readers: &[Reading], why: Option<String>) -> Vec<Inpu
     told.collect()
 }
 
-/// What a person is told of a partition that stands still at damaged records: with what skips them.
+/// Why a partition stopped at damaged records, with the command that skips them.
 fn why_stopped(log: &DamagedLog) -> String {
     let DamagedLog {
         topic,
