@@ -57,7 +57,7 @@ pub(crate) fn escaped(text: &str) -> String {
     shown
 }
 
-/// [`escaped`], on as many lines as there are.
+/// `text` with what does not show escaped, on as many lines as there are.
 pub fn escaped_lines(text: &str) -> String {
     let lines: Vec<String> = text.lines().map(escaped).collect();
     lines.join("\n")
