@@ -72,7 +72,7 @@ pub(crate) struct Meta {
 /// How many groups have committed offsets.
 struct StoredGroups {
     at_most: usize,
-    /// There may be fewer, because some were removed.
+    /// There may be fewer: some were removed, or counted before they committed, which they may not have done.
     is_outdated: bool,
 }
 
@@ -224,11 +224,14 @@ impl Meta {
             return Ok(true);
         }
         let mut groups = locked(&self.stored_groups);
-        if groups.at_most >= groups_max {
+        if groups.at_most >= groups_max && groups.is_outdated {
             self.count(&mut groups)?;
         }
         let takes = groups.at_most < groups_max;
-        groups.at_most += usize::from(takes);
+        if takes {
+            groups.at_most += 1;
+            groups.is_outdated = true;
+        }
         Ok(takes)
     }
 
@@ -503,6 +506,11 @@ mod tests {
         assert!(commit("c"));
         assert_eq!(stored(), Some(2));
         assert_eq!(meta.groups().unwrap(), ["a", "c"]);
+
+        // What is counted and does not commit takes no place from others.
+        meta.remove_group("c").unwrap();
+        assert!(meta.takes_group("d", 2).unwrap());
+        assert!(commit("e"));
     }
 
     #[test]
