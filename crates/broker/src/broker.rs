@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
-use waybill_connections::{Connections, Full, Place};
+use waybill_connections::{Connections, Place};
 
 use crate::BrokerConfig;
 use crate::access::Login;
@@ -137,12 +137,15 @@ impl Broker {
             source: Box::new(panicked),
         })??;
         let address = address.unwrap_or(server.config.listen);
-        let places = Connections::new(waybill_connections::Limits {
-            max: server.config.connections_max,
-            per_address_max: server.config.connections_per_address_max,
-            stall_timeout: Some(server.config.stall_timeout),
-            unread_timeout: None,
-        });
+        let places = Connections::new(
+            "broker",
+            waybill_connections::Limits {
+                max: server.config.connections_max,
+                per_address_max: server.config.connections_per_address_max,
+                stall_timeout: Some(server.config.stall_timeout),
+                unread_timeout: None,
+            },
+        );
         let connections = TaskTracker::new();
         let abort = CancellationToken::new();
         let accepting = accept(
@@ -409,9 +412,7 @@ async fn accept(
                 continue;
             }
         };
-        let admitted = places.admit(Instant::now(), peer.ip(), abort.child_token());
-        log_full(&admitted, peer, places.limits());
-        let Ok(place) = admitted else {
+        let Ok(place) = places.admit(Instant::now(), peer.ip(), abort.child_token()) else {
             add(&server.counters.connections_refused, 1);
             continue;
         };
@@ -431,34 +432,6 @@ async fn accept(
     }
 }
 
-/// Says that a limit of connections is reached. Each line says the same of every connection at one limit, so that the
-/// log holds back what repeats.
-fn log_full(admitted: &Result<Place, Full>, peer: SocketAddr, limits: waybill_connections::Limits) {
-    let address = peer.ip();
-    match admitted.as_ref().map(Place::replaced_at) {
-        Ok(None) => {}
-        Ok(Some(Full::Address)) => tracing::warn!(
-            %address,
-            max = limits.per_address_max,
-            "closed an idle connection for a new one: their address has as many as it may have"
-        ),
-        Ok(Some(Full::All)) => tracing::warn!(
-            max = limits.max,
-            "closed an idle connection for a new one: the broker has as many as it may have"
-        ),
-        Err(Full::Address) => tracing::warn!(
-            %address,
-            max = limits.per_address_max,
-            "closed a new connection: its address has as many as it may have, and none is idle"
-        ),
-        Err(Full::All) => tracing::warn!(
-            %address,
-            max = limits.max,
-            "closed a new connection: the limit is reached and no connection is idle"
-        ),
-    }
-}
-
 async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, place: &Place) {
     let prepared = stream.set_nodelay(true).and_then(|()| stream.local_addr());
     let Ok(local) = prepared.inspect_err(|error| tracing::debug!(%peer, %error, "gone at once"))
@@ -469,14 +442,14 @@ async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, place: 
     let closed = Connection::new(stream, Ends { peer, local }, server, place)
         .run()
         .await;
+    // Without the port where a peer may cause many lines, so that the log recognises them as the same.
     match closed {
         Closed::Malformed(cause) => {
             add(&counters.malformed, 1);
-            // Without the port, so that the log recognises the lines of one client as the same.
             tracing::warn!(address = %peer.ip(), %cause, "closed a connection because of what it sent");
         }
         Closed::Stalled | Closed::Idle | Closed::NoLogin => {
-            tracing::info!(%peer, cause = %closed, "closed a connection")
+            tracing::info!(address = %peer.ip(), cause = %closed, "closed a connection");
         }
         Closed::ByPeer | Closed::Stopping | Closed::Io(_) => {
             tracing::debug!(%peer, cause = %closed, "a connection ended");

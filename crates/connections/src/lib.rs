@@ -34,6 +34,7 @@ pub struct Limits {
 /// The open connections of one listener.
 #[derive(Debug)]
 pub struct Connections {
+    listener: &'static str,
     limits: Limits,
     started: Instant,
     open: Mutex<Open>,
@@ -99,10 +100,11 @@ pub struct Counts {
 }
 
 impl Connections {
-    /// A set without connections.
+    /// A set without connections. Log lines name its listener.
     #[must_use]
-    pub fn new(limits: Limits) -> Arc<Self> {
+    pub fn new(listener: &'static str, limits: Limits) -> Arc<Self> {
         Arc::new(Self {
+            listener,
             limits,
             started: Instant::now(),
             open: Mutex::default(),
@@ -117,7 +119,8 @@ impl Connections {
         self.limits
     }
 
-    /// A place for a connection that `peer` opened at `now`, and that has to end once `closing` is cancelled.
+    /// A place for a connection that `peer` opened at `now`, and that has to end once `closing` is cancelled. Warns when
+    /// a limit is reached.
     ///
     /// # Errors
     ///
@@ -128,6 +131,18 @@ impl Connections {
         peer: IpAddr,
         closing: CancellationToken,
     ) -> Result<Place, Full> {
+        let admitted = self.place(now, peer, closing);
+        self.log_full(peer, admitted.as_ref().map(|&(_, replaced_at)| replaced_at));
+        admitted.map(|(place, _)| place)
+    }
+
+    /// A place, and the limit at which an idle connection was closed to make it.
+    fn place(
+        self: &Arc<Self>,
+        now: Instant,
+        peer: IpAddr,
+        closing: CancellationToken,
+    ) -> Result<(Place, Option<Full>), Full> {
         let source = source_of(peer);
         let mut open = self.locked();
         let replaced_at = if open.sources.connections_of(source) >= self.limits.per_address_max {
@@ -151,12 +166,44 @@ impl Connections {
             activity: Arc::clone(&activity),
         });
         drop(open);
-        Ok(Place {
+        let place = Place {
             id,
             all: Arc::clone(self),
             activity,
-            replaced_at,
-        })
+        };
+        Ok((place, replaced_at))
+    }
+
+    /// Warns of a limit that is reached. Each line says the same of every connection at one limit, so that the log holds
+    /// back what repeats.
+    fn log_full(&self, address: IpAddr, replaced_at: Result<Option<Full>, &Full>) {
+        let (listener, max) = (self.listener, self.limits.max);
+        let per_address_max = self.limits.per_address_max;
+        match replaced_at {
+            Ok(None) => {}
+            Ok(Some(Full::Address)) => tracing::warn!(
+                listener,
+                %address,
+                max = per_address_max,
+                "closed an idle connection for a new one: its address has reached its limit"
+            ),
+            Ok(Some(Full::All)) => tracing::warn!(
+                listener,
+                max,
+                "closed an idle connection for a new one: the listener has reached its limit"
+            ),
+            Err(Full::Address) => tracing::warn!(
+                listener,
+                %address,
+                max = per_address_max,
+                "no place for a new connection: its address has reached its limit, and no connection from it is idle"
+            ),
+            Err(Full::All) => tracing::warn!(
+                listener,
+                max,
+                "no place for a new connection: the listener has reached its limit, and no connection is idle"
+            ),
+        }
     }
 
     /// How many connections there are, and were.
@@ -298,16 +345,9 @@ pub struct Place {
     id: u64,
     all: Arc<Connections>,
     activity: Arc<Activity>,
-    replaced_at: Option<Full>,
 }
 
 impl Place {
-    /// The limit that was reached, where an idle connection was closed to make this place.
-    #[must_use]
-    pub fn replaced_at(&self) -> Option<Full> {
-        self.replaced_at
-    }
-
     /// Reports when bytes were last received or sent, and whether a request is under way or arrives.
     pub fn report(&self, last_traffic: Instant, is_busy: bool) {
         let at = self.all.micros(last_traffic);
@@ -444,12 +484,15 @@ mod tests {
     }
 
     fn up_to(max: usize, per_address_max: usize) -> Arc<Connections> {
-        Connections::new(Limits {
-            max,
-            per_address_max,
-            stall_timeout: Some(STALL),
-            unread_timeout: Some(UNREAD),
-        })
+        Connections::new(
+            "test",
+            Limits {
+                max,
+                per_address_max,
+                stall_timeout: Some(STALL),
+                unread_timeout: Some(UNREAD),
+            },
+        )
     }
 
     #[test]
@@ -502,14 +545,12 @@ mod tests {
         let of_other = CancellationToken::new();
         let _other = all.admit(now, address(2), of_other.clone()).unwrap();
         let closing = [(); 3].map(|()| CancellationToken::new());
-        let places: Vec<_> = closing
-            .iter()
-            .map(|closing| all.admit(now, address(1), closing.clone()).unwrap())
-            .collect();
+        let admit = |closing: &CancellationToken| all.place(now, address(1), closing.clone());
+        let admitted = closing.each_ref().map(|closing| admit(closing).unwrap());
         assert!(!of_other.is_cancelled());
         let closed = closing.each_ref().map(CancellationToken::is_cancelled);
         assert_eq!(closed, [true, false, false]);
-        let replaced_at: Vec<_> = places.iter().map(Place::replaced_at).collect();
+        let replaced_at = admitted.each_ref().map(|&(_, replaced_at)| replaced_at);
         assert_eq!(replaced_at, [None, None, Some(Full::Address)]);
     }
 

@@ -115,7 +115,6 @@ pub struct ServerLimits {
 
 /// Accepts connections and serves them.
 pub struct Server<S> {
-    name: &'static str,
     listener: TcpListener,
     tls: Tls,
     service: Arc<S>,
@@ -183,15 +182,17 @@ impl<S: Service> Server<S> {
             .initial_connection_window_size(HTTP2_CONNECTION_WINDOW)
             .max_header_list_size(u32::try_from(limits.gate.head_bytes_max).unwrap_or(u32::MAX))
             .keep_alive_interval(HTTP2_PING);
-        let connections = Connections::new(Limits {
-            max: limits.connections_max,
-            per_address_max: limits.connections_per_address_max,
-            // A request may take long here. A client that does not read its answer makes room sooner.
-            stall_timeout: None,
-            unread_timeout: Some(UNREAD_PATIENCE),
-        });
-        Self {
+        let connections = Connections::new(
             name,
+            Limits {
+                max: limits.connections_max,
+                per_address_max: limits.connections_per_address_max,
+                // A request may take long here. A client that does not read its answer makes room sooner.
+                stall_timeout: None,
+                unread_timeout: Some(UNREAD_PATIENCE),
+            },
+        );
+        Self {
             listener,
             tls,
             service,
@@ -264,45 +265,10 @@ impl<S: Service> Server<S> {
             let admitted = self.connections.admit(Instant::now(), peer.ip(), closing);
             self.meter.note(&self.connections);
             match admitted {
-                Ok(place) => {
-                    self.log_replaced(&place, peer);
-                    return Some(place);
-                }
-                Err(Full::Address) => {
-                    tracing::warn!(
-                        listener = self.name,
-                        address = %peer.ip(),
-                        "closed a new connection: its address has as many as it may have, and none is idle"
-                    );
-                    return None;
-                }
-                Err(Full::All) => {
-                    tracing::warn!(
-                        listener = self.name,
-                        max = self.limits.connections_max,
-                        "a new connection waits: the limit is reached and no connection is idle"
-                    );
-                    tokio::time::sleep(FULL_PAUSE).await;
-                }
+                Ok(place) => return Some(place),
+                Err(Full::Address) => return None,
+                Err(Full::All) => tokio::time::sleep(FULL_PAUSE).await,
             }
-        }
-    }
-
-    /// Each line says the same of every replacement at one limit, so that the log holds back what repeats.
-    fn log_replaced(&self, place: &Place, peer: SocketAddr) {
-        match place.replaced_at() {
-            Some(Full::Address) => tracing::warn!(
-                listener = self.name,
-                address = %peer.ip(),
-                max = self.limits.connections_per_address_max,
-                "closed an idle connection for a new one: their address has as many as it may have"
-            ),
-            Some(Full::All) => tracing::warn!(
-                listener = self.name,
-                max = self.limits.connections_max,
-                "closed an idle connection for a new one: the listener has as many as it may have"
-            ),
-            None => {}
         }
     }
 }
@@ -335,10 +301,12 @@ impl<S: Service> Connection<S> {
         let service = self.service;
         let answer = service_fn(move |request| {
             let (service, guard) = (Arc::clone(&service), place.begin_request());
-            async move {
+            // Boxed: a future is of kilobytes, and would stay a part of the task of an HTTP/2 stream until the client has
+            // read the answer, and of that of an HTTP/1 connection while it is idle.
+            Box::pin(async move {
                 let answer = service.answer(request).await;
                 Ok::<_, Infallible>(answer.map(|body| Tracked::new(body, guard)))
-            }
+            })
         });
         let connection = self.http.serve_connection(TokioIo::new(gate), answer);
         let mut connection = std::pin::pin!(connection);

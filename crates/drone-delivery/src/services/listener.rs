@@ -1,6 +1,5 @@
 //! The listener: connections in, bounded in number, and an orderly end.
 
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use waybill_connections::{Connections, Full, Limits, Place};
+use waybill_connections::{Connections, Limits, Place};
 
 use super::Site;
 
@@ -34,12 +33,15 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Room for `max` connections, and for three quarters of them from one address.
 pub(super) fn connections(max: usize) -> Arc<Connections> {
-    Connections::new(Limits {
-        max,
-        per_address_max: max - max / 4,
-        stall_timeout: None,
-        unread_timeout: None,
-    })
+    Connections::new(
+        "services",
+        Limits {
+            max,
+            per_address_max: max - max / 4,
+            stall_timeout: None,
+            unread_timeout: None,
+        },
+    )
 }
 
 /// Serves until `stopping`, then drains; ends at once with `aborting`.
@@ -56,9 +58,9 @@ pub(super) async fn listen(
             match listener.accept().await {
                 Ok((stream, peer)) => {
                     let closing = aborting.child_token();
-                    let admitted = open.admit(Instant::now(), peer.ip(), closing.clone());
-                    log_full(&admitted, peer, open.limits());
-                    let Ok(place) = admitted else { continue };
+                    let Ok(place) = open.admit(Instant::now(), peer.ip(), closing.clone()) else {
+                        continue;
+                    };
                     let (site, stopping) = (site.clone(), stopping.clone());
                     let connection = closing.run_until_cancelled_owned(async move {
                         serve(stream, site, stopping, &place).await;
@@ -82,28 +84,6 @@ pub(super) async fn listen(
     }
 }
 
-/// Says that a limit of connections is reached. Each line says the same of every connection at one limit, so that the
-/// log holds back what repeats.
-fn log_full(admitted: &Result<Place, Full>, peer: SocketAddr, limits: Limits) {
-    let address = peer.ip();
-    match admitted.as_ref().map(Place::replaced_at) {
-        Ok(None) => {}
-        Ok(Some(Full::Address)) => tracing::warn!(
-            %address,
-            max = limits.per_address_max,
-            "closed an idle connection to the services for a new one: their address has as many as it may have"
-        ),
-        Ok(Some(Full::All)) => tracing::warn!(
-            max = limits.max,
-            "closed an idle connection to the services for a new one: they have as many as they may have"
-        ),
-        Err(_) => tracing::warn!(
-            %address,
-            "closed a new connection to the services: the limit is reached and no connection is idle"
-        ),
-    }
-}
-
 async fn serve(stream: TcpStream, site: Arc<Site>, stopping: CancellationToken, place: &Place) {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection to the services closed early");
@@ -123,11 +103,12 @@ async fn serve(stream: TcpStream, site: Arc<Site>, stopping: CancellationToken, 
         .max_concurrent_streams(STREAMS_MAX);
     let service = service_fn(|request| {
         let (site, request_guard) = (site.clone(), place.begin_request());
-        async move {
+        // Boxed: else an idle connection holds room for a request.
+        Box::pin(async move {
             let answered = super::api::answer(site, request).await;
             drop(request_guard);
             answered
-        }
+        })
     });
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {

@@ -103,11 +103,12 @@ fn is_coloured() -> bool {
 }
 
 /// Whose lines there are: the crates that write any, and librdkafka, which writes under its own name.
-const WRITERS: [&str; 13] = [
+const WRITERS: [&str; 14] = [
     "waybill",
     "waybill_agent",
     "waybill_broker",
     "waybill_clock",
+    "waybill_connections",
     "waybill_drone_delivery",
     "waybill_http",
     "waybill_kafka",
