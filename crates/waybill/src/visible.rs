@@ -4,6 +4,7 @@
 //! printed beside it. Deliberately absent: characters that look alike (Latin `a`, Cyrillic `а`); a tenant's names are
 //! its own.
 
+use serde::Serialize;
 use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory as _};
 
 /// Whether a character is a letter, mark, number, punctuation or symbol that shows. Control, format, separator, private and
@@ -63,6 +64,30 @@ pub fn escaped_lines(text: &str) -> String {
     lines.join("\n")
 }
 
+/// JSON on one line in which what does not show is escaped, as `\u202e`. It has the same value.
+///
+/// # Errors
+///
+/// If the value cannot be JSON.
+pub(crate) fn to_json(value: &impl Serialize) -> serde_json::Result<String> {
+    Ok(escaped_json(&serde_json::to_string(value)?))
+}
+
+/// JSON without line ends but its own last one, with what does not show escaped.
+pub(crate) fn escaped_json(json: &str) -> String {
+    let mut shown = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_visible(c) || c == ' ' || c == '\n' {
+            shown.push(c);
+            continue;
+        }
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            shown.push_str(&format!("\\u{unit:04x}"));
+        }
+    }
+    shown
+}
+
 /// [`escaped`], but control characters, which could end a line or a mail's header, become spaces.
 pub(crate) fn on_one_line(text: &str) -> String {
     escaped(&text.replace(char::is_control, " "))
@@ -119,5 +144,16 @@ mod tests {
         assert_eq!(escaped("a\u{202e}b\n c\u{a0}é"), "a\\u{202e}b\\n c\\u{a0}é");
         assert_eq!(escaped_lines("a\u{202e}\nb"), "a\\u{202e}\nb");
         assert_eq!(on_one_line("a\u{202e}b\nc"), "a\\u{202e}b c");
+    }
+
+    #[test]
+    fn json_keeps_its_value_and_shows_all_of_it() {
+        let value: String = INVISIBLE
+            .into_iter()
+            .chain("é \u{1d173}\n".chars())
+            .collect();
+        let json = to_json(&value).unwrap();
+        assert!(json.chars().all(|c| is_visible(c) || c == ' '), "{json}");
+        assert_eq!(serde_json::from_str::<String>(&json).unwrap(), value);
     }
 }

@@ -24,7 +24,7 @@ use super::connection::until_reader_leaves;
 use super::shown::Output;
 use crate::config::{Config, duration_from_text};
 use crate::roles::kafka_settings;
-use crate::visible::escaped;
+use crate::visible::{escaped, to_json};
 
 /// What stands behind an agent's name in its topic.
 const TOPIC_END: &str = ".requests.v1";
@@ -161,7 +161,7 @@ impl AgentCheckArgs {
         for finding in &report.findings {
             let row = Row::from(finding);
             match self.output {
-                Output::Json => writeln!(out, "{}", serde_json::to_string(&row)?)?,
+                Output::Json => writeln!(out, "{}", to_json(&row)?)?,
                 Output::Table => writeln!(out, "{row}")?,
             }
         }

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::shown::Output;
 use crate::config::{duration_from_text, duration_to_text};
+use crate::visible::to_json;
 
 /// What a part costs on a core of the reference machine, in microseconds.
 struct Costs {
@@ -149,7 +150,7 @@ impl CapacityArgs {
     pub fn run(&self) -> anyhow::Result<String> {
         let need = self.need();
         match self.output {
-            Output::Json => Ok(serde_json::to_string(&need)?),
+            Output::Json => Ok(to_json(&need)?),
             Output::Table => Ok(self.told(&need)),
         }
     }

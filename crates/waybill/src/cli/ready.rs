@@ -13,6 +13,7 @@ use super::access::{AccessArgs, AdminArgs, Silence};
 use super::connection::until_reader_leaves;
 use super::shown::Output;
 use crate::config::{Config, duration_from_text};
+use crate::visible::to_json;
 
 /// Begins a line about what is wrong though the process is ready.
 const WARNING: &str = "warning: ";
@@ -58,7 +59,7 @@ impl ReadyArgs {
         });
         if self.output == Output::Json {
             let view = ReadyView::of(&found, &url);
-            let printed = writeln!(io::stdout(), "{}", serde_json::to_string(&view)?);
+            let printed = writeln!(io::stdout(), "{}", to_json(&view)?);
             until_reader_leaves(printed.map_err(Into::into))?;
         }
         match found.fault(&url) {

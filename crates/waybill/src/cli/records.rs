@@ -18,7 +18,7 @@ use super::connection::{Connection, Next, chosen, topic_from_text, until_reader_
 use super::refused;
 use super::shown::{Bytes, NOTHING, Output, ShownHeader, time};
 use crate::config::Config;
-use crate::visible::escaped;
+use crate::visible::{escaped, to_json};
 
 /// The arguments of `waybill records`.
 #[derive(Clone, Debug, Args)]
@@ -167,7 +167,7 @@ impl RecordsArgs {
         let decoded = record.value().map(|value| schemas.decode(value));
         let row = Row::new(record, decoded);
         match self.output {
-            Output::Json => writeln!(out, "{}", serde_json::to_string(&row)?)?,
+            Output::Json => writeln!(out, "{}", to_json(&row)?)?,
             Output::Table => writeln!(out, "{row}")?,
         }
         Ok(())

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
-use crate::visible::escaped;
+use crate::visible::{escaped, to_json};
 
 /// How a command writes what it found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -37,7 +37,7 @@ impl Written {
         found: &(impl fmt::Display + Serialize),
     ) -> serde_json::Result<String> {
         match self.output {
-            Output::Json => serde_json::to_string(found),
+            Output::Json => to_json(found),
             Output::Table => Ok(found.to_string()),
         }
     }

@@ -18,7 +18,7 @@ use crate::cli::broker_login::BrokerLogin;
 use crate::cli::connection::{Connection, chosen, topic_from_text};
 use crate::cli::shown::{Bytes, NOTHING, Output, time};
 use crate::config::Config;
-use crate::visible::escaped;
+use crate::visible::{escaped, to_json};
 
 /// The arguments of `waybill dlq list`.
 #[derive(Clone, Debug, Args)]
@@ -134,7 +134,7 @@ impl<W: Write> Page<W> {
         self.left -= 1;
         let row = Row::of(&letter);
         match self.output {
-            Output::Json => writeln!(self.out, "{}", serde_json::to_string(&row)?)?,
+            Output::Json => writeln!(self.out, "{}", to_json(&row)?)?,
             Output::Table => writeln!(self.out, "{row}")?,
         }
         self.last = Some(letter.position);

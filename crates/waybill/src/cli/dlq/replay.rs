@@ -33,6 +33,7 @@ use crate::cli::broker_login::BrokerLogin;
 use crate::cli::connection::{CLIENT_ID, Connection, chosen, topic_from_text};
 use crate::cli::shown::Output;
 use crate::config::Config;
+use crate::visible::to_json;
 
 /// At most so many letters wait for their acknowledgement.
 const BATCH_LETTERS_MAX: usize = 100;
@@ -413,7 +414,7 @@ impl<'a, W: Write> Replay<'a, W> {
     fn say(&mut self, line: Line) -> anyhow::Result<()> {
         self.tally.count(line.outcome);
         match self.arguments.output {
-            Output::Json => writeln!(self.out, "{}", serde_json::to_string(&line)?)?,
+            Output::Json => writeln!(self.out, "{}", to_json(&line)?)?,
             Output::Table => writeln!(self.out, "{line}")?,
         }
         Ok(())

@@ -10,6 +10,7 @@ use crate::cli::broker_login::BrokerLogin;
 use crate::cli::connection::{Connection, chosen};
 use crate::cli::shown::Output;
 use crate::config::Config;
+use crate::visible::to_json;
 
 /// The arguments of `waybill dlq topics`.
 #[derive(Clone, Debug, Args)]
@@ -31,7 +32,7 @@ impl TopicsArgs {
         for (topic, partitions) in connection.dead_letter_topics()? {
             let row = Row::of(&connection, &topic, partitions)?;
             match self.output {
-                Output::Json => writeln!(out, "{}", serde_json::to_string(&row)?)?,
+                Output::Json => writeln!(out, "{}", to_json(&row)?)?,
                 Output::Table => writeln!(out, "{row}")?,
             }
         }

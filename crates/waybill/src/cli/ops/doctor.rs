@@ -20,7 +20,7 @@ use crate::cli::connection::until_reader_leaves;
 use crate::cli::readers::readers;
 use crate::cli::shown::Output;
 use crate::config::Config;
-use crate::visible::escaped;
+use crate::visible::{escaped, to_json};
 
 /// The arguments of `waybill doctor`.
 #[derive(Clone, Debug, Args)]
@@ -191,7 +191,7 @@ impl DoctorArgs {
     fn write(&self, findings: &[Finding], out: &mut dyn Write) -> anyhow::Result<()> {
         for finding in findings {
             match self.output {
-                Output::Json => writeln!(out, "{}", serde_json::to_string(finding)?)?,
+                Output::Json => writeln!(out, "{}", to_json(finding)?)?,
                 Output::Table => writeln!(out, "{finding}")?,
             }
         }

@@ -28,7 +28,7 @@ use crate::cli::readers::readers;
 use crate::cli::shown::Output;
 use crate::config::Config;
 use crate::readers::show::ReaderView;
-use crate::visible::escaped;
+use crate::visible::{escaped, to_json};
 
 /// The topics of requests, short.
 const REQUESTS: ByLane<&str> = ByLane {
@@ -114,7 +114,7 @@ impl ExplainArgs {
             let open = unended(&connection, topic, division, view, lane)?;
             is_away = runtime.block_on(lag.look(&api, &open, operations.get(), is_away));
             match output {
-                Output::Json => writeln!(out, "{}", serde_json::to_string(&lag)?)?,
+                Output::Json => writeln!(out, "{}", to_json(&lag)?)?,
                 Output::Table => write!(out, "{lag}")?,
             }
         }

@@ -9,7 +9,7 @@ use super::verb::Verb;
 use super::wire::{Failure, Operation};
 use crate::cli::shown::Output;
 use crate::ingestion::as_typed;
-use crate::visible::escaped;
+use crate::visible::{escaped, to_json};
 
 /// What became of an asking.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
@@ -107,7 +107,7 @@ impl Report {
 
     pub(super) fn write(&self, output: Output, out: &mut impl Write) -> io::Result<()> {
         match output {
-            Output::Json => writeln!(out, "{}", serde_json::to_string(self)?),
+            Output::Json => writeln!(out, "{}", to_json(self)?),
             Output::Table => writeln!(out, "{self}"),
         }
     }

@@ -13,6 +13,7 @@ use super::api::Api;
 use super::filter::Filter;
 use super::wire::Item;
 use crate::cli::shown::{NOTHING, Output, line};
+use crate::visible::escaped_json;
 
 /// The most operations that one command lists; their ids are kept to list each once.
 const LISTED_MAX: u64 = 1_000_000;
@@ -69,7 +70,7 @@ impl ListArgs {
             let columns = columns.unwrap_or(found);
             for (json, item) in &items {
                 match self.output {
-                    Output::Json => writeln!(out, "{}", json.get())?,
+                    Output::Json => writeln!(out, "{}", escaped_json(json.get()))?,
                     Output::Table => writeln!(out, "{}", Row { item, columns })?,
                 }
             }

@@ -34,6 +34,7 @@ use super::verb::Asking;
 use super::wire::{Item, Operation};
 use crate::cli::shown::Output;
 use crate::config::duration_from_text;
+use crate::visible::to_json;
 
 /// The most operations of one run.
 const MATCHING_MAX: u64 = 100_000;
@@ -195,7 +196,7 @@ impl Plan {
                 has_more: self.has_more,
                 first: self.first.iter().map(|(json, _)| &**json).collect(),
             };
-            let json = serde_json::to_string(&plan).map_err(io::Error::from)?;
+            let json = to_json(&plan).map_err(io::Error::from)?;
             writeln!(out, "{json}")?;
             return Ok(());
         }

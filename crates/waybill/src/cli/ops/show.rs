@@ -11,7 +11,7 @@ use super::api::{Api, Found};
 use super::wire::{Failure, HistoryEntry, Operation, Step};
 use crate::cli::shown::{NOTHING, Output, line};
 use crate::ingestion::as_typed;
-use crate::visible::escaped;
+use crate::visible::{escaped, escaped_json};
 
 /// The arguments of `waybill ops show`.
 #[derive(Clone, Debug, Args)]
@@ -34,7 +34,7 @@ impl ShowArgs {
         match self.output {
             Output::Json => {
                 let json: Box<RawValue> = api.read(&json)?;
-                writeln!(out, "{}", json.get())?;
+                writeln!(out, "{}", escaped_json(json.get()))?;
             }
             Output::Table => write!(out, "{}", Shown(&operation))?,
         }

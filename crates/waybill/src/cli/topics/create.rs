@@ -12,6 +12,7 @@ use crate::cli::broker_login::BrokerLogin;
 use crate::cli::shown::Output;
 use crate::config::Config;
 use crate::roles::topics::{Outcome, explained, make, missing};
+use crate::visible::to_json;
 
 /// The arguments of `waybill topics create`.
 #[derive(Clone, Debug, Args)]
@@ -45,7 +46,7 @@ impl CreateArgs {
         for (topic, outcome) in site.needed.iter().zip(outcomes) {
             let row = Row::new(&topic.spec, outcome);
             match self.output {
-                Output::Json => writeln!(out, "{}", serde_json::to_string(&row)?)?,
+                Output::Json => writeln!(out, "{}", to_json(&row)?)?,
                 Output::Table => writeln!(out, "{row}")?,
             }
         }

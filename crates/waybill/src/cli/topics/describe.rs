@@ -14,6 +14,7 @@ use crate::cli::connection::topic_from_text;
 use crate::cli::shown::{NOTHING, Output};
 use crate::config::Config;
 use crate::roles::topics::{Found, SETTINGS_THAT_MATTER, explained, look};
+use crate::visible::to_json;
 
 /// The arguments of `waybill topics describe`.
 #[derive(Clone, Debug, Args)]
@@ -44,7 +45,7 @@ impl DescribeArgs {
                 None => Shown::missing(name),
             };
             match self.output {
-                Output::Json => writeln!(out, "{}", serde_json::to_string(&shown)?)?,
+                Output::Json => writeln!(out, "{}", to_json(&shown)?)?,
                 Output::Table => write!(out, "{}", for_people(&shown))?,
             }
         }

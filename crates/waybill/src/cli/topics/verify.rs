@@ -11,6 +11,7 @@ use crate::cli::readers::readers;
 use crate::cli::shown::Output;
 use crate::config::Config;
 use crate::roles::topics::{Finding, Weight};
+use crate::visible::to_json;
 
 /// The arguments of `waybill topics verify`.
 #[derive(Clone, Debug, Args)]
@@ -50,7 +51,7 @@ impl VerifyArgs {
         let mut out = io::stdout().lock();
         for finding in &findings {
             match self.output {
-                Output::Json => writeln!(out, "{}", serde_json::to_string(&Row::new(finding))?)?,
+                Output::Json => writeln!(out, "{}", to_json(&Row::new(finding))?)?,
                 Output::Table => writeln!(out, "{}", for_people(finding))?,
             }
         }
