@@ -70,7 +70,8 @@ pub struct Recent {
 
 #[derive(Debug, Default)]
 struct Shard {
-    accepted: HashMap<OperationId, Accepted>,
+    /// Boxed: a table that entries come to and leave has room for three times as many.
+    accepted: HashMap<OperationId, Box<Accepted>>,
     order: VecDeque<OperationId>,
     /// No more than the producer's queue has room for.
     on_their_way: HashMap<OperationId, OnItsWay>,
@@ -133,7 +134,7 @@ impl Recent {
             return Meeting::Equal(told);
         }
         match shard.accepted.get(&id) {
-            Some(accepted) if accepted.hash == hash => Meeting::Accepted(accepted.clone()),
+            Some(accepted) if accepted.hash == hash => Meeting::Accepted(accepted.as_ref().clone()),
             Some(_) => Meeting::Another,
             None => {
                 let sharing = Vec::new();
@@ -154,7 +155,10 @@ impl Recent {
 
     /// The request accepted under `id`, if it is remembered.
     pub fn get(&self, id: OperationId) -> Option<Accepted> {
-        self.shard(id).accepted.get(&id).cloned()
+        self.shard(id)
+            .accepted
+            .get(&id)
+            .map(|accepted| accepted.as_ref().clone())
     }
 
     fn shard(&self, id: OperationId) -> std::sync::MutexGuard<'_, Shard> {
@@ -180,11 +184,11 @@ impl Shard {
                 let known = entry.get();
                 let is_earlier = accepted.lane == known.lane && accepted.offset < known.offset;
                 if accepted.offset.is_some() && is_earlier {
-                    entry.insert(accepted);
+                    entry.insert(Box::new(accepted));
                 }
             }
             Entry::Vacant(entry) => {
-                entry.insert(accepted);
+                entry.insert(Box::new(accepted));
                 self.order.push_back(id);
                 if self.order.len() > max
                     && let Some(oldest) = self.order.pop_front()
