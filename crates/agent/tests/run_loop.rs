@@ -22,9 +22,7 @@ use waybill_kafka::{
     ProducerOptions, RawRecord, Settlement,
 };
 use waybill_messages::{Record as _, Topics, headers};
-
-#[path = "../../kafka/tests/support/batches.rs"]
-mod batches;
+use waybill_test_support::batches;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const REPLY_PARTITIONS: u32 = 3;

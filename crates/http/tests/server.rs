@@ -1,14 +1,10 @@
 //! What clients that connect and send little, or nothing, do to a server.
 
-#[path = "support/tls.rs"]
-mod certificate;
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use certificate::Certificate;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::{Request, Response};
@@ -17,6 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use waybill_http::{GateLimits, Server, ServerLimits, Service, Tls, TlsConfig};
+use waybill_test_support::certificate::Certificate;
 
 /// No test takes nearly as long; nothing that one waits for has so long a time-out either.
 const LONG: Duration = Duration::from_secs(60);

@@ -39,7 +39,7 @@ fn make(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use waybill_test_support::log::Lines;
 
     use super::*;
 
@@ -62,25 +62,10 @@ mod tests {
     fn logged(mode: u32) -> String {
         let root = tempfile::tempdir().unwrap();
         fs::set_permissions(root.path(), fs::Permissions::from_mode(mode)).unwrap();
-        let (lines, log) = (Arc::<Mutex<Vec<u8>>>::default(), tracing_subscriber::fmt());
-        let to = Arc::clone(&lines);
-        let log = log.with_writer(move || Shared(Arc::clone(&to))).finish();
+        let (lines, log) = (Lines::default(), tracing_subscriber::fmt());
+        let log = log.with_writer(lines.clone()).finish();
         tracing::subscriber::with_default(log, || prepare(root.path()));
-        let lines = lines.lock().unwrap().clone();
-        String::from_utf8(lines).unwrap()
-    }
-
-    struct Shared(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Shared {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
+        lines.text()
     }
 
     #[test]

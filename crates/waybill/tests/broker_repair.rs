@@ -1,8 +1,5 @@
 //! A damaged log of the embedded broker, from the refused start to the next one that succeeds, as its owner meets it.
 
-#[path = "support/process.rs"]
-mod process;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -14,8 +11,7 @@ use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use serde_json::Value;
-
-use process::{Process, log_tail, without_test_variables};
+use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const RECORDS: usize = 300;

@@ -5,18 +5,13 @@
 //! description is taken. Some rules no schema can tell, as that a contact must be one that this server can reach. It does
 //! not know batches, whose lines are read as single requests are.
 
-#[path = "support/process.rs"]
-#[allow(dead_code)]
-mod process;
-
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
-
-use self::process::{Process, log_tail, without_test_variables};
+use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
 /// Of Python's package index. Another version may make up other requests.
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";

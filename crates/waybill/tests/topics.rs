@@ -1,11 +1,6 @@
 //! `waybill topics` as a process, on an embedded broker in another and, where `WAYBILL_TEST_BROKERS` names
 //! it (`HOST:PORT`), on Apache Kafka.
 
-#[path = "support/clock.rs"]
-mod clock;
-#[path = "support/process.rs"]
-mod process;
-
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -16,9 +11,9 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use serde_json::Value;
 use tempfile::TempDir;
 use uuid::Uuid;
-
-use clock::Clock;
-use process::{Process, log_tail, without_test_variables};
+use waybill_test_support::clock;
+use waybill_test_support::clock::Clock;
+use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -4,17 +4,13 @@
 //! A block ```` ```console ```` has commands (`$ …`) with their output below them; one that says
 //! `console until` is repeated until the output is as printed. `…` matches anything within a line.
 
-#[path = "support/process.rs"]
-mod process;
-
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-
-use process::{Process, log_tail, without_test_variables};
+use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
 /// How long an output is waited for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(60);

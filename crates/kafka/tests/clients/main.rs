@@ -6,8 +6,6 @@
 //!
 //! On Apache Kafka each test has topics and groups of its own names, and deletes its topics.
 
-#[path = "../support/batches.rs"]
-mod batches;
 mod consuming;
 mod fenced;
 mod groups;

@@ -11,8 +11,8 @@ use waybill_kafka::{
     ConsumerOptions, DamageKind, DamagedLog, KafkaSettings, PartitionConsumer, PollError,
     PollLimits, ProducerOptions,
 };
+use waybill_test_support::batches::batch;
 
-use crate::batches::batch;
 use crate::raw::{append_batch, poison_record, record};
 use crate::support::{A_WHILE, ALL, BatchProducer, PATIENCE, send_batch};
 use crate::transactions::Transactional;

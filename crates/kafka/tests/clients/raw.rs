@@ -16,8 +16,8 @@ use kafka_protocol::records::{
     Compression, Record, RecordBatchDecoder, RecordBatchEncoder, RecordEncodeOptions,
 };
 use waybill_kafka::KafkaSettings;
+use waybill_test_support::batches::produce;
 
-use crate::batches::produce;
 use crate::support::PATIENCE;
 
 /// Appends records, in one batch, to partition 0 of a topic.

@@ -1,13 +1,9 @@
 //! The client against a registry in memory.
 
-#[allow(dead_code, reason = "shared with the tests of the program")]
-mod stub;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use stub::Stub;
 use waybill_messages::{
     Lookup, RECORD_SCHEMAS, RecordKind, SchemaId, SchemaIds, Schemas as _, Topics, WriterSchema,
 };
@@ -15,6 +11,7 @@ use waybill_registry::{
     Compatibility, Login, Registry, RegistryError, RegistrySettings, SchemaCache, SubjectError,
     schema_ids, subjects,
 };
+use waybill_test_support::registry::Stub;
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -14,7 +14,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::visible::{escaped, is_visible};
+use crate::visible::{escaped, escaped_json};
 
 /// The field that a line's message is in.
 const MESSAGE: &str = "message";
@@ -73,16 +73,7 @@ struct JsonLine<W>(W);
 
 impl<W: io::Write> io::Write for JsonLine<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let mut escaped = String::with_capacity(line.len());
-        for c in String::from_utf8_lossy(line).chars() {
-            if is_visible(c) || c == ' ' || c == '\n' {
-                escaped.push(c);
-                continue;
-            }
-            for unit in c.encode_utf16(&mut [0; 2]) {
-                escaped.push_str(&format!("\\u{unit:04x}"));
-            }
-        }
+        let escaped = escaped_json(&String::from_utf8_lossy(line));
         self.0.write_all(escaped.as_bytes())?;
         Ok(line.len())
     }
@@ -94,51 +85,31 @@ impl<W: io::Write> io::Write for JsonLine<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
-
     use serde_json::Value;
     use tracing_subscriber::Registry;
     use tracing_subscriber::layer::SubscriberExt as _;
+    use waybill_test_support::log::Lines;
 
     use super::*;
+    use crate::visible::is_visible;
 
     /// Reversed text, an invisible character, a tag, a window's title, hidden text, and a line's end.
     const HOSTILE: &str = "a\u{202e}b\u{200b}\u{e0041}\x1b]0;x\x07\x1b[8mé\nERROR forged";
 
-    /// Where the lines of a test go.
-    #[derive(Clone, Default)]
-    struct Written(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Written {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     /// What a layer writes of a line with this text in a span's field, an event's field, and its message.
-    fn written<L: Layer<Registry> + Send + Sync>(layer: impl FnOnce(Written) -> L) -> String {
-        let written = Written::default();
-        let layer = layer(written.clone());
+    fn written<L: Layer<Registry> + Send + Sync>(layer: impl FnOnce(Lines) -> L) -> String {
+        let lines = Lines::default();
+        let layer = layer(lines.clone());
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
             let span = tracing::info_span!("work", of = %HOSTILE);
             span.in_scope(|| tracing::info!(tenant = %HOSTILE, "asked by {HOSTILE}"));
         });
-        let bytes = written.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap()
-    }
-
-    fn to(written: Written) -> impl for<'a> MakeWriter<'a> + Send + Sync + 'static {
-        move || written.clone()
+        lines.text()
     }
 
     #[test]
     fn text_from_outside_is_escaped_in_every_part_of_a_line_for_people() {
-        let line = written(|written| text(to(written), false));
+        let line = written(|lines| text(lines, false));
         let shown = r"a\u{202e}b\u{200b}\u{e0041}\u{1b}]0;x\u{7}\u{1b}[8mé\nERROR forged";
         for part in [
             format!("work{{of={shown}}}"),
@@ -152,7 +123,7 @@ mod tests {
 
     #[test]
     fn colours_are_those_of_the_formatter_alone() {
-        let line = written(|written| text(to(written), true));
+        let line = written(|lines| text(lines, true));
         assert!(line.contains("\x1b[3mtenant\x1b[0m\x1b[2m=\x1b[0ma\\u{202e}b"));
         assert!(
             !line.contains("\x1b]") && !line.contains("\x1b[8m"),
@@ -163,7 +134,7 @@ mod tests {
 
     #[test]
     fn json_says_the_same_in_visible_characters() {
-        let line = written(|written| json(to(written)));
+        let line = written(json);
         assert!(line.trim_end().chars().all(|c| is_visible(c) || c == ' '));
         let said: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(said["tenant"], HOSTILE);

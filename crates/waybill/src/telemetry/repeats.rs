@@ -235,43 +235,28 @@ impl Visit for Text {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{self, Write};
-
     use tracing_subscriber::layer::SubscriberExt as _;
+    use waybill_test_support::log::Lines;
 
     use super::*;
 
-    /// What was written.
-    #[derive(Clone, Default)]
-    struct Written(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Written {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     /// The lines that `log` leaves.
     fn lines(repeats: &Repeats, log: impl FnOnce()) -> Vec<String> {
-        let written = Written::default();
-        let sink = written.clone();
+        let lines = Lines::default();
         let layer = tracing_subscriber::fmt::layer()
             .without_time()
             .with_ansi(false)
             .with_target(false)
-            .with_writer(move || sink.clone());
+            .with_writer(lines.clone());
         let logger = tracing_subscriber::registry()
             .with(repeats.clone())
             .with(layer);
         tracing::subscriber::with_default(logger, log);
-        let bytes = written.0.lock().unwrap().clone();
-        let text = String::from_utf8(bytes).unwrap();
-        text.lines().map(|line| line.trim().to_owned()).collect()
+        lines
+            .text()
+            .lines()
+            .map(|line| line.trim().to_owned())
+            .collect()
     }
 
     fn away(broker: u32) {

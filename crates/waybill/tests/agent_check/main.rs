@@ -6,6 +6,4 @@
 mod broken;
 mod faults;
 mod kept;
-#[path = "../support/process.rs"]
-mod process;
 mod world;

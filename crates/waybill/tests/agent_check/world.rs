@@ -7,8 +7,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use tempfile::TempDir;
-
-use crate::process::{Process, log_tail, without_test_variables};
+use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
 /// A running broker. Dropping it kills it, and what was started beside it.
 pub struct World {

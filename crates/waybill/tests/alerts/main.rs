@@ -8,9 +8,6 @@ mod process;
 mod running;
 mod smtp;
 mod tls;
-#[expect(dead_code, reason = "other tests use the rest")]
-#[path = "../system/world.rs"]
-mod world;
 
 use std::path::Path;
 use std::sync::Arc;

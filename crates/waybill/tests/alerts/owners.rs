@@ -1,17 +1,14 @@
 //! Owners who asked to be told, on a broker of the test's own, with servers that are real.
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
-
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::fmt::MakeWriter;
 use uuid::Uuid;
 use waybill::alerts::owners_followers;
 use waybill::config::{AlertsConfig, EmailTls, OwnerEmailConfig, OwnersConfig, WebhookConfig};
 use waybill_engine::{Contact, OperationId, OwnerNotice, ProcessState, partition_for};
 use waybill_messages::Record as _;
+use waybill_test_support::log::Lines;
 
 use crate::follow::{Following, Log, PARTITIONS, eventually, now, received};
 use crate::http::{Answer, Receiver};
@@ -339,33 +336,4 @@ fn metric(metrics: &PrometheusHandle, name: &str) -> f64 {
     let shown = metrics.render();
     let value = shown.lines().find_map(|line| line.strip_prefix(&start));
     value.map_or(0.0, |value| value.parse().unwrap())
-}
-
-/// Log lines that are kept.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl Lines {
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-}
-
-impl Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Lines {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
 }

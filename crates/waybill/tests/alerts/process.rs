@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
+use waybill_test_support::world::{PATIENCE, World, delivery};
 
 use crate::http::{Received, Receiver};
 use crate::running::{KEY, SECRET};
 use crate::smtp::SmtpServer;
-use crate::world::{PATIENCE, World, delivery};
 
 /// A world whose `up` tells a webhook and a mailbox, and tries for as long as it takes.
 fn world(webhook: SocketAddr, mail: &SmtpServer) -> World {

@@ -2,16 +2,6 @@
 //! one store to another.
 
 mod transfer;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "../system/supervision"]
-mod supervision {
-    pub mod balance;
-    pub mod ends;
-    pub mod setting;
-}
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "../system/world.rs"]
-mod world;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -25,9 +15,11 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use serde_json::json;
-use supervision::setting::Setting;
-use world::process::without_test_variables;
-use world::{Process, World, delivery};
+use waybill_test_support::process::Process;
+use waybill_test_support::process::without_test_variables;
+use waybill_test_support::supervision;
+use waybill_test_support::supervision::setting::Setting;
+use waybill_test_support::world::{World, delivery};
 
 /// How many clients send at a time.
 const CLIENTS: usize = 8;

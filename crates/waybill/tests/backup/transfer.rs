@@ -7,9 +7,10 @@ use reqwest::StatusCode;
 use scylla::client::session_builder::SessionBuilder;
 use serde_json::{Value, json};
 use uuid::Uuid;
+use waybill_test_support::process::Process;
+use waybill_test_support::supervision::setting::Setting;
+use waybill_test_support::world::{World, delivery};
 
-use super::supervision::setting::Setting;
-use super::world::{Process, World, delivery};
 use super::{said, up, waybill, world_at, world_of};
 
 const SCYLLA: &str = "WAYBILL_TEST_SCYLLA";

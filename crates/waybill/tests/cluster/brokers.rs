@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use uuid::Uuid;
+use waybill_test_support::world::PATIENCE;
 
 use crate::cluster::{Cluster, deliver_while};
 use crate::is_remote;
 use crate::servers::{Kind, Server};
-use crate::world::PATIENCE;
 
 const BROKERS: usize = 3;
 /// Deliveries while one of them is killed. A multiple of five, for one in five goes by others.

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::Value;
+use waybill_test_support::clock::{Clock, library};
+use waybill_test_support::world::{World, delivery};
 
-use crate::clock::{Clock, library};
 use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
-use crate::world::{World, delivery};
 
 /// Deliveries between two jumps. A multiple of five, for one in five goes by others.
 const ROUND: usize = 100;

@@ -16,12 +16,12 @@ use scylla::client::session_builder::SessionBuilder;
 use tempfile::TempDir;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
+use waybill_test_support::process::without_test_variables;
+use waybill_test_support::supervision::ends::Ends;
+use waybill_test_support::world::{PATIENCE, World, delivery};
 
 use crate::member::Member;
 use crate::servers::{Kind, Server};
-use crate::supervision::ends::Ends;
-use crate::world::process::without_test_variables;
-use crate::world::{PATIENCE, World, delivery};
 use crate::{PARTITIONS, is_remote};
 
 const BROKERS: &str = "WAYBILL_TEST_BROKERS";

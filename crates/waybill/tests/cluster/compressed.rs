@@ -2,8 +2,8 @@
 
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
+use waybill_test_support::bombs::{CODECS, assert_refused, producer};
 
-use crate::bombs::{CODECS, assert_refused, producer};
 use crate::cluster::{Cluster, all_end_without_a_person, deliver};
 
 /// What a bomb expands to. One of several hundred MiB would take all memory of a Kafka of its default size.

@@ -1,11 +1,11 @@
 //! Services that fail, hang, time out after the deed and refuse, under a scheduler that is killed.
 
 use serde_json::json;
+use waybill_test_support::supervision::ends::Ends;
+use waybill_test_support::supervision::setting::Setting;
 
 use crate::cluster::{Cluster, deliver_while};
 use crate::is_remote;
-use crate::supervision::ends::Ends;
-use crate::supervision::setting::Setting;
 
 const DELIVERIES: usize = 500;
 

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use waybill_test_support::world::delivery;
+
 use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
 use crate::is_remote;
-use crate::world::delivery;
 
 const ROUND: usize = 200;
 /// Longer than a request is waited for, and than a lease.

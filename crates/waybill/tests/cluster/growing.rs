@@ -1,9 +1,10 @@
 //! The operation topics get more partitions, and go back to fewer, while deliveries and cancels flow through several of every role.
 
+use waybill_test_support::world::delivery;
+
 use crate::cluster::{Cluster, deliver_while};
 use crate::is_remote;
 use crate::readers::running;
-use crate::world::delivery;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn partitions_become_more_and_fewer_under_several_schedulers_while_deliveries_flow() {

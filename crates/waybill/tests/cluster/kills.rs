@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use waybill_test_support::world::World;
+
 use crate::cluster::{Cluster, deliver_while};
 use crate::is_remote;
-use crate::world::World;
 
 /// Deliveries between two kills. A multiple of five, for one in five goes by others.
 const ROUND: usize = 170;

@@ -9,10 +9,10 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::{Offset, util::Timeout};
 use serde_json::Value;
 use waybill_engine::{OperationId, partition_for};
+use waybill_test_support::world::PATIENCE;
 
 use crate::cluster::{Cluster, deliver};
 use crate::member::Member;
-use crate::world::PATIENCE;
 use crate::{PARTITIONS, is_remote};
 
 const DELIVERIES: usize = 60;

@@ -9,13 +9,7 @@
 //! Kafka is not cut off here: its clients connect to the address that it advertises, past whatever
 //! stands before it. `crates/kafka/tests/clients` has clients whose broker is away.
 
-#[path = "../../../kafka/tests/support/batches.rs"]
-mod batches;
-#[path = "../support/bombs.rs"]
-mod bombs;
 mod brokers;
-#[path = "../support/clock.rs"]
-mod clock;
 mod clocks;
 mod cluster;
 mod compressed;
@@ -28,8 +22,6 @@ mod line;
 mod logs;
 mod member;
 mod outage;
-#[path = "../support/previous.rs"]
-mod previous;
 mod readers;
 mod refusals;
 mod secured;
@@ -38,15 +30,6 @@ mod statuses;
 mod stops;
 mod undecodable;
 mod upgrade;
-#[path = "../system/supervision"]
-mod supervision {
-    pub mod balance;
-    pub mod ends;
-    pub mod setting;
-}
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "../system/world.rs"]
-mod world;
 
 /// Of how many partitions the topics of these tests are.
 const PARTITIONS: u32 = 4;

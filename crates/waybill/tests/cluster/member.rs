@@ -5,8 +5,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use serde_json::Value;
-
-use crate::world::{Process, World};
+use waybill_test_support::process::Process;
+use waybill_test_support::world::World;
 
 /// A process with its configuration, its data directory and its addresses.
 pub struct Member {

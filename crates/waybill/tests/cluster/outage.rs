@@ -5,11 +5,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use waybill_test_support::world::delivery;
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver, deliver_while, ready_after};
 use crate::is_remote;
 use crate::line::{Line, State};
-use crate::world::delivery;
 
 /// How long it is away: several leases.
 const AWAY: Duration = Duration::from_secs(20);

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use serde_json::Value;
+use waybill_test_support::world::{World, delivery};
 
 use crate::cluster::{Cluster, deliver_while};
 use crate::is_remote;
 use crate::member::Member;
-use crate::world::{World, delivery};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn partitions_are_shared_by_more_schedulers_and_by_fewer_while_deliveries_flow() {

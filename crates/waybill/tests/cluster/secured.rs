@@ -16,13 +16,13 @@ use tokio::sync::SemaphorePermit;
 use uuid::Uuid;
 use waybill::config::{Config, Environment};
 use waybill_kafka::{Admin, KafkaSettings};
+use waybill_test_support::process::without_test_variables;
+use waybill_test_support::world::{PATIENCE, World};
 
 use crate::PARTITIONS;
 use crate::cluster::{deliver, slot};
 use crate::is_remote;
 use crate::member::Member;
-use crate::world::process::without_test_variables;
-use crate::world::{PATIENCE, World};
 
 const BROKERS: &str = "WAYBILL_TEST_SECURED_BROKERS";
 const SCYLLA: &str = "WAYBILL_TEST_SECURED_SCYLLA";

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 
-use crate::world::PATIENCE;
+use waybill_test_support::world::PATIENCE;
 
 /// What starts servers, and stops them when it is asked to end.
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.ci/servers/run");

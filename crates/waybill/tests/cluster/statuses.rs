@@ -8,10 +8,10 @@ use rdkafka::message::Message as _;
 use rdkafka::{Offset, TopicPartitionList};
 use waybill_engine::OperationStatus;
 use waybill_messages::{Record as _, Topics};
+use waybill_test_support::world::PATIENCE;
 
 use crate::PARTITIONS;
 use crate::cluster::Cluster;
-use crate::world::PATIENCE;
 
 /// Asserts that whatever was told more than once was told in the same words, and that there are at
 /// least so many events.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use waybill_test_support::supervision::ends::Ends;
+use waybill_test_support::world::{Dice, World};
+
 use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
-use crate::supervision::ends::Ends;
-use crate::world::{Dice, World};
 
 /// Deliveries between two faults. A multiple of five, for one in five goes by others.
 const ROUND: usize = 60;

@@ -1,10 +1,10 @@
 //! Batches on Kafka that no client can decode, on each topic that schedulers read.
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use waybill_test_support::batches::{batch, produce};
+use waybill_test_support::world::PATIENCE;
 
-use crate::batches::{batch, produce};
 use crate::cluster::{Cluster, all_end_without_a_person, deliver};
-use crate::world::PATIENCE;
 
 /// The topics, without their prefix.
 const TOPICS: [&str; 3] = ["operation-requests.v1", "step-replies.v1", "recovery.v1"];

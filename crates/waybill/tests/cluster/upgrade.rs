@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use waybill_test_support::previous::previous_or_skip;
+use waybill_test_support::world::World;
+
 use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
-use crate::previous::previous_or_skip;
-use crate::world::World;
 
 /// Deliveries between two changes. A multiple of five, for one in five goes by others.
 const ROUND: usize = 100;

@@ -1,10 +1,9 @@
 //! Compressed batches on the topics of the program, written past its door.
 
-#[path = "../../../kafka/tests/support/batches.rs"]
-mod handmade;
+use waybill_test_support::batches as handmade;
+use waybill_test_support::bombs::{CODECS, assert_refused, producer, send};
 
 use super::*;
-use crate::bombs::{CODECS, assert_refused, producer, send};
 
 /// The memory that the program may take while it is sent bombs.
 const MEMORY_BYTES: u64 = 256 << 20;

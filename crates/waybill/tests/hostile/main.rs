@@ -1,12 +1,5 @@
 //! Attacks on the running program from outside, each by somebody without a token: what they must not stop goes on.
 
-#[path = "../support/bombs.rs"]
-mod bombs;
-#[path = "../support/memory.rs"]
-mod memory;
-#[path = "../support/process.rs"]
-mod process;
-
 mod batches;
 mod browser;
 mod connections;
@@ -20,10 +13,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use memory::MemoryLimit;
-use process::Process;
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
+use waybill_test_support::memory::MemoryLimit;
+use waybill_test_support::process::Process;
 
 /// How long something may take that is waited for: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -3,8 +3,6 @@
 
 mod access;
 mod batches;
-#[path = "../../../http/tests/support/tls.rs"]
-mod certificate;
 mod events;
 mod expedited;
 mod inputs;
@@ -12,8 +10,6 @@ mod limits;
 mod ops;
 mod pressure;
 mod repeats;
-#[path = "../support/rows.rs"]
-mod rows;
 mod status;
 mod tls;
 mod wire;

@@ -16,8 +16,8 @@ use tokio_openssl::SslStream;
 use waybill::config::TlsConfig;
 use waybill::ingestion::{Guards, IngestionConfig};
 use waybill_http::Tls;
+use waybill_test_support::certificate::Certificate;
 
-use super::certificate::Certificate;
 use super::world::*;
 
 struct Encrypted {

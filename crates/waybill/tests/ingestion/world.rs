@@ -29,8 +29,7 @@ use waybill_messages::{Record, Topics};
 use waybill_store::{
     EmbeddedConfig, EmbeddedStore, LayoutGeneration, Lease, LeaseKey, RowWrite, Store, WriteBatch,
 };
-
-use super::rows::{created, untouched};
+use waybill_test_support::rows::{created, untouched};
 
 pub const PARTITIONS: u32 = 3;
 pub const DELIVERIES: &str = "/api/deliveryrequests";

@@ -1,7 +1,5 @@
 //! `waybill ops` as a process, against a `waybill up` in another whose services are told to fail.
 
-#[path = "../support/process.rs"]
-mod process;
 mod world;
 
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -7,7 +7,5 @@
 mod courses;
 mod kills;
 mod postgres;
-#[path = "../support/process.rs"]
-mod process;
 mod shop;
 mod strangers;

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
 use crate::postgres::Postgres;
-use crate::process::{Process, log_tail, without_test_variables};
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
 pub const PATIENCE: Duration = Duration::from_secs(180);

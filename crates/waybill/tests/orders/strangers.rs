@@ -16,8 +16,8 @@ use waybill_engine::{
     StatusKind, Timestamp, partition_for,
 };
 use waybill_messages::Record as _;
+use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
-use crate::process::{Process, log_tail, without_test_variables};
 use crate::shop::{PATIENCE, get, root, wait_until};
 
 const REQUESTS: &str = "waybill.operation-requests.v1";

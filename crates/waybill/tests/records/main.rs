@@ -2,6 +2,4 @@
 
 mod dead_letters;
 mod printing;
-#[path = "../support/process.rs"]
-mod process;
 mod world;

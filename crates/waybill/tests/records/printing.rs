@@ -7,8 +7,8 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::{Offset as At, TopicPartitionList};
 use serde_json::{Value, json};
 use waybill_messages::RECORD_SCHEMAS;
+use waybill_test_support::process::without_test_variables;
 
-use crate::process::without_test_variables;
 use crate::world::*;
 
 #[test]

@@ -20,8 +20,7 @@ use waybill_engine::{
 use waybill_messages::DeadLetter;
 use waybill_messages::Record as _;
 use waybill_messages::headers::Stage;
-
-use crate::process::{Process, log_tail, without_test_variables};
+use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
 pub const PATIENCE: Duration = Duration::from_secs(60);

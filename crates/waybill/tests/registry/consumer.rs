@@ -5,9 +5,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use waybill_test_support::registry::Stub;
+use waybill_test_support::world::World;
 
-use crate::stub::Stub;
-use crate::world::World;
 use crate::{STATUS, deliver, with_registry};
 
 /// Names a Python that has `confluent-kafka[avro,schemaregistry]`; else `python3` is tried.

@@ -1,13 +1,6 @@
 //! The whole system with a schema registry: what lies on the topics, what a start does, and what
 //! becomes of records while the registry is away.
 
-#[path = "../../../registry/tests/client/stub.rs"]
-#[allow(dead_code, reason = "shared with the tests of the client")]
-mod stub;
-#[path = "../system/world.rs"]
-#[allow(dead_code, reason = "shared with the tests of the whole system")]
-mod world;
-
 mod consumer;
 mod real;
 mod records;
@@ -16,9 +9,10 @@ mod start;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use stub::Stub;
 use waybill_messages::{RECORD_SCHEMAS, RecordKind, RecordSchema};
-use world::World;
+use waybill_test_support::registry::Stub;
+use waybill_test_support::world;
+use waybill_test_support::world::World;
 
 const STATUS: &str = "waybill.operation-status.v1";
 
@@ -34,7 +28,7 @@ fn with_registry(stub: &Stub, more: &str) -> String {
 fn waybill(config: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     command.args(arguments).arg("--config").arg(config);
-    world::process::without_test_variables(&mut command);
+    waybill_test_support::process::without_test_variables(&mut command);
     command.output().expect("the program was built")
 }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use waybill_messages::{RECORD_SCHEMAS, RecordKind, SchemaId, Topics, WriterSchema};
 use waybill_registry::{Compatibility, Registry, RegistryError, RegistrySettings};
+use waybill_test_support::world::World;
 
 use crate::records::{id_of, values};
-use crate::world::World;
 use crate::{deliver, schema_of, waybill};
 
 /// The registry's URL.

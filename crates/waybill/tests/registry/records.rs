@@ -12,9 +12,9 @@ use waybill_engine::{
     CreateRequest, IdOrigin, OperationId, OperationRequest, RequestHash, Timestamp, partition_for,
 };
 use waybill_messages::{Record as _, RecordKind};
+use waybill_test_support::registry::Stub;
+use waybill_test_support::world::{PATIENCE, World, delivery};
 
-use crate::stub::Stub;
-use crate::world::{PATIENCE, World, delivery};
 use crate::{STATUS, deliver, schema_of, with_registry};
 
 const PARTITIONS: u32 = 2;

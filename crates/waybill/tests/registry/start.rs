@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 use waybill_messages::RecordKind;
+use waybill_test_support::process::Process;
+use waybill_test_support::registry::Stub;
+use waybill_test_support::world::{World, delivery};
 
-use crate::stub::Stub;
-use crate::world::{Process, World, delivery};
 use crate::{schema_of, waybill, with_registry};
 
 const SUBJECT: &str = "waybill.step-replies.v1-value";

@@ -1,8 +1,6 @@
 //! The whole program behind TLS and tokens: its listeners, its own commands, and what it says.
 
 mod broker;
-#[path = "../../../http/tests/support/tls.rs"]
-mod certificate;
 mod jwt;
 mod program;
 

@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use reqwest::Client;
 use sha2::{Digest as _, Sha256};
+use waybill_test_support::certificate::Certificate;
 
 use super::PATIENCE;
-use super::certificate::Certificate;
 use super::jwt::Signing;
 
 /// A token, and the file that it lies in.

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use serde_json::json;
-
-use crate::clock::{Clock, library};
-use crate::world::{World, delivery};
+use waybill_test_support::clock::{Clock, library};
+use waybill_test_support::world::{World, delivery};
 
 /// Deliveries before, during and after the glitch each.
 const ROUND: usize = 20;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use fjall::AbstractTree as _;
 use serde_json::{Value, json};
+use waybill_test_support::world::{World, delivery};
 
 use crate::doctor::{bad, json_lines, run};
-use crate::world::{World, delivery};
 use crate::{REQUESTS, restart};
 
 const DELIVERIES: usize = 60;

@@ -9,9 +9,9 @@ use rdkafka::config::ClientConfig;
 use rdkafka::util::Timeout;
 use rdkafka::{Offset, TopicPartitionList};
 use serde_json::json;
+use waybill_test_support::process::without_test_variables;
+use waybill_test_support::world::{PATIENCE, World};
 
-use crate::world::process::without_test_variables;
-use crate::world::{PATIENCE, World};
 use crate::{EXPEDITED, REQUESTS, deliver_all, is_remote, restart, schedulers};
 
 const CONFIG: &str = "partitions: 2\n";

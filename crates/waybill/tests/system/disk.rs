@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::Value;
+use waybill_test_support::process::Process;
+use waybill_test_support::process::without_test_variables;
+use waybill_test_support::world::{World, delivery};
 
 use crate::is_remote;
-use crate::world::process::without_test_variables;
-use crate::world::{Process, World, delivery};
 
 const LISTENERS: &[&str] = &["http", "admin", "broker", "services"];
 /// How large the file system is. `storage.freeMin: auto` is a quarter of it.

@@ -5,9 +5,8 @@ use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
 use serde_json::{Value, json};
-
-use crate::world::process::without_test_variables;
-use crate::world::{World, delivery};
+use waybill_test_support::process::without_test_variables;
+use waybill_test_support::world::{World, delivery};
 
 const DELIVERIES: usize = 12;
 

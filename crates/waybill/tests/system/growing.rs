@@ -10,10 +10,10 @@ use rdkafka::consumer::Consumer as _;
 use serde_json::Value;
 use tokio::task::JoinHandle;
 use waybill_engine::partition_for;
+use waybill_test_support::process::without_test_variables;
+use waybill_test_support::world::{PATIENCE, World, delivery};
 
 use crate::readers::{cancel, deliver_and_cancel};
-use crate::world::process::without_test_variables;
-use crate::world::{PATIENCE, World, delivery};
 use crate::{REQUESTS, deliver_all, is_remote, looker, put_to, restart, schedulers};
 
 const CONFIG: &str = "partitions: 2\n\

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rdkafka::TopicPartitionList;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use waybill_test_support::world::{PATIENCE, World};
 
-use crate::world::{PATIENCE, World};
 use crate::{PARTITIONS, REQUESTS, deliver_all, is_remote, restart, schedulers};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

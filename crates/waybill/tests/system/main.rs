@@ -2,8 +2,6 @@
 //! services' ledger. On the embedded broker and store, or, with `WAYBILL_TEST_WORLD=servers`, on the servers
 //! that `WAYBILL_TEST_BROKERS` and `WAYBILL_TEST_SCYLLA` name.
 
-#[path = "../support/clock.rs"]
-mod clock;
 mod clocks;
 mod damage;
 mod dashboards;
@@ -12,14 +10,11 @@ mod disk;
 mod doctor;
 mod growing;
 mod lost_state;
-#[path = "../support/previous.rs"]
-mod previous;
 mod readers;
 mod repair;
 mod supervision;
 mod turns;
 mod upgrade;
-mod world;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,9 +28,9 @@ use serde_json::{Value, json};
 use waybill_engine::{
     CreateRequest, IdOrigin, OperationId, OperationRequest, RequestHash, Timestamp, partition_for,
 };
-
 use waybill_messages::Record as _;
-use world::{Dice, PATIENCE, Process, World, delivery};
+use waybill_test_support::process::Process;
+use waybill_test_support::world::{Dice, PATIENCE, World, delivery};
 
 const PARTITIONS: u32 = 4;
 const REQUESTS: &str = "operation-requests";

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
+use waybill_test_support::process::without_test_variables;
+use waybill_test_support::world::{World, delivery};
 
 use crate::turns::send;
-use crate::world::process::without_test_variables;
-use crate::world::{World, delivery};
 use crate::{
     PARTITIONS, REPLIES, deliver_all, is_remote, log_end, requests_end, restart, schedulers,
 };

@@ -2,8 +2,8 @@
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-
-use crate::world::{World, delivery};
+use waybill_test_support::process::Process;
+use waybill_test_support::world::{World, delivery};
 
 /// A workflow that parks what fails: its last step has nothing to undo, the first has.
 const PARKING: &str = "
@@ -20,7 +20,7 @@ steps:
 ";
 
 /// Everything in one process, and ready.
-async fn up() -> (World, crate::world::Process) {
+async fn up() -> (World, Process) {
     let mut world = World::of_either_kind("");
     std::fs::write(world.path("parking.yaml"), PARKING).expect("the directory is writable");
     let file = world.path("parking.yaml");
@@ -34,97 +34,6 @@ async fn up() -> (World, crate::world::Process) {
     (world, process)
 }
 
-impl World {
-    /// What a service does wrong from now on.
-    async fn fault(&self, service: &str, faults: Value) {
-        let url = self.url("services", &format!("/faults/{service}"));
-        let answer = self.client.put(url).json(&faults).send().await;
-        assert!(answer.is_ok_and(|answer| answer.status().is_success()));
-    }
-
-    /// A service does nothing wrong any more.
-    async fn mend(&self, service: &str) {
-        let url = self.url("services", &format!("/faults/{service}"));
-        let answer = self.client.delete(url).send().await;
-        assert!(answer.is_ok_and(|answer| answer.status().is_success()));
-    }
-
-    async fn asked(&self, method: Method, path: &str, body: Option<Value>) -> (StatusCode, Value) {
-        let mut request = self.client.request(method, self.url("http", path));
-        if let Some(body) = body {
-            request = request.json(&body);
-        }
-        let answer = request.send().await.expect("the API answers");
-        let status = answer.status();
-        (status, answer.json().await.expect("answers are JSON"))
-    }
-
-    async fn shown(&self, id: &str) -> Value {
-        let path = format!("/v1/operations/{id}");
-        self.asked(Method::GET, &path, None).await.1
-    }
-
-    async fn verb(&self, id: &str, verb: &str, body: Value) -> Value {
-        let path = format!("/v1/operations/{id}:{verb}");
-        let (status, view) = self.asked(Method::POST, &path, Some(body)).await;
-        assert_eq!(status, StatusCode::ACCEPTED, "{verb}: {view}");
-        view
-    }
-
-    async fn reaches(&self, id: &str, state: &str) -> Value {
-        self.eventually(&format!("{id} is {state}"), async || {
-            self.state(id).await.as_deref() == Some(state)
-        })
-        .await;
-        self.shown(id).await
-    }
-
-    /// The steps of an operation whose effects stand, and those whose were undone.
-    async fn balance(&self, id: &str) -> (Vec<String>, Vec<String>) {
-        let url = self.url("services", "/ledger/operations?limit=10000");
-        let answer = self.client.get(url).send().await;
-        let lines = answer.expect("the services answer").text().await;
-        let lines = lines.expect("the ledger is text");
-        let found = lines.lines().find_map(|line| {
-            let line: Value = serde_json::from_str(line).expect("a line is JSON");
-            (line["operation"] == id).then_some(line)
-        });
-        let line = found.unwrap_or_else(|| panic!("{id} is in the ledger"));
-        let steps = |name: &str| -> Vec<String> {
-            let steps = line[name].as_array().expect("steps are listed").iter();
-            steps
-                .map(|step| step.as_str().expect("a step has a name").to_owned())
-                .collect()
-        };
-        (steps("standing"), steps("undone"))
-    }
-
-    /// Waits until the gauges say that so many wait for a person in this state.
-    async fn comes_to_be_parked(&self, state: &str, count: f64) {
-        self.eventually(&format!("{count} are parked in {state}"), async || {
-            let label = format!("state=\"{state}\"");
-            let shards = self.samples("waybill_parked_operations", &label).await;
-            shards.len() == 4 && shards.iter().sum::<f64>() == count
-        })
-        .await;
-    }
-
-    /// The (type, state) of every event of an operation, up to its end.
-    async fn events(&self, id: &str) -> Vec<(String, String)> {
-        let url = self.url("http", &format!("/v1/operations/{id}/events"));
-        let answer = self.client.get(url).send().await.expect("the API answers");
-        assert_eq!(answer.status(), StatusCode::OK);
-        let text = answer.text().await.expect("the stream ends");
-        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
-        data.map(|data| {
-            let event: Value = serde_json::from_str(data).expect("data is JSON");
-            let word = |name: &str| event[name].as_str().unwrap_or_default().to_owned();
-            (word("type"), word("state"))
-        })
-        .collect()
-    }
-}
-
 fn verbs_of(history: &Value) -> Vec<String> {
     let entries = history.as_array().map(Vec::as_slice).unwrap_or_default();
     let applied = entries.iter().filter(|entry| entry["refused"].is_null());
@@ -136,7 +45,7 @@ fn verbs_of(history: &Value) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_drone_undoes_the_delivery_which_can_then_be_run_again_as_a_new_one() {
     let (world, _process) = up().await;
-    world.fault("drone", json!({"refuseRate": 1})).await;
+    world.put_faults("drone", &json!({"refuseRate": 1})).await;
     let id = world.deliver(&delivery("refused", false)).await;
     let events = world.events(&id).await;
     assert_eq!(events[0].0, "received");
@@ -150,7 +59,7 @@ async fn a_refused_drone_undoes_the_delivery_which_can_then_be_run_again_as_a_ne
     assert_eq!(standing, Vec::<String>::new());
     assert_eq!(undone, ["package"]);
 
-    world.mend("drone").await;
+    world.reset_faults("drone").await;
     let asked = world
         .verb(&id, "resubmit", json!({"asNew": true, "by": "kim"}))
         .await;
@@ -169,7 +78,7 @@ async fn a_refused_drone_undoes_the_delivery_which_can_then_be_run_again_as_a_ne
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_delivery_is_undone_while_it_runs_and_before_it_comes() {
     let (world, _process) = up().await;
-    world.fault("drone", json!({"latencyMs": 1500})).await;
+    world.put_faults("drone", &json!({"latencyMs": 1500})).await;
     let id = world.deliver(&delivery("slow", false)).await;
     world
         .eventually("the drone is being scheduled", async || {
@@ -179,12 +88,12 @@ async fn a_cancelled_delivery_is_undone_while_it_runs_and_before_it_comes() {
         .await;
     let early = json!({"pickupTime": "2030-01-01T11:00:00Z"});
     let path = "/api/deliveryrequests/slow";
-    let (status, problem) = world.asked(Method::PATCH, path, Some(early)).await;
+    let (status, problem) = world.request(Method::PATCH, path, Some(early)).await;
     assert_eq!(
         (status, &problem["code"]),
         (StatusCode::CONFLICT, &json!("step-sent"))
     );
-    let (status, asked) = world.asked(Method::DELETE, path, None).await;
+    let (status, asked) = world.request(Method::DELETE, path, None).await;
     assert_eq!(status, StatusCode::ACCEPTED, "{asked}");
     let shown = world.reaches(&id, "Cancelled").await;
     assert_eq!(shown["cancel"], "applied");
@@ -193,7 +102,7 @@ async fn a_cancelled_delivery_is_undone_while_it_runs_and_before_it_comes() {
     assert_eq!(world.balance(&id).await.0, Vec::<String>::new());
 
     let path = "/api/deliveryrequests/not-yet";
-    let (status, _) = world.asked(Method::DELETE, path, None).await;
+    let (status, _) = world.request(Method::DELETE, path, None).await;
     assert_eq!(status, StatusCode::ACCEPTED);
     let id = world.deliver(&delivery("not-yet", false)).await;
     let shown = world.reaches(&id, "Cancelled").await;
@@ -204,8 +113,10 @@ async fn a_cancelled_delivery_is_undone_while_it_runs_and_before_it_comes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
     let (world, process) = up().await;
-    world.fault("drone", json!({"refuseRate": 1})).await;
-    world.fault("package", json!({"undoRefuseRate": 1})).await;
+    world.put_faults("drone", &json!({"refuseRate": 1})).await;
+    world
+        .put_faults("package", &json!({"undoRefuseRate": 1}))
+        .await;
     let id = world.deliver(&delivery("stuck", false)).await;
     world.reaches(&id, "CompensationFailed").await;
     assert_eq!(world.balance(&id).await.0, ["package"]);
@@ -214,7 +125,7 @@ async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
     let process = world.again("up", &[], &["http", "admin", "broker", "services"]);
     world.ready().await;
     let list = "/v1/operations?state=CompensationFailed";
-    let (_, page) = world.asked(Method::GET, list, None).await;
+    let (_, page) = world.request(Method::GET, list, None).await;
     assert_eq!(page["items"].as_array().map(Vec::len), Some(1), "{page}");
     let item = &page["items"][0];
     assert_eq!(
@@ -228,8 +139,8 @@ async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
         ("final", "CompensationFailed")
     );
     // Nobody who asks from now on saw it being parked.
-    world.comes_to_be_parked("CompensationFailed", 1.0).await;
-    world.comes_to_be_parked("Error", 0.0).await;
+    world.parked_become("CompensationFailed", 1.0).await;
+    world.parked_become("Error", 0.0).await;
     let age = "waybill_parked_oldest_age_seconds";
     assert!(world.metric(age, "").await > 0.0, "it waits for a while");
     let shown = world.shown(&id).await;
@@ -238,8 +149,8 @@ async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
         assert!(open.contains(&json!(verb)), "{shown}");
     }
 
-    world.mend("package").await;
-    world.mend("drone").await;
+    world.reset_faults("package").await;
+    world.reset_faults("drone").await;
     let why = json!({"reason": "the service is mended", "by": "kim"});
     world.verb(&id, "retry-compensation", why).await;
     let shown = world.reaches(&id, "Compensated").await;
@@ -254,9 +165,9 @@ async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
             &json!("the service is mended")
         )
     );
-    let (_, page) = world.asked(Method::GET, list, None).await;
+    let (_, page) = world.request(Method::GET, list, None).await;
     assert_eq!(page["items"], json!([]));
-    world.comes_to_be_parked("CompensationFailed", 0.0).await;
+    world.parked_become("CompensationFailed", 0.0).await;
     assert_eq!(world.metric(age, "").await, 0.0, "nobody waits");
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 }
@@ -264,13 +175,13 @@ async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_parked_operation_goes_on_where_it_failed_or_is_abandoned_as_it_stands() {
     let (world, _process) = up().await;
-    world.fault("account", json!({"refuseRate": 1})).await;
+    world.put_faults("account", &json!({"refuseRate": 1})).await;
     let mut ids = Vec::new();
     for name in ["goes-on", "stays"] {
         let input = delivery(name, false);
         let body = json!({"workflow": "parking", "id": name, "input": input});
         let (status, view) = world
-            .asked(Method::POST, "/v1/operations", Some(body))
+            .request(Method::POST, "/v1/operations", Some(body))
             .await;
         assert_eq!(status, StatusCode::ACCEPTED, "{view}");
         ids.push(view["id"].as_str().expect("it has an id").to_owned());
@@ -279,13 +190,13 @@ async fn a_parked_operation_goes_on_where_it_failed_or_is_abandoned_as_it_stands
         world.reaches(id, "Error").await;
     }
     let (_, page) = world
-        .asked(Method::GET, "/v1/operations?step=account&limit=10", None)
+        .request(Method::GET, "/v1/operations?step=account&limit=10", None)
         .await;
     let items = page["items"].as_array().expect("items are listed");
     assert_eq!(items.len(), 2, "{page}");
     assert_eq!(items[0]["fingerprint"], items[1]["fingerprint"]);
 
-    world.mend("account").await;
+    world.reset_faults("account").await;
     world.verb(&ids[0], "resubmit", json!({})).await;
     let shown = world.reaches(&ids[0], "Processed").await;
     assert_eq!(world.balance(&ids[0]).await.0, ["package"]);
@@ -300,7 +211,7 @@ async fn a_parked_operation_goes_on_where_it_failed_or_is_abandoned_as_it_stands
             world.shown(&ids[1]).await["abandoned"] == json!(true)
         })
         .await;
-    let (_, page) = world.asked(Method::GET, "/v1/operations", None).await;
+    let (_, page) = world.request(Method::GET, "/v1/operations", None).await;
     assert_eq!(page["items"], json!([]), "nothing waits for a person");
     assert_eq!(world.balance(&ids[1]).await.0, ["package"], "as it stands");
 }

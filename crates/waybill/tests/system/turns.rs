@@ -10,8 +10,7 @@ use reqwest::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 use waybill_engine::{OperationStatus, StatusKind};
 use waybill_messages::Record as _;
-
-use crate::world::{PATIENCE, World, delivery};
+use waybill_test_support::world::{PATIENCE, World, delivery};
 
 /// Requests of a tenant that sends all at once.
 const CROWD: usize = 300;

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::previous::previous_or_skip;
-use crate::world::World;
+use waybill_test_support::previous::previous_or_skip;
+use waybill_test_support::world::World;
+
 use crate::{deliver_all, is_remote, restart};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

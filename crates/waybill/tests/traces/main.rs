@@ -1,9 +1,6 @@
 //! Spans, as a collector gets them from the whole program.
 
 mod collector;
-#[path = "../support/process.rs"]
-#[allow(dead_code)]
-mod process;
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -20,9 +17,9 @@ use waybill_engine::{
     CreateRequest, IdOrigin, OperationId, OperationRequest, RequestHash, Timestamp, partition_for,
 };
 use waybill_messages::Record as _;
+use waybill_test_support::process::{Process, log_tail};
 
 use self::collector::{Collector, Received};
-use self::process::{Process, log_tail};
 
 /// How long anything is waited for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,12 +1,10 @@
 //! Rows for tests.
 
-#[path = "../../../tests/support/rows.rs"]
-mod rows;
-
 use std::sync::Arc;
 
 use uuid::Uuid;
 use waybill_engine::{OperationId, OperationRow, ProcessState, Stamp, Timestamp};
+use waybill_test_support::rows;
 
 /// The row of an operation in `state`, none of whose steps was asked for.
 pub fn row(state: ProcessState, steps: &[&str]) -> OperationRow {

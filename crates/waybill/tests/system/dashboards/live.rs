@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use rdkafka::config::ClientConfig;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use serde_json::{Value, json};
+use waybill_test_support::supervision::setting::Setting;
+use waybill_test_support::world::{PATIENCE, World, delivery};
 
 use super::{Dashboard, as_sent};
-use crate::supervision::Setting;
-use crate::world::{PATIENCE, World, delivery};
 use crate::{REPLIES, REQUESTS, is_remote};
 
 /// Receivers at an address where nobody listens.

@@ -5,11 +5,11 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use serde_json::{Value, json};
 use waybill_engine::{OperationId, PartitionId};
 use waybill_store::{CqlStore, DUE_BUCKETS_AGAIN, DueBucket, EmbeddedConfig, EmbeddedStore, Store};
+use waybill_test_support::supervision::setting::replaced;
+use waybill_test_support::world::{PATIENCE, World, delivery};
 
 use super::Setting;
-use super::setting::replaced;
 use crate::deleted::{delete_all, set_running};
-use crate::world::{PATIENCE, World, delivery};
 use crate::{RECOVERY, schedulers};
 
 const UP: [&str; 4] = ["http", "admin", "broker", "services"];

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use waybill_test_support::process::Process;
+use waybill_test_support::world::{Dice, Metrics, World, delivery};
 
 use super::{Ends, SERVICES, Setting};
-use crate::world::{Dice, Metrics, Process, World, delivery};
 use crate::{deliver_all, is_remote, restart, start_agents};
 
 /// Sends so many deliveries where the environment says nothing else.

@@ -1,9 +1,10 @@
 //! A service that is away for long: what needs it waits, at no cost, and everything else goes on.
 
 use serde_json::{Value, json};
+use waybill_test_support::supervision::balance::Ledger;
+use waybill_test_support::world::{World, delivery};
 
 use super::{Setting, replaced};
-use crate::world::{World, delivery};
 
 /// A workflow that has no use for drones.
 const ERRAND: &str = "
@@ -89,7 +90,7 @@ async fn an_outage_of_one_service_costs_no_delivery_and_holds_up_no_other_workfl
     world.all_reach(&ids, "Processed").await;
     let (here, there) = (world.ledger().await, elsewhere.ledger().await);
     for id in &ids {
-        let steps = |ledger: &super::balance::Ledger| {
+        let steps = |ledger: &Ledger| {
             let mut steps: Vec<_> = ledger[id].clone().into_iter().collect();
             steps.sort();
             steps

@@ -1,9 +1,9 @@
 //! What is parked costs nothing.
 
 use serde_json::json;
+use waybill_test_support::world::{World, delivery};
 
 use super::Setting;
-use crate::world::{World, delivery};
 
 /// How much more work a delivery may take beside the parked ones. Loose, for what is written together is a
 /// matter of the moment; looking at a thousand of them would be far more.

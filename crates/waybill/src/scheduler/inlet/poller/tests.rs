@@ -10,12 +10,10 @@ use waybill_engine::{Division, Handover};
 use waybill_kafka::{ConsumerOptions, KafkaSettings};
 use waybill_messages::{Framing, Lookup, SchemaId, Schemas};
 use waybill_store::ReplyKey;
+use waybill_test_support::batches;
 
 use super::*;
 use crate::scheduler::nonces::Nonces;
-
-#[path = "../../../../../kafka/tests/support/batches.rs"]
-mod batches;
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
 const LONG: Duration = Duration::from_secs(30);

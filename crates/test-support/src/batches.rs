@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A batch with a right checksum. Each record is its bytes, from the length on. The lowest bits of `attributes` say how
 /// the records are compressed.
-pub(crate) fn batch(attributes: u16, records: &[Vec<u8>]) -> Vec<u8> {
+pub fn batch(attributes: u16, records: &[Vec<u8>]) -> Vec<u8> {
     const UNSEQUENCED: [u8; 8 + 2 + 4] = [0xff; 14];
     let count = u32::try_from(records.len()).unwrap();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
@@ -27,7 +27,7 @@ pub(crate) fn batch(attributes: u16, records: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// Appends a batch, whatever it holds, to partition 0 of a topic. Returns the broker's error code.
-pub(crate) fn produce(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
+pub fn produce(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
     const TIMEOUT_MS: u32 = 10_000;
     const NONE: [u8; 2] = u16::MAX.to_be_bytes();
     const ALL: [u8; 2] = u16::MAX.to_be_bytes();

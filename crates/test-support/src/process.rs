@@ -9,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use crate::world::PATIENCE;
+
 /// How long a process may take to announce its listeners. Generous: it bounds a failure, not a
 /// success.
 const ANNOUNCE_PATIENCE: Duration = Duration::from_secs(120);
@@ -17,6 +19,7 @@ const LOG_LINES_SHOWN: usize = 60;
 
 /// A running process. Dropping it kills it.
 pub struct Process {
+    /// The process.
     pub child: Child,
 }
 
@@ -63,6 +66,39 @@ impl Process {
             }
         }
         (process, addresses)
+    }
+}
+
+impl Process {
+    /// `kill -9`.
+    pub fn kill(mut self) {
+        self.child.kill().expect("the process is there");
+        self.child.wait().expect("the process can be waited for");
+    }
+
+    /// SIGTERM, and waits for the end. Returns the exit code.
+    pub fn terminate(mut self) -> Option<i32> {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-TERM", &pid]).status();
+        assert!(
+            sent.is_ok_and(|status| status.success()),
+            "SIGTERM can be sent"
+        );
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self
+                .child
+                .try_wait()
+                .expect("the process can be waited for")
+            {
+                return status.code();
+            }
+            assert!(
+                Instant::now() < deadline,
+                "the process does not end on SIGTERM"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 

@@ -10,11 +10,11 @@ use super::setting::SERVICES;
 use crate::world::{PATIENCE, World};
 
 /// How many questions are asked at once.
-pub(crate) const QUESTIONS: usize = 16;
+pub const QUESTIONS: usize = 16;
 
 impl World {
     /// Changes the faults of a service.
-    pub(crate) async fn put_faults(&self, service: &str, faults: &Value) {
+    pub async fn put_faults(&self, service: &str, faults: &Value) {
         let url = self.url("services", &format!("/faults/{service}"));
         let answer = self.client.put(url).json(faults).send().await;
         let status = answer.expect("the services answer").status();
@@ -22,7 +22,7 @@ impl World {
     }
 
     /// Makes all services faultless, whatever they were configured with.
-    pub(crate) async fn clear_faults(&self) {
+    pub async fn clear_faults(&self) {
         let none = json!({
             "errorRate": 0, "hangRate": 0, "doThenTimeoutRate": 0,
             "refuseRate": 0, "undoRefuseRate": 0,
@@ -32,8 +32,14 @@ impl World {
         }
     }
 
+    /// Sends these deliveries, some at once, and returns their ids in order.
+    pub async fn deliver_each(&self, deliveries: impl IntoIterator<Item = Value>) -> Vec<String> {
+        let sent = stream::iter(deliveries).map(|body| async move { self.deliver(&body).await });
+        sent.buffered(QUESTIONS).collect().await
+    }
+
     /// The operation as the API shows it; `None` while nobody answers.
-    pub(crate) async fn operation(&self, id: &str) -> Option<Value> {
+    pub async fn operation(&self, id: &str) -> Option<Value> {
         let url = self.url("http", &format!("/v1/operations/{id}"));
         let answer = self.client.get(url).send().await.ok()?;
         answer
@@ -46,7 +52,7 @@ impl World {
     }
 
     /// Waits until every operation has ended or is parked, and returns how each one is then.
-    pub(crate) async fn all_end(&self, ids: &[String]) -> Vec<Value> {
+    pub async fn all_end(&self, ids: &[String]) -> Vec<Value> {
         let deadline = Instant::now() + PATIENCE;
         let mut ends = vec![Value::Null; ids.len()];
         let mut open: Vec<usize> = (0..ids.len()).collect();
@@ -79,11 +85,7 @@ impl World {
 
     /// Waits until every operation has ended and the ledger agrees with how it did. What ended may
     /// move again: an effect that comes late is undone.
-    pub(crate) async fn all_end_in_balance(
-        &self,
-        ids: &[String],
-        remote: impl Fn(usize) -> bool,
-    ) -> Ends {
+    pub async fn all_end_in_balance(&self, ids: &[String], remote: impl Fn(usize) -> bool) -> Ends {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let ends = self.all_end(ids).await;
@@ -110,10 +112,15 @@ fn has_ended(operation: &Value) -> bool {
 
 /// How many operations ended in each state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Ends {
-    pub(crate) processed: usize,
-    pub(crate) compensated: usize,
-    pub(crate) cancelled: usize,
-    pub(crate) error: usize,
-    pub(crate) compensation_failed: usize,
+pub struct Ends {
+    /// In the state `Processed`.
+    pub processed: usize,
+    /// In the state `Compensated`.
+    pub compensated: usize,
+    /// In the state `Cancelled`.
+    pub cancelled: usize,
+    /// In the state `Error`.
+    pub error: usize,
+    /// In the state `CompensationFailed`.
+    pub compensation_failed: usize,
 }

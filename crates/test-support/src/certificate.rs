@@ -18,11 +18,14 @@ use tokio_openssl::SslStream;
 
 /// A certificate for `localhost` and 127.0.0.1 that signs itself.
 pub struct Certificate {
+    /// The certificate.
     pub x509: X509,
     key: PKey<Private>,
 }
 
 impl Certificate {
+    /// A new one with a key of its own, valid for a day.
+    #[expect(clippy::new_without_default, reason = "each is another one")]
     pub fn new() -> Self {
         let curve = EcGroup::from_curve_name(Nid::X9_62_PRIME256V1).unwrap();
         let key = PKey::from_ec_key(EcKey::generate(&curve).unwrap()).unwrap();

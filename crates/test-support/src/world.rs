@@ -1,10 +1,5 @@
 //! The program as processes: started, killed and asked from outside, as a user would.
 
-#[path = "../support/process.rs"]
-pub mod process;
-#[path = "servers.rs"]
-mod servers;
-
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,9 +11,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-pub use process::Process;
-use process::log_tail;
-use servers::Servers;
+use crate::process::{Process, log_tail};
+use crate::servers::Servers;
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -31,6 +25,7 @@ pub struct World {
     dir: TempDir,
     /// Where its listeners are, and those of others that it asks, by name.
     pub addresses: HashMap<String, SocketAddr>,
+    /// What its listeners are asked with.
     pub client: reqwest::Client,
     /// What its processes find in their environment.
     pub env: Vec<(String, String)>,
@@ -55,7 +50,7 @@ impl World {
             addresses: HashMap::new(),
             client,
             env: Vec::new(),
-            program: Mutex::new(env!("CARGO_BIN_EXE_waybill").into()),
+            program: Mutex::new(program()),
             servers: None,
             only_ordinary: AtomicBool::new(false),
         }
@@ -95,6 +90,7 @@ impl World {
         format!("{prefix}.{name}.v1")
     }
 
+    /// A file of its directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -104,6 +100,7 @@ impl World {
         self.addresses[name]
     }
 
+    /// The address of a path at a listener.
     pub fn url(&self, name: &str, path: &str) -> String {
         format!("http://{}{path}", self.address(name))
     }
@@ -343,6 +340,7 @@ impl World {
         }
     }
 
+    /// The end of what its processes logged.
     pub fn log_tail(&self) -> String {
         log_tail(&self.path("log.txt"))
     }
@@ -355,39 +353,6 @@ const LISTENERS: &[(&str, &str)] = &[
     ("broker", "--broker-listen"),
     ("services", "--services"),
 ];
-
-impl Process {
-    /// `kill -9`.
-    pub fn kill(mut self) {
-        self.child.kill().expect("the process is there");
-        self.child.wait().expect("the process can be waited for");
-    }
-
-    /// SIGTERM, and waits for the end. Returns the exit code.
-    pub fn terminate(mut self) -> Option<i32> {
-        let pid = self.child.id().to_string();
-        let sent = Command::new("kill").args(["-TERM", &pid]).status();
-        assert!(
-            sent.is_ok_and(|status| status.success()),
-            "SIGTERM can be sent"
-        );
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self
-                .child
-                .try_wait()
-                .expect("the process can be waited for")
-            {
-                return status.code();
-            }
-            assert!(
-                Instant::now() < deadline,
-                "the process does not end on SIGTERM"
-            );
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
 
 /// Whether a delivery is expedited: one in three, whatever it is about.
 fn is_expedited(id: &str) -> bool {
@@ -413,10 +378,21 @@ pub fn delivery(id: &str, remote: bool) -> Value {
 pub struct Dice(pub u64);
 
 impl Dice {
+    /// The next number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
     }
+}
+
+/// The program, which cargo builds beside the directory of the tests.
+fn program() -> PathBuf {
+    let test = std::env::current_exe().expect("a test is a file");
+    let built = test
+        .ancestors()
+        .nth(2)
+        .expect("it is in a directory of tests");
+    built.join("waybill")
 }

@@ -26,6 +26,7 @@ pub fn producer(brokers: &str, codec: &str) -> FutureProducer {
         .unwrap()
 }
 
+/// Sends a record to partition 0 of a topic, and waits for what the broker says.
 pub async fn send(producer: &FutureProducer, topic: &str, value: &[u8]) -> Result<(), KafkaError> {
     let record = FutureRecord::<(), _>::to(topic).partition(0).payload(value);
     let sent = producer.send(record, Timeout::After(PATIENCE)).await;

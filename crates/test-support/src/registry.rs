@@ -68,6 +68,7 @@ impl Stub {
         Self { address, shared }
     }
 
+    /// Where it listens.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -82,6 +83,7 @@ impl Stub {
         self.answers(StatusCode::SERVICE_UNAVAILABLE, "");
     }
 
+    /// Answers by itself again.
     pub fn is_back(&self) {
         self.shared().instead = None;
     }

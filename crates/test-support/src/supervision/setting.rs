@@ -5,19 +5,25 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::world::World;
+
 /// The services, as their faults are called.
-pub(crate) const SERVICES: [&str; 5] = ["account", "package", "third-party", "drone", "delivery"];
+pub const SERVICES: [&str; 5] = ["account", "package", "third-party", "drone", "delivery"];
 
 /// A workflow, its agents and what else a world is configured with. Everything takes a fraction of
 /// the time that it takes in the files as they are shipped.
-pub(crate) struct Setting {
-    pub(crate) agents: String,
-    pub(crate) workflows: Vec<String>,
-    pub(crate) more: String,
+pub struct Setting {
+    /// The agents file.
+    pub agents: String,
+    /// The workflow files.
+    pub workflows: Vec<String>,
+    /// Further lines of the configuration file.
+    pub more: String,
 }
 
 impl Setting {
-    pub(crate) fn hasty() -> Self {
+    /// The shipped workflow and agents with short times, and nothing else.
+    pub fn hasty() -> Self {
         let mut workflow = waybill_drone_delivery::WORKFLOW_YAML.to_owned();
         for (shipped, hasty) in [
             ("completeBy: 5s", "completeBy: 1s"),
@@ -42,7 +48,7 @@ impl Setting {
     }
 
     /// With faults that every start of the services begins with.
-    pub(crate) fn with_faults(mut self, faults: &Value) -> Self {
+    pub fn with_faults(mut self, faults: &Value) -> Self {
         self.more.push_str("services:\n  faults:\n");
         for service in SERVICES {
             writeln!(self.more, "    {service}: {faults}").expect("a text takes whatever comes");
@@ -50,8 +56,21 @@ impl Setting {
         self
     }
 
+    /// A world that is configured so, of either kind.
+    pub fn world(self) -> World {
+        let world = World::of_either_kind("");
+        let sections = self.sections(&world.path(""));
+        let config = format!(
+            "partitions: 4\n\
+             scheduler: {{ handOffAfter: 1s, timeoutGrace: 200ms }}\n\
+             {sections}"
+        );
+        std::fs::write(world.path("waybill.yaml"), config).expect("the directory is writable");
+        world
+    }
+
     /// The sections of the configuration that say so. The files that they name are written to `dir`.
-    pub(crate) fn sections(&self, dir: &Path) -> String {
+    pub fn sections(&self, dir: &Path) -> String {
         let write = |name: &str, text: &str| {
             std::fs::write(dir.join(name), text).expect("the directory is writable");
             dir.join(name).display().to_string()
@@ -72,7 +91,7 @@ impl Setting {
 }
 
 /// `text` with the first `count` occurrences of `from` replaced, of which there must be one.
-pub(crate) fn replaced(text: &str, from: &str, to: &str, count: usize) -> String {
+pub fn replaced(text: &str, from: &str, to: &str, count: usize) -> String {
     assert!(text.contains(from), "{from:?} is not in:\n{text}");
     text.replacen(from, to, count)
 }

@@ -7,17 +7,17 @@ use serde_json::Value;
 use super::ends::Ends;
 
 /// For each operation, its effects as (step, action), with how often each was made for real.
-pub(crate) type Ledger = HashMap<String, HashMap<(String, String), u32>>;
+pub type Ledger = HashMap<String, HashMap<(String, String), u32>>;
 
 /// What is wrong, with examples.
-pub(crate) struct Unbalanced(pub(super) String);
+pub struct Unbalanced(pub(super) String);
 
 /// How many examples are shown.
 const EXAMPLES_MAX: usize = 5;
 
 /// Checks that every effect was made once, and undone at most once; that of a processed delivery
 /// exactly its effects stand, and of an undone or cancelled one none; and that a parked one says why.
-pub(crate) fn check(
+pub fn check(
     ends: &[Value],
     ledger: &Ledger,
     remote: impl Fn(usize) -> bool,

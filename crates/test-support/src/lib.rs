@@ -1,0 +1,18 @@
+//! What tests of several crates use.
+//!
+//! Deliberately absent: what the tests of one crate use alone. Everything here panics where a test has to fail.
+
+pub mod batches;
+pub mod bombs;
+pub mod certificate;
+pub mod clock;
+pub mod log;
+pub mod memory;
+pub mod previous;
+pub mod process;
+pub mod registry;
+mod repair;
+pub mod rows;
+mod servers;
+pub mod supervision;
+pub mod world;
