@@ -13,6 +13,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use metrics::Gauge;
 use tokio::sync::oneshot;
 use waybill_engine::{
     IdOrigin, Lane, Offset, OperationId, OperationRow, PartitionId, RequestHash, Timestamp,
@@ -33,7 +34,9 @@ use super::reads::Reads;
 use super::recent::{Accepted, Claim, Meeting, Recent, Settled};
 use super::reply_topics::ReplyTopics;
 use super::request::Submission;
+use super::shares::{Places, Share};
 use super::spans;
+use crate::auth::Tenants;
 use crate::disk::LowDisk;
 use crate::spread::Spread;
 
@@ -52,6 +55,7 @@ pub struct Intake {
     reads: Arc<Reads>,
     reply_topics: ReplyTopics,
     producer: Producer<Box<Ticket>>,
+    queue: Queue,
     recent: Arc<Recent>,
     flow: Arc<Flow>,
     peek: Peek,
@@ -95,6 +99,7 @@ impl Intake {
             ),
             reply_topics: ReplyTopics::new(&kafka, config.accept_timeout)?,
             producer: Producer::new(&kafka, &options)?,
+            queue: Queue::new(config),
             recent: Arc::new(Recent::new(config.recent_accepted_max)),
             flow: Arc::new(Flow::new(config.accept_timeout)),
             topics,
@@ -199,6 +204,7 @@ impl Intake {
                 "The request could not be encoded.",
             ));
         }
+        let room = self.queue.room(&submission.sender, value.len())?;
         self.begin()?;
         let (tell, told) = oneshot::channel();
         let topic = self.topics.of_lane(submission.lane);
@@ -208,6 +214,7 @@ impl Intake {
             None => record.traceparent.clone(),
         };
         let ticket = Box::new(Ticket::Request(Waiting {
+            _room: room,
             recent: Arc::clone(&self.recent),
             flow: Arc::clone(&self.flow),
             claim,
@@ -250,14 +257,17 @@ impl Intake {
     /// with where its outcome is unknown.
     pub async fn tell(
         &self,
+        sender: &Tenants,
         topic: &str,
         operation: OperationId,
         value: &[u8],
         repeat_with: &str,
     ) -> Result<(PartitionId, Option<Offset>), Problem> {
+        let room = self.queue.room(sender, value.len())?;
         self.begin()?;
         let (tell, told) = oneshot::channel();
         let ticket = Box::new(Ticket::Word(Word {
+            _room: room,
             flow: Arc::clone(&self.flow),
             tell,
         }));
@@ -313,6 +323,31 @@ pub fn answer_of_row(
             false => Err(conflict(submission)),
         },
     )
+}
+
+/// The room in the producer's queue, which tenants share. The queue is bounded by bytes and by records: a record counts
+/// as at least as many bytes as it may have where all are alike.
+#[derive(Debug)]
+struct Queue {
+    room: Places,
+    record_bytes_min: usize,
+}
+
+impl Queue {
+    fn new(config: &IngestionConfig) -> Self {
+        let bytes_max = config.producer_queue_bytes_max;
+        Self {
+            // The producer shows its queue by itself.
+            room: Places::new(bytes_max, Gauge::noop(), &Gauge::noop()),
+            record_bytes_min: bytes_max.div_ceil(config.producer_queue_records_max.max(1)),
+        }
+    }
+
+    /// Room for a record of so many bytes, until it is acknowledged.
+    fn room(&self, sender: &Tenants, bytes: usize) -> Result<Share, Problem> {
+        let room = self.room.share(sender, bytes.max(self.record_bytes_min));
+        room.ok_or_else(queue_full)
+    }
 }
 
 /// What handing a request over came to.
@@ -383,6 +418,7 @@ impl Ticket {
 /// Waits for a record that is no request's.
 #[derive(Debug)]
 struct Word {
+    _room: Share,
     flow: Arc<Flow>,
     tell: oneshot::Sender<Produced>,
 }
@@ -398,6 +434,7 @@ impl Word {
 /// Waits for the record of a request: it tells memory and the request.
 #[derive(Debug)]
 struct Waiting {
+    _room: Share,
     recent: Arc<Recent>,
     flow: Arc<Flow>,
     /// Where the id is the caller's.
@@ -464,10 +501,7 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
     };
     tracing::debug!(%code, "a request was not appended");
     match code {
-        ErrorCode::QueueFull => Problem::new(
-            Kind::Overloaded,
-            "The queue to the broker is full: requests come faster than it takes them.",
-        ),
+        ErrorCode::QueueFull => queue_full(),
         ErrorCode::PolicyViolation => insufficient_storage(
             "The broker takes no more of these records: their topic has reached its bound on disk \
              (broker.requestsDiskBytesMax, broker.recoveriesDiskBytesMax), or the free disk space is below storage.freeMin.",
@@ -481,6 +515,13 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
             "The broker did not take the request.",
         ),
     }
+}
+
+fn queue_full() -> Problem {
+    Problem::new(
+        Kind::Overloaded,
+        "The queue to the broker is full: requests come faster than it takes them.",
+    )
 }
 
 fn insufficient_storage(detail: &'static str) -> Problem {

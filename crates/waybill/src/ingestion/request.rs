@@ -72,6 +72,8 @@ pub struct Submission {
     pub lane: Lane,
     /// Its workflow.
     pub workflow: Arc<str>,
+    /// For whom its sender may ask.
+    pub sender: Tenants,
     /// Deadlines that have passed already.
     overdue: Vec<FieldProblem>,
 }
@@ -488,6 +490,7 @@ impl<'a> Draft<'a> {
             },
             lane,
             workflow,
+            sender: self.envelope.tenants.clone(),
             overdue: self.overdue,
         })
     }

@@ -92,17 +92,10 @@ impl Api {
             Err(problem) => return Err(problem),
         };
         let amendment = Amendment::Cancel {
-            workflow: said.workflow,
+            workflow: said.workflow.clone(),
         };
-        self.amend(
-            amended,
-            amendment,
-            Verb::Cancel.as_str(),
-            (said.by, said.reason),
-            &key,
-            form,
-        )
-        .await
+        self.amend(amended, amendment, Verb::Cancel.as_str(), said, &key, form)
+            .await
     }
 
     /// `PATCH /api/deliveryrequests/{id}`.
@@ -149,7 +142,7 @@ impl Api {
             amended,
             amendment,
             VERB,
-            (Said::default().by_token(caller)?.by, String::new()),
+            Said::default().by_token(caller)?,
             &key,
             Form::Delivery,
         )
@@ -161,7 +154,7 @@ impl Api {
         amended: Amended,
         amendment: Amendment,
         verb: &'static str,
-        (asked_by, reason): (String, String),
+        said: Said,
         key: &Key,
         form: Form,
     ) -> Result<Reply, Problem> {
@@ -173,8 +166,8 @@ impl Api {
             tenant: amended.tenant,
             caller_id: amended.caller_id,
             amendment,
-            reason,
-            asked_by,
+            reason: said.reason,
+            asked_by: said.by,
             requested_at: wall_clock(),
         };
         let request_id = request.id;
@@ -186,7 +179,10 @@ impl Api {
             .map_err(|_| unwritable())?;
         let lane = amended.lane;
         let topic = topics.of_lane(lane);
-        let (partition, offset) = self.intake.tell(topic, id, &value, &key.0).await?;
+        let (partition, offset) = self
+            .intake
+            .tell(&said.sender, topic, id, &value, &key.0)
+            .await?;
         let token = match (amended.is_absent, offset) {
             (true, Some(offset)) => Some(StatusToken::of_any(Position {
                 lane,

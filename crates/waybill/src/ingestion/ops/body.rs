@@ -6,7 +6,7 @@ use waybill_engine::NAME_LENGTH_MAX;
 use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
 
 use super::verb::Verb;
-use crate::auth::Caller;
+use crate::auth::{Caller, Tenants};
 use crate::ingestion::json;
 use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::ingestion::request::check_asked_by;
@@ -24,6 +24,8 @@ pub struct Said {
     pub reason: String,
     /// Who asks; empty for the operation's caller.
     pub by: String,
+    /// For whom the asker may ask.
+    pub sender: Tenants,
     /// The step that it is about.
     pub step: String,
     /// The workflow of an operation that is not there yet.
@@ -60,6 +62,7 @@ impl Said {
             workflow: reader.name("workflow"),
             as_new: reader.flag("asNew"),
             by: String::new(),
+            sender: Tenants::All,
         };
         let in_body = reader.text("by", ASKED_BY_BYTES_MAX);
         said.by = reader.who(headers, in_body);
@@ -78,6 +81,7 @@ impl Said {
 impl Said {
     /// The same, with the name of the token by which it is asked: nobody passes for another in the history.
     pub fn by_token(mut self, caller: &Caller) -> Result<Self, Problem> {
+        self.sender = caller.tenants().clone();
         let Some(token) = caller.name() else {
             return Ok(self);
         };

@@ -103,6 +103,7 @@ impl Api {
             .map_err(|_| unwritable())?;
         self.intake
             .tell(
+                &said.sender,
                 topics.of_lane(row.created.request.lane),
                 new,
                 &value,
@@ -148,7 +149,7 @@ impl Api {
             .encode(&recovery, &mut value)
             .map_err(|_| unwritable())?;
         self.intake
-            .tell(topics.recovery(), operation, &value, &key.0)
+            .tell(&said.sender, topics.recovery(), operation, &value, &key.0)
             .await?;
         Ok(recovery.id)
     }
