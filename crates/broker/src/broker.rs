@@ -4,6 +4,7 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -118,9 +119,17 @@ impl std::fmt::Debug for Broker {
 impl Broker {
     /// Opens the data directory, recovers what is in it, and begins to serve.
     ///
+    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
+    ///
     /// # Errors
     /// See [`StartError`].
-    pub async fn start(config: BrokerConfig) -> Result<Self, StartError> {
+    pub fn start(
+        config: BrokerConfig,
+    ) -> Pin<Box<dyn Future<Output = Result<Self, StartError>> + Send>> {
+        Box::pin(Self::started(config))
+    }
+
+    async fn started(config: BrokerConfig) -> Result<Self, StartError> {
         let listener = TcpListener::bind(config.listen).await;
         let address = listener
             .as_ref()

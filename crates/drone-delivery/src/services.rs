@@ -48,6 +48,7 @@ mod listener;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -197,11 +198,19 @@ pub struct Services {
 impl Services {
     /// Reads the ledger and listens.
     ///
+    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
+    ///
     /// # Errors
     ///
     /// When the address is taken, the ledger can't be read or belongs to another process, or the
     /// configured faults are out of range.
-    pub async fn start(config: ServicesConfig) -> Result<Self, StartError> {
+    pub fn start(
+        config: ServicesConfig,
+    ) -> Pin<Box<dyn Future<Output = Result<Self, StartError>> + Send>> {
+        Box::pin(Self::started(config))
+    }
+
+    async fn started(config: ServicesConfig) -> Result<Self, StartError> {
         let faults = FaultBoard::new(config.faults)?;
         let data_dir = config.data_dir;
         let ledger = tokio::task::spawn_blocking(move || Ledger::open(&data_dir))

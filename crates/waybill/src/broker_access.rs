@@ -13,9 +13,8 @@ use std::sync::Arc;
 use waybill_broker::{Action, Logins, Rights};
 use waybill_kafka::no_group;
 use waybill_messages::Topics;
-
-use crate::auth::{Authenticator, NewToken, Principal, Scope};
-use crate::config::Secret;
+use waybill_node::auth::{Authenticator, NewToken, Principal, Scope};
+use waybill_node::config::Secret;
 
 /// Checks the logins of the embedded broker's clients.
 pub(crate) struct BrokerLogins {
@@ -164,7 +163,7 @@ fn is_asked_on(principal: &Principal, topics: &Topics, topic: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::Tenants;
+    use waybill_node::auth::Tenants;
 
     fn principal(scopes: &[Scope], agents: &[&str]) -> Principal {
         Principal {

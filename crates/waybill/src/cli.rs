@@ -61,7 +61,7 @@ pub use topics::TopicsCommand;
 pub use transfer::{ExportArgs, ImportArgs};
 pub use workflow::WorkflowCommand;
 
-use crate::config::{Config, ConfigError, Environment, LogFormat, address_from_text};
+use waybill_node::config::{Config, ConfigError, Environment, LogFormat, address_from_text};
 
 const EXIT_CODES: &str = "\
 Configuration: defaults, then the file, then the environment, then flags; later ones win.

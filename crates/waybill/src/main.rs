@@ -5,11 +5,12 @@ use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use waybill::catalogue;
 use waybill::cli::{AgentCheckArgs, Cli, Command, ConfigCommand, OpsArgs, Role};
-use waybill::config::{Config, ConfigError, Environment};
-use waybill::escaped_lines;
-use waybill::shutdown::RunError;
-use waybill::telemetry::{self, VERSION};
+use waybill_node::config::{Config, ConfigError, Environment};
+use waybill_node::shutdown::RunError;
+use waybill_node::telemetry::{self, VERSION};
+use waybill_node::visible::escaped_lines;
 
 /// Measured against the system's allocator: a delivery is many small allocations on many threads.
 #[global_allocator]
@@ -105,7 +106,7 @@ fn show(config: &Config) -> ExitCode {
 
 /// Does the work of a command that looks at topics and ends by itself.
 fn look(config: &Config, work: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
-    if let Err(error) = telemetry::install(&config.telemetry) {
+    if let Err(error) = telemetry::install(&config.telemetry, &catalogue::all()) {
         return report(FAILED, &error);
     }
     match work() {
@@ -116,7 +117,7 @@ fn look(config: &Config, work: impl FnOnce() -> anyhow::Result<()>) -> ExitCode 
 
 /// Does the work of a command that asks the API, whose exit codes say more.
 fn operate(config: &Config, arguments: &OpsArgs) -> ExitCode {
-    if let Err(error) = telemetry::install(&config.telemetry) {
+    if let Err(error) = telemetry::install(&config.telemetry, &catalogue::all()) {
         return report(REFUSED, &error);
     }
     match arguments.run(config) {
@@ -127,7 +128,7 @@ fn operate(config: &Config, arguments: &OpsArgs) -> ExitCode {
 
 /// Plays against an agent. That it breaks a rule is a failure; that it cannot be played is a refusal.
 fn examine(config: &Config, arguments: &AgentCheckArgs) -> ExitCode {
-    if let Err(error) = telemetry::install(&config.telemetry) {
+    if let Err(error) = telemetry::install(&config.telemetry, &catalogue::all()) {
         return report(REFUSED, &error);
     }
     match arguments.run(config) {
@@ -147,7 +148,7 @@ fn judge(verdict: anyhow::Result<String>) -> ExitCode {
 
 /// Prepares the store, or divides the work, or says how it is.
 fn prepare(config: &Config, work: impl FnOnce() -> anyhow::Result<String>) -> ExitCode {
-    if let Err(error) = telemetry::install(&config.telemetry) {
+    if let Err(error) = telemetry::install(&config.telemetry, &catalogue::all()) {
         return report(FAILED, &error);
     }
     match work() {
@@ -168,7 +169,7 @@ fn run(role: Role, config: &Config, environment: &Environment) -> ExitCode {
     if let Err(error) = waybill::roles::check_files_of(role, config) {
         return report(REFUSED, error.as_ref());
     }
-    let telemetry = match telemetry::install(&config.telemetry) {
+    let telemetry = match telemetry::install(&config.telemetry, &catalogue::all()) {
         Ok(telemetry) => telemetry,
         Err(error) => return report(FAILED, &error),
     };

@@ -4,9 +4,9 @@
 //! connection is one: at the limit no listener can accept, not even that of probes.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use waybill_node::config::Config;
 
 use crate::cli::Role;
-use crate::config::Config;
 
 /// More is of no use, and a larger table of open files takes memory.
 const LIMIT_MAX: u64 = 1 << 20;

@@ -24,8 +24,8 @@ use waybill_store::{CqlStore, EmbeddedConfig, EmbeddedStore, StoreError};
 pub use export::{Exported, export};
 pub use import::{Imported, import};
 
-use crate::config::Config;
-use crate::roles::store_dir;
+use waybill_node::config::Config;
+use waybill_node::data_dir;
 
 /// The store of a configuration, without a process that works on it.
 enum Opened {
@@ -39,7 +39,7 @@ async fn open(config: &Config) -> anyhow::Result<Opened> {
         let store = store.context("the state store cannot be opened")?;
         return Ok(Opened::Cql(Box::new(store)));
     }
-    let dir = store_dir(&config.data_dir);
+    let dir = data_dir::of_store(&config.data_dir);
     match EmbeddedStore::open(EmbeddedConfig::new(dir)) {
         Err(error @ StoreError::Locked { .. }) => Err(anyhow::Error::from(error)
             .context("the embedded store belongs to the process that runs on it: stop that first")),

@@ -9,9 +9,8 @@ use clap::Args;
 use reqwest::header::{AUTHORIZATION, HeaderMap};
 use reqwest::{Certificate, ClientBuilder};
 use waybill_http::file_modes;
-
-use crate::auth::bearer;
-use crate::config::{Config, Secret};
+use waybill_node::auth::bearer;
+use waybill_node::config::{Config, Secret};
 
 use super::broker_login::with_login;
 use super::ops::ApiAddress;

@@ -17,14 +17,14 @@ use clap::Args;
 use serde::Serialize;
 use waybill_agent::check::{CheckError, CheckSettings, Finding, Ledger, Report, Rule, check};
 use waybill_messages::Topics;
+use waybill_node::config::{Config, duration_from_text};
+use waybill_node::visible::{escaped, to_json};
 
 use self::ledger::HttpLedger;
 use super::broker_login::BrokerLogin;
 use super::connection::until_reader_leaves;
 use super::shown::Output;
-use crate::config::{Config, duration_from_text};
 use crate::roles::kafka_settings;
-use crate::visible::{escaped, to_json};
 
 /// What stands behind an agent's name in its topic.
 const TOPIC_END: &str = ".requests.v1";

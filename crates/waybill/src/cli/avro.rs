@@ -19,11 +19,11 @@ use serde::ser::{Error as _, SerializeMap as _};
 use serde::{Serialize, Serializer};
 use tokio::runtime::Runtime;
 use waybill_messages::{RECORD_SCHEMAS, SchemaId, VALUE_BYTES_MAX, WriterSchema};
+use waybill_node::chain::chain;
+use waybill_node::config::RegistryConfig;
 use waybill_registry::{Registry, StoredSchema};
 
 use super::shown::Bytes;
-use crate::chain::chain;
-use crate::config::RegistryConfig;
 
 /// What one length prefix may make the Avro library allocate: generic values are larger than their
 /// encoding, which is at most [`VALUE_BYTES_MAX`] long.

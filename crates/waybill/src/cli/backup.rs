@@ -8,12 +8,12 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use reqwest::Response;
+use waybill_node::backup::{self, Contents, partial_of, private_file, put_in_place};
+use waybill_node::config::Config;
+use waybill_node::ingestion::time_text;
 
 use super::access::AdminArgs;
 use super::admin_port;
-use crate::backup::{self, Contents, partial_of, private_file, put_in_place};
-use crate::config::Config;
-use crate::ingestion::time_text;
 
 /// How long the process may take for the next piece.
 const PATIENCE: Duration = Duration::from_secs(60);

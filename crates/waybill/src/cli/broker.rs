@@ -8,11 +8,11 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use waybill_broker::{LogRepair, repair_logs};
+use waybill_node::config::Config;
+use waybill_node::data_dir;
 
 use super::connection::until_reader_leaves;
 use super::shown::Written;
-use crate::config::Config;
-use crate::roles::broker_dir;
 
 /// What to do with the embedded broker's files, instead of running it.
 #[derive(Clone, Debug, Subcommand)]
@@ -45,7 +45,7 @@ impl BrokerCommand {
     /// If something is damaged and was not dropped, the directory is in use, or the disk fails.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
         let Self::Repair(arguments) = self;
-        let dir = broker_dir(&config.data_dir);
+        let dir = data_dir::of_broker(&config.data_dir);
         anyhow::ensure!(
             dir.is_dir(),
             "{} holds no data of an embedded broker (--data-dir)",

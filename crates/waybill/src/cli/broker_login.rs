@@ -5,9 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use waybill_node::config::Config;
 
 use super::access::read_token;
-use crate::config::Config;
 
 /// The login of a command that needs a token for the broker alone.
 #[derive(Clone, Debug, Default, Args)]

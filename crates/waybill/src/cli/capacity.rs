@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
+use waybill_node::config::{duration_from_text, duration_to_text};
+use waybill_node::visible::to_json;
 
 use super::shown::Output;
-use crate::config::{duration_from_text, duration_to_text};
-use crate::visible::to_json;
 
 /// What a part costs on a core of the reference machine, in microseconds.
 struct Costs {

@@ -17,8 +17,8 @@ use waybill_kafka::{
     Admin, ConsumerOptions, KafkaSettings, PartitionConsumer, PollError, PollLimits, RecordRef,
 };
 use waybill_messages::{Topics, is_topic_name};
+use waybill_node::config::Config;
 
-use crate::config::Config;
 use crate::roles::kafka_settings;
 
 /// How long the brokers may take to answer.

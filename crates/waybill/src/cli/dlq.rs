@@ -13,9 +13,9 @@ mod show;
 mod topics;
 
 use clap::Subcommand;
+use waybill_node::config::Config;
 
 use super::connection::until_reader_leaves;
-use crate::config::Config;
 
 /// What to do with dead letters.
 #[derive(Clone, Debug, Subcommand)]

@@ -6,10 +6,11 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use super::Role;
-use crate::auth::Auth;
-use crate::config::{Config, ConfigError, TlsConfig};
 use waybill_http::Tls;
+use waybill_node::auth::Auth;
+use waybill_node::config::{Config, ConfigError, TlsConfig};
+
+use super::Role;
 
 /// What a process opens that starts as this one would, were it to start everything.
 pub(super) const EVERYTHING: Role = Role::Up {

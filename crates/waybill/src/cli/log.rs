@@ -3,10 +3,10 @@
 use clap::Args;
 use serde::Deserialize;
 use serde_json::json;
+use waybill_node::config::Config;
 
 use super::access::AdminArgs;
 use super::admin_port;
-use crate::config::Config;
 
 /// The arguments of `waybill log`.
 #[derive(Clone, Debug, Args)]

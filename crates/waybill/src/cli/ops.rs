@@ -35,7 +35,7 @@ pub use self::explain::ExplainArgs;
 use self::api::{Api, ApiError};
 use self::verb::Verb;
 use crate::cli::access::AccessArgs;
-use crate::config::Config;
+use waybill_node::config::Config;
 
 const EXIT_CODES: &str = "\
 Exit codes:

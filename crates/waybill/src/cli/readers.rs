@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
+use waybill_node::config::Config;
+use waybill_node::readers::show::{LayoutView, Readers};
 use waybill_store::CqlStore;
 
 use super::access::AdminArgs;
 use super::admin_port;
 use super::shown::{Output, Written};
-use crate::config::Config;
-use crate::readers::show::{LayoutView, Readers};
 
 /// How long the process may take to show them; to divide the work anew may take longer.
 const LOOK_PATIENCE: Duration = Duration::from_secs(3);

@@ -8,12 +8,12 @@ use clap::Args;
 use reqwest::redirect::Policy;
 use reqwest::{Client, StatusCode};
 use serde::Serialize;
+use waybill_node::config::{Config, duration_from_text};
+use waybill_node::visible::to_json;
 
 use super::access::{AccessArgs, AdminArgs, Silence};
 use super::connection::until_reader_leaves;
 use super::shown::Output;
-use crate::config::{Config, duration_from_text};
-use crate::visible::to_json;
 
 /// Begins a line about what is wrong though the process is ready.
 const WARNING: &str = "warning: ";

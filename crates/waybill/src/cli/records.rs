@@ -11,14 +11,14 @@ use clap::Args;
 use serde::Serialize;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::RecordRef;
+use waybill_node::config::Config;
+use waybill_node::visible::{escaped, to_json};
 
 use super::avro::{Decoded, Json, RegistrySchema, Schemas, Undecoded};
 use super::broker_login::BrokerLogin;
 use super::connection::{Connection, Next, chosen, topic_from_text, until_reader_leaves};
 use super::refused;
 use super::shown::{Bytes, NOTHING, Output, ShownHeader, time};
-use crate::config::Config;
-use crate::visible::{escaped, to_json};
 
 /// The arguments of `waybill records`.
 #[derive(Clone, Debug, Args)]

@@ -5,9 +5,9 @@ mod configuration;
 use std::fmt::Write as _;
 
 use clap::ValueEnum;
+use waybill_node::ingestion::problem::Kind;
 
-use crate::ingestion::problem::Kind;
-use crate::telemetry::catalogue;
+use crate::catalogue;
 
 /// Which page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

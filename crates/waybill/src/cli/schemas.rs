@@ -4,12 +4,12 @@ use std::io::{self, Write as _};
 
 use clap::Subcommand;
 use waybill_messages::Topics;
+use waybill_node::config::{Config, load_workflows};
 use waybill_registry::{Subject, subjects};
 
 use super::connection::until_reader_leaves;
 use super::refused;
 use super::shown::Written;
-use crate::config::{Config, load_workflows};
 use crate::registry::{self, SubjectView};
 
 /// What to do with the schemas in the registry.

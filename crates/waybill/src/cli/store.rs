@@ -7,12 +7,12 @@ use std::io::{self, Write as _};
 use anyhow::Context as _;
 use clap::Subcommand;
 use serde::Serialize;
+use waybill_node::config::Config;
 use waybill_store::{CqlClock, CqlProblem, CqlReport, CqlStore};
 
 use super::connection::until_reader_leaves;
 use super::refused;
 use super::shown::Written;
-use crate::config::Config;
 
 /// What to do with the state store.
 #[derive(Clone, Copy, Debug, Subcommand)]

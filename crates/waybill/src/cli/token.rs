@@ -1,8 +1,7 @@
 //! `waybill token`: bearer tokens for the API and the admin port.
 
 use clap::{Args, Subcommand};
-
-use crate::auth::{NewToken, Scope, Tenants, check_name, check_rights, to_hex};
+use waybill_node::auth::{NewToken, Scope, Tenants, check_name, check_rights, to_hex};
 
 /// What to do with tokens.
 #[derive(Clone, Debug, Subcommand)]

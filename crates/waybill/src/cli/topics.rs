@@ -12,13 +12,13 @@ use std::time::Duration;
 use clap::Subcommand;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{Admin, ConsumerOptions, PartitionConsumer, TopicsRead};
-
-use super::connection::{self, CLIENT_ID, until_reader_leaves};
-use crate::config::{Config, load_workflows};
-use crate::readers::show::LayoutView;
-use crate::roles::topics::{
+use waybill_node::config::{Config, load_workflows};
+use waybill_node::readers::show::LayoutView;
+use waybill_node::topology::{
     BrokerKind, Finding, Needed, broker_kind, explained, judge, look, needed,
 };
+
+use super::connection::{self, CLIENT_ID, until_reader_leaves};
 
 /// How long the brokers may take to answer.
 const BROKER_PATIENCE: Duration = Duration::from_secs(10);

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
+use waybill_node::backup::{partial_of, private_file, put_in_place};
+use waybill_node::config::Config;
 
-use crate::backup::{partial_of, private_file, put_in_place};
-use crate::config::Config;
 use crate::transfer::{self, Exported, Imported};
 
 /// The arguments of `waybill export`.

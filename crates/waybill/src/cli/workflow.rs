@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use serde::Serialize;
+use waybill_node::config::{Config, WorkflowsConfig, load_workflows};
 
 use super::shown::Written;
-use crate::config::{Config, WorkflowsConfig, load_workflows};
 use crate::roles::{agents_elsewhere, load_agents_file};
 
 /// How to look at workflows.

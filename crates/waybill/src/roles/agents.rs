@@ -12,11 +12,11 @@ use waybill_drone_delivery::services::Caller;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
+use waybill_node::admin::Admin;
+use waybill_node::config::{BuiltInCalls, Config, read_document};
+use waybill_node::shutdown::{Running, Stage};
 
 use super::instance;
-use crate::admin::Admin;
-use crate::config::{BuiltInCalls, Config, read_document};
-use crate::shutdown::{Running, Stage};
 
 /// Where in the data directory the processes find their names.
 const INSTANCES_DIR: &str = "agents";

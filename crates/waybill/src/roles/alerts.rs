@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use waybill_agent::InstancePlace;
+use waybill_node::alerts::{AlertSource, followers, owners_followers};
+use waybill_node::config::Config;
+use waybill_node::shutdown::{Running, Stage};
 
 use super::{World, instance};
-use crate::alerts::{AlertSource, followers, owners_followers};
-use crate::config::Config;
-use crate::shutdown::{Running, Stage};
 
 /// Where in the data directory the processes find their names.
 const INSTANCES_DIR: &str = "alerts";

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use waybill_broker::{Broker, BrokerConfig, Logins, Logs, StartError};
@@ -11,20 +10,16 @@ use waybill_drone_delivery::services::{
 };
 use waybill_http::ConnectionMeter;
 use waybill_messages::Topics;
+use waybill_node::admin::Admin;
+use waybill_node::config::Config;
+use waybill_node::data_dir;
+use waybill_node::disk::LowDisk;
+use waybill_node::shutdown::{Running, Stage};
+use waybill_node::telemetry::announce;
 
 use super::agents::{Reached, group};
 use super::broker_metrics::{BrokerMetrics, SHOW_EVERY};
-use crate::admin::Admin;
 use crate::broker_access::BrokerLogins;
-use crate::config::Config;
-use crate::disk::LowDisk;
-use crate::shutdown::{Running, Stage};
-use crate::telemetry::announce;
-
-/// Where the embedded broker keeps its files.
-pub(crate) fn broker_dir(data_dir: &Path) -> PathBuf {
-    data_dir.join("broker")
-}
 
 /// The embedded broker, as the other parts of its process use it.
 pub(super) struct EmbeddedBroker {
@@ -58,7 +53,7 @@ pub(super) async fn broker(
         let logins = BrokerLogins::new(Arc::clone(authenticator), topics, group(config));
         Arc::new(logins)
     });
-    let mut broker_config = BrokerConfig::new(broker_dir(&config.data_dir));
+    let mut broker_config = BrokerConfig::new(data_dir::of_broker(&config.data_dir));
     broker_config.listen = settings.listen;
     broker_config.advertised = settings.advertised_host_and_port();
     broker_config.connections_max = settings.connections_max;
@@ -161,6 +156,8 @@ async fn show_connections(services: &Services) -> Infallible {
 #[cfg(test)]
 mod tests {
     use waybill_broker::Damage;
+
+    use std::path::PathBuf;
 
     use super::*;
 

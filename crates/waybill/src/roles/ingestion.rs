@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 
 use waybill_http::{Tls, reread};
+use waybill_node::admin::Admin;
+use waybill_node::config::Config;
+use waybill_node::ingestion::{Guards, Ingestion, IngestionConfig};
+use waybill_node::shutdown::{Running, Stage};
+use waybill_node::telemetry::announce;
 
 use super::World;
-use crate::admin::Admin;
-use crate::config::Config;
-use crate::ingestion::{Guards, Ingestion, IngestionConfig};
-use crate::shutdown::{Running, Stage};
-use crate::telemetry::announce;
 
 /// The API of this process, as it is reached from here.
 pub(super) struct Api {

@@ -1,9 +1,8 @@
 //! Names by which processes find their places in consumer groups again.
 
 use waybill_agent::InstancePlace;
-
-use crate::config::Config;
-use crate::data_dir;
+use waybill_node::config::Config;
+use waybill_node::data_dir;
 
 /// A name that this process finds again when it is started again on the same data directory, so that
 /// after a `kill -9` its share of a topic does not wait for its session to end. `role` is where in the

@@ -2,15 +2,15 @@
 
 use anyhow::Context as _;
 use waybill_http::{Tls, reread};
+use waybill_node::admin::Admin;
+use waybill_node::auth::Auth;
+use waybill_node::config::{Config, Environment};
+use waybill_node::shutdown::{Running, Signals, Stage};
+use waybill_node::telemetry::{Telemetry, traces};
 
 use super::{ports, start};
-use crate::admin::Admin;
-use crate::auth::Auth;
 use crate::cli::{Role, exposed, in_the_clear, open_to_all};
-use crate::config::{Config, Environment};
 use crate::open_files;
-use crate::shutdown::{Running, Signals, Stage};
-use crate::telemetry::{Telemetry, traces};
 
 /// Runs a role until a signal or a failure ends it.
 ///

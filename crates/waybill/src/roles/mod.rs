@@ -17,7 +17,6 @@ mod samples;
 mod scheduler;
 mod store;
 mod supervisor;
-pub(crate) mod topics;
 mod trim;
 
 use std::net::SocketAddr;
@@ -27,28 +26,28 @@ use anyhow::Context as _;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
+use waybill_node::admin::Admin;
+use waybill_node::backup::Backups;
+use waybill_node::config::{
+    AgentReach, Config, Environment, load_workflows, readers_of_this_process,
+};
+use waybill_node::data_dir;
+use waybill_node::disk::{DiskWatch, LowDisk, Space, bounds_exceed};
+use waybill_node::shutdown::{Running, Stage};
+use waybill_node::spread::Spread;
+use waybill_node::topology::{self, BrokerKind};
 use waybill_store::{EmbeddedStore, Store};
 
 use self::agents::Reached;
-use self::topics::BrokerKind;
-use crate::admin::Admin;
-use crate::backup::Backups;
 use crate::cli::Role;
-use crate::config::{AgentReach, Config, Environment, load_workflows, readers_of_this_process};
-use crate::data_dir;
-use crate::disk::{DiskWatch, LowDisk, Space, bounds_exceed};
 use crate::registry;
-use crate::shutdown::{Running, Stage};
-use crate::spread::Spread;
 
 pub(crate) use agents::{
     elsewhere as agents_elsewhere, group as agents_group, load_file as load_agents_file,
 };
 pub(crate) use broker_metrics::declared as broker_metrics;
-pub(crate) use embedded::broker_dir;
 pub use life::run;
 pub(crate) use measured::METRICS as STORE_METRICS;
-pub(crate) use store::store_dir;
 
 /// The disk that the embedded broker and store of this process share.
 #[derive(Default)]
@@ -129,7 +128,7 @@ async fn start(
                 );
             }
             reach::brokers(&kafka, names.step_replies(), admin, running)?;
-            topics::check_step_requests(config, &kafka, &handlers).await?;
+            topology::check_step_requests(config, &kafka, &handlers).await?;
             agents::start(config, kafka, names, handlers, admin, running).await
         }
         Role::Ingestion => {
@@ -267,7 +266,7 @@ async fn world(
         disk_bounds(config, &workflows);
     }
     let (may_have, is_alone) = (spread.layout().topics_may_have(), store.is_exclusive());
-    let broker = topics::create(config, &kafka, &workflows, &may_have, is_alone).await?;
+    let broker = topology::create(config, &kafka, &workflows, &may_have, is_alone).await?;
     running.spawn(Stage::Scheduler, "watch over the layout", |stop| {
         follower.run(stop)
     });
@@ -298,7 +297,7 @@ pub(crate) fn disk_bounds_exceed(config: &Config, workflows: &Workflows) -> Opti
     }
     let space = Space::of(&config.data_dir).ok()?;
     bounds_exceed(
-        topics::disk_bytes_max(config, workflows),
+        topology::disk_bytes_max(config, workflows),
         space,
         &config.data_dir,
     )

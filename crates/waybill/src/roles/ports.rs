@@ -6,9 +6,9 @@ use std::io;
 use std::net::SocketAddr;
 
 use tokio::net::TcpSocket;
+use waybill_node::config::Config;
 
 use crate::cli::{Role, listeners};
-use crate::config::Config;
 
 /// Refuses a role some of whose addresses cannot be bound.
 ///

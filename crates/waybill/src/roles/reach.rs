@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use waybill_engine::PartitionId;
 use waybill_kafka::{Admin as KafkaAdmin, KafkaSettings};
+use waybill_node::admin::Admin;
+use waybill_node::chain::chain;
+use waybill_node::shutdown::{Running, Stage};
 use waybill_store::LeaseKey;
 
 use super::World;
-use crate::admin::Admin;
-use crate::chain::chain;
-use crate::shutdown::{Running, Stage};
 
 /// How often it is asked.
 const ASK_EVERY: Duration = Duration::from_secs(2);

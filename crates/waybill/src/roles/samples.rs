@@ -18,13 +18,13 @@ use tokio_util::sync::CancellationToken;
 use waybill_engine::{OperationId, OperationStatus, PartitionId, ProcessState};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer, PollLimits};
 use waybill_messages::Framing;
+use waybill_node::admin::Admin;
+use waybill_node::auth::{Principal, Scope, Tenants, bearer};
+use waybill_node::config::{Config, Secret};
+use waybill_node::shutdown::{Running, Stage};
 
 use super::World;
 use super::ingestion::Api;
-use crate::admin::Admin;
-use crate::auth::{Principal, Scope, Tenants, bearer};
-use crate::config::{Config, Secret};
-use crate::shutdown::{Running, Stage};
 
 /// Requests under way at once.
 const CLIENTS: usize = 16;

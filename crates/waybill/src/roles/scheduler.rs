@@ -2,16 +2,16 @@
 
 use waybill_agent::DirectConfig;
 use waybill_agent::http::NamedHandler;
+use waybill_node::admin::Admin;
+use waybill_node::config::Config;
+use waybill_node::growing::{self, Growing};
+use waybill_node::readers::{self, show::Readers};
+use waybill_node::scheduler::metrics::show_requests_retention;
+use waybill_node::scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings, reply_key};
+use waybill_node::shutdown::{Running, Stage};
+use waybill_node::topology::BrokerKind;
 
-use super::topics::BrokerKind;
 use super::{World, trim};
-use crate::admin::Admin;
-use crate::config::Config;
-use crate::growing::{self, Growing};
-use crate::readers::{self, show::Readers};
-use crate::scheduler::metrics::show_requests_retention;
-use crate::scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings, reply_key};
-use crate::shutdown::{Running, Stage};
 
 /// Starts the scheduler of the readers of this process, and the `agents` that it asks directly.
 pub(super) async fn start(

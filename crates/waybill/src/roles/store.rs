@@ -1,19 +1,19 @@
 //! The state store: the embedded one of this process, or the cluster that the configuration names.
 
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use waybill_node::chain::chain;
+use waybill_node::config::Config;
+use waybill_node::data_dir;
+use waybill_node::shutdown::{Running, Stage};
 use waybill_store::{
     CqlConfig, CqlStore, DamageReport, EmbeddedConfig, EmbeddedStore, Store, StoreError,
 };
 
 use super::measured::Measured;
-use crate::chain::chain;
 use crate::cli::Role;
-use crate::config::Config;
-use crate::shutdown::{Running, Stage};
 
 /// How long a database may take to come up.
 const DATABASE_PATIENCE: Duration = Duration::from_secs(60);
@@ -23,11 +23,6 @@ const CONNECT_MAX: Duration = Duration::from_secs(15);
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How often one supervisor looks whether old attention entries still lead anywhere.
 const ATTENTION_WALK: Duration = Duration::from_secs(60 * 60);
-
-/// Where the embedded store keeps its files.
-pub(crate) fn store_dir(data_dir: &Path) -> PathBuf {
-    data_dir.join("store")
-}
 
 /// What readiness says of damage in the store.
 pub(super) fn said_of(damage: &DamageReport) -> Vec<String> {
@@ -114,7 +109,7 @@ where
 }
 
 async fn embedded(config: &Config, running: &Running) -> anyhow::Result<Arc<EmbeddedStore>> {
-    let mut store_config = EmbeddedConfig::new(store_dir(&config.data_dir));
+    let mut store_config = EmbeddedConfig::new(data_dir::of_store(&config.data_dir));
     store_config.cache_bytes = config.store.cache_bytes.as_u64();
     let opened = tokio::task::spawn_blocking(move || EmbeddedStore::open(store_config)).await?;
     let store = opened.map_err(|error| {

@@ -1,9 +1,10 @@
 //! The supervisor: what sees to operations that failed or stand still.
 
+use waybill_node::config::Config;
+use waybill_node::shutdown::{Running, Stage};
+use waybill_node::supervisor::{self, SupervisorParts, SupervisorSettings};
+
 use super::{World, instance};
-use crate::config::Config;
-use crate::shutdown::{Running, Stage};
-use crate::supervisor::{self, SupervisorParts, SupervisorSettings};
 
 /// Where in the data directory supervisors find their names.
 const INSTANCES_DIR: &str = "supervisor";

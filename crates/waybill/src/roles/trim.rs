@@ -14,10 +14,9 @@ use tokio_util::sync::CancellationToken;
 use waybill_engine::{Offset, PartitionId, Source};
 use waybill_kafka::{Admin, KafkaSettings};
 use waybill_messages::Topics;
+use waybill_node::readers;
+use waybill_node::spread::Spread;
 use waybill_store::{Layout, LeaseKey, Store, StoreError};
-
-use crate::readers;
-use crate::spread::Spread;
 
 /// How often the checkpoints are looked at.
 const INTERVAL: Duration = Duration::from_secs(10);

@@ -5,19 +5,20 @@ use std::io::Write;
 use anyhow::Context as _;
 use futures_util::stream::{self, BoxStream};
 use futures_util::{StreamExt as _, TryStreamExt as _};
+use waybill_clock::wall_clock;
 use waybill_engine::{Lane, Offset, PartitionId};
 use waybill_kafka::Admin;
 use waybill_messages::Topics;
+use waybill_node::chain::chain;
+use waybill_node::config::Config;
+use waybill_node::data_dir;
+use waybill_node::ingestion::time_text;
+use waybill_node::readers;
 use waybill_store::{CorruptRow, KeptRow, Layout, Store, StoreError};
 
 use super::line::{End, FORMAT, Header, Line, Operation};
 use super::{Opened, open};
-use crate::chain::chain;
-use crate::clock::wall_clock;
-use crate::config::Config;
-use crate::ingestion::time_text;
-use crate::readers;
-use crate::roles::{broker_dir, kafka_settings, store_dir};
+use crate::roles::kafka_settings;
 
 /// What was written, and what a person should know of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -41,7 +42,7 @@ pub struct Exported {
 /// If the store cannot be read, or `out` not be written. What was written has no end then.
 pub async fn export(config: &Config, out: &mut dyn Write) -> anyhow::Result<Exported> {
     let is_embedded = config.store.scylla.nodes.is_none();
-    let dir = store_dir(&config.data_dir);
+    let dir = data_dir::of_store(&config.data_dir);
     anyhow::ensure!(
         !is_embedded || dir.exists(),
         "{} is not there: --data-dir names the directory of an embedded store, --scylla a cluster",
@@ -114,7 +115,7 @@ async fn waiting(
 ) -> anyhow::Result<Option<u64>> {
     let topics = Topics::new(&config.kafka.topic_prefix);
     let partitions: Vec<_> = (0..layout.partitions_written()).map(PartitionId).collect();
-    let broker = broker_dir(&config.data_dir);
+    let broker = data_dir::of_broker(&config.data_dir);
     let mut waiting = 0;
     for lane in Lane::ALL {
         let topic = topics.of_lane(lane);

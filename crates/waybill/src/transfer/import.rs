@@ -7,17 +7,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use waybill_clock::wall_clock;
 use waybill_engine::{
     Epoch, Lane, Offset, OperationId, OperationRow, PartitionId, Position, Timestamp, partition_for,
 };
+use waybill_node::config::Config;
+use waybill_node::readers;
+use waybill_node::scheduler::{begin_index, write_indexed};
 use waybill_store::{AttentionEntry, DueEntry, KeptRow, RowWrite, Store, WriteBatch};
 
 use super::line::{FORMAT, Line, Operation};
 use super::{Opened, open};
-use crate::clock::wall_clock;
-use crate::config::Config;
-use crate::readers;
-use crate::scheduler::{begin_index, write_indexed};
 
 /// How many operations are written at once.
 const BATCH_ROWS: usize = 200;

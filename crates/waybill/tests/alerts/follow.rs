@@ -9,8 +9,6 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
-use waybill::alerts::{AlertSource, followers};
-use waybill::config::{AlertsConfig, ReceiverConfig};
 use waybill_broker::{Broker, BrokerConfig};
 use waybill_engine::{
     AlertKind, Offset, OperationId, OperatorAlert, PartitionId, StepError, Timestamp, partition_for,
@@ -20,6 +18,8 @@ use waybill_kafka::{
     ProducerOptions, RawRecord, RecordRef, Settlement, TopicSpec,
 };
 use waybill_messages::{Record as _, Topics};
+use waybill_node::alerts::{AlertSource, followers};
+use waybill_node::config::{AlertsConfig, ReceiverConfig};
 
 use crate::http::{Answer, Receiver};
 use crate::running::{PATIENCE, email, quick, repeats, webhook};

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use waybill::alerts::Undeliverable;
-use waybill::config::{AlertsConfig, EmailConfig, EmailTls, ReceiverConfig};
+use waybill_node::alerts::Undeliverable;
+use waybill_node::config::{AlertsConfig, EmailConfig, EmailTls, ReceiverConfig};
 
 use crate::running::{Running, alert, email, quick};
 use crate::smtp::SmtpServer;

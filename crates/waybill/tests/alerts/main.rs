@@ -21,8 +21,8 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::timeout;
-use waybill::alerts::{AlertError, Undeliverable};
-use waybill::config::{AlertsConfig, Config, Environment, ReceiverConfig};
+use waybill_node::alerts::{AlertError, Undeliverable};
+use waybill_node::config::{AlertsConfig, Config, Environment, ReceiverConfig};
 
 use http::{Answer, Receiver};
 use running::{KEY, PATIENCE, Running, alert, email, quick, repeats, webhook, webhook_to};

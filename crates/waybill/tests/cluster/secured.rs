@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::SemaphorePermit;
 use uuid::Uuid;
-use waybill::config::{Config, Environment};
 use waybill_kafka::{Admin, KafkaSettings};
+use waybill_node::config::{Config, Environment};
 use waybill_test_support::process::without_test_variables;
 use waybill_test_support::world::{PATIENCE, World};
 

@@ -5,16 +5,19 @@ mod tenants;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use reqwest::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use reqwest::{Method, RequestBuilder};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use waybill::auth::{Auth, NewToken};
-use waybill::config::AuthConfig;
-use waybill::ingestion::{Guards, IngestionConfig};
 use waybill_engine::ProcessState;
+use waybill_node::auth::{Auth, NewToken};
+use waybill_node::config::AuthConfig;
+use waybill_node::ingestion::{Guards, IngestionConfig};
 
 use super::world::*;
 
@@ -138,6 +141,37 @@ async fn a_tenant_that_has_all_streams_of_events_makes_room_for_another() {
     for stream in &mut streams[..2] {
         within(async { while stream.chunk().await.unwrap().is_some() {} }).await;
     }
+    guarded.world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tenant_gets_half_of_the_queue_to_the_broker_while_another_wants_some() {
+    let guarded = Guarded::with(|config| config.producer_queue_records_max = 4).await;
+    let slow = Duration::from_secs(1);
+    let cluster = &guarded.world.cluster;
+    cluster.broker_round_trip_time(1, slow).unwrap();
+    let send = async |who: &str, id: String| {
+        let sent = guarded.post(who, OPERATIONS, order(&id, 1)).send().await;
+        sent.unwrap().status().as_u16()
+    };
+    let begin = |round: char| -> FuturesUnordered<_> {
+        (0..6)
+            .map(|n| send("acme", format!("{round}{n}")))
+            .collect()
+    };
+
+    // Alone it fills the queue. What has no room there is refused at once.
+    let mut alone = begin('a');
+    assert_eq!([alone.next().await, alone.next().await], [Some(503); 2]);
+    assert_eq!(send("zeta", "z0".to_owned()).await, 503);
+    assert_eq!(alone.collect::<Vec<_>>().await, [202; 4]);
+
+    let mut beside_another = begin('b');
+    for _ in 0..4 {
+        assert_eq!(beside_another.next().await, Some(503));
+    }
+    assert_eq!(send("zeta", "z1".to_owned()).await, 202);
+    assert_eq!(beside_another.collect::<Vec<_>>().await, [202; 2]);
     guarded.world.ingestion.shutdown().await;
 }
 

@@ -13,9 +13,9 @@ use openssl::ssl::{SslConnector, SslMethod, SslVerifyMode, SslVersion};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_openssl::SslStream;
-use waybill::config::TlsConfig;
-use waybill::ingestion::{Guards, IngestionConfig};
 use waybill_http::Tls;
+use waybill_node::config::TlsConfig;
+use waybill_node::ingestion::{Guards, IngestionConfig};
 use waybill_test_support::certificate::Certificate;
 
 use super::world::*;

@@ -16,8 +16,6 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use uuid::Uuid;
-use waybill::ingestion::{Guards, Ingestion, IngestionConfig};
-use waybill::spread::Spread;
 use waybill_broker::{Broker, BrokerConfig};
 use waybill_engine::{
     ByLane, CreateRequest, Created, Epoch, Lane, Offset, OperationId, OperationRequest, OwnerId,
@@ -26,6 +24,8 @@ use waybill_engine::{
 };
 use waybill_kafka::{Admin, KafkaSettings, TopicSpec};
 use waybill_messages::{Record, Topics};
+use waybill_node::ingestion::{Guards, Ingestion, IngestionConfig};
+use waybill_node::spread::Spread;
 use waybill_store::{
     EmbeddedConfig, EmbeddedStore, LayoutGeneration, Lease, LeaseKey, RowWrite, Store, WriteBatch,
 };

@@ -11,14 +11,14 @@ use clap::Args;
 use serde::Serialize;
 use waybill_engine::PartitionId;
 use waybill_messages::headers;
+use waybill_node::config::Config;
+use waybill_node::visible::{escaped, to_json};
 
 use super::letter::{Letter, Position};
 use super::receipts::{Receipts, is_receipt};
 use crate::cli::broker_login::BrokerLogin;
 use crate::cli::connection::{Connection, chosen, topic_from_text};
 use crate::cli::shown::{Bytes, NOTHING, Output, time};
-use crate::config::Config;
-use crate::visible::{escaped, to_json};
 
 /// The arguments of `waybill dlq list`.
 #[derive(Clone, Debug, Args)]

@@ -4,9 +4,9 @@ use std::fmt;
 
 use serde::Serialize;
 use waybill_engine::{Offset, PartitionId};
+use waybill_node::visible::escaped;
 
 use super::letter::Position;
-use crate::visible::escaped;
 
 /// Where a record went, or was to go.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]

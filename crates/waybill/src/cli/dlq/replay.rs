@@ -23,17 +23,17 @@ use tokio::sync::oneshot;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{Delivery, Header, OutRecord, Producer, ProducerOptions};
 use waybill_messages::DEAD_LETTER_BYTES_MAX;
+use waybill_node::chain::chain;
+use waybill_node::config::Config;
+use waybill_node::visible::to_json;
 
 use super::letter::{Letter, Position, REPLAYED_FROM};
 use super::outcome::{Line, Outcome, Tally, Target};
 use super::receipts::{REPLAYED, Receipts, is_receipt};
 use super::show::letter_at;
-use crate::chain::chain;
 use crate::cli::broker_login::BrokerLogin;
 use crate::cli::connection::{CLIENT_ID, Connection, chosen, topic_from_text};
 use crate::cli::shown::Output;
-use crate::config::Config;
-use crate::visible::to_json;
 
 /// At most so many letters wait for their acknowledgement.
 const BATCH_LETTERS_MAX: usize = 100;

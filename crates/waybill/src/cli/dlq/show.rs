@@ -8,14 +8,14 @@ use clap::Args;
 use waybill_engine::PartitionId;
 use waybill_kafka::RawRecord;
 use waybill_messages::headers;
+use waybill_node::config::Config;
+use waybill_node::visible::escaped;
 
 use super::letter::Letter;
 use super::receipts::is_receipt;
 use crate::cli::broker_login::BrokerLogin;
 use crate::cli::connection::{Connection, chosen, topic_from_text};
 use crate::cli::shown::{Bytes, NOTHING, time};
-use crate::config::Config;
-use crate::visible::escaped;
 
 /// Bytes on a line of a dump.
 const LINE_BYTES: usize = 16;

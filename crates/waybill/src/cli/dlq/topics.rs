@@ -5,12 +5,12 @@ use std::io::{self, Write};
 
 use clap::Args;
 use serde::Serialize;
+use waybill_node::config::Config;
+use waybill_node::visible::to_json;
 
 use crate::cli::broker_login::BrokerLogin;
 use crate::cli::connection::{Connection, chosen};
 use crate::cli::shown::Output;
-use crate::config::Config;
-use crate::visible::to_json;
 
 /// The arguments of `waybill dlq topics`.
 #[derive(Clone, Debug, Args)]

@@ -5,8 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use reqwest::Url;
-
-use crate::config::Config;
+use waybill_node::config::Config;
 
 /// The address of the API, or of an admin port: what stands before its paths.
 #[derive(Clone, PartialEq, Eq, Debug)]

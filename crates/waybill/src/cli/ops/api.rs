@@ -12,15 +12,14 @@ use reqwest::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Response, StatusCode};
 use serde::de::DeserializeOwned;
-
 use tokio::time::Instant;
+use waybill_node::telemetry::VERSION;
+use waybill_node::visible::escaped;
 
 use super::OpsError;
 use super::address::ApiAddress;
 use super::wire::{Asked, Operation, Page, Problem};
 use crate::cli::access::{AccessArgs, Silence};
-use crate::telemetry::VERSION;
-use crate::visible::escaped;
 
 /// How long the API may take to accept a connection.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
+use waybill_node::config::duration_from_text;
+use waybill_node::visible::is_name;
 
 use super::OpsError;
 use super::api::Api;
@@ -13,8 +15,6 @@ use super::redrive::{Many, redrive};
 use super::single::{Single, ask_one};
 use super::verb::{Asking, Verb};
 use crate::cli::shown::Output;
-use crate::config::duration_from_text;
-use crate::visible::is_name;
 
 /// How long `--wait` waits where it does not say.
 const WAIT: &str = "60s";

@@ -12,6 +12,8 @@ use std::io::{self, Write};
 
 use clap::Args;
 use serde::Serialize;
+use waybill_node::config::Config;
+use waybill_node::visible::{escaped, to_json};
 
 use super::address::ApiAddress;
 use super::api::Api;
@@ -19,8 +21,6 @@ use crate::cli::access::AdminArgs;
 use crate::cli::connection::until_reader_leaves;
 use crate::cli::readers::readers;
 use crate::cli::shown::Output;
-use crate::config::Config;
-use crate::visible::{escaped, to_json};
 
 /// The arguments of `waybill doctor`.
 #[derive(Clone, Debug, Args)]

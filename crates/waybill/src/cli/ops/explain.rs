@@ -18,6 +18,9 @@ use clap::{Args, Subcommand};
 use futures_util::{StreamExt as _, stream};
 use serde::Serialize;
 use waybill_engine::{ByLane, Division, KeyHash, Lane, OperationId, PartitionId};
+use waybill_node::config::Config;
+use waybill_node::readers::show::ReaderView;
+use waybill_node::visible::{escaped, to_json};
 
 use super::address::ApiAddress;
 use super::api::{Api, ApiError};
@@ -26,9 +29,6 @@ use crate::cli::access::AdminArgs;
 use crate::cli::connection::{Connection, chosen, until_reader_leaves};
 use crate::cli::readers::readers;
 use crate::cli::shown::Output;
-use crate::config::Config;
-use crate::readers::show::ReaderView;
-use crate::visible::{escaped, to_json};
 
 /// The topics of requests, short.
 const REQUESTS: ByLane<&str> = ByLane {

@@ -5,8 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use waybill_engine::ProcessState;
-
-use crate::config::duration_from_text;
+use waybill_node::config::duration_from_text;
 
 /// The state of an operation whose row cannot be read, as lists have it.
 const UNREADABLE: &str = "Unreadable";

@@ -4,12 +4,12 @@ use std::fmt;
 use std::io::{self, Write};
 
 use serde::Serialize;
+use waybill_node::ingestion::as_typed;
+use waybill_node::visible::{escaped, to_json};
 
 use super::verb::Verb;
 use super::wire::{Failure, Operation};
 use crate::cli::shown::Output;
-use crate::ingestion::as_typed;
-use crate::visible::{escaped, to_json};
 
 /// What became of an asking.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]

@@ -7,13 +7,13 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::value::RawValue;
 use uuid::Uuid;
+use waybill_node::visible::escaped_json;
 
 use super::OpsError;
 use super::api::Api;
 use super::filter::Filter;
 use super::wire::Item;
 use crate::cli::shown::{NOTHING, Output, line};
-use crate::visible::escaped_json;
 
 /// The most operations that one command lists; their ids are kept to list each once.
 const LISTED_MAX: u64 = 1_000_000;

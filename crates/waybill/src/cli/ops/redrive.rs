@@ -20,6 +20,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use uuid::Uuid;
+use waybill_node::config::duration_from_text;
+use waybill_node::visible::to_json;
 
 use self::tally::Tally;
 use super::OpsError;
@@ -33,8 +35,6 @@ use super::single::{Sent, resubmitted_before, send};
 use super::verb::Asking;
 use super::wire::{Item, Operation};
 use crate::cli::shown::Output;
-use crate::config::duration_from_text;
-use crate::visible::to_json;
 
 /// The most operations of one run.
 const MATCHING_MAX: u64 = 100_000;

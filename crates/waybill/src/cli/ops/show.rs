@@ -5,13 +5,13 @@ use std::io::{self, Write};
 
 use clap::Args;
 use serde_json::value::RawValue;
+use waybill_node::ingestion::as_typed;
+use waybill_node::visible::{escaped, escaped_json};
 
 use super::OpsError;
 use super::api::{Api, Found};
 use super::wire::{Failure, HistoryEntry, Operation, Step};
 use crate::cli::shown::{NOTHING, Output, line};
-use crate::ingestion::as_typed;
-use crate::visible::{escaped, escaped_json};
 
 /// The arguments of `waybill ops show`.
 #[derive(Clone, Debug, Args)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::config::variables;
+use waybill_node::config::variables;
 
 const EXAMPLE: &str = include_str!("../../../../../waybill.example.yaml");
 

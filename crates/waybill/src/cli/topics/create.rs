@@ -6,13 +6,13 @@ use std::io::{self, Write};
 use clap::Args;
 use serde::Serialize;
 use waybill_kafka::TopicSpec;
+use waybill_node::config::Config;
+use waybill_node::topology::{Outcome, explained, make, missing};
+use waybill_node::visible::to_json;
 
 use super::Site;
 use crate::cli::broker_login::BrokerLogin;
 use crate::cli::shown::Output;
-use crate::config::Config;
-use crate::roles::topics::{Outcome, explained, make, missing};
-use crate::visible::to_json;
 
 /// The arguments of `waybill topics create`.
 #[derive(Clone, Debug, Args)]

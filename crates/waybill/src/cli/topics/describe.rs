@@ -7,14 +7,14 @@ use clap::Args;
 use serde::Serialize;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::PartitionState;
+use waybill_node::config::Config;
+use waybill_node::topology::{Found, SETTINGS_THAT_MATTER, explained, look};
+use waybill_node::visible::to_json;
 
 use super::Site;
 use crate::cli::broker_login::BrokerLogin;
 use crate::cli::connection::topic_from_text;
 use crate::cli::shown::{NOTHING, Output};
-use crate::config::Config;
-use crate::roles::topics::{Found, SETTINGS_THAT_MATTER, explained, look};
-use crate::visible::to_json;
 
 /// The arguments of `waybill topics describe`.
 #[derive(Clone, Debug, Args)]

@@ -9,14 +9,14 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use waybill_messages::Topics;
+use waybill_node::config::{Config, load_workflows};
+use waybill_node::growing::{Growing, GrowthView};
+use waybill_node::readers::show::{LayoutView, Readers};
 use waybill_store::CqlStore;
 
 use crate::cli::access::AdminArgs;
 use crate::cli::readers::readers;
 use crate::cli::{admin_port, connection};
-use crate::config::{Config, load_workflows};
-use crate::growing::{Growing, GrowthView};
-use crate::readers::show::{LayoutView, Readers};
 
 /// How often it is asked how far it is.
 const ASK_EVERY: Duration = Duration::from_millis(300);

@@ -4,14 +4,14 @@ use std::io::{self, Write};
 
 use clap::Args;
 use serde::Serialize;
+use waybill_node::config::Config;
+use waybill_node::topology::{Finding, Weight};
+use waybill_node::visible::to_json;
 
 use super::Site;
 use crate::cli::access::AdminArgs;
 use crate::cli::readers::readers;
 use crate::cli::shown::Output;
-use crate::config::Config;
-use crate::roles::topics::{Finding, Weight};
-use crate::visible::to_json;
 
 /// The arguments of `waybill topics verify`.
 #[derive(Clone, Debug, Args)]

@@ -8,6 +8,10 @@ use serde::Deserialize;
 use uuid::Uuid;
 use waybill_engine::{Lane, PartitionId};
 use waybill_messages::Topics;
+use waybill_node::config::{AgentReach, Config, load_workflows};
+use waybill_node::disk::{Space, bounds_exceed};
+use waybill_node::readers::show::{LayoutView, ReaderView};
+use waybill_node::topology::{Weight, disk_bytes_max};
 use waybill_store::{CqlProblem, CqlStore};
 
 use super::{Finding, Verdict};
@@ -20,12 +24,8 @@ use crate::cli::ready::{self, Readiness};
 use crate::cli::schemas::subjects_of;
 use crate::cli::topics::Site;
 use crate::cli::workflow::named_elsewhere;
-use crate::config::{AgentReach, Config, load_workflows};
-use crate::disk::{Space, bounds_exceed};
-use crate::readers::show::{LayoutView, ReaderView};
 use crate::registry;
 use crate::roles::agents_group;
-use crate::roles::topics::{Weight, disk_bytes_max};
 
 /// How long the brokers may take to answer: whoever asks a doctor waits for him.
 const BROKER_PATIENCE: Duration = Duration::from_secs(3);

@@ -1,12 +1,12 @@
 //! An operation: what it waits for, who has it, and what happens next.
 
 use waybill_engine::{Action, Division, OperationId};
+use waybill_node::readers::show::LayoutView;
 
 use super::Finding;
 use crate::cli::ops::api::{Api, ApiError};
 use crate::cli::ops::explain::why;
 use crate::cli::ops::wire::{Failure, Operation, Step};
-use crate::readers::show::LayoutView;
 
 /// What is to be said of the operation with this id, or with this id of its caller's.
 pub(super) async fn of_id(

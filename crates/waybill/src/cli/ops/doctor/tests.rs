@@ -1,11 +1,11 @@
 use waybill_engine::Offset;
+use waybill_node::readers::show::{CheckpointView, LayoutView, ReaderView};
 
 use super::installation::{breakers, count_stranded, disk, leases, overdue, unread};
 use super::operation::of_operation;
 use super::*;
 use crate::cli::admin_port::Away;
 use crate::cli::ops::wire::{Failure, Item, Operation, Step};
-use crate::readers::show::{CheckpointView, LayoutView, ReaderView};
 
 const ID: &str = "01890a5d-ac96-774b-bcce-b302099a8057";
 

@@ -1,0 +1,555 @@
+//! What an operator asks a running process: is it alive, is it ready, what does it measure, and
+//! which partitions does it drive.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /livez` | 200 while every loop gives signs of life, else 503 with the silent ones |
+//! | `GET /readyz` | 200 when everything has started and every lease is held, else 503 with what is missing. Damage that the process works around follows as `warning:` lines |
+//! | `GET /metrics` | the metrics in Prometheus' text format |
+//! | `GET /schedulers` | the readers of partitions that this process drives, and how far each has got |
+//! | `PUT /schedulers/{reader}` | `{"running": false}` stops a reader in order, `true` starts it; a partition that is not shared has a reader of its own number |
+//! | `GET /readers` | how many readers share a partition, and where each stands |
+//! | `PUT /readers` | `{"perPartition": 2}` divides the work anew |
+//! | `PUT /partitions` | `{"partitions": 8}` begins to make more of them |
+//! | `GET /partitions` | how far that is |
+//! | `POST /backup` | everything that a process keeps which has broker and store to itself, as it is now |
+//! | `GET /log` | which log lines are written |
+//! | `PUT /log` | `{"filter": "info,waybill=debug"}` writes others from now on |
+//!
+//! What is refused is answered as the API does: problem details (RFC 9457), whose `type` leads to a
+//! page of this listener, too.
+//!
+//! Where authentication is on, probes and metrics stay open; whoever looks needs the scope `read` or `admin`, whoever
+//! changes something needs `admin`, and either for all tenants (`guard`).
+//!
+//! What must hold: the listener starts before every role and stops after all of them, so that a
+//! start or a drain that hangs can be looked at; no answer waits for a role, except the `PUT`,
+//! which answers once the partition stands still or is on its way.
+
+mod backup;
+mod guard;
+mod health;
+mod log;
+mod partitions;
+mod readers;
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::rejection::{BytesRejection, PathRejection};
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::from_fn_with_state;
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post, put};
+use axum::{Json, Router};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use hyper::Request;
+use hyper::body::Incoming;
+use serde::Serialize;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tower::ServiceExt as _;
+use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ReaderId, Timestamp};
+use waybill_http::{GateLimits, Hosts, Refusal, Server, ServerLimits, Service, Tls};
+
+use self::guard::Denials;
+pub use guard::METRICS;
+pub use health::{Condition, Heartbeat, Liveness, Readiness};
+
+use crate::auth::Auth;
+use crate::backup::Backups;
+use crate::config::AdminConfig;
+use crate::growing::Growing;
+use crate::ingestion::body::{Patience, read_whole};
+use crate::ingestion::docs::problem_page;
+use crate::ingestion::json;
+use crate::ingestion::problem::{FieldProblem, Kind, Problem};
+use crate::ingestion::unwanted::RequestBody;
+use crate::readers::show::Readers;
+use crate::shutdown::{Running, Stage};
+use crate::telemetry::{Telemetry, announce};
+
+/// The largest body that is read; those wanted are `{"running": false}` and `{"perPartition": 2}`.
+const BODY_BYTES_MAX: usize = 4 * 1024;
+/// How deep it may nest.
+const BODY_DEPTH_MAX: usize = 8;
+
+/// How long a body may take to arrive.
+const BODY_PATIENCE: Duration = Duration::from_secs(5);
+
+/// For how long a text of all metrics is given out.
+const METRICS_FRESH_FOR: Duration = Duration::from_millis(100);
+
+/// What a connection may send, and how long it may take.
+const GATE: GateLimits = GateLimits {
+    head_bytes_max: 16 * 1024,
+    headers_max: 64,
+    head_timeout: Duration::from_secs(10),
+    stall_timeout: Duration::from_secs(31),
+    idle_timeout: Duration::from_secs(75),
+};
+
+/// How long connections that are under way may hold up the end of the listener.
+const CLOSE_GRACE: Duration = Duration::from_secs(1);
+
+/// Everything that the admin listener shows. Clones share one state.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    /// What must be true before the process is ready.
+    pub readiness: Readiness,
+    /// Which loops must keep giving signs of life.
+    pub liveness: Liveness,
+    telemetry: Telemetry,
+    metrics: Arc<Mutex<Option<(Instant, Bytes)>>>,
+    auth: Auth,
+    hosts: Hosts,
+    denials: Denials,
+    address: Arc<OnceLock<SocketAddr>>,
+    schedulers: Arc<OnceLock<Arc<dyn SchedulerControl>>>,
+    readers: Arc<OnceLock<Readers>>,
+    growing: Arc<OnceLock<Growing>>,
+    backups: Arc<OnceLock<Backups>>,
+}
+
+impl Admin {
+    /// An admin listener's state with nothing to wait for yet.
+    #[must_use]
+    pub fn new(telemetry: Telemetry, auth: Auth, hosts: Hosts) -> Self {
+        Self {
+            readiness: Readiness::default(),
+            liveness: Liveness::default(),
+            telemetry,
+            metrics: Arc::default(),
+            auth,
+            hosts,
+            denials: Denials::new(),
+            address: Arc::default(),
+            schedulers: Arc::default(),
+            readers: Arc::default(),
+            growing: Arc::default(),
+            backups: Arc::default(),
+        }
+    }
+
+    /// What tells who asks.
+    #[must_use]
+    pub fn auth(&self) -> &Auth {
+        &self.auth
+    }
+
+    /// Connects the scheduler of this process. The first one stays; a process has only one.
+    pub fn set_schedulers(&self, control: Arc<dyn SchedulerControl>) {
+        if self.schedulers.set(control).is_err() {
+            tracing::warn!("a second scheduler was offered to the admin listener and is not shown");
+        }
+    }
+
+    /// Connects the readers of the store, likewise.
+    pub fn set_readers(&self, readers: Readers) {
+        if self.readers.set(readers).is_err() {
+            tracing::warn!("the readers of a second store are not shown on the admin listener");
+        }
+    }
+
+    /// Connects what makes more partitions, likewise.
+    pub fn set_growing(&self, growing: Growing) {
+        if self.growing.set(growing).is_err() {
+            tracing::warn!(
+                "a second scheduler's partitions are not made more on the admin listener"
+            );
+        }
+    }
+
+    /// Connects what makes backups, likewise.
+    pub fn set_backups(&self, backups: Backups) {
+        if self.backups.set(backups).is_err() {
+            tracing::warn!("a second store is not backed up on the admin listener");
+        }
+    }
+
+    /// The routes, for a listener or for a test.
+    pub fn router(&self) -> Router {
+        Router::new()
+            .route("/livez", get(livez))
+            .route("/readyz", get(readyz))
+            .route("/metrics", get(metrics))
+            .route("/schedulers", get(list_schedulers))
+            .route("/schedulers/{partition}", put(put_scheduler))
+            .route("/readers", get(readers::show).put(readers::set))
+            .route("/partitions", get(partitions::show).put(partitions::grow))
+            .route("/backup", post(backup::make))
+            .route("/log", get(log::show).put(log::set))
+            .route("/problems/{kind}", get(show_problem))
+            .fallback(nothing_here)
+            .method_not_allowed_fallback(method_not_allowed)
+            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+            .layer(from_fn_with_state(self.clone(), guard::guard))
+            .with_state(self.clone())
+    }
+
+    /// Binds the listener and starts to serve, as a part of the last stage to stop.
+    ///
+    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
+    ///
+    /// # Errors
+    ///
+    /// If the address cannot be bound.
+    pub fn start<'a>(
+        &'a self,
+        config: &'a AdminConfig,
+        tls: Tls,
+        running: &'a Running,
+    ) -> BoxFuture<'a, std::io::Result<()>> {
+        Box::pin(self.started(config, tls, running))
+    }
+
+    async fn started(
+        &self,
+        config: &AdminConfig,
+        tls: Tls,
+        running: &Running,
+    ) -> std::io::Result<()> {
+        let listener = TcpListener::bind(config.listen).await?;
+        let address = listener.local_addr()?;
+        // A second listener would show the same; the address of the first one stays.
+        let _ = self.address.set(address);
+        let service = Arc::new(Routes(self.router()));
+        let limits = ServerLimits {
+            connections_max: config.connections_max,
+            connections_per_address_max: config.connections_per_address_max(),
+            gate: GATE,
+        };
+        let server = Server::new("admin", listener, tls, service, limits);
+        let telemetry = self.telemetry.clone();
+        running.spawn(Stage::Admin, "telemetry", |stop| telemetry.keep_up(stop));
+        running.spawn(Stage::Admin, "admin", |stop| async move {
+            let served = server.run(stop.clone());
+            let time_is_up = async {
+                stop.cancelled().await;
+                tokio::time::sleep(CLOSE_GRACE).await;
+            };
+            tokio::select! {
+                () = served => {}
+                () = time_is_up => {}
+            }
+            Ok(())
+        });
+        announce("admin", address);
+        Ok(())
+    }
+
+    /// All metrics as text. Those who ask within a moment share one text: it is large, and nobody needs a token for it.
+    fn metrics(&self) -> Bytes {
+        let mut last = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some((made, text)) if made.elapsed() < METRICS_FRESH_FOR => text.clone(),
+            _ => {
+                let text = Bytes::from(self.telemetry.render());
+                *last = Some((Instant::now(), text.clone()));
+                text
+            }
+        }
+    }
+
+    /// Where the listener is bound; `None` before it is.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address.get().copied()
+    }
+}
+
+/// The routes, as a server asks them.
+struct Routes(Router);
+
+impl Service for Routes {
+    type Body = Body;
+
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response {
+        if request.method().as_str() == Refusal::METHOD {
+            return Problem::from(Refusal::of_path(request.uri().path())).into_response();
+        }
+        let patience = Patience {
+            pause_max: BODY_PATIENCE,
+            whole_max: BODY_PATIENCE,
+        };
+        let (head, body) = RequestBody::of(request).into_parts();
+        let body = match read_whole(body, BODY_BYTES_MAX, patience).await {
+            Ok(body) => Body::from(body),
+            Err(problem) => return problem.into_response(),
+        };
+        let answered = self
+            .0
+            .clone()
+            .oneshot(Request::from_parts(head, body))
+            .await;
+        answered.unwrap_or_else(|never| match never {})
+    }
+}
+
+/// How an operator, or a test, starts and stops single readers of a running scheduler.
+pub trait SchedulerControl: std::fmt::Debug + Send + Sync {
+    /// The readers of this process, in order.
+    fn list(&self) -> Vec<SchedulerView>;
+
+    /// Stops a reader in order, releasing its lease, or starts it again. Resolves when it
+    /// stands still, or when it has begun to take its lease. Asking for what is already so
+    /// succeeds.
+    fn set_running(
+        &self,
+        reader: ReaderId,
+        running: bool,
+    ) -> BoxFuture<'_, Result<(), ControlError>>;
+}
+
+/// One reader's scheduler, as shown to an operator.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SchedulerView {
+    /// The reader; where no partition is shared, it has the partition's number.
+    pub reader: ReaderId,
+    /// The partition that it reads.
+    pub partition: PartitionId,
+    /// The number of the layout that it belongs to.
+    pub layout: u64,
+    /// What its scheduler is doing.
+    pub state: SchedulerState,
+    /// The number of the ownership that is held, if one is.
+    pub epoch: Option<Epoch>,
+    /// Below these offsets every record is done.
+    pub checkpoint: CheckpointView,
+    /// The next request record that is not yet consumed durably.
+    pub consumed: Offset,
+    /// The next expedited one.
+    pub consumed_expedited: Offset,
+    /// Operations in memory.
+    pub in_flight: usize,
+    /// Requests that were read and wait for room.
+    pub waiting: usize,
+    /// The operation that the checkpoint on the requests waits for, if there is one.
+    pub held_by: Option<HeldView>,
+    /// The one that the checkpoint on the expedited requests waits for.
+    pub expedited_held_by: Option<HeldView>,
+    /// Why it is refused, and what mends that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// An operation that holds a checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HeldView {
+    /// The operation.
+    pub operation: OperationId,
+    /// The offset of its request.
+    pub offset: Offset,
+    /// Since when it, or its request, is in memory, in microseconds since the Unix epoch.
+    pub since_us: Timestamp,
+    /// Whether its request was read and waits for room.
+    pub waits: bool,
+}
+
+/// What the scheduler of a partition is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum SchedulerState {
+    /// Nothing: it was told to stop.
+    Stopped,
+    /// Waiting for the lease of the partition, or reading where its owner left off.
+    Acquiring,
+    /// Owning the partition and working.
+    Running,
+    /// Finishing what is under way before it lets go.
+    Stopping,
+    /// Its checkpoint does not fit the log: it does not run before a person has looked, since going
+    /// on would lose operations. [`SchedulerView::reason`] says what is wrong.
+    Refused,
+}
+
+/// The offsets of a checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointView {
+    /// On `operation-requests`.
+    pub requests: Offset,
+    /// On `expedited-requests`.
+    pub expedited: Offset,
+    /// On `step-replies`.
+    pub replies: Offset,
+}
+
+/// Why a reader was not started or stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Another process runs it, or nobody.
+    #[error("reader {0} is not run by this process")]
+    NotHere(ReaderId),
+    /// The scheduler is on its way out and takes no orders any more.
+    #[error("the scheduler is shutting down")]
+    ShuttingDown,
+    /// It was tried and failed.
+    #[error("reader {reader} could not be {wanted}: {cause}")]
+    Failed {
+        /// The reader.
+        reader: ReaderId,
+        /// `started` or `stopped`.
+        wanted: &'static str,
+        /// Why not.
+        cause: String,
+    },
+}
+
+impl ControlError {
+    fn kind(&self) -> Kind {
+        match self {
+            Self::NotHere(_) => Kind::PartitionNotHere,
+            Self::ShuttingDown => Kind::ShuttingDown,
+            Self::Failed { .. } => Kind::PartitionFailed,
+        }
+    }
+}
+
+async fn livez(State(admin): State<Admin>) -> Response {
+    verdict("alive", "silent", admin.liveness.silent(), &[])
+}
+
+async fn readyz(State(admin): State<Admin>) -> Response {
+    let (missing, warnings) = (admin.readiness.missing(), admin.readiness.warnings());
+    verdict("ready", "waiting for", missing, &warnings)
+}
+
+/// `200 good`, or 503 with one line for each thing that is in the way. One line for each warning follows.
+fn verdict(good: &str, bad: &str, in_the_way: Vec<String>, warnings: &[String]) -> Response {
+    let (status, mut body) = match in_the_way.is_empty() {
+        true => (StatusCode::OK, format!("{good}\n")),
+        false => {
+            let lines = in_the_way.iter().map(|what| format!("{bad}: {what}\n"));
+            (StatusCode::SERVICE_UNAVAILABLE, lines.collect())
+        }
+    };
+    body.extend(
+        warnings
+            .iter()
+            .map(|warning| format!("warning: {warning}\n")),
+    );
+    (status, body).into_response()
+}
+
+async fn metrics(State(admin): State<Admin>) -> Response {
+    const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+    ([(header::CONTENT_TYPE, TEXT_FORMAT)], admin.metrics()).into_response()
+}
+
+async fn list_schedulers(State(admin): State<Admin>) -> Json<Vec<SchedulerView>> {
+    Json(
+        admin
+            .schedulers
+            .get()
+            .map(|control| control.list())
+            .unwrap_or_default(),
+    )
+}
+
+async fn put_scheduler(
+    State(admin): State<Admin>,
+    partition: Result<Path<u32>, PathRejection>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<SchedulerView>, Problem> {
+    let Ok(Path(partition)) = partition else {
+        return Err(Problem::new(Kind::NotFound, "A reader is a number from 0."));
+    };
+    let reader = ReaderId(partition);
+    const RUNNING: &str = "running";
+    let body = body.map_err(|rejection| unread(&rejection))?;
+    let running = only_field(&body, RUNNING, Value::as_bool, "true or false")?;
+    let not_here = || ControlError::NotHere(reader);
+    let control = admin.schedulers.get().ok_or_else(not_here)?;
+    control.set_running(reader, running).await?;
+    let view = control
+        .list()
+        .into_iter()
+        .find(|view| view.reader == reader);
+    Ok(Json(view.ok_or_else(not_here)?))
+}
+
+/// Reads a body that is an object with one field.
+fn only_field<T>(
+    body: &[u8],
+    name: &str,
+    read: impl Fn(&Value) -> Option<T>,
+    wanted: &str,
+) -> Result<T, Problem> {
+    let value = json::parse(body, BODY_DEPTH_MAX)?;
+    let wrong = |pointer: String, detail: String| FieldProblem::new(pointer, detail);
+    let Value::Object(fields) = value else {
+        let detail = format!("must be {{\"{name}\": …}}, where … is {wanted}");
+        return Err(Problem::invalid(vec![wrong(String::new(), detail)]));
+    };
+    let found = fields.get(name).and_then(read);
+    let mut errors = Vec::new();
+    if found.is_none() {
+        errors.push(wrong(format!("/{name}"), format!("must be {wanted}")));
+    }
+    for other in fields.keys().filter(|other| *other != name) {
+        let mut pointer = String::new();
+        json::push_segment(&mut pointer, other);
+        errors.push(wrong(
+            pointer,
+            format!("is unknown; the only field is {name}"),
+        ));
+    }
+    match found {
+        Some(found) if errors.is_empty() => Ok(found),
+        _ => Err(Problem::invalid(errors)),
+    }
+}
+
+fn unread(rejection: &BytesRejection) -> Problem {
+    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+        let detail = format!("At most {BODY_BYTES_MAX} bytes are taken.");
+        Problem::new(Kind::BodyTooLarge, detail)
+    } else {
+        Problem::new(Kind::IncompleteBody, "The body could not be read.")
+    }
+}
+
+/// The page behind a problem's `type`.
+async fn show_problem(Path(name): Path<String>) -> Result<Html<String>, Problem> {
+    let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+    kind.map(|kind| Html(problem_page(kind)))
+        .ok_or_else(|| Problem::new(Kind::NotFound, "There is no such kind of problem."))
+}
+
+async fn nothing_here() -> Problem {
+    let detail = "Here are /livez, /readyz, /metrics, /schedulers, /readers, /partitions and /log.";
+    Problem::new(Kind::NotFound, detail)
+}
+
+/// The router adds `Allow`.
+async fn method_not_allowed() -> Problem {
+    let detail = "The Allow header lists the methods that it knows.";
+    Problem::new(Kind::MethodNotAllowed, detail)
+}
+
+impl From<ControlError> for Problem {
+    fn from(error: ControlError) -> Self {
+        let mut detail = error.to_string();
+        detail.push('.');
+        if let Some(first) = detail.get_mut(..1) {
+            first.make_ascii_uppercase();
+        }
+        Self::new(error.kind(), detail)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        self.to_response().map(Body::from)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+//! Who may ask the admin listener for what.
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use metrics::Counter;
+use waybill_telemetry::{Declared, Metric};
+
+use super::Admin;
+use crate::auth::{Auth, DENIALS, Denied, Scope, Tenants};
+use crate::ingestion::problem::{Kind, Problem};
+
+const UNAUTHORIZED: Metric<Counter, 1> = Metric::new(
+    "waybill_admin_unauthorized_total",
+    "Requests to the admin port that were turned away for who asked",
+    ["reason"],
+);
+
+/// All of them.
+pub const METRICS: &[&dyn Declared] = &[&UNAUTHORIZED];
+
+/// What a request needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Needs {
+    /// Nothing: it comes from a probe, from Prometheus, or from whoever reads what a refusal means.
+    Nothing,
+    /// To see the work of all.
+    Look,
+    /// To divide it otherwise.
+    Change,
+}
+
+impl Needs {
+    /// What is not known to be open is not.
+    fn of(method: &Method, path: &str) -> Self {
+        let is_open = matches!(path, "/livez" | "/readyz" | "/metrics");
+        match is_open || path.starts_with("/problems/") {
+            true => Self::Nothing,
+            false if method == Method::GET || method == Method::HEAD => Self::Look,
+            false => Self::Change,
+        }
+    }
+}
+
+/// How often somebody was turned away, by reason.
+#[derive(Clone, Debug)]
+pub(super) struct Denials([Counter; DENIALS.len()]);
+
+impl Denials {
+    pub(super) fn new() -> Self {
+        Self(DENIALS.map(|reason| UNAUTHORIZED.of([reason])))
+    }
+
+    fn count(&self, problem: &Problem) {
+        let counted = DENIALS.iter().zip(&self.0);
+        let mut counted = counted.filter(|(reason, _)| problem.denial() == Some(reason));
+        if let Some((_, counter)) = counted.next() {
+            counter.increment(1);
+        }
+    }
+}
+
+/// Lets a request pass, or says why not.
+pub(super) async fn guard(State(admin): State<Admin>, request: Request, next: Next) -> Response {
+    let (method, uri) = (request.method(), request.uri());
+    if let Err(foreign) = admin.hosts.check(method, uri, request.headers()) {
+        return Problem::from(foreign).into_response();
+    }
+    let needs = Needs::of(method, uri.path());
+    match admit(&admin.auth, needs, request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(problem) => {
+            admin.denials.count(&problem);
+            problem.into_response()
+        }
+    }
+}
+
+fn admit(auth: &Auth, needs: Needs, headers: &HeaderMap) -> Result<(), Problem> {
+    let caller = match needs {
+        Needs::Nothing => return Ok(()),
+        Needs::Look | Needs::Change => auth.caller(headers)?,
+    };
+    let may = |scope| caller.may(scope);
+    match needs {
+        Needs::Look if !may(Scope::Read) && !may(Scope::Admin) => {
+            Err(Denied::Scope(Scope::Read).into())
+        }
+        Needs::Change if !may(Scope::Admin) => Err(Denied::Scope(Scope::Admin).into()),
+        _ if *caller.tenants() != Tenants::All => {
+            let detail = "The token is for one tenant, and this is the work of all.";
+            Err(Problem::new(Kind::AnotherTenant, detail))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_probes_metrics_and_pages_of_problems_are_open() {
+        for (method, path, needs) in [
+            ("GET", "/livez", Needs::Nothing),
+            ("GET", "/readyz", Needs::Nothing),
+            ("GET", "/metrics", Needs::Nothing),
+            ("GET", "/problems/not-found", Needs::Nothing),
+            ("GET", "/schedulers", Needs::Look),
+            ("HEAD", "/readers", Needs::Look),
+            ("GET", "/partitions", Needs::Look),
+            ("PUT", "/schedulers/2", Needs::Change),
+            ("PUT", "/readers", Needs::Change),
+            ("PUT", "/partitions", Needs::Change),
+            ("POST", "/backup", Needs::Change),
+            ("GET", "/metrics/", Needs::Look),
+            ("GET", "/nothing", Needs::Look),
+            ("POST", "/nothing", Needs::Change),
+        ] {
+            let method: Method = method.parse().unwrap();
+            assert_eq!(Needs::of(&method, path), needs, "{method} {path}");
+        }
+    }
+}

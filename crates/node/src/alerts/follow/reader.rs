@@ -1,0 +1,318 @@
+//! The polling thread of one receiver: it reads as far ahead as it may, and commits what is settled.
+
+use std::sync::{Arc, mpsc as std_mpsc};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use waybill_engine::{Offset, OperatorAlert, PartitionId, Timestamp};
+use waybill_kafka::{
+    GroupConsumer, GroupHandler, PollLimits, ProduceError, Producer, RawRecord, RecordRef,
+    Settlement, TopicPartition,
+};
+use waybill_messages::{DecodeError, Framing};
+
+use super::partitions::{Partitions, Place};
+use crate::alerts::alert::Alert;
+use crate::alerts::metrics::FollowerMetrics;
+use crate::chain::chain;
+use crate::letters::{keep, letter};
+use waybill_clock::wall_clock;
+
+/// How long a poll waits, and how long room is waited for: together the longest that a stop, or an
+/// alert that is settled, goes unnoticed.
+const POLL_WAIT: Duration = Duration::from_millis(200);
+const POLL_BYTES_MAX: usize = 1024 * 1024;
+/// How many records that cannot be read may wait to be kept before no more are polled.
+const LETTERS_MAX: usize = 16;
+/// How long alerts may wait for such records to be kept, each time that is tried.
+const KEEP_PATIENCE: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What is followed, as it is handed on.
+pub(in crate::alerts) trait Followed: Sized + Send + 'static {
+    /// Reads a record.
+    fn read(value: &[u8], framing: &Framing) -> Result<Self, DecodeError>;
+
+    /// When it came about.
+    fn at(&self) -> Timestamp;
+}
+
+impl Followed for Alert {
+    fn read(value: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
+        let alert: OperatorAlert = framing.decode(value)?;
+        Ok(Self::from(alert).clipped())
+    }
+
+    fn at(&self) -> Timestamp {
+        Timestamp(self.at.as_microsecond())
+    }
+}
+
+/// A record on its way from the topic to whoever tells of it.
+#[derive(Debug)]
+pub(in crate::alerts) struct Read<T> {
+    pub(in crate::alerts) place: Place,
+    pub(in crate::alerts) item: T,
+}
+
+/// Reads a topic for one receiver.
+pub(super) struct Reader {
+    pub(super) receiver: String,
+    pub(super) topic: String,
+    pub(super) consumer: GroupConsumer,
+    pub(super) max_age: Duration,
+    /// How far to read ahead of what is settled, in records.
+    pub(super) ahead_max: usize,
+    pub(super) framing: Framing,
+    pub(super) metrics: FollowerMetrics,
+    /// What keeps records that cannot be read; `None` where another follower of the topic keeps them.
+    pub(super) keeper: Option<Producer<Arc<Settlement>>>,
+}
+
+impl Reader {
+    /// Reads until it is stopped; then waits until everything that it has read is settled, or never
+    /// will be: until nobody can say so to `settled` any more.
+    pub(super) fn run<T: Followed>(
+        mut self,
+        reads: mpsc::Sender<Read<T>>,
+        settled: &std_mpsc::Receiver<Place>,
+        runtime: &Handle,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let mut intake = Intake {
+            partitions: Partitions::default(),
+            reads,
+            oldest: Timestamp::default(),
+            skipped: 0,
+            waiting: Vec::new(),
+            letters: Vec::new(),
+            keeps_letters: self.keeper.is_some(),
+            topic: &self.topic,
+            framing: &self.framing,
+            receiver: &self.receiver,
+            metrics: &self.metrics,
+        };
+        while !stop.is_cancelled() {
+            intake.read_waiting();
+            let room = self.room(&intake, runtime);
+            // Without room it polls all the same: who does not poll leaves the group.
+            self.consumer
+                .hold(room == 0)
+                .context("records that wait cannot be left in their topic")?;
+            let limits = PollLimits {
+                records: room.max(1),
+                bytes: POLL_BYTES_MAX,
+            };
+            intake.oldest = wall_clock() - self.max_age;
+            self.consumer.poll(limits, POLL_WAIT, &mut intake)?;
+            intake.tell_of_skipped();
+            self.keep_letters(&mut intake, runtime, stop);
+            for place in settled.try_iter() {
+                intake.partitions.done(place);
+            }
+            self.commit(&mut intake.partitions);
+        }
+        let mut partitions = intake.partitions;
+        drop(intake.reads);
+        for place in settled {
+            partitions.done(place);
+        }
+        self.consumer
+            .close(CLOSE_TIMEOUT, &mut Closing { partitions });
+        Ok(())
+    }
+
+    /// How many records may be taken. Waits a little where there is no place for a single one.
+    fn room<T: Followed>(&self, intake: &Intake<'_, T>, runtime: &Handle) -> usize {
+        if !intake.waiting.is_empty() || intake.letters.len() >= LETTERS_MAX {
+            return 0;
+        }
+        let reads = &intake.reads;
+        if reads.capacity() == 0 {
+            // Whether there was a place in time shows below.
+            _ = runtime.block_on(async { timeout(POLL_WAIT, reads.reserve()).await.map(drop) });
+        }
+        let ahead = intake.partitions.ahead();
+        self.metrics.waiting.set(ahead as f64);
+        self.ahead_max.saturating_sub(ahead).min(reads.capacity())
+    }
+
+    /// Keeps what could not be read. What cannot be kept now is tried again after the next poll, or read
+    /// again after the next start.
+    fn keep_letters<T>(
+        &self,
+        intake: &mut Intake<'_, T>,
+        runtime: &Handle,
+        stop: &CancellationToken,
+    ) {
+        let Some(keeper) = &self.keeper else { return };
+        if intake.letters.is_empty() {
+            return;
+        }
+        let Intake {
+            letters,
+            partitions,
+            ..
+        } = intake;
+        let keep_all = async {
+            while let Some((place, letter)) = letters.last() {
+                keep(keeper, std::slice::from_ref(letter)).await?;
+                partitions.done(*place);
+                letters.pop();
+            }
+            Ok::<_, ProduceError>(())
+        };
+        let keeping = async { timeout(KEEP_PATIENCE, keep_all).await };
+        match runtime.block_on(stop.run_until_cancelled(keeping)) {
+            None | Some(Ok(Ok(()))) => {}
+            Some(Ok(Err(error))) => tracing::warn!(
+                receiver = self.receiver,
+                error = &error as &dyn std::error::Error,
+                "a record that cannot be read is not kept yet; trying again"
+            ),
+            Some(Err(_)) => tracing::warn!(
+                receiver = self.receiver,
+                "a record that cannot be read is not kept in time; trying again"
+            ),
+        }
+    }
+
+    fn commit(&self, partitions: &mut Partitions) {
+        let commits = partitions.take_commits();
+        let commits: Vec<(&str, PartitionId, Offset)> = commits
+            .iter()
+            .map(|(partition, offset)| (self.topic.as_str(), *partition, *offset))
+            .collect();
+        if let Err(error) = self.consumer.commit(&commits) {
+            tracing::warn!(
+                receiver = self.receiver,
+                error = &error as &dyn std::error::Error,
+                "what a receiver had is not committed; it is told again after a restart"
+            );
+        }
+    }
+}
+
+/// Takes records in while the reader polls.
+struct Intake<'a, T> {
+    partitions: Partitions,
+    reads: mpsc::Sender<Read<T>>,
+    /// What happened before this is not told of any more.
+    oldest: Timestamp,
+    skipped: u64,
+    /// Records whose schema the registry has not told yet. While there are some, no more are polled.
+    waiting: Vec<(Place, RawRecord)>,
+    /// Records that cannot be read, as they are to be kept. Once there are many, no more are polled.
+    letters: Vec<(Place, RawRecord)>,
+    /// Whether they are this follower's to keep.
+    keeps_letters: bool,
+    topic: &'a str,
+    framing: &'a Framing,
+    receiver: &'a str,
+    metrics: &'a FollowerMetrics,
+}
+
+impl<T> Intake<'_, T> {
+    fn tell_of_skipped(&mut self) {
+        let skipped = std::mem::take(&mut self.skipped);
+        if skipped > 0 {
+            self.metrics.skipped.increment(skipped);
+            let receiver = self.receiver;
+            tracing::warn!(
+                receiver,
+                skipped,
+                "records are older than alerts.maxAge and are not told of"
+            );
+        }
+    }
+}
+
+impl<T: Followed> Intake<'_, T> {
+    /// Reads again what could not be read yet.
+    fn read_waiting(&mut self) {
+        for (place, record) in std::mem::take(&mut self.waiting) {
+            let value = record.value.as_deref().unwrap_or_default();
+            self.take(place, value, || record.clone());
+        }
+    }
+
+    fn take(&mut self, place: Place, value: &[u8], record: impl FnOnce() -> RawRecord) {
+        match T::read(value, self.framing) {
+            Ok(item) if item.at() < self.oldest => {
+                self.skipped += 1;
+                self.partitions.done(place);
+            }
+            Ok(item) => {
+                // No more is polled than there is place for. Where nobody takes records any more, it
+                // is not settled, and is read again after the next start.
+                _ = self.reads.try_send(Read { place, item });
+            }
+            Err(error) if error.waits_for().is_some() => {
+                self.waiting.push((place, record()));
+            }
+            Err(error) => {
+                self.metrics.unreadable.increment(1);
+                tracing::error!(
+                    receiver = self.receiver,
+                    topic = self.topic,
+                    %place,
+                    error = &error as &dyn std::error::Error,
+                    "a record cannot be read and is not told of"
+                );
+                match self.keeps_letters {
+                    true => {
+                        let letter = letter(record(), "alerts", &chain(&error));
+                        self.letters.push((place, letter));
+                    }
+                    false => self.partitions.done(place),
+                }
+            }
+        }
+    }
+}
+
+impl<T: Followed> GroupHandler for Intake<'_, T> {
+    fn record(&mut self, record: RecordRef<'_>) {
+        if let Some(place) = self.partitions.begin(record.partition(), record.offset()) {
+            let value = record.value().unwrap_or_default();
+            self.take(place, value, || record.to_raw());
+        }
+    }
+
+    fn assigned(&mut self, partitions: &[TopicPartition]) {
+        for at in partitions {
+            self.partitions.assign(at.partition);
+        }
+    }
+
+    fn revoked(&mut self, gone: &[TopicPartition], _lost: bool) -> Vec<(TopicPartition, Offset)> {
+        give_up(&mut self.partitions, gone)
+    }
+}
+
+/// Says how far the receiver had the alerts when the reader leaves its group.
+struct Closing {
+    partitions: Partitions,
+}
+
+impl GroupHandler for Closing {
+    /// Nothing is taken any more; what comes is read again after the next start.
+    fn record(&mut self, _record: RecordRef<'_>) {}
+
+    fn assigned(&mut self, _partitions: &[TopicPartition]) {}
+
+    fn revoked(&mut self, gone: &[TopicPartition], _lost: bool) -> Vec<(TopicPartition, Offset)> {
+        give_up(&mut self.partitions, gone)
+    }
+}
+
+/// Whoever gets the partitions reads again what the receiver has not had.
+fn give_up(partitions: &mut Partitions, gone: &[TopicPartition]) -> Vec<(TopicPartition, Offset)> {
+    gone.iter()
+        .filter_map(|at| Some((at.clone(), partitions.revoke(at.partition)?)))
+        .collect()
+}

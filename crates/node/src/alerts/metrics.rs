@@ -1,0 +1,159 @@
+//! What is counted. Handles are made once; nothing is looked up by name on the way.
+
+use metrics::{Counter, Gauge};
+use waybill_telemetry::{Declared, Metric};
+
+const DELIVERED: Metric<Counter, 1> = Metric::new(
+    "waybill_alerts_delivered_total",
+    "Alerts that a receiver had, alone or as one of several",
+    ["receiver"],
+);
+const FAILED: Metric<Counter, 1> = Metric::new(
+    "waybill_alerts_failed_total",
+    "Alerts that a receiver will not have: given up, refused, or wanted no more",
+    ["receiver"],
+);
+const FOLDED: Metric<Counter> = Metric::new(
+    "waybill_alerts_folded_total",
+    "Alerts that were told of together with others like them",
+    [],
+);
+const SKIPPED: Metric<Counter, 1> = Metric::new(
+    "waybill_alerts_skipped_total",
+    "Alerts that a receiver was not told of because they were older than alerts.maxAge",
+    ["receiver"],
+);
+const UNREADABLE: Metric<Counter, 1> = Metric::new(
+    "waybill_alerts_unreadable_total",
+    "Records of the alerts' topic that could not be read, once for each receiver",
+    ["receiver"],
+);
+const WAITING: Metric<Gauge, 1> = Metric::new(
+    "waybill_alerts_waiting",
+    "Alerts that were read for a receiver and are not yet behind it",
+    ["receiver"],
+);
+const OWNERS_DELIVERED: Metric<Counter, 1> = Metric::new(
+    "waybill_owner_notices_delivered_total",
+    "Messages that were sent to owners who asked to be told",
+    ["way"],
+);
+const OWNERS_FAILED: Metric<Counter, 1> = Metric::new(
+    "waybill_owner_notices_failed_total",
+    "Messages to owners that were given up or refused",
+    ["way"],
+);
+const OWNERS_LIMITED: Metric<Counter, 1> = Metric::new(
+    "waybill_owner_notices_limited_total",
+    "Messages to owners that were not sent because of alerts.owners' limits",
+    ["way"],
+);
+const OWNERS_REFUSED: Metric<Counter, 1> = Metric::new(
+    "waybill_owner_notices_refused_total",
+    "Contacts of owners that may not be told, in requests that passed no ingestion",
+    ["way"],
+);
+const OWNERS_SKIPPED: Metric<Counter, 1> = Metric::new(
+    "waybill_owner_notices_skipped_total",
+    "Notices that owners were not told of because they were older than alerts.maxAge",
+    ["way"],
+);
+const OWNERS_UNREADABLE: Metric<Counter, 1> = Metric::new(
+    "waybill_owner_notices_unreadable_total",
+    "Records of the notices' topic that could not be read, once for each way",
+    ["way"],
+);
+const OWNERS_WAITING: Metric<Gauge, 1> = Metric::new(
+    "waybill_owner_notices_waiting",
+    "Notices that were read for a way to owners and are not yet behind it",
+    ["way"],
+);
+
+/// All of them.
+pub const METRICS: &[&dyn Declared] = &[
+    &DELIVERED,
+    &FAILED,
+    &FOLDED,
+    &SKIPPED,
+    &UNREADABLE,
+    &WAITING,
+    &OWNERS_DELIVERED,
+    &OWNERS_FAILED,
+    &OWNERS_LIMITED,
+    &OWNERS_REFUSED,
+    &OWNERS_SKIPPED,
+    &OWNERS_UNREADABLE,
+    &OWNERS_WAITING,
+];
+
+/// Of one receiver.
+pub(super) struct ReceiverMetrics {
+    /// Alerts that it had, each by itself or as one of several.
+    pub delivered: Counter,
+    /// Alerts that it will not have.
+    pub failed: Counter,
+    /// Alerts that became one of several, over all receivers.
+    pub folded: Counter,
+}
+
+impl ReceiverMetrics {
+    pub(super) fn new(receiver: &str) -> Self {
+        Self {
+            delivered: DELIVERED.of([receiver]),
+            failed: FAILED.of([receiver]),
+            folded: FOLDED.of([]),
+        }
+    }
+}
+
+/// Of one way to owners.
+pub(super) struct OwnerMetrics {
+    /// Messages that were sent.
+    pub delivered: Counter,
+    /// Messages that will not be sent: given up or refused.
+    pub failed: Counter,
+    /// Messages that were not sent because their contact was told often enough.
+    pub limited: Counter,
+    /// Contacts that may not be told.
+    pub refused: Counter,
+}
+
+impl OwnerMetrics {
+    pub(super) fn new(way: &str) -> Self {
+        Self {
+            delivered: OWNERS_DELIVERED.of([way]),
+            failed: OWNERS_FAILED.of([way]),
+            limited: OWNERS_LIMITED.of([way]),
+            refused: OWNERS_REFUSED.of([way]),
+        }
+    }
+}
+
+/// Of the follower of one receiver, or of one way to owners.
+pub(super) struct FollowerMetrics {
+    /// Alerts that were too old to be told of.
+    pub skipped: Counter,
+    /// Records that are no alerts.
+    pub unreadable: Counter,
+    /// Alerts that were read and are not settled, or wait for one before them that is not.
+    pub waiting: Gauge,
+}
+
+impl FollowerMetrics {
+    pub(super) fn new(receiver: &str) -> Self {
+        Self {
+            skipped: SKIPPED.of([receiver]),
+            unreadable: UNREADABLE.of([receiver]),
+            waiting: WAITING.of([receiver]),
+        }
+    }
+
+    /// Of the follower of a way to owners.
+    pub(super) fn of_owners(way: &str) -> Self {
+        Self {
+            skipped: OWNERS_SKIPPED.of([way]),
+            unreadable: OWNERS_UNREADABLE.of([way]),
+            waiting: OWNERS_WAITING.of([way]),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Telling those who asked to be told of an operation: the people whose contacts its request named.
+//!
+//! E-mails and text messages each have a follower of their own, and so a consumer group and a place
+//! of its own in the topic: a mail server that is down holds up no text message. A notice can name
+//! several contacts; each is a message by itself, tried again by itself, so that nobody waits for
+//! another's mailbox.
+//!
+//! What must hold:
+//!
+//! * **It is no relay**: only ways that are configured, only domains that are allowed, and only so
+//!   many messages to a contact in an hour, wherever the request came from.
+//! * **Nothing is dropped silently**: every message is sent, or given up with a log line and a count.
+//! * **No log line or metric names a contact.**
+//! * **Memory is bounded**: by `alerts.queueMax` notices and `alerts.owners.contactsMax` contacts.
+//!
+//! A message can be sent twice, after a crash or a stop between sending and committing; it then has
+//! the same id, which an e-mail carries as its `Message-ID`.
+
+mod limit;
+mod message;
+mod outbound;
+
+use std::sync::mpsc as std_mpsc;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+use waybill_engine::{Contact, OwnerNotice, Timestamp};
+use waybill_messages::{DecodeError, Framing};
+
+use self::limit::Limit;
+use self::message::OwnerMessage;
+use self::outbound::Outbound;
+use super::ReceiverError;
+use super::follow::{AlertSource, Followed, Place, Read, Reading, read_with, unless_too_late};
+use super::metrics::{FollowerMetrics, OwnerMetrics};
+use super::notifier::Undeliverable;
+use super::retries::Retries;
+use crate::config::AlertsConfig;
+use crate::contact::{ContactRules, Way};
+
+/// Messages of one way that are being sent at once; others wait for their turn.
+const SENDING_MAX: usize = 8;
+
+/// Tells owners in one way, once it [runs](OwnersFollower::run).
+#[must_use = "without its follower no owner is told"]
+pub struct OwnersFollower {
+    reading: Reading,
+    teller: Teller,
+}
+
+/// Makes a follower for each way to owners that is configured.
+///
+/// # Errors
+///
+/// If a way cannot work as it is configured.
+pub fn owners_followers(
+    config: &AlertsConfig,
+    source: &AlertSource,
+) -> Result<Vec<OwnersFollower>, ReceiverError> {
+    let follower = |(nth, teller): (usize, Teller)| {
+        let way = teller.way.as_str();
+        OwnersFollower {
+            reading: Reading {
+                name: format!("owners-{way}"),
+                group: format!("{}.owners.{way}", source.topics.prefix()),
+                topic: source.topics.owner_notices().to_owned(),
+                source: source.clone(),
+                max_age: config.max_age,
+                ahead_max: config.queue_max,
+                keeps_letters: nth == 0,
+                metrics: FollowerMetrics::of_owners(way),
+            },
+            teller,
+        }
+    };
+    let tellers = tellers(config)?.into_iter().enumerate();
+    Ok(tellers.map(follower).collect())
+}
+
+/// Checks what owners are told with.
+///
+/// # Errors
+///
+/// If a way cannot work as it is configured.
+pub fn check_owners(config: &AlertsConfig) -> Result<(), ReceiverError> {
+    tellers(config).map(drop)
+}
+
+fn tellers(config: &AlertsConfig) -> Result<Vec<Teller>, ReceiverError> {
+    let owners = &config.owners;
+    let email = owners.email.as_ref().map(|email| {
+        let outbound = Outbound::email(email, config.timeout);
+        outbound.map_err(|error| error.below("alerts.owners.email"))
+    });
+    let sms = owners.sms.as_ref().map(|sms| {
+        let outbound = Outbound::sms(sms, config.timeout);
+        outbound.map_err(|error| error.below("alerts.owners.sms"))
+    });
+    [(Way::Email, email), (Way::Sms, sms)]
+        .into_iter()
+        .filter_map(|(way, outbound)| Some((way, outbound?)))
+        .map(|(way, outbound)| Ok(Teller::new(way, outbound?, config)))
+        .collect()
+}
+
+impl OwnersFollower {
+    /// What it is, for people.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.reading.name
+    }
+
+    /// Tells owners until it is stopped.
+    ///
+    /// # Errors
+    ///
+    /// If the topic cannot be read. A server that cannot be reached is no error.
+    pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        let Self { reading, teller } = self;
+        let stop_within = reading.source.stop_within;
+        let may_go_on = stop.clone();
+        read_with(reading, stop, |read, settled| async move {
+            let telling = teller.tell(read, &settled, &may_go_on);
+            unless_too_late(telling, &may_go_on, stop_within, teller.way.as_str()).await;
+        })
+        .await
+    }
+}
+
+impl Followed for OwnerNotice {
+    fn read(value: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
+        framing.decode(value)
+    }
+
+    fn at(&self) -> Timestamp {
+        self.at
+    }
+}
+
+/// Tells owners in one way.
+struct Teller {
+    way: Way,
+    rules: ContactRules,
+    outbound: Outbound,
+    retries: Retries,
+    limit: Mutex<Limit>,
+    turns: Semaphore,
+    notices_max: usize,
+    metrics: OwnerMetrics,
+}
+
+impl Teller {
+    fn new(way: Way, outbound: Outbound, config: &AlertsConfig) -> Self {
+        let owners = &config.owners;
+        Self {
+            way,
+            rules: owners.contact_rules(),
+            outbound,
+            retries: Retries::new(config),
+            limit: Mutex::new(Limit::new(
+                owners.messages_per_hour_max,
+                owners.contacts_max,
+            )),
+            turns: Semaphore::new(SENDING_MAX),
+            notices_max: config.queue_max,
+            metrics: OwnerMetrics::new(way.as_str()),
+        }
+    }
+
+    /// Tells of what is read, and says what is settled, until nothing more is read and nothing is
+    /// open.
+    async fn tell(
+        &self,
+        mut read: mpsc::Receiver<Read<OwnerNotice>>,
+        settled: &std_mpsc::Sender<Place>,
+        stop: &CancellationToken,
+    ) {
+        let mut open = FuturesUnordered::new();
+        let mut is_over = false;
+        loop {
+            tokio::select! {
+                Some(place) = open.next() => {
+                    // What was not told is read again after the next start.
+                    if let Some(place) = place && settled.send(place).is_err() {
+                        return;
+                    }
+                }
+                next = read.recv(), if !is_over && open.len() < self.notices_max => match next {
+                    Some(Read { place, item }) => open.push(async move {
+                        self.tell_of(&item, stop).await.then_some(place)
+                    }),
+                    None => is_over = true,
+                },
+                else => return,
+            }
+        }
+    }
+
+    /// Tells everybody whom a notice names. Returns whether it need not be read again.
+    async fn tell_of(&self, notice: &OwnerNotice, stop: &CancellationToken) -> bool {
+        let contacts = notice.contacts.iter().enumerate();
+        let messages = contacts.filter_map(|(at, contact)| self.message(notice, at, contact));
+        let told = join_all(messages.map(|message| self.send(message, stop))).await;
+        told.into_iter().all(|is_settled| is_settled)
+    }
+
+    /// The message to a contact, if it is one of this way and may be told.
+    fn message(
+        &self,
+        notice: &OwnerNotice,
+        place: usize,
+        contact: &Contact,
+    ) -> Option<OwnerMessage> {
+        let (way, operation) = (self.way.as_str(), notice.operation);
+        if Way::of_contact(contact) != Some(self.way) {
+            return None;
+        }
+        let reachable = match self.rules.read(contact.reveal()) {
+            Ok(reachable) => reachable,
+            Err(error) => {
+                self.metrics.refused.increment(1);
+                tracing::warn!(way, %operation, %error, "an owner may not be told");
+                return None;
+            }
+        };
+        let mut limit = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
+        if !limit.take(&reachable.contact, Instant::now()) {
+            self.metrics.limited.increment(1);
+            tracing::warn!(
+                way,
+                %operation,
+                "an owner is not told: the contact was told often enough in this hour"
+            );
+            return None;
+        }
+        Some(OwnerMessage::new(notice, place, reachable.to))
+    }
+
+    /// Sends a message until it was had or is given up. Returns whether that is settled.
+    async fn send(&self, message: OwnerMessage, stop: &CancellationToken) -> bool {
+        let way = self.way.as_str();
+        let (id, retries) = (message.id, &self.retries);
+        let result = match self.outbound.prepare(&message, &self.turns) {
+            Ok(mut outgoing) => retries.repeat(way, id, &mut outgoing, stop).await,
+            Err(failure) => Err(retries.verdict(failure, 1)),
+        };
+        match result {
+            Ok(()) => self.metrics.delivered.increment(1),
+            Err(Undeliverable::Stopped) => return false,
+            Err(error) => {
+                self.metrics.failed.increment(1);
+                tracing::error!(way, event = %id, cause = %error, "an owner was not told");
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,251 @@
+//! Backups of a process that has store and broker to itself, made while it runs, and what is restored of them.
+//!
+//! What must hold:
+//!
+//! * **Store and logs are of one instant.** Commits of the store are held back while both are noted. No message
+//!   goes before its row, so every message in the logs has its row in the store; and a checkpoint follows what
+//!   was acknowledged, so no checkpoint leads beyond its log.
+//! * **What was accepted before is in it.** A request is answered 202 when it lies in its log, and the end of
+//!   that is noted after the backup was asked for.
+//! * **Nobody is held up for long.** Only the noting holds commits back; the reading does not. Who asks for a
+//!   backup and does not read it loses it.
+//! * **A backup is whole or none.** Its last bytes are a hash over all others (`file`), and what is restored
+//!   gets its name when all of it is on disk (`restore`).
+//!
+//! Deliberately absent: the ledger of the simulated services. They stand for services elsewhere, which have
+//! their own.
+
+mod file;
+mod restore;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use waybill_broker::{CopyError, Logs, LogsSnapshot};
+use waybill_engine::Timestamp;
+use waybill_store::{EmbeddedSnapshot, EmbeddedStore, StoreError};
+
+pub use file::{Contents, FileError, check};
+pub use restore::{RestoreError, restore};
+
+use crate::chain::chain;
+use waybill_clock::wall_clock;
+
+/// How much is read, and sent, at once.
+const PIECE_BYTES: usize = 256 << 10;
+/// How many pieces wait for whoever reads the backup.
+const PIECES_WAITING: usize = 4;
+/// How long whoever reads it may take for a piece.
+const STALL_MAX: Duration = Duration::from_secs(60);
+
+/// Why a backup was not begun.
+#[derive(Debug, thiserror::Error)]
+pub enum BackupError {
+    /// Another one is being made.
+    #[error("another backup is being made")]
+    UnderWay,
+    /// The store could not be noted.
+    #[error("the store cannot be noted")]
+    Store(#[from] StoreError),
+    /// The logs could not be noted.
+    #[error("the logs cannot be noted")]
+    Logs(#[from] CopyError),
+    /// The process is on its way out.
+    #[error("the process is shutting down")]
+    ShuttingDown,
+}
+
+/// Makes backups, one at a time. It keeps neither store nor broker open.
+#[derive(Clone, Debug)]
+pub struct Backups {
+    store: Weak<EmbeddedStore>,
+    logs: Logs,
+    places: Arc<Semaphore>,
+}
+
+/// A backup that is being made: its bytes, in pieces. An error in the place of a piece ends it.
+pub type Pieces = mpsc::Receiver<io::Result<Bytes>>;
+
+/// Store and logs at one instant.
+struct Noted {
+    store: EmbeddedSnapshot,
+    logs: LogsSnapshot,
+    at: Timestamp,
+}
+
+impl Backups {
+    /// What makes backups of this store and these logs.
+    #[must_use]
+    pub fn new(store: Weak<EmbeddedStore>, logs: Logs) -> Self {
+        Self {
+            store,
+            logs,
+            places: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    /// Begins a backup of this instant.
+    ///
+    /// # Errors
+    ///
+    /// See [`BackupError`].
+    pub async fn begin(&self) -> Result<Pieces, BackupError> {
+        let place = self.places.clone().try_acquire_owned();
+        let place = place.map_err(|_| BackupError::UnderWay)?;
+        let store = self.store.upgrade().ok_or(BackupError::ShuttingDown)?;
+        let logs = self.logs.clone();
+        // The place is held for as long as anything is noted, also where nobody waits for it any more.
+        let noted = tokio::task::spawn_blocking(move || (note(&store, &logs), place));
+        let (noted, place) = noted.await.map_err(|_| BackupError::ShuttingDown)?;
+        let noted = noted?;
+        let (sender, pieces) = mpsc::channel(PIECES_WAITING);
+        let runtime = Handle::current();
+        tokio::task::spawn_blocking(move || send(noted, sender, runtime, place));
+        Ok(pieces)
+    }
+}
+
+fn note(store: &EmbeddedStore, logs: &Logs) -> Result<Noted, BackupError> {
+    let began = Instant::now();
+    let (store, (logs, at)) = store.while_held(|| (logs.snapshot(), wall_clock()))?;
+    let logs = logs?;
+    tracing::info!(held = ?began.elapsed(), records = logs.records(), "a backup is being made");
+    Ok(Noted { store, logs, at })
+}
+
+/// Sends all of it, and at last says what became of it.
+fn send(
+    noted: Noted,
+    pieces: mpsc::Sender<io::Result<Bytes>>,
+    runtime: Handle,
+    place: OwnedSemaphorePermit,
+) {
+    let outlet = Outlet {
+        gathered: BytesMut::with_capacity(2 * PIECE_BYTES),
+        pieces: pieces.clone(),
+        runtime,
+    };
+    match write(&noted, outlet) {
+        Ok(contents) => tracing::info!(
+            operations = contents.operations,
+            records = contents.records,
+            "a backup was made"
+        ),
+        Err(error) => {
+            tracing::warn!(error = %chain(&error), "a backup was not finished");
+            // Where there is no room for it, nobody reads.
+            let _ = pieces.try_send(Err(error));
+        }
+    }
+    // Before whoever reads it sees its end, and may ask for the next.
+    drop(place);
+}
+
+fn write(noted: &Noted, out: impl Write) -> io::Result<Contents> {
+    let mut file = file::Writer::begin(out, noted.at)?;
+    let mut contents = Contents {
+        operations: 0,
+        records: noted.logs.records(),
+        at: noted.at,
+    };
+    for entry in noted.store.entries() {
+        let entry = entry.map_err(io::Error::other)?;
+        contents.operations += u64::from(EmbeddedSnapshot::is_operation(&entry));
+        file.store_entry(entry.table, &entry.key, &entry.value)?;
+    }
+    for entry in noted.logs.meta() {
+        let (table, key, value) = entry.map_err(io::Error::other)?;
+        file.broker_entry(table, &key, &value)?;
+    }
+    let mut buffer = vec![0; PIECE_BYTES];
+    for segment in noted.logs.segments() {
+        segment.verify().map_err(io::Error::other)?;
+        file.segment(&segment.topic, segment.partition, segment.base)?;
+        let mut at = 0;
+        while at < segment.bytes {
+            let left = usize::try_from(segment.bytes - at).unwrap_or(usize::MAX);
+            let piece = &mut buffer[..left.min(PIECE_BYTES)];
+            segment.read(at, piece)?;
+            file.log_bytes(piece)?;
+            at += piece.len() as u64;
+        }
+    }
+    file.finish(contents)?;
+    Ok(contents)
+}
+
+/// What something is called until it is whole: it lies beside `path`, also where that ends in a slash or is `.`.
+pub fn partial_of(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".partial");
+    path.with_file_name(name)
+}
+
+/// A new file that nobody else can read, in the place of one that was left.
+pub fn private_file(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Gives what is whole its name, durably.
+pub fn put_in_place(partial: &Path, path: &Path) -> io::Result<()> {
+    fs::rename(partial, path)?;
+    let parent = path.parent().filter(|parent| *parent != Path::new(""));
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// Where pieces go to whoever asked for them. What was not flushed when it is dropped is lost, for then nobody
+/// wants it.
+struct Outlet {
+    gathered: BytesMut,
+    pieces: mpsc::Sender<io::Result<Bytes>>,
+    runtime: Handle,
+}
+
+impl Write for Outlet {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.gathered.extend_from_slice(bytes);
+        if self.gathered.len() >= PIECE_BYTES {
+            self.flush()?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let piece = self.pieces.send(Ok(self.gathered.split().freeze()));
+        let sent = async { tokio::time::timeout(STALL_MAX, piece).await };
+        match self.runtime.block_on(sent) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(io::ErrorKind::BrokenPipe.into()),
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_whole_lies_beside_its_place_however_that_is_written() {
+        let here = std::env::current_dir().unwrap();
+        for path in ["there", "there/", "./there//"] {
+            assert_eq!(partial_of(Path::new(path)), here.join("there.partial"));
+        }
+        let mut expected = here.clone().into_os_string();
+        expected.push(".partial");
+        assert_eq!(partial_of(Path::new(".")), PathBuf::from(expected));
+    }
+}

@@ -1,0 +1,125 @@
+//! A data directory made of a backup.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use waybill_broker::{CopyError, LogsRestore};
+use waybill_store::{EmbeddedRestore, StoreError};
+
+use super::file::{Contents, FileError, Piece, Reader, Table};
+use super::{partial_of, put_in_place};
+use crate::data_dir;
+
+/// Why nothing was restored.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The file cannot be used.
+    #[error("{path} cannot be restored")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: FileError,
+    },
+    /// Something is where it is to be restored to.
+    #[error("{0} is there already: a backup is restored to a directory that is new or empty")]
+    Taken(PathBuf),
+    /// The directory cannot be made.
+    #[error("{path} cannot be made")]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The store cannot be made.
+    #[error("the store cannot be restored")]
+    Store(#[from] StoreError),
+    /// The logs cannot be made.
+    #[error("the logs cannot be restored")]
+    Logs(#[from] CopyError),
+}
+
+/// Makes `data_dir` of the backup in `file`, and returns what that holds. The file is held against its hash
+/// first. Everything is made beside it, in `data_dir` with `.partial` behind, and gets its name at last.
+///
+/// # Errors
+///
+/// See [`RestoreError`]. `data_dir` is then as it was.
+pub fn restore(file: &Path, data_dir: &Path) -> Result<Contents, RestoreError> {
+    let unusable = |source| RestoreError::File {
+        path: file.to_owned(),
+        source,
+    };
+    let mut backup = Reader::open(file).map_err(unusable)?;
+    if !is_free(data_dir) {
+        return Err(RestoreError::Taken(data_dir.to_owned()));
+    }
+    let partial = partial_of(data_dir);
+    if let Some(parent) = partial.parent() {
+        fs::create_dir_all(parent).map_err(of(parent))?;
+    }
+    // It holds what the file does, which nobody else may read.
+    match DirBuilder::new().mode(0o700).create(&partial) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            return Err(RestoreError::Taken(partial));
+        }
+        made => made.map_err(of(&partial))?,
+    }
+    let made = fill(&mut backup, &partial, unusable)
+        .and_then(|()| put_in_place(&partial, data_dir).map_err(of(data_dir)));
+    if made.is_err() {
+        // The reason that it failed for is the one to tell.
+        let _ = fs::remove_dir_all(&partial);
+    }
+    made.map(|()| backup.contents())
+}
+
+/// Whether nothing is there, or a directory with nothing in it.
+fn is_free(dir: &Path) -> bool {
+    match fs::read_dir(dir) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
+}
+
+fn fill(
+    backup: &mut Reader,
+    dir: &Path,
+    unusable: impl Fn(FileError) -> RestoreError,
+) -> Result<(), RestoreError> {
+    let (store_dir, broker_dir) = (data_dir::of_store(dir), data_dir::of_broker(dir));
+    fs::create_dir_all(&store_dir).map_err(of(&store_dir))?;
+    let mut store = EmbeddedRestore::begin(&store_dir)?;
+    let mut logs = LogsRestore::begin(&broker_dir)?;
+    while let Some(piece) = backup.next().map_err(&unusable)? {
+        match piece {
+            Piece::Entry { table, key, value } => match table {
+                Table::Store(table) => store.put(&table, &key, &value)?,
+                Table::Broker(table) => logs.put_meta(&table, &key, &value)?,
+            },
+            Piece::Segment {
+                topic,
+                partition,
+                base,
+            } => logs.begin_segment(&topic, partition, base)?,
+            Piece::LogBytes(bytes) => logs.append(&bytes)?,
+        }
+    }
+    store.finish()?;
+    logs.finish()?;
+    for dir in [&store_dir, &broker_dir, dir] {
+        let synced = File::open(dir).and_then(|dir| dir.sync_all());
+        synced.map_err(of(dir))?;
+    }
+    Ok(())
+}
+
+fn of(path: &Path) -> impl FnOnce(io::Error) -> RestoreError + use<> {
+    let path = path.to_owned();
+    move |source| RestoreError::Directory { path, source }
+}

@@ -1,0 +1,262 @@
+//! Who asked to be told of an operation, and how such people are told.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::ConfigError;
+use super::alerts::{EmailConfig, EmailTls, Secret, WebhookConfig, invalid, read_secret};
+use super::secret_files::SecretFiles;
+use crate::contact::{ContactRules, is_domain};
+
+/// The `alerts.owners` section. By default nobody is told, and requests that name contacts are
+/// refused.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct OwnersConfig {
+    /// Messages to one contact within an hour of the first; further ones are counted and not sent.
+    pub messages_per_hour_max: u32,
+    /// Contacts that are told within an hour by one process and in one way. Beyond it no further
+    /// ones are told until the hour of another has ended.
+    pub contacts_max: usize,
+    /// How e-mails are sent; `None` for not at all.
+    pub email: Option<OwnerEmailConfig>,
+    /// The gateway that text messages are sent with, which needs a `template`; `None` for not at
+    /// all.
+    pub sms: Option<WebhookConfig>,
+}
+
+impl Default for OwnersConfig {
+    fn default() -> Self {
+        Self {
+            messages_per_hour_max: 20,
+            contacts_max: 100_000,
+            email: None,
+            sms: None,
+        }
+    }
+}
+
+/// How e-mails to owners are sent.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct OwnerEmailConfig {
+    /// The SMTP server.
+    pub host: String,
+    /// Its port; `None` for the usual one: 587 with STARTTLS, 465 with TLS, 25 without.
+    #[serde(default)]
+    pub port: Option<u16>,
+    /// How the connection is protected.
+    #[serde(default)]
+    pub tls: EmailTls,
+    /// Certificates (PEM) that are trusted beside the system's.
+    #[serde(default)]
+    pub ca_file: Option<PathBuf>,
+    /// Who logs in; `None` for nobody.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// The password of `user`.
+    #[serde(default)]
+    pub password: Option<Secret>,
+    /// A file that holds `password`.
+    #[serde(default)]
+    pub password_file: Option<PathBuf>,
+    /// The sender: `waybill@example.com`, or `Waybill <waybill@example.com>`.
+    pub from: String,
+    /// The domains of addresses that are written to, exactly; none for any.
+    #[serde(default)]
+    pub domains: Vec<String>,
+    /// The subject, with placeholders; `None` for Waybill's own.
+    #[serde(default)]
+    pub subject: Option<String>,
+    /// The text, with placeholders; `None` for Waybill's own.
+    #[serde(default)]
+    pub text: Option<String>,
+}
+
+impl OwnerEmailConfig {
+    /// The same as a receiver of alerts to nobody: how its server is reached.
+    pub fn server(&self) -> EmailConfig {
+        EmailConfig {
+            host: self.host.clone(),
+            port: self.port,
+            tls: self.tls,
+            ca_file: self.ca_file.clone(),
+            user: self.user.clone(),
+            password: self.password.clone(),
+            password_file: None,
+            from: self.from.clone(),
+            to: Vec::new(),
+        }
+    }
+}
+
+impl OwnersConfig {
+    /// Which contacts may be told.
+    #[must_use]
+    pub fn contact_rules(&self) -> ContactRules {
+        let email = self.email.as_ref();
+        ContactRules {
+            email_domains: email.map(|email| email.domains.clone()),
+            sms: self.sms.is_some(),
+        }
+    }
+
+    /// Moves what stands in files to where it would stand in the configuration.
+    pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
+        if let Some(email) = &mut self.email {
+            let key = "alerts.owners.email.password";
+            read_secret(files, &mut email.password, &mut email.password_file, key)?;
+        }
+        if let Some(sms) = &mut self.sms {
+            sms.read_files(files, "alerts.owners.sms")?;
+        }
+        Ok(())
+    }
+
+    /// Reports the first thing that cannot work, but for what only the ways themselves can tell.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let above_0 = "must be more than 0; without email and sms nobody is told";
+        if self.messages_per_hour_max == 0 {
+            return Err(invalid("alerts.owners.messagesPerHourMax", above_0));
+        }
+        if self.contacts_max == 0 {
+            return Err(invalid("alerts.owners.contactsMax", above_0));
+        }
+        let mut domains = self.email.iter().flat_map(|email| &email.domains);
+        match domains.find(|domain| !is_domain(domain)) {
+            Some(domain) => Err(invalid(
+                "alerts.owners.email.domains",
+                &format!("holds {domain:?}, which is no domain"),
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::Environment;
+    use super::super::file::parse_config;
+
+    const BOTH: &str = "
+alerts:
+  owners:
+    messagesPerHourMax: 3
+    email:
+      host: mail.example
+      user: waybill
+      password: hunter3
+      from: Waybill <waybill@example.com>
+      domains: [example.org]
+      subject: About {{notice.callerId}}
+    sms:
+      url: https://sms.example/hooks/capability
+      headers: {Authorization: Bearer hunter2}
+      template: '{\"to\": \"{{notice.to}}\", \"text\": \"{{notice.text}}\"}'
+";
+
+    #[test]
+    fn both_ways_are_read_and_fit_together() {
+        let config = parse_config("w.yaml", BOTH).unwrap().finish().unwrap();
+        let rules = config.alerts.owners.contact_rules();
+        assert!(rules.sms);
+        assert_eq!(rules.email_domains, Some(vec!["example.org".to_owned()]));
+    }
+
+    #[test]
+    fn no_secret_is_shown_and_a_variable_beside_them_leaves_them_as_they_are() {
+        let mut config = parse_config("w.yaml", BOTH).unwrap();
+        for text in [format!("{config:?}"), config.to_yaml().unwrap()] {
+            for secret in ["capability", "hunter"] {
+                assert!(!text.contains(secret), "{text}");
+            }
+        }
+        let name = "WAYBILL_ALERTS__OWNERS__MESSAGES_PER_HOUR_MAX";
+        let environment: Environment = [(name, "7")].into_iter().collect();
+        let mut expected = config.clone();
+        expected.alerts.owners.messages_per_hour_max = 7;
+        environment.apply(&mut config).unwrap();
+        assert_eq!(config, expected);
+
+        for name in [
+            "WAYBILL_ALERTS__OWNERS__EMAIL",
+            "WAYBILL_ALERTS__OWNERS__SMS",
+        ] {
+            let environment: Environment = [(name, "hunter2")].into_iter().collect();
+            let error = environment.apply(&mut config).unwrap_err().to_string();
+            assert!(error.contains(&format!("{name} is not known")), "{error}");
+            assert!(!error.contains("hunter"), "{error}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_read_from_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, text).unwrap();
+            path.display().to_string()
+        };
+        let (password, token) = (write("p", "hunter3\n"), write("t", "Bearer hunter2\n"));
+        let text = BOTH
+            .replace("password: hunter3", &format!("passwordFile: {password}"))
+            .replace(
+                "headers: {Authorization: Bearer hunter2}",
+                &format!("headerFiles: {{Authorization: {token}}}"),
+            );
+        let read = parse_config("w.yaml", &text).unwrap().finish().unwrap();
+        let whole = parse_config("w.yaml", BOTH).unwrap().finish().unwrap();
+        assert_eq!(read.alerts, whole.alerts);
+    }
+
+    #[test]
+    fn values_that_cannot_work_are_refused_by_key() {
+        for (from, to, key) in [
+            (
+                "messagesPerHourMax: 3",
+                "messagesPerHourMax: 0",
+                "alerts.owners.messagesPerHourMax",
+            ),
+            (
+                "messagesPerHourMax: 3",
+                "contactsMax: 0",
+                "alerts.owners.contactsMax",
+            ),
+            (
+                "[example.org]",
+                "['@example.org']",
+                "alerts.owners.email.domains",
+            ),
+            ("waybill@example.com", "nobody", "alerts.owners.email.from"),
+            (
+                "About {{notice.callerId}}",
+                "About {{alert.kind}}",
+                "alerts.owners.email.subject",
+            ),
+            (
+                "host: mail.example",
+                "host: mail.example\n      tls: none",
+                "alerts.owners.email.password",
+            ),
+            (
+                "\"{{notice.text}}\"",
+                "{{notice.text}}",
+                "alerts.owners.sms.template",
+            ),
+            (
+                "https://sms.example",
+                "ftp://sms.example",
+                "alerts.owners.sms.url",
+            ),
+        ] {
+            let text = BOTH.replace(from, to);
+            let error = parse_config("w.yaml", &text).unwrap().finish();
+            let error = error.expect_err(to).to_string();
+            assert!(error.starts_with(key), "{key}: {error}");
+            assert!(!error.contains("hunter"), "{error}");
+        }
+    }
+}

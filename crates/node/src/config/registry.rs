@@ -1,0 +1,201 @@
+//! The schema registry, where there is one.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use waybill_registry::{Login, Registry, RegistrySettings};
+
+use super::alerts::{Secret, read_secret};
+use super::secret_files::SecretFiles;
+use super::{ConfigError, units};
+
+/// What writers put before a datum.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum FramingChoice {
+    /// The zero byte and schema id of the Confluent wire format.
+    Confluent,
+    /// An Avro single object, as without a registry.
+    SingleObject,
+}
+
+/// The `schemaRegistry` section.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct RegistryConfig {
+    /// Where it is; `None` for no registry.
+    pub url: Option<String>,
+    /// Who asks; `None` for nobody.
+    pub user: Option<String>,
+    /// With which password.
+    pub password: Option<Secret>,
+    /// The file that the password is read from.
+    pub password_file: Option<PathBuf>,
+    /// Certificates (PEM) that are trusted beside those of the system.
+    pub ca_file: Option<PathBuf>,
+    /// Whether a role registers schemas that are missing, or ends and says so.
+    pub auto_register: bool,
+    /// How writers frame records; readers take both.
+    pub framing: FramingChoice,
+    /// How long one question may take.
+    #[serde(with = "units::duration")]
+    pub request_timeout: Duration,
+    /// The certificates' text, once it was read.
+    #[serde(skip)]
+    ca_pem: Option<String>,
+}
+
+impl Default for RegistryConfig {
+    fn default() -> Self {
+        Self {
+            url: None,
+            user: None,
+            password: None,
+            password_file: None,
+            ca_file: None,
+            auto_register: true,
+            framing: FramingChoice::Confluent,
+            request_timeout: Duration::from_secs(5),
+            ca_pem: None,
+        }
+    }
+}
+
+impl RegistryConfig {
+    /// The client of the registry; `None` without one.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot work as it is configured.
+    pub fn client(&self) -> Result<Option<Registry>, ConfigError> {
+        let Some(url) = &self.url else {
+            return Ok(None);
+        };
+        let settings = RegistrySettings {
+            url: url.clone(),
+            login: self.user.as_ref().map(|user| Login {
+                user: user.clone(),
+                password: self
+                    .password
+                    .as_ref()
+                    .map_or_else(String::new, |password| password.reveal().to_owned()),
+            }),
+            ca_pem: self.ca_pem.clone(),
+            timeout: self.request_timeout,
+        };
+        let registry = Registry::new(&settings).map_err(|error| ConfigError::Invalid {
+            key: "schemaRegistry".to_owned(),
+            problem: format!("cannot be used: {}", crate::chain::chain(&error)),
+        })?;
+        Ok(Some(registry))
+    }
+
+    /// Reads the password and the certificates from their files.
+    pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
+        let key = "schemaRegistry.password";
+        read_secret(files, &mut self.password, &mut self.password_file, key)?;
+        if let Some(path) = &self.ca_file {
+            let pem = std::fs::read_to_string(path).map_err(|source| ConfigError::SecretFile {
+                key: "schemaRegistry.caFile".to_owned(),
+                path: path.display().to_string(),
+                source,
+            })?;
+            self.ca_pem = Some(pem);
+        }
+        Ok(())
+    }
+
+    /// Checks what no single key can know.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let rules = [
+            (
+                self.user.is_some() == self.password.is_some(),
+                "schemaRegistry.user and schemaRegistry.password",
+                "must be set both or neither",
+            ),
+            (
+                !self.request_timeout.is_zero(),
+                "schemaRegistry.requestTimeout",
+                "must not be zero",
+            ),
+        ];
+        if let Some((_, key, problem)) = rules.into_iter().find(|(holds, _, _)| !holds) {
+            return Err(ConfigError::Invalid {
+                key: key.to_owned(),
+                problem: problem.to_owned(),
+            });
+        }
+        self.client().map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> RegistryConfig {
+        RegistryConfig {
+            url: Some("https://registry.example:8081".to_owned()),
+            ..RegistryConfig::default()
+        }
+    }
+
+    #[test]
+    fn the_password_is_read_from_its_file_and_shown_by_nobody() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "open sesame\n").unwrap();
+        let mut config = RegistryConfig {
+            user: Some("anna".to_owned()),
+            password_file: Some(file.path().to_owned()),
+            ..config()
+        };
+        config.read_files(&mut SecretFiles::default()).unwrap();
+        config.check().unwrap();
+        assert_eq!(config.password.as_ref().unwrap().reveal(), "open sesame");
+        let client = config.client().unwrap().unwrap();
+        let yaml = serde_saphyr::to_string(&config).unwrap();
+        for shown in [format!("{config:?}"), format!("{client:?}"), yaml] {
+            assert!(!shown.contains("sesame"), "{shown}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_with_its_key() {
+        type Change = fn(&mut RegistryConfig);
+        let cases: [(&str, Change); 5] = [
+            ("schemaRegistry cannot be used: \"a\"", |c| {
+                c.url = Some("http://anna:sesame@a".to_owned());
+            }),
+            ("schemaRegistry.user", |c| c.user = Some("anna".to_owned())),
+            ("schemaRegistry.user", |c| {
+                c.password = Some("sesame".into());
+            }),
+            ("schemaRegistry.requestTimeout", |c| {
+                c.request_timeout = Duration::ZERO;
+            }),
+            (
+                "schemaRegistry cannot be used: there is no certificate",
+                |c| {
+                    c.ca_pem = Some(String::new());
+                },
+            ),
+        ];
+        for (expected, change) in cases {
+            let mut config = config();
+            change(&mut config);
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+            assert!(!error.contains("sesame"), "{error}");
+        }
+        let mut missing = RegistryConfig {
+            ca_file: Some("/nonexistent".into()),
+            ..config()
+        };
+        let error = missing
+            .read_files(&mut SecretFiles::default())
+            .unwrap_err()
+            .to_string();
+        assert_eq!(error, "schemaRegistry.caFile: /nonexistent cannot be read");
+    }
+}

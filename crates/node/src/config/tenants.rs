@@ -1,0 +1,61 @@
+//! How much each tenant may send.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use serde::{Deserialize, Serialize};
+
+use super::units;
+use crate::ingestion::{Rate, TenantRates};
+
+/// The `http.tenantLimits` section.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct TenantLimitsConfig {
+    /// Requests a second of each tenant; those without a tenant count as one. `None`: as many as they want.
+    #[serde(deserialize_with = "units::at_least_one_if_any")]
+    pub per_second: Option<NonZeroU32>,
+    /// Requests of a tenant at once; `None`: those of a second.
+    #[serde(deserialize_with = "units::at_least_one_if_any")]
+    pub burst: Option<NonZeroU32>,
+    /// Other limits of single tenants, by name.
+    pub tenants: BTreeMap<String, TenantLimit>,
+}
+
+/// The limit of a tenant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct TenantLimit {
+    /// Requests a second.
+    #[serde(deserialize_with = "units::at_least_one")]
+    pub per_second: NonZeroU32,
+    /// Requests at once; `None`: those of a second.
+    #[serde(default, deserialize_with = "units::at_least_one_if_any")]
+    pub burst: Option<NonZeroU32>,
+}
+
+impl TenantLimit {
+    fn rate(self) -> Rate {
+        Rate {
+            per_second: self.per_second,
+            burst: self.burst.unwrap_or(self.per_second),
+        }
+    }
+}
+
+impl TenantLimitsConfig {
+    /// What ingestion holds tenants to.
+    pub fn rates(&self) -> TenantRates {
+        let each = self.per_second.map(|per_second| TenantLimit {
+            per_second,
+            burst: self.burst,
+        });
+        let named = self.tenants.iter();
+        TenantRates {
+            each: each.map(TenantLimit::rate),
+            named: named
+                .map(|(tenant, limit)| (tenant.clone(), limit.rate()))
+                .collect(),
+        }
+    }
+}

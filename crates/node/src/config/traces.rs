@@ -1,0 +1,249 @@
+//! Where spans go, if they do.
+
+use std::path::PathBuf;
+use std::str::FromStr as _;
+use std::time::Duration;
+
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::redirect::Policy;
+use reqwest::{Certificate, Client, Url};
+use serde::{Deserialize, Serialize};
+use waybill_http::file_modes;
+
+use super::{ConfigError, units};
+use crate::chain::chain;
+
+/// The `telemetry.traces` section.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct TracesConfig {
+    /// The collector's address for spans by OTLP over HTTP; `None` for no spans.
+    pub endpoint: Option<String>,
+    /// The share of traces that begin here that are recorded.
+    pub sample_ratio: f64,
+    /// The file with the headers that the collector wants, `Name: value` a line.
+    pub headers_file: Option<PathBuf>,
+    /// Certificates (PEM) that are trusted beside those of the system.
+    pub ca_file: Option<PathBuf>,
+    /// How long sending may take, repeats included.
+    #[serde(with = "units::duration")]
+    pub request_timeout: Duration,
+    /// How many spans may wait to be sent.
+    pub queue_max: usize,
+}
+
+impl Default for TracesConfig {
+    fn default() -> Self {
+        Self {
+            endpoint: None,
+            sample_ratio: 1.0,
+            headers_file: None,
+            ca_file: None,
+            request_timeout: Duration::from_secs(10),
+            queue_max: 20_000,
+        }
+    }
+}
+
+impl TracesConfig {
+    /// The client of the collector; `None` without one.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read, or the client cannot work as it is configured.
+    pub fn client(&self) -> Result<Option<Client>, ConfigError> {
+        if self.endpoint.is_none() {
+            return Ok(None);
+        }
+        let mut client = Client::builder()
+            .timeout(self.request_timeout)
+            .redirect(Policy::none());
+        if let Some(path) = &self.headers_file {
+            file_modes::warn_if_they_may_read(path, "the headers");
+            let headers = parse_headers(&read(path, "telemetry.traces.headersFile")?);
+            client = client.default_headers(headers.map_err(|problem| {
+                let at = path.display();
+                invalid("telemetry.traces.headersFile", format!("({at}) {problem}"))
+            })?);
+        }
+        if let Some(path) = &self.ca_file {
+            let key = "telemetry.traces.caFile";
+            let pem = read(path, key)?;
+            let certificates = Certificate::from_pem_bundle(pem.as_bytes());
+            let certificates = certificates.ok().filter(|found| !found.is_empty());
+            let certificates = certificates
+                .ok_or_else(|| invalid(key, format!("({}) has no certificate", path.display())))?;
+            client = client.tls_certs_merge(certificates);
+        }
+        let client = client.build();
+        let client = client.map_err(|error| invalid("telemetry.traces", chain(&error)))?;
+        Ok(Some(client))
+    }
+
+    /// Checks what no single key can know.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if !(0.0..=1.0).contains(&self.sample_ratio) {
+            let problem = "must be between 0 and 1".to_owned();
+            return Err(invalid("telemetry.traces.sampleRatio", problem));
+        }
+        for (key, is_zero) in [
+            ("queueMax", self.queue_max == 0),
+            ("requestTimeout", self.request_timeout.is_zero()),
+        ] {
+            if is_zero {
+                let problem = "must not be zero".to_owned();
+                return Err(invalid(&format!("telemetry.traces.{key}"), problem));
+            }
+        }
+        if let Some(endpoint) = &self.endpoint {
+            check_endpoint(endpoint)
+                .map_err(|problem| invalid("telemetry.traces.endpoint", problem))?;
+        }
+        self.client().map(drop)
+    }
+}
+
+fn check_endpoint(text: &str) -> Result<(), String> {
+    let url: Url = text
+        .parse()
+        .map_err(|error| format!("is not an address: {error}"))?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err("must begin with http:// or https://".to_owned());
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("must not have a login in it: put a header into headersFile".to_owned());
+    }
+    if url.path() == "/" {
+        return Err("must have its path, usually /v1/traces".to_owned());
+    }
+    Ok(())
+}
+
+/// Reads headers; the problem does not repeat what the file holds.
+fn parse_headers(text: &str) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    for (line, number) in text.lines().zip(1..) {
+        if line.trim().is_empty() {
+            continue;
+        }
+        let header = line.split_once(':').and_then(|(name, value)| {
+            let name = HeaderName::from_str(name.trim()).ok()?;
+            let mut value = HeaderValue::from_str(value.trim()).ok()?;
+            value.set_sensitive(true);
+            Some((name, value))
+        });
+        let (name, value) = header.ok_or_else(|| format!("line {number} is not `Name: value`"))?;
+        headers.append(name, value);
+    }
+    match headers.is_empty() {
+        true => Err("has no header".to_owned()),
+        false => Ok(headers),
+    }
+}
+
+fn read(path: &std::path::Path, key: &str) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::SecretFile {
+        key: key.to_owned(),
+        path: path.display().to_string(),
+        source,
+    })
+}
+
+fn invalid(key: &str, problem: String) -> ConfigError {
+    ConfigError::Invalid {
+        key: key.to_owned(),
+        problem,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> TracesConfig {
+        TracesConfig {
+            endpoint: Some("http://collector:4318/v1/traces".to_owned()),
+            ..TracesConfig::default()
+        }
+    }
+
+    #[test]
+    fn headers_come_from_a_file_and_are_shown_by_nobody() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "Authorization: Bearer sesame\n\nx-team: a\n").unwrap();
+        let config = TracesConfig {
+            headers_file: Some(file.path().to_owned()),
+            ..config()
+        };
+        config.check().unwrap();
+        let client = config.client().unwrap().unwrap();
+        let yaml = serde_saphyr::to_string(&config).unwrap();
+        for shown in [format!("{config:?}"), format!("{client:?}"), yaml] {
+            assert!(!shown.contains("sesame"), "{shown}");
+        }
+        let headers = parse_headers("a: b\r\nc: d:e\n").unwrap();
+        assert_eq!(
+            (&headers["a"], &headers["c"]),
+            (
+                &HeaderValue::from_static("b"),
+                &HeaderValue::from_static("d:e")
+            )
+        );
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_with_its_key() {
+        let bad = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(bad.path(), "x-key: 1\nsesame\n").unwrap();
+        type Change<'a> = Box<dyn Fn(&mut TracesConfig) + 'a>;
+        let endpoint = |text: &'static str| -> Change<'_> {
+            Box::new(move |c| c.endpoint = Some(text.to_owned()))
+        };
+        let cases: [(&str, Change<'_>); 12] = [
+            ("sampleRatio", Box::new(|c| c.sample_ratio = 1.5)),
+            ("sampleRatio", Box::new(|c| c.sample_ratio = f64::NAN)),
+            ("queueMax", Box::new(|c| c.queue_max = 0)),
+            (
+                "requestTimeout",
+                Box::new(|c| c.request_timeout = Duration::ZERO),
+            ),
+            ("endpoint is not an address", endpoint("collector")),
+            (
+                "endpoint must begin with http",
+                endpoint("grpc://collector:4317/"),
+            ),
+            (
+                "endpoint must have its path",
+                endpoint("http://collector:4318"),
+            ),
+            (
+                "endpoint must not have a login",
+                endpoint("http://anna:sesame@a/v1/traces"),
+            ),
+            (
+                "headersFile",
+                Box::new(|c| c.headers_file = Some("/nonexistent".into())),
+            ),
+            (
+                "line 2 is not",
+                Box::new(|c| c.headers_file = Some(bad.path().to_owned())),
+            ),
+            (
+                "caFile",
+                Box::new(|c| c.ca_file = Some("/nonexistent".into())),
+            ),
+            (
+                "has no certificate",
+                Box::new(|c| c.ca_file = Some(bad.path().to_owned())),
+            ),
+        ];
+        for (expected, change) in cases {
+            let mut config = config();
+            change(&mut config);
+            let refused = config.check().unwrap_err().to_string();
+            let refused = refused.replace('`', "");
+            assert!(refused.contains(expected), "{expected}: {refused}");
+            assert!(!refused.contains("sesame"), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,579 @@
+//! What no type can say: ranges, and values that only work together.
+
+use waybill_engine::{INPUT_BYTES_MAX, READERS_PER_PARTITION_MAX};
+
+use super::{ByteSize, Config, ConfigError, duration_to_text};
+use crate::ingestion::IngestionConfig;
+use crate::telemetry::LogFilter;
+use crate::topology::{RETENTION_MS_MIN, disk_bytes_min};
+
+/// More partitions than this are a slip of the keyboard: each costs a lease and files.
+pub const PARTITIONS_MAX: u32 = 1_024;
+
+/// A lease is at least this many margins long, so that an owner has time to act between the end
+/// of its margin and the next renewal.
+const MARGINS_PER_LEASE_MIN: u32 = 3;
+
+/// The largest input that HTTP may take: it grows a little on its way, and has to fit into step requests.
+const REQUEST_BYTES_MAX: usize = INPUT_BYTES_MAX - 32 * 1024;
+/// Deeper than this, reading a body could exhaust the stack.
+const JSON_DEPTH_MAX: usize = 100;
+
+/// Reports the first thing that cannot work.
+pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
+    let Config {
+        kafka,
+        http,
+        broker,
+        store,
+        scheduler,
+        supervisor,
+        agents,
+        workflows,
+        services,
+        ..
+    } = config;
+    let scylla = &store.scylla;
+    let log_filter_problem = config.telemetry.log_filter.parse::<LogFilter>().err();
+    let bad_broker = kafka
+        .brokers
+        .iter()
+        .flatten()
+        .chain(&broker.advertised)
+        .chain(&services.address)
+        .chain(scylla.nodes.iter().flatten())
+        .find(|address| !is_host_and_port(address));
+    let body_bytes_min = IngestionConfig::body_bytes_min(
+        http.request_bytes_max.as_usize(),
+        http.batch_line_bytes_max.as_usize(),
+    );
+    let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
+    let readers = scheduler.readers_per_partition;
+    let heard_after = kafka.clients().metadata_refresh();
+    let rules: [(bool, &str, String); 60] = [
+        (
+            (1..=PARTITIONS_MAX).contains(&config.partitions),
+            "partitions",
+            format!(
+                "is {}, and must be from 1 to {PARTITIONS_MAX}",
+                config.partitions
+            ),
+        ),
+        (
+            (1..=READERS_PER_PARTITION_MAX).contains(&readers),
+            "scheduler.readersPerPartition",
+            format!("is {readers}, and must be from 1 to {READERS_PER_PARTITION_MAX}"),
+        ),
+        (
+            !config.data_dir.as_os_str().is_empty(),
+            "dataDir",
+            "must not be empty".to_owned(),
+        ),
+        (
+            kafka
+                .brokers
+                .as_ref()
+                .is_none_or(|brokers| !brokers.is_empty()),
+            "kafka.brokers",
+            "must name a broker, or be null for the embedded one".to_owned(),
+        ),
+        (
+            bad_broker.is_none(),
+            "kafka.brokers, broker.advertised, services.address or store.scylla.nodes",
+            format!(
+                "holds {:?}, which is not host:port",
+                bad_broker.map_or("", |a| a)
+            ),
+        ),
+        (
+            scylla.nodes.as_ref().is_none_or(|nodes| !nodes.is_empty()),
+            "store.scylla.nodes",
+            "must name a node, or be null for the embedded store".to_owned(),
+        ),
+        (
+            scylla.user.is_some() == scylla.password.is_some(),
+            "store.scylla.user and store.scylla.password",
+            "must be set both or neither".to_owned(),
+        ),
+        (
+            scylla.tls || scylla.ca_file.is_none(),
+            "store.scylla.caFile",
+            "is of use only with store.scylla.tls".to_owned(),
+        ),
+        (
+            scylla.replication_factor > 0,
+            "store.scylla.replicationFactor",
+            not_zero(),
+        ),
+        (
+            scylla.nodes.is_none()
+                || scylla.request_timeout < scheduler.lease.min(supervisor.lease),
+            "store.scylla.requestTimeout",
+            format!(
+                "is {}, and must be less than scheduler.lease ({}) and supervisor.lease ({}): a renewal \
+                 has to be known in time",
+                duration_to_text(scylla.request_timeout),
+                duration_to_text(scheduler.lease),
+                duration_to_text(supervisor.lease)
+            ),
+        ),
+        (
+            is_topic_name(&kafka.topic_prefix),
+            "kafka.topicPrefix",
+            format!(
+                "is {:?}, and must be 1 to 100 letters, digits, dots, hyphens or underscores",
+                kafka.topic_prefix
+            ),
+        ),
+        (
+            kafka.replication_factor >= 1,
+            "kafka.replicationFactor",
+            not_zero(),
+        ),
+        (
+            store.retention > kafka.requests_retention,
+            "store.retention",
+            format!(
+                "is {}, and must be more than kafka.requestsRetention ({}): a request must not \
+                 outlive the row that tells that it was done",
+                duration_to_text(store.retention),
+                duration_to_text(kafka.requests_retention)
+            ),
+        ),
+        (
+            kafka.requests_retention.as_millis() >= u128::from(RETENTION_MS_MIN),
+            "kafka.requestsRetention",
+            at_least("1h"),
+        ),
+        (
+            !kafka.steps_retention.is_zero(),
+            "kafka.stepsRetention",
+            not_zero(),
+        ),
+        (
+            kafka.grow_settle > config.http.accept_timeout,
+            "kafka.growSettle",
+            format!(
+                "is {}, and must be more than http.acceptTimeout",
+                duration_to_text(kafka.grow_settle)
+            ),
+        ),
+        (
+            heard_after.is_none_or(|after| kafka.grow_settle > after),
+            "kafka.growSettle",
+            format!(
+                "is {}, and must be more than the {} after which clients ask again which partitions there are \
+                 (topic.metadata.refresh.interval.ms of kafka.properties)",
+                duration_to_text(kafka.grow_settle),
+                duration_to_text(heard_after.unwrap_or_default())
+            ),
+        ),
+        (
+            !kafka.results_retention.is_zero(),
+            "kafka.resultsRetention",
+            not_zero(),
+        ),
+        (
+            http.tls.is_whole(),
+            "http.tls.certFile and http.tls.keyFile",
+            "must be set both or neither".to_owned(),
+        ),
+        (
+            config.admin.tls.is_whole(),
+            "admin.tls.certFile and admin.tls.keyFile",
+            "must be set both or neither".to_owned(),
+        ),
+        (http.connections_max > 0, "http.connectionsMax", not_zero()),
+        (
+            config.admin.connections_max > 0,
+            "admin.connectionsMax",
+            not_zero(),
+        ),
+        (
+            http.connections_per_address_max() > 0,
+            "http.connectionsPerAddressMax",
+            not_zero(),
+        ),
+        (
+            config.admin.connections_per_address_max() > 0,
+            "admin.connectionsPerAddressMax",
+            not_zero(),
+        ),
+        (
+            broker.connections_per_address_max() > 0,
+            "broker.connectionsPerAddressMax",
+            not_zero(),
+        ),
+        (
+            http.event_streams_max < http.connections_max,
+            "http.eventStreamsMax",
+            "must be less than http.connectionsMax: else streams leave no room for requests"
+                .to_owned(),
+        ),
+        (
+            (1..=JSON_DEPTH_MAX).contains(&http.json_depth_max),
+            "http.jsonDepthMax",
+            format!("must be from 1 to {JSON_DEPTH_MAX}"),
+        ),
+        (
+            (1..=IngestionConfig::HEADERS_LIMIT_MAX).contains(&http.headers_max),
+            "http.headersMax",
+            format!("must be from 1 to {}", IngestionConfig::HEADERS_LIMIT_MAX),
+        ),
+        (http.batch_lines_max > 0, "http.batchLinesMax", not_zero()),
+        (
+            http.body_bytes_max.as_usize() >= body_bytes_min,
+            "http.bodyBytesMax",
+            format!(
+                "must be at least {body_bytes_min}B, which one largest request (http.requestBytesMax) or \
+                 one batch (http.batchLineBytesMax) takes"
+            ),
+        ),
+        (
+            !http.header_read_timeout.is_zero() && !http.body_read_timeout.is_zero(),
+            "http.headerReadTimeout and http.bodyReadTimeout",
+            not_zero(),
+        ),
+        (!http.body_timeout.is_zero(), "http.bodyTimeout", not_zero()),
+        (!http.idle_timeout.is_zero(), "http.idleTimeout", not_zero()),
+        (
+            http.drain_timeout < config.shutdown_timeout,
+            "http.drainTimeout",
+            "must be less than shutdownTimeout".to_owned(),
+        ),
+        (
+            !http.accept_timeout.is_zero(),
+            "http.acceptTimeout",
+            not_zero(),
+        ),
+        (
+            http.producer_queue_records_max > 0,
+            "http.producerQueueRecordsMax",
+            not_zero(),
+        ),
+        (
+            http.producer_queue_bytes_max > http.request_bytes_max.max(http.batch_line_bytes_max),
+            "http.producerQueueBytesMax",
+            "must be more than http.requestBytesMax and http.batchLineBytesMax".to_owned(),
+        ),
+        (
+            broker.requests_disk_bytes_max.as_u64() >= disk_bytes_min(config.partitions),
+            "broker.requestsDiskBytesMax",
+            disk_too_small(config.partitions),
+        ),
+        (
+            broker.recoveries_disk_bytes_max.as_u64() >= disk_bytes_min(config.partitions),
+            "broker.recoveriesDiskBytesMax",
+            disk_too_small(config.partitions),
+        ),
+        (
+            !broker.idle_timeout.is_zero(),
+            "broker.idleTimeout",
+            not_zero(),
+        ),
+        (
+            http.request_bytes_max.max(http.batch_line_bytes_max) < broker.request_bytes_max
+                || kafka.brokers.is_some(),
+            "broker.requestBytesMax",
+            "must be more than http.requestBytesMax and http.batchLineBytesMax".to_owned(),
+        ),
+        (
+            broker.segment_bytes >= ByteSize::kib(64),
+            "broker.segmentBytes",
+            at_least("64KiB"),
+        ),
+        (
+            broker.connections_max > 0,
+            "broker.connectionsMax",
+            not_zero(),
+        ),
+        (
+            config.services.connections_max > 0,
+            "services.connectionsMax",
+            not_zero(),
+        ),
+        (
+            scheduler.in_flight_max > 0 && scheduler.in_flight_bytes_max > ByteSize::bytes(0),
+            "scheduler.inFlightMax and scheduler.inFlightBytesMax",
+            not_zero(),
+        ),
+        (
+            scheduler.read_ahead_max > 0 && scheduler.read_ahead_bytes_max > ByteSize::bytes(0),
+            "scheduler.readAheadMax and scheduler.readAheadBytesMax",
+            not_zero(),
+        ),
+        (
+            scheduler.known_max
+                >= scheduler
+                    .read_ahead_max
+                    .saturating_add(scheduler.in_flight_max),
+            "scheduler.knownMax",
+            "must be at least scheduler.readAheadMax and scheduler.inFlightMax together".to_owned(),
+        ),
+        (
+            scheduler.expedited_weight > 0,
+            "scheduler.expeditedWeight",
+            not_zero(),
+        ),
+        (
+            scheduler.lease >= lease_min && !scheduler.lease_margin.is_zero(),
+            "scheduler.lease",
+            format!(
+                "must be at least {MARGINS_PER_LEASE_MIN} times scheduler.leaseMargin, and that \
+                 more than 0s"
+            ),
+        ),
+        (
+            !scheduler.checkpoint_every.is_zero() && scheduler.checkpoint_every < scheduler.lease,
+            "scheduler.checkpointEvery",
+            "must be more than 0s and less than scheduler.lease".to_owned(),
+        ),
+        (
+            scheduler.drain < config.shutdown_timeout,
+            "scheduler.drain",
+            "must be less than shutdownTimeout".to_owned(),
+        ),
+        (
+            !scheduler.decide_within.is_zero(),
+            "scheduler.decideWithin",
+            not_zero(),
+        ),
+        (
+            scheduler.stuck_after >= scheduler.lease,
+            "scheduler.stuckAfter",
+            "must be at least scheduler.lease".to_owned(),
+        ),
+        (
+            !supervisor.interval.is_zero() && supervisor.interval < supervisor.lease,
+            "supervisor.interval",
+            "must be more than 0s and less than supervisor.lease".to_owned(),
+        ),
+        (
+            supervisor.recoveries_per_second_max > 0,
+            "supervisor.recoveriesPerSecondMax",
+            not_zero(),
+        ),
+        (
+            !supervisor.audit_interval.is_zero(),
+            "supervisor.auditInterval",
+            not_zero(),
+        ),
+        (
+            supervisor.lease >= lease_min,
+            "supervisor.lease",
+            format!("must be at least {MARGINS_PER_LEASE_MIN} times scheduler.leaseMargin"),
+        ),
+        (agents.in_flight_max > 0, "agents.inFlightMax", not_zero()),
+        (
+            workflows.built_in || !workflows.files.is_empty(),
+            "workflows.files",
+            "must name a workflow where workflows.builtIn is false".to_owned(),
+        ),
+        (
+            http.request_bytes_max
+                .max(http.batch_line_bytes_max)
+                .as_usize()
+                <= REQUEST_BYTES_MAX,
+            "http.requestBytesMax and http.batchLineBytesMax",
+            format!(
+                "must be at most {}KiB: an input has to fit into step requests beside the results",
+                REQUEST_BYTES_MAX / 1024
+            ),
+        ),
+    ];
+    if let Some(problem) = log_filter_problem {
+        return Err(invalid(
+            "telemetry.logFilter (or --log)",
+            format!("cannot be read: {problem}"),
+        ));
+    }
+    match rules.into_iter().find(|(holds, ..)| !holds) {
+        Some((_, key, problem)) => Err(invalid(key, problem)),
+        None => Ok(()),
+    }
+}
+
+fn invalid(key: &str, problem: String) -> ConfigError {
+    ConfigError::Invalid {
+        key: key.to_owned(),
+        problem,
+    }
+}
+
+fn disk_too_small(partitions: u32) -> String {
+    let kib = disk_bytes_min(partitions) / 1024;
+    format!("must be at least {kib}KiB with this number of partitions: the last file of each stays")
+}
+
+fn not_zero() -> String {
+    "must be more than 0".to_owned()
+}
+
+fn at_least(what: &str) -> String {
+    format!("must be at least {what}")
+}
+
+fn is_host_and_port(address: &str) -> bool {
+    address.rsplit_once(':').is_some_and(|(host, port)| {
+        !host.is_empty() && !host.contains(['/', ' ', ',']) && port.parse::<u16>().is_ok()
+    })
+}
+
+/// Kafka's own rule for names of topics, with room for what follows the prefix.
+fn is_topic_name(name: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    (1..=100).contains(&name.len()) && name.bytes().all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid() {
+        check(&Config::default()).unwrap();
+    }
+
+    #[test]
+    fn values_that_cannot_work_are_refused_by_key() {
+        type Change = fn(&mut Config);
+        let cases: [(&str, Change); 40] = [
+            ("scheduler.knownMax", |c| c.scheduler.known_max = 53_999),
+            ("partitions", |c| c.partitions = 0),
+            ("partitions", |c| c.partitions = 5_000),
+            ("kafka.growSettle", |c| {
+                c.kafka.grow_settle = c.http.accept_timeout
+            }),
+            ("kafka.growSettle", |c| {
+                c.kafka.grow_settle = Duration::from_secs(10)
+            }),
+            ("scheduler.readersPerPartition", |c| {
+                c.scheduler.readers_per_partition = 0
+            }),
+            ("kafka.brokers", |c| c.kafka.brokers = Some(Vec::new())),
+            ("kafka.brokers,", |c| {
+                c.kafka.brokers = Some(vec!["kafka://a:1".to_owned()])
+            }),
+            ("kafka.brokers,", |c| {
+                c.services.address = Some("services".to_owned())
+            }),
+            ("kafka.topicPrefix", |c| {
+                c.kafka.topic_prefix = "way bill".to_owned()
+            }),
+            ("store.retention", |c| {
+                c.store.retention = c.kafka.requests_retention
+            }),
+            ("services.connectionsMax", |c| {
+                c.services.connections_max = 0
+            }),
+            ("http.headersMax", |c| c.http.headers_max = 101),
+            ("http.batchLinesMax", |c| c.http.batch_lines_max = 0),
+            ("http.eventStreamsMax", |c| {
+                c.http.event_streams_max = c.http.connections_max
+            }),
+            ("http.bodyBytesMax", |c| {
+                c.http.batch_line_bytes_max = ByteSize::mib(15);
+                c.http.body_bytes_max = ByteSize::mib(60);
+            }),
+            ("http.headerReadTimeout", |c| {
+                c.http.header_read_timeout = Duration::ZERO
+            }),
+            ("http.bodyTimeout", |c| c.http.body_timeout = Duration::ZERO),
+            ("http.idleTimeout", |c| c.http.idle_timeout = Duration::ZERO),
+            ("http.drainTimeout", |c| {
+                c.http.drain_timeout = c.shutdown_timeout
+            }),
+            ("telemetry.logFilter", |c| {
+                c.telemetry.log_filter = "bananas".to_owned()
+            }),
+            ("http.producerQueueBytesMax", |c| {
+                c.http.request_bytes_max = ByteSize::gib(1);
+                c.http.body_bytes_max = ByteSize::gib(2);
+            }),
+            ("broker.requestBytesMax", |c| {
+                c.http.batch_line_bytes_max = ByteSize::mib(32);
+                c.http.body_bytes_max = ByteSize::mib(256);
+            }),
+            ("broker.requestsDiskBytesMax", |c| {
+                c.broker.requests_disk_bytes_max = ByteSize::kib(64)
+            }),
+            ("broker.recoveriesDiskBytesMax", |c| {
+                c.broker.recoveries_disk_bytes_max = ByteSize::kib(64)
+            }),
+            ("broker.idleTimeout", |c| {
+                c.broker.idle_timeout = Duration::ZERO
+            }),
+            ("scheduler.lease", |c| {
+                c.scheduler.lease = Duration::from_secs(2)
+            }),
+            ("scheduler.checkpointEvery", |c| {
+                c.scheduler.checkpoint_every = Duration::from_secs(10);
+            }),
+            ("scheduler.drain", |c| {
+                c.scheduler.drain = c.shutdown_timeout
+            }),
+            ("kafka.brokers,", |c| {
+                c.store.scylla.nodes = Some(vec!["db.example".to_owned()])
+            }),
+            ("store.scylla.nodes", |c| {
+                c.store.scylla.nodes = Some(Vec::new())
+            }),
+            ("store.scylla.user", |c| {
+                c.store.scylla.user = Some("anna".to_owned())
+            }),
+            ("store.scylla.user", |c| {
+                c.store.scylla.password = Some("sesame".into())
+            }),
+            ("store.scylla.caFile", |c| {
+                c.store.scylla.ca_file = Some("/ca.pem".into())
+            }),
+            ("store.scylla.replicationFactor", |c| {
+                c.store.scylla.replication_factor = 0
+            }),
+            ("store.scylla.requestTimeout", |c| {
+                c.store.scylla.nodes = Some(vec!["a:1".to_owned()]);
+                c.store.scylla.request_timeout = c.scheduler.lease;
+            }),
+            ("http.tls.certFile", |c| {
+                c.http.tls.cert_file = Some("/a.pem".into())
+            }),
+            ("admin.tls.certFile", |c| {
+                c.admin.tls.key_file = Some("/a.key".into())
+            }),
+            ("workflows.files", |c| c.workflows.built_in = false),
+            ("telemetry.logFilter", |c| {
+                c.telemetry.log_filter = "waybill=loud".to_owned()
+            }),
+        ];
+        for (key, change) in cases {
+            let mut config = Config::default();
+            change(&mut config);
+            let error = check(&config).expect_err(key).to_string();
+            assert!(error.starts_with(key), "{key}: {error}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_a_host_and_a_port() {
+        for good in [
+            "localhost:9092",
+            "10.0.0.1:80",
+            "[::1]:9092",
+            "kafka.example:65535",
+        ] {
+            assert!(is_host_and_port(good), "{good}");
+        }
+        for bad in [
+            "localhost",
+            ":9092",
+            "localhost:",
+            "localhost:99999",
+            "http://a:80",
+            "a,b:1",
+        ] {
+            assert!(!is_host_and_port(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Free space on the file system that the embedded broker and store share.
+//!
+//! Below `storage.freeMin` the disk is *low*: ingestion answers new requests 503, and the embedded broker refuses
+//! records for its topics of requests, so that ingestion in another process does the same. Accepted operations go
+//! on with the space that is left. The state ends by itself once there is a tenth more than the mark.
+//!
+//! What must hold: the first look comes before the broker and the store open, so that a process that starts on a
+//! full disk accepts nothing; a look that fails changes nothing.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use metrics::Gauge;
+use tokio_util::sync::CancellationToken;
+use waybill_store::EmbeddedStore;
+use waybill_telemetry::{Declared, Metric};
+
+use crate::admin::Condition;
+use crate::config::{ByteSize, FreeMin};
+
+/// How often the free space is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The part of the mark that must be free beyond it before the disk counts as low no more.
+const BEYOND: u64 = 10;
+
+const FREE: Metric<Gauge> = Metric::new(
+    "waybill_disk_free_bytes",
+    "Bytes that are free on the file system of dataDir",
+    [],
+);
+const SIZE: Metric<Gauge> = Metric::new(
+    "waybill_disk_size_bytes",
+    "Size of the file system of dataDir in bytes",
+    [],
+);
+const FREE_MIN: Metric<Gauge> = Metric::new(
+    "waybill_disk_free_min_bytes",
+    "The threshold of storage.freeMin in bytes: with fewer free, new requests are refused",
+    [],
+);
+const LOW: Metric<Gauge> = Metric::new(
+    "waybill_disk_low",
+    "1 while new requests are refused because free disk space is low, else 0",
+    [],
+);
+
+/// All of them.
+pub const METRICS: &[&dyn Declared] = &[&FREE, &SIZE, &FREE_MIN, &LOW];
+
+/// How much room a file system has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Space {
+    /// Bytes that a process may still write.
+    pub free: u64,
+    /// Bytes in all.
+    pub size: u64,
+}
+
+impl Space {
+    /// That of the file system on which `path` lies, or will: its nearest parent that exists.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    pub fn of(path: &Path) -> std::io::Result<Self> {
+        let mut there = path;
+        let stat = loop {
+            match rustix::fs::statvfs(there) {
+                Err(rustix::io::Errno::NOENT) => {
+                    there = match there.parent() {
+                        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+                        Some(parent) => parent,
+                        None => return Err(rustix::io::Errno::NOENT.into()),
+                    }
+                }
+                stat => break stat?,
+            }
+        };
+        Ok(Self {
+            free: stat.f_bavail.saturating_mul(stat.f_frsize),
+            size: stat.f_blocks.saturating_mul(stat.f_frsize),
+        })
+    }
+}
+
+/// Whether the disk is low. Clones share the state; one that nothing watches is never low.
+#[derive(Clone, Debug, Default)]
+pub struct LowDisk(Arc<AtomicBool>);
+
+impl LowDisk {
+    /// Whether new requests are to be refused.
+    #[must_use]
+    pub fn is_low(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The flag, for the embedded broker.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}
+
+/// Watches the free space and reports when it is low.
+#[derive(Debug)]
+pub struct DiskWatch {
+    dir: PathBuf,
+    free_min: FreeMin,
+    low: LowDisk,
+    store: Arc<OnceLock<Weak<EmbeddedStore>>>,
+    room: Condition,
+    free: Gauge,
+    size: Gauge,
+    mark: Gauge,
+    is_low: Gauge,
+}
+
+impl DiskWatch {
+    /// Looks once. `room` is the condition of readiness that it keeps.
+    pub fn new(dir: &Path, free_min: FreeMin, room: Condition) -> Self {
+        let watch = Self {
+            dir: dir.to_owned(),
+            free_min,
+            low: LowDisk::default(),
+            store: Arc::default(),
+            room,
+            free: FREE.of([]),
+            size: SIZE.of([]),
+            mark: FREE_MIN.of([]),
+            is_low: LOW.of([]),
+        };
+        watch.look();
+        watch
+    }
+
+    /// The flag that it keeps.
+    pub fn low(&self) -> LowDisk {
+        self.low.clone()
+    }
+
+    /// Where the embedded store is named once it is open: while it waits for room the disk counts as low, whatever
+    /// the file system says (a quota, say).
+    pub fn store(&self) -> Arc<OnceLock<Weak<EmbeddedStore>>> {
+        Arc::clone(&self.store)
+    }
+
+    /// Looks again and again until it is stopped.
+    pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        let mut turns = tokio::time::interval(LOOK_EVERY);
+        loop {
+            tokio::select! {
+                _ = turns.tick() => self.look(),
+                () = stop.cancelled() => return Ok(()),
+            }
+        }
+    }
+
+    fn look(&self) {
+        let space = match Space::of(&self.dir) {
+            Ok(space) => space,
+            Err(error) => {
+                let dir = self.dir.display();
+                tracing::warn!(%dir, %error, "cannot read the free disk space");
+                return;
+            }
+        };
+        let mark = self.free_min.bytes_of(space.size);
+        let was_low = self.low.is_low();
+        let store = self.store.get().and_then(Weak::upgrade);
+        let store_waits = store.is_some_and(|store| store.waits_for_room());
+        let is_low = store_waits || is_low(was_low, space.free, mark);
+        self.low.0.store(is_low, Ordering::Relaxed);
+        self.free.set(space.free as f64);
+        self.size.set(space.size as f64);
+        self.mark.set(mark as f64);
+        self.is_low.set(f64::from(u8::from(is_low)));
+        self.room.set(!is_low);
+        let note = is_low.then(|| self.note(space, mark, store_waits));
+        self.room.note(note.as_deref());
+        let (dir, free_bytes) = (self.dir.display(), space.free);
+        match (was_low, is_low) {
+            (false, true) => tracing::warn!(
+                %dir,
+                free_bytes,
+                free_min_bytes = mark,
+                store_waits,
+                "disk space is low; new requests are answered 503 until there is room again"
+            ),
+            (true, false) => {
+                tracing::info!(%dir, free_bytes, free_min_bytes = mark, "disk space is sufficient again");
+            }
+            (false, false) | (true, true) => {}
+        }
+    }
+
+    /// What readiness says of a disk that is low.
+    fn note(&self, space: Space, mark: u64, store_waits: bool) -> String {
+        let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
+        let store = match store_waits {
+            true => "the state store could not write, and ",
+            false => "",
+        };
+        format!(
+            "{store}{} of {} are free in {}, and storage.freeMin is {}: new requests are answered 503",
+            mib(space.free),
+            mib(space.size),
+            self.dir.display(),
+            mib(mark)
+        )
+    }
+}
+
+/// Whether so much free space counts as low.
+fn is_low(was_low: bool, free: u64, mark: u64) -> bool {
+    let beyond = if was_low { mark / BEYOND } else { 0 };
+    free < mark.saturating_add(beyond)
+}
+
+/// What is to be said where the bounds of all topics together exceed the file system.
+pub fn bounds_exceed(bounds: u64, space: Space, dir: &Path) -> Option<String> {
+    (bounds > space.size).then(|| {
+        format!(
+            "the topics of the embedded broker may take {} in all, and the file system of {} has {}: lower \
+             broker.requestsDiskBytesMax, partitions or kafka.stepPartitions for new topics, or give dataDir a larger \
+             disk; until then new requests are refused while less than storage.freeMin is free",
+            rounded(bounds),
+            dir.display(),
+            rounded(space.size)
+        )
+    })
+}
+
+/// In GiB, or MiB below one.
+fn rounded(bytes: u64) -> ByteSize {
+    match bytes >> 30 {
+        0 => ByteSize::mib(bytes >> 20),
+        gib => ByteSize::gib(gib),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::Readiness;
+
+    #[test]
+    fn a_low_disk_needs_a_tenth_more_than_the_mark_to_be_low_no_more() {
+        assert!(is_low(false, 99, 100));
+        assert!(!is_low(false, 100, 100));
+        assert!(is_low(true, 109, 100));
+        assert!(!is_low(true, 110, 100));
+        assert!(!is_low(false, 0, 0), "switched off");
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_yet_is_measured_where_it_will_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let here = Space::of(dir.path()).unwrap();
+        let there = Space::of(&dir.path().join("a/b")).unwrap();
+        assert_eq!(here.size, there.size);
+        assert!(here.size > 0 && here.free <= here.size);
+        assert!(Space::of(Path::new("not-there")).unwrap().size > 0);
+    }
+
+    #[test]
+    fn readiness_names_the_directory_and_the_mark() {
+        let dir = tempfile::tempdir().unwrap();
+        let readiness = Readiness::default();
+        let room = readiness.expect("free disk space");
+        let size = ByteSize::bytes(u64::MAX);
+        let watch = DiskWatch::new(dir.path(), FreeMin::Size(size), room.clone());
+        assert!(watch.low().is_low());
+        let missing = readiness.missing();
+        assert!(missing[0].starts_with("free disk space ("), "{missing:?}");
+        assert!(missing[0].contains("storage.freeMin is "), "{missing:?}");
+        assert!(
+            missing[0].contains(&dir.path().display().to_string()),
+            "{missing:?}"
+        );
+        let enough = DiskWatch::new(dir.path(), FreeMin::Percent(0), room);
+        assert!(!enough.low().is_low());
+        assert_eq!(readiness.missing(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn bounds_that_the_disk_cannot_hold_are_said_with_both_sizes() {
+        let space = Space {
+            free: 1 << 30,
+            size: 20 << 30,
+        };
+        assert_eq!(bounds_exceed(20 << 30, space, Path::new("data")), None);
+        let said = bounds_exceed(50 << 30, space, Path::new("data")).unwrap();
+        assert!(said.contains("50GiB") && said.contains("20GiB"), "{said}");
+        assert!(said.contains("broker.requestsDiskBytesMax"), "{said}");
+    }
+}

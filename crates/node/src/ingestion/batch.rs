@@ -1,0 +1,333 @@
+//! Many requests in one: NDJSON in, NDJSON out, a line for a line, in order.
+//!
+//! What must hold: a line that is wrong, or too long, harms no other; lines are neither gathered
+//! before the work begins nor held after their answer is known; at most a configured number of lines
+//! of one batch wait for the broker, and while its client does not read the answers, no further
+//! lines are read. A line that did not arrive whole is not taken.
+
+mod lines;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::StatusCode;
+use hyper::body::Body;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use waybill_engine::IdOrigin;
+
+use self::lines::{Line, Lines};
+use super::body::{Parts, too_large};
+use super::config::batch_bytes;
+use super::intake::{Answer, InFlight, Intake, Sent, answer_of_row};
+use super::measure::Measures;
+use super::problem::{Kind, Problem};
+use super::request::{self, Envelope, Rules, Submission};
+use super::service::location;
+use super::shares::Place;
+use super::view::BatchLine;
+use waybill_clock::wall_clock;
+
+/// How many pieces of answers wait for the client, each of at most [`ANSWER_BYTES`] and a line.
+pub const ANSWERS_MAX: usize = 64;
+const ANSWER_BYTES: usize = 32 * 1024;
+
+/// What a batch may use.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchLimits {
+    /// How long a line may be.
+    pub line_bytes_max: usize,
+    /// How many lines may wait for the broker.
+    pub lines_max: usize,
+    /// How long a line waits for the broker.
+    pub accept_timeout: Duration,
+    /// How long the client may pause, sending or reading.
+    pub pause_max: Duration,
+    /// How long the client may take over a line, however evenly it drips.
+    pub line_max: Duration,
+}
+
+impl BatchLimits {
+    /// What the lines of a batch may hold in memory at once.
+    pub fn bytes_max(&self) -> usize {
+        batch_bytes(self.line_bytes_max)
+    }
+}
+
+/// One batch under way.
+pub struct Batch<B> {
+    parts: Parts<B>,
+    lines: Lines,
+    /// When the next line must have come whole.
+    line_due: Instant,
+    limits: BatchLimits,
+    envelope: Envelope,
+    intake: Arc<Intake>,
+    rules: Arc<Rules>,
+    measures: Arc<Measures>,
+    stop: CancellationToken,
+    place: Place,
+    /// Lines whose answer was not written, oldest first.
+    waiting: VecDeque<Waiting>,
+    answers: mpsc::Sender<Bytes>,
+    written: Vec<u8>,
+}
+
+enum Waiting {
+    Known(Result<Answer, Problem>),
+    InFlight(InFlight),
+}
+
+/// The client is gone, or does not read.
+struct Abandoned;
+
+impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
+    /// A batch that reads `parts` and writes to `answers`.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "made in one place, of parts that do not group"
+    )]
+    pub fn new(
+        parts: Parts<B>,
+        limits: BatchLimits,
+        envelope: Envelope,
+        intake: Arc<Intake>,
+        rules: Arc<Rules>,
+        measures: Arc<Measures>,
+        stop: CancellationToken,
+        place: Place,
+        answers: mpsc::Sender<Bytes>,
+    ) -> Self {
+        Self {
+            parts,
+            lines: Lines::new(limits.line_bytes_max),
+            line_due: Instant::now() + limits.line_max,
+            limits,
+            envelope,
+            intake,
+            rules,
+            measures,
+            stop,
+            place,
+            waiting: VecDeque::new(),
+            answers,
+            written: Vec::new(),
+        }
+    }
+
+    /// Runs it to its end.
+    pub async fn run(mut self) {
+        if self.all().await.is_err() {
+            tracing::debug!("the client of a batch is gone; what it had sent is on its way");
+        }
+    }
+
+    async fn all(&mut self) -> Result<(), Abandoned> {
+        let end = loop {
+            match self.next_part().await? {
+                Ok(Some(part)) => {
+                    self.lines.push(part);
+                    self.take_lines().await?;
+                }
+                Ok(None) => break None,
+                Err(problem) => break Some(problem),
+            }
+        };
+        match end {
+            // The rest of a batch that ended early is not a line, whatever it looks like.
+            Some(problem) => self.waiting.push_back(Waiting::Known(Err(problem))),
+            None => {
+                self.lines.end();
+                self.take_lines().await?;
+            }
+        }
+        while !self.waiting.is_empty() {
+            self.answer_oldest().await?;
+        }
+        self.flush().await
+    }
+
+    /// The next part of the body. Answers that become known meanwhile are written.
+    async fn next_part(&mut self) -> Result<Result<Option<Bytes>, Problem>, Abandoned> {
+        loop {
+            if Instant::now() < self.line_due
+                && !self.place.is_revoked()
+                && let Some(now) = self.parts.next_now()
+            {
+                return Ok(now);
+            }
+            // Nothing to read at once: let the client have what is known.
+            self.flush().await?;
+            tokio::select! {
+                part = self.parts.next() => return Ok(part),
+                answer = settled(self.waiting.front_mut(), self.limits.accept_timeout) => {
+                    self.waiting.pop_front();
+                    self.write(&answer).await?;
+                }
+                () = self.stop.cancelled() => {
+                    let detail = "This server is shutting down; the rest of the batch was not read.";
+                    return Ok(Err(Problem::new(Kind::Overloaded, detail)));
+                }
+                () = self.place.revoked() => {
+                    let detail = "Other tenants want the memory that this batch takes; the rest of it was not read.";
+                    return Ok(Err(Problem::new(Kind::Overloaded, detail)));
+                }
+                () = tokio::time::sleep_until(self.line_due) => {
+                    let seconds = self.limits.line_max.as_secs_f32();
+                    let detail = format!("No whole line came for {seconds} seconds.");
+                    return Ok(Err(Problem::new(Kind::RequestTimeout, detail)));
+                }
+                () = self.answers.closed() => return Err(Abandoned),
+            }
+        }
+    }
+
+    /// Takes the whole lines that are there, in groups: one read of the store for each.
+    async fn take_lines(&mut self) -> Result<(), Abandoned> {
+        loop {
+            let room = self
+                .limits
+                .lines_max
+                .saturating_sub(self.waiting.len())
+                .max(1);
+            let mut group = Vec::new();
+            while group.len() < room
+                && let Some(line) = self.lines.next()
+            {
+                group.push(self.read_line(&line).and_then(|submission| {
+                    self.rules.tenant_limits.take(&submission.record.tenant)?;
+                    Ok(submission)
+                }));
+            }
+            if group.is_empty() {
+                return Ok(());
+            }
+            self.submit(group).await;
+            while self.waiting.len() >= self.limits.lines_max {
+                self.answer_oldest().await?;
+            }
+            self.line_due = Instant::now() + self.limits.line_max;
+        }
+    }
+
+    fn read_line(&self, line: &Line) -> Result<Submission, Problem> {
+        match line {
+            Line::Whole(text) => {
+                request::operation(text, &self.envelope, &self.rules, wall_clock())
+            }
+            Line::TooLong => Err(too_large(self.limits.line_bytes_max)),
+        }
+    }
+
+    async fn submit(&mut self, group: Vec<Result<Submission, Problem>>) {
+        let is_callers = |submission: &&Submission| submission.record.id_origin == IdOrigin::Caller;
+        let callers: Vec<_> = group
+            .iter()
+            .flatten()
+            .filter(is_callers)
+            .map(|submission| submission.record.operation)
+            .collect();
+        let mut rows = match callers.is_empty() {
+            true => Ok(Vec::new().into_iter()),
+            false => self.intake.rows(callers).await.map(Vec::into_iter),
+        };
+        for submission in group {
+            let known = match &submission {
+                Err(_) => None,
+                Ok(submission) if is_callers(&submission) => match &mut rows {
+                    Ok(rows) => rows
+                        .next()
+                        .and_then(Result::transpose)
+                        .and_then(|row| match row {
+                            Ok(row) => answer_of_row(submission, row),
+                            Err(problem) => Some(Err(problem)),
+                        }),
+                    Err(problem) => Some(Err(problem.clone())),
+                },
+                Ok(_) => None,
+            };
+            let waiting = match (known, submission) {
+                (Some(known), _) => Waiting::Known(known),
+                (None, Ok(submission)) => {
+                    let checked = self.intake.check_reply_topic(&submission).await;
+                    match checked.and_then(|()| self.intake.send(&submission)) {
+                        Ok(Sent::OnItsWay(in_flight)) => Waiting::InFlight(in_flight),
+                        Ok(Sent::Before(answer)) => Waiting::Known(Ok(answer)),
+                        Err(problem) => Waiting::Known(Err(problem)),
+                    }
+                }
+                (None, Err(problem)) => Waiting::Known(Err(problem)),
+            };
+            self.waiting.push_back(waiting);
+        }
+    }
+
+    async fn answer_oldest(&mut self) -> Result<(), Abandoned> {
+        if let Some(mut oldest) = self.waiting.pop_front() {
+            let answer = settled(Some(&mut oldest), self.limits.accept_timeout).await;
+            self.write(&answer).await?;
+        }
+        Ok(())
+    }
+
+    async fn write(&mut self, answer: &Result<Answer, Problem>) -> Result<(), Abandoned> {
+        let (status, id, token) = match answer {
+            Ok(Answer::Accepted(id, accepted)) => {
+                (StatusCode::ACCEPTED, Some(*id), accepted.token())
+            }
+            Ok(Answer::Repeated(row)) => (StatusCode::OK, Some(row.id), None),
+            Err(problem) => (problem.status(), None, None),
+        };
+        if let Err(problem) = answer {
+            self.measures.denied(problem);
+        }
+        let location = id.map(|id| location(super::service::OPERATIONS, id, token));
+        let line = BatchLine {
+            status: status.as_u16(),
+            id,
+            location: location.as_deref(),
+            problem: answer.as_ref().err(),
+        };
+        serde_json::to_writer(&mut self.written, &line)
+            .expect("numbers and strings always serialize, and a vector takes them");
+        self.written.push(b'\n');
+        self.measures.line(status);
+        if self.written.len() >= ANSWER_BYTES {
+            self.flush().await?;
+        }
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), Abandoned> {
+        if self.written.is_empty() {
+            return Ok(());
+        }
+        let answers = Bytes::from(std::mem::take(&mut self.written));
+        match tokio::time::timeout(self.limits.pause_max, self.answers.send(answers)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(Abandoned),
+        }
+    }
+}
+
+/// The answer to a line, once it is known; never, if there is no line. Dropping the future loses
+/// nothing.
+async fn settled(
+    waiting: Option<&mut Waiting>,
+    accept_timeout: Duration,
+) -> Result<Answer, Problem> {
+    match waiting {
+        None => std::future::pending().await,
+        Some(Waiting::InFlight(in_flight)) => in_flight.outcome(accept_timeout).await,
+        Some(Waiting::Known(known)) => {
+            let taken = Err(Problem::new(
+                Kind::Internal,
+                "This answer was given already.",
+            ));
+            std::mem::replace(known, taken)
+        }
+    }
+}

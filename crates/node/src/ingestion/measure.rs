@@ -1,0 +1,209 @@
+//! What ingestion measures. Handles are looked up once, not per request.
+
+use std::time::Instant;
+
+use hyper::StatusCode;
+use metrics::{Counter, Gauge, Histogram};
+use waybill_telemetry::{Declared, Metric};
+
+use super::problem::{Kind, Problem};
+use crate::auth::DENIALS;
+
+const REQUESTS: Metric<Counter, 2> = Metric::new(
+    "waybill_ingestion_requests_total",
+    "Requests that ingestion answered, by route and class of status",
+    ["route", "status"],
+);
+const DURATION: Metric<Histogram, 1> = Metric::new(
+    "waybill_ingestion_request_duration_seconds",
+    "How long requests took, from their head to the beginning of the answer",
+    ["route"],
+);
+const ACCEPTED: Metric<Counter> = Metric::new(
+    "waybill_ingestion_accepted_total",
+    "Requests that the broker acknowledged and that were answered 202",
+    [],
+);
+const UNAUTHORIZED: Metric<Counter, 1> = Metric::new(
+    "waybill_ingestion_unauthorized_total",
+    "Requests, and lines of batches, that were turned away for who asked",
+    ["reason"],
+);
+const LIMITED: Metric<Counter> = Metric::new(
+    "waybill_ingestion_limited_total",
+    "Requests, and lines of batches, that were turned away because their tenant sent too many",
+    [],
+);
+pub(super) const EVENT_STREAMS: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_event_streams",
+    "Streams of events that are open",
+    [],
+);
+
+pub(super) const EVENT_STREAMS_MAX: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_event_streams_max",
+    "Limit on open event streams",
+    [],
+);
+pub(super) const BODY_BYTES: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_body_bytes",
+    "Bytes held by request bodies and batches in progress",
+    [],
+);
+pub(super) const BODY_BYTES_MAX: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_body_bytes_max",
+    "Limit on the bytes held by request bodies and batches in progress",
+    [],
+);
+pub(super) const PENDING_READS: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_pending_reads",
+    "Questions that wait until a pending request is read from its topic",
+    [],
+);
+pub(super) const PENDING_READS_MAX: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_pending_reads_max",
+    "Limit on questions that wait until a pending request is read from its topic",
+    [],
+);
+
+/// All of them.
+pub const METRICS: &[&dyn Declared] = &[
+    &REQUESTS,
+    &DURATION,
+    &ACCEPTED,
+    &UNAUTHORIZED,
+    &LIMITED,
+    &EVENT_STREAMS,
+    &EVENT_STREAMS_MAX,
+    &BODY_BYTES,
+    &BODY_BYTES_MAX,
+    &PENDING_READS,
+    &PENDING_READS_MAX,
+];
+
+/// What a request is counted under.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RouteLabel {
+    /// `POST /api/deliveryrequests`.
+    CreateDelivery,
+    /// `GET /api/deliveryrequests/{id}`.
+    GetDelivery,
+    /// `POST /v1/operations`.
+    CreateOperation,
+    /// `GET /v1/operations/{id}`.
+    GetOperation,
+    /// `GET /v1/operations`.
+    ListOperations,
+    /// What is asked of an operation that exists: a cancel, a reschedule, a verb.
+    Ask,
+    /// `GET /v1/operations/{id}/events`.
+    Events,
+    /// `POST /v1/operations:batch`.
+    Batch,
+    /// A line of a batch.
+    BatchLine,
+    /// Documentation.
+    Docs,
+    /// Anything else.
+    Other,
+}
+
+impl RouteLabel {
+    const ALL: [(Self, &'static str); 11] = [
+        (Self::CreateDelivery, "create-delivery"),
+        (Self::GetDelivery, "get-delivery"),
+        (Self::CreateOperation, "create-operation"),
+        (Self::GetOperation, "get-operation"),
+        (Self::ListOperations, "list-operations"),
+        (Self::Ask, "ask"),
+        (Self::Events, "events"),
+        (Self::Batch, "batch"),
+        (Self::BatchLine, "batch-line"),
+        (Self::Docs, "docs"),
+        (Self::Other, "other"),
+    ];
+}
+
+/// Ingestion's metrics.
+#[derive(Debug)]
+pub struct Measures {
+    routes: [RouteMeasures; RouteLabel::ALL.len()],
+    accepted: Counter,
+    denials: [Counter; DENIALS.len()],
+    limited: Counter,
+}
+
+#[derive(Debug)]
+struct RouteMeasures {
+    /// By the first digit of the status, from 2 on.
+    answers: [Counter; 4],
+    duration: Histogram,
+}
+
+impl Measures {
+    /// Registers them.
+    pub fn new() -> Self {
+        Self {
+            routes: RouteLabel::ALL.map(|(_, route)| RouteMeasures {
+                answers: ["2xx", "3xx", "4xx", "5xx"].map(|status| REQUESTS.of([route, status])),
+                duration: DURATION.of([route]),
+            }),
+            accepted: ACCEPTED.of([]),
+            denials: DENIALS.map(|reason| UNAUTHORIZED.of([reason])),
+            limited: LIMITED.of([]),
+        }
+    }
+
+    /// Counts an answer, and how long it took since `began`.
+    pub fn answered(&self, route: RouteLabel, status: StatusCode, began: Instant) {
+        let measures = &self.routes[route as usize];
+        measures.count(status);
+        measures.duration.record(began.elapsed().as_secs_f64());
+        if route != RouteLabel::Ask {
+            self.count_accepted(status);
+        }
+    }
+
+    /// Counts a problem that turns somebody away for who they are, or for how much they send.
+    pub fn denied(&self, problem: &Problem) {
+        if problem.kind == Kind::TooManyRequests {
+            self.limited.increment(1);
+        }
+        let reason = problem.denial();
+        let place = reason.and_then(|reason| DENIALS.iter().position(|known| *known == reason));
+        if let Some(place) = place {
+            self.denials[place].increment(1);
+        }
+    }
+
+    /// Counts a line of a batch.
+    pub fn line(&self, status: StatusCode) {
+        self.routes[RouteLabel::BatchLine as usize].count(status);
+        self.count_accepted(status);
+    }
+
+    fn count_accepted(&self, status: StatusCode) {
+        if status == StatusCode::ACCEPTED {
+            self.accepted.increment(1);
+        }
+    }
+}
+
+impl RouteMeasures {
+    fn count(&self, status: StatusCode) {
+        let class = usize::from(status.as_u16() / 100).saturating_sub(2);
+        self.answers[class.min(3)].increment(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_stand_at_their_own_index() {
+        for (index, (label, _)) in RouteLabel::ALL.iter().enumerate() {
+            assert_eq!(*label as usize, index);
+        }
+    }
+}

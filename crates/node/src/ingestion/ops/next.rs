@@ -1,0 +1,189 @@
+//! What happens next with an operation, and what can be asked of it as it is.
+
+use waybill_engine::{
+    Action, Amendment, Asked, OperationRow, ProcessState, RecoveryVerb, StepProgress, StepState,
+    Timestamp, Workflows, refusal,
+};
+
+use super::judge;
+use super::verb::Verb;
+use crate::ingestion::view::time_text;
+use waybill_clock::wall_clock;
+
+/// The verb of an operation's caller.
+pub const CANCEL: &str = Verb::Cancel.as_str();
+
+/// To run an operation again as a new one: the verb `resubmit`, with `asNew`. This is its name for
+/// programs.
+const RESUBMIT_AS_NEW: &str = "resubmit-as-new";
+
+/// What a person types for a verb, behind `waybill ops`.
+pub fn as_typed(verb: &str) -> &str {
+    match verb {
+        RESUBMIT_AS_NEW => "resubmit --as-new",
+        other => other,
+    }
+}
+
+/// How many steps the sentence names.
+const STEPS_NAMED_MAX: usize = 3;
+
+/// What happens next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Next {
+    /// In one sentence.
+    pub sentence: String,
+    /// What can be asked: `cancel` by its caller, the others by an operator.
+    pub verbs: Vec<&'static str>,
+}
+
+/// What happens next with the operation of a row.
+pub fn of(row: &OperationRow, workflows: &Workflows) -> Next {
+    let verbs = verbs(row, workflows, wall_clock());
+    let mut sentence = sentence(row, &verbs);
+    let trouble = judge::trouble_with_workflow(row, workflows);
+    if let Some(trouble) = trouble.filter(|_| judge::is_stranded(row, workflows)) {
+        sentence.push(' ');
+        sentence.push_str(&trouble);
+    }
+    Next { sentence, verbs }
+}
+
+fn verbs(row: &OperationRow, workflows: &Workflows, now: Timestamp) -> Vec<&'static str> {
+    let candidates: &[Verb] = match row.state.state {
+        ProcessState::Pending | ProcessState::Compensated | ProcessState::Cancelled => &[],
+        ProcessState::Processed => &[Verb::Cancel],
+        ProcessState::Processing => &[Verb::Cancel, Verb::Compensate],
+        ProcessState::Compensating if row.state.cancelled => &[Verb::Undone],
+        ProcessState::Compensating => &[Verb::Cancel, Verb::Undone],
+        ProcessState::Error if row.state.abandoned => {
+            &[Verb::Cancel, Verb::Resubmit, Verb::Compensate]
+        }
+        ProcessState::Error => &[
+            Verb::Cancel,
+            Verb::Resubmit,
+            Verb::Compensate,
+            Verb::Abandon,
+        ],
+        ProcessState::CompensationFailed if row.state.abandoned => {
+            &[Verb::RetryCompensation, Verb::Undone]
+        }
+        ProcessState::CompensationFailed => &[Verb::RetryCompensation, Verb::Undone, Verb::Abandon],
+    };
+    let recovery =
+        |verb: &RecoveryVerb| refusal(row, workflows, Asked::Recovery(verb), now).is_none();
+    let is_open = |verb: &&Verb| match verb {
+        Verb::Cancel => {
+            let workflow = String::new();
+            let cancel = Amendment::Cancel { workflow };
+            refusal(row, workflows, Asked::Amendment(&cancel), now).is_none()
+        }
+        Verb::Resubmit => recovery(&RecoveryVerb::Resubmit),
+        Verb::Compensate => recovery(&RecoveryVerb::Compensate { seen: None }),
+        Verb::Abandon => recovery(&RecoveryVerb::Abandon),
+        Verb::RetryCompensation => recovery(&RecoveryVerb::RetryCompensation),
+        Verb::Undone => row
+            .created
+            .step_names
+            .iter()
+            .zip(&row.state.steps)
+            .filter(|(_, step)| step.state != StepState::Compensated)
+            .any(|(name, _)| {
+                let step = name.to_string();
+                recovery(&RecoveryVerb::Undone { step })
+            }),
+    };
+    let mut open: Vec<&'static str> = candidates
+        .iter()
+        .filter(is_open)
+        .map(|verb| verb.as_str())
+        .collect();
+    if judge::of_resubmission_as_new(row).is_none() {
+        open.push(RESUBMIT_AS_NEW);
+    }
+    open
+}
+
+fn sentence(row: &OperationRow, verbs: &[&str]) -> String {
+    let state = &row.state;
+    match state.state {
+        ProcessState::Pending => "Its scheduler reads its request.".to_owned(),
+        ProcessState::Processed => "Nothing: every step is completed or skipped.".to_owned(),
+        ProcessState::Compensated => {
+            "Nothing: it failed, and nothing of it is left standing.".to_owned()
+        }
+        ProcessState::Cancelled => {
+            "Nothing: it was cancelled, and nothing of it is left standing.".to_owned()
+        }
+        ProcessState::Error | ProcessState::CompensationFailed if state.abandoned => {
+            "Nothing: a person abandoned it as it stands.".to_owned()
+        }
+        ProcessState::Error | ProcessState::CompensationFailed => {
+            let open = verbs.iter().filter(|verb| **verb != CANCEL);
+            let open: Vec<&str> = open.map(|verb| as_typed(verb)).collect();
+            match open.split_last() {
+                None => "It waits for a person.".to_owned(),
+                Some((only, [])) => format!("It waits for a person: {only}."),
+                Some((last, rest)) => {
+                    format!("It waits for a person: {} or {last}.", rest.join(", "))
+                }
+            }
+        }
+        ProcessState::Processing if state.awaits_decision() => {
+            let failed = state.error.as_ref().and_then(|error| error.step.as_deref());
+            format!(
+                "Step {} has failed for good, and the supervisor says what becomes of it.",
+                failed.unwrap_or("?")
+            )
+        }
+        ProcessState::Processing | ProcessState::Compensating => steps(row),
+    }
+}
+
+/// What is under way, and what waits to be tried again.
+fn steps(row: &OperationRow) -> String {
+    let named = row.created.step_names.iter().zip(&row.state.steps);
+    let parts: Vec<String> = named
+        .filter_map(|(name, step)| Some(format!("step {name} {}", step_next(step)?)))
+        .collect();
+    let Some((first, rest)) = parts.split_first() else {
+        return match row.state.next_due {
+            Some(due) => format!("Its scheduler looks at it again at {}.", time_text(due)),
+            None => "Its scheduler goes on with it.".to_owned(),
+        };
+    };
+    let mut sentence = first.replacen('s', "S", 1);
+    for part in rest.iter().take(STEPS_NAMED_MAX - 1) {
+        sentence.push_str("; ");
+        sentence.push_str(part);
+    }
+    let unnamed = rest.len().saturating_sub(STEPS_NAMED_MAX - 1);
+    if unnamed > 0 {
+        sentence.push_str(&format!("; and {unnamed} more"));
+    }
+    sentence.push('.');
+    sentence
+}
+
+fn step_next(step: &StepProgress) -> Option<String> {
+    let attempt = step.attempt;
+    match (step.complete_by, step.retry_at) {
+        (Some(complete_by), _) => {
+            let what = match step.action {
+                Action::Run => "is under way",
+                Action::Compensate => "is being undone",
+                Action::Probe => "is asked about",
+            };
+            let until = time_text(complete_by);
+            Some(format!("{what}, attempt {attempt}, until {until}"))
+        }
+        (None, Some(retry_at)) => {
+            let again = match step.state {
+                StepState::Compensating => "is undone",
+                _ => "is tried again",
+            };
+            Some(format!("{again} at {}", time_text(retry_at)))
+        }
+        (None, None) => None,
+    }
+}

@@ -1,0 +1,192 @@
+//! What an operator asks of an operation that failed: a record on `recovery`.
+
+use hyper::HeaderMap;
+use uuid::Uuid;
+use waybill_drone_delivery::request::validate;
+use waybill_engine::{
+    CreateRequest, IdOrigin, OperationId, OperationRow, Recovery, RecoveryVerb, Timestamp,
+};
+
+use super::amend::unwritable;
+use super::body::Said;
+use super::judge;
+use super::verb::Verb;
+use super::{AskedView, Key};
+use crate::auth::Caller;
+use crate::ingestion::problem::{Kind, Problem};
+use crate::ingestion::request::DRONE_DELIVERY;
+use crate::ingestion::service::{
+    Api, Form, OPERATIONS, Parameters, Reply, decoded, location, not_found,
+};
+use crate::ingestion::status::Status;
+use crate::ingestion::unwanted::RequestBody;
+use waybill_clock::wall_clock;
+
+impl Api {
+    /// `POST /v1/operations/{id}:verb`; `part` is the last part of the path.
+    pub async fn ask(
+        &self,
+        part: &str,
+        query: Option<&str>,
+        headers: &HeaderMap,
+        body: RequestBody,
+        caller: &Caller,
+    ) -> Result<Reply, Problem> {
+        let (id, name) =
+            Verb::split(part).ok_or_else(|| Problem::method_not_allowed("GET, HEAD"))?;
+        let verb = Verb::named(name).ok_or_else(unknown_verb)?;
+        let body = self.ask_body(headers, body, caller).await?;
+        let said = Said::read(verb, headers, body.as_deref(), self.rules.json_depth_max)?;
+        let recovery = match verb {
+            Verb::Cancel => {
+                return self
+                    .cancel(id, query, headers, said, Form::General, caller)
+                    .await;
+            }
+            Verb::Resubmit => RecoveryVerb::Resubmit,
+            Verb::Compensate => RecoveryVerb::Compensate { seen: None },
+            Verb::Abandon => RecoveryVerb::Abandon,
+            Verb::RetryCompensation => RecoveryVerb::RetryCompensation,
+            Verb::Undone => RecoveryVerb::Undone {
+                step: said.step.clone(),
+            },
+        };
+        let id = decoded(id).ok_or_else(not_found)?;
+        let parameters = Parameters::read(query, caller)?;
+        let key = Key::of(headers)?;
+        let row = match self.asked_about(&id, &parameters, false).await? {
+            Status::Row(row) => row,
+            Status::Pending(_) => return Err(judge::refused("pending")),
+            Status::Rejected(_) => return Err(not_found()),
+        };
+        let said = said.by_token(caller)?;
+        if said.as_new {
+            return self.resubmit_as_new(&row, said, &key).await;
+        }
+        if judge::is_done(&row, &recovery) {
+            return Ok(self.as_it_is(&row, Form::General, caller));
+        }
+        judge::of_recovery(&row, &self.rules.workflows, &recovery, wall_clock())?;
+        let request_id = self.recover(row.id, recovery, said, &key).await?;
+        let asked = AskedView {
+            id: row.id,
+            verb: verb.as_str(),
+            request_id,
+            resubmitted_as: None,
+        };
+        Ok(asked.accepted(&location(OPERATIONS, row.id, None)))
+    }
+
+    /// Requests the operation again under an id of its own, and has that noted in its history. The
+    /// request comes first: what is noted is there.
+    async fn resubmit_as_new(
+        &self,
+        row: &OperationRow,
+        said: Said,
+        key: &Key,
+    ) -> Result<Reply, Problem> {
+        if let Some(code) = judge::of_resubmission_as_new(row) {
+            return Err(judge::refused(code));
+        }
+        let again = again(
+            row,
+            OperationId(key.id(row.id, "resubmit-as-new")),
+            wall_clock(),
+        )
+        .ok_or_else(|| judge::refused("input-invalid"))?;
+        let new = again.operation;
+        let mut value = Vec::with_capacity(again.input.len() + 256);
+        let topics = self.intake.topics();
+        topics
+            .framing()
+            .encode_create(&again, &mut value)
+            .map_err(|_| unwritable())?;
+        self.intake
+            .tell(
+                &said.sender,
+                topics.of_lane(row.created.request.lane),
+                new,
+                &value,
+                &key.0,
+            )
+            .await?;
+        let noted = RecoveryVerb::Resubmitted { as_operation: new };
+        let request_id = self.recover(row.id, noted, said, key).await?;
+        let asked = AskedView {
+            id: row.id,
+            verb: Verb::Resubmit.as_str(),
+            request_id,
+            resubmitted_as: Some(new),
+        };
+        Ok(asked.accepted(&location(OPERATIONS, new, None)))
+    }
+
+    /// Asks the scheduler; returns the id of what was asked.
+    async fn recover(
+        &self,
+        operation: OperationId,
+        verb: RecoveryVerb,
+        said: Said,
+        key: &Key,
+    ) -> Result<Uuid, Problem> {
+        let about = match &verb {
+            RecoveryVerb::Undone { step } => format!("undone {step}"),
+            other => other.as_str().to_owned(),
+        };
+        let recovery = Recovery {
+            id: key.id(operation, &about),
+            operation,
+            asked_by: said.by,
+            reason: said.reason,
+            asked_at: wall_clock(),
+            due: None,
+            verb,
+        };
+        let mut value = Vec::with_capacity(256);
+        let topics = self.intake.topics();
+        topics
+            .framing()
+            .encode(&recovery, &mut value)
+            .map_err(|_| unwritable())?;
+        self.intake
+            .tell(&said.sender, topics.recovery(), operation, &value, &key.0)
+            .await?;
+        Ok(recovery.id)
+    }
+}
+
+/// The request that runs an operation again, with the input that it has now; `None` if a scheduler would
+/// refuse it, as reschedules that crossed each other may have left it. A deadline that has passed is
+/// left out: a person who sends it again has decided that it is worth it.
+fn again(row: &OperationRow, operation: OperationId, now: Timestamp) -> Option<CreateRequest> {
+    let created = &row.created;
+    let input = match &*created.workflow {
+        DRONE_DELIVERY => {
+            let mut delivery = validate(&serde_json::from_slice(row.input()).ok()?).ok()?;
+            delivery.delivery_id = Some(operation.to_string());
+            delivery.canonical_json()
+        }
+        _ => row.input().to_vec(),
+    };
+    Some(CreateRequest {
+        operation,
+        id_origin: IdOrigin::Caller,
+        workflow: created.workflow.to_string(),
+        tenant: created.tenant.to_string(),
+        caller_id: None,
+        input,
+        deadline: row.deadline().filter(|deadline| *deadline > now),
+        reply_to: created.reply_to.clone(),
+        request_hash: created.request_hash,
+        requested_at: now,
+        traceparent: None,
+        resubmission_of: Some(row.id),
+        notify: created.notify.clone(),
+    })
+}
+
+fn unknown_verb() -> Problem {
+    let known: Vec<&str> = Verb::ALL.map(Verb::as_str).to_vec();
+    let detail = format!("The verbs are {}.", known.join(", "));
+    Problem::new(Kind::NotFound, detail)
+}

@@ -1,0 +1,167 @@
+//! How much each tenant may send: who floods is answered 429, and the others do not feel it.
+//!
+//! The limits are this process's: several share a load between them, and each lets its share through. They are the
+//! generic cell rate algorithm's (ITU-T I.371): so many a second, and so many at once.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use governor::clock::{Clock as _, DefaultClock};
+use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
+
+use super::problem::{Kind, Problem};
+
+/// Of so many requests one looks for tenants that have not sent anything for a while, to forget them.
+const FORGET_EVERY: u32 = 4_096;
+
+/// So many requests a second, and so many at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rate {
+    /// Requests a second.
+    pub per_second: NonZeroU32,
+    /// Requests at once.
+    pub burst: NonZeroU32,
+}
+
+/// How much tenants may send.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TenantRates {
+    /// Each tenant that is not named; those without a tenant count as one. `None`: as much as they want.
+    pub each: Option<Rate>,
+    /// These, by name.
+    pub named: BTreeMap<String, Rate>,
+}
+
+/// Counts what tenants send.
+pub struct TenantLimits {
+    each: Option<DefaultKeyedRateLimiter<String>>,
+    named: BTreeMap<String, DefaultDirectRateLimiter>,
+    clock: DefaultClock,
+    taken: AtomicU32,
+}
+
+impl TenantLimits {
+    /// By these rates.
+    pub fn new(rates: &TenantRates) -> Self {
+        let named = rates.named.iter();
+        Self {
+            each: rates.each.map(|rate| RateLimiter::keyed(quota(rate))),
+            named: named
+                .map(|(tenant, rate)| (tenant.clone(), RateLimiter::direct(quota(*rate))))
+                .collect(),
+            clock: DefaultClock::default(),
+            taken: AtomicU32::new(0),
+        }
+    }
+
+    /// Takes one request of a tenant's share.
+    ///
+    /// # Errors
+    ///
+    /// If nothing of it is left; the problem says when there will be.
+    pub fn take(&self, tenant: &String) -> Result<(), Problem> {
+        let refused = match (self.named.get(tenant), &self.each) {
+            (Some(limit), _) => limit.check().err(),
+            (None, Some(limit)) => {
+                if self.taken.fetch_add(1, Ordering::Relaxed) % FORGET_EVERY == FORGET_EVERY - 1 {
+                    limit.retain_recent();
+                    limit.shrink_to_fit();
+                }
+                limit.check_key(tenant).err()
+            }
+            (None, None) => None,
+        };
+        match refused {
+            None => Ok(()),
+            Some(until) => Err(too_many(until.wait_time_from(self.clock.now()))),
+        }
+    }
+}
+
+impl Default for TenantLimits {
+    /// None.
+    fn default() -> Self {
+        Self::new(&TenantRates::default())
+    }
+}
+
+impl fmt::Debug for TenantLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TenantLimits")
+            .field("named", &self.named.keys())
+            .finish_non_exhaustive()
+    }
+}
+
+fn quota(rate: Rate) -> Quota {
+    Quota::per_second(rate.per_second).allow_burst(rate.burst)
+}
+
+fn too_many(wait: Duration) -> Problem {
+    let detail = "The request's tenant has sent as many as it may for now. It was not accepted.";
+    Problem::new(Kind::TooManyRequests, detail).with_wait(wait)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rate(per_second: u32, burst: u32) -> Rate {
+        Rate {
+            per_second: NonZeroU32::new(per_second).unwrap(),
+            burst: NonZeroU32::new(burst).unwrap(),
+        }
+    }
+
+    /// How many of so many at once are let through.
+    fn passed(limits: &TenantLimits, tenant: &str, count: usize) -> usize {
+        let tenant = tenant.to_owned();
+        (0..count).filter(|_| limits.take(&tenant).is_ok()).count()
+    }
+
+    #[test]
+    fn who_floods_is_turned_away_and_the_others_are_not() {
+        // So slow that none comes to it within the test.
+        let limits = TenantLimits::new(&TenantRates {
+            each: Some(rate(1, 5)),
+            named: BTreeMap::from([("large".to_owned(), rate(1, 50))]),
+        });
+        assert!((5..8).contains(&passed(&limits, "noisy", 1_000)));
+        assert_eq!(passed(&limits, "quiet", 5), 5);
+        assert_eq!(passed(&limits, "", 5), 5, "those of nobody are one");
+        assert!((50..53).contains(&passed(&limits, "large", 1_000)));
+        let refused = limits.take(&"noisy".to_owned()).unwrap_err();
+        assert_eq!(refused.status().as_u16(), 429);
+        assert!(
+            refused
+                .retry_after()
+                .is_some_and(|wait| wait <= Duration::from_secs(1))
+        );
+    }
+
+    #[test]
+    fn without_a_limit_everything_passes_and_only_named_ones_have_theirs() {
+        let limits = TenantLimits::new(&TenantRates {
+            each: None,
+            named: BTreeMap::from([("small".to_owned(), rate(1, 1))]),
+        });
+        assert_eq!(passed(&limits, "anybody", 10_000), 10_000);
+        assert!((1..3).contains(&passed(&limits, "small", 1_000)));
+    }
+
+    #[test]
+    fn tenants_that_send_nothing_any_more_are_forgotten() {
+        let limits = TenantLimits::new(&TenantRates {
+            each: Some(rate(1_000_000, 1)),
+            named: BTreeMap::new(),
+        });
+        for number in 0..3 * FORGET_EVERY {
+            let _ = limits.take(&number.to_string());
+        }
+        let known = limits.each.as_ref().unwrap().len();
+        assert!(known <= FORGET_EVERY as usize + 1, "{known}");
+    }
+}

@@ -1,0 +1,289 @@
+//! What a person sees of the readers, and how their number is changed: on the admin port, and by
+//! `waybill readers`.
+
+use std::fmt::{self, Write as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use waybill_engine::{Division, Lane, Offset, ReaderId, Timestamp};
+use waybill_store::{Layout, LayoutError, LayoutGeneration, Lease, LeaseKey, Store, StoreError};
+
+use waybill_clock::wall_clock;
+
+/// The layout and its readers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LayoutView {
+    /// The layout's number.
+    pub generation: u64,
+    /// Partitions of the operation topics.
+    pub partitions: u32,
+    /// Readers that share each of them.
+    pub per_partition: u32,
+    /// How many partitions there will be, while their number is being changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub becomes: Option<u32>,
+    /// How many partitions the operation topics may have: as many, or more, that are left over or intended.
+    pub topics_may_have: Vec<u32>,
+    /// The readers, in order.
+    pub readers: Vec<ReaderView>,
+}
+
+/// A reader.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReaderView {
+    /// Its number.
+    pub reader: u32,
+    /// The partition that it reads.
+    pub partition: u32,
+    /// The process that owns its work, if one does.
+    pub owner: Option<String>,
+    /// Whether that process has let its lease run out, as one that was killed does.
+    #[serde(default)]
+    pub silent: bool,
+    /// The number of that ownership, or of the last one.
+    pub epoch: u64,
+    /// Below these offsets everything of its is done.
+    pub checkpoint: CheckpointView,
+    /// The next request that is not consumed durably.
+    pub consumed: Offset,
+    /// The next expedited one.
+    #[serde(default)]
+    pub consumed_expedited: Offset,
+    /// What it waits for, if it does not run.
+    pub waits_for: Vec<String>,
+}
+
+impl ReaderView {
+    /// Below it every request of a lane is done.
+    #[must_use]
+    pub fn done(&self, lane: Lane) -> Offset {
+        match lane {
+            Lane::Ordinary => self.checkpoint.requests,
+            Lane::Expedited => self.checkpoint.expedited,
+        }
+    }
+
+    /// The next request of a lane that is not consumed durably.
+    #[must_use]
+    pub fn consumed(&self, lane: Lane) -> Offset {
+        match lane {
+            Lane::Ordinary => self.consumed,
+            Lane::Expedited => self.consumed_expedited,
+        }
+    }
+}
+
+/// The offsets of a checkpoint.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointView {
+    /// On `operation-requests`.
+    pub requests: Offset,
+    /// On `expedited-requests`.
+    #[serde(default)]
+    pub expedited: Offset,
+    /// On `step-replies`.
+    pub replies: Offset,
+    /// On `recovery`.
+    pub recoveries: Offset,
+}
+
+/// Why the number of readers was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum SetError {
+    /// The store failed.
+    #[error("the state store cannot be asked")]
+    Store(#[from] StoreError),
+    /// The readers could not follow those that there are.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// Nobody has begun to read, so that there is nothing to change.
+    #[error(
+        "no scheduler has begun on this store: the first one begins with scheduler.readersPerPartition"
+    )]
+    NotBegun,
+    /// Somebody else changed it at the same moment.
+    #[error("somebody else has changed the layout meanwhile: look at it, and ask again")]
+    Changed,
+}
+
+/// The readers of a store.
+#[derive(Clone, Debug)]
+pub struct Readers {
+    store: Arc<dyn Store>,
+    partitions: u32,
+}
+
+impl Readers {
+    /// The readers of a store for so many partitions.
+    #[must_use]
+    pub fn new(store: Arc<dyn Store>, partitions: u32) -> Self {
+        Self { store, partitions }
+    }
+
+    /// Whether the store is other processes' as well.
+    #[must_use]
+    pub fn are_shared(&self) -> bool {
+        !self.store.is_exclusive()
+    }
+
+    /// What there is.
+    ///
+    /// # Errors
+    ///
+    /// If the store cannot be read.
+    pub async fn show(&self) -> Result<LayoutView, StoreError> {
+        let layout = super::layout(&*self.store, self.partitions).await?;
+        let (generation, division) = (layout.generation(), layout.division());
+        let mut readers = Vec::new();
+        for reader in division.all() {
+            let key = LeaseKey::scheduler(generation, reader);
+            let (waits_for, lease) = match self.store.lease(key).await? {
+                Some(lease) if lease.owner.is_some() => (Vec::new(), lease),
+                Some(lease) => (vec!["an owner".to_owned()], lease),
+                None => {
+                    let stands = super::standing(&*self.store, &layout, generation, reader).await?;
+                    (self.awaited(&layout, reader).await?, stands)
+                }
+            };
+            readers.push(view(reader, &lease, waits_for));
+        }
+        Ok(LayoutView {
+            generation: generation.0,
+            partitions: division.partitions,
+            per_partition: division.readers_per_partition,
+            becomes: layout.becomes(),
+            topics_may_have: layout.topics_may_have(),
+            readers,
+        })
+    }
+
+    /// Divides the work anew, unless that is how it is divided.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be divided so from what it is now, or the store fails.
+    pub async fn set(&self, readers_per_partition: u32) -> Result<LayoutView, SetError> {
+        // How many partitions there are the store says, and not who asks.
+        let stands = self.store.layout().await?.ok_or(SetError::NotBegun)?;
+        let wanted = Division {
+            readers_per_partition,
+            ..stands.division()
+        };
+        if wanted != stands.division() {
+            let next = stands.successor(wanted)?;
+            if !self.store.set_layout(Some(stands), next.clone()).await? {
+                return Err(SetError::Changed);
+            }
+            tracing::info!(layout = %next, "the layout of readers was changed by a person");
+        }
+        Ok(self.show().await?)
+    }
+
+    /// Whom a reader waits for that has not begun: those whom it follows, until they were taken.
+    async fn awaited(&self, layout: &Layout, reader: ReaderId) -> Result<Vec<String>, StoreError> {
+        let mut awaited = Vec::new();
+        let generation = layout.generation();
+        if let Some(before) = generation.previous()
+            && let Some(division) = layout.of(before)
+        {
+            for parent in layout.division().follows(division, reader) {
+                let lease = self
+                    .store
+                    .lease(LeaseKey::scheduler(before, parent))
+                    .await?;
+                if let Some(text) = still_held(before, parent, lease.as_ref()) {
+                    awaited.push(text);
+                }
+            }
+        }
+        if awaited.is_empty() {
+            awaited.push("an owner".to_owned());
+        }
+        Ok(awaited)
+    }
+}
+
+fn still_held(before: LayoutGeneration, parent: ReaderId, lease: Option<&Lease>) -> Option<String> {
+    let owner = lease.filter(|lease| !lease.is_ended)?.owner?;
+    Some(format!(
+        "reader {parent} of layout {before}, which {owner} has not let go"
+    ))
+}
+
+/// How far the clocks of an owner and of who looks may lie apart.
+const CLOCK_SKEW: Duration = Duration::from_secs(2);
+
+/// Whether an owner may surely not act any more: each renewal lifts the limit of its stamps to at least two leases
+/// ahead, and lasts for one.
+fn has_run_out(lease: &Lease, now: Timestamp) -> bool {
+    let limit = Timestamp(lease.stamp_limit.0) + CLOCK_SKEW;
+    now > limit - lease.duration
+}
+
+fn view(reader: ReaderId, lease: &Lease, waits_for: Vec<String>) -> ReaderView {
+    let checkpoint = lease.checkpoint;
+    ReaderView {
+        reader: reader.0,
+        partition: lease.partition.0,
+        owner: lease.owner.map(|owner| owner.to_string()),
+        silent: lease.owner.is_some() && has_run_out(lease, wall_clock()),
+        epoch: lease.epoch.0,
+        checkpoint: CheckpointView {
+            requests: checkpoint.at.requests,
+            expedited: checkpoint.at.expedited,
+            replies: checkpoint.at.replies,
+            recoveries: checkpoint.at.recoveries,
+        },
+        consumed: lease.consumed.ordinary,
+        consumed_expedited: lease.consumed.expedited,
+        waits_for,
+    }
+}
+
+impl fmt::Display for LayoutView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            generation,
+            partitions,
+            per_partition,
+            becomes,
+            topics_may_have: _,
+            readers,
+        } = self;
+        let becoming = becomes.map(|partitions| format!(", going over to {partitions} partitions"));
+        writeln!(
+            f,
+            "layout {generation}: {partitions} partitions, readers of each: {per_partition}{}",
+            becoming.unwrap_or_default()
+        )?;
+        writeln!(
+            f,
+            "reader  partition   requests  expedited    replies  recoveries  epoch  owner"
+        )?;
+        for view in readers {
+            let mut state = view.owner.clone().unwrap_or_default();
+            if view.silent {
+                state.push_str(", whose lease has run out");
+            }
+            if !view.waits_for.is_empty() {
+                let _ = write!(state, "none: waits for {}", view.waits_for.join("; "));
+            }
+            let CheckpointView {
+                requests,
+                expedited,
+                replies,
+                recoveries,
+            } = view.checkpoint;
+            writeln!(
+                f,
+                "{:>6}  {:>9}  {requests:>9}  {expedited:>9}  {replies:>9}  {recoveries:>10}  {:>5}  {state}",
+                view.reader, view.partition, view.epoch
+            )?;
+        }
+        Ok(())
+    }
+}

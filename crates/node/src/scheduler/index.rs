@@ -1,0 +1,120 @@
+//! Writing entries of the deadline index where a sweep finds them, whatever the clocks say.
+//!
+//! A sweep reads a bucket until it lies well in the past, moves its cursor over it, and then looks at it a
+//! last time. So an entry behind the cursor is met only if it was there before the cursor was: whoever wrote
+//! one reads the cursor *afterwards*, and writes an entry that lies behind it once more, further on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use waybill_engine::{PartitionId, Timestamp};
+use waybill_store::{DueBucket, DueEntry, Store, StoreError, WriteBatch, Written};
+
+use waybill_clock::BootTime;
+
+/// How far ahead an entry is written that was late.
+const INDEX_LEAD: Duration = Duration::from_secs(1);
+
+/// Writes a commit, and its index entries until the sweeps' cursors lie behind none of them. `now` is the time
+/// that the engines were told.
+pub async fn write(
+    store: &dyn Store,
+    batch: WriteBatch,
+    now: Timestamp,
+) -> Result<Written, StoreError> {
+    let began = BootTime::now();
+    let mut due = batch.due.clone();
+    let written = store.write(batch).await?;
+    while !due.is_empty() {
+        let cursors = cursors(store, &due).await?;
+        due = late(&due, &cursors, now + began.elapsed());
+        if !due.is_empty() {
+            tracing::warn!(
+                entries = due.len(),
+                "a sweep has passed where entries of the deadline index were written: they are written \
+                 again, for later"
+            );
+            let again = WriteBatch {
+                due: due.clone(),
+                ..WriteBatch::default()
+            };
+            store.write(again).await?;
+        }
+    }
+    Ok(written)
+}
+
+/// How far the shards of these entries were swept.
+async fn cursors(
+    store: &dyn Store,
+    due: &[(PartitionId, DueEntry)],
+) -> Result<BTreeMap<PartitionId, DueBucket>, StoreError> {
+    let shards: BTreeSet<PartitionId> = due.iter().map(|(shard, _)| *shard).collect();
+    let reads = shards.into_iter().map(async |shard| {
+        let cursor = store.due_cursor(shard).await?;
+        Ok::<_, StoreError>(cursor.map(|cursor| (shard, cursor)))
+    });
+    Ok(try_join_all(reads).await?.into_iter().flatten().collect())
+}
+
+/// The entries behind the cursors, as they are to be written once more. The operations' rows may say an
+/// earlier time: an entry that comes up too late for what is due is harmless.
+fn late(
+    due: &[(PartitionId, DueEntry)],
+    cursors: &BTreeMap<PartitionId, DueBucket>,
+    now: Timestamp,
+) -> Vec<(PartitionId, DueEntry)> {
+    let again = due.iter().filter_map(|(shard, entry)| {
+        let cursor = *cursors.get(shard)?;
+        let due = now.max(cursor.start()) + INDEX_LEAD;
+        let is_late = DueBucket::of(entry.due) < cursor;
+        is_late.then_some((*shard, DueEntry { due, ..*entry }))
+    });
+    again.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+    use waybill_engine::OperationId;
+    use waybill_store::{EmbeddedConfig, EmbeddedStore};
+
+    use super::*;
+
+    fn entry(second: i64) -> DueEntry {
+        DueEntry {
+            due: Timestamp(second * 1_000_000),
+            operation: OperationId(Uuid::from_u128(7)),
+        }
+    }
+
+    #[tokio::test]
+    async fn an_entry_behind_the_cursor_is_written_again_beyond_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
+        let [swept, other] = [PartitionId(0), PartitionId(1)];
+        store
+            .advance_due_cursor(swept, DueBucket(100))
+            .await
+            .unwrap();
+        let batch = WriteBatch {
+            due: vec![(swept, entry(99)), (swept, entry(100)), (other, entry(99))],
+            ..WriteBatch::default()
+        };
+        write(&store, batch, Timestamp(50_000_000)).await.unwrap();
+        let mut found = Vec::new();
+        for (shard, bucket) in [(swept, 100), (swept, 101), (swept, 51), (other, 101)] {
+            found.push(store.due(shard, DueBucket(bucket), None, 10).await.unwrap());
+        }
+        assert_eq!(found, [vec![entry(100)], vec![entry(101)], vec![], vec![]]);
+    }
+
+    #[test]
+    fn an_entry_that_is_late_comes_up_soon() {
+        let shard = PartitionId(0);
+        let cursors = BTreeMap::from([(shard, DueBucket(100))]);
+        let again = late(&[(shard, entry(99))], &cursors, Timestamp(113_000_000));
+        assert_eq!(again, [(shard, entry(114))]);
+    }
+}

@@ -1,0 +1,271 @@
+//! Owning a reader's work: taking its lease, keeping it, and knowing when it has ended.
+//!
+//! What must hold here:
+//!
+//! * **The owner is a nonce of this process**, never a host or pod name.
+//! * **Time is counted from before the request left.** A lease ends `duration - margin` after the
+//!   instant at which its last successful renewal was *sent*, on a clock that also counts the time for which
+//!   the machine was suspended. A commit that is acknowledged later than that does not count.
+//! * **A silent owner is waited for.** A candidate takes a foreign lease only after it has seen it
+//!   unchanged for its duration and the margin; an exclusive store needs no waiting, since no older
+//!   owner can live.
+//! * **The first act of an owner is reading**: checkpoint, end offsets and rows are read only after
+//!   the lease was taken.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use waybill_engine::{ByLane, Lane, Offset, OwnerId, PartitionId, ReaderId, Stamp, Timestamp};
+use waybill_store::{
+    Checkpoint, DueBucket, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError,
+};
+
+use super::input::AcquireError;
+use super::lost_state::FirstOwner;
+use crate::readers;
+use waybill_clock::{BootTime, wall_clock};
+
+/// How often a candidate looks at a lease that another owner holds.
+const WATCH_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long leases last and how they are judged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeaseTerms {
+    /// How long an owner may act after a renewal.
+    pub duration: Duration,
+    /// What both sides allow for clock drift and delay.
+    pub margin: Duration,
+}
+
+/// A lease that this process holds.
+#[derive(Clone, Debug)]
+pub(super) struct HeldLease {
+    /// The row as it was last written.
+    pub row: Lease,
+    /// The stamps of this ownership lie above this.
+    pub stamp_floor: Stamp,
+    /// Until when this owner may act.
+    pub valid_until: BootTime,
+}
+
+/// Takes the lease of a reader of a generation of `layout`, waiting for a silent owner's to run out, and for
+/// the owners of those whom it follows. Gives up only when the store fails, or has another layout by then.
+///
+/// The first owner of all stores where the logs begin in the same write that takes the lease: whatever becomes of it,
+/// a log that has lost its beginning since is not taken for a new one.
+pub(super) async fn acquire(
+    store: Arc<dyn Store>,
+    layout: &Layout,
+    generation: LayoutGeneration,
+    reader: ReaderId,
+    owner: OwnerId,
+    terms: LeaseTerms,
+    first_owner: &FirstOwner,
+) -> Result<HeldLease, AcquireError> {
+    let margin = terms.margin;
+    let key = LeaseKey::scheduler(generation, reader);
+    loop {
+        let seen = takeable(&*store, key, margin, None).await?;
+        let stands = readers::layout(&*store, layout.division().partitions).await?;
+        if stands.generation() != layout.generation()
+            || seen.as_ref().is_some_and(|lease| lease.is_ended)
+        {
+            return Err(AcquireError::LayoutChanged);
+        }
+        let begun = match &seen {
+            Some(lease) => lease.clone(),
+            None => readers::beginning(&*store, layout, generation, reader, owner, margin).await?,
+        };
+        let partition = begun.partition;
+        let begun = match begun.is_begun {
+            true => begun,
+            false => begun.beginning_at(first_owner.beginnings(partition).await?),
+        };
+        let limit_before = begun.stamp_limit;
+        let row = Lease {
+            owner: Some(owner),
+            epoch: begun.epoch.next(),
+            renewal: 0,
+            duration: terms.duration,
+            stamp_limit: first_limit(limit_before, wall_clock(), terms.duration),
+            ..begun
+        };
+        let sent = BootTime::now();
+        if !store.take_lease(seen, row.clone()).await? {
+            tracing::info!(%reader, "another owner took the lease first; watching it");
+            continue;
+        }
+        begin_index(&*store, partition).await?;
+        return Ok(HeldLease {
+            row,
+            stamp_floor: limit_before,
+            valid_until: sent + terms.duration.saturating_sub(terms.margin),
+        });
+    }
+}
+
+/// Waits until the lease may be taken and returns it as it then stands. One of `me`, if that is given,
+/// has a living owner even where no other process can have the store open.
+pub async fn takeable(
+    store: &dyn Store,
+    key: LeaseKey,
+    margin: Duration,
+    me: Option<OwnerId>,
+) -> Result<Option<Lease>, StoreError> {
+    let mut seen = store.lease(key).await?;
+    let mut unchanged_since = BootTime::now();
+    loop {
+        let Some(lease) = &seen else { return Ok(None) };
+        let is_mine = me.is_some() && lease.owner == me;
+        if lease.owner.is_none() || (store.is_exclusive() && !is_mine) {
+            return Ok(seen);
+        }
+        if unchanged_since.elapsed() >= lease.duration + margin {
+            tracing::warn!(lease = %key, epoch = %lease.epoch, "the owner is silent; taking over");
+            return Ok(seen);
+        }
+        tokio::time::sleep(WATCH_INTERVAL).await;
+        let now_stands = store.lease(key).await?;
+        if now_stands != seen {
+            seen = now_stands;
+            unchanged_since = BootTime::now();
+        }
+    }
+}
+
+/// Sees to it that the sweep of a shard begins no later than now: one that never had a cursor gets one,
+/// durably, before anything is written that is to be found.
+pub async fn begin_index(store: &dyn Store, shard: PartitionId) -> Result<(), StoreError> {
+    // The time from before it is looked: somebody else may set it, and write entries, meanwhile.
+    let cursor = DueBucket::of(wall_clock());
+    match store.due_cursor(shard).await? {
+        Some(_) => Ok(()),
+        None => store.advance_due_cursor(shard, cursor).await,
+    }
+}
+
+/// The stamp limit of a new ownership: two leases above the old limit, which is its floor, or above
+/// the time, whichever is later.
+fn first_limit(limit_before: Stamp, now: Timestamp, duration: Duration) -> Stamp {
+    Stamp((Timestamp(limit_before.0).max(now) + duration * 2).as_micros())
+}
+
+/// The stamp limit of a renewed lease: two leases ahead of the time and of the last stamp, and never lowered. (After
+/// a backward step of the clock the stamps go on where they are, however long it takes the time to get there.)
+fn raised_limit(limit: Stamp, last: Stamp, now: Timestamp, duration: Duration) -> Stamp {
+    Stamp(
+        limit
+            .0
+            .max((now.max(Timestamp(last.0)) + duration * 2).as_micros()),
+    )
+}
+
+/// What a renewal writes.
+#[derive(Clone, Debug)]
+pub(super) struct Renewal {
+    /// The row to write.
+    pub row: Lease,
+    /// Until when the owner may act if it succeeds.
+    pub valid_until: BootTime,
+}
+
+impl HeldLease {
+    /// The renewal that moves the lease to `checkpoint` and `consumed`; with `release`, the last
+    /// one, after which the partition has no owner. `last_stamp` is the engine's.
+    pub(super) fn renewal(
+        &self,
+        terms: LeaseTerms,
+        now: Timestamp,
+        last_stamp: Stamp,
+        checkpoint: Checkpoint,
+        consumed: ByLane<Offset>,
+        release: bool,
+    ) -> Renewal {
+        let mut row = self.row.clone();
+        row.renewal += 1;
+        row.checkpoint = checkpoint;
+        row.handover.forget_below(|source| checkpoint.on(source));
+        for lane in Lane::ALL {
+            row.consumed[lane] = row.consumed[lane].max(consumed[lane]);
+        }
+        row.stamp_limit = raised_limit(row.stamp_limit, last_stamp, now, terms.duration);
+        if release {
+            row.owner = None;
+        }
+        Renewal {
+            row,
+            valid_until: BootTime::now() + terms.duration.saturating_sub(terms.margin),
+        }
+    }
+
+    /// Takes over what a successful renewal wrote.
+    pub(super) fn renewed(&mut self, renewal: Renewal) {
+        self.row = renewal.row;
+        self.valid_until = renewal.valid_until;
+    }
+
+    /// Whether this owner may still act.
+    pub(super) fn is_valid(&self) -> bool {
+        self.is_valid_at(BootTime::now())
+    }
+
+    fn is_valid_at(&self, now: BootTime) -> bool {
+        now < self.valid_until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(10);
+
+    fn held(valid_until: BootTime) -> HeldLease {
+        let key = LeaseKey::scheduler(LayoutGeneration(0), ReaderId(0));
+        HeldLease {
+            row: Lease::new(key, PartitionId(0)),
+            stamp_floor: Stamp(0),
+            valid_until,
+        }
+    }
+
+    fn renewal(lease: &HeldLease, now: Timestamp, last_stamp: Stamp) -> Renewal {
+        let terms = LeaseTerms {
+            duration: LEASE,
+            margin: Duration::from_secs(1),
+        };
+        lease.renewal(
+            terms,
+            now,
+            last_stamp,
+            Checkpoint::default(),
+            ByLane::default(),
+            false,
+        )
+    }
+
+    #[test]
+    fn an_owner_that_was_suspended_past_its_lease_acts_no_more() {
+        let renewed_at = BootTime::from_micros(60_000_000);
+        let lease = held(renewed_at + Duration::from_secs(9));
+        assert!(lease.is_valid_at(renewed_at + Duration::from_secs(8)));
+        // The machine was suspended for an hour right after the renewal, and its monotonic clock stood still.
+        assert!(!lease.is_valid_at(renewed_at + Duration::from_secs(3_600)));
+    }
+
+    #[test]
+    fn stamps_do_not_run_out_after_the_clock_was_set_back() {
+        let (day, now) = (Duration::from_secs(86_400), Timestamp(1_000_000_000_000));
+        let mut lease = held(BootTime::now());
+        let mut last = Stamp((now + day).as_micros());
+        lease.row.stamp_limit = Stamp(last.0 + 1);
+        for _ in 0..3 {
+            let renewal = renewal(&lease, now, last);
+            assert_eq!(renewal.row.stamp_limit, Stamp(last.0 + 20_000_000));
+            last = Stamp(renewal.row.stamp_limit.0 - 1);
+            lease.row = renewal.row;
+        }
+        let far = renewal(&lease, now + day + day, last).row.stamp_limit;
+        assert_eq!(far, Stamp((now + day + day + 2 * LEASE).as_micros()));
+    }
+}

@@ -1,0 +1,450 @@
+//! Keeping readers: taking their leases, renewing them, moving checkpoints with the renewals,
+//! and letting go, in order or because the lease is lost.
+
+use std::time::{Duration, Instant};
+
+use waybill_engine::{
+    ByLane, Event, Handover, Lane, Ownership, PartitionEngine, PartitionId, ReaderId, ShardId,
+    Share, Source,
+};
+use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store};
+
+use super::fit::{Misfit, Unfit, start_offsets};
+use super::inlet::EndsReader;
+use super::input::{AcquireError, Generation, Input, LogEnds, LostCause};
+use super::lost_state::FirstOwner;
+use super::metrics::LEASES_LOST;
+use super::ownership::{self, HeldLease, Renewal};
+use super::partition::{Differing, Owned, Slot, SlotState};
+use super::shell::Shell;
+use super::tasks::{self, Task, TaskError};
+use crate::chain::chain;
+use crate::readers;
+use waybill_clock::BootTime;
+
+/// How long a reader rests after it failed, before its lease is taken again.
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// After how long a new owner asks again where the logs end.
+const ENDS_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+impl Shell {
+    /// Asks for the lease of every reader that is wanted and idle.
+    pub(super) fn start_wanted(&mut self) {
+        if self.stopping.is_some() {
+            return;
+        }
+        let readers = self.layout.division().readers();
+        for (&reader, slot) in self.slots.range_mut(..ReaderId(readers)) {
+            let rested = slot.rest_until.is_none_or(|until| until <= Instant::now());
+            if !(slot.wanted && rested && matches!(slot.state, SlotState::Idle)) {
+                continue;
+            }
+            slot.generation = self.assigned.next();
+            slot.state = SlotState::Acquiring;
+            let generation = slot.generation;
+            let (store, owner, terms) = (self.store.clone(), self.owner, self.settings.terms());
+            let layout = self.layout.clone();
+            let ends = self.inlets.ends_reader();
+            let first_owner = FirstOwner {
+                logs: ends.clone(),
+                may_lack_state: self.settings.start_without_state,
+            };
+            let acquiring = async move {
+                let of = readers::generation_to_run(&*store, &layout, reader).await?;
+                first_owner.check(&*store, &layout, of, reader).await?;
+                let acquiring =
+                    ownership::acquire(store, &layout, of, reader, owner, terms, &first_owner);
+                let lease = acquiring.await?;
+                let ends = read_ends(&ends, lease.row.partition, &lease).await?;
+                Ok::<_, AcquireError>((lease, ends))
+            };
+            let input = move |result| Input::Acquired {
+                reader,
+                generation,
+                result,
+            };
+            tasks::spawn(&self.runtime, &self.sender, Task::Acquire, acquiring, input);
+        }
+    }
+
+    pub(super) fn acquired(
+        &mut self,
+        reader: ReaderId,
+        generation: Generation,
+        result: Result<(HeldLease, LogEnds), AcquireError>,
+    ) {
+        self.clock.read();
+        let is_awaited = |slot: &&mut Slot| {
+            slot.generation == generation && matches!(slot.state, SlotState::Acquiring)
+        };
+        let Some(slot) = self.slots.get_mut(&reader).filter(is_awaited) else {
+            if let Ok((lease, _)) = result {
+                self.hand_back(lease);
+            }
+            return;
+        };
+        let (mut lease, ends) = match result {
+            Ok(acquired) => acquired,
+            Err(error @ AcquireError::StateElsewhere { .. }) => {
+                let reason = error.to_string();
+                tracing::error!(%reader, reason, "refusing to run the partition");
+                slot.state = SlotState::Refused(reason);
+                return;
+            }
+            Err(AcquireError::LayoutChanged) => {
+                self.layout_asked.0 = Instant::now() - self.settings.lease;
+                return slot.rest(RETRY_AFTER);
+            }
+            Err(error) => {
+                tracing::warn!(%reader, error = %chain(&error), "cannot take the partition");
+                return slot.rest(RETRY_AFTER);
+            }
+        };
+        // What is passed over stands in no row before the first renewal.
+        let mut row_is_known = true;
+        let stored = lease.row.checkpoint;
+        // What was found out of a checkpoint says nothing of one that another owner has moved since.
+        let differing = slot.differing.take();
+        slot.differing = differing.filter(|differing| differing.judged == stored);
+        let mut pass_over = |unfit: &Unfit, row: &mut Lease| {
+            let (done, begins) = (row.checkpoint.on(unfit.source), ends.first.on(unfit.source));
+            tracing::error!(
+                %reader, %unfit, %done, %begins,
+                "what is gone from the log is passed over, as scheduler.skipDeletedRequests says: it is read \
+                 from its beginning"
+            );
+            unfit.pass_over(row, &ends.first);
+            row_is_known = false;
+        };
+        let logs = slot.differing.iter().flat_map(|differing| {
+            let of = |lane: Lane| differing.logs[lane].as_ref();
+            Lane::ALL.into_iter().filter_map(of)
+        });
+        for unfit in logs {
+            pass_over(unfit, &mut lease.row);
+        }
+        let mut found = start_offsets(&lease.row, &ends);
+        while self.settings.skip_deleted_requests
+            && let Err(unfit) = &found
+        {
+            pass_over(unfit, &mut lease.row);
+            found = start_offsets(&lease.row, &ends);
+        }
+        let start = match found {
+            Ok(start) => start,
+            Err(unfit) => {
+                let reason = unfit.to_string();
+                tracing::error!(%reader, reason, "refusing to run the partition");
+                slot.state = SlotState::Refused(reason);
+                return;
+            }
+        };
+        let partition = lease.row.partition;
+        let share = share_of(&self.layout, &lease, start.handover.clone());
+        let ownership = Ownership {
+            partition,
+            shard: ShardId {
+                layout: lease.row.key.generation.0,
+                number: lease.row.key.number,
+            },
+            owner: self.owner,
+            epoch: lease.row.epoch,
+            next: start.at,
+            requests_end: ends.next.on_requests(),
+            replies_end: ends.next.replies,
+            stamp_floor: lease.stamp_floor,
+            stamp_limit: lease.row.stamp_limit,
+        };
+        tracing::info!(
+            %partition,
+            %reader,
+            layout = %lease.row.key.generation,
+            epoch = %lease.row.epoch,
+            requests_from = %start.at.requests,
+            requests_end = %ends.next.requests,
+            expedited_from = %start.at.expedited,
+            expedited_end = %ends.next.expedited,
+            replies_from = %start.at.replies,
+            "owning the partition"
+        );
+        let engine = PartitionEngine::new(
+            self.engine_config.clone(),
+            self.workflows.clone(),
+            ownership,
+        );
+        self.inlets
+            .add(reader, partition, generation, &share, &start, ends);
+        let mut owned = Owned::new(engine, lease, share, stored);
+        owned.row_is_known = row_is_known;
+        slot.state = SlotState::Owned(Box::new(owned));
+    }
+
+    /// Gives back a lease that was taken though nobody waited for it any more.
+    fn hand_back(&self, lease: HeldLease) {
+        let store = self.store.clone();
+        let releasing = async move {
+            let free = Lease {
+                owner: None,
+                renewal: lease.row.renewal + 1,
+                ..lease.row.clone()
+            };
+            if let Err(error) = store.take_lease(Some(lease.row), free).await {
+                tracing::warn!(error = %chain(&error), "could not release an unused lease; it will expire");
+            }
+        };
+        tasks::spawn_unawaited(&self.runtime, Task::Release, releasing);
+    }
+
+    /// A consumer cannot go on with a partition.
+    pub(super) fn lost(
+        &mut self,
+        source: Source,
+        generation: Generation,
+        reader: ReaderId,
+        cause: &LostCause,
+    ) {
+        let Some(owned) = self.owned(reader, generation) else {
+            return;
+        };
+        let judged = owned.stored;
+        tracing::error!(%reader, ?source, %cause, "the partition cannot be read");
+        self.give_up(reader, "the partition cannot be read");
+        if let LostCause::Fingerprint { .. } = cause
+            && let Some(lane) = source.lane()
+            && let Some(slot) = self.slots.get_mut(&reader)
+        {
+            let why = Misfit::Differs(cause.to_string());
+            let differs = Unfit { source, why };
+            match self.settings.skip_deleted_requests {
+                true => {
+                    let before = slot.differing.take();
+                    let before = before.filter(|differing| differing.judged == judged);
+                    let mut differing = before.unwrap_or(Differing {
+                        judged,
+                        logs: ByLane::default(),
+                    });
+                    differing.logs[lane] = Some(differs);
+                    slot.differing = Some(differing);
+                }
+                false => slot.state = SlotState::Refused(differs.to_string()),
+            }
+        }
+    }
+
+    /// Drops the engine of a reader without a further write. What was on its way is found again by
+    /// whoever owns its work next.
+    pub(super) fn give_up(&mut self, reader: ReaderId, reason: &'static str) {
+        let Some(slot) = self.slots.get_mut(&reader) else {
+            return;
+        };
+        if let SlotState::Owned(_) = slot.state {
+            tracing::warn!(%reader, reason, "dropping the partition; it is taken again shortly");
+            self.inlets.remove(reader);
+            self.commits.forget(reader);
+            slot.rest(RETRY_AFTER);
+            self.forget_gone();
+        }
+    }
+
+    /// Drops every reader whose lease has run out.
+    pub(super) fn fence_expired(&mut self) {
+        let expired: Vec<ReaderId> = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| {
+                matches!(&slot.state, SlotState::Owned(owned) if !owned.lease.is_valid())
+            })
+            .map(|(&reader, _)| reader)
+            .collect();
+        for reader in expired {
+            LEASES_LOST.of([]).increment(1);
+            self.give_up(reader, "the lease ran out");
+        }
+    }
+
+    /// Renews leases, and with them moves checkpoints.
+    pub(super) fn renew(&mut self) {
+        let terms = self.settings.terms();
+        let now = self.clock.last();
+        let drained = self
+            .stopping
+            .is_some_and(|by| self.in_flight().records == 0 || Instant::now() >= by);
+        for (&reader, slot) in &mut self.slots {
+            let generation = slot.generation;
+            let is_followed = slot.is_to_follow(&self.layout);
+            let wanted = slot.wanted && !drained && !is_followed;
+            let SlotState::Owned(owned) = &mut slot.state else {
+                continue;
+            };
+            if !wanted && owned.releasing_since.is_none() {
+                owned.releasing_since = Some(Instant::now());
+                self.inlets.remove(reader);
+            }
+            if owned.renewing {
+                continue;
+            }
+            let reached = owned.engine.checkpoint();
+            let stored = owned.lease.row.checkpoint;
+            let checkpoint = Checkpoint {
+                at: reached.at,
+                fingerprints: ByLane::of(|lane| {
+                    reached.fingerprints[lane].or(stored.fingerprints[lane])
+                }),
+            };
+            let ends = owned.may_release(self.commits.involve(reader));
+            // It is given back as it stands, and after a renewal without an answer that is not known.
+            let release = ends && owned.row_is_known;
+            if !ends && !owned.renewal_due(checkpoint, reached.consumed, &self.settings) {
+                continue;
+            }
+            let renewal = owned.lease.renewal(
+                terms,
+                now,
+                owned.engine.last_stamp(),
+                checkpoint,
+                reached.consumed,
+                release,
+            );
+            owned.renewing = true;
+            owned.release_sent |= release;
+            owned.renewal_sent_at = BootTime::now();
+            let held = owned.lease.row.clone();
+            let store = self.store.clone();
+            let layout = self.layout.clone();
+            let sent = renewal.clone();
+            let renewing = async move {
+                let written = match sent.row.owner {
+                    Some(_) => store.renew_lease(sent.row.clone()).await?,
+                    None => {
+                        let seen = Some(held.clone());
+                        store.take_lease(seen, sent.row.clone()).await?
+                    }
+                };
+                let copy = match written && held.checkpoint != sent.row.checkpoint {
+                    true => of_partition(&*store, &layout, &sent.row).await,
+                    false => None,
+                };
+                Ok::<_, TaskError>((written, copy))
+            };
+            let input = move |result: Result<(bool, Option<Checkpoint>), TaskError>| {
+                let (result, copy) = match result {
+                    Ok((written, copy)) => (Ok(written), copy),
+                    Err(error) => (Err(error), None),
+                };
+                Input::Renewed {
+                    reader,
+                    generation,
+                    renewal,
+                    result,
+                    copy,
+                }
+            };
+            tasks::spawn(&self.runtime, &self.sender, Task::Renew, renewing, input);
+        }
+    }
+
+    pub(super) fn renewed(
+        &mut self,
+        reader: ReaderId,
+        generation: Generation,
+        renewal: Renewal,
+        result: Result<bool, TaskError>,
+        copy: Option<Checkpoint>,
+    ) {
+        let now = self.clock.last();
+        let released = renewal.row.owner.is_none();
+        let owned = self.slots.get_mut(&reader);
+        let Some(owned) = owned.and_then(|slot| slot.owned(generation)) else {
+            return;
+        };
+        owned.renewing = false;
+        owned.row_is_known = result.is_ok();
+        match result {
+            Ok(true) if released => {
+                tracing::info!(%reader, checkpoint = %renewal.row.checkpoint.at.requests, "released");
+                if let Some(slot) = self.slots.get_mut(&reader) {
+                    slot.released();
+                }
+                self.forget_gone();
+            }
+            Ok(true) => {
+                let stamp_limit = renewal.row.stamp_limit;
+                let partition = renewal.row.partition;
+                let share = owned.share.clone();
+                let share = share.beyond(&renewal.row.checkpoint.at);
+                owned.stored = renewal.row.checkpoint;
+                owned.lease.renewed(renewal);
+                owned.engine.apply(Event::StampLimit(stamp_limit), now);
+                if share != owned.share {
+                    self.inlets.share(reader, &share);
+                    owned.share = share;
+                }
+                if let Some(checkpoint) = copy {
+                    self.inlets.copy_checkpoint(partition, &checkpoint);
+                }
+            }
+            Ok(false) => self.give_up(reader, "another owner took the lease"),
+            Err(error) => {
+                tracing::warn!(%reader, error = %chain(&error), "the lease was not renewed");
+                // It may have been, or may be yet: the next one must not have its number.
+                owned.lease.row.renewal = renewal.row.renewal;
+            }
+        }
+    }
+}
+
+/// What a reader takes of its partition, from where its lease says that it is. (Its layout may have ended since
+/// the lease was taken, but then the lease's own generation says so, and it is handed back.)
+fn share_of(layout: &Layout, lease: &HeldLease, handover: Handover) -> Share {
+    let (row, generation) = (&lease.row, lease.row.key.generation);
+    let reader = ReaderId(row.key.number);
+    Share::new(layout.taken_by(generation, row.partition), reader, handover)
+        .with_cut(layout.cut_of(generation, row.partition))
+        .with_end(layout.end_of(generation, reader))
+        .with_written(layout.partitions_written())
+        .beyond(&row.checkpoint.at)
+}
+
+/// How far a whole partition is done, as the lease that was just written and those of the other readers
+/// say; `None` while one of them has not begun, or cannot be read, or where the lease is of a reader that will leave.
+async fn of_partition(store: &dyn Store, layout: &Layout, written: &Lease) -> Option<Checkpoint> {
+    let (generation, partition) = (written.key.generation, written.partition);
+    if layout.generation() != generation {
+        return None;
+    }
+    let mut lowest = written.checkpoint;
+    if let Some(begin) = layout.to_begin(partition) {
+        lowest = lowest.lowest(Checkpoint::at(begin));
+    }
+    let own = layout.division().of_partition(partition);
+    let own = own.map(|reader| (generation, reader));
+    for (generation, reader) in own.chain(layout.left(partition)) {
+        let key = LeaseKey::scheduler(generation, reader);
+        if key != written.key {
+            let lease = store.lease(key).await.ok().flatten()?;
+            if !(lease.is_ended && generation != written.key.generation) {
+                lowest = lowest.lowest(lease.checkpoint);
+            }
+        }
+    }
+    Some(lowest)
+}
+
+/// Asks where the logs end, again and again while the lease lasts: given up now, it would have to be
+/// waited for. (The leader of a topic that was just made may not know of it yet.)
+async fn read_ends(
+    ends: &EndsReader,
+    partition: PartitionId,
+    lease: &HeldLease,
+) -> Result<LogEnds, AcquireError> {
+    loop {
+        match ends.read(partition).await {
+            Err(error) if BootTime::now() + RETRY_AFTER < lease.valid_until => {
+                tracing::info!(%partition, error = %chain(&error), "asking again for the logs' ends");
+                tokio::time::sleep(ENDS_AGAIN_AFTER).await;
+            }
+            result => return result,
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Following failed-operations: forward progress has ended, and somebody has to say what then.
+//!
+//! Several supervisors share the topic through a consumer group. A record's offset is committed only
+//! once the recovery that it led to is acknowledged; one that cannot be read is a fault of whoever
+//! wrote it, goes to the dead-letter topic, and holds nothing up.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use waybill_engine::{FailedOperation, Offset, PartitionId, Recovery, Supervision};
+use waybill_kafka::{
+    GroupConsumer, GroupHandler, GroupOptions, PollLimits, RawRecord, RecordRef, TopicPartition,
+};
+use waybill_messages::{DecodeError, SchemaId};
+
+use super::ask::Asker;
+use super::metrics::SupervisorMetrics;
+use super::{SupervisorParts, SupervisorSettings};
+use crate::chain::chain;
+use crate::letters::letter;
+use waybill_clock::wall_clock;
+
+/// The consumer group of all supervisors of an installation, behind the topics' prefix.
+const GROUP: &str = "supervisors";
+const POLL_WAIT: Duration = Duration::from_millis(200);
+const POLL_LIMITS: PollLimits = PollLimits {
+    records: 500,
+    bytes: 4 * 1024 * 1024,
+};
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long to rest before what could not be asked for is asked for again.
+const REST: Duration = Duration::from_secs(1);
+
+/// The follower of the topic.
+#[derive(Debug)]
+pub(super) struct Following {
+    pub(super) name: Arc<str>,
+    pub(super) settings: SupervisorSettings,
+    pub(super) parts: SupervisorParts,
+    pub(super) asker: Arc<Asker>,
+    pub(super) metrics: Arc<SupervisorMetrics>,
+}
+
+impl Following {
+    /// Follows on a thread of its own until it is stopped.
+    pub(super) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        let topics = &self.parts.topics;
+        let options = GroupOptions {
+            instance_id: self.settings.instance_id.clone(),
+            ..GroupOptions::new(format!("{}.{GROUP}", topics.prefix()), "waybill-supervisor")
+        };
+        let mut consumer = GroupConsumer::new(&self.parts.kafka, &options)
+            .context("the supervisor's consumer cannot be made")?;
+        consumer
+            .subscribe(&[topics.failed_operations()])
+            .context("failed operations cannot be followed")?;
+        let runtime = Handle::current();
+        let (end, ended) = tokio::sync::oneshot::channel();
+        std::thread::Builder::new()
+            .name("waybill-supervisor-failed".to_owned())
+            .spawn(move || {
+                let result = self.follow(consumer, &runtime, &stop);
+                _ = end.send(result);
+            })
+            .context("the supervisor's polling thread cannot be started")?;
+        ended
+            .await
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("the supervisor's polling thread panicked")))
+    }
+
+    fn follow(
+        self,
+        mut consumer: GroupConsumer,
+        runtime: &Handle,
+        stop: &CancellationToken,
+    ) -> anyhow::Result<()> {
+        let topic = self.parts.topics.failed_operations().to_owned();
+        let mut intake = Intake::default();
+        while !stop.is_cancelled() {
+            consumer.poll(POLL_LIMITS, POLL_WAIT, &mut intake)?;
+            if intake.records.is_empty() {
+                // Those that were waited for may be another supervisor's by now.
+                hold(&consumer, false)?;
+                continue;
+            }
+            let decided = self.decide(&intake.records);
+            // While a schema is waited for, it polls all the same: who does not poll leaves the group.
+            hold(&consumer, decided.is_err())?;
+            let Ok(Decided {
+                recoveries,
+                letters,
+            }) = decided
+            else {
+                continue;
+            };
+            let tell = async || {
+                self.asker.put_aside(&letters).await?;
+                self.asker.ask(&recoveries).await
+            };
+            while let Err(error) = runtime.block_on(tell()) {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "what becomes of failed operations cannot be said; trying again"
+                );
+                let until = Instant::now() + REST;
+                while Instant::now() < until && !stop.is_cancelled() {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                if stop.is_cancelled() {
+                    consumer.close(CLOSE_TIMEOUT, &mut intake);
+                    return Ok(());
+                }
+            }
+            let next = intake.take_next();
+            let commits: Vec<(&str, PartitionId, Offset)> = next
+                .iter()
+                .map(|(partition, offset)| (topic.as_str(), *partition, *offset))
+                .collect();
+            if let Err(error) = consumer.commit(&commits) {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "offsets of failed operations are not committed; they are read again"
+                );
+            }
+        }
+        consumer.close(CLOSE_TIMEOUT, &mut intake);
+        Ok(())
+    }
+
+    /// What is asked for because of these records; else the schema that has to be known first.
+    fn decide(&self, records: &[RawRecord]) -> Result<Decided, SchemaId> {
+        let framing = self.parts.topics.framing();
+        let supervision = Supervision {
+            name: &self.name,
+            workflows: &self.parts.workflows,
+            timeout_grace: self.settings.timeout_grace,
+        };
+        let now = wall_clock();
+        let decoded: Vec<Result<FailedOperation, DecodeError>> = records
+            .iter()
+            .map(|record| framing.decode(record.value.as_deref().unwrap_or_default()))
+            .collect();
+        let mut errors = decoded.iter().filter_map(|decoded| decoded.as_ref().err());
+        if let Some(schema) = errors.find_map(DecodeError::waits_for) {
+            return Err(schema);
+        }
+        let mut recoveries = Vec::with_capacity(records.len());
+        let mut letters = Vec::new();
+        for (record, decoded) in records.iter().zip(decoded) {
+            match decoded {
+                Ok(failed) => recoveries.extend(supervision.failed(&failed, now)),
+                Err(error) => {
+                    self.metrics.unreadable.increment(1);
+                    tracing::error!(
+                        partition = %record.partition,
+                        offset = %record.offset,
+                        error = &error as &dyn std::error::Error,
+                        "a record of failed-operations cannot be read and goes to the dead-letter topic; its operation is found by the deadline index"
+                    );
+                    letters.push(letter(record.clone(), "supervisor", &chain(&error)));
+                }
+            }
+        }
+        self.metrics.decided.increment(recoveries.len() as u64);
+        Ok(Decided {
+            recoveries,
+            letters,
+        })
+    }
+}
+
+/// What is to be done because of some records.
+struct Decided {
+    recoveries: Vec<Recovery>,
+    /// Those that cannot be read, as they are kept.
+    letters: Vec<RawRecord>,
+}
+
+fn hold(consumer: &GroupConsumer, held: bool) -> anyhow::Result<()> {
+    consumer
+        .hold(held)
+        .context("records that wait cannot be left in their topic")
+}
+
+/// What one poll brought.
+#[derive(Debug, Default)]
+struct Intake {
+    records: Vec<RawRecord>,
+}
+
+impl Intake {
+    /// Forgets the records; tells where to go on in each partition.
+    fn take_next(&mut self) -> Vec<(PartitionId, Offset)> {
+        let mut next = std::collections::BTreeMap::new();
+        for record in self.records.drain(..) {
+            next.insert(record.partition, record.offset.next());
+        }
+        next.into_iter().collect()
+    }
+}
+
+impl GroupHandler for Intake {
+    fn record(&mut self, record: RecordRef<'_>) {
+        self.records.push(record.to_raw());
+    }
+
+    fn assigned(&mut self, _partitions: &[TopicPartition]) {}
+
+    fn revoked(
+        &mut self,
+        partitions: &[TopicPartition],
+        _lost: bool,
+    ) -> Vec<(TopicPartition, Offset)> {
+        // Whoever gets them reads them again from what is committed.
+        let is_gone = |record: &RawRecord| {
+            partitions
+                .iter()
+                .any(|gone| gone.partition == record.partition)
+        };
+        self.records.retain(|record| !is_gone(record));
+        Vec::new()
+    }
+}

@@ -1,0 +1,206 @@
+//! The supervisor's metrics.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use metrics::{Counter, Gauge, Histogram};
+use waybill_engine::{PartitionId, ProcessState, Recovery, Timestamp};
+use waybill_telemetry::{Declared, Metric};
+
+use super::parked::Waits;
+
+const RECOVERIES: Metric<Counter, 1> = Metric::new(
+    "waybill_supervisor_recoveries_total",
+    "Recoveries asked of the schedulers, by verb",
+    ["verb"],
+);
+const UNREADABLE: Metric<Counter> = Metric::new(
+    "waybill_supervisor_unreadable_rows_total",
+    "Rows that were due and could not be read",
+    [],
+);
+const FAILED_PASSES: Metric<Counter> = Metric::new(
+    "waybill_supervisor_failed_passes_total",
+    "Passes over a shard of the deadline index that ended early and were repeated",
+    [],
+);
+const DECIDED: Metric<Counter> = Metric::new(
+    "waybill_supervisor_decided_total",
+    "Failed operations of which it was decided what becomes of them",
+    [],
+);
+const SENT_HOME: Metric<Counter> = Metric::new(
+    "waybill_supervisor_sent_home_total",
+    "Records that were written to partitions that are left over, and sent on to their own",
+    [],
+);
+const OVERDUE: Metric<Histogram> = Metric::new(
+    "waybill_supervisor_overdue_seconds",
+    "How long after it was due something was asked for",
+    [],
+);
+const SWEPT_AT: Metric<Gauge, 1> = Metric::new(
+    "waybill_supervisor_last_sweep_timestamp_seconds",
+    "When the shard was last swept whole, in seconds since the Unix epoch",
+    ["shard"],
+);
+const BEHIND: Metric<Gauge, 1> = Metric::new(
+    "waybill_supervisor_oldest_overdue_seconds",
+    "How long the oldest part of the deadline index that was not swept has been due",
+    ["shard"],
+);
+const PARKED: Metric<Gauge, 2> = Metric::new(
+    "waybill_parked_operations",
+    "Operations that wait for a person, looked at twice a minute; of one shard and state no more than 10000 are counted",
+    ["shard", "state"],
+);
+const PARKED_AGE: Metric<Gauge, 2> = Metric::new(
+    "waybill_parked_oldest_age_seconds",
+    "How long the operation that has waited longest for a person has been parked; 0 if none is",
+    ["shard", "state"],
+);
+
+const UNWOKEN: Metric<Gauge, 1> = Metric::new(
+    "waybill_supervisor_unwoken_operations",
+    "Live operations that the last audit of the shard found without anything to wake them, and woke",
+    ["shard"],
+);
+const AUDIT_WOKEN: Metric<Counter> = Metric::new(
+    "waybill_supervisor_audit_woken_total",
+    "Live operations that audits found without anything to wake them, and woke",
+    [],
+);
+
+/// All of them.
+pub const METRICS: &[&dyn Declared] = &[
+    &RECOVERIES,
+    &UNREADABLE,
+    &FAILED_PASSES,
+    &DECIDED,
+    &SENT_HOME,
+    &OVERDUE,
+    &SWEPT_AT,
+    &BEHIND,
+    &PARKED,
+    &PARKED_AGE,
+    &UNWOKEN,
+    &AUDIT_WOKEN,
+];
+
+/// Handles, made once.
+#[derive(Debug)]
+pub(super) struct SupervisorMetrics {
+    /// Rows that are due and cannot be read.
+    pub(super) unreadable: Counter,
+    /// Passes over a shard that ended early.
+    pub(super) failed_passes: Counter,
+    /// Failed operations that were decided on.
+    pub(super) decided: Counter,
+    /// Records that were written to partitions that are left over.
+    pub(super) sent_home: Counter,
+    audit_woken: Counter,
+    overdue: Histogram,
+    shards: Mutex<HashMap<PartitionId, ShardGauges>>,
+}
+
+#[derive(Debug)]
+struct ShardGauges {
+    swept_at: Gauge,
+    behind: Gauge,
+    unwoken: Gauge,
+    /// By state, in the order of [`PARKED_STATES`].
+    parked: [ParkedGauges; 2],
+}
+
+#[derive(Debug)]
+struct ParkedGauges {
+    count: Gauge,
+    oldest_age: Gauge,
+}
+
+/// The states in which an operation waits for a person.
+const PARKED_STATES: [ProcessState; 2] = [ProcessState::Error, ProcessState::CompensationFailed];
+
+impl SupervisorMetrics {
+    pub(super) fn new() -> Self {
+        Self {
+            unreadable: UNREADABLE.of([]),
+            failed_passes: FAILED_PASSES.of([]),
+            decided: DECIDED.of([]),
+            sent_home: SENT_HOME.of([]),
+            audit_woken: AUDIT_WOKEN.of([]),
+            overdue: OVERDUE.of([]),
+            shards: Mutex::default(),
+        }
+    }
+
+    /// These were asked for and acknowledged.
+    pub(super) fn asked(&self, recoveries: &[Recovery]) {
+        // A counter is looked up by its label: once a verb is enough.
+        let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
+        for recovery in recoveries {
+            *counts.entry(recovery.verb.as_str()).or_default() += 1;
+        }
+        for (verb, count) in counts {
+            RECOVERIES.of([verb]).increment(count);
+        }
+    }
+
+    /// Something is asked for so long after it was due.
+    pub(super) fn overdue(&self, overdue: Duration) {
+        self.overdue.record(overdue);
+    }
+
+    /// A shard was swept whole.
+    pub(super) fn swept(&self, shard: PartitionId) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        self.of(shard, |gauges| {
+            gauges.swept_at.set(now.unwrap_or_default().as_secs_f64());
+        });
+    }
+
+    /// The sweep of a shard lies so far behind.
+    pub(super) fn behind(&self, shard: PartitionId, behind: Duration) {
+        self.of(shard, |gauges| gauges.behind.set(behind.as_secs_f64()));
+    }
+
+    /// An audit of a shard woke so many operations.
+    pub(super) fn unwoken(&self, shard: PartitionId, count: usize) {
+        self.audit_woken.increment(count as u64);
+        self.of(shard, |gauges| gauges.unwoken.set(count as f64));
+    }
+
+    /// So many operations of a shard are parked.
+    pub(super) fn parked(
+        &self,
+        shard: PartitionId,
+        now: Timestamp,
+        waits: impl Fn(ProcessState) -> Waits,
+    ) {
+        self.of(shard, |gauges| {
+            for (state, gauges) in PARKED_STATES.into_iter().zip(&gauges.parked) {
+                let waits = waits(state);
+                let age = waits.oldest.map_or(Duration::ZERO, |at| now.since(at));
+                gauges.count.set(waits.count as f64);
+                gauges.oldest_age.set(age.as_secs_f64());
+            }
+        });
+    }
+
+    fn of(&self, shard: PartitionId, set: impl FnOnce(&ShardGauges)) {
+        let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        set(shards.entry(shard).or_insert_with(|| {
+            let label = shard.to_string();
+            ShardGauges {
+                swept_at: SWEPT_AT.of([&label]),
+                behind: BEHIND.of([&label]),
+                unwoken: UNWOKEN.of([&label]),
+                parked: PARKED_STATES.map(|state| ParkedGauges {
+                    count: PARKED.of([&label, state.as_str()]),
+                    oldest_age: PARKED_AGE.of([&label, state.as_str()]),
+                }),
+            }
+        }));
+    }
+}

@@ -1,0 +1,257 @@
+//! The log: where its lines go, which are written, and how that is changed while the process runs.
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::reload;
+use tracing_subscriber::util::SubscriberInitExt as _;
+
+use super::repeats::{self, Repeats};
+use super::{TelemetryError, lines};
+use crate::config::{LogFormat, TelemetryConfig};
+
+/// Which log lines are written. Clones share it.
+#[derive(Clone)]
+pub struct Log {
+    filter: Arc<Mutex<String>>,
+    apply: Arc<dyn Fn(Targets) + Send + Sync>,
+    repeats: Repeats,
+}
+
+impl Log {
+    /// Sends log lines to standard error.
+    pub(super) fn install(config: &TelemetryConfig) -> Result<Self, TelemetryError> {
+        let LogFilter { text, targets } = config.log_filter.parse()?;
+        let (filter, handle) = reload::Layer::new(applied(targets));
+        let repeats = Repeats::default();
+        let logger = tracing_subscriber::registry()
+            .with(filter)
+            .with(repeats.clone());
+        match config.log_format {
+            LogFormat::Text => logger
+                .with(lines::text(io::stderr, is_coloured()))
+                .try_init(),
+            LogFormat::Json => logger.with(lines::json(io::stderr)).try_init(),
+        }
+        .map_err(TelemetryError::Logger)?;
+        Ok(Self {
+            filter: Arc::new(Mutex::new(text)),
+            // The logger lasts as long as the process does.
+            apply: Arc::new(move |filter| drop(handle.reload(filter))),
+            repeats,
+        })
+    }
+
+    /// A log that nobody writes to.
+    pub(super) fn detached() -> Self {
+        Self {
+            filter: Arc::new(Mutex::new(TelemetryConfig::default().log_filter)),
+            apply: Arc::new(drop),
+            repeats: Repeats::default(),
+        }
+    }
+
+    /// The filter that applies.
+    #[must_use]
+    pub fn filter(&self) -> String {
+        self.lock().clone()
+    }
+
+    /// Lets another filter apply from now on, until the process ends.
+    pub fn set_filter(&self, filter: LogFilter) {
+        let mut stands = self.lock();
+        (self.apply)(applied(filter.targets));
+        *stands = filter.text;
+    }
+
+    /// Tells which lines were held back, once their time is over.
+    pub(super) fn tell_held_back(&self) {
+        self.repeats.tell();
+    }
+
+    /// Tells which lines are held back now, at the end of the process.
+    pub(super) fn tell_all_held_back(&self) {
+        self.repeats.tell_all();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, String> {
+        self.filter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Log")
+            .field("filter", &self.filter)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A filter as it applies: what was held back is told whatever it says.
+fn applied(filter: Targets) -> Targets {
+    filter.with_target(repeats::OWN_TARGET, LevelFilter::INFO)
+}
+
+/// Whether lines have colours: on a terminal, unless somebody wants none (https://no-color.org).
+fn is_coloured() -> bool {
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !no_color && io::IsTerminal::is_terminal(&io::stderr())
+}
+
+/// Whose lines there are: the crates that write any, and librdkafka, which writes under its own name.
+const WRITERS: [&str; 15] = [
+    "waybill",
+    "waybill_agent",
+    "waybill_broker",
+    "waybill_clock",
+    "waybill_connections",
+    "waybill_drone_delivery",
+    "waybill_http",
+    "waybill_kafka",
+    "waybill_registry",
+    "waybill_node",
+    "waybill_store",
+    "librdkafka",
+    "scylla",
+    "hyper_util",
+    "h2",
+];
+
+/// Why a log filter cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LogFilterError {
+    /// A part of it is a word that is no level.
+    #[error(
+        "{0:?} is neither a level (error, warn, info, debug, trace, off) nor a pair such as \
+         waybill=debug"
+    )]
+    Word(String),
+    /// A pair of it names nobody who writes lines.
+    #[error(
+        "nothing writes lines as {0:?}; there are {them}, and their modules, such as waybill_node::scheduler",
+        them = WRITERS.join(", ")
+    )]
+    Target(String),
+    /// A pair of it cannot be read.
+    #[error(transparent)]
+    Pair(#[from] ParseError),
+}
+
+/// Which lines are written: levels, or `target=level` pairs, separated by commas.
+#[derive(Clone, Debug)]
+pub struct LogFilter {
+    text: String,
+    targets: Targets,
+}
+
+impl FromStr for LogFilter {
+    type Err = LogFilterError;
+
+    /// `Targets` alone would take any word for a target: a misspelt level for one that logs everything, and a misspelt
+    /// target for one that never writes a line.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let word = text
+            .split(',')
+            .find(|part| !part.contains('=') && !is_level(part));
+        if let Some(word) = word {
+            return Err(LogFilterError::Word(word.to_owned()));
+        }
+        let targets: Targets = text.parse()?;
+        let mut named = targets.iter().map(|(target, _)| target);
+        if let Some(nobody) = named.find(|target| !writes(target)) {
+            return Err(LogFilterError::Target(nobody.to_owned()));
+        }
+        Ok(Self {
+            text: text.to_owned(),
+            targets,
+        })
+    }
+}
+
+/// Whether a target is somebody who writes lines, or a part of one.
+fn writes(target: &str) -> bool {
+    let name = target.split("::").next().unwrap_or_default();
+    WRITERS.contains(&name)
+}
+
+fn is_level(word: &str) -> bool {
+    ["error", "warn", "info", "debug", "trace", "off"]
+        .iter()
+        .any(|level| word.eq_ignore_ascii_case(level))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_are_levels_or_pairs_of_target_and_level() {
+        for good in [
+            "info",
+            "warn,waybill=debug",
+            "waybill_node::scheduler=trace",
+            "off",
+            "INFO,waybill=debug",
+            "info,librdkafka=debug,waybill_kafka::lanes=trace",
+        ] {
+            assert!(good.parse::<LogFilter>().is_ok(), "{good}");
+        }
+        for bad in [
+            "waybill=loud",
+            "info,,=,",
+            "bananas",
+            "info,bananas",
+            "info, debug",
+            "",
+            "inf",
+        ] {
+            assert!(bad.parse::<LogFilter>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_target_that_writes_no_lines_is_refused_and_told_which_do() {
+        for (filter, nobody) in [
+            ("waybil_kafka=debug", "waybil_kafka"),
+            ("info,waybil::scheduler=debug", "waybil::scheduler"),
+            ("waybill=debug,kafka=trace", "kafka"),
+        ] {
+            let refused = filter.parse::<LogFilter>().unwrap_err().to_string();
+            for part in [&format!("{nobody:?}"), "waybill_kafka", "librdkafka"] {
+                assert!(refused.contains(part), "{part}: {refused}");
+            }
+        }
+    }
+
+    #[test]
+    fn whoever_can_write_lines_can_be_named() {
+        let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+        let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
+        let mut writers = 0;
+        for member in std::fs::read_dir(crates).unwrap() {
+            let member = member.unwrap();
+            if read(&member.path().join("Cargo.toml")).contains("\ntracing = ") {
+                writers += 1;
+                let directory = member.file_name().into_string().unwrap();
+                let name = format!("waybill_{}", directory.replace('-', "_"));
+                let is_known = directory == "waybill" || WRITERS.contains(&name.as_str());
+                assert!(is_known, "{name} writes lines");
+            }
+        }
+        let ours = WRITERS.iter().filter(|name| name.starts_with("waybill"));
+        assert_eq!(writers, ours.count());
+        let locked = read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.lock").as_ref());
+        for name in WRITERS.iter().filter(|name| **name != "librdkafka") {
+            let package = format!("name = \"{}\"\n", name.replace('_', "-"));
+            let mut named = locked
+                .split("[[package]]")
+                .filter(|it| it.contains(&package));
+            let can_write = named.any(|package| package.contains(" \"tracing\",\n"));
+            assert!(can_write, "{name} writes no lines any more");
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Lines that say again what others have said are held back, and counted.
+//!
+//! While something is away, many parts say so again and again; and a topic full of records that nobody can
+//! read would fill a disk with lines. So within a minute the same line is written three times at most, and
+//! one place of the program writes a hundred; what was held back is told when the minute is over. Only
+//! warnings and errors are held back: the other lines tell what changed, or were asked for.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::fmt::{self, Write as _};
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::callsite::Identifier;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+use crate::chain::chain;
+
+/// For how long lines are counted together.
+const WINDOW: Duration = Duration::from_secs(60);
+/// How often the same line is written within it.
+const SAME_MAX: u64 = 3;
+/// How many lines one place of the program writes within it.
+const PLACE_MAX: u64 = 100;
+/// How much of a line is shown again.
+const SHOWN_CHARS_MAX: usize = 300;
+/// How much is remembered that nobody has told yet.
+const UNTOLD_MAX: usize = 1_000;
+/// The target of the lines that tell what was held back, which themselves never are.
+pub(super) const OWN_TARGET: &str = module_path!();
+
+/// Holds repeats back. Clones share what was counted.
+#[derive(Clone, Default)]
+pub(super) struct Repeats {
+    places: Arc<Mutex<HashMap<Identifier, Place>>>,
+    /// Of minutes that ended before anybody told.
+    untold: Arc<Mutex<Vec<Told>>>,
+    hash: RandomState,
+}
+
+/// A place in the program that writes lines.
+struct Place {
+    began: Instant,
+    metadata: &'static Metadata<'static>,
+    lines: u64,
+    /// Lines by their hash: [`PLACE_MAX`] at most.
+    same: HashMap<u64, Same>,
+    /// Further lines, of which nothing else is known.
+    held_back: u64,
+}
+
+#[derive(Default)]
+struct Same {
+    times: u64,
+    /// What the line says, once it was held back.
+    text: String,
+}
+
+/// What was held back.
+#[derive(PartialEq, Eq, Debug)]
+struct Told {
+    level: Level,
+    target: &'static str,
+    /// The line; `None` where there were different ones.
+    line: Option<String>,
+    times: u64,
+}
+
+impl Place {
+    fn new(metadata: &'static Metadata<'static>, now: Instant) -> Self {
+        Self {
+            began: now,
+            metadata,
+            lines: 0,
+            same: HashMap::new(),
+            held_back: 0,
+        }
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.began) >= WINDOW
+    }
+
+    fn passes(&mut self, hash: u64, text: &str) -> bool {
+        if let Some(same) = self.same.get_mut(&hash) {
+            same.times += 1;
+            if same.times > SAME_MAX {
+                if same.text.is_empty() {
+                    same.text = text.chars().take(SHOWN_CHARS_MAX).collect();
+                }
+                return false;
+            }
+        }
+        if self.lines == PLACE_MAX {
+            self.held_back += 1;
+            return false;
+        }
+        self.lines += 1;
+        self.same.entry(hash).or_insert_with(|| Same {
+            times: 1,
+            text: String::new(),
+        });
+        true
+    }
+
+    fn into_told(self, told: &mut Vec<Told>) {
+        let (level, target) = (*self.metadata.level(), self.metadata.target());
+        let same = self.same.into_values();
+        let repeated = same.filter(|same| same.times > SAME_MAX);
+        told.extend(repeated.map(|same| Told {
+            level,
+            target,
+            line: Some(same.text),
+            times: same.times - SAME_MAX,
+        }));
+        if self.held_back > 0 {
+            told.push(Told {
+                level,
+                target,
+                line: None,
+                times: self.held_back,
+            });
+        }
+    }
+}
+
+impl Repeats {
+    fn passes(&self, event: &Event<'_>, now: Instant) -> bool {
+        let metadata = event.metadata();
+        if *metadata.level() > Level::WARN || metadata.target() == OWN_TARGET {
+            return true;
+        }
+        let mut text = Text::default();
+        event.record(&mut text);
+        let hash = self.hash.hash_one(&text.0);
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = places
+            .entry(metadata.callsite())
+            .or_insert_with(|| Place::new(metadata, now));
+        if place.is_over(now) {
+            // Nobody has told meanwhile. Not here: whoever tells writes lines.
+            let ended = std::mem::replace(place, Place::new(metadata, now));
+            let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
+            ended.into_told(&mut untold);
+            untold.truncate(UNTOLD_MAX);
+        }
+        place.passes(hash, &text.0)
+    }
+
+    /// Forgets what was counted for a minute, and returns what was held back in it.
+    fn turn(&self, now: Instant) -> Vec<Told> {
+        self.end(|place| place.is_over(now))
+    }
+
+    fn end(&self, is_over: impl Fn(&Place) -> bool) -> Vec<Told> {
+        let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = std::mem::take(&mut *untold);
+        drop(untold);
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        for (_, place) in places.extract_if(|_, place| is_over(place)) {
+            place.into_told(&mut told);
+        }
+        told
+    }
+
+    /// Tells what was held back, once its minute is over. To be called about once a second.
+    pub(super) fn tell(&self) {
+        for told in self.turn(Instant::now()) {
+            told.write();
+        }
+    }
+
+    /// Tells what is held back now, whether its minute is over or not: nobody will do so later.
+    pub(super) fn tell_all(&self) {
+        for told in self.end(|_| true) {
+            told.write();
+        }
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Repeats {
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
+        self.passes(event, Instant::now())
+    }
+}
+
+impl Told {
+    fn write(self) {
+        let Self {
+            level,
+            target: of,
+            line,
+            times,
+        } = self;
+        macro_rules! told {
+            ($level:ident) => {
+                match line {
+                    Some(line) => {
+                        tracing::$level!(of, line, times, "held back: the same line, again")
+                    }
+                    None => tracing::$level!(of, times, "held back: more lines of its kind"),
+                }
+            };
+        }
+        match level {
+            Level::ERROR => told!(error),
+            _ => told!(warn),
+        }
+    }
+}
+
+/// All that an event says, on one line.
+#[derive(Default)]
+struct Text(String);
+
+impl Visit for Text {
+    /// With its causes, which an error does not say by itself.
+    fn record_error(&mut self, field: &Field, value: &(dyn Error + 'static)) {
+        self.record_debug(field, &chain(value));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let gap = if self.0.is_empty() { "" } else { " " };
+        // A String takes everything.
+        let _ = match field.name() {
+            "message" => write!(self.0, "{gap}{value:?}"),
+            name => write!(self.0, "{gap}{name}={value:?}"),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::layer::SubscriberExt as _;
+    use waybill_test_support::log::Lines;
+
+    use super::*;
+
+    /// The lines that `log` leaves.
+    fn lines(repeats: &Repeats, log: impl FnOnce()) -> Vec<String> {
+        let lines = Lines::default();
+        let layer = tracing_subscriber::fmt::layer()
+            .without_time()
+            .with_ansi(false)
+            .with_target(false)
+            .with_writer(lines.clone());
+        let logger = tracing_subscriber::registry()
+            .with(repeats.clone())
+            .with(layer);
+        tracing::subscriber::with_default(logger, log);
+        lines
+            .text()
+            .lines()
+            .map(|line| line.trim().to_owned())
+            .collect()
+    }
+
+    fn away(broker: u32) {
+        tracing::warn!(broker, "is away");
+    }
+
+    #[test]
+    fn the_same_line_is_written_three_times_and_told_of_once() {
+        let repeats = Repeats::default();
+        let written = lines(&repeats, || (0..10).for_each(|_| away(1)));
+        assert_eq!(written, ["WARN is away broker=1"; 3]);
+        assert_eq!(repeats.turn(Instant::now()), []);
+        let told = repeats.turn(Instant::now() + WINDOW);
+        let expected = Told {
+            level: Level::WARN,
+            target: module_path!(),
+            line: Some("is away broker=1".to_owned()),
+            times: 7,
+        };
+        assert_eq!(told, [expected]);
+        let told = lines(&repeats, || told.into_iter().for_each(Told::write));
+        let expected = "WARN held back: the same line, again of=\"waybill_node::telemetry::repeats::tests\" \
+                        line=\"is away broker=1\" times=7";
+        assert_eq!(told, [expected]);
+        // And then it may be written again.
+        assert_eq!(lines(&repeats, || away(1)).len(), 1);
+    }
+
+    #[test]
+    fn a_minute_ends_with_the_next_line_where_nobody_tells() {
+        let repeats = Repeats::default();
+        lines(&repeats, || (0..5).for_each(|_| away(1)));
+        for place in repeats.places.lock().unwrap().values_mut() {
+            place.began -= WINDOW;
+        }
+        assert_eq!(lines(&repeats, || away(1)).len(), 1);
+        let told = repeats.turn(Instant::now());
+        assert_eq!(told.iter().map(|told| told.times).collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn lines_that_say_different_things_are_no_repeats_up_to_a_hundred() {
+        let repeats = Repeats::default();
+        let written = lines(&repeats, || (0..250).for_each(away));
+        assert_eq!(written.len(), 100);
+        assert_eq!(written[99], "WARN is away broker=99");
+        let told = repeats.turn(Instant::now() + WINDOW);
+        assert_eq!(told.len(), 1);
+        assert_eq!((told[0].line.as_deref(), told[0].times), (None, 150));
+    }
+
+    #[test]
+    fn errors_with_other_causes_say_something_else() {
+        let repeats = Repeats::default();
+        let fail = |cause: &str| {
+            let error = anyhow::anyhow!("{cause}").context("it failed");
+            let error: &(dyn Error + 'static) = error.as_ref();
+            tracing::error!(error, "stopping");
+        };
+        let written = lines(&repeats, || {
+            (0..8).for_each(|number| fail(if number % 2 == 0 { "one" } else { "other" }));
+        });
+        assert_eq!(written.len(), 6);
+        let mut told = repeats.end(|_| true);
+        told.sort_by(|one, other| one.line.cmp(&other.line));
+        let shown: Vec<_> = told
+            .iter()
+            .map(|told| (told.level, told.line.as_deref(), told.times))
+            .collect();
+        let expected =
+            ["one", "other"].map(|cause| format!("stopping error=\"it failed: {cause}\""));
+        assert_eq!(
+            shown,
+            [
+                (Level::ERROR, Some(expected[0].as_str()), 1),
+                (Level::ERROR, Some(expected[1].as_str()), 1),
+            ]
+        );
+    }
+
+    #[test]
+    fn details_and_what_changes_are_never_held_back() {
+        let repeats = Repeats::default();
+        let written = lines(&repeats, || {
+            (0..10).for_each(|_| tracing::debug!("a detail"));
+            (0..200).for_each(|partition| tracing::info!(partition, "is owned"));
+        });
+        assert_eq!(written.len(), 210);
+    }
+}

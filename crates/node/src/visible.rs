@@ -1,0 +1,159 @@
+//! Which characters a reader can see, by Unicode's general categories (UAX #44).
+//!
+//! What must hold: names do not differ in invisible characters alone, and text from outside cannot reverse or hide what is
+//! printed beside it. Deliberately absent: characters that look alike (Latin `a`, Cyrillic `а`); a tenant's names are
+//! its own.
+
+use serde::Serialize;
+use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory as _};
+
+/// Whether a character is a letter, mark, number, punctuation or symbol that shows. Control, format, separator, private and
+/// unassigned characters do not.
+pub fn is_visible(c: char) -> bool {
+    let group = c.general_category_group();
+    let is_shown = !matches!(
+        group,
+        GeneralCategoryGroup::Other | GeneralCategoryGroup::Separator
+    );
+    is_shown && !is_ignorable(c)
+}
+
+/// Letters and marks that show nothing: those of Unicode's `Default_Ignorable_Code_Point` that are no format characters.
+fn is_ignorable(c: char) -> bool {
+    matches!(
+        c,
+        '\u{34f}'
+            | '\u{115f}'..='\u{1160}'
+            | '\u{17b4}'..='\u{17b5}'
+            | '\u{180b}'..='\u{180f}'
+            | '\u{3164}'
+            | '\u{fe00}'..='\u{fe0f}'
+            | '\u{ffa0}'
+            | '\u{e0100}'..='\u{e01ef}'
+    )
+}
+
+/// Whether a text is a name: visible characters, with single spaces (U+0020) between some of them. The empty text is one.
+pub fn is_name(text: &str) -> bool {
+    let mut after_space = true;
+    for c in text.chars() {
+        if !(is_visible(c) || c == ' ' && !after_space) {
+            return false;
+        }
+        after_space = c == ' ';
+    }
+    text.is_empty() || !after_space
+}
+
+/// A text for people, on one line: whatever is neither visible nor a space is escaped, as `\u{202e}`.
+pub fn escaped(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_visible(c) || c == ' ' {
+            shown.push(c);
+        } else {
+            shown.extend(c.escape_default());
+        }
+    }
+    shown
+}
+
+/// `text` with what does not show escaped, on as many lines as there are.
+pub fn escaped_lines(text: &str) -> String {
+    let lines: Vec<String> = text.lines().map(escaped).collect();
+    lines.join("\n")
+}
+
+/// JSON on one line in which what does not show is escaped, as `\u202e`. It has the same value.
+///
+/// # Errors
+///
+/// If the value cannot be JSON.
+pub fn to_json(value: &impl Serialize) -> serde_json::Result<String> {
+    Ok(escaped_json(&serde_json::to_string(value)?))
+}
+
+/// JSON without line ends but its own last one, with what does not show escaped.
+pub fn escaped_json(json: &str) -> String {
+    let mut shown = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_visible(c) || c == ' ' || c == '\n' {
+            shown.push(c);
+            continue;
+        }
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            shown.push_str(&format!("\\u{unit:04x}"));
+        }
+    }
+    shown
+}
+
+/// [`escaped`], but control characters, which could end a line or a mail's header, become spaces.
+pub fn on_one_line(text: &str) -> String {
+    escaped(&text.replace(char::is_control, " "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of each kind that does not show: control, format (invisible, reversing text, a tag), separators,
+    /// a selector, a filler, private use, unassigned.
+    const INVISIBLE: [char; 14] = [
+        '\0',
+        '\u{85}',
+        '\u{ad}',
+        '\u{200b}',
+        '\u{202e}',
+        '\u{2066}',
+        '\u{e0041}',
+        '\u{a0}',
+        '\u{2028}',
+        '\u{fe0f}',
+        '\u{3164}',
+        '\u{e000}',
+        '\u{378}',
+        '\u{10ffff}',
+    ];
+
+    #[test]
+    fn what_shows_is_visible_in_every_script() {
+        for c in "aZ9-_/é́ßд中あ한א؟€🚁".chars() {
+            assert!(is_visible(c), "{c:?}");
+        }
+        for c in INVISIBLE.into_iter().chain([' ', '\u{3000}']) {
+            assert!(!is_visible(c), "{c:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_has_single_spaces_between_visible_characters() {
+        for name in ["", "acme", "Acme Ltd.", "株式 会社"] {
+            assert!(is_name(name), "{name:?}");
+        }
+        for other in [" ", " acme", "acme ", "acme  ltd", "a\tb"] {
+            assert!(!is_name(other), "{other:?}");
+        }
+        for c in INVISIBLE {
+            assert!(!is_name(&format!("a{c}b")), "{c:?}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_show_is_escaped() {
+        assert_eq!(escaped("a\u{202e}b\n c\u{a0}é"), "a\\u{202e}b\\n c\\u{a0}é");
+        assert_eq!(escaped_lines("a\u{202e}\nb"), "a\\u{202e}\nb");
+        assert_eq!(on_one_line("a\u{202e}b\nc"), "a\\u{202e}b c");
+    }
+
+    #[test]
+    fn json_keeps_its_value_and_shows_all_of_it() {
+        let value: String = INVISIBLE
+            .into_iter()
+            .chain("é \u{1d173}\n".chars())
+            .collect();
+        let json = to_json(&value).unwrap();
+        assert!(json.chars().all(|c| is_visible(c) || c == ' '), "{json}");
+        assert_eq!(serde_json::from_str::<String>(&json).unwrap(), value);
+    }
+}

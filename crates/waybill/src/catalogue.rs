@@ -1,0 +1,247 @@
+//! Every metric that any role has, and the page that lists them.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use waybill_node::{admin, alerts, disk, ingestion, scheduler, supervisor, telemetry};
+use waybill_telemetry::Declared;
+
+use crate::roles;
+
+/// What a label's values are.
+const LABELS: [(&str, &str); 20] = [
+    ("agent", "the agent's name in workflows, such as `drone`"),
+    (
+        "client",
+        "the Kafka client's id, such as `waybill-scheduler`",
+    ),
+    ("kind", "what an alert is about, such as `operation-parked`"),
+    (
+        "lane",
+        "which of the two topics requests came by: `ordinary` or `expedited`",
+    ),
+    (
+        "listener",
+        "the HTTP listener: `api`, `admin` or `services`",
+    ),
+    (
+        "outcome",
+        "how an attempt ended: `success`, `transient`, `permanent`, `unknown`, `not-attempted`, `late`; of a record: \
+         `acknowledged` or `failed`; of a span: `sent`, `dropped` for want of room, or `failed`",
+    ),
+    ("partition", "the partition of the operation topics"),
+    (
+        "reader",
+        "the reader; where no partition is shared, the partition's number",
+    ),
+    (
+        "reason",
+        "why somebody was turned away: `no-token`, `invalid-token`, `expired-token`, `insufficient-scope`, \
+         `another-tenant`",
+    ),
+    ("receiver", "the receiver's name in the configuration"),
+    (
+        "route",
+        "what was asked of the API, such as `create-delivery`; lines of a batch are `batch-line`",
+    ),
+    (
+        "shard",
+        "the partition whose part of the deadline index it is",
+    ),
+    ("state", "the operation's process state"),
+    (
+        "statement",
+        "what the state store was asked for: `write` is a group commit, `read` reads rows",
+    ),
+    (
+        "status",
+        "the class of the HTTP status: `2xx`, `4xx`, `5xx` and so on; of calls also `failed`",
+    ),
+    (
+        "task",
+        "the background task, such as `commit`, `load`, `renew` or `acquire`",
+    ),
+    (
+        "verb",
+        "what the supervisor asked for, such as `retry` or `compensate`",
+    ),
+    ("version", "the version of the program"),
+    ("way", "how owners are told: `email` or `webhook`"),
+    ("what", "what had no answer: `commit` or `load`"),
+];
+
+/// A part of the program, and its metrics.
+struct Section {
+    title: &'static str,
+    about: &'static str,
+    metrics: Vec<&'static dyn Declared>,
+}
+
+fn sections() -> [Section; 13] {
+    let section = |title, about, metrics: Vec<&'static dyn Declared>| Section {
+        title,
+        about,
+        metrics,
+    };
+    [
+        section(
+            "Ingestion",
+            "The HTTP API, with the role `ingestion`.",
+            ingestion::METRICS.to_vec(),
+        ),
+        section(
+            "Scheduler",
+            "Operations, partitions and group commits, with the role `scheduler`. Sum over `partition` and `reader` \
+             for the whole.",
+            scheduler::metrics::declared(),
+        ),
+        section(
+            "Agents and services",
+            "With the role `agents`, and where agents are asked directly with `scheduler`.",
+            waybill_agent::METRICS.to_vec(),
+        ),
+        section(
+            "Supervisor",
+            "Deadlines, recoveries and decisions, with the role `supervisor`.",
+            supervisor::metrics::METRICS.to_vec(),
+        ),
+        section(
+            "Alerts and owners",
+            "Who is told, with the role `supervisor`.",
+            alerts::METRICS.to_vec(),
+        ),
+        section(
+            "State store",
+            "Seen from its client, with every role that has one.",
+            roles::STORE_METRICS.to_vec(),
+        ),
+        section(
+            "Kafka producers",
+            "Seen from the client, with every role.",
+            waybill_kafka::METRICS.to_vec(),
+        ),
+        section(
+            "Embedded broker",
+            "With `up` and `broker`.",
+            roles::broker_metrics(),
+        ),
+        section(
+            "Disk",
+            "With `up` and `broker`, where the process keeps the embedded broker or store.",
+            disk::METRICS.to_vec(),
+        ),
+        section("Admin port", "With every role.", admin::METRICS.to_vec()),
+        section(
+            "HTTP connections",
+            "With every role: `listener` is `admin`, `api` with the role `ingestion`, and `services` where the simulated \
+             services run.",
+            waybill_http::METRICS.to_vec(),
+        ),
+        section(
+            "Program",
+            "With every role; spans, where the configuration says where they go.",
+            telemetry::metrics(),
+        ),
+        section(
+            "Process",
+            "With every role, on Linux, under the names that Prometheus' client libraries agreed on.",
+            telemetry::PROCESS_METRICS.to_vec(),
+        ),
+    ]
+}
+
+/// Every metric.
+#[must_use]
+pub fn all() -> Vec<&'static dyn Declared> {
+    let sections = sections().into_iter();
+    sections.flat_map(|section| section.metrics).collect()
+}
+
+/// `docs/metrics.md`.
+#[must_use]
+pub fn page() -> String {
+    let mut page = String::from(
+        "# Metrics\n\n\
+         <!-- Made by `waybill reference metrics`; a test holds the two together. -->\n\n\
+         Every process shows its metrics on its admin port, `/metrics`, in Prometheus' text format. Histograms are real \
+         ones, with\nbuckets: percentiles are Prometheus' `histogram_quantile`. No label has the id of an operation. A \
+         metric is there from the\nmoment that its part has started; those by label, when the label's value was first \
+         met.\n",
+    );
+    for Section {
+        title,
+        about,
+        metrics,
+    } in sections()
+    {
+        write!(
+            page,
+            "\n## {title}\n\n{about}\n\n| metric | kind | labels | |\n|---|---|---|---|\n"
+        )
+        .expect("writing to a string cannot fail");
+        for metric in metrics {
+            let labels: Vec<String> = metric.labels().iter().map(|l| format!("`{l}`")).collect();
+            writeln!(
+                page,
+                "| `{}` | {} | {} | {} |",
+                metric.name(),
+                metric.kind(),
+                labels.join(", "),
+                metric.help()
+            )
+            .expect("writing to a string cannot fail");
+        }
+    }
+    page.push_str("\n## Labels\n\n| label | |\n|---|---|\n");
+    for (label, about) in LABELS.into_iter() {
+        writeln!(page, "| `{label}` | {about} |").expect("writing to a string cannot fail");
+    }
+    page
+}
+
+/// The names of all metrics.
+#[must_use]
+pub fn names() -> BTreeSet<&'static str> {
+    all().iter().map(|metric| metric.name()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_prometheus_conventions_and_are_each_declared_once() {
+        assert_eq!(names().len(), all().len());
+        for metric in all() {
+            let name = metric.name();
+            assert!(
+                name.starts_with("waybill_") || name.starts_with("process_"),
+                "{name}"
+            );
+            assert!(
+                name.bytes()
+                    .all(|byte| byte.is_ascii_lowercase() || byte == b'_'),
+                "{name}"
+            );
+            assert_eq!(
+                name.ends_with("_total"),
+                metric.kind() == "counter",
+                "{name}"
+            );
+            assert!(
+                !metric.help().ends_with('.') && !metric.help().contains('|'),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_label_is_explained_and_no_other() {
+        let used: BTreeSet<&str> = all()
+            .iter()
+            .flat_map(|metric| metric.labels().iter().copied())
+            .collect();
+        let explained: BTreeSet<&str> = LABELS.into_iter().map(|(label, _)| label).collect();
+        assert_eq!(used, explained);
+    }
+}
