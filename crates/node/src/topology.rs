@@ -154,7 +154,10 @@ pub async fn create(
             finding.weight = Weight::Warning;
         }
     }
-    refuse_harm(&findings)?;
+    refuse_harm(&findings).map_err(|harm| match config.kafka.brokers {
+        Some(_) => harm,
+        None => harm.context("the embedded broker stops with this process; `waybill broker` starts it alone, for the repair"),
+    })?;
     Ok(broker)
 }
 
@@ -318,19 +321,40 @@ pub async fn missing<'a>(
     Ok(missing)
 }
 
-/// An error of the brokers, with what to do about it where that is known.
-pub fn explained(error: AdminError, config: &Config) -> anyhow::Error {
-    let code = match &error {
+const FORBIDDEN: [ErrorCode; 2] = [
+    ErrorCode::TopicAuthorizationFailed,
+    ErrorCode::ClusterAuthorizationFailed,
+];
+
+/// Whether the brokers refused because their user has not the rights.
+#[must_use]
+pub fn is_forbidden(error: &anyhow::Error) -> bool {
+    let of_brokers = error.chain().find_map(|cause| cause.downcast_ref());
+    let code = of_brokers.and_then(code_of);
+    code.is_some_and(|code| FORBIDDEN.contains(&code))
+}
+
+fn code_of(error: &AdminError) -> Option<ErrorCode> {
+    match error {
         AdminError::Topic { code, .. } => Some(*code),
         AdminError::Request { source, .. } => source.rdkafka_error_code(),
         AdminError::NotReady { .. } | AdminError::Refused { .. } | AdminError::Stopped => None,
-    };
-    let advice = match code {
-        Some(ErrorCode::TopicAuthorizationFailed | ErrorCode::ClusterAuthorizationFailed) => {
-            "the brokers do not allow this to the user of kafka.properties; docs/cluster.md names the \
-             rights that are needed"
-                .to_owned()
+    }
+}
+
+/// An error of the brokers, with what to do about it where that is known.
+pub fn explained(error: AdminError, config: &Config) -> anyhow::Error {
+    let advice = match code_of(&error) {
+        Some(code) if FORBIDDEN.contains(&code) => match &config.kafka.brokers {
+            Some(_) => {
+                "the brokers do not allow this to the user of kafka.properties; docs/cluster.md names the rights that are \
+                 needed"
+            }
+            None => {
+                "the embedded broker does not allow this with this token; docs/security.md names the scopes that are needed"
+            }
         }
+        .to_owned(),
         Some(ErrorCode::PolicyViolation) => {
             "a policy of the brokers forbids this; let somebody make the topics who may, as \
              `waybill topics create --dry-run` shows them"

@@ -82,7 +82,13 @@ impl CqlStore {
     ///
     /// [`StoreError::Schema`] if servers or keyspace will not do, or the schema is newer than this
     /// program; [`StoreError::Unavailable`] or [`StoreError::Unknown`] if it could not be made.
-    pub async fn migrate(config: &CqlConfig) -> Result<(), StoreError> {
+    ///
+    /// The future is boxed, so that this crate compiles it rather than the crate that awaits it.
+    pub fn migrate(config: &CqlConfig) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(Self::migrated(config))
+    }
+
+    async fn migrated(config: &CqlConfig) -> Result<(), StoreError> {
         let link = Link::new(config).await?;
         schema::migrate(&link, config).await
     }
@@ -93,7 +99,13 @@ impl CqlStore {
     ///
     /// If they cannot be asked. What is wrong with what they say is in
     /// [`CqlReport::problems`].
-    pub async fn check(config: &CqlConfig) -> Result<CqlReport, StoreError> {
+    ///
+    /// The future is boxed, so that this crate compiles it rather than the crate that awaits it.
+    pub fn check(config: &CqlConfig) -> BoxFuture<'_, Result<CqlReport, StoreError>> {
+        Box::pin(Self::checked(config))
+    }
+
+    async fn checked(config: &CqlConfig) -> Result<CqlReport, StoreError> {
         let link = Link::new(config).await?;
         schema::report(&link, config).await
     }
@@ -104,7 +116,13 @@ impl CqlStore {
     ///
     /// [`StoreError::Schema`] if it cannot be used as it is, and what to do about it;
     /// [`StoreError::Unavailable`] if the servers do not answer.
-    pub async fn connect(config: CqlConfig) -> Result<Self, StoreError> {
+    ///
+    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
+    pub fn connect(config: CqlConfig) -> BoxFuture<'static, Result<Self, StoreError>> {
+        Box::pin(Self::connected(config))
+    }
+
+    async fn connected(config: CqlConfig) -> Result<Self, StoreError> {
         let link = Arc::new(Link::new(&config).await?);
         schema::require(&link, &config).await?;
         let keyspace = config.keyspace;

@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use reqwest::header::{AUTHORIZATION, HeaderMap};
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use reqwest::{Certificate, ClientBuilder};
 use waybill_http::file_modes;
 use waybill_node::auth::bearer;
@@ -60,10 +60,8 @@ impl AccessArgs {
     /// The client with what the files say.
     pub(super) fn apply(&self, mut client: ClientBuilder) -> Result<ClientBuilder, AccessError> {
         if let Some(path) = &self.token_file {
-            let token = read_token(path)?;
-            let token =
-                bearer(&token).map_err(|_| file_refused("--token-file", path, "holds no token"))?;
-            client = client.default_headers(HeaderMap::from_iter([(AUTHORIZATION, token)]));
+            let (_, bearer) = read_bearer(path)?;
+            client = client.default_headers(HeaderMap::from_iter([(AUTHORIZATION, bearer)]));
         }
         if let Some(path) = &self.ca_file {
             let refused = |problem: &str| file_refused("--ca-file", path, problem);
@@ -83,6 +81,11 @@ impl AccessArgs {
 
 /// The token of a file.
 pub(super) fn read_token(path: &Path) -> Result<Secret, AccessError> {
+    read_bearer(path).map(|(token, _)| token)
+}
+
+/// A token, and the header that gives it. A file with something else, such as a private key, is sent nowhere.
+fn read_bearer(path: &Path) -> Result<(Secret, HeaderValue), AccessError> {
     let refused = |problem: &str| file_refused("--token-file", path, problem);
     let text = std::fs::read_to_string(path)
         .map_err(|error| refused(&format!("cannot be read: {error}")))?;
@@ -90,8 +93,9 @@ pub(super) fn read_token(path: &Path) -> Result<Secret, AccessError> {
     if token.reveal().is_empty() {
         return Err(refused("is empty"));
     }
+    let bearer = bearer(&token).map_err(|_| refused("holds no token"))?;
     file_modes::warn_if_they_may_read(path, "the token");
-    Ok(token)
+    Ok((token, bearer))
 }
 
 impl AdminArgs {

@@ -61,6 +61,10 @@ mod tests {
 
     #[test]
     fn a_token_is_needed_where_the_embedded_broker_asks_and_only_there() {
+        let key = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(key.path(), "-----BEGIN KEY-----\nMIG\n").unwrap();
+        let refused = with_login(&asking(), Some(key.path())).unwrap_err();
+        assert!(refused.to_string().ends_with("holds no token"), "{refused}");
         let refused = with_login(&asking(), None).unwrap_err().to_string();
         assert!(refused.contains("--token-file"), "{refused}");
         let plain = Config::default();

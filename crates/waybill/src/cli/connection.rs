@@ -104,9 +104,31 @@ impl Connection {
     }
 
     /// All dead-letter topics and how many partitions each has, by name.
+    ///
+    /// # Errors
+    ///
+    /// If the brokers do not answer, or do not let this user look at one that roles write to. A list of topics has none
+    /// of those, so that what lies on them would be passed over in silence.
     pub(super) fn dead_letter_topics(&self) -> anyhow::Result<BTreeMap<String, u32>> {
         let mut topics = self.runtime.block_on(self.admin.topics())?;
         topics.retain(|name, _| Topics::source_of_dead_letter(name).is_some());
+        let own = Topics::new(&self.topic_prefix);
+        for source in [
+            own.requests(),
+            own.expedited(),
+            own.step_replies(),
+            own.recovery(),
+            own.failed_operations(),
+            own.operator_alerts(),
+            own.owner_notices(),
+        ] {
+            let name = Topics::dead_letter(source);
+            if !topics.contains_key(&name)
+                && let Some(partitions) = self.partitions(&name)?
+            {
+                topics.insert(name, partitions);
+            }
+        }
         Ok(topics)
     }
 

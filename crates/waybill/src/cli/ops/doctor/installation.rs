@@ -11,7 +11,7 @@ use waybill_messages::Topics;
 use waybill_node::config::{AgentReach, Config, load_workflows};
 use waybill_node::disk::{Space, bounds_exceed};
 use waybill_node::readers::show::{LayoutView, ReaderView};
-use waybill_node::topology::{Weight, disk_bytes_max};
+use waybill_node::topology::{Weight, disk_bytes_max, is_forbidden};
 use waybill_store::{CqlProblem, CqlStore};
 
 use super::{Finding, Verdict};
@@ -41,7 +41,8 @@ const NAMED_MAX: usize = 5;
 const BREAKER_STATE: &str = "waybill_agent_breaker_state";
 const HALF_OPEN: &str = "1";
 const OPEN: &str = "2";
-/// What is said of agents, and of leases.
+/// What is said of topics, of agents, and of leases.
+const TOPICS: &str = "topics";
 const AGENTS: &str = "agents";
 const LEASES: &str = "leases";
 /// What is said of files that cannot be read.
@@ -79,7 +80,19 @@ pub(super) async fn brokers(
     };
     let config = &config;
     let mut findings = vec![Finding::ok("brokers", "they answer")];
-    findings.extend(topics(&site, config, layout).await);
+    let topics = match topics(&site, config, layout).await {
+        Ok(findings) => findings,
+        Err(error) if is_forbidden(&error) => {
+            findings.push(Finding::note(TOPICS, format!("{error:#}")));
+            findings.push(Finding::note(
+                LAG,
+                "not known, as the topics may not be looked at",
+            ));
+            return findings;
+        }
+        Err(error) => vec![Finding::failed(TOPICS, &error)],
+    };
+    findings.extend(topics);
     findings.extend(match agents(&site, config).await {
         Ok(findings) => findings,
         Err(error) => vec![Finding::note(AGENTS, format!("{error:#}"))],
@@ -97,27 +110,27 @@ pub(super) async fn brokers(
     findings
 }
 
-async fn topics(site: &Site, config: &Config, layout: Option<&LayoutView>) -> Vec<Finding> {
-    const WHAT: &str = "topics";
-    let mut wrong = match site.findings(config).await {
-        Ok(wrong) => wrong,
-        Err(error) => return vec![Finding::failed(WHAT, &error)],
-    };
+async fn topics(
+    site: &Site,
+    config: &Config,
+    layout: Option<&LayoutView>,
+) -> anyhow::Result<Vec<Finding>> {
+    let mut wrong = site.findings(config).await?;
     if let Some(layout) = layout {
         site.drop_numbers_that_stand(&mut wrong, layout);
     }
     if wrong.is_empty() {
         let said = format!("{} topics are as they must be", site.topics());
-        return vec![Finding::ok(WHAT, said)];
+        return Ok(vec![Finding::ok(TOPICS, said)]);
     }
     let told = wrong.iter().map(|wrong| {
         let verdict = match wrong.weight {
             Weight::Harm => Verdict::Bad,
             Weight::Warning => Verdict::Note,
         };
-        Finding::new(WHAT, verdict, wrong.to_string())
+        Finding::new(TOPICS, verdict, wrong.to_string())
     });
-    told.collect()
+    Ok(told.collect())
 }
 
 /// Whether somebody reads what agents are asked.
