@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -165,11 +166,13 @@ impl Connections {
             source,
             activity: Arc::clone(&activity),
         });
+        let open_then = open.by_id.len();
         drop(open);
         let place = Place {
             id,
             all: Arc::clone(self),
             activity,
+            open_then,
         };
         Ok((place, replaced_at))
     }
@@ -345,9 +348,18 @@ pub struct Place {
     id: u64,
     all: Arc<Connections>,
     activity: Arc<Activity>,
+    /// How many connections there were with this one when it came.
+    open_then: usize,
 }
 
 impl Place {
+    /// The part that this connection may use of what all of them share: that of as many as were open when it came, within
+    /// the bounds of each. So few connections may use much each, and many together not much more than `total`.
+    #[must_use]
+    pub fn part_of(&self, total: usize, each: RangeInclusive<usize>) -> usize {
+        (total / self.open_then.max(1)).clamp(*each.start(), *each.end())
+    }
+
     /// Reports when bytes were last received or sent, and whether a request is under way or arrives.
     pub fn report(&self, last_traffic: Instant, is_busy: bool) {
         let at = self.all.micros(last_traffic);
@@ -552,6 +564,17 @@ mod tests {
         assert_eq!(closed, [true, false, false]);
         let replaced_at = admitted.each_ref().map(|&(_, replaced_at)| replaced_at);
         assert_eq!(replaced_at, [None, None, Some(Full::Address)]);
+    }
+
+    #[test]
+    fn the_more_connections_there_are_the_less_a_further_one_may_use() {
+        let all = up_to(100, 100);
+        let places: Vec<Place> = (0..100)
+            .map(|_| all.admit(all.started, address(1), CancellationToken::new()))
+            .map(Result::unwrap)
+            .collect();
+        let parts = |n: usize| places[n].part_of(100, 2..=30);
+        assert_eq!([0, 2, 3, 9, 49, 99].map(parts), [30, 30, 25, 10, 2, 2]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::error::Error;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -36,11 +37,14 @@ const UNREAD_PATIENCE: Duration = Duration::from_secs(5);
 /// How much of an answer is handed over at once: what is behind it shows whether the client reads on.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
 
-/// How many requests one HTTP/2 connection may have under way.
-const HTTP2_STREAMS_MAX: u32 = 128;
-/// How much of a body one HTTP/2 stream, and one connection, may send unread.
+/// How many requests one HTTP/2 connection may have under way, and by how many all connections are divided: each takes
+/// kilobytes, until its answer is read.
+const HTTP2_STREAMS_EACH: RangeInclusive<usize> = 4..=128;
+const HTTP2_STREAMS_SHARED: usize = 4_096;
+/// How much of a body one HTTP/2 stream, and one connection, may send unread, and what all connections divide.
 const HTTP2_STREAM_WINDOW: u32 = 64 * 1024;
-const HTTP2_CONNECTION_WINDOW: u32 = 512 * 1024;
+const HTTP2_WINDOW_EACH: RangeInclusive<usize> = 64 * 1024..=512 * 1024;
+const HTTP2_WINDOW_SHARED: usize = 8 * 1024 * 1024;
 /// How often a quiet HTTP/2 connection is asked whether it is still there.
 const HTTP2_PING: Duration = Duration::from_secs(20);
 
@@ -177,9 +181,7 @@ impl<S: Service> Server<S> {
             .half_close(true);
         http.http2()
             .timer(TokioTimer::new())
-            .max_concurrent_streams(HTTP2_STREAMS_MAX)
             .initial_stream_window_size(HTTP2_STREAM_WINDOW)
-            .initial_connection_window_size(HTTP2_CONNECTION_WINDOW)
             .max_header_list_size(u32::try_from(limits.gate.head_bytes_max).unwrap_or(u32::MAX))
             .keep_alive_interval(HTTP2_PING);
         let connections = Connections::new(
@@ -297,6 +299,11 @@ impl<S: Service> Connection<S> {
         let Some(stream) = self.secured(socket).await else {
             return;
         };
+        let part = |total, each| u32::try_from(place.part_of(total, each)).unwrap_or(u32::MAX);
+        let mut http = self.http;
+        http.http2()
+            .max_concurrent_streams(part(HTTP2_STREAMS_SHARED, HTTP2_STREAMS_EACH))
+            .initial_connection_window_size(part(HTTP2_WINDOW_SHARED, HTTP2_WINDOW_EACH));
         let gate = Gate::new(stream, self.limits).with_outlet(place.outlet());
         let service = self.service;
         let answer = service_fn(move |request| {
@@ -308,7 +315,7 @@ impl<S: Service> Connection<S> {
                 Ok::<_, Infallible>(answer.map(|body| Tracked::new(body, guard)))
             })
         });
-        let connection = self.http.serve_connection(TokioIo::new(gate), answer);
+        let connection = http.serve_connection(TokioIo::new(gate), answer);
         let mut connection = std::pin::pin!(connection);
         let served = tokio::select! {
             served = connection.as_mut() => served,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use h2::client::SendRequest;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::{Request, Response};
@@ -212,6 +213,34 @@ async fn clients_that_never_read_their_answers_keep_nobody_out() {
     }
     let mut last = server.connect().await;
     ask(&mut last, "/b").await;
+}
+
+#[tokio::test]
+async fn the_more_connections_there_are_the_fewer_requests_a_further_one_may_begin() {
+    let limits = ServerLimits {
+        connections_max: 100,
+        connections_per_address_max: 100,
+        ..LIMITS
+    };
+    let server = run(limits, Tls::default()).await;
+    let begin = async || {
+        let (mut requests, connection) =
+            h2::client::handshake(server.connect().await).await.unwrap();
+        tokio::spawn(connection);
+        // With an answer the server's settings have come.
+        let request = Request::get("http://a/a").body(()).unwrap();
+        let (answer, _) = requests.send_request(request, true).unwrap();
+        answer.await.unwrap();
+        requests
+    };
+    let first: SendRequest<Bytes> = begin().await;
+    let mut others = Vec::new();
+    for _ in 0..98 {
+        others.push(server.connect().await);
+    }
+    let last = begin().await;
+    let allowed = [&first, &last].map(SendRequest::current_max_send_streams);
+    assert_eq!(allowed, [128, 40]);
 }
 
 #[tokio::test]

@@ -18,7 +18,8 @@ pub fn is_visible(c: char) -> bool {
     is_shown && !is_ignorable(c)
 }
 
-/// Letters and marks that show nothing: those of Unicode's `Default_Ignorable_Code_Point` that are no format characters.
+/// Letters, marks and symbols that show nothing: those of Unicode's `Default_Ignorable_Code_Point` that are no format
+/// characters, and the blank of Braille, the place of an object, and the note without a head.
 fn is_ignorable(c: char) -> bool {
     matches!(
         c,
@@ -26,9 +27,12 @@ fn is_ignorable(c: char) -> bool {
             | '\u{115f}'..='\u{1160}'
             | '\u{17b4}'..='\u{17b5}'
             | '\u{180b}'..='\u{180f}'
+            | '\u{2800}'
             | '\u{3164}'
             | '\u{fe00}'..='\u{fe0f}'
             | '\u{ffa0}'
+            | '\u{fffc}'
+            | '\u{1d159}'
             | '\u{e0100}'..='\u{e01ef}'
     )
 }
@@ -99,7 +103,7 @@ mod tests {
 
     /// Of each kind that does not show: control, format (invisible, reversing text, a tag), separators,
     /// a selector, a filler, private use, unassigned.
-    const INVISIBLE: [char; 14] = [
+    const INVISIBLE: [char; 17] = [
         '\0',
         '\u{85}',
         '\u{ad}',
@@ -111,6 +115,9 @@ mod tests {
         '\u{2028}',
         '\u{fe0f}',
         '\u{3164}',
+        '\u{2800}',
+        '\u{fffc}',
+        '\u{1d159}',
         '\u{e000}',
         '\u{378}',
         '\u{10ffff}',

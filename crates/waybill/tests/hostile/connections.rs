@@ -2,10 +2,20 @@
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use h2::SendStream;
+use h2::client::SendRequest;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::*;
+
+/// The memory that the program may take while it is held by many requests.
+const MEMORY_BYTES: u64 = 256 << 20;
+/// How many connections hold it, at each of two listeners.
+const HTTP2_CONNECTIONS: usize = 400;
+/// How many requests are tried on each connection.
+const HTTP2_STREAMS: usize = 128;
 
 /// Opens as many connections as a listener takes, and more, each of which sends `sent` and waits.
 async fn crowd(site: &Site, listener: &str, sent: &[u8]) -> Vec<TcpStream> {
@@ -98,4 +108,45 @@ async fn a_head_without_an_end_is_refused_in_time_and_in_size() {
     tokio::time::timeout(PATIENCE, read).await.unwrap().unwrap();
     assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
     assert!(began.elapsed() < PATIENCE);
+}
+
+/// What keeps a connection and its requests open.
+type Held = (SendRequest<Bytes>, Vec<SendStream<Bytes>>);
+
+/// Opens a connection and, as far as the server lets it, requests whose bodies never end.
+async fn begin_bodies(site: &Site, listener: &str) -> Held {
+    let socket = TcpStream::connect(site.address(listener)).await.unwrap();
+    let (requests, connection) = h2::client::handshake(socket).await.unwrap();
+    tokio::spawn(connection);
+    let mut requests = requests.ready().await.unwrap();
+    let url = site.url(listener, "/v1/operations");
+    let mut bodies = Vec::new();
+    for _ in 0..HTTP2_STREAMS.min(requests.current_max_send_streams()) {
+        let request = hyper::Request::post(&url).body(()).unwrap();
+        let (_answer, mut body) = requests.send_request(request, false).unwrap();
+        if bodies.len() < 2 {
+            body.send_data(Bytes::from_static(&[b' '; 16 << 10]), false)
+                .unwrap();
+        }
+        bodies.push(body);
+    }
+    (requests, bodies)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_never_end_on_many_connections_take_little_memory() {
+    let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
+    let connections_max = 2 * HTTP2_CONNECTIONS;
+    let site = Site::start_with(Broker::Embedded, limit.as_ref(), &[], connections_max);
+    let mut held = Vec::new();
+    for _ in 0..HTTP2_CONNECTIONS {
+        for listener in ["http", "services"] {
+            held.push(begin_bodies(&site, listener).await);
+        }
+    }
+    let streams: usize = held.iter().map(|(_, bodies)| bodies.len()).sum();
+    assert!(streams > held.len(), "{streams} requests are held");
+    site.deliver("beside-bodies").await;
+    drop(site);
+    assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
 }

@@ -73,16 +73,26 @@ impl Site {
 
     /// One that can run the workflows of these files as well.
     fn start_at(broker: Broker, limit: Option<&MemoryLimit>, workflows: &[(&str, &str)]) -> Self {
+        Self::start_with(broker, limit, workflows, CONNECTIONS_MAX)
+    }
+
+    /// One whose listeners take so many connections.
+    fn start_with(
+        broker: Broker,
+        limit: Option<&MemoryLimit>,
+        workflows: &[(&str, &str)],
+        connections_max: usize,
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let configuration = directory.path().join("waybill.yaml");
         let limits = format!(
-            "connectionsMax: {CONNECTIONS_MAX}, connectionsPerAddressMax: {CONNECTIONS_MAX}"
+            "connectionsMax: {connections_max}, connectionsPerAddressMax: {connections_max}"
         );
         let text = format!(
             "http: {{listen: '127.0.0.1:0', hosts: [waybill.example], eventStreamsMax: 4, {limits}}}\n\
              admin: {{listen: '127.0.0.1:0', {limits}}}\n\
              broker: {{listen: '127.0.0.1:0'}}\n\
-             services: {{listen: '127.0.0.1:0', connectionsMax: {CONNECTIONS_MAX}}}\n"
+             services: {{listen: '127.0.0.1:0', connectionsMax: {connections_max}}}\n"
         );
         let (prefix, text) = match broker {
             Broker::Embedded => (EMBEDDED_PREFIX.to_owned(), text),
