@@ -72,7 +72,7 @@ pub(crate) struct Meta {
 /// How many groups have committed offsets.
 struct StoredGroups {
     at_most: usize,
-    /// There may be fewer: some were removed, or counted before they committed, which they may not have done.
+    /// There may be fewer: a group was removed, or was counted and did not commit.
     is_outdated: bool,
 }
 
@@ -511,6 +511,7 @@ mod tests {
         meta.remove_group("c").unwrap();
         assert!(meta.takes_group("d", 2).unwrap());
         assert!(commit("e"));
+        assert_eq!(stored(), Some(2));
     }
 
     #[test]

@@ -353,11 +353,12 @@ pub struct Place {
 }
 
 impl Place {
-    /// The part that this connection may use of what all of them share: that of as many as were open when it came, within
-    /// the bounds of each. So few connections may use much each, and many together not much more than `total`.
+    /// The part that this connection may use of what all of them share: `total` divided by how many were open when it came,
+    /// within the bounds of each. So a few connections may use much each. Those of `n` together use up to `total` times
+    /// `1 + ln(n * each.end() / total)`, and more where that is less than `each.start()` each.
     #[must_use]
     pub fn part_of(&self, total: usize, each: RangeInclusive<usize>) -> usize {
-        (total / self.open_then.max(1)).clamp(*each.start(), *each.end())
+        (total / self.open_then).clamp(*each.start(), *each.end())
     }
 
     /// Reports when bytes were last received or sent, and whether a request is under way or arrives.

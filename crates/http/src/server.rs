@@ -39,7 +39,7 @@ const PIECE_BYTES_MAX: usize = 16 * 1024;
 
 /// How many requests one HTTP/2 connection may have under way, and by how many all connections are divided: each takes
 /// kilobytes, until its answer is read.
-const HTTP2_STREAMS_EACH: RangeInclusive<usize> = 4..=128;
+const HTTP2_STREAMS_EACH: RangeInclusive<usize> = 8..=128;
 const HTTP2_STREAMS_SHARED: usize = 4_096;
 /// How much of a body one HTTP/2 stream, and one connection, may send unread, and what all connections divide.
 const HTTP2_STREAM_WINDOW: u32 = 64 * 1024;
@@ -308,8 +308,8 @@ impl<S: Service> Connection<S> {
         let service = self.service;
         let answer = service_fn(move |request| {
             let (service, guard) = (Arc::clone(&service), place.begin_request());
-            // Boxed: a future is of kilobytes, and would stay a part of the task of an HTTP/2 stream until the client has
-            // read the answer, and of that of an HTTP/1 connection while it is idle.
+            // A future takes kilobytes. Unboxed, it stays in the task of an HTTP/2 stream until the client has read the answer,
+            // and in that of an idle HTTP/1 connection.
             Box::pin(async move {
                 let answer = service.answer(request).await;
                 Ok::<_, Infallible>(answer.map(|body| Tracked::new(body, guard)))

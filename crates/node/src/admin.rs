@@ -57,6 +57,7 @@ use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ReaderId, Timestam
 use waybill_http::{GateLimits, Hosts, Refusal, Server, ServerLimits, Service, Tls};
 
 use self::guard::Denials;
+
 pub use guard::METRICS;
 pub use health::{Condition, Heartbeat, Liveness, Readiness};
 

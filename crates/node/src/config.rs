@@ -33,9 +33,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use waybill_http::FileRefused;
 
 use secret_files::SecretFiles;
-use waybill_http::FileRefused;
 
 pub use alerts::{
     AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, Secret, SecretUrl, WebhookConfig,

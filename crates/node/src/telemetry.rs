@@ -85,7 +85,7 @@ pub fn metrics() -> Vec<&'static dyn Declared> {
         .collect()
 }
 
-/// Sends log lines to standard error and installs the recorder of metrics, which these describe. Once per process.
+/// Sends log lines to standard error, installs the metrics recorder and describes `metrics` to it. Once per process.
 ///
 /// # Errors
 ///

@@ -326,7 +326,7 @@ const FORBIDDEN: [ErrorCode; 2] = [
     ErrorCode::ClusterAuthorizationFailed,
 ];
 
-/// Whether the brokers refused because their user has not the rights.
+/// Whether the brokers refused for lack of rights.
 #[must_use]
 pub fn is_forbidden(error: &anyhow::Error) -> bool {
     let of_brokers = error.chain().find_map(|cause| cause.downcast_ref());

@@ -19,7 +19,7 @@ pub fn is_visible(c: char) -> bool {
 }
 
 /// Letters, marks and symbols that show nothing: those of Unicode's `Default_Ignorable_Code_Point` that are no format
-/// characters, and the blank of Braille, the place of an object, and the note without a head.
+/// characters, and U+2800 (Braille blank), U+FFFC (object replacement) and U+1D159 (note head that is null).
 fn is_ignorable(c: char) -> bool {
     matches!(
         c,
@@ -77,11 +77,12 @@ pub fn to_json(value: &impl Serialize) -> serde_json::Result<String> {
     Ok(escaped_json(&serde_json::to_string(value)?))
 }
 
-/// JSON without line ends but its own last one, with what does not show escaped.
+/// JSON with what does not show escaped, but for white space between its values.
 pub fn escaped_json(json: &str) -> String {
     let mut shown = String::with_capacity(json.len());
     for c in json.chars() {
-        if is_visible(c) || c == ' ' || c == '\n' {
+        // In strings these are escaped already.
+        if is_visible(c) || matches!(c, ' ' | '\n' | '\r' | '\t') {
             shown.push(c);
             continue;
         }

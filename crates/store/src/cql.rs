@@ -78,12 +78,12 @@ impl CqlStore {
     /// Makes the keyspace and its tables, or what is missing of them. A keyspace that exists is left
     /// as it is, so that one which others made will do. Changes nothing where nothing is missing.
     ///
+    /// The future is boxed, so that this crate compiles it rather than the crate that awaits it.
+    ///
     /// # Errors
     ///
     /// [`StoreError::Schema`] if servers or keyspace will not do, or the schema is newer than this
     /// program; [`StoreError::Unavailable`] or [`StoreError::Unknown`] if it could not be made.
-    ///
-    /// The future is boxed, so that this crate compiles it rather than the crate that awaits it.
     pub fn migrate(config: &CqlConfig) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(Self::migrated(config))
     }
@@ -95,12 +95,12 @@ impl CqlStore {
 
     /// Asks the servers what they are and what there is of the store. Changes nothing.
     ///
+    /// The future is boxed, so that this crate compiles it rather than the crate that awaits it.
+    ///
     /// # Errors
     ///
     /// If they cannot be asked. What is wrong with what they say is in
     /// [`CqlReport::problems`].
-    ///
-    /// The future is boxed, so that this crate compiles it rather than the crate that awaits it.
     pub fn check(config: &CqlConfig) -> BoxFuture<'_, Result<CqlReport, StoreError>> {
         Box::pin(Self::checked(config))
     }
@@ -112,12 +112,12 @@ impl CqlStore {
 
     /// Connects to a store that was made by [`migrate`](Self::migrate).
     ///
+    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
+    ///
     /// # Errors
     ///
     /// [`StoreError::Schema`] if it cannot be used as it is, and what to do about it;
     /// [`StoreError::Unavailable`] if the servers do not answer.
-    ///
-    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
     pub fn connect(config: CqlConfig) -> BoxFuture<'static, Result<Self, StoreError>> {
         Box::pin(Self::connected(config))
     }

@@ -1,6 +1,4 @@
-//! What tests of several crates use.
-//!
-//! Deliberately absent: what the tests of one crate use alone. Everything here panics where a test has to fail.
+//! What several test programs use. Everything here panics where a test has to fail.
 
 pub mod batches;
 pub mod bombs;

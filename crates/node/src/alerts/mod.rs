@@ -38,6 +38,7 @@ mod webhook;
 mod worker;
 
 use crate::config::AlertsConfig;
+
 pub use metrics::METRICS;
 
 pub use alert::{Alert, AlertError};

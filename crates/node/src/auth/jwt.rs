@@ -11,6 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Map, Value};
 use waybill_engine::Timestamp;
+use waybill_http::reread::{FileRefused, Reread};
 
 use super::jwks::{Algorithm, Keys};
 use super::verified::Good;
@@ -18,7 +19,6 @@ use super::{Denied, Principal, Scope, Tenants, TokenHash};
 use crate::config::JwtConfig;
 use crate::ingestion::json;
 use crate::visible::is_visible;
-use waybill_http::reread::{FileRefused, Reread};
 
 /// How deep claims may nest.
 const DEPTH_MAX: usize = 16;

@@ -1,7 +1,5 @@
 //! What no type can say: ranges, and values that only work together.
 
-use std::net::SocketAddr;
-
 use waybill_engine::{INPUT_BYTES_MAX, READERS_PER_PARTITION_MAX};
 
 use super::{ByteSize, Config, ConfigError, duration_to_text};
@@ -52,7 +50,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
     let heard_after = kafka.clients().metadata_refresh();
-    let rules: [(bool, &str, String); 63] = [
+    let rules: [(bool, &str, String); 60] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -230,21 +228,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
                 "must be at least {body_bytes_min}B, which one largest request (http.requestBytesMax) or \
                  one batch (http.batchLineBytesMax) takes"
             ),
-        ),
-        (
-            are_apart(http.listen, config.admin.listen),
-            "http.listen",
-            NOT_ADMIN.to_owned(),
-        ),
-        (
-            are_apart(broker.listen, config.admin.listen),
-            "broker.listen",
-            NOT_ADMIN.to_owned(),
-        ),
-        (
-            are_apart(config.services.listen, config.admin.listen),
-            "services.listen",
-            NOT_ADMIN.to_owned(),
         ),
         (
             !http.header_read_timeout.is_zero() && !http.body_read_timeout.is_zero(),
@@ -442,13 +425,6 @@ fn is_topic_name(name: &str) -> bool {
     (1..=100).contains(&name.len()) && name.bytes().all(fits)
 }
 
-const NOT_ADMIN: &str = "must differ from admin.listen, which every process has";
-
-/// Whether two listeners of one process can be bound. Port 0 is any that is free.
-fn are_apart(one: SocketAddr, other: SocketAddr) -> bool {
-    one != other || one.port() == 0
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -463,10 +439,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 43] = [
-            ("http.listen", |c| c.http.listen = c.admin.listen),
-            ("broker.listen", |c| c.broker.listen = c.admin.listen),
-            ("services.listen", |c| c.services.listen = c.admin.listen),
+        let cases: [(&str, Change); 40] = [
             ("scheduler.knownMax", |c| c.scheduler.known_max = 53_999),
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),

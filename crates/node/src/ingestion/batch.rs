@@ -17,6 +17,7 @@ use hyper::body::Body;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use waybill_clock::wall_clock;
 use waybill_engine::IdOrigin;
 
 use self::lines::{Line, Lines};
@@ -29,7 +30,6 @@ use super::request::{self, Envelope, Rules, Submission};
 use super::service::location;
 use super::shares::Place;
 use super::view::BatchLine;
-use waybill_clock::wall_clock;
 
 /// How many pieces of answers wait for the client, each of at most [`ANSWER_BYTES`] and a line.
 pub const ANSWERS_MAX: usize = 64;

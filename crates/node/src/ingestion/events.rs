@@ -30,6 +30,7 @@ use super::service::{Api, Parameters, Reply, decoded, not_found, set_static};
 use super::shares::{Place, Places};
 use super::status::{self, Query, Status};
 use super::token::StatusToken;
+
 pub use told::EventView;
 use told::Told;
 

@@ -13,10 +13,10 @@ use std::sync::Mutex;
 
 use uuid::timestamp::context::ContextV7;
 use uuid::{Timestamp, Uuid, Version};
+use waybill_clock::wall_clock;
 use waybill_engine::{OperationId, murmur2};
 
 use crate::visible::is_visible;
-use waybill_clock::wall_clock;
 
 /// The longest id that a caller may choose, in characters.
 pub const CALLER_ID_CHARS_MAX: usize = 256;

@@ -204,8 +204,8 @@ impl Intake {
                 "The request could not be encoded.",
             ));
         }
-        let room = self.queue.room(&submission.sender, value.len())?;
         self.begin()?;
+        let room = self.queue.room(&submission.sender, value.len());
         let (tell, told) = oneshot::channel();
         let topic = self.topics.of_lane(submission.lane);
         let span = spans::of_record(record, topic);
@@ -214,7 +214,7 @@ impl Intake {
             None => record.traceparent.clone(),
         };
         let ticket = Box::new(Ticket::Request(Waiting {
-            _room: room,
+            room,
             recent: Arc::clone(&self.recent),
             flow: Arc::clone(&self.flow),
             claim,
@@ -240,16 +240,28 @@ impl Intake {
             headers: trace.as_slice(),
             ..OutRecord::new(topic, partition, &key, &value)
         };
-        match self.producer.send(&record, ticket) {
+        match self.enqueue(&record, ticket) {
             Ok(()) => Ok(Sent::OnItsWay(InFlight::new(told, submission))),
-            Err(error) => {
-                let (ticket, error) = error.into_parts();
-                ticket.end(Err(error));
-                Err(not_produced(error, || {
-                    outcome_unknown(submission.repeat_with())
-                }))
-            }
+            Err(error) => Err(not_produced(error, || {
+                outcome_unknown(submission.repeat_with())
+            })),
         }
+    }
+
+    /// Hands a record to the producer, if there is room for it. Where it is not taken, its ticket has ended.
+    fn enqueue(&self, record: &OutRecord<'_>, ticket: Box<Ticket>) -> Result<(), ProduceError> {
+        let (ticket, error) = match ticket.has_room() {
+            true => match self.producer.send(record, ticket) {
+                Ok(()) => return Ok(()),
+                Err(error) => error.into_parts(),
+            },
+            false => {
+                let code = ErrorCode::QueueFull;
+                (ticket, ProduceError::Refused { code })
+            }
+        };
+        ticket.end(Err(error));
+        Err(error)
     }
 
     /// Produces a record about an operation that is not its request: a cancel, a recovery. Returns
@@ -263,11 +275,10 @@ impl Intake {
         value: &[u8],
         repeat_with: &str,
     ) -> Result<(PartitionId, Option<Offset>), Problem> {
-        let room = self.queue.room(sender, value.len())?;
         self.begin()?;
         let (tell, told) = oneshot::channel();
         let ticket = Box::new(Ticket::Word(Word {
-            _room: room,
+            room: self.queue.room(sender, value.len()),
             flow: Arc::clone(&self.flow),
             tell,
         }));
@@ -275,9 +286,7 @@ impl Intake {
         let partition = self.spread.partition_of(operation);
         let record = OutRecord::new(topic, partition, &key, value);
         let unknown = || outcome_unknown(repeat_with.to_owned());
-        if let Err(error) = self.producer.send(&record, ticket) {
-            let (ticket, error) = error.into_parts();
-            ticket.end(Err(error));
+        if let Err(error) = self.enqueue(&record, ticket) {
             return Err(not_produced(error, unknown));
         }
         match tokio::time::timeout(self.accept_timeout + ACKNOWLEDGE_GRACE, told).await {
@@ -325,8 +334,8 @@ pub fn answer_of_row(
     )
 }
 
-/// The room in the producer's queue, which tenants share. The queue is bounded by bytes and by records: a record counts
-/// as at least as many bytes as it may have where all are alike.
+/// The room in the producer's queue, which tenants share. Each record is charged at least `bytes_max / records_max`, so that
+/// one bound enforces both.
 #[derive(Debug)]
 struct Queue {
     room: Places,
@@ -343,10 +352,9 @@ impl Queue {
         }
     }
 
-    /// Room for a record of so many bytes, until it is acknowledged.
-    fn room(&self, sender: &Tenants, bytes: usize) -> Result<Share, Problem> {
-        let room = self.room.share(sender, bytes.max(self.record_bytes_min));
-        room.ok_or_else(queue_full)
+    /// Room for a record of so many bytes, until it is dropped; `None` if there is not so much for this sender.
+    fn room(&self, sender: &Tenants, bytes: usize) -> Option<Share> {
+        self.room.share(sender, bytes.max(self.record_bytes_min))
     }
 }
 
@@ -406,6 +414,13 @@ enum Ticket {
 type Produced = Result<(PartitionId, Option<Offset>), ProduceError>;
 
 impl Ticket {
+    fn has_room(&self) -> bool {
+        match self {
+            Self::Request(waiting) => waiting.room.is_some(),
+            Self::Word(word) => word.room.is_some(),
+        }
+    }
+
     /// Tells everyone what became of the record.
     fn end(self, outcome: Produced) {
         match self {
@@ -418,13 +433,15 @@ impl Ticket {
 /// Waits for a record that is no request's.
 #[derive(Debug)]
 struct Word {
-    _room: Share,
+    room: Option<Share>,
     flow: Arc<Flow>,
     tell: oneshot::Sender<Produced>,
 }
 
 impl Word {
     fn end(self, outcome: Produced) {
+        // Before somebody who hears of the outcome sends the next one.
+        drop(self.room);
         self.flow.end(outcome.as_ref().err());
         // The connection may be gone; the record is there all the same.
         _ = self.tell.send(outcome);
@@ -434,7 +451,7 @@ impl Word {
 /// Waits for the record of a request: it tells memory and the request.
 #[derive(Debug)]
 struct Waiting {
-    _room: Share,
+    room: Option<Share>,
     recent: Arc<Recent>,
     flow: Arc<Flow>,
     /// Where the id is the caller's.
@@ -453,6 +470,7 @@ struct Waiting {
 impl Waiting {
     /// Tells everyone what became of it: its partition and offset, or why it is not there.
     fn end(self, outcome: Produced) {
+        drop(self.room);
         self.flow.end(outcome.as_ref().err());
         if let Some(span) = self.span {
             spans::sent(span, &outcome);
@@ -501,7 +519,10 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
     };
     tracing::debug!(%code, "a request was not appended");
     match code {
-        ErrorCode::QueueFull => queue_full(),
+        ErrorCode::QueueFull => Problem::new(
+            Kind::Overloaded,
+            "The queue to the broker is full: requests come faster than it takes them.",
+        ),
         ErrorCode::PolicyViolation => insufficient_storage(
             "The broker takes no more of these records: their topic has reached its bound on disk \
              (broker.requestsDiskBytesMax, broker.recoveriesDiskBytesMax), or the free disk space is below storage.freeMin.",
@@ -515,13 +536,6 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
             "The broker did not take the request.",
         ),
     }
-}
-
-fn queue_full() -> Problem {
-    Problem::new(
-        Kind::Overloaded,
-        "The queue to the broker is full: requests come faster than it takes them.",
-    )
 }
 
 fn insufficient_storage(detail: &'static str) -> Problem {

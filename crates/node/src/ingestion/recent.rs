@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::oneshot;
 use waybill_engine::{Lane, Offset, OperationId, PartitionId, Position, RequestHash, Timestamp};
-
 use waybill_kafka::ProduceError;
 
 use super::token::StatusToken;

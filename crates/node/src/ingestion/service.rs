@@ -21,6 +21,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use waybill_clock::wall_clock;
 use waybill_http::{Hosts, Refusal, Service};
 
 use self::reply::{page, problem, redirect, whole};
@@ -40,7 +41,6 @@ use super::status::{self, Query};
 use super::unwanted::RequestBody;
 use super::view::AcceptedView;
 use crate::auth::{Auth, Caller};
-use waybill_clock::wall_clock;
 
 pub use self::media_type::{JSON, NDJSON, check_media_type};
 pub use self::query::{Parameters, decoded, query_value};

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use waybill_clock::wall_clock;
 use waybill_engine::{Division, Lane, Offset, ReaderId, Timestamp};
 use waybill_store::{Layout, LayoutError, LayoutGeneration, Lease, LeaseKey, Store, StoreError};
-
-use waybill_clock::wall_clock;
 
 /// The layout and its readers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

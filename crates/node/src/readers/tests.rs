@@ -7,7 +7,6 @@ use waybill_engine::{ByLane, Epoch, Lane, Stamp};
 use waybill_store::{Checkpoint, EmbeddedConfig, EmbeddedStore};
 
 use super::show::{Readers, SetError};
-
 use super::*;
 
 const MARGIN: Duration = Duration::from_millis(1);

@@ -8,10 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
+use waybill_clock::BootTime;
 use waybill_engine::{PartitionId, Timestamp};
 use waybill_store::{DueBucket, DueEntry, Store, StoreError, WriteBatch, Written};
-
-use waybill_clock::BootTime;
 
 /// How far ahead an entry is written that was late.
 const INDEX_LEAD: Duration = Duration::from_secs(1);

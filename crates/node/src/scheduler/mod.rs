@@ -54,6 +54,7 @@ use waybill_store::{Layout, ReplyKey, Store};
 
 use self::clock::Clock;
 use self::commit::Commits;
+
 pub use self::index::write as write_indexed;
 pub use self::nonces::reply_key;
 pub use self::ownership::{begin_index, takeable};

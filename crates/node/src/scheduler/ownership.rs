@@ -15,6 +15,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use waybill_clock::{BootTime, wall_clock};
 use waybill_engine::{ByLane, Lane, Offset, OwnerId, PartitionId, ReaderId, Stamp, Timestamp};
 use waybill_store::{
     Checkpoint, DueBucket, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError,
@@ -23,7 +24,6 @@ use waybill_store::{
 use super::input::AcquireError;
 use super::lost_state::FirstOwner;
 use crate::readers;
-use waybill_clock::{BootTime, wall_clock};
 
 /// How often a candidate looks at a lease that another owner holds.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
+use waybill_clock::BootTime;
 use waybill_engine::{
     ByLane, Lane, Offset, PartitionEngine, PartitionId, Places, ReaderId, Share, Source,
 };
@@ -13,7 +14,6 @@ use super::fit::Unfit;
 use super::input::Generation;
 use super::ownership::HeldLease;
 use crate::admin::ControlError;
-use waybill_clock::BootTime;
 
 /// How long a reader that is being stopped waits for the commit under way.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);

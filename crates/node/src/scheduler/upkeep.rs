@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use waybill_clock::BootTime;
 use waybill_engine::{
     ByLane, Event, Handover, Lane, Ownership, PartitionEngine, PartitionId, ReaderId, ShardId,
     Share, Source,
@@ -20,7 +21,6 @@ use super::shell::Shell;
 use super::tasks::{self, Task, TaskError};
 use crate::chain::chain;
 use crate::readers;
-use waybill_clock::BootTime;
 
 /// How long a reader rests after it failed, before its lease is taken again.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);

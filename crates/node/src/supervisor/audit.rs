@@ -20,6 +20,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
+use waybill_clock::wall_clock;
 use waybill_engine::{
     Offset, OperationId, OperationRow, PartitionId, Recovery, Source, Supervision, Timestamp,
     Workflows,
@@ -36,7 +37,6 @@ use super::parked::Turn;
 use crate::ingestion::time_text;
 use crate::readers;
 use crate::spread::Spread;
-use waybill_clock::wall_clock;
 
 /// How many suspects of a shard are remembered from one round to the next. The others are found later.
 const SUSPECTS_MAX: usize = 10_000;

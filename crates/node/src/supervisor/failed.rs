@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
+use waybill_clock::wall_clock;
 use waybill_engine::{FailedOperation, Offset, PartitionId, Recovery, Supervision};
 use waybill_kafka::{
     GroupConsumer, GroupHandler, GroupOptions, PollLimits, RawRecord, RecordRef, TopicPartition,
@@ -21,7 +22,6 @@ use super::metrics::SupervisorMetrics;
 use super::{SupervisorParts, SupervisorSettings};
 use crate::chain::chain;
 use crate::letters::letter;
-use waybill_clock::wall_clock;
 
 /// The consumer group of all supervisors of an installation, behind the topics' prefix.
 const GROUP: &str = "supervisors";

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use waybill_clock::BootTime;
 use waybill_engine::{OwnerId, PartitionId, Places};
 use waybill_store::{Checkpoint, Lease, LeaseKey, Store, StoreError};
 
 use crate::scheduler::takeable;
-use waybill_clock::BootTime;
 
 /// A shard that this process looks after.
 #[derive(Debug)]

@@ -23,12 +23,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Mutex;
+use waybill_clock::wall_clock;
 use waybill_engine::{OperationId, OperationRow, PartitionId, ProcessState, Timestamp};
 use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder, RowRead, Store, StoreError};
 
 use super::metrics::SupervisorMetrics;
 use crate::spread::Spread;
-use waybill_clock::wall_clock;
 
 /// How many parked operations of one state are counted in a shard.
 const COUNTED_MAX: usize = 10_000;

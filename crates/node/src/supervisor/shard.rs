@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
+use waybill_clock::wall_clock;
 use waybill_engine::{
     OperationId, OwnerId, PartitionId, Recovery, RecoveryVerb, Supervision, Timestamp, Workflows,
 };
@@ -18,7 +19,6 @@ use super::parked::{Parked, Turn, Waits};
 use super::strays::Strays;
 use super::sweep::Sweep;
 use crate::spread::Spread;
-use waybill_clock::wall_clock;
 
 /// How many entries one read takes, and so how many rows are held at once.
 const PAGE_ENTRIES: usize = 500;

@@ -25,8 +25,7 @@ const MAX_FILES: Metric<Gauge> = Metric::new(
     [],
 );
 
-/// All of them.
-/// What is measured of the process.
+/// The metrics of the process.
 pub const METRICS: &[&dyn Declared] = &[&RESIDENT, &CPU, &OPEN_FILES, &MAX_FILES];
 
 /// Appends the process's metrics in Prometheus' text format.

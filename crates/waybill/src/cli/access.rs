@@ -84,7 +84,7 @@ pub(super) fn read_token(path: &Path) -> Result<Secret, AccessError> {
     read_bearer(path).map(|(token, _)| token)
 }
 
-/// A token, and the header that gives it. A file with something else, such as a private key, is sent nowhere.
+/// A token, and the header that gives it. A file of several lines, such as a private key, is refused.
 fn read_bearer(path: &Path) -> Result<(Secret, HeaderValue), AccessError> {
     let refused = |problem: &str| file_refused("--token-file", path, problem);
     let text = std::fs::read_to_string(path)

@@ -18,6 +18,7 @@ use waybill_kafka::{
 };
 use waybill_messages::{Topics, is_topic_name};
 use waybill_node::config::Config;
+use waybill_node::topology::is_forbidden;
 
 use crate::roles::kafka_settings;
 
@@ -53,6 +54,29 @@ pub(super) struct Connection {
     runtime: tokio::runtime::Runtime,
     admin: Admin,
     consumer: PartitionConsumer,
+}
+
+/// The dead-letter topics, as far as the user may look at them.
+#[derive(Default)]
+pub(super) struct DeadLetterTopics {
+    /// How many partitions each has, by name.
+    pub(super) topics: BTreeMap<String, u32>,
+    /// Those that the user may not look at.
+    pub(super) forbidden: Vec<String>,
+}
+
+impl DeadLetterTopics {
+    /// # Errors
+    ///
+    /// If the user may not look at all of them.
+    pub(super) fn require_all(&self) -> anyhow::Result<()> {
+        ensure!(
+            self.forbidden.is_empty(),
+            "not listed, because this login may not look at them: {}",
+            self.forbidden.join(", ")
+        );
+        Ok(())
+    }
 }
 
 impl Connection {
@@ -103,13 +127,12 @@ impl Connection {
         self.first_of(names)
     }
 
-    /// All dead-letter topics and how many partitions each has, by name.
+    /// All dead-letter topics that this user may look at, and how many partitions each has, by name.
     ///
-    /// # Errors
-    ///
-    /// If the brokers do not answer, or do not let this user look at one that roles write to. A list of topics has none
-    /// of those, so that what lies on them would be passed over in silence.
-    pub(super) fn dead_letter_topics(&self) -> anyhow::Result<BTreeMap<String, u32>> {
+    /// A broker's list leaves out what the user may not look at. The dead letters of what roles read are asked for by
+    /// name, so that none of them is left out in silence.
+    pub(super) fn dead_letter_topics(&self) -> anyhow::Result<DeadLetterTopics> {
+        let mut forbidden = Vec::new();
         let mut topics = self.runtime.block_on(self.admin.topics())?;
         topics.retain(|name, _| Topics::source_of_dead_letter(name).is_some());
         let own = Topics::new(&self.topic_prefix);
@@ -123,13 +146,17 @@ impl Connection {
             own.owner_notices(),
         ] {
             let name = Topics::dead_letter(source);
-            if !topics.contains_key(&name)
-                && let Some(partitions) = self.partitions(&name)?
-            {
-                topics.insert(name, partitions);
+            if topics.contains_key(&name) {
+                continue;
+            }
+            match self.partitions(&name) {
+                Ok(Some(partitions)) => drop(topics.insert(name, partitions)),
+                Ok(None) => {}
+                Err(error) if is_forbidden(&error) => forbidden.push(name),
+                Err(error) => return Err(error),
             }
         }
-        Ok(topics)
+        Ok(DeadLetterTopics { topics, forbidden })
     }
 
     fn first_of(&self, names: Vec<String>) -> anyhow::Result<(String, u32)> {

@@ -1,6 +1,6 @@
 //! `waybill topics`: the topics that Waybill needs, made, held against what must be, and shown.
 //!
-//! What each of them needs is said once, in `roles/topics.rs`, which the roles use when they start.
+//! What each of them needs is said once, in `topology.rs`, which the roles use when they start.
 
 mod create;
 mod describe;

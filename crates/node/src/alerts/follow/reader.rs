@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use waybill_clock::wall_clock;
 use waybill_engine::{Offset, OperatorAlert, PartitionId, Timestamp};
 use waybill_kafka::{
     GroupConsumer, GroupHandler, PollLimits, ProduceError, Producer, RawRecord, RecordRef,
@@ -20,7 +21,6 @@ use crate::alerts::alert::Alert;
 use crate::alerts::metrics::FollowerMetrics;
 use crate::chain::chain;
 use crate::letters::{keep, letter};
-use waybill_clock::wall_clock;
 
 /// How long a poll waits, and how long room is waited for: together the longest that a stop, or an
 /// alert that is settled, goes unnoticed.

@@ -1,6 +1,7 @@
 //! What a caller asks of its operation: to cancel or to reschedule it.
 
 use hyper::{HeaderMap, StatusCode};
+use waybill_clock::wall_clock;
 use waybill_drone_delivery::request::{DeliveryRequest, Reschedule, validate_reschedule};
 use waybill_engine::{
     AmendRequest, Amendment, Lane, OperationId, OperationRequest, Position, Timestamp,
@@ -23,7 +24,6 @@ use crate::ingestion::token::StatusToken;
 use crate::ingestion::unwanted::RequestBody;
 use crate::ingestion::view::{DeliveryView, KnownView, OperationView};
 use crate::ingestion::{body::read_whole, json};
-use waybill_clock::wall_clock;
 
 /// The operation that is to be amended, as far as it is known.
 struct Amended {

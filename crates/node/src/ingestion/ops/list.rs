@@ -18,6 +18,7 @@ use hyper::{StatusCode, header};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use utoipa::ToSchema;
+use waybill_clock::wall_clock;
 use waybill_engine::{
     OperationId, OperationRow, ProcessState, StepProgress, Timestamp, Workflows, parse_duration,
 };
@@ -29,7 +30,6 @@ use crate::auth::{Caller, Tenants};
 use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::ingestion::service::{Api, Reply, decoded, json, set_static};
 use crate::ingestion::view::{ErrorView, failure, time_text, workflow_version};
-use waybill_clock::wall_clock;
 
 /// The most items of a page.
 pub const PAGE_ITEMS_MAX: usize = 1_000;

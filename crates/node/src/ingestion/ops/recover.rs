@@ -2,6 +2,7 @@
 
 use hyper::HeaderMap;
 use uuid::Uuid;
+use waybill_clock::wall_clock;
 use waybill_drone_delivery::request::validate;
 use waybill_engine::{
     CreateRequest, IdOrigin, OperationId, OperationRow, Recovery, RecoveryVerb, Timestamp,
@@ -20,7 +21,6 @@ use crate::ingestion::service::{
 };
 use crate::ingestion::status::Status;
 use crate::ingestion::unwanted::RequestBody;
-use waybill_clock::wall_clock;
 
 impl Api {
     /// `POST /v1/operations/{id}:verb`; `part` is the last part of the path.

@@ -17,7 +17,7 @@ use waybill_node::visible::{escaped, to_json};
 use super::letter::{Letter, Position};
 use super::receipts::{Receipts, is_receipt};
 use crate::cli::broker_login::BrokerLogin;
-use crate::cli::connection::{Connection, chosen, topic_from_text};
+use crate::cli::connection::{Connection, DeadLetterTopics, chosen, topic_from_text};
 use crate::cli::shown::{Bytes, NOTHING, Output, time};
 
 /// The arguments of `waybill dlq list`.
@@ -53,11 +53,12 @@ impl ListArgs {
             out: io::stdout().lock(),
         };
         page.heading()?;
-        'topics: for (topic, partitions) in self.topics(&connection)? {
-            for partition in chosen(&topic, partitions, None)? {
-                let mut range = connection.offsets(&topic, partition)?;
-                range.start = range.start.max(self.start(&topic, partition));
-                let read = self.partition(&connection, &topic, partition, range, &mut page)?;
+        let found = self.topics(&connection)?;
+        'topics: for (topic, &partitions) in &found.topics {
+            for partition in chosen(topic, partitions, None)? {
+                let mut range = connection.offsets(topic, partition)?;
+                range.start = range.start.max(self.start(topic, partition));
+                let read = self.partition(&connection, topic, partition, range, &mut page)?;
                 if read.is_break() {
                     break 'topics;
                 }
@@ -66,13 +67,16 @@ impl ListArgs {
         if let (true, Some(last)) = (page.has_more, &page.last) {
             eprintln!("there are more: --after {last}");
         }
-        Ok(())
+        found.require_all()
     }
 
     /// The topics to look at, in order of their names.
-    fn topics(&self, connection: &Connection) -> anyhow::Result<BTreeMap<String, u32>> {
+    fn topics(&self, connection: &Connection) -> anyhow::Result<DeadLetterTopics> {
         match &self.topic {
-            Some(topic) => Ok(BTreeMap::from([connection.dead_letter_topic(topic)?])),
+            Some(topic) => Ok(DeadLetterTopics {
+                topics: BTreeMap::from([connection.dead_letter_topic(topic)?]),
+                ..DeadLetterTopics::default()
+            }),
             None => connection.dead_letter_topics(),
         }
     }

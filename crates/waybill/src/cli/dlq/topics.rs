@@ -29,14 +29,15 @@ impl TopicsArgs {
         if self.output == Output::Table {
             writeln!(out, "{}", Row::HEADING)?;
         }
-        for (topic, partitions) in connection.dead_letter_topics()? {
-            let row = Row::of(&connection, &topic, partitions)?;
+        let found = connection.dead_letter_topics()?;
+        for (topic, &partitions) in &found.topics {
+            let row = Row::of(&connection, topic, partitions)?;
             match self.output {
                 Output::Json => writeln!(out, "{}", to_json(&row)?)?,
                 Output::Table => writeln!(out, "{row}")?,
             }
         }
-        Ok(())
+        found.require_all()
     }
 }
 

@@ -84,10 +84,10 @@ pub(super) async fn brokers(
         Ok(findings) => findings,
         Err(error) if is_forbidden(&error) => {
             findings.push(Finding::note(TOPICS, format!("{error:#}")));
-            findings.push(Finding::note(
-                LAG,
-                "not known, as the topics may not be looked at",
-            ));
+            for unknown in [AGENTS, LAG] {
+                let said = "not known, as the topics may not be looked at";
+                findings.push(Finding::note(unknown, said));
+            }
             return findings;
         }
         Err(error) => vec![Finding::failed(TOPICS, &error)],
