@@ -143,7 +143,7 @@ pub struct Admin {
     client: Arc<AdminClient<Quiet>>,
     config: ClientConfig,
     brokers: String,
-    rebootstrap: Rebootstrap,
+    rebootstrap: Arc<Rebootstrap>,
 }
 
 impl Admin {
@@ -158,7 +158,7 @@ impl Admin {
             .map_err(|error| ClientError::new(client_id, error))?;
         Ok(Self {
             client: Arc::new(client),
-            rebootstrap: Rebootstrap::new(&config),
+            rebootstrap: Arc::new(Rebootstrap::new(&config)),
             config,
             brokers: settings.brokers.clone(),
         })
@@ -500,18 +500,20 @@ impl Admin {
         topic: Option<String>,
     ) -> Result<Metadata, AdminError> {
         self.rebootstrap.tend(self.client.inner());
-        let client = Arc::clone(&self.client);
+        let (client, rebootstrap) = (Arc::clone(&self.client), Arc::clone(&self.rebootstrap));
         let answer = tokio::task::spawn_blocking(move || {
-            client
+            let answer = client
                 .inner()
-                .fetch_metadata(topic.as_deref(), REQUEST_TIMEOUT)
+                .fetch_metadata(topic.as_deref(), REQUEST_TIMEOUT);
+            if answer.is_err() {
+                // This client is not polled for errors: a failed request takes their place, also one whose caller has
+                // given up by now.
+                rebootstrap.unreachable();
+            }
+            answer
         });
         let answer = answer.await.map_err(|_| AdminError::Stopped)?;
-        answer.map_err(|source| {
-            // This client is not polled for errors: a failed request takes their place.
-            self.rebootstrap.unreachable();
-            AdminError::Request { action, source }
-        })
+        answer.map_err(|source| AdminError::Request { action, source })
     }
 }
 
@@ -576,4 +578,26 @@ fn admin_options() -> AdminOptions {
     AdminOptions::new()
         .request_timeout(Some(REQUEST_TIMEOUT))
         .operation_timeout(Some(REQUEST_TIMEOUT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_its_caller_gives_up_counts_as_failed_once_it_has() {
+        let nobody = KafkaSettings::new("127.0.0.1:1");
+        let admin = Admin::new(&nobody, "test").unwrap();
+        let asked = admin.topic_partitions("orders");
+        let given_up = tokio::time::timeout(Duration::from_millis(10), asked).await;
+        assert!(given_up.is_err());
+        let deadline = Instant::now() + 3 * REQUEST_TIMEOUT;
+        while !admin.rebootstrap.is_reported() {
+            assert!(
+                Instant::now() < deadline,
+                "the client would stay without brokers"
+            );
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
 }

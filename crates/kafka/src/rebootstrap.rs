@@ -62,6 +62,12 @@ impl Rebootstrap {
         self.with(|state| state.down_at = Some(Instant::now()));
     }
 
+    /// Whether brokers were reported down, and nothing was done about it since.
+    #[cfg(test)]
+    pub(crate) fn is_reported(&self) -> bool {
+        self.with(|state| state.down_at.is_some())
+    }
+
     /// Adds the bootstrap servers to the client if it is time to. To be called often, and never from a callback.
     pub(crate) fn tend<C: ClientContext>(&self, client: &Client<C>) {
         if self.with(|state| state.is_due(Instant::now())) {
