@@ -147,14 +147,15 @@ async fn a_tenant_that_has_all_streams_of_events_makes_room_for_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenant_gets_half_of_the_queue_to_the_broker_while_another_wants_some() {
     let guarded = Guarded::with(|config| config.producer_queue_records_max = 4).await;
-    // As slow as a broker may be before no more is sent to it.
-    let slow = Duration::from_millis(1_800);
-    let cluster = &guarded.world.cluster;
-    cluster.broker_round_trip_time(1, slow).unwrap();
     let send = async |who: &str, id: String| {
         let sent = guarded.post(who, OPERATIONS, order(&id, 1)).send().await;
         sent.unwrap().status().as_u16()
     };
+    // The producer is connected before the broker becomes slow: after 2 s without an acknowledgement it counts as away.
+    assert_eq!(send("acme", "warm".to_owned()).await, 202);
+    let slow = Duration::from_millis(1_500);
+    let cluster = &guarded.world.cluster;
+    cluster.broker_round_trip_time(1, slow).unwrap();
     let begin = |round: char| -> FuturesUnordered<_> {
         (0..6)
             .map(|n| send("acme", format!("{round}{n}")))
