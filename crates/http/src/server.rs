@@ -39,7 +39,7 @@ const PIECE_BYTES_MAX: usize = 16 * 1024;
 
 /// How many requests one HTTP/2 connection may have under way, and by how many all connections are divided: each takes
 /// kilobytes, until its answer is read.
-const HTTP2_STREAMS_EACH: RangeInclusive<usize> = 8..=128;
+const HTTP2_STREAMS_EACH: RangeInclusive<usize> = 32..=128;
 const HTTP2_STREAMS_SHARED: usize = 4_096;
 /// How much of a body one HTTP/2 stream, and one connection, may send unread, and what all connections divide.
 const HTTP2_STREAM_WINDOW: u32 = 64 * 1024;

@@ -1,6 +1,5 @@
 //! The listener: connections in, bounded in number, and an orderly end.
 
-use std::ops::RangeInclusive;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,9 +21,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
 /// How often a quiet HTTP/2 connection is asked whether it is still there.
 const HTTP2_PING: Duration = Duration::from_secs(20);
 
-/// How many requests one HTTP/2 connection may have under way, and by how many all connections are divided.
-const STREAMS_EACH: RangeInclusive<usize> = 4..=1_024;
-const STREAMS_SHARED: usize = 4_096;
+/// How many requests one HTTP/2 connection may have under way.
+const STREAMS_MAX: u32 = 1_024;
 
 /// How long requests that are under way may take once the services are to end.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
@@ -91,7 +89,6 @@ async fn serve(stream: TcpStream, site: Arc<Site>, stopping: CancellationToken, 
         tracing::debug!(%error, "a connection to the services closed early");
         return;
     }
-    let streams = place.part_of(STREAMS_SHARED, STREAMS_EACH);
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
@@ -103,7 +100,7 @@ async fn serve(stream: TcpStream, site: Arc<Site>, stopping: CancellationToken, 
         .timer(TokioTimer::new())
         .keep_alive_interval(HTTP2_PING)
         .auto_date_header(false)
-        .max_concurrent_streams(u32::try_from(streams).unwrap_or(u32::MAX));
+        .max_concurrent_streams(STREAMS_MAX);
     let service = service_fn(|request| {
         let (site, request_guard) = (site.clone(), place.begin_request());
         // Boxed: else an idle connection holds room for a request.
