@@ -52,8 +52,9 @@ impl Process {
             let left = deadline.saturating_duration_since(Instant::now());
             let Ok(line) = lines.recv_timeout(left) else {
                 let announced: Vec<_> = addresses.keys().collect();
+                let ended = process.child.try_wait();
                 panic!(
-                    "of {announces:?} only {announced:?} were announced:\n{}",
+                    "of {announces:?} only {announced:?} were announced; ended: {ended:?}:\n{}",
                     log_tail(log)
                 );
             };

@@ -40,6 +40,9 @@ use tokio::sync::Semaphore;
 use super::config::{CqlCertificate, CqlConfig, CqlTls};
 use crate::{SchemaError, StoreError};
 
+/// So many times a request's time-out it may take to connect, which is several requests, one after the other.
+const CONNECT_REQUESTS: u32 = 3;
+
 /// The first wait before a repeat; each further one is twice as long.
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 
@@ -56,6 +59,7 @@ pub(super) struct Link {
     pub(super) datacenter: String,
     pub(super) in_flight_max: usize,
     room: Semaphore,
+    request_timeout: Duration,
     patience: Duration,
     trouble: Trouble,
 }
@@ -72,7 +76,8 @@ pub(super) enum Failure {
 }
 
 impl Link {
-    /// Connects.
+    /// Connects, or says that servers do not answer: the driver alone would wait for minutes for one that takes
+    /// connections and says nothing.
     pub(super) async fn new(config: &CqlConfig) -> Result<Self, StoreError> {
         const ACTION: &str = "connecting";
         config.validate()?;
@@ -101,7 +106,9 @@ impl Link {
         if let Some(tls) = tls(config)? {
             builder = builder.tls_context(Some(tls));
         }
-        let session = builder.build().await;
+        let connect_max = config.request_timeout * CONNECT_REQUESTS;
+        let session = tokio::time::timeout(connect_max, builder.build()).await;
+        let session = session.map_err(|late| StoreError::unavailable(ACTION, late))?;
         let session = session.map_err(|error| match hint(config, &error) {
             Some(hint) => StoreError::unavailable(ACTION, HungUp { hint, error }),
             None => StoreError::unavailable(ACTION, error),
@@ -112,6 +119,7 @@ impl Link {
             datacenter,
             in_flight_max: config.in_flight_max.get(),
             room: Semaphore::new(config.in_flight_max.get()),
+            request_timeout: config.request_timeout,
             patience: config.patience,
             trouble: Trouble::default(),
         })
@@ -119,8 +127,11 @@ impl Link {
 
     /// Prepares a statement that may be repeated as it is.
     pub(super) async fn prepare(&self, statement: String) -> Result<PreparedStatement, StoreError> {
-        let prepared = self.session.prepare(statement).await;
-        let mut prepared = prepared.map_err(|error| StoreError::unavailable("preparing", error))?;
+        const ACTION: &str = "preparing";
+        let prepared = self.session.prepare(statement);
+        let prepared = tokio::time::timeout(self.request_timeout, prepared).await;
+        let prepared = prepared.map_err(|late| StoreError::unavailable(ACTION, late))?;
+        let mut prepared = prepared.map_err(|error| StoreError::unavailable(ACTION, error))?;
         prepared.set_is_idempotent(true);
         Ok(prepared)
     }
@@ -455,6 +466,21 @@ mod tests {
     use scylla::errors::{DbError, WriteType};
 
     use super::*;
+
+    #[tokio::test]
+    async fn servers_that_take_connections_and_say_nothing_count_as_away() {
+        // The system completes connections to a listener that never accepts them.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let config = CqlConfig {
+            request_timeout: Duration::from_millis(100),
+            ..CqlConfig::new([silent.local_addr().unwrap().to_string()])
+        };
+        let error = Link::new(&config).await.err().unwrap();
+        assert!(
+            matches!(&error, StoreError::Unavailable { .. }),
+            "{error:?}"
+        );
+    }
 
     fn said(error: DbError) -> ExecutionError {
         RequestAttemptError::DbError(error, String::new()).into()

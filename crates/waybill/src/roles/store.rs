@@ -8,17 +8,13 @@ use waybill_node::chain::chain;
 use waybill_node::config::Config;
 use waybill_node::data_dir;
 use waybill_node::shutdown::{Running, Stage};
-use waybill_store::{
-    CqlConfig, CqlStore, DamageReport, EmbeddedConfig, EmbeddedStore, Store, StoreError,
-};
+use waybill_store::{CqlStore, DamageReport, EmbeddedConfig, EmbeddedStore, Store, StoreError};
 
 use super::measured::Measured;
 use crate::cli::Role;
 
 /// How long a database may take to come up.
 const DATABASE_PATIENCE: Duration = Duration::from_secs(60);
-/// How long it may take to connect to one.
-const CONNECT_MAX: Duration = Duration::from_secs(15);
 /// How long after it was not there it is asked again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How often one supervisor looks whether old attention entries still lead anywhere.
@@ -65,24 +61,12 @@ pub(super) async fn open(role: Role, config: &Config, running: &Running) -> anyh
             .await
             .context("the state store cannot be prepared")?;
     }
-    let store = once_there(|| connected(cql.clone()))
+    let store = once_there(|| CqlStore::connect(cql.clone()))
         .await
         .context("the state store cannot be opened")?;
     Ok(Opened {
         store: Arc::new(Measured::new(Arc::new(store))),
         embedded: None,
-    })
-}
-
-/// A store, or that the database does not answer: by itself the driver would wait for a minute for servers that
-/// take connections and say nothing.
-async fn connected(cql: CqlConfig) -> Result<CqlStore, StoreError> {
-    let connecting = tokio::time::timeout(CONNECT_MAX, CqlStore::connect(cql));
-    connecting.await.unwrap_or_else(|late| {
-        Err(StoreError::Unavailable {
-            action: "connecting",
-            source: late.into(),
-        })
     })
 }
 
