@@ -153,6 +153,7 @@ impl Broker {
                 per_address_max: server.config.connections_per_address_max,
                 stall_timeout: Some(server.config.stall_timeout),
                 unread_timeout: None,
+                requests: None,
             },
         );
         let connections = TaskTracker::new();

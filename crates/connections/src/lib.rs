@@ -3,12 +3,14 @@
 //! What must hold: idle connections keep nobody out. At the limit a new connection replaces the one that has been idle
 //! for longest; at the limit of one address, the longest idle one of that address. A connection on which a request is
 //! under way, or arrives, is not idle, unless nothing has moved on it for longer than the listener allows, or its client
-//! has left answers unread for so long.
+//! has left answers unread for so long. And requests of many connections take no more room than those of a few: each
+//! connection has a few of its own, and what it has under way beyond those it shares with all others.
 //!
 //! Deliberately absent: sockets and timers. A listener asks for a [`Place`] per connection, reports what happens on it,
 //! and closes the connection once the place is cancelled.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -30,6 +32,19 @@ pub struct Limits {
     pub stall_timeout: Option<Duration>,
     /// A connection whose client has not read on for longer, though an answer is there for it, counts as idle.
     pub unread_timeout: Option<Duration>,
+    /// How many requests may be under way; `None` where connections have one at a time.
+    pub requests: Option<RequestLimits>,
+}
+
+/// How many requests may be under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RequestLimits {
+    /// On each connection, whatever happens on others.
+    pub each: u32,
+    /// Beyond those, on all connections together.
+    pub shared: usize,
+    /// Of the shared ones, on the connections from one address.
+    pub shared_per_address: usize,
 }
 
 /// The open connections of one listener.
@@ -39,13 +54,15 @@ pub struct Connections {
     limits: Limits,
     started: Instant,
     open: Mutex<Open>,
+    shared: Mutex<Shared>,
     replaced: AtomicU64,
     refused: AtomicU64,
+    requests_refused: AtomicU64,
 }
 
 #[derive(Default, Debug)]
 struct Open {
-    by_id: HashMap<u64, Entry>,
+    by_id: HashMap<u64, Connection>,
     sources: Sources,
     next_id: u64,
 }
@@ -60,8 +77,40 @@ struct Sources {
     most: usize,
 }
 
+/// The requests under way that are none of the few that each connection may have.
+#[derive(Default, Debug)]
+struct Shared {
+    requests: usize,
+    by_source: HashMap<IpAddr, usize>,
+}
+
+impl Shared {
+    fn take(&mut self, source: IpAddr, limits: RequestLimits) -> Result<(), Full> {
+        if self.requests >= limits.shared {
+            return Err(Full::All);
+        }
+        let of_source = self.by_source.entry(source).or_default();
+        if *of_source >= limits.shared_per_address {
+            return Err(Full::Address);
+        }
+        *of_source += 1;
+        self.requests += 1;
+        Ok(())
+    }
+
+    fn give_back(&mut self, source: IpAddr) {
+        if let Entry::Occupied(mut of_source) = self.by_source.entry(source) {
+            *of_source.get_mut() -= 1;
+            self.requests -= 1;
+            if *of_source.get() == 0 {
+                of_source.remove();
+            }
+        }
+    }
+}
+
 #[derive(Debug)]
-struct Entry {
+struct Connection {
     source: IpAddr,
     activity: Arc<Activity>,
 }
@@ -73,6 +122,8 @@ struct Activity {
     last_traffic_us: AtomicU64,
     /// Requests that are under way, or arrive.
     requests: AtomicU32,
+    /// Those of them that are of the connection's own few.
+    own_requests: AtomicU32,
     /// Answers of which a part is ready, and waits for the client to read on.
     unread: AtomicU32,
     closing: CancellationToken,
@@ -98,6 +149,10 @@ pub struct Counts {
     pub replaced: u64,
     /// How often there was no place, so far.
     pub refused: u64,
+    /// Requests under way beyond the few that each connection may have.
+    pub requests_shared: usize,
+    /// How often there was no room for a request, so far.
+    pub requests_refused: u64,
 }
 
 impl Connections {
@@ -109,8 +164,10 @@ impl Connections {
             limits,
             started: Instant::now(),
             open: Mutex::default(),
+            shared: Mutex::default(),
             replaced: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            requests_refused: AtomicU64::new(0),
         })
     }
 
@@ -147,7 +204,7 @@ impl Connections {
         let source = source_of(peer);
         let mut open = self.locked();
         let replaced_at = if open.sources.connections_of(source) >= self.limits.per_address_max {
-            let is_of_source = |entry: &Entry| entry.source == source;
+            let is_of_source = |entry: &Connection| entry.source == source;
             self.replace_longest_idle(&mut open, now, is_of_source, Full::Address)?;
             Some(Full::Address)
         } else if open.by_id.len() >= self.limits.max {
@@ -159,10 +216,11 @@ impl Connections {
         let activity = Arc::new(Activity {
             last_traffic_us: AtomicU64::new(self.micros(now)),
             requests: AtomicU32::new(0),
+            own_requests: AtomicU32::new(0),
             unread: AtomicU32::new(0),
             closing,
         });
-        let id = open.insert(Entry {
+        let id = open.insert(Connection {
             source,
             activity: Arc::clone(&activity),
         });
@@ -170,6 +228,7 @@ impl Connections {
         drop(open);
         let place = Place {
             id,
+            source,
             all: Arc::clone(self),
             activity,
             open_then,
@@ -218,6 +277,8 @@ impl Connections {
             per_address: open.sources.most,
             replaced: self.replaced.load(Relaxed),
             refused: self.refused.load(Relaxed),
+            requests_shared: self.shared().requests,
+            requests_refused: self.requests_refused.load(Relaxed),
         }
     }
 
@@ -225,7 +286,7 @@ impl Connections {
         &self,
         open: &mut Open,
         now: Instant,
-        may_close: impl Fn(&Entry) -> bool,
+        may_close: impl Fn(&Connection) -> bool,
         full: Full,
     ) -> Result<(), Full> {
         let longest_idle = self.longest_idle(open, now, may_close);
@@ -242,13 +303,13 @@ impl Connections {
         &self,
         open: &Open,
         now: Instant,
-        may_close: impl Fn(&Entry) -> bool,
+        may_close: impl Fn(&Connection) -> bool,
     ) -> Option<u64> {
         let now = self.micros(now);
         let stall_us = micros_of(self.limits.stall_timeout);
         let unread_us = micros_of(self.limits.unread_timeout);
-        let silent_since = |entry: &Entry| entry.activity.last_traffic_us.load(Relaxed);
-        let is_idle = |entry: &Entry| {
+        let silent_since = |entry: &Connection| entry.activity.last_traffic_us.load(Relaxed);
+        let is_idle = |entry: &Connection| {
             let silent_us = now.saturating_sub(silent_since(entry));
             let is_unread = entry.activity.unread.load(Relaxed) > 0;
             let is_busy = is_unread || entry.activity.requests.load(Relaxed) > 0;
@@ -267,10 +328,50 @@ impl Connections {
     fn locked(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for one more request.
+    fn room_for_request(&self, activity: &Activity, source: IpAddr) -> Result<Room, Full> {
+        let Some(limits) = self.limits.requests else {
+            return Ok(Room::Unlimited);
+        };
+        let one_more = |own| (own < limits.each).then_some(own + 1);
+        let own = &activity.own_requests;
+        if own.fetch_update(Relaxed, Relaxed, one_more).is_ok() {
+            return Ok(Room::Own);
+        }
+        let taken = self.shared().take(source, limits);
+        if let Err(full) = taken {
+            self.requests_refused.fetch_add(1, Relaxed);
+            self.log_no_room(source, limits, full);
+        }
+        taken.map(|()| Room::Shared(source))
+    }
+
+    /// Warns that a request was refused for want of room.
+    fn log_no_room(&self, address: IpAddr, limits: RequestLimits, full: Full) {
+        let listener = self.listener;
+        match full {
+            Full::Address => tracing::warn!(
+                listener,
+                %address,
+                max = limits.shared_per_address,
+                "refused a request: its address has too many under way"
+            ),
+            Full::All => tracing::warn!(
+                listener,
+                max = limits.shared,
+                "refused a request: too many are under way"
+            ),
+        }
+    }
 }
 
 impl Open {
-    fn insert(&mut self, entry: Entry) -> u64 {
+    fn insert(&mut self, entry: Connection) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         self.sources.add(entry.source);
@@ -278,7 +379,7 @@ impl Open {
         id
     }
 
-    fn remove(&mut self, id: u64) -> Option<Entry> {
+    fn remove(&mut self, id: u64) -> Option<Connection> {
         let entry = self.by_id.remove(&id)?;
         self.sources.remove(entry.source);
         Some(entry)
@@ -346,6 +447,7 @@ fn source_of(peer: IpAddr) -> IpAddr {
 #[derive(Debug)]
 pub struct Place {
     id: u64,
+    source: IpAddr,
     all: Arc<Connections>,
     activity: Arc<Activity>,
     /// How many connections there were with this one when it came.
@@ -353,9 +455,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// The part that this connection may use of what all of them share: `total` divided by how many were open when it came,
-    /// within the bounds of each. So a few connections may use much each. Those of `n` together use up to `total` times
-    /// `1 + ln(n * each.end() / total)`, and more where that is less than `each.start()` each.
+    /// The part of `total` that this connection may be promised for as long as it lives, within the bounds of each: `total`
+    /// divided by how many connections were open when it came.
     #[must_use]
     pub fn part_of(&self, total: usize, each: RangeInclusive<usize>) -> usize {
         (total / self.open_then).clamp(*each.start(), *each.end())
@@ -370,14 +471,19 @@ impl Place {
 
     /// Reports that a request has arrived. It is under way until the returned guard is dropped. For connections that do
     /// not [`report`](Self::report) by themselves.
-    #[must_use]
-    pub fn begin_request(&self) -> RequestGuard {
+    ///
+    /// # Errors
+    ///
+    /// If as many are under way as there may be. Warns of it.
+    pub fn begin_request(&self) -> Result<RequestGuard, Full> {
+        let room = self.all.room_for_request(&self.activity, self.source)?;
         self.activity.requests.fetch_add(1, Relaxed);
-        RequestGuard {
+        Ok(RequestGuard {
             all: Arc::clone(&self.all),
             activity: Arc::clone(&self.activity),
+            room,
             is_unread: false,
-        }
+        })
     }
 
     /// Where the connection reports whether the client keeps it from writing. One is enough.
@@ -415,11 +521,22 @@ impl Drop for Place {
     }
 }
 
+/// Whose room a request takes.
+#[derive(Clone, Copy, Debug)]
+enum Room {
+    Unlimited,
+    /// That of its connection alone.
+    Own,
+    /// That of all connections, for one from this address.
+    Shared(IpAddr),
+}
+
 /// A request that is under way on a connection.
 #[derive(Debug)]
 pub struct RequestGuard {
     all: Arc<Connections>,
     activity: Arc<Activity>,
+    room: Room,
     is_unread: bool,
 }
 
@@ -451,6 +568,13 @@ impl Drop for RequestGuard {
             self.activity.unread.fetch_sub(1, Relaxed);
         }
         self.activity.requests.fetch_sub(1, Relaxed);
+        match self.room {
+            Room::Unlimited => {}
+            Room::Own => {
+                self.activity.own_requests.fetch_sub(1, Relaxed);
+            }
+            Room::Shared(source) => self.all.shared().give_back(source),
+        }
     }
 }
 
@@ -491,6 +615,11 @@ mod tests {
 
     const STALL: Duration = Duration::from_secs(60);
     const UNREAD: Duration = Duration::from_secs(5);
+    const REQUESTS: RequestLimits = RequestLimits {
+        each: 2,
+        shared: 5,
+        shared_per_address: 3,
+    };
 
     fn address(last: u8) -> IpAddr {
         IpAddr::from([192, 0, 2, last])
@@ -504,6 +633,7 @@ mod tests {
                 per_address_max,
                 stall_timeout: Some(STALL),
                 unread_timeout: Some(UNREAD),
+                requests: Some(REQUESTS),
             },
         )
     }
@@ -535,6 +665,7 @@ mod tests {
             per_address: 3,
             replaced: 2,
             refused: 1,
+            ..Counts::default()
         };
         assert_eq!(all.counts(), counts);
     }
@@ -568,7 +699,34 @@ mod tests {
     }
 
     #[test]
-    fn the_more_connections_there_are_the_less_a_further_one_may_use() {
+    fn each_connection_has_requests_of_its_own_and_shares_room_for_more_with_the_others() {
+        let all = up_to(10, 10);
+        let admit = |last| {
+            let closing = CancellationToken::new();
+            all.admit(all.started, address(last), closing).unwrap()
+        };
+        let greedy = admit(1);
+        let begin = |place: &Place| place.begin_request();
+        let held: Vec<_> = (0..5).map(|_| begin(&greedy).unwrap()).collect();
+        assert_eq!(begin(&greedy).err(), Some(Full::Address));
+        // Another connection from there has its own, and no more.
+        let neighbour = admit(1);
+        let _own = [(); 2].map(|()| begin(&neighbour).unwrap());
+        assert_eq!(begin(&neighbour).err(), Some(Full::Address));
+        // One from elsewhere gets what is left.
+        let other = admit(2);
+        let _all_but_one = [(); 4].map(|()| begin(&other).unwrap());
+        assert_eq!(begin(&other).err(), Some(Full::All));
+        let counts = all.counts();
+        assert_eq!((counts.requests_shared, counts.requests_refused), (5, 3));
+        drop(held);
+        assert_eq!(all.counts().requests_shared, 2);
+        assert!(begin(&other).is_ok());
+        assert_eq!(all.shared().by_source.len(), 1, "who has none is forgotten");
+    }
+
+    #[test]
+    fn the_more_connections_there_are_the_less_a_further_one_is_promised() {
         let all = up_to(100, 100);
         let places: Vec<Place> = (0..100)
             .map(|_| all.admit(all.started, address(1), CancellationToken::new()))
@@ -604,7 +762,10 @@ mod tests {
         let all = up_to(1, 1);
         let admit = || all.admit(Instant::now(), address(1), CancellationToken::new());
         let place = admit().unwrap();
-        let requests = (place.begin_request(), place.begin_request());
+        let requests = (
+            place.begin_request().unwrap(),
+            place.begin_request().unwrap(),
+        );
         drop(requests.0);
         assert!(admit().is_err());
         drop(requests.1);
@@ -616,7 +777,7 @@ mod tests {
         let all = up_to(1, 1);
         let next = |at| all.admit(at, address(1), CancellationToken::new());
         let place = next(all.started).unwrap();
-        let mut request = place.begin_request();
+        let mut request = place.begin_request().unwrap();
         let mut outlet = place.outlet();
         let later = |after: Duration| Instant::now() + after;
         let just_past = UNREAD + Duration::from_secs(1);

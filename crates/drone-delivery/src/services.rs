@@ -57,6 +57,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use waybill_connections::Connections;
+use waybill_http::{Server, Tls};
 
 pub use caller::{Answered, CallError, Caller, Request, Unanswered};
 pub use control::PAGE_OPERATIONS_MAX;
@@ -231,14 +232,11 @@ impl Services {
             stopping: stopping.clone(),
         });
         let caller = Caller::new(Arc::downgrade(&site));
-        let connections = listener::connections(config.connections_max);
-        let listening = tokio::spawn(listener::listen(
-            listener,
-            Arc::clone(&connections),
-            site,
-            stopping.clone(),
-            aborting.clone(),
-        ));
+        let limits = listener::limits(config.connections_max);
+        let server = Server::new("services", listener, Tls::default(), site, limits);
+        let connections = Arc::clone(server.connections());
+        let listening = listener::listen(server, stopping.clone(), aborting.clone());
+        let listening = tokio::spawn(listening);
         Ok(Self {
             address,
             caller,

@@ -19,5 +19,7 @@ mod tls;
 pub use gate::{Gate, GateLimits, HEADERS_LIMIT_MAX, Refusal};
 pub use hosts::{Foreign, Hosts};
 pub use reread::FileRefused;
-pub use server::{ConnectionMeter, METRICS, Server, ServerLimits, Service};
+pub use server::{
+    METRICS, REQUESTS_PER_CONNECTION_MAX, REQUESTS_SHARED_MAX, Server, ServerLimits, Service,
+};
 pub use tls::{Stream, Tls, TlsConfig};

@@ -1,9 +1,7 @@
 //! Connections: accepting them, encrypting them, serving HTTP/1.1 and HTTP/2 on each, and ending them in order.
 
-use std::convert::Infallible;
 use std::error::Error;
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -20,7 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use waybill_connections::{Connections, Full, Limits, Place, RequestGuard};
+use waybill_connections::{Connections, Full, Limits, Place, RequestGuard, RequestLimits};
 use waybill_telemetry::{Declared, Metric};
 
 use crate::gate::{Gate, GateLimits};
@@ -37,14 +35,21 @@ const UNREAD_PATIENCE: Duration = Duration::from_secs(5);
 /// How much of an answer is handed over at once: what is behind it shows whether the client reads on.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
 
-/// How many requests one HTTP/2 connection may have under way, and by how many all connections are divided: each takes
-/// kilobytes, until its answer is read.
-const HTTP2_STREAMS_EACH: RangeInclusive<usize> = 32..=128;
-const HTTP2_STREAMS_SHARED: usize = 4_096;
-/// How much of a body one HTTP/2 stream, and one connection, may send unread, and what all connections divide.
-const HTTP2_STREAM_WINDOW: u32 = 64 * 1024;
-const HTTP2_WINDOW_EACH: RangeInclusive<usize> = 64 * 1024..=512 * 1024;
-const HTTP2_WINDOW_SHARED: usize = 8 * 1024 * 1024;
+/// How many requests one HTTP/2 connection may have under way where nothing speaks for more. That many tables it has, of
+/// two kilobytes each, for as long as it lives once it has begun so many.
+pub const REQUESTS_PER_CONNECTION_MAX: usize = 128;
+/// How many requests may be under way on all connections together, beyond a few that each has of its own, where nothing
+/// speaks for more. One takes kilobytes until its answer is read.
+pub const REQUESTS_SHARED_MAX: usize = 4_096;
+/// How many requests each connection may have under way, however many all others have.
+const REQUESTS_EACH: u32 = 4;
+/// How many requests each connection may begin, however many connections there are.
+const REQUESTS_PER_CONNECTION_MIN: usize = 32;
+/// How much of a body one HTTP/2 stream, and all of one connection, may send unread. It is what RFC 9113, section 6.9.2,
+/// begins with, and a connection cannot be given less.
+const HTTP2_WINDOW: u32 = 65_535;
+/// How much of an answer may wait in an HTTP/2 stream before the next piece is handed over: so little that only one does.
+const HTTP2_SEND_BUFFER: usize = 1;
 /// How often a quiet HTTP/2 connection is asked whether it is still there.
 const HTTP2_PING: Duration = Duration::from_secs(20);
 
@@ -79,6 +84,12 @@ const REFUSED: Metric<Counter, 1> = Metric::new(
     ["listener"],
 );
 
+const REQUESTS_REFUSED: Metric<Counter, 1> = Metric::new(
+    "waybill_http_requests_refused_total",
+    "HTTP/2 requests that were refused because too many were under way, by listener",
+    ["listener"],
+);
+
 /// The metrics of all servers.
 pub const METRICS: &[&dyn Declared] = &[
     &OPEN,
@@ -87,6 +98,7 @@ pub const METRICS: &[&dyn Declared] = &[
     &PER_ADDRESS_MAX,
     &REPLACED,
     &REFUSED,
+    &REQUESTS_REFUSED,
 ];
 
 /// Answers the requests of a [`Server`].
@@ -97,12 +109,19 @@ pub trait Service: Send + Sync + 'static {
         + Unpin
         + 'static;
 
+    /// Why a request gets no answer.
+    type Unanswered: Error + Send + Sync + 'static;
+
     /// Answers one request. In place of a request whose head was refused comes a
     /// [stand-in](crate::Refusal::METHOD), whose answer says so.
+    ///
+    /// # Errors
+    ///
+    /// If it is to get no answer: then its connection (HTTP/1) or its stream (HTTP/2) is closed.
     fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
-    ) -> impl Future<Output = Response<Self::Body>> + Send;
+    ) -> impl Future<Output = Result<Response<Self::Body>, Self::Unanswered>> + Send;
 }
 
 /// What connections may use, and how long they may take.
@@ -113,6 +132,13 @@ pub struct ServerLimits {
     /// How many may be open of one address. One more replaces the address's own that has been idle for longest; where
     /// none is idle it is closed.
     pub connections_per_address_max: usize,
+    /// How many requests one HTTP/2 connection may have under way; fewer, down to 32, where there are so many connections
+    /// that `requests_shared_max` divided among them is less.
+    pub requests_per_connection_max: usize,
+    /// How many requests may be under way on all connections together, beyond a few that each has of its own. Those from
+    /// one address get three quarters of them. A request for which there is no room is refused by `REFUSED_STREAM`
+    /// (RFC 9113, section 8.7): nothing of it was looked at, and the client may send it again.
+    pub requests_shared_max: usize,
     /// What each may send, and how long it may take.
     pub gate: GateLimits,
 }
@@ -130,17 +156,17 @@ pub struct Server<S> {
 
 /// Shows the connections of one listener as metrics.
 #[derive(Clone)]
-pub struct ConnectionMeter {
+struct ConnectionMeter {
     open: Gauge,
     per_address: Gauge,
     replaced: Counter,
     refused: Counter,
+    requests_refused: Counter,
 }
 
 impl ConnectionMeter {
     /// A meter of the connections of `listener`, which shows their limits at once.
-    #[must_use]
-    pub fn new(listener: &str, connections: &Connections) -> Self {
+    fn new(listener: &str, connections: &Connections) -> Self {
         let limits = connections.limits();
         MAX.of([listener]).set(limits.max as f64);
         let per_address_max = limits.per_address_max as f64;
@@ -150,16 +176,18 @@ impl ConnectionMeter {
             per_address: PER_ADDRESS.of([listener]),
             replaced: REPLACED.of([listener]),
             refused: REFUSED.of([listener]),
+            requests_refused: REQUESTS_REFUSED.of([listener]),
         }
     }
 
     /// Shows how many there are now.
-    pub fn note(&self, connections: &Connections) {
+    fn note(&self, connections: &Connections) {
         let counts = connections.counts();
         self.open.set(counts.open as f64);
         self.per_address.set(counts.per_address as f64);
         self.replaced.absolute(counts.replaced);
         self.refused.absolute(counts.refused);
+        self.requests_refused.absolute(counts.requests_refused);
     }
 }
 
@@ -181,7 +209,9 @@ impl<S: Service> Server<S> {
             .half_close(true);
         http.http2()
             .timer(TokioTimer::new())
-            .initial_stream_window_size(HTTP2_STREAM_WINDOW)
+            .initial_stream_window_size(HTTP2_WINDOW)
+            .initial_connection_window_size(HTTP2_WINDOW)
+            .max_send_buf_size(HTTP2_SEND_BUFFER)
             .max_header_list_size(u32::try_from(limits.gate.head_bytes_max).unwrap_or(u32::MAX))
             .keep_alive_interval(HTTP2_PING);
         let connections = Connections::new(
@@ -192,6 +222,11 @@ impl<S: Service> Server<S> {
                 // A request may take long here. A client that does not read its answer makes room sooner.
                 stall_timeout: None,
                 unread_timeout: Some(UNREAD_PATIENCE),
+                requests: Some(RequestLimits {
+                    each: REQUESTS_EACH,
+                    shared: limits.requests_shared_max,
+                    shared_per_address: limits.requests_shared_max - limits.requests_shared_max / 4,
+                }),
             },
         );
         Self {
@@ -203,6 +238,12 @@ impl<S: Service> Server<S> {
             connections,
             http,
         }
+    }
+
+    /// The connections that are open.
+    #[must_use]
+    pub fn connections(&self) -> &Arc<Connections> {
+        &self.connections
     }
 
     /// Accepts until `stop` is cancelled, and then waits for the connections that are open to end;
@@ -235,7 +276,7 @@ impl<S: Service> Server<S> {
                 http: self.http.clone(),
                 tls: self.tls.clone(),
                 service: Arc::clone(&self.service),
-                limits: self.limits.gate,
+                limits: self.limits,
                 stop: stop.clone(),
             };
             let (connections, meter) = (Arc::clone(&self.connections), self.meter.clone());
@@ -286,7 +327,7 @@ struct Connection<S> {
     http: auto::Builder<TokioExecutor>,
     tls: Tls,
     service: Arc<S>,
-    limits: GateLimits,
+    limits: ServerLimits,
     stop: CancellationToken,
 }
 
@@ -299,20 +340,24 @@ impl<S: Service> Connection<S> {
         let Some(stream) = self.secured(socket).await else {
             return;
         };
-        let part = |total, each| u32::try_from(place.part_of(total, each)).unwrap_or(u32::MAX);
+        let each_max = self.limits.requests_per_connection_max;
+        let each = REQUESTS_PER_CONNECTION_MIN.min(each_max)..=each_max;
+        let streams = place.part_of(self.limits.requests_shared_max, each);
         let mut http = self.http;
         http.http2()
-            .max_concurrent_streams(part(HTTP2_STREAMS_SHARED, HTTP2_STREAMS_EACH))
-            .initial_connection_window_size(part(HTTP2_WINDOW_SHARED, HTTP2_WINDOW_EACH));
-        let gate = Gate::new(stream, self.limits).with_outlet(place.outlet());
+            .max_concurrent_streams(u32::try_from(streams).unwrap_or(u32::MAX));
+        let gate = Gate::new(stream, self.limits.gate).with_outlet(place.outlet());
         let service = self.service;
         let answer = service_fn(move |request| {
             let (service, guard) = (Arc::clone(&service), place.begin_request());
             // A future takes kilobytes. Unboxed, it stays in the task of an HTTP/2 stream until the client has read the answer,
             // and in that of an idle HTTP/1 connection.
             Box::pin(async move {
+                let guard =
+                    guard.map_err(|_| NoAnswer::Refused(h2::Reason::REFUSED_STREAM.into()))?;
                 let answer = service.answer(request).await;
-                Ok::<_, Infallible>(answer.map(|body| Tracked::new(body, guard)))
+                let answer = answer.map_err(NoAnswer::Unanswered)?;
+                Ok::<_, NoAnswer<S::Unanswered>>(answer.map(|body| Tracked::new(body, guard)))
             })
         });
         let connection = http.serve_connection(TokioIo::new(gate), answer);
@@ -332,7 +377,8 @@ impl<S: Service> Connection<S> {
 
     /// The connection once it is encrypted, where it is to be; `None` where it came to nothing.
     async fn secured(&self, socket: TcpStream) -> Option<Stream> {
-        let handshake = tokio::time::timeout(self.limits.head_timeout, self.tls.accept(socket));
+        let handshake =
+            tokio::time::timeout(self.limits.gate.head_timeout, self.tls.accept(socket));
         let ended = tokio::select! {
             ended = handshake => ended,
             () = self.stop.cancelled() => return None,
@@ -347,22 +393,52 @@ impl<S: Service> Connection<S> {
     }
 }
 
-/// The body of an answer, in small pieces. Its request is under way until the last one is handed over, or it is dropped.
+/// Why a stream of HTTP/2, or a connection of HTTP/1, is closed without an answer.
+#[derive(Debug, thiserror::Error)]
+enum NoAnswer<E: Error + 'static> {
+    /// hyper closes the stream with the reason that it finds here.
+    #[error("too many requests are under way")]
+    Refused(#[source] h2::Error),
+    #[error("the service leaves the request without an answer")]
+    Unanswered(#[source] E),
+}
+
+/// The body of an answer, in small pieces. Its request is under way until the last one is written, or all are dropped.
 struct Tracked<B> {
     body: B,
     /// What is left of the piece that the body gave last.
     rest: Bytes,
-    guard: RequestGuard,
+    /// `None` once it went with the last piece.
+    guard: Option<RequestGuard>,
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Tracked<B> {
     fn new(body: B, mut guard: RequestGuard) -> Self {
-        guard.set_unread(!body.is_end_stream());
+        let is_empty = body.is_end_stream();
+        guard.set_unread(!is_empty);
         Self {
             body,
             rest: Bytes::new(),
-            guard,
+            guard: (!is_empty).then_some(guard),
         }
+    }
+
+    fn set_unread(&mut self, is_unread: bool) {
+        if let Some(guard) = &mut self.guard {
+            guard.set_unread(is_unread);
+        }
+    }
+}
+
+/// The last piece of an answer. The connection drops it once it is written.
+struct LastPiece {
+    bytes: Bytes,
+    _guard: RequestGuard,
+}
+
+impl AsRef<[u8]> for LastPiece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -383,13 +459,20 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Tracked<B> {
                 },
                 Poll::Ready(ended) => return Poll::Ready(ended),
                 Poll::Pending => {
-                    this.guard.set_unread(false);
+                    this.set_unread(false);
                     return Poll::Pending;
                 }
             }
         }
-        let piece = this.rest.split_to(this.rest.len().min(PIECE_BYTES_MAX));
-        this.guard.set_unread(true);
+        let bytes = this.rest.split_to(this.rest.len().min(PIECE_BYTES_MAX));
+        this.set_unread(true);
+        let guard = this
+            .guard
+            .take_if(|_| this.rest.is_empty() && this.body.is_end_stream());
+        let piece = match guard {
+            Some(_guard) => Bytes::from_owner(LastPiece { bytes, _guard }),
+            None => bytes,
+        };
         Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 

@@ -12,6 +12,7 @@ use hyper::{Request, Response};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use waybill_http::{GateLimits, Server, ServerLimits, Service, Tls, TlsConfig};
 use waybill_test_support::certificate::Certificate;
@@ -22,6 +23,8 @@ const LONG: Duration = Duration::from_secs(60);
 const LIMITS: ServerLimits = ServerLimits {
     connections_max: 4,
     connections_per_address_max: 4,
+    requests_per_connection_max: 16,
+    requests_shared_max: 8,
     gate: GateLimits {
         head_bytes_max: 1024,
         headers_max: 10,
@@ -34,7 +37,8 @@ const LIMITS: ServerLimits = ServerLimits {
 /// More than sockets hold.
 const LARGE_BYTES: usize = 32 * 1024 * 1024;
 
-/// Answers each request with its path, and one for `/large` with much; one for `/wait` only once it may.
+/// Answers each request with its path, one for `/large` with much, and one for `/nothing` not at all; one for `/wait` only
+/// once it may.
 struct Echo {
     /// One permit for each request for `/wait` that has come.
     came: Semaphore,
@@ -43,19 +47,29 @@ struct Echo {
 
 impl Service for Echo {
     type Body = Full<Bytes>;
+    type Unanswered = Unanswered;
 
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<Response<Full<Bytes>>, Unanswered> {
         let path = request.uri().path().to_owned();
-        if path == "/large" {
-            return Response::new(Full::from(vec![b'x'; LARGE_BYTES]));
+        match path.as_str() {
+            "/large" => return Ok(Response::new(Full::from(vec![b'x'; LARGE_BYTES]))),
+            "/nothing" => return Err(Unanswered),
+            "/wait" => {
+                self.came.add_permits(1);
+                let _permit = self.may_answer.acquire().await;
+            }
+            _ => {}
         }
-        if path == "/wait" {
-            self.came.add_permits(1);
-            let _permit = self.may_answer.acquire().await;
-        }
-        Response::new(Full::from(path))
+        Ok(Response::new(Full::from(path)))
     }
 }
+
+#[derive(Debug, thiserror::Error)]
+#[error("the request gets no answer")]
+struct Unanswered;
 
 struct Running {
     address: SocketAddr,
@@ -215,22 +229,63 @@ async fn clients_that_never_read_their_answers_keep_nobody_out() {
     ask(&mut last, "/b").await;
 }
 
+/// What became of a request for `path` on an HTTP/2 connection.
+async fn ask_http2(requests: &mut SendRequest<Bytes>, path: &str) -> Result<(), h2::Error> {
+    let request = Request::get(format!("http://a{path}")).body(()).unwrap();
+    let (answer, _) = requests.send_request(request, true)?;
+    let mut body = answer.await?.into_body();
+    while let Some(piece) = body.data().await {
+        body.flow_control().release_capacity(piece?.len())?;
+    }
+    Ok(())
+}
+
+async fn connect_http2(server: &Running) -> SendRequest<Bytes> {
+    let (requests, connection) = h2::client::handshake(server.connect().await).await.unwrap();
+    tokio::spawn(connection);
+    requests
+}
+
+#[tokio::test]
+async fn requests_that_crowd_a_server_leave_a_few_to_each_connection_and_all_when_they_end() {
+    const REFUSED: Option<h2::Reason> = Some(h2::Reason::REFUSED_STREAM);
+    let server = run(LIMITS, Tls::default()).await;
+    let mut greedy = connect_http2(&server).await;
+    // Four of its own, and of the eight that are shared the six that an address may have.
+    let mut waiting = JoinSet::new();
+    for _ in 0..10 {
+        let mut requests = greedy.clone();
+        waiting.spawn(async move { ask_http2(&mut requests, "/wait").await });
+        server.service.came.acquire().await.unwrap().forget();
+    }
+    let refused = ask_http2(&mut greedy, "/a").await.unwrap_err();
+    assert_eq!(refused.reason(), REFUSED);
+    assert!(refused.is_remote());
+    let mut other = connect_http2(&server).await;
+    for _ in 0..20 {
+        ask_http2(&mut other, "/a").await.unwrap();
+    }
+    server.service.may_answer.add_permits(10);
+    while let Some(ended) = waiting.join_next().await {
+        ended.unwrap().unwrap();
+    }
+    ask_http2(&mut greedy, "/a").await.unwrap();
+}
+
 #[tokio::test]
 async fn the_more_connections_there_are_the_fewer_requests_a_further_one_may_begin() {
     let limits = ServerLimits {
         connections_max: 100,
         connections_per_address_max: 100,
+        requests_per_connection_max: 128,
+        requests_shared_max: 4_096,
         ..LIMITS
     };
     let server = run(limits, Tls::default()).await;
     let begin = async || {
-        let (mut requests, connection) =
-            h2::client::handshake(server.connect().await).await.unwrap();
-        tokio::spawn(connection);
+        let mut requests = connect_http2(&server).await;
         // With an answer the server's settings have come.
-        let request = Request::get("http://a/a").body(()).unwrap();
-        let (answer, _) = requests.send_request(request, true).unwrap();
-        answer.await.unwrap();
+        ask_http2(&mut requests, "/a").await.unwrap();
         requests
     };
     let first: SendRequest<Bytes> = begin().await;
@@ -241,6 +296,49 @@ async fn the_more_connections_there_are_the_fewer_requests_a_further_one_may_beg
     let last = begin().await;
     let allowed = [&first, &last].map(SendRequest::current_max_send_streams);
     assert_eq!(allowed, [128, 40]);
+}
+
+#[tokio::test]
+async fn an_answer_takes_room_until_it_is_written() {
+    let server = run(LIMITS, Tls::default()).await;
+    let (mut requests, connection) = h2::client::Builder::new()
+        .initial_window_size(1)
+        .handshake::<_, Bytes>(server.connect().await)
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    let mut unread = Vec::new();
+    for _ in 0..10 {
+        let request = Request::get("http://a/long").body(()).unwrap();
+        let (answer, _) = requests.send_request(request, true).unwrap();
+        unread.push(answer.await.unwrap());
+    }
+    // Of each answer one byte has come: the others wait in the server.
+    let refused = ask_http2(&mut requests, "/long").await.unwrap_err();
+    assert_eq!(refused.reason(), Some(h2::Reason::REFUSED_STREAM));
+    for answer in &mut unread {
+        let body = answer.body_mut();
+        let mut got = Vec::new();
+        while let Some(piece) = body.data().await {
+            let piece = piece.unwrap();
+            body.flow_control().release_capacity(piece.len()).unwrap();
+            got.extend_from_slice(&piece);
+        }
+        assert_eq!(got, b"/long");
+    }
+    ask_http2(&mut requests, "/long").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_that_gets_no_answer_ends_its_stream_or_its_connection_alone() {
+    let server = run(LIMITS, Tls::default()).await;
+    let mut requests = connect_http2(&server).await;
+    let ended = ask_http2(&mut requests, "/nothing").await.unwrap_err();
+    assert!(ended.is_reset(), "{ended}");
+    ask_http2(&mut requests, "/a").await.unwrap();
+    let mut stream = server.connect().await;
+    send(&mut stream, "/nothing").await;
+    assert!(is_closed(&mut stream).await);
 }
 
 #[tokio::test]

@@ -33,6 +33,7 @@ mod log;
 mod partitions;
 mod readers;
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -54,7 +55,10 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tower::ServiceExt as _;
 use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ReaderId, Timestamp};
-use waybill_http::{GateLimits, Hosts, Refusal, Server, ServerLimits, Service, Tls};
+use waybill_http::{
+    GateLimits, Hosts, REQUESTS_PER_CONNECTION_MAX, REQUESTS_SHARED_MAX, Refusal, Server,
+    ServerLimits, Service, Tls,
+};
 
 use self::guard::Denials;
 
@@ -222,6 +226,8 @@ impl Admin {
         let limits = ServerLimits {
             connections_max: config.connections_max,
             connections_per_address_max: config.connections_per_address_max(),
+            requests_per_connection_max: REQUESTS_PER_CONNECTION_MAX,
+            requests_shared_max: REQUESTS_SHARED_MAX,
             gate: GATE,
         };
         let server = Server::new("admin", listener, tls, service, limits);
@@ -268,10 +274,11 @@ struct Routes(Router);
 
 impl Service for Routes {
     type Body = Body;
+    type Unanswered = Infallible;
 
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response {
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Result<Response, Infallible> {
         if request.method().as_str() == Refusal::METHOD {
-            return Problem::from(Refusal::of_path(request.uri().path())).into_response();
+            return Ok(Problem::from(Refusal::of_path(request.uri().path())).into_response());
         }
         let patience = Patience {
             pause_max: BODY_PATIENCE,
@@ -280,14 +287,10 @@ impl Service for Routes {
         let (head, body) = RequestBody::of(request).into_parts();
         let body = match read_whole(body, BODY_BYTES_MAX, patience).await {
             Ok(body) => Body::from(body),
-            Err(problem) => return problem.into_response(),
+            Err(problem) => return Ok(problem.into_response()),
         };
-        let answered = self
-            .0
-            .clone()
-            .oneshot(Request::from_parts(head, body))
-            .await;
-        answered.unwrap_or_else(|never| match never {})
+        let router = self.0.clone();
+        router.oneshot(Request::from_parts(head, body)).await
     }
 }
 

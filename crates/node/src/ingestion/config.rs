@@ -3,7 +3,9 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use waybill_http::{GateLimits, HEADERS_LIMIT_MAX, ServerLimits};
+use waybill_http::{
+    GateLimits, HEADERS_LIMIT_MAX, REQUESTS_PER_CONNECTION_MAX, REQUESTS_SHARED_MAX, ServerLimits,
+};
 
 use super::json::DEPTH_LIMIT_MAX;
 use super::tenant_limits::TenantRates;
@@ -133,6 +135,8 @@ impl IngestionConfig {
         ServerLimits {
             connections_max: self.connections_max.max(1),
             connections_per_address_max: self.connections_per_address_max.max(1),
+            requests_per_connection_max: REQUESTS_PER_CONNECTION_MAX,
+            requests_shared_max: REQUESTS_SHARED_MAX,
             gate: self.gate_limits(),
         }
     }

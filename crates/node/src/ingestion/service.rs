@@ -10,6 +10,7 @@ mod query;
 mod reply;
 mod route;
 
+use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
@@ -79,14 +80,15 @@ pub struct Api {
 
 impl Service for Api {
     type Body = Payload;
+    type Unanswered = Infallible;
 
-    async fn answer(self: Arc<Self>, mut request: Request<Incoming>) -> Reply {
+    async fn answer(self: Arc<Self>, mut request: Request<Incoming>) -> Result<Reply, Infallible> {
         let began = Instant::now();
         if request.method().as_str() == Refusal::METHOD {
             let reply = problem(&Refusal::of_path(request.uri().path()).into());
             self.measures
                 .answered(RouteLabel::Other, reply.status(), began);
-            return reply;
+            return Ok(reply);
         }
         let route = Route::of(request.uri().path());
         let label = route.label(request.method());
@@ -110,7 +112,7 @@ impl Service for Api {
         if let Some(span) = span {
             spans::answered(span, reply.status());
         }
-        reply
+        Ok(reply)
     }
 }
 

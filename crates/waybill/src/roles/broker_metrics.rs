@@ -8,7 +8,7 @@ use waybill_broker::Stats;
 use waybill_telemetry::{Declared, Metric};
 
 /// How often they are shown anew.
-pub(super) const SHOW_EVERY: Duration = Duration::from_secs(1);
+const SHOW_EVERY: Duration = Duration::from_secs(1);
 
 /// A metric, and where the broker counts it.
 type Counted<K> = (Metric<K>, fn(&Stats) -> u64);

@@ -1,6 +1,5 @@
 //! What `waybill` brings along: the embedded broker and the simulated services.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -8,7 +7,6 @@ use waybill_broker::{Broker, BrokerConfig, Logins, Logs, StartError};
 use waybill_drone_delivery::services::{
     LedgerError, Services, ServicesConfig, StartError as ServicesError,
 };
-use waybill_http::ConnectionMeter;
 use waybill_messages::Topics;
 use waybill_node::admin::Admin;
 use waybill_node::config::Config;
@@ -18,7 +16,7 @@ use waybill_node::shutdown::{Running, Stage};
 use waybill_node::telemetry::announce;
 
 use super::agents::{Reached, group};
-use super::broker_metrics::{BrokerMetrics, SHOW_EVERY};
+use super::broker_metrics::BrokerMetrics;
 use crate::broker_access::BrokerLogins;
 
 /// The embedded broker, as the other parts of its process use it.
@@ -128,10 +126,7 @@ pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Resu
         .map_err(services_not_started)?;
     let (address, caller) = (services.address(), services.caller());
     running.spawn(Stage::Services, "services", |stop| async move {
-        tokio::select! {
-            () = stop.cancelled() => {}
-            never = show_connections(&services) => match never {},
-        }
+        stop.cancelled().await;
         services.shutdown().await;
         Ok(())
     });
@@ -140,17 +135,6 @@ pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Resu
         address: address.to_string(),
         caller: Some(caller),
     })
-}
-
-/// Shows the connections to the services again and again.
-async fn show_connections(services: &Services) -> Infallible {
-    let connections = services.connections();
-    let meter = ConnectionMeter::new("services", connections);
-    let mut turns = tokio::time::interval(SHOW_EVERY);
-    loop {
-        turns.tick().await;
-        meter.note(connections);
-    }
 }
 
 #[cfg(test)]

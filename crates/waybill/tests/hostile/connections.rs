@@ -113,24 +113,22 @@ async fn a_head_without_an_end_is_refused_in_time_and_in_size() {
 /// What keeps a connection and its requests open.
 type Held = (SendRequest<Bytes>, Vec<SendStream<Bytes>>);
 
-/// Opens a connection and, as far as the server lets it, requests whose bodies never end.
-async fn begin_bodies(site: &Site) -> Held {
-    let socket = TcpStream::connect(site.address("http")).await.unwrap();
+/// Opens a connection to a listener and on it requests whose bodies never end. The server may refuse them.
+async fn begin_bodies(site: &Site, listener: &str, path: &str) -> Held {
+    let socket = TcpStream::connect(site.address(listener)).await.unwrap();
     let (mut requests, connection) = h2::client::handshake(socket).await.unwrap();
     tokio::spawn(connection);
-    let request = || {
-        hyper::Request::builder()
-            .uri(site.url("http", "/v1/operations"))
-            .header("content-type", "application/json")
-    };
-    // With an answer the server's settings have come.
-    let first = request().method("GET").body(()).unwrap();
-    let (answer, _) = requests.send_request(first, true).unwrap();
-    answer.await.unwrap();
     let mut bodies = Vec::new();
-    for _ in 0..HTTP2_STREAMS.min(requests.current_max_send_streams()) {
-        let request = request().method("POST").body(()).unwrap();
-        let (_answer, mut body) = requests.send_request(request, false).unwrap();
+    for _ in 0..HTTP2_STREAMS {
+        let request = hyper::Request::builder()
+            .method("POST")
+            .uri(site.url(listener, path))
+            .header("content-type", "application/json")
+            .header("idempotency-key", "o/package");
+        requests = requests.ready().await.unwrap();
+        let (_answer, mut body) = requests
+            .send_request(request.body(()).unwrap(), false)
+            .unwrap();
         if bodies.len() < 2 {
             // The server may have answered without it.
             let _ = body.send_data(Bytes::from_static(&[b' '; 16 << 10]), false);
@@ -152,12 +150,16 @@ async fn requests_that_never_end_on_many_connections_take_little_memory() {
     let connections_max = 2 * HTTP2_CONNECTIONS;
     let site = Site::start_with(Broker::Embedded, limit.as_ref(), &[], connections_max);
     let mut held = Vec::new();
-    for _ in 0..HTTP2_CONNECTIONS {
-        held.push(begin_bodies(&site).await);
+    for (listener, name, path) in [
+        ("http", "api", "/v1/operations"),
+        ("services", "services", "/api/packages/p"),
+    ] {
+        for _ in 0..HTTP2_CONNECTIONS {
+            held.push(begin_bodies(&site, listener, path).await);
+        }
+        let refused = format!("waybill_http_requests_refused_total{{listener=\"{name}\"}}");
+        assert!(site.metric(&refused).await > 0.0, "{listener}");
     }
-    let streams: usize = held.iter().map(|(_, bodies)| bodies.len()).sum();
-    let tried = held.len() * HTTP2_STREAMS;
-    assert!(streams < tried / 2, "{streams} of {tried}");
     site.deliver("beside-bodies").await;
     drop(site);
     assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
