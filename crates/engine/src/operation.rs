@@ -366,6 +366,15 @@ impl OperationState {
         self.state == ProcessState::Processing && self.error.is_some()
     }
 
+    /// The code with which a recovery is refused that needs the operation's workflow, where that is not known. A
+    /// tombstone never had one.
+    pub(crate) fn code_without_workflow(&self) -> &'static str {
+        match self.tombstone {
+            true => "never-created",
+            false => "workflow-unknown",
+        }
+    }
+
     /// What went wrong, if something did: why it failed for good, or why it could not be undone.
     #[must_use]
     pub fn failure(&self) -> Option<&OperationError> {

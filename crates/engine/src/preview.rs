@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::advance::{Advance, Patience, Verdict};
 use crate::gate::Gates;
-use crate::operation::{OperationRow, ProcessState};
+use crate::operation::{OperationRow, OperationState, ProcessState};
 use crate::partition::EngineStats;
 use crate::record::{Amendment, RecoveryVerb};
 use crate::time::Timestamp;
@@ -45,7 +45,7 @@ pub fn refusal(
 ) -> Option<&'static str> {
     let created = &row.created;
     let Some(workflow) = workflow_of(row, workflows) else {
-        return refusal_without_workflow(row.state.state, asked);
+        return refusal_without_workflow(&row.state, asked);
     };
     let mut state = row.state.clone();
     let mut advance = Advance {
@@ -74,14 +74,17 @@ pub fn refusal(
     }
 }
 
-fn refusal_without_workflow(state: ProcessState, asked: Asked<'_>) -> Option<&'static str> {
-    let means_something = match asked {
-        Asked::Recovery(RecoveryVerb::Abandon) => state.is_parked(),
+fn refusal_without_workflow(state: &OperationState, asked: Asked<'_>) -> Option<&'static str> {
+    match asked {
         Asked::Recovery(
             RecoveryVerb::Resubmitted { .. } | RecoveryVerb::Wake | RecoveryVerb::Retry { .. },
-        ) => true,
-        Asked::Recovery(_) => false,
-        Asked::Amendment(_) => state == ProcessState::Cancelled,
-    };
-    (!means_something).then_some("workflow-unknown")
+        ) => None,
+        Asked::Recovery(RecoveryVerb::Abandon) if state.state.is_parked() => None,
+        Asked::Recovery(_) => Some(state.code_without_workflow()),
+        Asked::Amendment(amendment) => match (state.state, amendment) {
+            (ProcessState::Cancelled, Amendment::Cancel { .. }) => None,
+            (ProcessState::Cancelled, Amendment::Reschedule { .. }) => Some("final"),
+            _ => Some("workflow-unknown"),
+        },
+    }
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use waybill_engine::{
-    Action, Amendment, Attempt, AttemptSeen, CreateRequest, Exhausted, HISTORY_MAX, Lane, Message,
-    Offset, Outcome, PartitionId, Position, ProcessState, RecoveryVerb, StepDefinition, StepKind,
-    Workflows,
+    Action, Amendment, Asked, Attempt, AttemptSeen, CreateRequest, Exhausted, HISTORY_MAX, Lane,
+    Message, Offset, Outcome, PartitionId, Position, ProcessState, RecoveryVerb, StepDefinition,
+    StepKind, Workflows, refusal,
 };
 
 use crate::fixture::{
@@ -319,6 +319,36 @@ fn a_cancel_of_what_is_final_is_refused_and_the_caller_is_told() {
     );
     let refused = &fixture.state(id(1)).history[0].refused;
     assert_eq!(refused.as_deref(), Some("final"));
+}
+
+#[test]
+fn what_is_asked_of_an_operation_that_was_cancelled_before_it_came_is_refused_for_that() {
+    let mut fixture = Fixture::new();
+    fixture.cancel(1);
+    fixture.load();
+    fixture.round();
+    assert!(fixture.state(id(1)).tombstone);
+    for (number, verb) in [
+        RecoveryVerb::Resubmit,
+        RecoveryVerb::Compensate { seen: None },
+        RecoveryVerb::Abandon,
+        RecoveryVerb::RetryCompensation,
+        RecoveryVerb::Undone {
+            step: "a".to_owned(),
+        },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (row, asked) = (&fixture.rows[&id(1)], Asked::Recovery(&verb));
+        let foreseen = refusal(row, &workflows(), asked, fixture.now);
+        assert_eq!(foreseen, Some("never-created"), "{verb:?}");
+        fixture.recover(100 + number as u128, id(1), None, verb);
+        fixture.load();
+        fixture.round();
+        let noted = fixture.state(id(1)).history.last().unwrap();
+        assert_eq!(noted.refused.as_deref(), Some("never-created"));
+    }
 }
 
 #[test]

@@ -137,7 +137,7 @@ impl Live {
             | RecoveryVerb::Park { .. }
             | RecoveryVerb::Resubmit
             | RecoveryVerb::RetryCompensation
-            | RecoveryVerb::Undone { .. } => Verdict::Refused("workflow-unknown"),
+            | RecoveryVerb::Undone { .. } => Verdict::Refused(self.state.code_without_workflow()),
         }
     }
 

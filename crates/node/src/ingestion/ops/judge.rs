@@ -165,7 +165,9 @@ fn sentence(code: &'static str) -> &'static str {
         "manual-undo-needed" => "What is left is for a person to undo, who then says `undone`.",
         "unknown-step" => "Its workflow has no step of this name.",
         "not-to-be-undone" => "The step is not waiting to be undone.",
-        "never-created" => "It was cancelled before it was requested.",
+        "never-created" => {
+            "The operation was cancelled before its request came. Nothing was begun, so that there is nothing to do."
+        }
         "not-failed" => "It did not fail.",
         "not-final" => "It has not ended yet.",
         "input-invalid" => {

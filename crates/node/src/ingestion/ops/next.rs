@@ -112,6 +112,9 @@ fn sentence(row: &OperationRow, verbs: &[&str]) -> String {
         ProcessState::Compensated => {
             "Nothing: it failed, and nothing of it is left standing.".to_owned()
         }
+        ProcessState::Cancelled if state.tombstone => {
+            "Nothing: it was cancelled before its request came. A request with this id will end Cancelled.".to_owned()
+        }
         ProcessState::Cancelled => {
             "Nothing: it was cancelled, and nothing of it is left standing.".to_owned()
         }

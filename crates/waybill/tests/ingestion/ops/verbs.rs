@@ -165,6 +165,49 @@ async fn a_verb_that_the_row_forbids_is_refused_with_the_engines_code() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn of_an_operation_that_was_cancelled_before_it_came_it_is_said_that_there_is_nothing_to_do()
+{
+    let world = World::start().await;
+    for (name, workflow) in [("ghost", ""), ("delivery", "drone-delivery")] {
+        let mut tombstone = row(id_of(name), workflow, ProcessState::Cancelled);
+        let created = tombstone.created.as_mut().map(std::sync::Arc::make_mut);
+        let created = created.unwrap();
+        (created.workflow_version, created.step_names) = (0, Vec::new());
+        tombstone.state.steps.clear();
+        (tombstone.state.tombstone, tombstone.state.cancelled) = (true, true);
+        world.write(tombstone).await;
+        for (verb, body) in [
+            ("resubmit", json!({})),
+            ("resubmit", json!({"asNew": true})),
+            ("compensate", json!({})),
+            ("abandon", json!({"reason": "x"})),
+            ("retry-compensation", json!({})),
+            ("undone", json!({"reason": "x", "step": "one"})),
+        ] {
+            let (status, problem) = world.verb(id_of(name), verb, body).await;
+            assert_eq!((status, &problem["code"]), (409, &json!("never-created")));
+            assert_eq!(
+                problem["detail"],
+                "The operation was cancelled before its request came. Nothing was begun, so that there is nothing to do."
+            );
+        }
+        let (status, shown) = world.verb(id_of(name), "cancel", json!({})).await;
+        assert_eq!((status, &shown["state"]), (200, &json!("Cancelled")));
+        assert_eq!(
+            shown["whatNext"],
+            "Nothing: it was cancelled before its request came. A request with this id will end Cancelled."
+        );
+    }
+    let path = format!("{DELIVERIES}/{}", id_of("delivery"));
+    let change = json!({"deadline": "2099-01-01T00:00:00Z"});
+    let asked = world.ask(Method::PATCH, &path).json(&change).send().await;
+    let (status, kind, _) = problem(asked.unwrap()).await;
+    assert_eq!((status, kind.as_str()), (409, "operation-final"));
+    assert!(world.recoveries().is_empty() && world.amendments().is_empty());
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_operation_that_was_undone_is_run_again_as_a_new_one_and_linked() {
     let world = World::start().await;
     let old = id_of("old");
