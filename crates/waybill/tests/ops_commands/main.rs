@@ -371,6 +371,40 @@ async fn a_cancel_undoes_what_was_done_and_is_refused_where_it_comes_too_late() 
 }
 
 #[tokio::test]
+async fn a_cancel_of_an_unknown_id_says_that_it_is_kept_and_leaves_nothing_to_do() {
+    let world = World::new().await;
+    let kept = "no operation is known by this id yet: the cancel is kept, and a later request with this id will end \
+                Cancelled";
+    let asked = world.ops("cancel ghost-1");
+    assert_eq!(asked.code, Some(0), "{asked:?}");
+    assert!(asked.out.starts_with("asked "), "{asked:?}");
+    assert!(asked.out.contains(kept), "{asked:?}");
+    let done = world.ops("cancel ghost-2 --wait 50s --output json");
+    let [done] = &done.json()[..] else {
+        panic!("{done:?}")
+    };
+    assert_eq!(
+        (&done["outcome"], &done["note"]),
+        (&json!("done"), &json!(kept))
+    );
+    for line in ["resubmit ghost-2", "abandon ghost-2 --reason x"] {
+        let refused = world.ops(line);
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        let why = "never-created: The operation was cancelled before its request came.";
+        assert!(refused.err.contains(why), "{refused:?}");
+    }
+    let shown = world.show("ghost-2");
+    let next = shown["whatNext"].as_str().unwrap();
+    assert!(
+        next.ends_with("A request with this id will end Cancelled."),
+        "{next}"
+    );
+    let again = world.ops("cancel ghost-2");
+    assert_eq!(again.code, Some(0), "{again:?}");
+    assert!(again.out.contains("it was so before"), "{again:?}");
+}
+
+#[tokio::test]
 async fn exit_codes_tell_a_refusal_from_a_slip_and_from_an_api_that_is_away() {
     let world = World::new().await;
     for (line, code, told) in [

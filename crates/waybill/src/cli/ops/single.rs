@@ -27,6 +27,10 @@ pub(super) struct Single<'a> {
     pub(super) output: Output,
 }
 
+/// What is said of a cancel of an id that no operation has.
+const KEPT: &str = "no operation is known by this id yet: the cancel is kept, and a later request with this id will end \
+                    Cancelled";
+
 /// What is known once something was asked.
 pub(super) enum Sent {
     /// It is on its way.
@@ -81,10 +85,22 @@ async fn asked(api: &Api, asking: &Asking, single: Single<'_>) -> Result<Report,
     }
     let until = Instant::now() + wait.unwrap_or_default();
     let sent = send(api, asking, id, tenant, seen.as_ref(), until).await?;
-    match (sent, wait) {
-        (Sent::Known(report), _) => Ok(report),
-        (Sent::OnItsWay(followed), None) => Ok(followed.asked()),
-        (Sent::OnItsWay(followed), Some(_)) => followed.wait(api).await,
+    let report = match (sent, wait) {
+        (Sent::Known(report), _) => report,
+        (Sent::OnItsWay(followed), None) => followed.asked(),
+        (Sent::OnItsWay(followed), Some(_)) => followed.wait(api).await?,
+    };
+    Ok(match seen {
+        Some(_) => report,
+        None => of_unknown(report),
+    })
+}
+
+/// The report of a cancel whose id was not known when it was sent.
+fn of_unknown(report: Report) -> Report {
+    match report.note {
+        None => report.with_note(KEPT),
+        Some(_) => report,
     }
 }
 
@@ -126,6 +142,19 @@ pub(super) async fn send(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cancel_of_an_unknown_id_says_that_it_is_kept_unless_there_is_more_to_say() {
+        let report = |outcome| Report::new("ghost", &Verb::Cancel, outcome);
+        let kept = of_unknown(report(Outcome::Asked));
+        assert_eq!(
+            kept.to_string(),
+            "asked       ghost  cancel  no operation is known by this id yet: the cancel is kept, and a later request \
+             with this id will end Cancelled"
+        );
+        let refused = report(Outcome::Refused).with_note("final");
+        assert_eq!(of_unknown(refused.clone()), refused);
+    }
 
     #[test]
     fn an_operation_that_runs_again_as_a_new_one_is_not_sent_a_second_time() {
