@@ -1,4 +1,4 @@
-//! Many requests in one: NDJSON in, NDJSON out, a line for a line, in order.
+//! Many requests in one: NDJSON in, NDJSON out, a line for a line that is not blank, in order.
 //!
 //! What must hold: a line that is wrong, or too long, harms no other; lines are neither gathered
 //! before the work begins nor held after their answer is known; at most a configured number of lines

@@ -25,7 +25,9 @@ async fn a_batch_answers_each_line_in_order_and_bad_lines_harm_no_other() {
         json!({"workflow": "nope", "input": {}}).to_string(),
         order("b-2", 1).to_string(),
     ];
-    let response = world.post(BATCH, lines.join("\n")).send().await.unwrap();
+    let blank = "\n \t\r\n";
+    let body = format!("{blank}{}{blank}", lines.join("\n"));
+    let response = world.post(BATCH, body).send().await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(response.headers()[CONTENT_TYPE], "application/x-ndjson");
     let text = response.text().await.unwrap();
@@ -37,14 +39,14 @@ async fn a_batch_answers_each_line_in_order_and_bad_lines_harm_no_other() {
         .iter()
         .map(|answer| answer["status"].as_u64().unwrap())
         .collect();
-    assert_eq!(statuses, [202, 400, 413, 400, 202, 409, 422, 202], "{text}");
+    assert_eq!(statuses, [202, 400, 413, 202, 409, 422, 202], "{text}");
     assert_eq!(
         answers[0]["id"],
         OperationId::of_caller("", "b-1").to_string()
     );
     assert!(answers[0]["location"].as_str().unwrap().contains("?at="));
     assert_eq!(answers[1]["problem"]["type"], "/problems/malformed-json");
-    assert_eq!(answers[6]["problem"]["errors"][0]["pointer"], "/workflow");
+    assert_eq!(answers[5]["problem"]["errors"][0]["pointer"], "/workflow");
     assert_eq!(world.records().len(), 4);
 
     let with_key = world.post(BATCH, "").header("idempotency-key", "k");

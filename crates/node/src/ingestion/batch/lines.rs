@@ -11,7 +11,8 @@ pub enum Line {
     TooLong,
 }
 
-/// Splits parts into lines. Lines end in LF or CR LF; the last one need not end.
+/// Splits parts into lines. Lines end in LF or CR LF; the last one need not end. Lines with nothing but white space are
+/// left out, as most readers of NDJSON do.
 #[derive(Debug)]
 pub struct Lines {
     bytes_max: usize,
@@ -46,8 +47,17 @@ impl Lines {
         self.ended = true;
     }
 
-    /// The next whole line.
+    /// The next whole line that is not blank.
     pub fn next(&mut self) -> Option<Line> {
+        loop {
+            match self.next_of_any_kind()? {
+                Line::Whole(text) if text.trim_ascii().is_empty() => {}
+                line => return Some(line),
+            }
+        }
+    }
+
+    fn next_of_any_kind(&mut self) -> Option<Line> {
         match self.part.iter().position(|byte| *byte == b'\n') {
             Some(end) => {
                 let line = self.part.split_to(end);
@@ -116,19 +126,22 @@ mod tests {
 
     #[test]
     fn lines_are_the_same_however_they_arrive() {
-        let cases: [(&str, &[Option<&str>]); 9] = [
+        let cases: [(&str, &[Option<&str>]); 12] = [
             ("", &[]),
             ("a", &[Some("a")]),
             ("a\n", &[Some("a")]),
             ("a\r\nb\r\n", &[Some("a"), Some("b")]),
-            ("a\n\nb", &[Some("a"), Some(""), Some("b")]),
+            ("a\n\nb", &[Some("a"), Some("b")]),
+            ("\n\r\n \t\r\na\n\n\n", &[Some("a")]),
+            ("a\n  ", &[Some("a")]),
+            ("\n      \nb", &[None, Some("b")]),
             ("12345\r\n12345", &[Some("12345"), Some("12345")]),
             ("123456\nb\n", &[None, Some("b")]),
             (
                 "a\n123456789012345\r\nb\n1234567",
                 &[Some("a"), None, Some("b"), None],
             ),
-            ("\r\n", &[Some("")]),
+            ("\r\n", &[]),
         ];
         for (text, expected) in cases {
             for cut in 1..=text.len().max(1) {

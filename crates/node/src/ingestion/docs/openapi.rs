@@ -71,7 +71,7 @@ pub fn document(is_guarded: bool) -> String {
     )
     .description(Some(
         "A request per line, an answer per line, in order and while the batch is still being \
-             sent. A line that is wrong or too long harms no other. Read the answers while you \
+             sent. Blank lines are skipped: they get no answer. A line that is wrong or too long harms no other. Read the answers while you \
              send: what is read of a batch waits for its client.",
     ))
     .request_body(Some(body(
