@@ -281,18 +281,6 @@ impl Command {
     }
 }
 
-impl Command {
-    /// As what the command listens, or says that somebody may.
-    fn listens_as(&self) -> Option<Role> {
-        match self {
-            Self::Config {
-                command: ConfigCommand::Check { .. },
-            } => Some(exposure::EVERYTHING),
-            _ => self.role(),
-        }
-    }
-}
-
 /// Flags that every command takes. Those that are not given leave the configuration as it is.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Flags for every command")]
@@ -385,8 +373,15 @@ impl Cli {
             }
         }
         let config = config.finish()?;
-        if let Some(listens) = self.command.listens_as() {
-            exposure::check_with_files(listens, &config)?;
+        match (&self.command, role) {
+            (
+                Command::Config {
+                    command: ConfigCommand::Check { .. },
+                },
+                _,
+            ) => exposure::check_everything(&config)?,
+            (_, Some(role)) => exposure::check_with_files(role, &config)?,
+            (_, None) => {}
         }
         Ok(config)
     }

@@ -164,6 +164,20 @@ fn check_without_a_file_checks_what_applies() {
 }
 
 #[test]
+fn two_listeners_at_one_address_are_refused_by_the_check_as_by_the_start() {
+    let flags = ["--http", "127.0.0.1:9", "--admin", "127.0.0.1:9"];
+    for command in [&["config", "check"][..], &["up"]] {
+        let refused = waybill(&[command, &flags].concat());
+        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+        assert_eq!(
+            String::from_utf8(refused.stderr).unwrap(),
+            "waybill: http.listen (--http) is 127.0.0.1:9: another of these settings names the same address: \
+             admin.listen (--admin) is 127.0.0.1:9\n"
+        );
+    }
+}
+
+#[test]
 fn a_log_filter_that_means_nothing_is_refused() {
     let refused = waybill(&["up", "--log", "bananas"]);
     assert_eq!(refused.status.code(), Some(2));

@@ -1,4 +1,5 @@
-//! Listeners that others can reach though nobody there has to say who they are.
+//! Listeners that others can reach though nobody there has to say who they are, and those that take the address of
+//! another.
 //!
 //! What must hold: no process listens so unless somebody said that it may. Only the loopback interface is taken to be
 //! out of others' reach: what a network lets through is not for a program to guess.
@@ -13,7 +14,7 @@ use waybill_node::config::{Config, ConfigError, TlsConfig};
 use super::Role;
 
 /// What a process opens that starts as this one would, were it to start everything.
-pub(super) const EVERYTHING: Role = Role::Up {
+const EVERYTHING: Role = Role::Up {
     agents: true,
     services: true,
     samples: 0,
@@ -149,14 +150,36 @@ pub(crate) fn listeners(role: Role, config: &Config) -> Vec<Listens> {
     open
 }
 
-/// Whether a process may listen as this role does, and has the files that it needs for it. Said before it starts, it is a
-/// refusal and no failure.
+/// Whether a process may listen as this role does, can do so at all its addresses at once, and has the files that it needs
+/// for it. Said before it starts, it is a refusal and no failure.
 ///
 /// # Errors
 ///
 /// If it may not, or a file of tokens, keys or certificates cannot be used.
 pub(super) fn check_with_files(role: Role, config: &Config) -> Result<(), ConfigError> {
     check(role, config)?;
+    check_distinct(role, config)?;
+    check_files(role, config)
+}
+
+/// The same of a process that starts everything. The simulated services need no address of their own where the brokers are
+/// elsewhere: that is no configuration to try things out.
+///
+/// # Errors
+///
+/// As [`check_with_files`].
+pub(super) fn check_everything(config: &Config) -> Result<(), ConfigError> {
+    check(EVERYTHING, config)?;
+    let distinct = Role::Up {
+        agents: true,
+        services: config.kafka.brokers.is_none(),
+        samples: 0,
+    };
+    check_distinct(distinct, config)?;
+    check_files(EVERYTHING, config)
+}
+
+fn check_files(role: Role, config: &Config) -> Result<(), ConfigError> {
     Auth::load(&config.auth)?;
     Tls::load("admin.tls", &config.admin.tls)?;
     if matches!(role, Role::Up { .. } | Role::Ingestion) {
@@ -189,6 +212,32 @@ pub(super) fn check(role: Role, config: &Config) -> Result<(), ConfigError> {
             ways.join(", or ")
         ),
     })
+}
+
+/// Refuses a role two of whose listeners would take one address.
+fn check_distinct(role: Role, config: &Config) -> Result<(), ConfigError> {
+    let listeners = listeners(role, config);
+    for (index, listener) in listeners.iter().enumerate() {
+        let mut earlier = listeners[..index].iter();
+        if let Some(other) = earlier.find(|other| overlap(other.address, listener.address)) {
+            return Err(ConfigError::Invalid {
+                key: format!("{listener}:"),
+                problem: format!("another of these settings names the same address: {other}"),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether whoever listens at one address takes the other. Port 0 is any that is free; `0.0.0.0` is every address of
+/// IPv4, and `::` every address.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let [a, b] = [one, other].map(|address| address.ip().to_canonical());
+    let is_any = |ip: IpAddr| ip.is_unspecified();
+    let is_same = a == b
+        || (is_any(a) && (a.is_ipv6() || b.is_ipv4()))
+        || (is_any(b) && (b.is_ipv6() || a.is_ipv4()));
+    one.port() != 0 && one.port() == other.port() && is_same
 }
 
 fn is_loopback(ip: IpAddr) -> bool {
@@ -257,6 +306,50 @@ mod tests {
         config.insecure = true;
         assert!(check(up(true), &config).is_ok());
         assert_eq!(exposed(up(true), &Config::default()), []);
+    }
+
+    #[test]
+    fn two_listeners_at_one_address_are_refused_by_both_settings() {
+        for (one, other, overlaps) in [
+            ("127.0.0.1:80", "127.0.0.1:80", true),
+            ("127.0.0.1:80", "127.0.0.1:81", false),
+            ("127.0.0.1:80", "127.0.0.2:80", false),
+            ("127.0.0.1:0", "127.0.0.1:0", false),
+            ("127.0.0.1:80", "0.0.0.0:80", true),
+            ("0.0.0.0:80", "0.0.0.0:80", true),
+            ("0.0.0.0:0", "127.0.0.1:0", false),
+            ("0.0.0.0:80", "[::1]:80", false),
+            ("0.0.0.0:80", "[::ffff:127.0.0.1]:80", true),
+            ("[::]:80", "[::1]:80", true),
+            ("[::]:80", "127.0.0.1:80", true),
+            ("[::]:80", "0.0.0.0:80", true),
+            ("[::]:80", "0.0.0.0:81", false),
+        ] {
+            let [a, b] = [one, other].map(|address| address.parse().unwrap());
+            assert_eq!(overlap(a, b), overlaps, "{one} {other}");
+            assert_eq!(overlap(b, a), overlaps, "{other} {one}");
+        }
+        let mut config = Config::default();
+        config.services.listen = "0.0.0.0:8080".parse().unwrap();
+        let refused = check_distinct(EVERYTHING, &config).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "services.listen (--services) is 0.0.0.0:8080: another of these settings names the same address: \
+             http.listen (--http) is 127.0.0.1:8080"
+        );
+        for role in [Role::Services, Role::Ingestion] {
+            assert!(check_distinct(role, &config).is_ok(), "it has one of them");
+        }
+    }
+
+    #[test]
+    fn simulated_services_are_in_nobodys_way_where_the_brokers_are_elsewhere() {
+        let mut config = Config::default();
+        config.http.listen = config.services.listen;
+        assert!(check_everything(&config).is_err());
+        config.kafka.brokers = Some(vec!["a:1".to_owned()]);
+        assert!(check_everything(&config).is_ok());
+        assert!(check_with_files(EVERYTHING, &config).is_err());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use waybill_store::{CqlProblem, CqlStore};
 use super::{Finding, Verdict};
 use crate::cli::access::{AdminArgs, Silence};
 use crate::cli::admin_port::{Away, Refused};
-use crate::cli::exposure::{EVERYTHING, check_with_files};
+use crate::cli::exposure::check_everything;
 use crate::cli::ops::api::{Api, ApiError};
 use crate::cli::ops::wire::Item;
 use crate::cli::ready::{self, Readiness};
@@ -50,7 +50,7 @@ const DAMAGE: &str = "damage";
 
 pub(super) fn configuration(config: &Config) -> Finding {
     const WHAT: &str = "configuration";
-    let checked = check_with_files(EVERYTHING, config).map_err(anyhow::Error::from);
+    let checked = check_everything(config).map_err(anyhow::Error::from);
     match checked.and_then(|()| crate::roles::check(config)) {
         Ok(elsewhere) => {
             let said = "it can be used, with its workflows and agents";
