@@ -12,6 +12,7 @@ mod avro;
 mod backup;
 mod broker;
 mod broker_login;
+mod broker_ready;
 mod capacity;
 mod connection;
 mod dlq;

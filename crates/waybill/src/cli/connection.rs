@@ -20,6 +20,7 @@ use waybill_messages::{Topics, is_topic_name};
 use waybill_node::config::Config;
 use waybill_node::topology::is_forbidden;
 
+use super::broker_ready::wait_ready;
 use crate::roles::kafka_settings;
 
 /// How long the brokers may take to answer.
@@ -87,7 +88,7 @@ impl Connection {
             .enable_all()
             .build()?;
         let admin = Admin::new(&settings, CLIENT_ID)?;
-        runtime.block_on(admin.wait_ready(BROKER_PATIENCE))?;
+        runtime.block_on(wait_ready(&admin, config, BROKER_PATIENCE))?;
         let mut options = ConsumerOptions::new(CLIENT_ID);
         options.queue_kib_max = READ_AHEAD_KIB_MAX;
         options.queue_records_max = READ_AHEAD_RECORDS_MAX;

@@ -18,6 +18,7 @@ use waybill_node::topology::{
     BrokerKind, Finding, Needed, broker_kind, explained, judge, look, needed,
 };
 
+use super::broker_ready::wait_ready;
 use super::connection::{self, CLIENT_ID, until_reader_leaves};
 
 /// How long the brokers may take to answer.
@@ -78,7 +79,7 @@ impl Site {
     pub(super) async fn open_within(config: &Config, patience: Duration) -> anyhow::Result<Self> {
         let workflows = load_workflows(&config.workflows)?;
         let admin = Admin::new(&connection::settings(config), CLIENT_ID)?;
-        admin.wait_ready(patience).await?;
+        wait_ready(&admin, config, patience).await?;
         let broker = broker_kind(&admin, config).await?;
         Ok(Self {
             admin,

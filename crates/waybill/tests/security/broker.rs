@@ -181,3 +181,34 @@ async fn commands_log_in_with_the_token_of_their_file() {
         assert!(refused.text.contains("--token-file"), "{}", refused.text);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_whose_configuration_has_no_login_or_another_says_which_flags_help() {
+    let mut site = Site::new();
+    let administrator = site.token("ops", "admin,read", "*");
+    let up = site.up(&[]);
+    let broker = up.broker.to_string();
+    let token_file = administrator.file.to_str().unwrap();
+    let flags = ["--broker-listen", &broker, "--token-file", token_file];
+    let refused = Site::run_without_configuration(&[&["dlq", "list"][..], &flags].concat());
+    assert_eq!(refused.code, 1, "{}", refused.text);
+    let hint = "no login was sent, because authentication is off in this configuration: if it is on there, name the \
+                broker's configuration (--config) and a token (--token-file)";
+    assert!(refused.text.contains(hint), "{}", refused.text);
+    let listed = site.run(
+        &["dlq", "list", "--broker-listen", &broker],
+        Some(&administrator),
+    );
+    assert_eq!(listed.code, 0, "{}", listed.text);
+
+    let stranger = Token::unknown();
+    let refused = site.run(
+        &["dlq", "list", "--broker-listen", &broker],
+        Some(&stranger),
+    );
+    assert_eq!(refused.code, 1, "{}", refused.text);
+    let hint = "a token was sent, because authentication is on in this configuration: check that it is the broker's \
+                configuration (--config), and that the broker knows the token (--token-file)";
+    assert!(refused.text.contains(hint), "{}", refused.text);
+    up.stop();
+}

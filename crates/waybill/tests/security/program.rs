@@ -18,7 +18,7 @@ use super::jwt::Signing;
 /// A token, and the file that it lies in.
 pub struct Token {
     pub text: String,
-    file: PathBuf,
+    pub file: PathBuf,
     _directory: tempfile::TempDir,
 }
 
@@ -206,6 +206,11 @@ impl Site {
 
     pub fn run_without_ca(&self, arguments: &[&str], token: Option<&Token>) -> Done {
         output(&mut self.command(arguments, token))
+    }
+
+    /// One of our own commands, without the configuration.
+    pub fn run_without_configuration(arguments: &[&str]) -> Done {
+        output(program().args(arguments))
     }
 
     fn command(&self, arguments: &[&str], token: Option<&Token>) -> Command {
