@@ -15,6 +15,7 @@ mod broker_login;
 mod broker_ready;
 mod capacity;
 mod connection;
+mod dead_letter_topics;
 mod dlq;
 mod exposure;
 mod log;

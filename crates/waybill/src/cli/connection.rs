@@ -5,7 +5,7 @@
 //! comes into being because its name was asked for.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::ControlFlow;
 use std::ops::Range;
@@ -18,9 +18,9 @@ use waybill_kafka::{
 };
 use waybill_messages::{Topics, is_topic_name};
 use waybill_node::config::Config;
-use waybill_node::topology::is_forbidden;
 
 use super::broker_ready::wait_ready;
+use super::dead_letter_topics::{DeadLetterTopics, of_roles};
 use crate::roles::kafka_settings;
 
 /// How long the brokers may take to answer.
@@ -55,29 +55,6 @@ pub(super) struct Connection {
     runtime: tokio::runtime::Runtime,
     admin: Admin,
     consumer: PartitionConsumer,
-}
-
-/// The dead-letter topics, as far as the user may look at them.
-#[derive(Default)]
-pub(super) struct DeadLetterTopics {
-    /// How many partitions each has, by name.
-    pub(super) topics: BTreeMap<String, u32>,
-    /// Those that the user may not look at.
-    pub(super) forbidden: Vec<String>,
-}
-
-impl DeadLetterTopics {
-    /// # Errors
-    ///
-    /// If the user may not look at all of them.
-    pub(super) fn require_all(&self) -> anyhow::Result<()> {
-        ensure!(
-            self.forbidden.is_empty(),
-            "not listed, because this login may not look at them: {}",
-            self.forbidden.join(", ")
-        );
-        Ok(())
-    }
 }
 
 impl Connection {
@@ -128,36 +105,10 @@ impl Connection {
         self.first_of(names)
     }
 
-    /// All dead-letter topics that this user may look at, and how many partitions each has, by name.
-    ///
-    /// A broker's list leaves out what the user may not look at. The dead letters of what roles read are asked for by
-    /// name, so that none of them is left out in silence.
+    /// The dead-letter topics that this user may look at, and those of the roles that it may not.
     pub(super) fn dead_letter_topics(&self) -> anyhow::Result<DeadLetterTopics> {
-        let mut forbidden = Vec::new();
-        let mut topics = self.runtime.block_on(self.admin.topics())?;
-        topics.retain(|name, _| Topics::source_of_dead_letter(name).is_some());
-        let own = Topics::new(&self.topic_prefix);
-        for source in [
-            own.requests(),
-            own.expedited(),
-            own.step_replies(),
-            own.recovery(),
-            own.failed_operations(),
-            own.operator_alerts(),
-            own.owner_notices(),
-        ] {
-            let name = Topics::dead_letter(source);
-            if topics.contains_key(&name) {
-                continue;
-            }
-            match self.partitions(&name) {
-                Ok(Some(partitions)) => drop(topics.insert(name, partitions)),
-                Ok(None) => {}
-                Err(error) if is_forbidden(&error) => forbidden.push(name),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(DeadLetterTopics { topics, forbidden })
+        let found = DeadLetterTopics::find(&self.admin, of_roles(&self.topic_prefix));
+        self.runtime.block_on(found)
     }
 
     fn first_of(&self, names: Vec<String>) -> anyhow::Result<(String, u32)> {

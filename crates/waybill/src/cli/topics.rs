@@ -7,22 +7,29 @@ mod describe;
 mod grow;
 mod verify;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Subcommand;
+use futures_util::{StreamExt as _, stream};
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{Admin, ConsumerOptions, PartitionConsumer, TopicsRead};
+use waybill_messages::Topics;
 use waybill_node::config::{Config, load_workflows};
 use waybill_node::readers::show::LayoutView;
 use waybill_node::topology::{
-    BrokerKind, Finding, Needed, broker_kind, explained, judge, look, needed,
+    BrokerKind, Finding, Needed, broker_kind, explained, is_forbidden, judge, look, needed,
 };
 
 use super::broker_ready::wait_ready;
 use super::connection::{self, CLIENT_ID, until_reader_leaves};
+use super::dead_letter_topics::DeadLetterTopics;
 
 /// How long the brokers may take to answer.
 const BROKER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How many topics are asked about at once.
+const TOPICS_AT_ONCE: usize = 8;
 
 /// What to do with topics.
 #[derive(Clone, Debug, Subcommand)]
@@ -121,6 +128,35 @@ impl Site {
         partitions: &[PartitionId],
     ) -> anyhow::Result<Vec<(Offset, Offset)>> {
         Ok(self.admin.offsets(topic, partitions).await?)
+    }
+
+    /// How many records each dead-letter topic holds by its offsets, and which of these topics the user may not look
+    /// at.
+    pub(super) async fn dead_letters(
+        &self,
+    ) -> anyhow::Result<(BTreeMap<String, u64>, Vec<String>)> {
+        let needed = self.needed.iter().map(|topic| topic.spec.name.clone());
+        let known = needed.filter(|name| Topics::source_of_dead_letter(name).is_some());
+        let found = DeadLetterTopics::find(&self.admin, known.collect()).await?;
+        let mut forbidden = found.forbidden;
+        let counts = found.topics.into_iter().map(async |(topic, partitions)| {
+            let partitions: Vec<PartitionId> = (0..partitions).map(PartitionId).collect();
+            let offsets = self.offsets(&topic, &partitions).await;
+            (topic, offsets)
+        });
+        let mut counts = stream::iter(counts).buffered(TOPICS_AT_ONCE);
+        let mut records = BTreeMap::new();
+        while let Some((topic, offsets)) = counts.next().await {
+            match offsets {
+                Ok(offsets) => {
+                    let held = offsets.iter().map(|(start, end)| end.0.abs_diff(start.0));
+                    records.insert(topic, held.sum());
+                }
+                Err(error) if is_forbidden(&error) => forbidden.push(topic),
+                Err(error) => return Err(error.context(topic)),
+            }
+        }
+        Ok((records, forbidden))
     }
 
     /// Which topics are read by members of consumer groups.

@@ -12,6 +12,7 @@ use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::util::Timeout;
 use rdkafka::{Offset, TopicPartitionList};
 use reqwest::StatusCode;
+use serde_json::Value;
 
 use super::program::{Site, Token, Up, until};
 use super::{PATIENCE, delivery};
@@ -180,6 +181,74 @@ async fn commands_log_in_with_the_token_of_their_file() {
         assert_eq!(refused.code, 1, "{command:?}: {}", refused.text);
         assert!(refused.text.contains("--token-file"), "{}", refused.text);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn topics_that_a_token_may_not_look_at_are_named() {
+    let mut site = Site::new();
+    let reports = site.token("reports", "read", "*");
+    let up = site.up(&[]);
+    let broker = up.broker.to_string();
+    let admin = format!("https://localhost:{}", up.admin.port());
+    let api = format!("https://localhost:{}", up.http.port());
+    let dlq_of = |topic: &str| format!("waybill.{topic}.v1.dlq");
+    let forbidden = [
+        "operation-requests",
+        "expedited-requests",
+        "step-replies",
+        "recovery",
+        "owner-notices",
+    ];
+
+    for command in ["topics", "list"] {
+        let done = site.run(
+            &["dlq", command, "--broker-listen", &broker],
+            Some(&reports),
+        );
+        assert_eq!(done.code, 1, "{}", done.text);
+        let named = "not listed, because this login may not look at them: ";
+        assert!(done.stderr.contains(named), "{}", done.stderr);
+        for topic in forbidden {
+            assert!(done.stderr.contains(&dlq_of(topic)), "{}", done.stderr);
+        }
+        let open = dlq_of("failed-operations");
+        assert!(!done.stderr.contains(&open), "{}", done.stderr);
+        assert_eq!(done.stdout.contains(&open), command == "topics");
+    }
+
+    let doctor = [
+        &["doctor", "--output", "json", "--broker-listen", &broker][..],
+        &["--admin-url", &admin, "--api", &api],
+    ];
+    let done = site.run(&doctor.concat(), Some(&reports));
+    let findings = done.stdout.lines().map(serde_json::from_str::<Value>);
+    let findings: Vec<Value> = findings.map(Result::unwrap).collect();
+    let said = |what: &str| {
+        let of_it = findings.iter().filter(|finding| finding["what"] == what);
+        let told = of_it.map(|finding| (finding["verdict"].as_str(), finding["said"].as_str()));
+        let told = told.map(|(verdict, said)| (verdict.unwrap(), said.unwrap()));
+        told.collect::<Vec<_>>()
+    };
+    let topics = said("topics");
+    assert_eq!(topics.len(), 1, "{findings:?}");
+    assert_eq!(topics[0].0, "note");
+    assert!(topics[0].1.contains("does not allow this"), "{topics:?}");
+    let unknown = ("note", "not known, as the topics may not be looked at");
+    for what in ["agents", "lag"] {
+        assert_eq!(said(what), [unknown], "{what}");
+    }
+    let [none, unknown] = said("dead letters")[..] else {
+        panic!("{findings:?}")
+    };
+    assert_eq!(
+        none,
+        ("ok", "none: no record lies on the 2 dead-letter topics")
+    );
+    assert_eq!(unknown.0, "note");
+    for topic in forbidden.into_iter().chain(["drone.requests"]) {
+        assert!(unknown.1.contains(&dlq_of(topic)), "{unknown:?}");
+    }
+    up.stop();
 }
 
 #[tokio::test(flavor = "multi_thread")]

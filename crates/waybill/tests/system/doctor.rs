@@ -72,6 +72,7 @@ async fn a_doctor_finds_nothing_bad_of_a_system_that_is_well_and_what_is_bad_of_
         "brokers",
         "topics",
         "lag",
+        "dead letters",
         "leases",
         "process",
         "api",

@@ -17,7 +17,8 @@ use waybill_node::visible::{escaped, to_json};
 use super::letter::{Letter, Position};
 use super::receipts::{Receipts, is_receipt};
 use crate::cli::broker_login::BrokerLogin;
-use crate::cli::connection::{Connection, DeadLetterTopics, chosen, topic_from_text};
+use crate::cli::connection::{Connection, chosen, topic_from_text};
+use crate::cli::dead_letter_topics::DeadLetterTopics;
 use crate::cli::shown::{Bytes, NOTHING, Output, time};
 
 /// The arguments of `waybill dlq list`.

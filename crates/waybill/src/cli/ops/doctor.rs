@@ -4,6 +4,7 @@
 //! It looks at everything once, from where it is run, and changes nothing. What it cannot look at from there it
 //! says.
 
+mod dead_letters;
 mod installation;
 mod operation;
 

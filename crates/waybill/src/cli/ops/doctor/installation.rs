@@ -14,6 +14,7 @@ use waybill_node::readers::show::{LayoutView, ReaderView};
 use waybill_node::topology::{Weight, disk_bytes_max, is_forbidden};
 use waybill_store::{CqlProblem, CqlStore};
 
+use super::dead_letters::{DEAD_LETTERS, dead_letters};
 use super::{Finding, Verdict};
 use crate::cli::access::{AdminArgs, Silence};
 use crate::cli::admin_port::{Away, Refused};
@@ -60,7 +61,7 @@ pub(super) fn configuration(config: &Config) -> Finding {
     }
 }
 
-/// The brokers, their topics, and how many requests nobody has read.
+/// The brokers, their topics, how many requests nobody has read, and how many dead letters there are.
 pub(super) async fn brokers(
     config: anyhow::Result<Config>,
     layout: Option<&LayoutView>,
@@ -74,8 +75,9 @@ pub(super) async fn brokers(
     let (site, config) = match opened.await {
         Ok(opened) => opened,
         Err(error) => {
-            let unknown = Finding::note(LAG, "not known, as the brokers cannot be asked");
-            return vec![Finding::failed("brokers", &error), unknown];
+            let unknown = |what| Finding::note(what, "not known, as the brokers cannot be asked");
+            let away = Finding::failed("brokers", &error);
+            return vec![away, unknown(LAG), unknown(DEAD_LETTERS)];
         }
     };
     let config = &config;
@@ -88,6 +90,7 @@ pub(super) async fn brokers(
                 let said = "not known, as the topics may not be looked at";
                 findings.push(Finding::note(unknown, said));
             }
+            findings.extend(dead_letters(&site).await);
             return findings;
         }
         Err(error) => vec![Finding::failed(TOPICS, &error)],
@@ -107,6 +110,7 @@ pub(super) async fn brokers(
             "not known, as nobody said how far readers are (see leases)",
         ),
     });
+    findings.extend(dead_letters(&site).await);
     findings
 }
 

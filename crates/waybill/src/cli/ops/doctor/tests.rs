@@ -1,6 +1,7 @@
 use waybill_engine::Offset;
 use waybill_node::readers::show::{CheckpointView, LayoutView, ReaderView};
 
+use super::dead_letters::found;
 use super::installation::{breakers, count_stranded, disk, leases, overdue, unread};
 use super::operation::of_operation;
 use super::*;
@@ -331,4 +332,35 @@ fn a_disk_that_is_low_is_bad_and_bounds_beyond_it_are_noted() {
     );
     assert!(small[1].contains("has 10GiB"), "{small:?}");
     assert_eq!(disk("waybill_build_info 1\n", &config), []);
+}
+
+#[test]
+fn dead_letters_are_counted_by_topic_and_topics_that_may_not_be_looked_at_are_named() {
+    let told = |records: &[(&str, u64)], forbidden: &[&str]| {
+        let records = records
+            .iter()
+            .map(|(topic, count)| ((*topic).to_owned(), *count));
+        let forbidden: Vec<String> = forbidden.iter().map(|topic| (*topic).to_owned()).collect();
+        said(&found(&records.collect(), &forbidden))
+    };
+    let none = "ok    dead letters   none: no record lies on the 2 dead-letter topics";
+    assert_eq!(told(&[("a.dlq", 0), ("b.dlq", 0)], &[]), [none]);
+    let unknown =
+        "note  dead letters   not known of topics that this login may not look at: c.dlq, d.dlq";
+    assert_eq!(
+        told(&[("a.dlq", 0), ("b.dlq", 0)], &["c.dlq", "d.dlq"]),
+        [none, unknown]
+    );
+    assert_eq!(told(&[], &["c.dlq", "d.dlq"]), [unknown]);
+    assert_eq!(
+        told(&[("a.dlq", 1), ("b.dlq", 0), ("c.dlq", 7)], &[]),
+        [
+            "note  dead letters   8 records, receipts of replays included, lie on 2 of 3 dead-letter topics: c.dlq (7), \
+             a.dlq (1); `waybill dlq list --open` lists those that were not replayed"
+        ]
+    );
+    let many = ["a", "b", "c", "d", "e", "f", "g"].map(|topic| (topic, 1));
+    let told = told(&many, &[]).concat();
+    assert!(told.contains("lie on 7 of 7"), "{told}");
+    assert!(told.contains(" e (1) and 2 more; "), "{told}");
 }

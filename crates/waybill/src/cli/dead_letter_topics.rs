@@ -1,0 +1,68 @@
+//! The dead-letter topics, as far as a login may look at them: for `waybill dlq`, and for `waybill doctor`.
+
+use std::collections::BTreeMap;
+
+use anyhow::ensure;
+use waybill_kafka::Admin;
+use waybill_messages::Topics;
+use waybill_node::topology::is_forbidden;
+
+/// The dead-letter topics, as far as the user may look at them.
+#[derive(Default)]
+pub(super) struct DeadLetterTopics {
+    /// How many partitions each has, by name.
+    pub(super) topics: BTreeMap<String, u32>,
+    /// Those that the user may not look at.
+    pub(super) forbidden: Vec<String>,
+}
+
+impl DeadLetterTopics {
+    /// All that there are.
+    ///
+    /// A broker's list leaves out what the user may not look at. Those of `known` are asked for by name, so that none
+    /// of them is left out in silence.
+    pub(super) async fn find(admin: &Admin, known: Vec<String>) -> anyhow::Result<Self> {
+        let mut topics = admin.topics().await?;
+        topics.retain(|name, _| Topics::source_of_dead_letter(name).is_some());
+        let mut forbidden = Vec::new();
+        for name in known {
+            if topics.contains_key(&name) {
+                continue;
+            }
+            match admin.topic_partitions(&name).await.map_err(Into::into) {
+                Ok(Some(partitions)) => drop(topics.insert(name, partitions)),
+                Ok(None) => {}
+                Err(error) if is_forbidden(&error) => forbidden.push(name),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self { topics, forbidden })
+    }
+
+    /// # Errors
+    ///
+    /// If the user may not look at all of them.
+    pub(super) fn require_all(&self) -> anyhow::Result<()> {
+        ensure!(
+            self.forbidden.is_empty(),
+            "not listed, because this login may not look at them: {}",
+            self.forbidden.join(", ")
+        );
+        Ok(())
+    }
+}
+
+/// Those of the topics that roles read, whatever workflows there are.
+pub(super) fn of_roles(topic_prefix: &str) -> Vec<String> {
+    let topics = Topics::new(topic_prefix);
+    let sources = [
+        topics.requests(),
+        topics.expedited(),
+        topics.step_replies(),
+        topics.recovery(),
+        topics.failed_operations(),
+        topics.operator_alerts(),
+        topics.owner_notices(),
+    ];
+    sources.map(Topics::dead_letter).to_vec()
+}
