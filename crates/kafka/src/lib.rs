@@ -46,6 +46,7 @@ mod settlement;
 mod stall;
 #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
 mod timed_wait;
+mod topic_id;
 mod watermarks;
 
 pub use admin::{Admin, AdminError, PartitionState, TopicSettings, TopicSpec, TopicsRead};
@@ -62,4 +63,5 @@ pub use rdkafka::types::RDKafkaErrorCode as ErrorCode;
 pub use record::{Header, Headers, OutRecord, RawRecord, RecordRef};
 pub use settings::{KafkaSettings, no_group};
 pub use settlement::{Settled, Settlement};
+pub use topic_id::TopicId;
 pub use waybill_engine::{murmur2, partition_for};

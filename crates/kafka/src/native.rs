@@ -1,12 +1,14 @@
 //! What librdkafka knows and rust-rdkafka does not hand out: whether a message whose delivery failed
 //! may have been persisted, a message's headers without a panic where a header's name is not UTF-8,
-//! whether a consumer is a member of its group, where a partition ends as far as the last fetch told, and, without
-//! the reason, whether a producer gave up. And what it does not do: adding brokers to a client.
+//! whether a consumer is a member of its group, where a partition ends as far as the last fetch told, the IDs of topics,
+//! and, without the reason, whether a producer gave up. And what it does not do: adding brokers to a client.
 //!
 //! The other functions only read. Those about a message do so through the pointer that [`BorrowedMessage::ptr`] gives: it stays
 //! valid as long as the borrowed message, which holds the event that owns it. Those about a client do so through
 //! [`Client::native_ptr`], which stays valid as long as the client.
 #![allow(unsafe_code)]
+
+mod describe;
 
 use std::ffi::{CStr, CString};
 use std::ptr;
@@ -22,6 +24,7 @@ use rdkafka::message::BorrowedMessage;
 use rdkafka::types::RDKafkaRespErr;
 use waybill_engine::{Offset, PartitionId};
 
+pub(crate) use self::describe::topic_id;
 use crate::record::partition_number;
 
 /// Whether the broker has a message.

@@ -23,6 +23,7 @@ use crate::rebootstrap::Rebootstrap;
 use crate::record::{RecordRef, partition_id, partition_number};
 use crate::settings::{KafkaSettings, no_group};
 use crate::stall::{Behind, StallWatch};
+use crate::topic_id::TopicId;
 use crate::watermarks::watermarks;
 
 /// How long a poll that met an invalid position may ask the broker which partition it is.
@@ -355,6 +356,22 @@ impl PartitionConsumer {
     ) -> Result<(Offset, Offset), RequestError> {
         watermarks(self.consumer.client(), topic, partition, timeout)
             .map_err(RequestError::new("asking for a partition's offsets"))
+    }
+
+    /// The ID of a topic, asked of the broker that leads a partition of it; `None` where that gives none, or does not show
+    /// the topic to this client. Blocks up to `timeout` for each of two requests.
+    ///
+    /// # Errors
+    ///
+    /// If that broker does not answer, or there is no such partition.
+    pub fn topic_id(
+        &self,
+        topic: &str,
+        partition: PartitionId,
+        timeout: Duration,
+    ) -> Result<Option<TopicId>, RequestError> {
+        native::topic_id(self.consumer.client(), topic, partition, timeout)
+            .map_err(RequestError::new("asking for the ID of a topic"))
     }
 
     /// The offset that the next record of an assigned partition will get, as far as the last fetch told: nobody is

@@ -11,7 +11,7 @@
 //! state    format u8 = 8 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState · CRC-32C u32
 //! created  format u8 = 8 · stamp i64 · Created · CRC-32C u32
 //! lease    format u8 = 4 · Lease              or 3, of before there were layouts;
-//!                    = 5 · Lease · Expedited  once the topic of expedited requests was read
+//!                    = 5 · Lease · Expedited  once the topic of expedited requests was read, or its ID is known
 //!                    = 8 · Lease · Expedited  of a reader that nobody has run yet
 //! layout   format u8 = 6 · Layout             or 4, of one number of partitions;
 //!                    = 7 · Layout · offsets   of expedited requests, once it holds any

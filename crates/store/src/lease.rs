@@ -75,12 +75,13 @@ impl fmt::Display for LeaseKey {
 /// The offsets below which every record of a reader is done, on each of its topics.
 ///
 /// The fingerprints tell the next owner whether the topics of requests are still the same. The others
-/// need none: replies can be derived again, and a recovery that is read twice applies once.
+/// need none: replies can be derived again, and a recovery that is read twice applies once. At a log's start, where no
+/// record lies below the offset, the owner may give the fingerprint of the topic itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Checkpoint {
     /// The offsets.
     pub at: Places,
-    /// Of the last request record below each of them; `None` at the log's start.
+    /// Of the last request record below each of them, or, at the log's start, of the topic, if that is known.
     #[serde(with = "ordinary")]
     pub fingerprints: ByLane<Option<u64>>,
 }

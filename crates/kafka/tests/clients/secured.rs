@@ -246,6 +246,12 @@ fn what_a_user_may_not_do_is_refused_by_its_code_and_a_topic_that_is_not_his_is_
     }
     let settings = runtime.block_on(guest.topic_settings(&[&topic])).unwrap();
     assert!(settings.is_empty(), "{settings:?}");
+    let id = |settings: &KafkaSettings| {
+        let consumer = PartitionConsumer::new(settings, &ConsumerOptions::new("c")).unwrap();
+        consumer.topic_id(&topic, PartitionId(0), PATIENCE).unwrap()
+    };
+    assert_eq!(id(&site.guest()), None, "it is not shown");
+    assert!(id(&site.settings()).is_some());
     let settings = runtime
         .block_on(world.admin.topic_settings(&[&topic]))
         .unwrap();

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{
-    AdminError, ErrorCode, OutRecord, PartitionState, ProduceError, Producer, ProducerOptions,
-    TopicSpec,
+    AdminError, ConsumerOptions, ErrorCode, OutRecord, PartitionConsumer, PartitionState,
+    ProduceError, Producer, ProducerOptions, TopicSpec,
 };
 
 use crate::on_both_brokers;
@@ -17,6 +17,7 @@ on_both_brokers! {
     what_cannot_be_a_topic_is_refused_by_the_same_code
     a_topic_is_told_of_with_its_copies_offsets_and_settings
     a_topic_that_is_only_tried_is_not_made
+    a_topic_that_is_made_anew_has_another_id
     records_that_were_deleted_move_the_start_of_their_partition
 }
 
@@ -94,6 +95,21 @@ fn a_topic_that_is_only_tried_is_not_made(world: &World) {
     // One that is there would not be made.
     let there = TopicSpec::new(world.topic("u", 1), 1);
     assert_eq!(tried(&there).unwrap(), Vec::<String>::new());
+}
+
+fn a_topic_that_is_made_anew_has_another_id(world: &World) {
+    let topic = world.topic("t", 1);
+    let consumer = PartitionConsumer::new(&world.settings, &ConsumerOptions::new("c")).unwrap();
+    let id = || consumer.topic_id(&topic, PartitionId(0), PATIENCE);
+    let first = id().unwrap().expect("both brokers give IDs");
+    assert_eq!(id().unwrap(), Some(first), "it stays");
+    world.delete(&topic);
+    let missing = id().unwrap_err();
+    assert_eq!(missing.code(), Some(ErrorCode::UnknownTopicOrPartition));
+    assert_eq!(world.topic("t", 1), topic);
+    let second = id().unwrap().expect("both brokers give IDs");
+    assert_ne!(second, first);
+    assert!(consumer.topic_id("a\0b", PartitionId(0), PATIENCE).is_err());
 }
 
 #[test]

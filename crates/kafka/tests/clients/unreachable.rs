@@ -37,6 +37,8 @@ fn consumers_of_an_unreachable_broker_end_when_they_are_dropped() {
         .poll(ALL, Duration::from_millis(50), &mut |_| panic!())
         .unwrap();
     assert_eq!(polled, Polled::default());
+    let asked = consumer.topic_id("t", PartitionId(0), Duration::from_millis(50));
+    assert!(asked.is_err());
     consumer.commit_copy(&[("t", PartitionId(0), Offset(5))]);
     drop(consumer);
     let mut member = GroupConsumer::new(&nowhere, &GroupOptions::new("g", "c")).unwrap();

@@ -4,12 +4,18 @@
 //! begins behind the checkpoint, ends before it, or has another record below it is refused. A person may set
 //! `scheduler.skipDeletedRequests`; the reader then begins where the log does.
 //!
+//! A checkpoint where the log begins has no record below it. Its fingerprint is then that of the topic: the first half of
+//! the ID that the brokers gave it when it was made. So a topic that is made anew before any of its requests was done is
+//! refused as well. A version that does not know this reads such a lease as any other. There is no fingerprint where the
+//! brokers tell no ID, nor in a lease of such a version, before its next owner has written it.
+//!
 //! The lease of the first owner stores where each log began when it was taken, so that every checkpoint is one that an
 //! owner has stored: a checkpoint of 0 means that offset 0 was not done.
 
 use std::fmt;
 
 use waybill_engine::{ByLane, Handover, Lane, Offset, Places, Source};
+use waybill_kafka::TopicId;
 use waybill_store::Lease;
 
 use super::input::LogEnds;
@@ -68,6 +74,18 @@ pub(super) enum Misfit {
         /// Where the log ends.
         end: Offset,
     },
+    /// Nothing of it was done, and it is of another topic.
+    #[error(
+        "nothing of it was done, but its topic was deleted and created again: the ID was {}... and is {found} now, and \
+         requests that the old one held are gone; to go on without them, set scheduler.skipDeletedRequests: true",
+        TopicId::shown_by_head(*.expected)
+    )]
+    Recreated {
+        /// The fingerprint of the topic that the checkpoint was taken on.
+        expected: u64,
+        /// The topic that there is.
+        found: TopicId,
+    },
     /// A record below the checkpoint is not the one that was done.
     #[error(
         "{0}; if the topic was recreated and the unfinished records of the old one may be lost, set \
@@ -101,7 +119,7 @@ impl Unfit {
         row.consumed[lane] = match self.why {
             Misfit::Overtaken { .. } => row.consumed[lane].max(begins),
             // Offsets of another log say nothing of this one.
-            Misfit::Shorter { .. } | Misfit::Differs(_) => begins,
+            Misfit::Shorter { .. } | Misfit::Recreated { .. } | Misfit::Differs(_) => begins,
         };
     }
 }
@@ -110,7 +128,8 @@ impl Unfit {
 ///
 /// # Errors
 ///
-/// [`Unfit`] names the first log that lost records which are not done, or ends before the checkpoint.
+/// [`Unfit`] names the first log that lost records which are not done, ends before the checkpoint, or is of another topic
+/// than the one of which nothing was done.
 pub(super) fn start_offsets(row: &Lease, ends: &LogEnds) -> Result<StartOffsets, Unfit> {
     let checkpoint = row.checkpoint;
     let mut handover = row.handover.clone();
@@ -119,6 +138,14 @@ pub(super) fn start_offsets(row: &Lease, ends: &LogEnds) -> Result<StartOffsets,
         let (first, end) = (ends.first.on(source), ends.next.on(source));
         let begin = checkpoint.on(source);
         let unfit = |why| Unfit { source, why };
+        if begin == Offset(0)
+            && let Some(lane) = source.lane()
+            && let Some(expected) = checkpoint.fingerprints[lane]
+            && let Some(found) = ends.topics[lane]
+            && found.head() != expected
+        {
+            return Err(unfit(Misfit::Recreated { expected, found }));
+        }
         if begin < first {
             return Err(unfit(Misfit::Overtaken {
                 done: begin,
@@ -152,6 +179,27 @@ pub(super) fn start_offsets(row: &Lease, ends: &LogEnds) -> Result<StartOffsets,
         verify,
         handover,
     })
+}
+
+/// Has a lease hold the fingerprint of a topic where none of a record can be known. Returns whether that changed it.
+///
+/// Any other version that compares it with a record does so only where the log has one below the checkpoint, where it
+/// had none before: it refuses another topic, too.
+pub(super) fn remember_topics(row: &mut Lease, ends: &LogEnds) -> bool {
+    let mut is_changed = false;
+    for lane in Lane::ALL {
+        let source = lane.source();
+        let is_at_the_beginning = row.checkpoint.on(source) == ends.first.on(source);
+        let fingerprint = &mut row.checkpoint.fingerprints[lane];
+        if is_at_the_beginning
+            && fingerprint.is_none()
+            && let Some(topic) = ends.topics[lane]
+        {
+            *fingerprint = Some(topic.head());
+            is_changed = true;
+        }
+    }
+    is_changed
 }
 
 #[cfg(test)]
@@ -202,6 +250,18 @@ mod tests {
         LogEnds {
             first: places(requests.0, replies.0),
             next: places(requests.1, replies.1),
+            topics: ByLane::default(),
+        }
+    }
+
+    /// The same, of topics with these IDs.
+    fn logs_of(ids: (u128, u128), requests: (i64, i64)) -> LogEnds {
+        LogEnds {
+            topics: ByLane {
+                ordinary: Some(TopicId(ids.0 << 64)),
+                expedited: Some(TopicId(ids.1 << 64)),
+            },
+            ..logs(requests, (0, 0))
         }
     }
 
@@ -300,6 +360,121 @@ mod tests {
             (Offset(40), Offset(5))
         );
         assert!(start_offsets(&idle, &logs((41, 60), (5, 9))).is_err());
+    }
+
+    #[test]
+    fn a_topic_of_which_nothing_was_done_is_known_by_its_id() {
+        let mut row = held(3, 0, 0);
+        assert!(remember_topics(&mut row, &logs_of((5, 6), (0, 0))));
+        let remembered = row.clone();
+        assert!(!remember_topics(&mut row, &logs_of((5, 6), (0, 9))));
+        assert_eq!(row, remembered);
+        let same = start_offsets(&row, &logs_of((5, 6), (0, 9))).unwrap();
+        assert_eq!(
+            (same.at.requests, same.verify.ordinary),
+            (Offset(0), None),
+            "there is no record to verify"
+        );
+
+        for (ids, ends, source, expected) in [
+            ((7, 6), (0, 0), Source::Requests, 5),
+            ((7, 6), (0, 9), Source::Requests, 5),
+            // Whatever retention has taken from it since.
+            ((7, 6), (4, 9), Source::Requests, 5),
+            ((5, 8), (0, 0), Source::Expedited, 6),
+        ] {
+            let ends = logs_of(ids, ends);
+            let unfit = start_offsets(&row, &ends).unwrap_err();
+            let found = ends.topics[source.lane().unwrap()].unwrap();
+            let why = Misfit::Recreated { expected, found };
+            assert_eq!(unfit, Unfit { source, why });
+        }
+    }
+
+    #[test]
+    fn a_topic_that_was_made_anew_may_be_passed_over_and_is_the_one_to_remember() {
+        let mut row = held(3, 0, 0);
+        remember_topics(&mut row, &logs_of((5, 6), (0, 0)));
+        row.consumed.ordinary = Offset(3);
+        let anew = logs_of((7, 6), (2, 9));
+        let unfit = start_offsets(&row, &anew).unwrap_err();
+        unfit.pass_over(&mut row, &anew.first);
+        let start = start_offsets(&row, &anew).unwrap();
+        assert_eq!(
+            (start.at.requests, row.consumed.ordinary),
+            (Offset(2), Offset(2))
+        );
+        assert!(remember_topics(&mut row, &anew));
+        assert_eq!(
+            row.checkpoint.fingerprints,
+            ByLane {
+                ordinary: Some(7),
+                expedited: Some(6)
+            }
+        );
+    }
+
+    #[test]
+    fn a_refused_topic_is_named_with_both_ids() {
+        let unfit = Unfit {
+            source: Source::Requests,
+            why: Misfit::Recreated {
+                expected: 0x9f31_5c5c_76e5_4c6a,
+                found: TopicId(0),
+            },
+        };
+        let said = unfit.to_string();
+        assert!(
+            said.starts_with("requests: nothing of it was done"),
+            "{said}"
+        );
+        assert!(
+            said.contains("the ID was nzFcXHblTG... and is AAAAAAAAAAAAAAAAAAAAAA now"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn without_an_id_of_the_topic_then_or_now_nothing_is_refused() {
+        let mut row = held(3, 0, 0);
+        let told = logs_of((5, 6), (0, 9));
+        let untold = logs((0, 9), (0, 0));
+        assert!(!remember_topics(&mut row, &untold));
+        assert!(
+            start_offsets(&row, &told).is_ok(),
+            "a lease of an older version"
+        );
+        assert!(remember_topics(&mut row, &told));
+        assert!(start_offsets(&row, &untold).is_ok(), "an older broker");
+    }
+
+    #[test]
+    fn a_fingerprint_of_a_record_is_neither_replaced_nor_taken_for_one_of_a_topic() {
+        let mut row = held(3, 50, 0);
+        row.checkpoint.fingerprints.expedited = Some(6);
+        let ends = logs_of((5, 6), (50, 60));
+        assert!(!remember_topics(&mut row, &ends));
+        assert_eq!(row.checkpoint.fingerprints.ordinary, Some(FINGERPRINT));
+        assert!(start_offsets(&row, &ends).is_ok());
+        row.checkpoint.fingerprints.ordinary = None;
+        let ends = logs_of((5, 6), (10, 60));
+        assert!(!remember_topics(&mut row, &ends), "it is that of a record");
+    }
+
+    /// The reader of such a log has done nothing either, but not from offset 0 on.
+    #[test]
+    fn a_topic_that_was_read_from_a_later_offset_on_is_not_taken_for_a_fuller_one() {
+        let mut row = held(3, 50, 0);
+        row.checkpoint.fingerprints.ordinary = None;
+        remember_topics(&mut row, &logs_of((5, 6), (50, 50)));
+        let same = start_offsets(&row, &logs_of((5, 6), (50, 60))).unwrap();
+        assert_eq!(same.verify.ordinary, None);
+        let anew = start_offsets(&row, &logs_of((7, 6), (0, 60))).unwrap();
+        assert_eq!(
+            anew.verify.ordinary,
+            Some((Offset(49), 5)),
+            "no record has it"
+        );
     }
 
     #[test]

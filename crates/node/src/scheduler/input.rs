@@ -3,7 +3,8 @@
 use std::sync::mpsc;
 
 use tokio::sync::oneshot;
-use waybill_engine::{Event, Offset, OperationId, Places, ReaderId, Source};
+use waybill_engine::{ByLane, Event, Offset, OperationId, Places, ReaderId, Source};
+use waybill_kafka::TopicId;
 use waybill_store::{Checkpoint, Layout, RowRead, StoreError, Written};
 
 use super::credit::Amount;
@@ -54,6 +55,8 @@ pub(super) struct LogEnds {
     pub first: Places,
     /// The next one.
     pub next: Places,
+    /// The IDs of the topics of requests; `None` where the broker does not tell.
+    pub topics: ByLane<Option<TopicId>>,
 }
 
 /// What the loop reacts to.

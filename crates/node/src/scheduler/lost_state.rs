@@ -12,7 +12,7 @@ use waybill_engine::{Lane, Offset, PartitionId, Places, ReaderId, Source};
 use waybill_store::{Layout, LayoutGeneration, Store};
 
 use super::inlet::EndsReader;
-use super::input::AcquireError;
+use super::input::{AcquireError, LogEnds};
 use crate::readers;
 
 /// What the first owner of a partition must know of its logs.
@@ -56,18 +56,18 @@ impl FirstOwner {
         whole(&ends.first)
     }
 
-    /// Where the logs of a partition begin for its first owner.
+    /// Where the logs of a partition begin for its first owner, and which topics they are of.
     ///
     /// # Errors
     ///
     /// [`AcquireError::StateElsewhere`] if one has lost its beginning; [`AcquireError::Broker`] if the broker does not
     /// tell.
-    pub(super) async fn beginnings(&self, partition: PartitionId) -> Result<Places, AcquireError> {
+    pub(super) async fn beginnings(&self, partition: PartitionId) -> Result<LogEnds, AcquireError> {
         let ends = self.logs.read(partition).await?;
         if !self.may_lack_state {
             whole(&ends.first)?;
         }
-        Ok(ends.first)
+        Ok(ends)
     }
 }
 

@@ -21,6 +21,7 @@ use waybill_store::{
     Checkpoint, DueBucket, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError,
 };
 
+use super::fit::remember_topics;
 use super::input::AcquireError;
 use super::lost_state::FirstOwner;
 use crate::readers;
@@ -51,8 +52,8 @@ pub(super) struct HeldLease {
 /// Takes the lease of a reader of a generation of `layout`, waiting for a silent owner's to run out, and for
 /// the owners of those whom it follows. Gives up only when the store fails, or has another layout by then.
 ///
-/// The first owner of all stores where the logs begin in the same write that takes the lease: whatever becomes of it,
-/// a log that has lost its beginning since is not taken for a new one.
+/// The first owner of all stores where the logs begin, and which topics they are of, in the same write that takes the
+/// lease: whatever becomes of it, a log that has lost its beginning since, or was made anew, is not taken for a new one.
 pub(super) async fn acquire(
     store: Arc<dyn Store>,
     layout: &Layout,
@@ -79,7 +80,12 @@ pub(super) async fn acquire(
         let partition = begun.partition;
         let begun = match begun.is_begun {
             true => begun,
-            false => begun.beginning_at(first_owner.beginnings(partition).await?),
+            false => {
+                let ends = first_owner.beginnings(partition).await?;
+                let mut begun = begun.beginning_at(ends.first);
+                remember_topics(&mut begun, &ends);
+                begun
+            }
         };
         let limit_before = begun.stamp_limit;
         let row = Lease {

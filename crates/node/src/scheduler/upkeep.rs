@@ -10,7 +10,7 @@ use waybill_engine::{
 };
 use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store};
 
-use super::fit::{Misfit, Unfit, start_offsets};
+use super::fit::{Misfit, Unfit, remember_topics, start_offsets};
 use super::inlet::EndsReader;
 use super::input::{AcquireError, Generation, Input, LogEnds, LostCause};
 use super::lost_state::FirstOwner;
@@ -101,7 +101,7 @@ impl Shell {
                 return slot.rest(RETRY_AFTER);
             }
         };
-        // What is passed over stands in no row before the first renewal.
+        // What is passed over or remembered here stands in no row before the first renewal.
         let mut row_is_known = true;
         let stored = lease.row.checkpoint;
         // What was found out of a checkpoint says nothing of one that another owner has moved since.
@@ -140,6 +140,7 @@ impl Shell {
                 return;
             }
         };
+        row_is_known &= !remember_topics(&mut lease.row, &ends);
         let partition = lease.row.partition;
         let share = share_of(&self.layout, &lease, start.handover.clone());
         let ownership = Ownership {

@@ -299,6 +299,22 @@ fn a_lease_of_a_reader_of_expedited_requests_has_a_format_of_its_own_and_reads_b
     assert_eq!(encoder.lease(&sample)[0], 4, "an older version reads it");
 }
 
+/// These are the formats of a lease with fingerprints of records: versions that know no others read it.
+#[test]
+fn a_lease_with_fingerprints_of_topics_has_no_format_of_its_own_and_reads_back() {
+    let mut encoder = Encoder::default();
+    let mut sample = sample_lease();
+    sample.checkpoint.at = Places::default();
+    for (expedited, format) in [(None, 4), (Some(u64::MAX), 5)] {
+        sample.checkpoint.fingerprints = ByLane {
+            ordinary: Some(u64::MAX),
+            expedited,
+        };
+        let bytes = encoder.lease(&sample).to_vec();
+        assert_eq!((bytes[0], lease(&bytes)), (format, Ok(sample.clone())));
+    }
+}
+
 #[test]
 fn a_lease_of_a_reader_that_nobody_has_run_has_a_format_of_its_own_and_reads_back() {
     let mut encoder = Encoder::default();

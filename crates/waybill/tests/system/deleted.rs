@@ -1,15 +1,20 @@
-//! Records that retention takes before they are done: refused, told of, and passed over only if a person says so.
+//! Records that are gone before they are done, by retention or with their topic: refused, told of, and passed over only
+//! if a person says so.
 
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
+use rdkafka::metadata::MetadataTopic;
 use rdkafka::util::Timeout;
 use rdkafka::{Offset, TopicPartitionList};
 use serde_json::json;
-use waybill_test_support::process::without_test_variables;
+use waybill_engine::PartitionId;
+use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer};
+use waybill_test_support::process::{Process, without_test_variables};
 use waybill_test_support::world::{PATIENCE, World};
 
 use crate::{EXPEDITED, REQUESTS, deliver_all, is_remote, restart, schedulers};
@@ -34,9 +39,74 @@ async fn requests_that_are_gone_before_any_was_ever_consumed_are_refused_and_nev
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 
     let process = restart(&world);
+    let readiness = refused(&world, "its retention overtook").await;
+    assert!(readiness.contains("requests: "), "{readiness}");
+    for id in &gone {
+        assert_eq!(world.state(id).await, None, "{id}");
+    }
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+
+    let _process = restart_and_skip(&world).await;
+    let ids = deliver_all(&world, "after", DELIVERIES, &Arc::default()).await;
+    world.all_reach(&ids, "Processed").await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn topics_of_requests_that_are_made_anew_before_any_was_consumed_are_not_taken_for_the_old_ones()
+ {
+    const DELIVERIES: usize = 40;
+    let mut world = World::of_either_kind(CONFIG);
+    let process = world.up();
+    world.ready().await;
+    let world = Arc::new(world);
+    set_running(&world, false).await;
+    let gone = deliver_all(&world, "gone", DELIVERIES, &Arc::default()).await;
+    let old = topic_ids(&world);
+    delete_topics(&world).await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+
+    // The start makes the topics again, under the same names.
+    let process = restart(&world);
+    let readiness = refused(&world, "was deleted and created again").await;
+    let new = topic_ids(&world);
+    for (topic, at) in [(REQUESTS, 0), (EXPEDITED, 1)] {
+        assert_ne!(old[at], new[at], "{topic}");
+    }
+    // A lease holds the first half of an ID.
+    assert!(readiness.contains(&old[0][..10]), "{old:?}: {readiness}");
+    assert!(readiness.contains(&new[0]), "{new:?}: {readiness}");
+    for id in &gone {
+        assert_eq!(world.state(id).await, None, "{id}");
+    }
+    let between = deliver_all(&world, "between", DELIVERIES, &Arc::default()).await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    // Nothing but a person's word makes a difference.
+    let process = restart(&world);
+    refused(&world, "was deleted and created again").await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+
+    let process = restart_and_skip(&world).await;
+    let mut ids = between;
+    ids.extend(deliver_all(&world, "after", DELIVERIES, &Arc::default()).await);
+    world.all_reach(&ids, "Processed").await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+
+    // The new topics are the ones to remember from then on.
+    std::fs::write(world.path("waybill.yaml"), CONFIG).expect("the directory is writable");
+    let _process = restart(&world);
+    world.ready().await;
+    world.all_reach(&ids, "Processed").await;
+    world
+        .assert_one_effect_per_step(&ids, |index| is_remote(index % DELIVERIES))
+        .await;
+}
+
+/// Waits until every partition is refused, and returns what readiness says; it and `waybill doctor` say `why`.
+async fn refused(world: &World, why: &str) -> String {
     world
         .eventually("every partition is refused", async || {
-            let schedulers = schedulers(&world).await;
+            let schedulers = schedulers(world).await;
             schedulers.iter().all(|view| view["state"] == "refused")
         })
         .await;
@@ -44,26 +114,58 @@ async fn requests_that_are_gone_before_any_was_ever_consumed_are_refused_and_nev
     let readiness = readiness.expect("it answers");
     assert_eq!(readiness.status(), 503);
     let readiness = readiness.text().await.expect("it is text");
-    assert!(readiness.contains("its retention overtook"), "{readiness}");
+    assert!(readiness.contains(why), "{readiness}");
     assert!(readiness.contains(SKIP), "{readiness}");
-    let doctor = doctor(&world);
+    let doctor = doctor(world);
     assert_eq!(doctor.status.code(), Some(1), "{doctor:?}");
     let said = String::from_utf8_lossy(&doctor.stdout);
-    assert!(said.contains("its retention overtook"), "{said}");
-    for id in &gone {
-        assert_eq!(world.state(id).await, None, "{id}");
-    }
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    assert!(said.contains(why), "{said}");
+    readiness
+}
 
+/// Starts `up` again, which is to go on without what is gone.
+async fn restart_and_skip(world: &Arc<World>) -> Process {
     let config = format!("{CONFIG}scheduler: {{ {SKIP} }}\n");
     std::fs::write(world.path("waybill.yaml"), config).expect("the directory is writable");
-    let _process = restart(&world);
+    let process = restart(world);
     world.ready().await;
     let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
     assert!(log.contains("is passed over"), "{log}");
-    let ids = deliver_all(&world, "after", DELIVERIES, &Arc::default()).await;
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
+    process
+}
+
+/// Deletes both topics of requests, and waits until they are gone.
+async fn delete_topics(world: &World) {
+    let topics = [REQUESTS, EXPEDITED].map(|topic| world.topic(topic));
+    let admin = admin(world);
+    let deleted = admin
+        .delete_topics(&topics.each_ref().map(String::as_str), &AdminOptions::new())
+        .await;
+    let deleted = deleted.expect("the broker answers");
+    assert!(deleted.iter().all(Result::is_ok), "{deleted:?}");
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let metadata = admin.inner().fetch_metadata(None, PATIENCE);
+        let metadata = metadata.expect("the broker answers");
+        let is_deleted = |topic: &MetadataTopic| topics.iter().any(|name| name == topic.name());
+        if !metadata.topics().iter().any(is_deleted) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{topics:?} are not deleted");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The IDs of both topics of requests, as Kafka's tools show them.
+fn topic_ids(world: &World) -> [String; 2] {
+    let settings = KafkaSettings::new(world.address("broker").to_string());
+    let consumer = PartitionConsumer::new(&settings, &ConsumerOptions::new("test"));
+    let consumer = consumer.expect("a consumer can be made");
+    [REQUESTS, EXPEDITED].map(|topic| {
+        let id = consumer.topic_id(&world.topic(topic), PartitionId(0), PATIENCE);
+        let id = id.expect("the broker answers");
+        id.expect("the topic has an ID").to_string()
+    })
 }
 
 /// Starts or stops every reader, and waits until it runs or stands still.
@@ -89,16 +191,19 @@ pub(crate) async fn delete_all(world: &World, topic: &str) {
             .add_partition_offset(&world.topic(topic), partition, Offset::End)
             .expect("the offset is one");
     }
-    let admin: AdminClient<DefaultClientContext> = ClientConfig::new()
-        .set("bootstrap.servers", world.address("broker").to_string())
-        .create()
-        .expect("an admin client can be made");
     let options = AdminOptions::new().request_timeout(Some(Timeout::After(PATIENCE)));
-    let deleted = admin.delete_records(&up_to, &options).await;
+    let deleted = admin(world).delete_records(&up_to, &options).await;
     let deleted = deleted.expect("records can be deleted");
     for partition in deleted.elements() {
         partition.error().expect("the records are deleted");
     }
+}
+
+fn admin(world: &World) -> AdminClient<DefaultClientContext> {
+    ClientConfig::new()
+        .set("bootstrap.servers", world.address("broker").to_string())
+        .create()
+        .expect("an admin client can be made")
 }
 
 /// Runs `waybill doctor` to its end.

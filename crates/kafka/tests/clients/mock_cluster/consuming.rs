@@ -77,3 +77,12 @@ fn append_commit_marker(settings: &KafkaSettings, topic: &str) {
     };
     append(settings, topic, &[marker]);
 }
+
+/// The cluster of the mock has no controller.
+#[test]
+fn the_id_of_a_topic_is_known_without_a_controller() {
+    let (_cluster, settings) = cluster("t", 1);
+    let consumer = PartitionConsumer::new(&settings, &ConsumerOptions::new("c")).unwrap();
+    let id = consumer.topic_id("t", PartitionId(0), PATIENCE);
+    assert!(id.unwrap().is_some());
+}

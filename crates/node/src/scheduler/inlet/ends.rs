@@ -9,7 +9,7 @@ use waybill_kafka::{ErrorCode, PartitionConsumer};
 use crate::chain::chain;
 use crate::scheduler::input::{AcquireError, LogEnds};
 
-/// How long a broker may take to tell where a log ends.
+/// How long a broker may take to tell where a log ends, and which topic it is of.
 const ENDS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Asks the broker where the logs of a partition begin and end.
@@ -35,6 +35,11 @@ impl EndsReader {
                     .map_err(|error| chain(&error))?;
                 *ends.first.on_mut(*source) = first;
                 *ends.next.on_mut(*source) = next;
+                // Last, so that a topic that is made anew meanwhile is noticed.
+                if let Some(lane) = source.lane() {
+                    let id = reader.consumer.topic_id(topic, partition, ENDS_TIMEOUT);
+                    ends.topics[lane] = id.map_err(|error| chain(&error))?;
+                }
             }
             Ok(ends)
         };
