@@ -13,7 +13,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use metrics::Gauge;
 use tokio::sync::oneshot;
 use waybill_engine::{
     IdOrigin, Lane, Offset, OperationId, OperationRow, PartitionId, RequestHash, Timestamp,
@@ -28,6 +27,7 @@ use waybill_telemetry::trace::OpenSpan;
 
 use super::config::IngestionConfig;
 use super::flow::Flow;
+use super::measure::{QUEUE_BYTES, QUEUE_BYTES_MAX};
 use super::peek::Peek;
 use super::problem::{Kind, Problem};
 use super::reads::Reads;
@@ -346,8 +346,7 @@ impl Queue {
     fn new(config: &IngestionConfig) -> Self {
         let bytes_max = config.producer_queue_bytes_max;
         Self {
-            // The producer shows its queue by itself.
-            room: Places::new(bytes_max, Gauge::noop(), &Gauge::noop()),
+            room: Places::new(bytes_max, QUEUE_BYTES.of([]), &QUEUE_BYTES_MAX.of([])),
             record_bytes_min: bytes_max.div_ceil(config.producer_queue_records_max.max(1)),
         }
     }

@@ -55,6 +55,16 @@ pub(super) const BODY_BYTES_MAX: Metric<Gauge> = Metric::new(
     "Limit on the bytes held by request bodies and batches in progress",
     [],
 );
+pub(super) const QUEUE_BYTES: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_queue_bytes",
+    "Room in the queue to the broker that records take which it has not acknowledged",
+    [],
+);
+pub(super) const QUEUE_BYTES_MAX: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_queue_bytes_max",
+    "Limit on the room that records take in the queue to the broker",
+    [],
+);
 pub(super) const PENDING_READS: Metric<Gauge> = Metric::new(
     "waybill_ingestion_pending_reads",
     "Questions that wait until a pending request is read from its topic",
@@ -77,6 +87,8 @@ pub const METRICS: &[&dyn Declared] = &[
     &EVENT_STREAMS_MAX,
     &BODY_BYTES,
     &BODY_BYTES_MAX,
+    &QUEUE_BYTES,
+    &QUEUE_BYTES_MAX,
     &PENDING_READS,
     &PENDING_READS_MAX,
 ];

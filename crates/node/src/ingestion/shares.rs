@@ -6,6 +6,7 @@
 //! A tenant is that of a token: a name that a request gives would cost nothing. Callers without a token, or with one for
 //! all tenants, count as one.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use crate::auth::Tenants;
 
 /// For how long a tenant that was refused counts as one that wants some: longer than `Retry-After`.
 const WANTED_FOR: Duration = Duration::from_secs(10);
-/// How many tenants without a part are remembered before those are forgotten that want none any more.
+/// How many tenants are remembered before those are forgotten that were refused once, and want nothing any more.
 const IDLE_MAX: usize = 1_000;
 
 /// A bound, and who holds how much of it.
@@ -121,8 +122,12 @@ impl Drop for Share {
         let mut held = self.of.locked();
         held.total -= self.amount;
         self.of.shown.decrement(self.amount as f64);
-        if let Some(of_tenant) = held.by_tenant.get_mut(&self.tenant) {
-            of_tenant.held -= self.amount;
+        if let Entry::Occupied(mut of_tenant) = held.by_tenant.entry(Arc::clone(&self.tenant)) {
+            of_tenant.get_mut().held -= self.amount;
+            // Whoever holds nothing and wants nothing is not looked at again by those who take a part.
+            if of_tenant.get().held == 0 && of_tenant.get().refused_at.is_none() {
+                of_tenant.remove();
+            }
         }
     }
 }
@@ -244,6 +249,15 @@ mod tests {
             take(&shares, "noisy", 1, now).is_some(),
             "nobody else wants any"
         );
+    }
+
+    #[test]
+    fn a_tenant_that_holds_nothing_is_forgotten() {
+        let (shares, now) = (Shares::new(4, Gauge::noop()), Instant::now());
+        for tenant in ["a", "b", "c"] {
+            drop(take(&shares, tenant, 1, now).unwrap());
+        }
+        assert_eq!(shares.locked().by_tenant.len(), 0);
     }
 
     #[test]

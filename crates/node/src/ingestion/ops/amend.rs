@@ -7,7 +7,7 @@ use waybill_engine::{
     AmendRequest, Amendment, Lane, OperationId, OperationRequest, Position, Timestamp,
 };
 
-use super::body::{self, Said};
+use super::body::{self, Asker, Said};
 use super::judge::{self, CancelWouldBe};
 use super::verb::Verb;
 use super::{AskedView, Key};
@@ -70,7 +70,8 @@ impl Api {
         let id = decoded(id).ok_or_else(not_found)?;
         let parameters = Parameters::read(query, caller)?;
         let key = Key::of(headers)?;
-        let said = said.by_token(caller)?;
+        let workflow = said.workflow.clone();
+        let asker = said.asker(caller)?;
         let amended = match self.asked_about(&id, &parameters, false).await {
             Ok(found) => {
                 if form == Form::Delivery {
@@ -91,10 +92,8 @@ impl Api {
             }
             Err(problem) => return Err(problem),
         };
-        let amendment = Amendment::Cancel {
-            workflow: said.workflow.clone(),
-        };
-        self.amend(amended, amendment, Verb::Cancel.as_str(), said, &key, form)
+        let amendment = Amendment::Cancel { workflow };
+        self.amend(amended, amendment, Verb::Cancel.as_str(), asker, &key, form)
             .await
     }
 
@@ -142,7 +141,7 @@ impl Api {
             amended,
             amendment,
             VERB,
-            Said::default().by_token(caller)?,
+            Said::default().asker(caller)?,
             &key,
             Form::Delivery,
         )
@@ -154,7 +153,7 @@ impl Api {
         amended: Amended,
         amendment: Amendment,
         verb: &'static str,
-        said: Said,
+        asker: Asker,
         key: &Key,
         form: Form,
     ) -> Result<Reply, Problem> {
@@ -166,8 +165,8 @@ impl Api {
             tenant: amended.tenant,
             caller_id: amended.caller_id,
             amendment,
-            reason: said.reason,
-            asked_by: said.by,
+            reason: asker.reason,
+            asked_by: asker.by,
             requested_at: wall_clock(),
         };
         let request_id = request.id;
@@ -181,7 +180,7 @@ impl Api {
         let topic = topics.of_lane(lane);
         let (partition, offset) = self
             .intake
-            .tell(&said.sender, topic, id, &value, &key.0)
+            .tell(&asker.tenants, topic, id, &value, &key.0)
             .await?;
         let token = match (amended.is_absent, offset) {
             (true, Some(offset)) => Some(StatusToken::of_any(Position {

@@ -17,15 +17,13 @@ const OPERATOR: &str = "waybill-operator";
 /// Who asks, where nobody says.
 const SOMEBODY: &str = "operator";
 
-/// What the body of a verb says, and who asks.
+/// What the body of a verb says.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Said {
     /// Why; may be empty.
     pub reason: String,
     /// Who asks; empty for the operation's caller.
     pub by: String,
-    /// For whom the asker may ask.
-    pub sender: Tenants,
     /// The step that it is about.
     pub step: String,
     /// The workflow of an operation that is not there yet.
@@ -62,7 +60,6 @@ impl Said {
             workflow: reader.name("workflow"),
             as_new: reader.flag("asNew"),
             by: String::new(),
-            sender: Tenants::All,
         };
         let in_body = reader.text("by", ASKED_BY_BYTES_MAX);
         said.by = reader.who(headers, in_body);
@@ -78,24 +75,36 @@ impl Said {
     }
 }
 
+/// Who asks, and why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Asker {
+    /// Who asks; empty for the operation's caller.
+    pub by: String,
+    /// For whom they may ask.
+    pub tenants: Tenants,
+    /// Why; may be empty.
+    pub reason: String,
+}
+
 impl Said {
-    /// The same, with the name of the token by which it is asked: nobody passes for another in the history.
-    pub fn by_token(mut self, caller: &Caller) -> Result<Self, Problem> {
-        self.sender = caller.tenants().clone();
-        let Some(token) = caller.name() else {
-            return Ok(self);
+    /// Who asks: the name of the token goes with what the body says, so that nobody passes for another in the history.
+    pub fn asker(self, caller: &Caller) -> Result<Asker, Problem> {
+        let by = match (caller.name(), self.by.as_str()) {
+            (None, _) => self.by,
+            (Some(token), "" | SOMEBODY) => token.to_owned(),
+            (Some(token), by) => format!("{by} ({token})"),
         };
-        self.by = match self.by.as_str() {
-            "" | SOMEBODY => token.to_owned(),
-            by => format!("{by} ({token})"),
-        };
-        if self.by.len() > ASKED_BY_BYTES_MAX {
+        if by.len() > ASKED_BY_BYTES_MAX {
             let detail = format!(
                 "must be at most {ASKED_BY_BYTES_MAX} bytes with the name of the token behind it"
             );
             return Err(Problem::invalid(vec![FieldProblem::new("/by", detail)]));
         }
-        Ok(self)
+        Ok(Asker {
+            by,
+            tenants: caller.tenants().clone(),
+            reason: self.reason,
+        })
     }
 }
 
@@ -259,8 +268,8 @@ mod tests {
         }));
         let by = |body: &str, caller: &Caller| {
             let said = read(Verb::Compensate, body).unwrap();
-            said.by_token(caller)
-                .map(|said| said.by)
+            said.asker(caller)
+                .map(|asker| asker.by)
                 .map_err(|problem| problem.kind)
         };
         assert_eq!(by("{}", &caller).unwrap(), "ops");

@@ -9,7 +9,7 @@ use waybill_engine::{
 };
 
 use super::amend::unwritable;
-use super::body::Said;
+use super::body::{Asker, Said};
 use super::judge;
 use super::verb::Verb;
 use super::{AskedView, Key};
@@ -59,15 +59,16 @@ impl Api {
             Status::Pending(_) => return Err(judge::refused("pending")),
             Status::Rejected(_) => return Err(not_found()),
         };
-        let said = said.by_token(caller)?;
-        if said.as_new {
-            return self.resubmit_as_new(&row, said, &key).await;
+        let as_new = said.as_new;
+        let asker = said.asker(caller)?;
+        if as_new {
+            return self.resubmit_as_new(&row, asker, &key).await;
         }
         if judge::is_done(&row, &recovery) {
             return Ok(self.as_it_is(&row, Form::General, caller));
         }
         judge::of_recovery(&row, &self.rules.workflows, &recovery, wall_clock())?;
-        let request_id = self.recover(row.id, recovery, said, &key).await?;
+        let request_id = self.recover(row.id, recovery, asker, &key).await?;
         let asked = AskedView {
             id: row.id,
             verb: verb.as_str(),
@@ -82,7 +83,7 @@ impl Api {
     async fn resubmit_as_new(
         &self,
         row: &OperationRow,
-        said: Said,
+        asker: Asker,
         key: &Key,
     ) -> Result<Reply, Problem> {
         if let Some(code) = judge::of_resubmission_as_new(row) {
@@ -103,7 +104,7 @@ impl Api {
             .map_err(|_| unwritable())?;
         self.intake
             .tell(
-                &said.sender,
+                &asker.tenants,
                 topics.of_lane(row.created.request.lane),
                 new,
                 &value,
@@ -111,7 +112,7 @@ impl Api {
             )
             .await?;
         let noted = RecoveryVerb::Resubmitted { as_operation: new };
-        let request_id = self.recover(row.id, noted, said, key).await?;
+        let request_id = self.recover(row.id, noted, asker, key).await?;
         let asked = AskedView {
             id: row.id,
             verb: Verb::Resubmit.as_str(),
@@ -126,7 +127,7 @@ impl Api {
         &self,
         operation: OperationId,
         verb: RecoveryVerb,
-        said: Said,
+        asker: Asker,
         key: &Key,
     ) -> Result<Uuid, Problem> {
         let about = match &verb {
@@ -136,8 +137,8 @@ impl Api {
         let recovery = Recovery {
             id: key.id(operation, &about),
             operation,
-            asked_by: said.by,
-            reason: said.reason,
+            asked_by: asker.by,
+            reason: asker.reason,
             asked_at: wall_clock(),
             due: None,
             verb,
@@ -149,7 +150,7 @@ impl Api {
             .encode(&recovery, &mut value)
             .map_err(|_| unwritable())?;
         self.intake
-            .tell(&said.sender, topics.recovery(), operation, &value, &key.0)
+            .tell(&asker.tenants, topics.recovery(), operation, &value, &key.0)
             .await?;
         Ok(recovery.id)
     }
