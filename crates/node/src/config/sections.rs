@@ -90,8 +90,7 @@ pub struct HttpConfig {
     pub event_streams_max: usize,
     /// How much each tenant may send to this process.
     pub tenant_limits: TenantLimitsConfig,
-    /// Whether expedited requests go by a topic of their own, ahead of the others. `false` while an upgrade may have to
-    /// be taken back to a version that does not read it.
+    /// Whether expedited requests go by a topic of their own, ahead of the others.
     pub expedited_topic: bool,
 }
 

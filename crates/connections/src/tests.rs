@@ -1,0 +1,199 @@
+use super::*;
+
+const STALL: Duration = Duration::from_secs(60);
+const UNREAD: Duration = Duration::from_secs(5);
+const REQUESTS: RequestLimits = RequestLimits {
+    each: 2,
+    shared: 5,
+    shared_per_address: 3,
+};
+
+fn address(last: u8) -> IpAddr {
+    IpAddr::from([192, 0, 2, last])
+}
+
+fn up_to(max: usize, per_address_max: usize) -> Arc<Connections> {
+    Connections::new(
+        "test",
+        Limits {
+            max,
+            per_address_max,
+            stall_timeout: Some(STALL),
+            unread_timeout: Some(UNREAD),
+            requests: Some(REQUESTS),
+        },
+    )
+}
+
+#[test]
+fn the_longest_idle_connection_is_replaced_and_a_busy_one_is_not() {
+    let all = up_to(3, 3);
+    let closing = [(); 4].map(|()| CancellationToken::new());
+    let now = all.started;
+    let admit = |n: usize, at| all.admit(at, address(1), closing[n].clone());
+    let places: Vec<Place> = (0..3).map(|n| admit(n, now).unwrap()).collect();
+    // The first waits for an answer, and the second was used later than the third.
+    let later = now + Duration::from_secs(1);
+    places[0].report(now, true);
+    places[1].report(later, false);
+    let fourth = admit(3, later).unwrap();
+    let closed = closing.each_ref().map(CancellationToken::is_cancelled);
+    assert_eq!(closed, [false, false, true, false]);
+
+    // While all of them are busy none is replaced, before one has stalled.
+    places[1].report(later, true);
+    fourth.report(later, true);
+    let next = |at| all.admit(at, address(1), CancellationToken::new());
+    assert_eq!(next(now + STALL).err(), Some(Full::Address));
+    let _fifth = next(now + STALL + Duration::from_millis(1)).unwrap();
+    assert!(closing[0].is_cancelled());
+    let counts = Counts {
+        open: 3,
+        per_address: 3,
+        replaced: 2,
+        refused: 1,
+        ..Counts::default()
+    };
+    assert_eq!(all.counts(), counts);
+}
+
+#[test]
+fn a_connection_that_ends_makes_room() {
+    let all = up_to(1, 2);
+    let now = all.started;
+    let admit = || all.admit(now, address(1), CancellationToken::new());
+    let first = admit().unwrap();
+    first.report(now, true);
+    assert_eq!(admit().err(), Some(Full::All));
+    drop(first);
+    assert!(admit().is_ok());
+}
+
+#[test]
+fn an_address_at_its_limit_replaces_its_own_connections_alone() {
+    let all = up_to(10, 2);
+    let now = all.started;
+    let of_other = CancellationToken::new();
+    let _other = all.admit(now, address(2), of_other.clone()).unwrap();
+    let closing = [(); 3].map(|()| CancellationToken::new());
+    let admit = |closing: &CancellationToken| all.place(now, address(1), closing.clone());
+    let admitted = closing.each_ref().map(|closing| admit(closing).unwrap());
+    assert!(!of_other.is_cancelled());
+    let closed = closing.each_ref().map(CancellationToken::is_cancelled);
+    assert_eq!(closed, [true, false, false]);
+    let replaced_at = admitted.each_ref().map(|&(_, replaced_at)| replaced_at);
+    assert_eq!(replaced_at, [None, None, Some(Full::Address)]);
+}
+
+#[test]
+fn each_connection_has_requests_of_its_own_and_shares_room_for_more_with_the_others() {
+    let all = up_to(10, 10);
+    let admit = |last| {
+        let closing = CancellationToken::new();
+        all.admit(all.started, address(last), closing).unwrap()
+    };
+    let greedy = admit(1);
+    let begin = |place: &Place| place.begin_request();
+    let held: Vec<_> = (0..5).map(|_| begin(&greedy).unwrap()).collect();
+    assert_eq!(begin(&greedy).err(), Some(Full::Address));
+    // Another connection from there has its own, and no more.
+    let neighbour = admit(1);
+    let _own = [(); 2].map(|()| begin(&neighbour).unwrap());
+    assert_eq!(begin(&neighbour).err(), Some(Full::Address));
+    // One from elsewhere gets what is left.
+    let other = admit(2);
+    let _all_but_one = [(); 4].map(|()| begin(&other).unwrap());
+    assert_eq!(begin(&other).err(), Some(Full::All));
+    let counts = all.counts();
+    assert_eq!((counts.requests_shared, counts.requests_refused), (5, 3));
+    drop(held);
+    assert_eq!(all.counts().requests_shared, 2);
+    assert!(begin(&other).is_ok());
+    assert_eq!(all.shared().by_source.len(), 1, "who has none is forgotten");
+}
+
+#[test]
+fn the_more_connections_there_are_the_less_a_further_one_is_promised() {
+    let all = up_to(100, 100);
+    let places: Vec<Place> = (0..100)
+        .map(|_| all.admit(all.started, address(1), CancellationToken::new()))
+        .map(Result::unwrap)
+        .collect();
+    let parts = |n: usize| places[n].part_of(100, 2..=30);
+    assert_eq!([0, 2, 3, 9, 49, 99].map(parts), [30, 30, 25, 10, 2, 2]);
+}
+
+#[test]
+fn the_address_with_the_most_connections_is_counted() {
+    let all = up_to(10, 5);
+    let admit = |last| {
+        let closing = CancellationToken::new();
+        all.admit(all.started, address(last), closing).unwrap()
+    };
+    let per_address = || all.counts().per_address;
+    assert_eq!(per_address(), 0);
+    let mut of_first = vec![admit(1), admit(1), admit(1)];
+    let mut of_second = vec![admit(2), admit(2)];
+    assert_eq!(per_address(), 3);
+    of_second.push(admit(2));
+    of_first.clear();
+    assert_eq!(per_address(), 3, "the second one has as many");
+    of_second.pop();
+    assert_eq!(per_address(), 2);
+    of_second.clear();
+    assert_eq!(all.counts(), Counts::default());
+}
+
+#[test]
+fn a_connection_is_busy_until_all_of_its_requests_have_ended() {
+    let all = up_to(1, 1);
+    let admit = || all.admit(Instant::now(), address(1), CancellationToken::new());
+    let place = admit().unwrap();
+    let requests = (
+        place.begin_request().unwrap(),
+        place.begin_request().unwrap(),
+    );
+    drop(requests.0);
+    assert!(admit().is_err());
+    drop(requests.1);
+    assert!(admit().is_ok());
+}
+
+#[test]
+fn a_connection_whose_client_does_not_read_on_is_replaced_after_a_while() {
+    let all = up_to(1, 1);
+    let next = |at| all.admit(at, address(1), CancellationToken::new());
+    let place = next(all.started).unwrap();
+    let mut request = place.begin_request().unwrap();
+    let mut outlet = place.outlet();
+    let later = |after: Duration| Instant::now() + after;
+    let just_past = UNREAD + Duration::from_secs(1);
+    assert!(
+        next(later(just_past)).is_err(),
+        "the answer is not there yet"
+    );
+    request.set_unread(true);
+    assert!(
+        next(later(Duration::ZERO)).is_err(),
+        "the client may be slow"
+    );
+    request.set_unread(false);
+    outlet.set_blocked(true);
+    drop(request);
+    assert!(
+        next(later(Duration::ZERO)).is_err(),
+        "the answer is not yet written"
+    );
+    assert!(next(later(just_past)).is_ok());
+    drop((outlet, place));
+    assert!(next(later(Duration::ZERO)).is_ok());
+}
+
+#[test]
+fn addresses_of_one_network_count_together_in_version_6_only() {
+    let of = |text: &str| source_of(text.parse().unwrap());
+    assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
+    assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+    assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
+    assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+}

@@ -1,0 +1,390 @@
+use std::time::Duration;
+
+use waybill_engine::{Division, Epoch, OwnerId, PartitionId, Places, ReaderId, Stood};
+use waybill_store::{Checkpoint, LayoutGeneration, LeaseKey};
+
+use super::*;
+
+const FINGERPRINT: u64 = 7;
+
+fn held(epoch: u64, requests: i64, replies: i64) -> Lease {
+    let checkpoint = Checkpoint {
+        at: Places {
+            requests: Offset(requests),
+            replies: Offset(replies),
+            ..Places::default()
+        },
+        fingerprints: ByLane {
+            ordinary: (requests > 0).then_some(FINGERPRINT),
+            expedited: None,
+        },
+    };
+    Lease {
+        owner: Some(OwnerId(uuid::Uuid::nil())),
+        epoch: Epoch(epoch),
+        duration: Duration::from_secs(10),
+        checkpoint,
+        consumed: ByLane {
+            ordinary: Offset(requests),
+            expedited: Offset(0),
+        },
+        ..Lease::new(
+            LeaseKey::scheduler(LayoutGeneration(0), ReaderId(0)),
+            PartitionId(0),
+        )
+    }
+}
+
+fn logs(requests: (i64, i64), replies: (i64, i64)) -> LogEnds {
+    let places = |requests, replies| Places {
+        requests: Offset(requests),
+        replies: Offset(replies),
+        ..Places::default()
+    };
+    LogEnds {
+        first: places(requests.0, replies.0),
+        next: places(requests.1, replies.1),
+        topics: ByLane::default(),
+    }
+}
+
+/// The same, of topics with these IDs.
+fn logs_of(ids: (u128, u128), requests: (i64, i64)) -> LogEnds {
+    LogEnds {
+        topics: ByLane {
+            ordinary: Some(TopicId(ids.0 << 64)),
+            expedited: Some(TopicId(ids.1 << 64)),
+        },
+        ..logs(requests, (0, 0))
+    }
+}
+
+#[test]
+fn reading_begins_at_the_checkpoint_and_the_record_below_it_is_verified() {
+    let start = start_offsets(&held(3, 50, 200), &logs((10, 60), (0, 300))).unwrap();
+    assert_eq!(
+        (start.at.requests, start.at.replies),
+        (Offset(50), Offset(200))
+    );
+    assert_eq!(start.verify.ordinary, Some((Offset(49), FINGERPRINT)));
+}
+
+#[test]
+fn a_record_below_the_checkpoint_that_was_deleted_is_not_verified() {
+    let start = start_offsets(&held(3, 50, 200), &logs((50, 60), (0, 300))).unwrap();
+    assert_eq!(
+        (start.at.requests, start.verify.ordinary),
+        (Offset(50), None)
+    );
+}
+
+#[test]
+fn what_no_client_can_decode_is_not_verified_and_not_read_again() {
+    let mut row = held(3, 50, 200);
+    row.checkpoint.fingerprints.ordinary = Some(UNDECODABLE);
+    let start = start_offsets(&row, &logs((10, 60), (0, 300))).unwrap();
+    assert_eq!(
+        (start.at.requests, start.verify.ordinary),
+        (Offset(50), None)
+    );
+}
+
+#[test]
+fn requests_that_are_not_done_and_gone_or_not_there_are_refused() {
+    let overtaken = start_offsets(&held(3, 50, 0), &logs((51, 60), (0, 0))).unwrap_err();
+    assert!(
+        matches!(overtaken.why, Misfit::Overtaken { .. }),
+        "{overtaken}"
+    );
+    let another = start_offsets(&held(3, 50, 0), &logs((0, 49), (0, 0))).unwrap_err();
+    assert!(matches!(another.why, Misfit::Shorter { .. }), "{another}");
+}
+
+#[test]
+fn what_is_gone_may_be_passed_over_and_the_rest_of_the_log_is_read() {
+    let passed = |checkpoint: i64, consumed: i64, ends: LogEnds| {
+        let mut row = held(3, checkpoint, 0);
+        row.consumed.ordinary = Offset(consumed);
+        let unfit = start_offsets(&row, &ends).unwrap_err();
+        unfit.pass_over(&mut row, &ends.first);
+        let start = start_offsets(&row, &ends).unwrap();
+        (
+            start.at.requests.0,
+            start.verify.ordinary,
+            row.consumed.ordinary.0,
+        )
+    };
+    assert_eq!(passed(50, 55, logs((52, 60), (0, 0))), (52, None, 55));
+    assert_eq!(passed(50, 50, logs((58, 60), (0, 0))), (58, None, 58));
+    assert_eq!(passed(50, 55, logs((0, 10), (0, 0))), (0, None, 0));
+
+    let mut row = held(3, 50, 0);
+    let ends = logs((0, 60), (0, 0));
+    let unfit = Unfit {
+        source: Source::Requests,
+        why: Misfit::Differs(String::new()),
+    };
+    unfit.pass_over(&mut row, &ends.first);
+    let start = start_offsets(&row, &ends).unwrap();
+    assert_eq!(
+        (start.at.requests, start.verify.ordinary),
+        (Offset(0), None)
+    );
+}
+
+#[test]
+fn an_owner_that_has_consumed_nothing_is_refused_a_log_whose_beginning_is_gone() {
+    let new = Lease {
+        owner: None,
+        ..held(0, 0, 0)
+    };
+    let of_new_logs = logs((0, 0), (0, 0));
+    let idle = new.clone().beginning_at(of_new_logs.first);
+    assert!(start_offsets(&idle, &of_new_logs).is_ok());
+    let overtaken = start_offsets(&idle, &logs((40, 60), (5, 9))).unwrap_err();
+    let (done, begins) = (Offset(0), Offset(40));
+    assert_eq!(overtaken.why, Misfit::Overtaken { done, begins });
+
+    // The same on logs that had lost their beginnings before anybody owned them.
+    let of_old_logs = logs((40, 60), (5, 9));
+    let idle = new.beginning_at(of_old_logs.first);
+    let start = start_offsets(&idle, &of_old_logs).unwrap();
+    assert_eq!(
+        (start.at.requests, start.at.replies),
+        (Offset(40), Offset(5))
+    );
+    assert!(start_offsets(&idle, &logs((41, 60), (5, 9))).is_err());
+}
+
+#[test]
+fn a_topic_of_which_nothing_was_done_is_known_by_its_id() {
+    let mut row = held(3, 0, 0);
+    assert!(remember_topics(&mut row, &logs_of((5, 6), (0, 0))));
+    let remembered = row.clone();
+    assert!(!remember_topics(&mut row, &logs_of((5, 6), (0, 9))));
+    assert_eq!(row, remembered);
+    let same = start_offsets(&row, &logs_of((5, 6), (0, 9))).unwrap();
+    assert_eq!(
+        (same.at.requests, same.verify.ordinary),
+        (Offset(0), None),
+        "there is no record to verify"
+    );
+
+    for (ids, ends, source, expected) in [
+        ((7, 6), (0, 0), Source::Requests, 5),
+        ((7, 6), (0, 9), Source::Requests, 5),
+        // Whatever retention has taken from it since.
+        ((7, 6), (4, 9), Source::Requests, 5),
+        ((5, 8), (0, 0), Source::Expedited, 6),
+    ] {
+        let ends = logs_of(ids, ends);
+        let unfit = start_offsets(&row, &ends).unwrap_err();
+        let found = ends.topics[source.lane().unwrap()].unwrap();
+        let why = Misfit::Recreated { expected, found };
+        assert_eq!(unfit, Unfit { source, why });
+    }
+}
+
+#[test]
+fn a_topic_that_was_made_anew_may_be_passed_over_and_is_the_one_to_remember() {
+    let mut row = held(3, 0, 0);
+    remember_topics(&mut row, &logs_of((5, 6), (0, 0)));
+    row.consumed.ordinary = Offset(3);
+    let anew = logs_of((7, 6), (2, 9));
+    let unfit = start_offsets(&row, &anew).unwrap_err();
+    unfit.pass_over(&mut row, &anew.first);
+    let start = start_offsets(&row, &anew).unwrap();
+    assert_eq!(
+        (start.at.requests, row.consumed.ordinary),
+        (Offset(2), Offset(2))
+    );
+    assert!(remember_topics(&mut row, &anew));
+    assert_eq!(
+        row.checkpoint.fingerprints,
+        ByLane {
+            ordinary: Some(7),
+            expedited: Some(6)
+        }
+    );
+}
+
+#[test]
+fn a_refused_topic_is_named_with_both_ids() {
+    let unfit = Unfit {
+        source: Source::Requests,
+        why: Misfit::Recreated {
+            expected: 0x9f31_5c5c_76e5_4c6a,
+            found: TopicId(0),
+        },
+    };
+    let said = unfit.to_string();
+    assert!(
+        said.starts_with("requests: nothing of it was done"),
+        "{said}"
+    );
+    assert!(
+        said.contains("the ID was nzFcXHblTG... and is AAAAAAAAAAAAAAAAAAAAAA now"),
+        "{said}"
+    );
+}
+
+#[test]
+fn without_an_id_of_the_topic_then_or_now_nothing_is_refused() {
+    let mut row = held(3, 0, 0);
+    let told = logs_of((5, 6), (0, 9));
+    let untold = logs((0, 9), (0, 0));
+    assert!(!remember_topics(&mut row, &untold));
+    assert!(
+        start_offsets(&row, &told).is_ok(),
+        "a lease of an older version"
+    );
+    assert!(remember_topics(&mut row, &told));
+    assert!(start_offsets(&row, &untold).is_ok(), "an older broker");
+}
+
+#[test]
+fn a_fingerprint_of_a_record_is_neither_replaced_nor_taken_for_one_of_a_topic() {
+    let mut row = held(3, 50, 0);
+    row.checkpoint.fingerprints.expedited = Some(6);
+    let ends = logs_of((5, 6), (50, 60));
+    assert!(!remember_topics(&mut row, &ends));
+    assert_eq!(row.checkpoint.fingerprints.ordinary, Some(FINGERPRINT));
+    assert!(start_offsets(&row, &ends).is_ok());
+    row.checkpoint.fingerprints.ordinary = None;
+    let ends = logs_of((5, 6), (10, 60));
+    assert!(!remember_topics(&mut row, &ends), "it is that of a record");
+}
+
+/// The reader of such a log has done nothing either, but not from offset 0 on.
+#[test]
+fn a_topic_that_was_read_from_a_later_offset_on_is_not_taken_for_a_fuller_one() {
+    let mut row = held(3, 50, 0);
+    row.checkpoint.fingerprints.ordinary = None;
+    remember_topics(&mut row, &logs_of((5, 6), (50, 50)));
+    let same = start_offsets(&row, &logs_of((5, 6), (50, 60))).unwrap();
+    assert_eq!(same.verify.ordinary, None);
+    let anew = start_offsets(&row, &logs_of((7, 6), (0, 60))).unwrap();
+    assert_eq!(
+        anew.verify.ordinary,
+        Some((Offset(49), 5)),
+        "no record has it"
+    );
+}
+
+#[test]
+fn replies_that_were_lost_with_the_machine_do_not_stop_a_partition() {
+    let start = start_offsets(&held(3, 50, 900), &logs((0, 60), (100, 300))).unwrap();
+    assert_eq!(start.at.replies, Offset(300));
+}
+
+#[test]
+fn what_those_who_are_followed_had_done_is_held_against_the_logs_as_well() {
+    let merged = |stood: i64, ends: LogEnds| {
+        let mut held = held(3, 50, 200);
+        let stood = Stood {
+            division: Division {
+                partitions: 1,
+                readers_per_partition: 2,
+            },
+            reader: ReaderId(1),
+            at: Places {
+                requests: Offset(stood),
+                replies: Offset(280),
+                ..Places::default()
+            },
+        };
+        held.handover = Handover::new([stood], |_| Offset(0));
+        start_offsets(&held, &ends)
+    };
+    let start = merged(58, logs((0, 60), (0, 300))).unwrap();
+    assert_eq!(start.handover.furthest(Source::Replies), Offset(280));
+    let lost_replies = merged(58, logs((0, 60), (0, 270))).unwrap();
+    assert_eq!(lost_replies.at.replies, Offset(200));
+    assert_eq!(lost_replies.handover.furthest(Source::Replies), Offset(0));
+    assert_eq!(lost_replies.handover.furthest(Source::Requests), Offset(58));
+    let lost_requests = merged(58, logs((0, 55), (0, 300))).unwrap_err();
+    let done = Offset(58);
+    let end = Offset(55);
+    assert_eq!(lost_requests.why, Misfit::Shorter { done, end });
+}
+
+#[test]
+fn recoveries_that_are_not_done_and_gone_or_not_there_are_refused_until_a_person_passes_over_them()
+{
+    let recoveries_from = |checkpoint, first, end| {
+        let mut row = held(3, 50, 0);
+        row.checkpoint.at.recoveries = Offset(checkpoint);
+        let mut ends = logs((0, 60), (0, 0));
+        ends.first.recoveries = Offset(first);
+        ends.next.recoveries = Offset(end);
+        let unfit = match start_offsets(&row, &ends) {
+            Ok(start) => return (start.at.recoveries.0, None),
+            Err(unfit) => unfit,
+        };
+        assert_eq!(unfit.source, Source::Recoveries);
+        unfit.pass_over(&mut row, &ends.first);
+        let start = start_offsets(&row, &ends).unwrap();
+        (start.at.recoveries.0, Some(unfit.why))
+    };
+    let (done, begins, end) = (Offset(7), Offset(8), Offset(5));
+    assert_eq!(recoveries_from(7, 0, 9), (7, None));
+    assert_eq!(
+        recoveries_from(7, 7, 7),
+        (7, None),
+        "all that is gone was done"
+    );
+    let overtaken = Misfit::Overtaken { done, begins };
+    assert_eq!(recoveries_from(7, 8, 9), (8, Some(overtaken)));
+    let shorter = Misfit::Shorter { done, end };
+    assert_eq!(recoveries_from(7, 2, 5), (2, Some(shorter)));
+}
+
+#[test]
+fn each_topic_of_requests_is_held_against_its_own_checkpoint() {
+    let of = |checkpoint: i64, first: i64, end: i64| {
+        let mut row = held(3, 50, 0);
+        row.checkpoint.at.expedited = Offset(checkpoint);
+        row.consumed.expedited = Offset(checkpoint);
+        row.checkpoint.fingerprints.expedited = Some(FINGERPRINT + 1);
+        let mut ends = logs((0, 60), (0, 0));
+        ends.first.expedited = Offset(first);
+        ends.next.expedited = Offset(end);
+        start_offsets(&row, &ends)
+    };
+    let start = of(8, 0, 9).unwrap();
+    assert_eq!(
+        (start.at.requests, start.at.expedited),
+        (Offset(50), Offset(8))
+    );
+    assert_eq!(start.verify.expedited, Some((Offset(7), FINGERPRINT + 1)));
+    let overtaken = of(8, 9, 9).unwrap_err();
+    assert_eq!(overtaken.source, Source::Expedited);
+    assert!(overtaken.to_string().starts_with("expedited requests: "));
+    assert!(of(0, 1, 9).is_err());
+    assert!(of(0, 0, 9).is_ok());
+}
+
+#[test]
+fn both_topics_may_be_passed_over_one_after_the_other() {
+    let mut row = held(3, 50, 0);
+    row.checkpoint.at.expedited = Offset(8);
+    row.consumed.expedited = Offset(9);
+    let mut ends = logs((52, 60), (0, 0));
+    ends.next.expedited = Offset(3);
+    let mut passed = Vec::new();
+    let start = loop {
+        match start_offsets(&row, &ends) {
+            Ok(start) => break start,
+            Err(unfit) => {
+                unfit.pass_over(&mut row, &ends.first);
+                passed.push(unfit.source);
+            }
+        }
+    };
+    assert_eq!(passed, [Source::Requests, Source::Expedited]);
+    assert_eq!(
+        (start.at.requests, start.at.expedited),
+        (Offset(52), Offset(0))
+    );
+    assert_eq!(row.consumed.expedited, Offset(0), "it is another log");
+}
