@@ -22,7 +22,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub use self::requests::RequestLimits;
+pub use self::requests::{RequestGuard, RequestLimits};
 use self::requests::{Room, Shared};
 use self::sources::{Sources, source_of};
 
@@ -420,53 +420,6 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.all.locked().remove(self.id);
-    }
-}
-
-/// A request that is under way on a connection.
-#[derive(Debug)]
-pub struct RequestGuard {
-    all: Arc<Connections>,
-    activity: Arc<Activity>,
-    room: Room,
-    is_unread: bool,
-}
-
-impl RequestGuard {
-    /// Reports that a part of the answer was handed over, and that the next one waits for the client to read on; or that
-    /// there is none yet.
-    pub fn set_unread(&mut self, is_unread: bool) {
-        if is_unread || self.is_unread {
-            self.touch();
-        }
-        match (self.is_unread, is_unread) {
-            (false, true) => self.activity.unread.fetch_add(1, Relaxed),
-            (true, false) => self.activity.unread.fetch_sub(1, Relaxed),
-            (true, true) | (false, false) => return,
-        };
-        self.is_unread = is_unread;
-    }
-
-    fn touch(&self) {
-        let now = self.all.micros(Instant::now());
-        self.activity.last_traffic_us.store(now, Relaxed);
-    }
-}
-
-impl Drop for RequestGuard {
-    fn drop(&mut self) {
-        self.touch();
-        if self.is_unread {
-            self.activity.unread.fetch_sub(1, Relaxed);
-        }
-        self.activity.requests.fetch_sub(1, Relaxed);
-        match self.room {
-            Room::Unlimited => {}
-            Room::Own => {
-                self.activity.own_requests.fetch_sub(1, Relaxed);
-            }
-            Room::Shared(source) => self.all.shared().give_back(source),
-        }
     }
 }
 

@@ -3,8 +3,12 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
-use crate::Full;
+use tokio::time::Instant;
+
+use crate::{Activity, Connections, Full};
 
 /// How many requests may be under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +59,53 @@ impl Shared {
             if *of_source.get() == 0 {
                 of_source.remove();
             }
+        }
+    }
+}
+
+/// A request that is under way on a connection.
+#[derive(Debug)]
+pub struct RequestGuard {
+    pub(crate) all: Arc<Connections>,
+    pub(crate) activity: Arc<Activity>,
+    pub(crate) room: Room,
+    pub(crate) is_unread: bool,
+}
+
+impl RequestGuard {
+    /// Reports that a part of the answer was handed over, and that the next one waits for the client to read on; or that
+    /// there is none yet.
+    pub fn set_unread(&mut self, is_unread: bool) {
+        if is_unread || self.is_unread {
+            self.touch();
+        }
+        match (self.is_unread, is_unread) {
+            (false, true) => self.activity.unread.fetch_add(1, Relaxed),
+            (true, false) => self.activity.unread.fetch_sub(1, Relaxed),
+            (true, true) | (false, false) => return,
+        };
+        self.is_unread = is_unread;
+    }
+
+    fn touch(&self) {
+        let now = self.all.micros(Instant::now());
+        self.activity.last_traffic_us.store(now, Relaxed);
+    }
+}
+
+impl Drop for RequestGuard {
+    fn drop(&mut self) {
+        self.touch();
+        if self.is_unread {
+            self.activity.unread.fetch_sub(1, Relaxed);
+        }
+        self.activity.requests.fetch_sub(1, Relaxed);
+        match self.room {
+            Room::Unlimited => {}
+            Room::Own => {
+                self.activity.own_requests.fetch_sub(1, Relaxed);
+            }
+            Room::Shared(source) => self.all.shared().give_back(source),
         }
     }
 }

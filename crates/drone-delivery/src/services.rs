@@ -71,6 +71,10 @@ use ledger::Ledger;
 /// How many connections may be open, where the configuration does not say.
 pub const DEFAULT_CONNECTIONS_MAX: usize = 4_096;
 
+/// How many requests may be under way beyond four of each connection, where the configuration does not say. Agents of one
+/// address may have six thousand.
+pub const DEFAULT_REQUESTS_MAX: usize = 8_192;
+
 /// How many requests may wait out a latency at once, those included whose clients have gone away.
 pub const DELAYED_MAX: usize = 16_384;
 
@@ -124,9 +128,12 @@ impl Service {
 pub struct ServicesConfig {
     /// Where to listen; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// How many connections may be open. One more replaces the one that has been idle for longest, or is closed. One
-    /// address gets three quarters of them.
+    /// How many connections may be open. One more replaces the one that has been idle for longest; where none is idle it
+    /// waits. One address gets three quarters of them.
     pub connections_max: usize,
+    /// How many requests may be under way beyond four of each connection. One address gets three quarters of them; a
+    /// further one over HTTP/2 is refused by `REFUSED_STREAM`.
+    pub requests_max: usize,
     /// The directory of the ledger; it is made if need be. One process at a time may use it.
     pub data_dir: PathBuf,
     /// Owners whose id begins with this are suspended. Empty: none are.
@@ -145,6 +152,7 @@ impl ServicesConfig {
         Self {
             listen,
             connections_max: DEFAULT_CONNECTIONS_MAX,
+            requests_max: DEFAULT_REQUESTS_MAX,
             data_dir,
             suspended_prefix: "suspended-".to_owned(),
             remote_marker: "remote".to_owned(),
@@ -232,7 +240,7 @@ impl Services {
             stopping: stopping.clone(),
         });
         let caller = Caller::new(Arc::downgrade(&site));
-        let limits = listener::limits(config.connections_max);
+        let limits = listener::limits(config.connections_max, config.requests_max);
         let server = Server::new("services", listener, Tls::default(), site, limits);
         let connections = Arc::clone(server.connections());
         let listening = listener::listen(server, stopping.clone(), aborting.clone());

@@ -12,14 +12,14 @@
 pub mod file_modes;
 mod gate;
 mod hosts;
+mod meter;
 pub mod reread;
 mod server;
 mod tls;
 
 pub use gate::{Gate, GateLimits, HEADERS_LIMIT_MAX, Refusal};
 pub use hosts::{Foreign, Hosts};
+pub use meter::METRICS;
 pub use reread::FileRefused;
-pub use server::{
-    METRICS, REQUESTS_PER_CONNECTION_MAX, REQUESTS_SHARED_MAX, Server, ServerLimits, Service,
-};
+pub use server::{REQUESTS_PER_CONNECTION_MAX, Server, ServerLimits, Service};
 pub use tls::{Stream, Tls, TlsConfig};

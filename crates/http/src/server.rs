@@ -13,15 +13,14 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use metrics::{Counter, Gauge};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use waybill_connections::{Connections, Full, Limits, Place, RequestGuard, RequestLimits};
-use waybill_telemetry::{Declared, Metric};
 
 use crate::gate::{Gate, GateLimits};
+use crate::meter::ConnectionMeter;
 use crate::tls::{Stream, Tls};
 
 /// How long to wait before accepting again when the system is out of something, such as file
@@ -38,9 +37,6 @@ const PIECE_BYTES_MAX: usize = 16 * 1024;
 /// How many requests one HTTP/2 connection may have under way where nothing speaks for more. That many tables it has, of
 /// two kilobytes each, for as long as it lives once it has begun so many.
 pub const REQUESTS_PER_CONNECTION_MAX: usize = 128;
-/// How many requests may be under way on all connections together, beyond a few that each has of its own, where nothing
-/// speaks for more. One takes kilobytes until its answer is read.
-pub const REQUESTS_SHARED_MAX: usize = 4_096;
 /// How many requests each connection may have under way, however many all others have.
 const REQUESTS_EACH: u32 = 4;
 /// How many requests each connection may begin, however many connections there are.
@@ -50,56 +46,10 @@ const REQUESTS_PER_CONNECTION_MIN: usize = 32;
 const HTTP2_WINDOW: u32 = 65_535;
 /// How much of an answer may wait in an HTTP/2 stream before the next piece is handed over: so little that only one does.
 const HTTP2_SEND_BUFFER: usize = 1;
+/// How often the use of the limits is shown, beside each time that a connection begins or ends.
+const SHOW_EVERY: Duration = Duration::from_secs(1);
 /// How often a quiet HTTP/2 connection is asked whether it is still there.
 const HTTP2_PING: Duration = Duration::from_secs(20);
-
-const OPEN: Metric<Gauge, 1> = Metric::new(
-    "waybill_http_connections",
-    "HTTP connections that are open, by listener",
-    ["listener"],
-);
-const MAX: Metric<Gauge, 1> = Metric::new(
-    "waybill_http_connections_max",
-    "HTTP connections that may be open, by listener",
-    ["listener"],
-);
-const PER_ADDRESS: Metric<Gauge, 1> = Metric::new(
-    "waybill_http_connections_per_address",
-    "HTTP connections that are open of the address that has the most, by listener",
-    ["listener"],
-);
-const PER_ADDRESS_MAX: Metric<Gauge, 1> = Metric::new(
-    "waybill_http_connections_per_address_max",
-    "HTTP connections that one address may have open, by listener",
-    ["listener"],
-);
-const REPLACED: Metric<Counter, 1> = Metric::new(
-    "waybill_http_connections_replaced_total",
-    "Idle HTTP connections that were closed to make room for a new one, by listener",
-    ["listener"],
-);
-const REFUSED: Metric<Counter, 1> = Metric::new(
-    "waybill_http_connections_refused_total",
-    "New HTTP connections for which there was no place because none was idle, by listener",
-    ["listener"],
-);
-
-const REQUESTS_REFUSED: Metric<Counter, 1> = Metric::new(
-    "waybill_http_requests_refused_total",
-    "HTTP/2 requests that were refused because too many were under way, by listener",
-    ["listener"],
-);
-
-/// The metrics of all servers.
-pub const METRICS: &[&dyn Declared] = &[
-    &OPEN,
-    &MAX,
-    &PER_ADDRESS,
-    &PER_ADDRESS_MAX,
-    &REPLACED,
-    &REFUSED,
-    &REQUESTS_REFUSED,
-];
 
 /// Answers the requests of a [`Server`].
 pub trait Service: Send + Sync + 'static {
@@ -152,43 +102,6 @@ pub struct Server<S> {
     connections: Arc<Connections>,
     meter: ConnectionMeter,
     http: auto::Builder<TokioExecutor>,
-}
-
-/// Shows the connections of one listener as metrics.
-#[derive(Clone)]
-struct ConnectionMeter {
-    open: Gauge,
-    per_address: Gauge,
-    replaced: Counter,
-    refused: Counter,
-    requests_refused: Counter,
-}
-
-impl ConnectionMeter {
-    /// A meter of the connections of `listener`, which shows their limits at once.
-    fn new(listener: &str, connections: &Connections) -> Self {
-        let limits = connections.limits();
-        MAX.of([listener]).set(limits.max as f64);
-        let per_address_max = limits.per_address_max as f64;
-        PER_ADDRESS_MAX.of([listener]).set(per_address_max);
-        Self {
-            open: OPEN.of([listener]),
-            per_address: PER_ADDRESS.of([listener]),
-            replaced: REPLACED.of([listener]),
-            refused: REFUSED.of([listener]),
-            requests_refused: REQUESTS_REFUSED.of([listener]),
-        }
-    }
-
-    /// Shows how many there are now.
-    fn note(&self, connections: &Connections) {
-        let counts = connections.counts();
-        self.open.set(counts.open as f64);
-        self.per_address.set(counts.per_address as f64);
-        self.replaced.absolute(counts.replaced);
-        self.refused.absolute(counts.refused);
-        self.requests_refused.absolute(counts.requests_refused);
-    }
 }
 
 impl<S: Service> Server<S> {
@@ -250,9 +163,14 @@ impl<S: Service> Server<S> {
     /// they are asked to, once nothing is under way on them. Dropping the future cuts them off.
     pub async fn run(self, stop: CancellationToken) {
         let mut serving = JoinSet::new();
+        let mut shows = tokio::time::interval(SHOW_EVERY);
         loop {
             let accepted = tokio::select! {
                 () = stop.cancelled() => break,
+                _ = shows.tick() => {
+                    self.meter.note(&self.connections);
+                    continue;
+                }
                 Some(ended) = serving.join_next() => {
                     log_panic(ended);
                     continue;

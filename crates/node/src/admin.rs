@@ -56,8 +56,7 @@ use tokio::net::TcpListener;
 use tower::ServiceExt as _;
 use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ReaderId, Timestamp};
 use waybill_http::{
-    GateLimits, Hosts, REQUESTS_PER_CONNECTION_MAX, REQUESTS_SHARED_MAX, Refusal, Server,
-    ServerLimits, Service, Tls,
+    GateLimits, Hosts, REQUESTS_PER_CONNECTION_MAX, Refusal, Server, ServerLimits, Service, Tls,
 };
 
 use self::guard::Denials;
@@ -227,7 +226,7 @@ impl Admin {
             connections_max: config.connections_max,
             connections_per_address_max: config.connections_per_address_max(),
             requests_per_connection_max: REQUESTS_PER_CONNECTION_MAX,
-            requests_shared_max: REQUESTS_SHARED_MAX,
+            requests_shared_max: config.requests_max,
             gate: GATE,
         };
         let server = Server::new("admin", listener, tls, service, limits);

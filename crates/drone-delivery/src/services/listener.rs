@@ -22,19 +22,17 @@ const GATE: GateLimits = GateLimits {
 
 /// How many requests one HTTP/2 connection may have under way: agents ask for much at once, on few connections.
 const REQUESTS_PER_CONNECTION_MAX: usize = 1_024;
-/// How many requests may be under way beyond a few of each connection. Agents of one address may have six thousand.
-const REQUESTS_SHARED_MAX: usize = 8_192;
 
 /// How long requests that are under way may take once the services are to end.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 
 /// Room for `connections_max` connections, and for three quarters of them from one address.
-pub(super) const fn limits(connections_max: usize) -> ServerLimits {
+pub(super) const fn limits(connections_max: usize, requests_max: usize) -> ServerLimits {
     ServerLimits {
         connections_max,
         connections_per_address_max: connections_max - connections_max / 4,
         requests_per_connection_max: REQUESTS_PER_CONNECTION_MAX,
-        requests_shared_max: REQUESTS_SHARED_MAX,
+        requests_shared_max: requests_max,
         gate: GATE,
     }
 }

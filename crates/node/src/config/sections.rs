@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use waybill_drone_delivery::services::{DEFAULT_CONNECTIONS_MAX, FaultsByService};
+use waybill_drone_delivery::services::{
+    DEFAULT_CONNECTIONS_MAX, DEFAULT_REQUESTS_MAX, FaultsByService,
+};
 use waybill_http::TlsConfig;
 
 use super::identity::PartitionChoice;
@@ -50,6 +52,9 @@ pub struct HttpConfig {
     /// Connections of one address (for IPv6, of one /64 network) at once. One more replaces the address's own that has
     /// been idle for longest; where none is idle it is closed. `None` for three quarters of `connections_max`.
     pub connections_per_address_max: Option<usize>,
+    /// Requests under way at once, over all connections, beyond four of each. Those from one address get three quarters of
+    /// them. A further one over HTTP/2 is refused by `REFUSED_STREAM`.
+    pub requests_max: usize,
     /// How long a client may take to send a request's head.
     #[serde(with = "units::duration")]
     pub header_read_timeout: Duration,
@@ -109,6 +114,7 @@ impl Default for HttpConfig {
             json_depth_max: 32,
             connections_max: 1_000,
             connections_per_address_max: None,
+            requests_max: 4_096,
             header_read_timeout: Duration::from_secs(10),
             body_read_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(60),
@@ -152,6 +158,9 @@ pub struct AdminConfig {
     /// Connections of one address (for IPv6, of one /64 network) at once. One more replaces the address's own that has
     /// been idle for longest; where none is idle it is closed. `None` for three quarters of `connections_max`.
     pub connections_per_address_max: Option<usize>,
+    /// Requests under way at once, over all connections, beyond four of each. Those from one address get three quarters of
+    /// them. A further one over HTTP/2 is refused by `REFUSED_STREAM`.
+    pub requests_max: usize,
 }
 
 impl Default for AdminConfig {
@@ -162,6 +171,7 @@ impl Default for AdminConfig {
             hosts: Vec::new(),
             connections_max: 256,
             connections_per_address_max: None,
+            requests_max: 1_024,
         }
     }
 }
@@ -486,9 +496,12 @@ pub struct ServicesConfig {
     /// The `host:port` of services that run elsewhere; `None` for those of this process, or at
     /// `listen`.
     pub address: Option<String>,
-    /// Connections at once. One more replaces the one that has been idle for longest, or is closed if none is idle. One
+    /// Connections at once. One more replaces the one that has been idle for longest; where none is idle it waits. One
     /// address gets three quarters of them.
     pub connections_max: usize,
+    /// Requests under way at once, over all connections, beyond four of each. Those from one address get three quarters of
+    /// them. A further one over HTTP/2 is refused by `REFUSED_STREAM`.
+    pub requests_max: usize,
     /// Owners whose id begins with this are suspended: their deliveries are refused.
     pub suspended_prefix: String,
     /// Locations that contain this need third-party transport.
@@ -503,6 +516,7 @@ impl Default for ServicesConfig {
             listen: local(8082),
             address: None,
             connections_max: DEFAULT_CONNECTIONS_MAX,
+            requests_max: DEFAULT_REQUESTS_MAX,
             suspended_prefix: "suspended-".to_owned(),
             remote_marker: "remote".to_owned(),
             faults: FaultsByService::default(),

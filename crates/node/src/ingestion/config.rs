@@ -3,9 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use waybill_http::{
-    GateLimits, HEADERS_LIMIT_MAX, REQUESTS_PER_CONNECTION_MAX, REQUESTS_SHARED_MAX, ServerLimits,
-};
+use waybill_http::{GateLimits, HEADERS_LIMIT_MAX, REQUESTS_PER_CONNECTION_MAX, ServerLimits};
 
 use super::json::DEPTH_LIMIT_MAX;
 use super::tenant_limits::TenantRates;
@@ -34,6 +32,8 @@ pub struct IngestionConfig {
     /// Connections of one address at once. One more replaces the address's own that has been idle for longest; where none
     /// is idle it is closed.
     pub connections_per_address_max: usize,
+    /// Requests under way at once, over all connections, beyond four of each.
+    pub requests_max: usize,
     /// Bytes of bodies that may be held at once, over all connections; what would exceed it is
     /// answered 503.
     pub body_bytes_max: usize,
@@ -84,6 +84,7 @@ impl Default for IngestionConfig {
             json_depth_max: 32,
             connections_max: 1_000,
             connections_per_address_max: 750,
+            requests_max: 4_096,
             body_bytes_max: 64 * 1024 * 1024,
             header_read_timeout: Duration::from_secs(10),
             body_read_timeout: Duration::from_secs(30),
@@ -136,7 +137,7 @@ impl IngestionConfig {
             connections_max: self.connections_max.max(1),
             connections_per_address_max: self.connections_per_address_max.max(1),
             requests_per_connection_max: REQUESTS_PER_CONNECTION_MAX,
-            requests_shared_max: REQUESTS_SHARED_MAX,
+            requests_shared_max: self.requests_max,
             gate: self.gate_limits(),
         }
     }

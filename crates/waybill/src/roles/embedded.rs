@@ -118,6 +118,7 @@ pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Resu
     let mut services_config =
         ServicesConfig::new(settings.listen, config.data_dir.join("services"));
     services_config.connections_max = settings.connections_max;
+    services_config.requests_max = settings.requests_max;
     services_config.suspended_prefix = settings.suspended_prefix.clone();
     services_config.remote_marker = settings.remote_marker.clone();
     services_config.faults = settings.faults;

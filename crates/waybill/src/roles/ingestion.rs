@@ -69,6 +69,7 @@ fn ingestion_config(config: &Config) -> IngestionConfig {
         json_depth_max: http.json_depth_max,
         connections_max: http.connections_max,
         connections_per_address_max: http.connections_per_address_max(),
+        requests_max: http.requests_max,
         header_read_timeout: http.header_read_timeout,
         body_read_timeout: http.body_read_timeout,
         body_timeout: http.body_timeout,

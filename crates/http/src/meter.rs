@@ -1,0 +1,107 @@
+//! The connections of listeners, and the requests on them, as metrics.
+
+use metrics::{Counter, Gauge};
+use waybill_connections::Connections;
+use waybill_telemetry::{Declared, Metric};
+
+const OPEN: Metric<Gauge, 1> = Metric::new(
+    "waybill_http_connections",
+    "HTTP connections that are open, by listener",
+    ["listener"],
+);
+const MAX: Metric<Gauge, 1> = Metric::new(
+    "waybill_http_connections_max",
+    "HTTP connections that may be open, by listener",
+    ["listener"],
+);
+const PER_ADDRESS: Metric<Gauge, 1> = Metric::new(
+    "waybill_http_connections_per_address",
+    "HTTP connections that are open of the address that has the most, by listener",
+    ["listener"],
+);
+const PER_ADDRESS_MAX: Metric<Gauge, 1> = Metric::new(
+    "waybill_http_connections_per_address_max",
+    "HTTP connections that one address may have open, by listener",
+    ["listener"],
+);
+const REPLACED: Metric<Counter, 1> = Metric::new(
+    "waybill_http_connections_replaced_total",
+    "Idle HTTP connections that were closed to make room for a new one, by listener",
+    ["listener"],
+);
+const REFUSED: Metric<Counter, 1> = Metric::new(
+    "waybill_http_connections_refused_total",
+    "New HTTP connections for which there was no place because none was idle, by listener",
+    ["listener"],
+);
+
+const REQUESTS: Metric<Gauge, 1> = Metric::new(
+    "waybill_http_requests_shared",
+    "HTTP requests under way beyond four of each connection, by listener",
+    ["listener"],
+);
+const REQUESTS_MAX: Metric<Gauge, 1> = Metric::new(
+    "waybill_http_requests_shared_max",
+    "HTTP requests that may be under way beyond four of each connection, by listener",
+    ["listener"],
+);
+const REQUESTS_REFUSED: Metric<Counter, 1> = Metric::new(
+    "waybill_http_requests_refused_total",
+    "HTTP/2 requests that were refused because too many were under way, by listener",
+    ["listener"],
+);
+
+/// The metrics of all servers.
+pub const METRICS: &[&dyn Declared] = &[
+    &OPEN,
+    &MAX,
+    &PER_ADDRESS,
+    &PER_ADDRESS_MAX,
+    &REPLACED,
+    &REFUSED,
+    &REQUESTS,
+    &REQUESTS_MAX,
+    &REQUESTS_REFUSED,
+];
+
+/// Shows the connections of one listener as metrics.
+#[derive(Clone)]
+pub(crate) struct ConnectionMeter {
+    open: Gauge,
+    per_address: Gauge,
+    replaced: Counter,
+    refused: Counter,
+    requests: Gauge,
+    requests_refused: Counter,
+}
+
+impl ConnectionMeter {
+    /// A meter of the connections of `listener`, which shows their limits at once.
+    pub(crate) fn new(listener: &str, connections: &Connections) -> Self {
+        let limits = connections.limits();
+        MAX.of([listener]).set(limits.max as f64);
+        let per_address_max = limits.per_address_max as f64;
+        PER_ADDRESS_MAX.of([listener]).set(per_address_max);
+        let requests_max = limits.requests.map_or(0, |requests| requests.shared);
+        REQUESTS_MAX.of([listener]).set(requests_max as f64);
+        Self {
+            open: OPEN.of([listener]),
+            per_address: PER_ADDRESS.of([listener]),
+            replaced: REPLACED.of([listener]),
+            refused: REFUSED.of([listener]),
+            requests: REQUESTS.of([listener]),
+            requests_refused: REQUESTS_REFUSED.of([listener]),
+        }
+    }
+
+    /// Shows how many there are now.
+    pub(crate) fn note(&self, connections: &Connections) {
+        let counts = connections.counts();
+        self.open.set(counts.open as f64);
+        self.per_address.set(counts.per_address as f64);
+        self.replaced.absolute(counts.replaced);
+        self.refused.absolute(counts.refused);
+        self.requests.set(counts.requests_shared as f64);
+        self.requests_refused.absolute(counts.requests_refused);
+    }
+}
