@@ -3,8 +3,8 @@
 //! What must hold: idle connections keep nobody out. At the limit a new connection replaces the one that has been idle
 //! for longest; at the limit of one address, the longest idle one of that address. A connection on which a request is
 //! under way, or arrives, is not idle, unless nothing has moved on it for longer than the listener allows, or its client
-//! has left answers unread for so long. And requests of many connections take no more room than those of a few: each
-//! connection has a few of its own, and what it has under way beyond those it shares with all others.
+//! has left answers unread for so long. Each connection may have a few requests under way; further ones count against a
+//! limit that all connections share.
 //!
 //! Deliberately absent: sockets and timers. A listener asks for a [`Place`] per connection, reports what happens on it,
 //! and closes the connection once the place is cancelled.
@@ -22,8 +22,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::requests::Shared;
 pub use self::requests::{RequestGuard, RequestLimits};
-use self::requests::{Room, Shared};
 use self::sources::{Sources, source_of};
 
 /// How many connections there may be.
@@ -75,14 +75,12 @@ struct Activity {
     last_traffic_us: AtomicU64,
     /// Requests that are under way, or arrive.
     requests: AtomicU32,
-    /// Those of them that are of the connection's own few.
-    own_requests: AtomicU32,
     /// Answers of which a part is ready, and waits for the client to read on.
     unread: AtomicU32,
     closing: CancellationToken,
 }
 
-/// A limit that is reached. Where it is an error, no connection is idle that could be closed instead.
+/// A limit that is reached. Where it is the error of a new connection, none is idle that could be closed instead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Full {
     /// The address of the connection has as many as it may have.
@@ -104,6 +102,8 @@ pub struct Counts {
     pub refused: u64,
     /// Requests under way beyond the few that each connection may have.
     pub requests_shared: usize,
+    /// Those of them of the address that has the most.
+    pub requests_shared_per_address: usize,
     /// How often there was no room for a request, so far.
     pub requests_refused: u64,
 }
@@ -169,7 +169,6 @@ impl Connections {
         let activity = Arc::new(Activity {
             last_traffic_us: AtomicU64::new(self.micros(now)),
             requests: AtomicU32::new(0),
-            own_requests: AtomicU32::new(0),
             unread: AtomicU32::new(0),
             closing,
         });
@@ -224,13 +223,19 @@ impl Connections {
     /// How many connections there are, and were.
     #[must_use]
     pub fn counts(&self) -> Counts {
+        let (requests_shared, requests_shared_per_address) = {
+            let shared = self.shared();
+            let most = shared.by_source.values().max();
+            (shared.requests, most.copied().unwrap_or(0))
+        };
         let open = self.locked();
         Counts {
             open: open.by_id.len(),
             per_address: open.sources.most,
             replaced: self.replaced.load(Relaxed),
             refused: self.refused.load(Relaxed),
-            requests_shared: self.shared().requests,
+            requests_shared,
+            requests_shared_per_address,
             requests_refused: self.requests_refused.load(Relaxed),
         }
     }
@@ -284,24 +289,6 @@ impl Connections {
 
     fn shared(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Room for one more request.
-    fn room_for_request(&self, activity: &Activity, source: IpAddr) -> Result<Room, Full> {
-        let Some(limits) = self.limits.requests else {
-            return Ok(Room::Unlimited);
-        };
-        let one_more = |own| (own < limits.each).then_some(own + 1);
-        let own = &activity.own_requests;
-        if own.fetch_update(Relaxed, Relaxed, one_more).is_ok() {
-            return Ok(Room::Own);
-        }
-        let taken = self.shared().take(source, limits);
-        if let Err(full) = taken {
-            self.requests_refused.fetch_add(1, Relaxed);
-            self.log_no_room(source, limits, full);
-        }
-        taken.map(|()| Room::Shared(source))
     }
 
     /// Warns that a request was refused for want of room.
@@ -378,12 +365,11 @@ impl Place {
     ///
     /// If as many are under way as there may be. Warns of it.
     pub fn begin_request(&self) -> Result<RequestGuard, Full> {
-        let room = self.all.room_for_request(&self.activity, self.source)?;
-        self.activity.requests.fetch_add(1, Relaxed);
+        self.all.begin(&self.activity, self.source)?;
         Ok(RequestGuard {
             all: Arc::clone(&self.all),
             activity: Arc::clone(&self.activity),
-            room,
+            source: self.source,
             is_unread: false,
         })
     }

@@ -13,22 +13,12 @@ use crate::{Activity, Connections, Full};
 /// How many requests may be under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestLimits {
-    /// On each connection, whatever happens on others.
+    /// On each connection, whatever happens on others; at least 1.
     pub each: u32,
     /// Beyond those, on all connections together.
     pub shared: usize,
     /// Of the shared ones, on the connections from one address.
     pub shared_per_address: usize,
-}
-
-/// Whose room a request takes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Room {
-    Unlimited,
-    /// That of its connection alone.
-    Own,
-    /// That of all connections, for one from this address.
-    Shared(IpAddr),
 }
 
 /// The requests under way that are none of the few that each connection may have.
@@ -63,12 +53,68 @@ impl Shared {
     }
 }
 
+impl Connections {
+    /// Counts one more request of a connection in, if there is room for it. What is shared are those of each connection
+    /// beyond `each`: their number changes under the lock alone.
+    pub(crate) fn begin(&self, activity: &Activity, source: IpAddr) -> Result<(), Full> {
+        let Some(limits) = self.limits.requests else {
+            activity.requests.fetch_add(1, Relaxed);
+            return Ok(());
+        };
+        let requests = &activity.requests;
+        let one_of_each = |n| (n < limits.each).then_some(n + 1);
+        if requests.fetch_update(Relaxed, Relaxed, one_of_each).is_ok() {
+            return Ok(());
+        }
+        let mut shared = self.shared();
+        // One of the few may have ended meanwhile.
+        if requests.fetch_update(Relaxed, Relaxed, one_of_each).is_ok() {
+            return Ok(());
+        }
+        if let Err(full) = shared.take(source, limits) {
+            drop(shared);
+            self.requests_refused.fetch_add(1, Relaxed);
+            self.log_no_room(source, limits, full);
+            return Err(full);
+        }
+        let one_beyond = |n| (n >= limits.each).then_some(n + 1);
+        while requests.fetch_update(Relaxed, Relaxed, one_beyond).is_err() {
+            if requests.fetch_update(Relaxed, Relaxed, one_of_each).is_ok() {
+                shared.give_back(source);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts a request of a connection out.
+    fn end(&self, activity: &Activity, source: IpAddr) {
+        let requests = &activity.requests;
+        let Some(limits) = self.limits.requests else {
+            requests.fetch_sub(1, Relaxed);
+            return;
+        };
+        let one_of_each = |n| (n <= limits.each).then(|| n - 1);
+        if requests.fetch_update(Relaxed, Relaxed, one_of_each).is_ok() {
+            return;
+        }
+        let mut shared = self.shared();
+        if requests
+            .fetch_update(Relaxed, Relaxed, one_of_each)
+            .is_err()
+        {
+            requests.fetch_sub(1, Relaxed);
+            shared.give_back(source);
+        }
+    }
+}
+
 /// A request that is under way on a connection.
 #[derive(Debug)]
 pub struct RequestGuard {
     pub(crate) all: Arc<Connections>,
     pub(crate) activity: Arc<Activity>,
-    pub(crate) room: Room,
+    pub(crate) source: IpAddr,
     pub(crate) is_unread: bool,
 }
 
@@ -99,13 +145,6 @@ impl Drop for RequestGuard {
         if self.is_unread {
             self.activity.unread.fetch_sub(1, Relaxed);
         }
-        self.activity.requests.fetch_sub(1, Relaxed);
-        match self.room {
-            Room::Unlimited => {}
-            Room::Own => {
-                self.activity.own_requests.fetch_sub(1, Relaxed);
-            }
-            Room::Shared(source) => self.all.shared().give_back(source),
-        }
+        self.all.end(&self.activity, self.source);
     }
 }

@@ -106,10 +106,49 @@ fn each_connection_has_requests_of_its_own_and_shares_room_for_more_with_the_oth
     assert_eq!(begin(&other).err(), Some(Full::All));
     let counts = all.counts();
     assert_eq!((counts.requests_shared, counts.requests_refused), (5, 3));
+    assert_eq!(counts.requests_shared_per_address, 3);
     drop(held);
     assert_eq!(all.counts().requests_shared, 2);
     assert!(begin(&other).is_ok());
     assert_eq!(all.shared().by_source.len(), 1, "who has none is forgotten");
+}
+
+#[test]
+fn what_is_shared_is_what_a_connection_has_beyond_its_own_whichever_request_ends_first() {
+    let all = up_to(10, 10);
+    let closing = CancellationToken::new();
+    let place = all.admit(all.started, address(1), closing).unwrap();
+    let mut held: Vec<_> = (0..4).map(|_| place.begin_request().unwrap()).collect();
+    let shared = || all.counts().requests_shared;
+    assert_eq!(shared(), 2);
+    held.remove(0);
+    held.remove(0);
+    assert_eq!(shared(), 0, "the two that are left are its own");
+    held.push(place.begin_request().unwrap());
+    assert_eq!(shared(), 1);
+    drop(held);
+    assert_eq!((shared(), all.shared().by_source.len()), (0, 0));
+}
+
+#[test]
+fn requests_that_begin_and_end_on_several_threads_leave_nothing_counted() {
+    let all = up_to(10, 10);
+    let closing = CancellationToken::new();
+    let place = all.admit(all.started, address(1), closing).unwrap();
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| {
+                for _ in 0..10_000 {
+                    let begun = [(); 2].map(|()| place.begin_request());
+                    drop(begun);
+                }
+            });
+        }
+    });
+    let held = [(); 2].map(|()| place.begin_request().unwrap());
+    assert_eq!(all.counts().requests_shared, 0);
+    drop(held);
+    assert_eq!(all.shared().by_source.len(), 0);
 }
 
 #[test]

@@ -45,6 +45,16 @@ const REQUESTS_MAX: Metric<Gauge, 1> = Metric::new(
     "HTTP requests that may be under way beyond four of each connection, by listener",
     ["listener"],
 );
+const REQUESTS_PER_ADDRESS: Metric<Gauge, 1> = Metric::new(
+    "waybill_http_requests_shared_per_address",
+    "HTTP requests under way beyond four of each connection, of the address that has the most, by listener",
+    ["listener"],
+);
+const REQUESTS_PER_ADDRESS_MAX: Metric<Gauge, 1> = Metric::new(
+    "waybill_http_requests_shared_per_address_max",
+    "HTTP requests that one address may have under way beyond four of each connection, by listener",
+    ["listener"],
+);
 const REQUESTS_REFUSED: Metric<Counter, 1> = Metric::new(
     "waybill_http_requests_refused_total",
     "HTTP/2 requests that were refused because too many were under way, by listener",
@@ -61,6 +71,8 @@ pub const METRICS: &[&dyn Declared] = &[
     &REFUSED,
     &REQUESTS,
     &REQUESTS_MAX,
+    &REQUESTS_PER_ADDRESS,
+    &REQUESTS_PER_ADDRESS_MAX,
     &REQUESTS_REFUSED,
 ];
 
@@ -72,6 +84,7 @@ pub(crate) struct ConnectionMeter {
     replaced: Counter,
     refused: Counter,
     requests: Gauge,
+    requests_per_address: Gauge,
     requests_refused: Counter,
 }
 
@@ -82,14 +95,18 @@ impl ConnectionMeter {
         MAX.of([listener]).set(limits.max as f64);
         let per_address_max = limits.per_address_max as f64;
         PER_ADDRESS_MAX.of([listener]).set(per_address_max);
-        let requests_max = limits.requests.map_or(0, |requests| requests.shared);
-        REQUESTS_MAX.of([listener]).set(requests_max as f64);
+        if let Some(requests) = limits.requests {
+            REQUESTS_MAX.of([listener]).set(requests.shared as f64);
+            let per_address_max = requests.shared_per_address as f64;
+            REQUESTS_PER_ADDRESS_MAX.of([listener]).set(per_address_max);
+        }
         Self {
             open: OPEN.of([listener]),
             per_address: PER_ADDRESS.of([listener]),
             replaced: REPLACED.of([listener]),
             refused: REFUSED.of([listener]),
             requests: REQUESTS.of([listener]),
+            requests_per_address: REQUESTS_PER_ADDRESS.of([listener]),
             requests_refused: REQUESTS_REFUSED.of([listener]),
         }
     }
@@ -102,6 +119,8 @@ impl ConnectionMeter {
         self.replaced.absolute(counts.replaced);
         self.refused.absolute(counts.refused);
         self.requests.set(counts.requests_shared as f64);
+        let per_address = counts.requests_shared_per_address as f64;
+        self.requests_per_address.set(per_address);
         self.requests_refused.absolute(counts.requests_refused);
     }
 }

@@ -15,7 +15,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use waybill_connections::{Connections, Full, Limits, Place, RequestGuard, RequestLimits};
 
@@ -34,8 +34,8 @@ const UNREAD_PATIENCE: Duration = Duration::from_secs(5);
 /// How much of an answer is handed over at once: what is behind it shows whether the client reads on.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
 
-/// How many requests one HTTP/2 connection may have under way where nothing speaks for more. That many tables it has, of
-/// two kilobytes each, for as long as it lives once it has begun so many.
+/// How many requests one HTTP/2 connection may have under way, where no listener needs more: h2 keeps two kilobytes for
+/// each that was ever open at once, for as long as the connection lives.
 pub const REQUESTS_PER_CONNECTION_MAX: usize = 128;
 /// How many requests each connection may have under way, however many all others have.
 const REQUESTS_EACH: u32 = 4;
@@ -164,6 +164,7 @@ impl<S: Service> Server<S> {
     pub async fn run(self, stop: CancellationToken) {
         let mut serving = JoinSet::new();
         let mut shows = tokio::time::interval(SHOW_EVERY);
+        shows.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let accepted = tokio::select! {
                 () = stop.cancelled() => break,
@@ -326,8 +327,9 @@ struct Tracked<B> {
     body: B,
     /// What is left of the piece that the body gave last.
     rest: Bytes,
-    /// `None` once it went with the last piece.
+    /// Goes with the last piece. Where the body tells only afterwards that it has ended, that is an empty one.
     guard: Option<RequestGuard>,
+    has_ended: bool,
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Tracked<B> {
@@ -338,6 +340,7 @@ impl<B: Body<Data = Bytes> + Unpin> Tracked<B> {
             body,
             rest: Bytes::new(),
             guard: (!is_empty).then_some(guard),
+            has_ended: is_empty,
         }
     }
 
@@ -352,6 +355,15 @@ impl<B: Body<Data = Bytes> + Unpin> Tracked<B> {
 struct LastPiece {
     bytes: Bytes,
     _guard: RequestGuard,
+}
+
+impl LastPiece {
+    fn of(bytes: Bytes, guard: RequestGuard) -> Bytes {
+        Bytes::from_owner(Self {
+            bytes,
+            _guard: guard,
+        })
+    }
 }
 
 impl AsRef<[u8]> for LastPiece {
@@ -369,13 +381,22 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Tracked<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let this = &mut *self;
+        if this.has_ended {
+            return Poll::Ready(None);
+        }
         if this.rest.is_empty() {
             match Pin::new(&mut this.body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => this.rest = data,
                     Err(other) => return Poll::Ready(Some(Ok(other))),
                 },
-                Poll::Ready(ended) => return Poll::Ready(ended),
+                Poll::Ready(None) => {
+                    this.has_ended = true;
+                    let guard = this.guard.take();
+                    let last = guard.map(|guard| LastPiece::of(Bytes::new(), guard));
+                    return Poll::Ready(last.map(|last| Ok(Frame::data(last))));
+                }
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
                 Poll::Pending => {
                     this.set_unread(false);
                     return Poll::Pending;
@@ -384,18 +405,16 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Tracked<B> {
         }
         let bytes = this.rest.split_to(this.rest.len().min(PIECE_BYTES_MAX));
         this.set_unread(true);
-        let guard = this
-            .guard
-            .take_if(|_| this.rest.is_empty() && this.body.is_end_stream());
-        let piece = match guard {
-            Some(_guard) => Bytes::from_owner(LastPiece { bytes, _guard }),
+        this.has_ended = this.rest.is_empty() && this.body.is_end_stream();
+        let piece = match this.guard.take_if(|_| this.has_ended) {
+            Some(guard) => LastPiece::of(bytes, guard),
             None => bytes,
         };
         Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.rest.is_empty() && self.body.is_end_stream()
+        self.has_ended
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -1,13 +1,15 @@
 //! What clients that connect and send little, or nothing, do to a server.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::stream;
 use h2::client::SendRequest;
-use http_body_util::Full;
-use hyper::body::Incoming;
+use http_body_util::{Either, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper::{Request, Response};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -38,24 +40,33 @@ const LIMITS: ServerLimits = ServerLimits {
 const LARGE_BYTES: usize = 32 * 1024 * 1024;
 
 /// Answers each request with its path, one for `/large` with much, and one for `/nothing` not at all; one for `/wait` only
-/// once it may.
+/// once it may. The body for `/stream` does not say beforehand where it ends.
 struct Echo {
     /// One permit for each request for `/wait` that has come.
     came: Semaphore,
     may_answer: Semaphore,
 }
 
+/// A stream of one piece.
+type Once = stream::Iter<std::array::IntoIter<Result<Frame<Bytes>, Infallible>, 1>>;
+
 impl Service for Echo {
-    type Body = Full<Bytes>;
+    type Body = Either<Full<Bytes>, StreamBody<Once>>;
     type Unanswered = Unanswered;
 
     async fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
-    ) -> Result<Response<Full<Bytes>>, Unanswered> {
+    ) -> Result<Response<Self::Body>, Unanswered> {
         let path = request.uri().path().to_owned();
+        let whole = |bytes: Bytes| Ok(Response::new(Either::Left(Full::from(bytes))));
         match path.as_str() {
-            "/large" => return Ok(Response::new(Full::from(vec![b'x'; LARGE_BYTES]))),
+            "/large" => return whole(vec![b'x'; LARGE_BYTES].into()),
+            "/stream" => {
+                let piece = Ok(Frame::data(Bytes::from(path)));
+                let body = StreamBody::new(stream::iter([piece]));
+                return Ok(Response::new(Either::Right(body)));
+            }
             "/nothing" => return Err(Unanswered),
             "/wait" => {
                 self.came.add_permits(1);
@@ -63,7 +74,7 @@ impl Service for Echo {
             }
             _ => {}
         }
-        Ok(Response::new(Full::from(path)))
+        whole(path.into())
     }
 }
 
@@ -300,33 +311,35 @@ async fn the_more_connections_there_are_the_fewer_requests_a_further_one_may_beg
 
 #[tokio::test]
 async fn an_answer_takes_room_until_it_is_written() {
-    let server = run(LIMITS, Tls::default()).await;
-    let (mut requests, connection) = h2::client::Builder::new()
-        .initial_window_size(1)
-        .handshake::<_, Bytes>(server.connect().await)
-        .await
-        .unwrap();
-    tokio::spawn(connection);
-    let mut unread = Vec::new();
-    for _ in 0..10 {
-        let request = Request::get("http://a/long").body(()).unwrap();
-        let (answer, _) = requests.send_request(request, true).unwrap();
-        unread.push(answer.await.unwrap());
-    }
-    // Of each answer one byte has come: the others wait in the server.
-    let refused = ask_http2(&mut requests, "/long").await.unwrap_err();
-    assert_eq!(refused.reason(), Some(h2::Reason::REFUSED_STREAM));
-    for answer in &mut unread {
-        let body = answer.body_mut();
-        let mut got = Vec::new();
-        while let Some(piece) = body.data().await {
-            let piece = piece.unwrap();
-            body.flow_control().release_capacity(piece.len()).unwrap();
-            got.extend_from_slice(&piece);
+    for path in ["/long", "/stream"] {
+        let server = run(LIMITS, Tls::default()).await;
+        let (mut requests, connection) = h2::client::Builder::new()
+            .initial_window_size(1)
+            .handshake::<_, Bytes>(server.connect().await)
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        let mut unread = Vec::new();
+        for _ in 0..10 {
+            let request = Request::get(format!("http://a{path}")).body(()).unwrap();
+            let (answer, _) = requests.send_request(request, true).unwrap();
+            unread.push(answer.await.unwrap());
         }
-        assert_eq!(got, b"/long");
+        // Of each answer one byte has come: the others wait in the server.
+        let refused = ask_http2(&mut requests, path).await.unwrap_err();
+        assert_eq!(refused.reason(), Some(h2::Reason::REFUSED_STREAM));
+        for answer in &mut unread {
+            let body = answer.body_mut();
+            let mut got = Vec::new();
+            while let Some(piece) = body.data().await {
+                let piece = piece.unwrap();
+                body.flow_control().release_capacity(piece.len()).unwrap();
+                got.extend_from_slice(&piece);
+            }
+            assert_eq!(got, path.as_bytes());
+        }
+        ask_http2(&mut requests, path).await.unwrap();
     }
-    ask_http2(&mut requests, "/long").await.unwrap();
 }
 
 #[tokio::test]

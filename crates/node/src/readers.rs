@@ -296,8 +296,9 @@ pub async fn consumed(
     lane: Lane,
     partition: PartitionId,
 ) -> Result<Offset, StoreError> {
-    let consumed = |lease: &Lease| lease.consumed[lane];
-    lowest(store, layout, lane.source(), partition, consumed).await
+    let consumed = |lease: &Lease| (lease.consumed[lane], None);
+    let lowest = lowest(store, layout, lane.source(), partition, consumed).await?;
+    Ok(offset_or_end(lowest))
 }
 
 /// The first record of a partition that is not done by all of its readers.
@@ -307,22 +308,46 @@ pub async fn done(
     source: Source,
     partition: PartitionId,
 ) -> Result<Offset, StoreError> {
-    let done = |lease: &Lease| lease.checkpoint.on(source);
+    Ok(offset_or_end(
+        last_done(store, layout, source, partition).await?,
+    ))
+}
+
+/// The same, with the fingerprint of the record before it as far as its reader has one; `None` where nobody reads the
+/// partition any more.
+pub async fn last_done(
+    store: &dyn Store,
+    layout: &Layout,
+    source: Source,
+    partition: PartitionId,
+) -> Result<Option<(Offset, Option<u64>)>, StoreError> {
+    let done = |lease: &Lease| {
+        let fingerprint = source
+            .lane()
+            .and_then(|lane| lease.checkpoint.fingerprints[lane]);
+        (lease.checkpoint.on(source), fingerprint)
+    };
     lowest(store, layout, source, partition, done).await
 }
 
+/// Nobody waits for what lies in a partition that all have left.
+fn offset_or_end(lowest: Option<(Offset, Option<u64>)>) -> Offset {
+    lowest.map_or(Offset(i64::MAX), |(offset, _)| offset)
+}
+
+/// The lowest of the offsets of those who read a partition, with the fingerprint that goes with it.
 async fn lowest(
     store: &dyn Store,
     layout: &Layout,
     source: Source,
     partition: PartitionId,
-    offset: impl Fn(&Lease) -> Offset,
-) -> Result<Offset, StoreError> {
+    offset: impl Fn(&Lease) -> (Offset, Option<u64>),
+) -> Result<Option<(Offset, Option<u64>)>, StoreError> {
     // One that was announced, and that nobody reads yet.
     if (layout.division().partitions..layout.partitions_written()).contains(&partition.0) {
-        return Ok(Offset(0));
+        return Ok(Some((Offset(0), None)));
     }
-    let mut lowest: Option<Offset> = None;
+    let mut lowest: Option<(Offset, Option<u64>)> = None;
     let own = layout.division().of_partition(partition);
     let own = own.map(|reader| (layout.generation(), reader));
     for (generation, reader) in own.chain(layout.left(partition)) {
@@ -331,15 +356,16 @@ async fn lowest(
         if generation != layout.generation() && lease.is_ended {
             continue;
         }
-        let offset = offset(&lease);
-        lowest = Some(lowest.map_or(offset, |lowest| lowest.min(offset)));
+        let one = offset(&lease);
+        lowest = Some(lowest.filter(|lowest| lowest.0 <= one.0).unwrap_or(one));
     }
     // Beyond there they leave things to others, who have not begun.
-    if let (Some(lowest), Some(begin)) = (&mut lowest, layout.to_begin(partition)) {
-        *lowest = begin.on(source).min(*lowest);
+    if let (Some(lowest), Some(begin)) = (&mut lowest, layout.to_begin(partition))
+        && begin.on(source) < lowest.0
+    {
+        *lowest = (begin.on(source), None);
     }
-    // Nobody waits for what lies in one that all have left.
-    Ok(lowest.unwrap_or(Offset(i64::MAX)))
+    Ok(lowest)
 }
 
 #[cfg(test)]

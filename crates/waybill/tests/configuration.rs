@@ -171,8 +171,8 @@ fn two_listeners_at_one_address_are_refused_by_the_check_as_by_the_start() {
         assert_eq!(refused.status.code(), Some(2), "{refused:?}");
         assert_eq!(
             String::from_utf8(refused.stderr).unwrap(),
-            "waybill: http.listen (--http) is 127.0.0.1:9: another of these settings names the same address: \
-             admin.listen (--admin) is 127.0.0.1:9\n"
+            "waybill: http.listen (--http) is 127.0.0.1:9 and admin.listen (--admin) is 127.0.0.1:9: these addresses \
+             overlap: give each listener one of its own\n"
         );
     }
 }

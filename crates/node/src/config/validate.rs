@@ -50,7 +50,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
     let heard_after = kafka.clients().metadata_refresh();
-    let rules: [(bool, &str, String); 60] = [
+    let rules: [(bool, &str, String); 63] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -184,6 +184,17 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "must be set both or neither".to_owned(),
         ),
         (http.connections_max > 0, "http.connectionsMax", not_zero()),
+        (http.requests_max > 0, "http.requestsMax", not_zero()),
+        (
+            config.admin.requests_max > 0,
+            "admin.requestsMax",
+            not_zero(),
+        ),
+        (
+            config.services.requests_max > 0,
+            "services.requestsMax",
+            not_zero(),
+        ),
         (
             config.admin.connections_max > 0,
             "admin.connectionsMax",
@@ -439,7 +450,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 40] = [
+        let cases: [(&str, Change); 43] = [
             ("scheduler.knownMax", |c| c.scheduler.known_max = 53_999),
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
@@ -468,6 +479,9 @@ mod tests {
             ("services.connectionsMax", |c| {
                 c.services.connections_max = 0
             }),
+            ("services.requestsMax", |c| c.services.requests_max = 0),
+            ("admin.requestsMax", |c| c.admin.requests_max = 0),
+            ("http.requestsMax", |c| c.http.requests_max = 0),
             ("http.headersMax", |c| c.http.headers_max = 101),
             ("http.batchLinesMax", |c| c.http.batch_lines_max = 0),
             ("http.eventStreamsMax", |c| {

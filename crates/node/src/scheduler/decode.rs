@@ -14,6 +14,7 @@ use waybill_messages::{DecodeError, Framing, Lookup, SchemaId, headers};
 use waybill_telemetry::trace::TraceContext;
 
 use super::admission::admit;
+use super::fingerprint::fingerprint;
 use super::nonces::Nonces;
 use super::spans;
 use crate::chain::chain;
@@ -120,7 +121,7 @@ impl Decoder {
         Ok(Event::Request {
             lane,
             offset: record.offset(),
-            fingerprint: self.fingerprint(record),
+            fingerprint: fingerprint(record),
             bytes: record.bytes(),
             rerouted: rerouted_by(record).is_some(),
             request,
@@ -145,7 +146,7 @@ impl Decoder {
         Event::Unreadable {
             source: self.source,
             offset: record.offset(),
-            fingerprint: self.fingerprint(record),
+            fingerprint: fingerprint(record),
             cause,
             record: Box::new(forwarded(record.to_raw())),
         }
@@ -156,7 +157,7 @@ impl Decoder {
         Event::Misplaced {
             source: self.source,
             offset: record.offset(),
-            fingerprint: self.fingerprint(record),
+            fingerprint: fingerprint(record),
             home: partition_for(operation, partitions),
             partitions,
             already_rerouted: rerouted_by(record) == Some(partitions),
@@ -172,23 +173,6 @@ impl Decoder {
             record.key = Some(operation.key().to_vec());
         }
         event
-    }
-
-    /// Tells a record from any other that could lie at its offset: FNV-1a over its timestamp, its
-    /// key and the length of its value. It guards against another topic, not against an attacker.
-    pub(super) fn fingerprint(&self, record: &RecordRef<'_>) -> u64 {
-        const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
-        const PRIME: u64 = 0x0100_0000_01b3;
-        let timestamp = record.timestamp_ms().unwrap_or(-1).to_le_bytes();
-        let length = (record.value().map_or(0, <[u8]>::len) as u64).to_le_bytes();
-        let key = record.key().unwrap_or_default();
-        timestamp
-            .iter()
-            .chain(&length)
-            .chain(key)
-            .fold(OFFSET_BASIS, |hash, byte| {
-                (hash ^ u64::from(*byte)).wrapping_mul(PRIME)
-            })
     }
 }
 

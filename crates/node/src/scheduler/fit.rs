@@ -18,14 +18,12 @@ use waybill_engine::{ByLane, Handover, Lane, Offset, Places, Source};
 use waybill_kafka::TopicId;
 use waybill_store::Lease;
 
+use super::fingerprint::UNDECODABLE;
 use super::input::LogEnds;
 
 /// The topics whose records must all be read. Replies need not: every running step of a live operation is asked for
 /// again.
 const READ_WHOLE: [Source; 3] = [Source::Requests, Source::Expedited, Source::Recoveries];
-
-/// The fingerprint of what no client can decode: there is nothing to take one of, so nothing is held against it.
-pub(super) const UNDECODABLE: u64 = 0;
 
 /// Where the consumers begin.
 #[derive(Clone, Debug)]

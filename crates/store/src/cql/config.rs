@@ -34,6 +34,9 @@ pub struct CqlConfig {
     /// How long one request to the servers may take. Should exceed the servers' own time-outs, so
     /// that these speak first. Default: 5 s.
     pub request_timeout: Duration,
+    /// How long connecting may take. The driver waits for every node that it finds, and gives one that takes connections
+    /// and says nothing a minute. Default: 90 s.
+    pub connect_timeout: Duration,
     /// How long a read or a write is tried again while the servers do not answer, or do not say
     /// what became of it; then the call fails. Default: 30 s.
     pub patience: Duration,
@@ -66,6 +69,7 @@ impl CqlConfig {
             replication: CqlReplication::Everywhere(3),
             connections_per_shard: NonZeroUsize::MIN,
             request_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(90),
             patience: Duration::from_secs(30),
             in_flight_max: NonZeroUsize::MIN.saturating_add(255),
             row_bytes_max: 8 << 20,

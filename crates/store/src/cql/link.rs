@@ -40,9 +40,6 @@ use tokio::sync::Semaphore;
 use super::config::{CqlCertificate, CqlConfig, CqlTls};
 use crate::{SchemaError, StoreError};
 
-/// So many times a request's time-out it may take to connect, which is several requests, one after the other.
-const CONNECT_REQUESTS: u32 = 3;
-
 /// The first wait before a repeat; each further one is twice as long.
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 
@@ -59,7 +56,6 @@ pub(super) struct Link {
     pub(super) datacenter: String,
     pub(super) in_flight_max: usize,
     room: Semaphore,
-    request_timeout: Duration,
     patience: Duration,
     trouble: Trouble,
 }
@@ -76,8 +72,7 @@ pub(super) enum Failure {
 }
 
 impl Link {
-    /// Connects, or says that servers do not answer: the driver alone would wait for minutes for one that takes
-    /// connections and says nothing.
+    /// Connects, or says that the servers did not answer in time.
     pub(super) async fn new(config: &CqlConfig) -> Result<Self, StoreError> {
         const ACTION: &str = "connecting";
         config.validate()?;
@@ -106,9 +101,14 @@ impl Link {
         if let Some(tls) = tls(config)? {
             builder = builder.tls_context(Some(tls));
         }
-        let connect_max = config.request_timeout * CONNECT_REQUESTS;
-        let session = tokio::time::timeout(connect_max, builder.build()).await;
-        let session = session.map_err(|late| StoreError::unavailable(ACTION, late))?;
+        let session = tokio::time::timeout(config.connect_timeout, builder.build()).await;
+        let session = session.map_err(|_| {
+            let late = NoAnswer {
+                contact_points: config.contact_points.join(", "),
+                waited: config.connect_timeout,
+            };
+            StoreError::unavailable(ACTION, late)
+        })?;
         let session = session.map_err(|error| match hint(config, &error) {
             Some(hint) => StoreError::unavailable(ACTION, HungUp { hint, error }),
             None => StoreError::unavailable(ACTION, error),
@@ -119,7 +119,6 @@ impl Link {
             datacenter,
             in_flight_max: config.in_flight_max.get(),
             room: Semaphore::new(config.in_flight_max.get()),
-            request_timeout: config.request_timeout,
             patience: config.patience,
             trouble: Trouble::default(),
         })
@@ -127,11 +126,8 @@ impl Link {
 
     /// Prepares a statement that may be repeated as it is.
     pub(super) async fn prepare(&self, statement: String) -> Result<PreparedStatement, StoreError> {
-        const ACTION: &str = "preparing";
-        let prepared = self.session.prepare(statement);
-        let prepared = tokio::time::timeout(self.request_timeout, prepared).await;
-        let prepared = prepared.map_err(|late| StoreError::unavailable(ACTION, late))?;
-        let mut prepared = prepared.map_err(|error| StoreError::unavailable(ACTION, error))?;
+        let prepared = self.session.prepare(statement).await;
+        let mut prepared = prepared.map_err(|error| StoreError::unavailable("preparing", error))?;
         prepared.set_is_idempotent(true);
         Ok(prepared)
     }
@@ -229,6 +225,14 @@ impl Link {
         }
         Ok(())
     }
+}
+
+/// Servers that take connections, or seem to, and say nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer from {contact_points} within {} s", .waited.as_secs_f64())]
+struct NoAnswer {
+    contact_points: String,
+    waited: Duration,
 }
 
 /// Whether requests fail, told once when it begins and once when it is over.
@@ -472,14 +476,15 @@ mod tests {
         // The system completes connections to a listener that never accepts them.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let config = CqlConfig {
-            request_timeout: Duration::from_millis(100),
+            connect_timeout: Duration::from_millis(100),
             ..CqlConfig::new([silent.local_addr().unwrap().to_string()])
         };
         let error = Link::new(&config).await.err().unwrap();
-        assert!(
-            matches!(&error, StoreError::Unavailable { .. }),
-            "{error:?}"
-        );
+        let StoreError::Unavailable { source, .. } = error else {
+            panic!("{error:?}")
+        };
+        let expected = format!("no answer from {} within 0.1 s", config.contact_points[0]);
+        assert_eq!(source.to_string(), expected);
     }
 
     fn said(error: DbError) -> ExecutionError {

@@ -162,8 +162,8 @@ pub(super) fn check_with_files(role: Role, config: &Config) -> Result<(), Config
     check_files(role, config)
 }
 
-/// The same of a process that starts everything. The simulated services need no address of their own where the brokers are
-/// elsewhere: that is no configuration to try things out.
+/// The same of a process that starts everything. The simulated services need no address of their own where they, or the
+/// brokers, are elsewhere: that is no configuration to try things out.
 ///
 /// # Errors
 ///
@@ -172,7 +172,7 @@ pub(super) fn check_everything(config: &Config) -> Result<(), ConfigError> {
     check(EVERYTHING, config)?;
     let distinct = Role::Up {
         agents: true,
-        services: config.kafka.brokers.is_none(),
+        services: config.kafka.brokers.is_none() && config.services.address.is_none(),
         samples: 0,
     };
     check_distinct(distinct, config)?;
@@ -221,8 +221,8 @@ fn check_distinct(role: Role, config: &Config) -> Result<(), ConfigError> {
         let mut earlier = listeners[..index].iter();
         if let Some(other) = earlier.find(|other| overlap(other.address, listener.address)) {
             return Err(ConfigError::Invalid {
-                key: format!("{listener}:"),
-                problem: format!("another of these settings names the same address: {other}"),
+                key: format!("{listener} and {other}:"),
+                problem: "these addresses overlap: give each listener one of its own".to_owned(),
             });
         }
     }
@@ -295,6 +295,9 @@ mod tests {
             assert_eq!(ports(role, &config), expected, "{role:?}");
             assert!(check(role, &config).is_err(), "{role:?}");
         }
+        config.services.address = Some("a:1".to_owned());
+        assert!(check_everything(&config).is_ok());
+        config.services.address = None;
         config.kafka.brokers = Some(vec!["a:1".to_owned()]);
         assert_eq!(ports(up(false), &config), [2, 1], "no broker is embedded");
         config.auth.tokens_file = Some("tokens.yaml".into());
@@ -334,8 +337,8 @@ mod tests {
         let refused = check_distinct(EVERYTHING, &config).unwrap_err().to_string();
         assert_eq!(
             refused,
-            "services.listen (--services) is 0.0.0.0:8080: another of these settings names the same address: \
-             http.listen (--http) is 127.0.0.1:8080"
+            "services.listen (--services) is 0.0.0.0:8080 and http.listen (--http) is 127.0.0.1:8080: these addresses \
+             overlap: give each listener one of its own"
         );
         for role in [Role::Services, Role::Ingestion] {
             assert!(check_distinct(role, &config).is_ok(), "it has one of them");

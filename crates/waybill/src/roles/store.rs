@@ -15,6 +15,8 @@ use crate::cli::Role;
 
 /// How long a database may take to come up.
 const DATABASE_PATIENCE: Duration = Duration::from_secs(60);
+/// How long one attempt to connect may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long after it was not there it is asked again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How often one supervisor looks whether old attention entries still lead anywhere.
@@ -53,6 +55,7 @@ pub(super) async fn open(role: Role, config: &Config, running: &Running) -> anyh
             embedded,
         });
     };
+    cql.connect_timeout = CONNECT_TIMEOUT;
     if let Role::Up { .. } | Role::Supervisor = role {
         cql.attention_walk_interval = Some(ATTENTION_WALK);
     }

@@ -5,18 +5,26 @@
 //! bound on disk instead, past which the broker refuses records. Records below the checkpoint are
 //! deleted, all but the last, whose fingerprint the next owner of the partition checks. On Kafka
 //! retention does this.
+//!
+//! And: **a checkpoint says nothing of another log.** A topic that was deleted and created again holds requests at offsets
+//! that were done in the old one. So requests are deleted only where the record below the checkpoint has the checkpoint's
+//! fingerprint. Recoveries have none; the supervisor's audit repeats those that are gone.
 
-use std::collections::BTreeMap;
+mod log;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{Offset, PartitionId, Source};
-use waybill_kafka::{Admin, KafkaSettings};
+use waybill_kafka::{Admin, ClientError, KafkaSettings};
 use waybill_messages::Topics;
 use waybill_node::readers;
 use waybill_node::spread::Spread;
 use waybill_store::{Layout, LeaseKey, Store, StoreError};
+
+use self::log::{Fit, Log, Mark};
 
 /// How often the checkpoints are looked at.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -32,14 +40,16 @@ pub(super) async fn run(
     store: Arc<dyn Store>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let admin = Admin::new(&kafka, "waybill-trim")?;
-    let mut trimmed: [BTreeMap<PartitionId, Offset>; SOURCES.len()] = Default::default();
+    let mut trim = Trim::new(&kafka, topics, spread, store)?;
     loop {
         tokio::select! {
             () = tokio::time::sleep(INTERVAL) => {}
             () = stop.cancelled() => return Ok(()),
         }
-        let passed = pass(&admin, &topics, &spread, &*store, &mut trimmed).await;
+        let passed = tokio::select! {
+            passed = trim.pass() => passed,
+            () = stop.cancelled() => return Ok(()),
+        };
         if let Err(error) = passed {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
@@ -49,68 +59,144 @@ pub(super) async fn run(
     }
 }
 
-/// Deletes what is finished by now.
-async fn pass(
-    admin: &Admin,
-    topics: &Topics,
-    spread: &Spread,
-    store: &dyn Store,
-    trimmed: &mut [BTreeMap<PartitionId, Offset>; SOURCES.len()],
-) -> Result<(), StoreError> {
-    let layout = readers::layout(store, spread.partitions()).await?;
-    // Readers may have to begin again further back than those stand whom they follow.
-    if layout.becomes().is_some() {
-        return Ok(());
-    }
-    for (source, trimmed) in SOURCES.into_iter().zip(trimmed) {
-        let mut below = Vec::new();
-        for partition in spread.all_ever() {
-            let keep_from = keep_from(store, &layout, source, partition).await?;
-            if keep_from > trimmed.get(&partition).copied().unwrap_or_default() {
-                below.push((partition, keep_from));
-            }
-        }
-        if below.is_empty() {
-            continue;
-        }
-        let stands = readers::layout(store, spread.partitions()).await?;
-        if stands.generation() != layout.generation() {
-            trimmed.clear();
-            continue;
-        }
-        let topic = topics.of(source);
-        match admin.delete_records(topic, &below).await {
-            Ok(_) => trimmed.extend(below),
-            Err(error) => {
-                tracing::warn!(%error, topic, "finished records could not be deleted; trying again later");
-            }
-        }
-    }
-    Ok(())
+struct Trim {
+    admin: Admin,
+    log: Log,
+    topics: Topics,
+    spread: Spread,
+    store: Arc<dyn Store>,
+    /// Below which offsets this process has deleted.
+    trimmed: [BTreeMap<PartitionId, Offset>; SOURCES.len()],
+    /// The partitions of which it was told that their records are kept.
+    kept: BTreeSet<(Source, PartitionId)>,
 }
 
-/// Below what nobody needs a partition's records any more.
+impl Trim {
+    fn new(
+        kafka: &KafkaSettings,
+        topics: Topics,
+        spread: Spread,
+        store: Arc<dyn Store>,
+    ) -> Result<Self, ClientError> {
+        Ok(Self {
+            admin: Admin::new(kafka, "waybill-trim")?,
+            log: Log::new(kafka)?,
+            topics,
+            spread,
+            store,
+            trimmed: Default::default(),
+            kept: BTreeSet::new(),
+        })
+    }
+
+    /// Deletes what is finished by now.
+    async fn pass(&mut self) -> Result<(), StoreError> {
+        let layout = readers::layout(&*self.store, self.spread.partitions()).await?;
+        // Readers may have to begin again further back than those stand whom they follow.
+        if layout.becomes().is_some() {
+            return Ok(());
+        }
+        for (index, source) in SOURCES.into_iter().enumerate() {
+            let mut below = Vec::new();
+            for partition in self.spread.all_ever() {
+                let done = keep_from(&*self.store, &layout, source, partition).await?;
+                let trimmed = self.trimmed[index].get(&partition).copied();
+                if done.keep_from > trimmed.unwrap_or_default()
+                    && self.is_of_this_log(source, partition, done.mark).await
+                {
+                    below.push((partition, done.keep_from));
+                }
+            }
+            if below.is_empty() {
+                continue;
+            }
+            let stands = readers::layout(&*self.store, self.spread.partitions()).await?;
+            if stands.generation() != layout.generation() {
+                self.trimmed[index].clear();
+                continue;
+            }
+            let topic = self.topics.of(source);
+            match self.admin.delete_records(topic, &below).await {
+                Ok(_) => self.trimmed[index].extend(below),
+                Err(error) => {
+                    tracing::warn!(%error, topic, "finished records could not be deleted; trying again later");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the log of a partition is the one that its checkpoint was taken on.
+    async fn is_of_this_log(&mut self, source: Source, partition: PartitionId, mark: Mark) -> bool {
+        let topic = self.topics.of(source);
+        match self.log.fits(topic, partition, mark).await {
+            Ok(Fit::Same) => {
+                self.kept.remove(&(source, partition));
+                true
+            }
+            Ok(Fit::Unknown) => false,
+            Ok(Fit::Another) => {
+                if self.kept.insert((source, partition)) {
+                    tracing::warn!(
+                        topic,
+                        %partition,
+                        "no records are deleted here: this is another log than the checkpoint was taken on"
+                    );
+                }
+                false
+            }
+            Err(error) => {
+                tracing::warn!(
+                    error = &*error as &dyn std::error::Error,
+                    topic,
+                    %partition,
+                    "finished records are deleted later: the last one cannot be read"
+                );
+                false
+            }
+        }
+    }
+}
+
+/// How far a partition is done.
+struct Done {
+    /// Below it nobody needs records any more.
+    keep_from: Offset,
+    /// What tells the log from another one.
+    mark: Mark,
+}
+
+/// How far a partition is done, and how its log is known.
 async fn keep_from(
     store: &dyn Store,
     layout: &Layout,
     source: Source,
     partition: PartitionId,
-) -> Result<Offset, StoreError> {
-    let done = readers::done(store, layout, source, partition).await?;
-    let read = Offset(done.0 - 1);
+) -> Result<Done, StoreError> {
+    let done = readers::last_done(store, layout, source, partition).await?;
+    let offset = done.map_or(Offset(i64::MAX), |(offset, _)| offset);
+    let read = Offset(offset.0 - 1);
+    let mark = match done {
+        Some((_, fingerprint)) if source.lane().is_some() => Mark::of(read, fingerprint),
+        Some(_) | None => Mark::NotNeeded,
+    };
     let retired = layout.retired().iter();
     let times: Vec<_> = retired.filter(|of| of.partition == partition).collect();
     if times.is_empty() {
-        return Ok(read);
+        return Ok(Done {
+            keep_from: read,
+            mark,
+        });
     }
     // What was written while it was left over is sent home by whoever looks after its shard.
     let shard = store.lease(LeaseKey::supervisor(partition)).await?;
     let sent_home = shard.map_or(Offset(0), |lease| lease.checkpoint.on(source));
     let mut left = times.iter().filter(|of| !of.is_over(source, sent_home));
-    Ok(match left.next() {
+    let keep_from = match left.next() {
         Some(oldest) => read.min(oldest.from.on(source).max(sent_home)),
         None => read,
-    })
+    };
+    Ok(Done { keep_from, mark })
 }
 
 #[cfg(test)]
@@ -135,7 +221,10 @@ mod tests {
         let layout = layout.moved(vec![at(30), at(40)]).unwrap();
         let layout = layout.settled(&[]).unwrap();
         let left_over = PartitionId(1);
-        let kept = async |source| keep_from(&store, &layout, source, left_over).await.unwrap();
+        let kept = async |source| {
+            let done = keep_from(&store, &layout, source, left_over).await;
+            done.unwrap().keep_from
+        };
         let done = kept(Source::Requests).await;
         assert_eq!(done, Offset(40), "what was read there is done");
         assert_eq!(kept(Source::Expedited).await, Offset(140));
@@ -173,7 +262,7 @@ mod tests {
         let mut kept = Vec::new();
         for source in SOURCES {
             let from = keep_from(&store, &layout, source, PartitionId(0)).await;
-            kept.push((source, from.unwrap()));
+            kept.push((source, from.unwrap().keep_from));
         }
         assert_eq!(
             kept,

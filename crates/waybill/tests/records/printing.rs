@@ -2,7 +2,6 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::{Offset as At, TopicPartitionList};
@@ -196,16 +195,15 @@ fn a_reader_that_leaves_early_is_no_failure() {
 #[test]
 fn brokers_that_are_away_and_arguments_that_mean_nothing_are_refused() {
     let world = World::new();
-    // Nobody listens on a port that was just given back.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let away = free.local_addr().unwrap().to_string();
-    drop(free);
+    // The socket holds a port, and does not listen.
+    let held = tokio::net::TcpSocket::new_v4().unwrap();
+    held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let away = held.local_addr().unwrap().to_string();
     for command in [
         &["records", "step-replies"][..],
         &["dlq", "list"],
         &["topics", "verify"],
     ] {
-        let began = Instant::now();
         let output = without_test_variables(&mut Command::new(env!("CARGO_BIN_EXE_waybill")))
             .args(command)
             .args(["--brokers", &away])
@@ -217,7 +215,6 @@ fn brokers_that_are_away_and_arguments_that_mean_nothing_are_refused() {
             said,
             format!("waybill: no broker answered at {away}: Connection refused (os error 111)\n")
         );
-        assert!(began.elapsed() < Duration::from_secs(5), "{command:?}");
     }
 
     for arguments in [

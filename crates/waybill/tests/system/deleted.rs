@@ -17,7 +17,7 @@ use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer};
 use waybill_test_support::process::{Process, without_test_variables};
 use waybill_test_support::world::{PATIENCE, World};
 
-use crate::{EXPEDITED, REQUESTS, deliver_all, is_remote, restart, schedulers};
+use crate::{EXPEDITED, REQUESTS, checkpoint, deliver_all, is_remote, restart, schedulers};
 
 const CONFIG: &str = "partitions: 2\n";
 const SKIP: &str = "skipDeletedRequests: true";
@@ -100,6 +100,45 @@ async fn topics_of_requests_that_are_made_anew_before_any_was_consumed_are_not_t
     world
         .assert_one_effect_per_step(&ids, |index| is_remote(index % DELIVERIES))
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_accepted_into_a_topic_that_was_made_anew_is_kept_while_its_partitions_are_refused()
+{
+    const OLD: usize = 40;
+    const NEW: usize = 160;
+    const KEPT: &str = "no records are deleted here";
+    let mut world = World::of_either_kind(CONFIG);
+    let process = world.up();
+    world.ready().await;
+    let world = Arc::new(world);
+    let old = deliver_all(&world, "old", OLD, &Arc::default()).await;
+    world.all_reach(&old, "Processed").await;
+    world
+        .eventually("the checkpoint passes all of them", async || {
+            checkpoint(&world).await.0 >= OLD as u64
+        })
+        .await;
+    delete_topics(&world).await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+
+    // The start makes the topics again. What comes then lies at offsets that were done in the old ones.
+    let process = restart(&world);
+    refused(&world, "this is another topic").await;
+    let new = deliver_all(&world, "new", NEW, &Arc::default()).await;
+    if !world.is_on_servers() {
+        world
+            .eventually("finished records would have been deleted", async || {
+                let log = std::fs::read_to_string(world.path("log.txt"));
+                log.is_ok_and(|log| log.contains(KEPT))
+            })
+            .await;
+    }
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+
+    let _process = restart_and_skip(&world).await;
+    world.all_reach(&new, "Processed").await;
+    world.assert_one_effect_per_step(&new, is_remote).await;
 }
 
 /// Waits until every partition is refused, and returns what readiness says; it and `waybill doctor` say `why`.

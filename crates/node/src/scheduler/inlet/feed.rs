@@ -10,7 +10,7 @@ use waybill_kafka::{DamagedLog, PartitionConsumer, RecordRef, RequestError};
 use waybill_messages::{SchemaId, undecodable};
 
 use crate::scheduler::decode::Decoder;
-use crate::scheduler::fit::UNDECODABLE;
+use crate::scheduler::fingerprint::{UNDECODABLE, fingerprint};
 use crate::scheduler::input::{Arrived, Generation, LostCause};
 
 /// A partition as the polling thread knows it: read once, for all readers of this process that share it.
@@ -123,7 +123,7 @@ impl Reading {
     }
 
     /// Holds the first record of an assignment against the checkpoint's fingerprint, if it has one.
-    pub(super) fn verified(&mut self, decoder: &Decoder, record: &RecordRef<'_>) -> Verified {
+    pub(super) fn verified(&mut self, record: &RecordRef<'_>) -> Verified {
         match self.verify {
             Some((below, _)) if record.offset() > below => {
                 // The log has a gap below the checkpoint: compaction or a control record.
@@ -131,7 +131,7 @@ impl Reading {
                 Verified::Go
             }
             Some((_, expected)) => {
-                let found = decoder.fingerprint(record);
+                let found = fingerprint(record);
                 if found == expected {
                     self.verify = None;
                     Verified::Below

@@ -10,6 +10,7 @@ use waybill_kafka::{DamageKind, DamagedLog, PartitionConsumer, PollError, PollLi
 use crate::chain::chain;
 use crate::scheduler::credit::{Amount, Credit};
 use crate::scheduler::decode::Decoder;
+use crate::scheduler::fingerprint::fingerprint;
 use crate::scheduler::inlet::feed::{Assigned, Feed, Reading, Until, Verified, WaitsAt};
 use crate::scheduler::input::{Arrived, Generation, Input, Inputs, LostCause};
 
@@ -202,7 +203,7 @@ impl Poller {
                 if !reading.share.reads(source, offset) {
                     continue;
                 }
-                match reading.verified(&feed.decoder, &record) {
+                match reading.verified(&record) {
                     Verified::Go => {}
                     Verified::Below => {
                         reading.next = offset.next();
@@ -221,7 +222,7 @@ impl Poller {
                 };
                 if !takes {
                     let fingerprint = match source {
-                        Source::Requests | Source::Expedited => feed.decoder.fingerprint(&record),
+                        Source::Requests | Source::Expedited => fingerprint(&record),
                         Source::Replies | Source::Recoveries => 0,
                     };
                     reading.passed = Some((offset, fingerprint));

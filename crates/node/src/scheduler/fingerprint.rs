@@ -1,0 +1,24 @@
+//! What tells a record of a topic of requests from any other that could lie at its offset.
+
+use waybill_kafka::RecordRef;
+
+/// The fingerprint of what no client can decode: there is nothing to take one of, so nothing is held against it.
+pub const UNDECODABLE: u64 = 0;
+
+/// Tells a record from any other that could lie at its offset: FNV-1a over its timestamp, its key and the length of its
+/// value. It guards against another topic, not against an attacker.
+#[must_use]
+pub fn fingerprint(record: &RecordRef<'_>) -> u64 {
+    const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0100_0000_01b3;
+    let timestamp = record.timestamp_ms().unwrap_or(-1).to_le_bytes();
+    let length = (record.value().map_or(0, <[u8]>::len) as u64).to_le_bytes();
+    let key = record.key().unwrap_or_default();
+    timestamp
+        .iter()
+        .chain(&length)
+        .chain(key)
+        .fold(OFFSET_BASIS, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(PRIME)
+        })
+}
