@@ -124,7 +124,7 @@ impl Drop for Share {
         self.of.shown.decrement(self.amount as f64);
         if let Entry::Occupied(mut of_tenant) = held.by_tenant.entry(Arc::clone(&self.tenant)) {
             of_tenant.get_mut().held -= self.amount;
-            // Whoever holds nothing and wants nothing is not looked at again by those who take a part.
+            // A tenant that holds nothing and wants nothing costs the others no look.
             if of_tenant.get().held == 0 && of_tenant.get().refused_at.is_none() {
                 of_tenant.remove();
             }

@@ -229,7 +229,7 @@ fn check_distinct(role: Role, config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Whether whoever listens at one address takes the other. Port 0 is any that is free; `0.0.0.0` is every address of
+/// Whether a listener at one address also takes the other. Port 0 is any that is free; `0.0.0.0` is every address of
 /// IPv4, and `::` every address.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let [a, b] = [one, other].map(|address| address.ip().to_canonical());

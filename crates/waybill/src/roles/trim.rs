@@ -6,7 +6,7 @@
 //! deleted, all but the last, whose fingerprint the next owner of the partition checks. On Kafka
 //! retention does this.
 //!
-//! And: **a checkpoint says nothing of another log.** A topic that was deleted and created again holds requests at offsets
+//! And: **a checkpoint is valid for its own log only.** A topic that was deleted and created again holds requests at offsets
 //! that were done in the old one. So requests are deleted only where the record below the checkpoint has the checkpoint's
 //! fingerprint. Recoveries have none; the supervisor's audit repeats those that are gone.
 
@@ -67,7 +67,7 @@ struct Trim {
     store: Arc<dyn Store>,
     /// Below which offsets this process has deleted.
     trimmed: [BTreeMap<PartitionId, Offset>; SOURCES.len()],
-    /// The partitions of which it was told that their records are kept.
+    /// The partitions whose records are kept, as the log already says.
     kept: BTreeSet<(Source, PartitionId)>,
 }
 

@@ -37,7 +37,7 @@ pub(super) enum Fit {
     Same,
     /// It is another one.
     Another,
-    /// It cannot be told.
+    /// The record is not there to compare.
     Unknown,
 }
 
