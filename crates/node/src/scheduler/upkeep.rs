@@ -137,6 +137,7 @@ impl Shell {
                 let reason = unfit.to_string();
                 tracing::error!(%reader, reason, "refusing to run the partition");
                 slot.state = SlotState::Refused(reason);
+                self.hand_back(lease);
                 return;
             }
         };
@@ -181,7 +182,7 @@ impl Shell {
         slot.state = SlotState::Owned(Box::new(owned));
     }
 
-    /// Gives back a lease that was taken though nobody waited for it any more.
+    /// Gives back a lease that was taken for a partition that is not run.
     fn hand_back(&self, lease: HeldLease) {
         let store = self.store.clone();
         let releasing = async move {

@@ -201,7 +201,7 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
     let topics = Topics::new(&config.kafka.topic_prefix);
     let partitions: Vec<_> = (0..layout.partitions).map(PartitionId).collect();
     let (mut not_consumed, mut held) = (0, 0);
-    let mut gone = Vec::new();
+    let (mut gone, mut shorter) = (Vec::new(), Vec::new());
     for lane in Lane::ALL {
         let topic = topics.of_lane(lane);
         let offsets = site.offsets(topic, &partitions).await?;
@@ -217,12 +217,23 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
             if consumed.is_some_and(|consumed| consumed < start) {
                 gone.push(format!("{topic}[{partition}]"));
             }
+            if of_it().any(|view| view.done(lane) > end) {
+                shorter.push(format!("{topic}[{partition}]"));
+            }
         }
     }
     if !gone.is_empty() {
         let said = format!(
             "requests of {} are gone that nobody has read: retention took them",
             gone.join(", ")
+        );
+        return Ok(Finding::bad(WHAT, said));
+    }
+    if !shorter.is_empty() {
+        let said = format!(
+            "more was done of {} than is there: the topic was recreated, and requests that the old one held may be gone; \
+             its schedulers refuse it, and say what to do",
+            shorter.join(", ")
         );
         return Ok(Finding::bad(WHAT, said));
     }
