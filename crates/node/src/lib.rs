@@ -2,7 +2,7 @@
 //!
 //! [`config`] says what is wanted, [`ingestion`], [`scheduler`] and [`supervisor`] do the work, [`auth`] says who may ask,
 //! [`admin`] and [`telemetry`] show it, [`alerts`] tells people, [`contact`] says whom it may tell, [`topology`] knows the
-//! topics and [`readers`] which process reads what, [`backup`] keeps a copy, and [`shutdown`] ends it in order.
+//! topics and [`readers`] which process reads what, [`log_check`] tells logs apart, [`backup`] keeps a copy, and [`shutdown`] ends it in order.
 //!
 //! Deliberately absent: any decision about an operation, which is the engine's; the wiring of roles and the commands, which
 //! are the program's.
@@ -19,6 +19,7 @@ pub mod disk;
 pub mod growing;
 pub mod ingestion;
 mod letters;
+pub mod log_check;
 pub mod readers;
 pub mod scheduler;
 pub mod shutdown;

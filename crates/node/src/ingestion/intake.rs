@@ -38,6 +38,7 @@ use super::shares::{Places, Share};
 use super::spans;
 use crate::auth::Tenants;
 use crate::disk::LowDisk;
+use crate::log_check::{Identity, LogCheck};
 use crate::spread::Spread;
 
 /// How a request was answered that was not refused.
@@ -59,6 +60,7 @@ pub struct Intake {
     recent: Arc<Recent>,
     flow: Arc<Flow>,
     peek: Peek,
+    logs: LogCheck,
     topics: Topics,
     spread: Spread,
     low_disk: LowDisk,
@@ -97,6 +99,7 @@ impl Intake {
                 config.pending_reads_max,
                 config.pending_read_timeout,
             ),
+            logs: LogCheck::new(kafka.clone(), "waybill-ingestion-log"),
             reply_topics: ReplyTopics::new(&kafka, config.accept_timeout)?,
             producer: Producer::new(&kafka, &options)?,
             queue: Queue::new(config),
@@ -122,6 +125,26 @@ impl Intake {
     /// Reads requests back from their topic.
     pub fn peek(&self) -> &Peek {
         &self.peek
+    }
+
+    /// Whether a partition's requests are those of another topic than the one that its checkpoint was taken on.
+    ///
+    /// # Errors
+    ///
+    /// If the store or the brokers cannot be asked: a problem to answer with.
+    pub async fn is_another_log(
+        &self,
+        lane: Lane,
+        partition: PartitionId,
+    ) -> Result<bool, Problem> {
+        let mark = self.reads.mark(lane, partition).await?;
+        let topic = self.topics.of_lane(lane);
+        let identity = self.logs.identity(topic, partition, mark).await;
+        Ok(Identity::Another
+            == identity.map_err(|error| {
+                tracing::warn!(error = &error as &dyn std::error::Error, topic, %partition, "a log cannot be looked at");
+                Problem::new(Kind::BrokerUnavailable, "The request could not be looked for in its topic.")
+            })?)
     }
 
     /// The names of the topics.
@@ -308,6 +331,7 @@ impl Intake {
     /// Waits until every record that was handed over is settled, and lets go of the topic. Blocks.
     pub fn close(&self, timeout: Duration) {
         self.peek.close();
+        self.logs.close();
         if let Err(error) = self.producer.flush(timeout) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,

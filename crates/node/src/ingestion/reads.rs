@@ -15,6 +15,7 @@ use waybill_engine::{Lane, Offset, OperationId, PartitionId};
 use waybill_store::{AttentionCursor, AttentionPage, RowRead, Store, StoreError};
 
 use super::problem::{Kind, Problem};
+use crate::log_check::Mark;
 use crate::readers;
 use crate::spread::Spread;
 
@@ -106,6 +107,23 @@ impl Reads {
             let offset = readers::consumed(&*self.store, &layout, lane, partition).await?;
             *known = Some((read_at, offset));
             Ok(offset)
+        })
+        .await
+    }
+
+    /// What the log is known by that a partition's checkpoint was taken on.
+    ///
+    /// # Errors
+    ///
+    /// As [`rows`](Self::rows).
+    pub async fn mark(&self, lane: Lane, partition: PartitionId) -> Result<Mark, Problem> {
+        let partitions = self.spread.partitions();
+        self.answered(async {
+            let layout = readers::layout(&*self.store, partitions).await?;
+            let done = readers::last_done(&*self.store, &layout, lane.source(), partition).await?;
+            Ok(done.map_or(Mark::Missing, |(done, fingerprint)| {
+                Mark::of(done, fingerprint)
+            }))
         })
         .await
     }

@@ -5,6 +5,9 @@
 //! first; if there is none, the lease, and then the row again: between "no row" and "consumed past
 //! it" the row may have come.
 //!
+//! What was consumed says nothing of a topic that was deleted and created again, whose requests wait until a person has
+//! decided: one that lies there is pending, though its offset was consumed in the old topic.
+//!
 //! And: to whoever may see one tenant's operations, another's are not there. They are taken out where they are found, in
 //! the row, in memory and in the log, so that all that follows from "there is none" follows for them.
 
@@ -120,14 +123,16 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
         offset,
     };
     let is_sent_on = |offset| intake.spread().is_sent_on(position(offset), id);
-    if offset.is_some_and(|offset| offset < consumed && !is_sent_on(offset)) {
-        return Err(unknown());
-    }
+    let is_read = offset.is_some_and(|offset| offset < consumed && !is_sent_on(offset));
     let mut found = Found::Unread;
     if let Some(offset) = offset
-        && (query.wants_request || accepted.is_none())
+        && (is_read || query.wants_request || accepted.is_none())
     {
         found = request_at(intake, position(offset), &ids, &query).await;
+    }
+    let may_be_unread = is_read && !matches!(found, Found::Another);
+    if is_read && !(may_be_unread && intake.is_another_log(lane, partition).await?) {
+        return Err(unknown());
     }
     let (id, request) = match found {
         Found::Request(request) => (request.operation, Some(*request)),
@@ -139,7 +144,9 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
     };
     Ok(Status::Pending(Box::new(Pending {
         id,
-        ahead: offset.map(|offset| (offset.0 - consumed.0).max(0)),
+        ahead: offset
+            .filter(|_| !is_read)
+            .map(|offset| (offset.0 - consumed.0).max(0)),
         accepted,
         request,
     })))

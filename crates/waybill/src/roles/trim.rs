@@ -6,11 +6,8 @@
 //! deleted, all but the last, whose fingerprint the next owner of the partition checks. On Kafka
 //! retention does this.
 //!
-//! And: **a checkpoint is valid for its own log only.** A topic that was deleted and created again holds requests at offsets
-//! that were done in the old one. So requests are deleted only where the record below the checkpoint has the checkpoint's
-//! fingerprint. Recoveries have none; the supervisor's audit repeats those that are gone.
-
-mod log;
+//! And: **a checkpoint is valid for its own log only.** Requests are deleted only where the record below the checkpoint has
+//! the checkpoint's fingerprint. Recoveries have none; the supervisor's audit repeats those that are gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,11 +17,10 @@ use tokio_util::sync::CancellationToken;
 use waybill_engine::{Offset, PartitionId, Source};
 use waybill_kafka::{Admin, ClientError, KafkaSettings};
 use waybill_messages::Topics;
+use waybill_node::log_check::{Identity, LogCheck, Mark};
 use waybill_node::readers;
 use waybill_node::spread::Spread;
 use waybill_store::{Layout, LeaseKey, Store, StoreError};
-
-use self::log::{Fit, Log, Mark};
 
 /// How often the checkpoints are looked at.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -61,7 +57,7 @@ pub(super) async fn run(
 
 struct Trim {
     admin: Admin,
-    log: Log,
+    log: LogCheck,
     topics: Topics,
     spread: Spread,
     store: Arc<dyn Store>,
@@ -80,7 +76,7 @@ impl Trim {
     ) -> Result<Self, ClientError> {
         Ok(Self {
             admin: Admin::new(kafka, "waybill-trim")?,
-            log: Log::new(kafka)?,
+            log: LogCheck::new(kafka.clone(), "waybill-trim-log"),
             topics,
             spread,
             store,
@@ -127,15 +123,23 @@ impl Trim {
     }
 
     /// Whether the log of a partition is the one that its checkpoint was taken on.
-    async fn is_of_this_log(&mut self, source: Source, partition: PartitionId, mark: Mark) -> bool {
+    async fn is_of_this_log(
+        &mut self,
+        source: Source,
+        partition: PartitionId,
+        mark: Option<Mark>,
+    ) -> bool {
+        let Some(mark) = mark else {
+            return true;
+        };
         let topic = self.topics.of(source);
-        match self.log.fits(topic, partition, mark).await {
-            Ok(Fit::Same) => {
+        match self.log.identity(topic, partition, mark).await {
+            Ok(Identity::Same) => {
                 self.kept.remove(&(source, partition));
                 true
             }
-            Ok(Fit::Unknown) => false,
-            Ok(Fit::Another) => {
+            Ok(Identity::Unknown) => false,
+            Ok(Identity::Another) => {
                 if self.kept.insert((source, partition)) {
                     tracing::warn!(
                         topic,
@@ -147,7 +151,7 @@ impl Trim {
             }
             Err(error) => {
                 tracing::warn!(
-                    error = &*error as &dyn std::error::Error,
+                    error = &error as &dyn std::error::Error,
                     topic,
                     %partition,
                     "finished records are deleted later: the last one cannot be read"
@@ -162,8 +166,8 @@ impl Trim {
 struct Done {
     /// Below it nobody needs records any more.
     keep_from: Offset,
-    /// What tells the log from another one.
-    mark: Mark,
+    /// What the log is known by; `None` where nobody reads it any more, or nothing is lost by deleting too much.
+    mark: Option<Mark>,
 }
 
 /// How far a partition is done, and how its log is known.
@@ -177,8 +181,8 @@ async fn keep_from(
     let offset = done.map_or(Offset(i64::MAX), |(offset, _)| offset);
     let read = Offset(offset.0 - 1);
     let mark = match done {
-        Some((_, fingerprint)) if source.lane().is_some() => Mark::of(read, fingerprint),
-        Some(_) | None => Mark::NotNeeded,
+        Some((_, fingerprint)) if source.lane().is_some() => Some(Mark::of(offset, fingerprint)),
+        Some(_) | None => None,
     };
     let retired = layout.retired().iter();
     let times: Vec<_> = retired.filter(|of| of.partition == partition).collect();

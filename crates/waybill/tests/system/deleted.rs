@@ -11,11 +11,11 @@ use rdkafka::config::ClientConfig;
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::util::Timeout;
 use rdkafka::{Offset, TopicPartitionList};
-use serde_json::json;
+use serde_json::{Value, json};
 use waybill_engine::PartitionId;
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer};
 use waybill_test_support::process::{Process, without_test_variables};
-use waybill_test_support::world::{PATIENCE, World};
+use waybill_test_support::world::{PATIENCE, World, delivery};
 
 use crate::{EXPEDITED, REQUESTS, checkpoint, deliver_all, is_remote, restart, schedulers};
 
@@ -126,7 +126,19 @@ async fn what_is_accepted_into_a_topic_that_was_made_anew_is_kept_while_its_part
     // The start makes the topics again. What comes then lies at offsets that were done in the old ones.
     let process = restart(&world);
     refused(&world, "this is another topic").await;
-    let new = deliver_all(&world, "new", NEW, &Arc::default()).await;
+    // The first lies where everything was consumed in the old topic.
+    let first = world
+        .client
+        .post(world.url("http", "/api/deliveryrequests"))
+        .json(&delivery("first", is_remote(0)));
+    let accepted = first.send().await.expect("the API answers");
+    assert_eq!(accepted.status(), 202);
+    let location = accepted.headers()["location"].to_str();
+    let location = world.url("http", location.expect("it is text"));
+    let accepted: Value = accepted.json().await.expect("it is JSON");
+    let mut new = vec![accepted["id"].as_str().expect("it has an id").to_owned()];
+    assert_eq!(status(&world, &location).await["state"], "Pending");
+    new.extend(deliver_all(&world, "new", NEW, &Arc::default()).await);
     if !world.is_on_servers() {
         world
             .eventually("finished records would have been deleted", async || {
@@ -137,9 +149,26 @@ async fn what_is_accepted_into_a_topic_that_was_made_anew_is_kept_while_its_part
     }
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 
+    // Another process knows nothing but what its `Location` says.
+    let process = restart(&world);
+    refused(&world, "recreated").await;
+    let pending = status(&world, &location).await;
+    assert_eq!(pending["state"], "Pending", "{pending}");
+    assert_eq!(pending["ahead"], Value::Null, "{pending}");
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+
     let _process = restart_and_skip(&world).await;
     world.all_reach(&new, "Processed").await;
+    let is_remote = |index: usize| is_remote(index.saturating_sub(1));
     world.assert_one_effect_per_step(&new, is_remote).await;
+}
+
+/// What the API says of a request that was accepted.
+async fn status(world: &World, location: &str) -> Value {
+    let answer = world.client.get(location).send().await;
+    let answer = answer.expect("the API answers");
+    assert_eq!(answer.status(), 200, "{:?}", answer.text().await);
+    answer.json().await.expect("it is JSON")
 }
 
 /// Waits until every partition is refused, and returns what readiness says; it and `waybill doctor` say `why`.
@@ -156,9 +185,17 @@ async fn refused(world: &World, why: &str) -> String {
     let readiness = readiness.text().await.expect("it is text");
     assert!(readiness.contains(why), "{readiness}");
     assert!(readiness.contains(SKIP), "{readiness}");
-    let doctor = doctor(world);
-    assert_eq!(doctor.status.code(), Some(1), "{doctor:?}");
-    let said = String::from_utf8_lossy(&doctor.stdout);
+    // Of a log whose records differ the lease runs out.
+    let mut said = String::new();
+    let leases = r#""what":"leases","verdict":"bad""#;
+    world
+        .eventually("doctor misses the owners", async || {
+            let doctor = doctor(world);
+            assert_eq!(doctor.status.code(), Some(1), "{doctor:?}");
+            said = String::from_utf8_lossy(&doctor.stdout).into_owned();
+            said.contains(leases)
+        })
+        .await;
     assert!(said.contains(why), "{said}");
     readiness
 }
