@@ -92,6 +92,10 @@ impl Link {
         let mut builder = SessionBuilder::new()
             .known_nodes(&config.contact_points)
             .connection_timeout(config.request_timeout)
+            // A node that says nothing for twice as long is away, also while connections to it are prepared: whoever
+            // connects waits for every node.
+            .keepalive_interval(config.request_timeout)
+            .keepalive_timeout(config.request_timeout)
             .pool_size(PoolSize::PerShard(config.connections_per_shard))
             .keyspaces_to_fetch([&config.keyspace])
             .default_execution_profile_handle(profile.into_handle());
@@ -485,6 +489,21 @@ mod tests {
         };
         let expected = format!("no answer from {} within 0.1 s", config.contact_points[0]);
         assert_eq!(source.to_string(), expected);
+    }
+
+    #[tokio::test]
+    async fn silent_servers_are_given_up_after_two_request_timeouts() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let config = CqlConfig {
+            request_timeout: Duration::from_millis(50),
+            ..CqlConfig::new([silent.local_addr().unwrap().to_string()])
+        };
+        let error = Link::new(&config).await.err().unwrap();
+        let StoreError::Unavailable { source, .. } = error else {
+            panic!("{error:?}")
+        };
+        // The driver says so, long before connecting itself is over.
+        assert!(!source.is::<NoAnswer>(), "{source}");
     }
 
     fn said(error: DbError) -> ExecutionError {

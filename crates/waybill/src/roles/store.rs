@@ -55,7 +55,8 @@ pub(super) async fn open(role: Role, config: &Config, running: &Running) -> anyh
             embedded,
         });
     };
-    cql.connect_timeout = CONNECT_TIMEOUT;
+    // One node that is silent for two request time-outs must not be all that a start waits for.
+    cql.connect_timeout = CONNECT_TIMEOUT.max(3 * cql.request_timeout);
     if let Role::Up { .. } | Role::Supervisor = role {
         cql.attention_walk_interval = Some(ATTENTION_WALK);
     }
