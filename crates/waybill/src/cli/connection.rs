@@ -107,7 +107,8 @@ impl Connection {
 
     /// The dead-letter topics that this user may look at, and those of the roles that it may not.
     pub(super) fn dead_letter_topics(&self) -> anyhow::Result<DeadLetterTopics> {
-        let found = DeadLetterTopics::find(&self.admin, of_roles(&self.topic_prefix));
+        let prefix = &self.topic_prefix;
+        let found = DeadLetterTopics::find(&self.admin, prefix, of_roles(prefix));
         self.runtime.block_on(found)
     }
 

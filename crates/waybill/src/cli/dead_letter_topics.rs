@@ -17,13 +17,21 @@ pub(super) struct DeadLetterTopics {
 }
 
 impl DeadLetterTopics {
-    /// All that there are.
+    /// All whose names begin with the prefix: brokers may be shared with other applications.
     ///
     /// A broker's list leaves out what the user may not look at. Those of `known` are asked for by name, so that none
     /// of them is left out in silence.
-    pub(super) async fn find(admin: &Admin, known: Vec<String>) -> anyhow::Result<Self> {
+    pub(super) async fn find(
+        admin: &Admin,
+        topic_prefix: &str,
+        known: Vec<String>,
+    ) -> anyhow::Result<Self> {
         let mut topics = admin.topics().await?;
-        topics.retain(|name, _| Topics::source_of_dead_letter(name).is_some());
+        topics.retain(|name, _| {
+            let rest = name.strip_prefix(topic_prefix);
+            let is_ours = rest.is_some_and(|rest| rest.starts_with('.'));
+            is_ours && Topics::source_of_dead_letter(name).is_some()
+        });
         let mut forbidden = Vec::new();
         for name in known {
             if topics.contains_key(&name) {

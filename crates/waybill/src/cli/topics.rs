@@ -74,6 +74,7 @@ pub(super) struct Site {
     admin: Admin,
     broker: BrokerKind,
     needed: Vec<Needed>,
+    topic_prefix: String,
 }
 
 impl Site {
@@ -92,6 +93,7 @@ impl Site {
             admin,
             broker,
             needed: needed(config, &workflows, broker),
+            topic_prefix: config.kafka.topic_prefix.clone(),
         })
     }
 
@@ -137,7 +139,8 @@ impl Site {
     ) -> anyhow::Result<(BTreeMap<String, u64>, Vec<String>)> {
         let needed = self.needed.iter().map(|topic| topic.spec.name.clone());
         let known = needed.filter(|name| Topics::source_of_dead_letter(name).is_some());
-        let found = DeadLetterTopics::find(&self.admin, known.collect()).await?;
+        let found =
+            DeadLetterTopics::find(&self.admin, &self.topic_prefix, known.collect()).await?;
         let mut forbidden = found.forbidden;
         let counts = found.topics.into_iter().map(async |(topic, partitions)| {
             let partitions: Vec<PartitionId> = (0..partitions).map(PartitionId).collect();

@@ -67,11 +67,19 @@ fn dead_letters_are_listed_page_by_page_each_once() {
 }
 
 #[test]
-fn every_dead_letter_topic_is_found_and_told_with_what_it_holds() {
-    const FOREIGN: &str = "nobody-knows-it.dlq";
+fn every_dead_letter_topic_with_the_prefix_is_found_and_told_with_what_it_holds() {
+    const UNKNOWN: &str = "waybill.nobody-knows-it.dlq";
+    const ANOTHERS: [&str; 2] = [
+        "another-application.dlq",
+        "waybill-test.step-replies.v1.dlq",
+    ];
     let world = World::new();
-    world.create(FOREIGN, 3);
+    world.create(UNKNOWN, 3);
     world.create("waybill.dlq.v1", 1);
+    for topic in ANOTHERS {
+        world.create(topic, 1);
+        world.produce((topic, 0), None, Some(POISON), &[]);
+    }
     let topics = || {
         let lines = world.json("dlq topics --output json");
         let row = |line: &Value| {
@@ -83,30 +91,30 @@ fn every_dead_letter_topic_is_found_and_told_with_what_it_holds() {
         };
         lines.iter().map(row).collect::<Vec<_>>()
     };
-    let held = |foreign, dead| [(FOREIGN.to_owned(), 3, foreign), (DEAD.to_owned(), 2, dead)];
+    let held = |unknown, dead| [(UNKNOWN.to_owned(), 3, unknown), (DEAD.to_owned(), 2, dead)];
     assert_eq!(topics(), held(0, 0));
     assert!(world.json("dlq list --output json").is_empty());
 
     world.bury(REPLIES, 0, &[], POISON);
     world.bury(REPLIES, 1, &[], POISON);
     for partition in [0, 2, 2] {
-        world.produce((FOREIGN, partition), None, Some(POISON), &[]);
+        world.produce((UNKNOWN, partition), None, Some(POISON), &[]);
     }
     assert_eq!(topics(), held(3, 2));
     let letters = world.json("dlq list --output json");
     assert_eq!(
         field(&letters, "topic"),
-        [FOREIGN, FOREIGN, FOREIGN, DEAD, DEAD]
+        [UNKNOWN, UNKNOWN, UNKNOWN, DEAD, DEAD]
     );
 
     // A receipt is a record, too, and what retention took is none any more.
     world.text("dlq replay step-replies 1 0");
-    world.forget(FOREIGN, 2, 1);
+    world.forget(UNKNOWN, 2, 1);
     assert_eq!(topics(), held(2, 3));
     assert_eq!(
         world.text("dlq topics"),
         format!(
-            "PARTITIONS     RECORDS  TOPIC\n         3           2  {FOREIGN}\n         2           3  {DEAD}\n"
+            "PARTITIONS     RECORDS  TOPIC\n         3           2  {UNKNOWN}\n         2           3  {DEAD}\n"
         )
     );
 }
